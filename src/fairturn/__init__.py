@@ -1,0 +1,42 @@
+"""A document queue that gives every customer a fair turn.
+
+The errors are in `fairturn.errors`, and all values in `fairturn.model`.
+"""
+
+from fairturn.config import Queue
+from fairturn.errors import FairturnError, KeyReused, NotFound, QueueFull, WrongState
+from fairturn.model import (
+    Claim,
+    Completed,
+    Customer,
+    Document,
+    Failed,
+    Page,
+    Receipt,
+    Released,
+    Settings,
+    State,
+    Submission,
+    Summary,
+)
+
+__all__ = [
+    "Queue",
+    "Submission",
+    "Receipt",
+    "Document",
+    "State",
+    "Page",
+    "Claim",
+    "Completed",
+    "Failed",
+    "Released",
+    "Customer",
+    "Summary",
+    "Settings",
+    "FairturnError",
+    "QueueFull",
+    "KeyReused",
+    "NotFound",
+    "WrongState",
+]

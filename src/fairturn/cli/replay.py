@@ -1,0 +1,249 @@
+"""`fairturn replay`: when would each document of a trace have started and finished?"""
+
+import json
+import sys
+from importlib import resources
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fairturn.cli.options import Seconds, choice, rule_of
+from fairturn.cli.terminal import console, print_table, printable, seconds
+from fairturn.clock import SECOND_US, microseconds
+from fairturn.flows import PATIENCE_US, Costs, Mode
+from fairturn.priority import Reset
+
+if TYPE_CHECKING:  # the simulator is loaded when something is replayed
+    from fairturn.simulator.replay import Replayed
+    from fairturn.simulator.trace import Trace
+    from fairturn.simulator.waits import Waits
+
+WORKERS_MAX = 100_000
+CUSTOMERS_SHOWN = 20
+DOCUMENTS_SHOWN = 5  # of the first, and of the last
+LINES_AT_ONCE = 10_000
+# Shorter replays are over before a progress bar could be read.
+DOCUMENTS_WITH_PROGRESS = 50_000
+EXAMPLE = "example.csv"
+BY_CUSTOMER = ("customer", "documents", "priorities", "wait p50", "wait p99", "wait max")
+BY_DOCUMENT = ("customer", "n", "at", "count", "priority", "started", "finished")
+
+
+@click.command("replay")
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.option("--mode", type=choice(Mode), default="fair", show_default=True, help="The order.")
+@click.option(
+    "--workers",
+    type=click.IntRange(1, WORKERS_MAX),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="How many documents run at once.",
+)
+@click.option(
+    "--reset",
+    type=choice(Reset),
+    default="idle",
+    show_default=True,
+    help="What the reset interval runs from.",
+)
+@click.option("--reset-interval", type=Seconds(), help="Of the count; 1500 by default.")
+@click.option(
+    "--costs",
+    type=choice(Costs),
+    default="equal",
+    show_default=True,
+    help="What a document counts for when turns are divided.",
+)
+@click.option(
+    "--patience",
+    type=Seconds(),
+    default=PATIENCE_US / SECOND_US,
+    show_default=True,
+    help="After this wait, every tenth turn is for the longest waiting.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each document.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    *,
+    file: Path | None,
+    mode: str,
+    workers: int,
+    reset: str,
+    reset_interval: float | None,
+    costs: str,
+    patience: float,
+    as_json: bool,
+) -> None:
+    """Serve the documents of FILE on a simulated clock.
+
+    FILE is CSV with the columns at_s,customer,cost_s and optionally weight (a row's weight is the
+    customer's from that row on); - reads standard input. Without FILE an example is replayed.
+    """
+    options: dict[str, Any] = {
+        "rule": rule_of(reset, reset_interval),
+        "workers": workers,
+        "costs": Costs(costs),
+        "patience_us": microseconds(patience),
+    }
+    trace = _read(file)
+    chosen = ctx.get_parameter_source("mode") is not click.core.ParameterSource.DEFAULT
+    if file is None and not as_json and not chosen:
+        _print_example(trace, workers, options)
+        return
+    replayed = _replay(trace, mode=Mode(mode), **options)
+    if as_json:
+        _print_json(trace, replayed)
+    else:
+        _print_tables(trace, replayed, mode, workers)
+
+
+def _read(file: Path | None) -> "Trace":
+    from fairturn.simulator import trace
+
+    if file is None:
+        example = resources.files("fairturn.simulator") / EXAMPLE
+        with example.open("rb") as stream:
+            return trace.read_stream(stream, EXAMPLE)
+    if str(file) == "-":
+        return trace.read_stream(sys.stdin.buffer, "standard input")
+    return trace.read(file)
+
+
+def _replay(trace: "Trace", **options: Any) -> "Replayed":
+    from fairturn.simulator.replay import replay
+
+    if len(trace) < DOCUMENTS_WITH_PROGRESS or not sys.stderr.isatty():
+        return replay(trace, **options)
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("Replaying", total=len(trace))
+        return replay(trace, **options, progress=lambda done: bar.update(task, completed=done))
+
+
+def _print_json(trace: "Trace", replayed: "Replayed") -> None:
+    names = [json.dumps(name) for name in trace.names]
+    columns = (
+        trace.customer,
+        trace.at,
+        replayed.count,
+        replayed.priority,
+        replayed.started_at,
+        replayed.finished_at,
+    )
+    out = sys.stdout.buffer
+    for first in range(0, len(trace), LINES_AT_ONCE):
+        some = slice(first, first + LINES_AT_ONCE)
+        lines = [
+            f'{{"n":{n},"customer":{names[customer]},"at_s":{at / SECOND_US},"count":{count_}'
+            f',"priority":{priority},"started_at_s":{started / SECOND_US}'
+            f',"finished_at_s":{finished / SECOND_US}}}\n'
+            for n, customer, at, count_, priority, started, finished in zip(
+                count(first), *(column[some] for column in columns), strict=False
+            )
+        ]
+        out.write("".join(lines).encode())
+    out.flush()
+
+
+# ── For people ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _print_tables(trace: "Trace", replayed: "Replayed", mode: str, workers: int) -> None:
+    from fairturn.simulator.waits import waits_by_customer, waits_in_all
+
+    out = console()
+    if not len(trace):
+        out.print("The trace has no documents.")
+        return
+    waits = waits_by_customer(trace, replayed)
+    largest_first = sorted(waits.items(), key=lambda item: -item[1].documents)
+    rows: list[list[str] | None] = [
+        [printable(name), *_cells(of_customer)]
+        for name, of_customer in largest_first[:CUSTOMERS_SHOWN]
+    ]
+    if len(waits) > CUSTOMERS_SHOWN:
+        rows.append([f"and {len(waits) - CUSTOMERS_SHOWN:,} more"])
+    rows += [None, ["all", *_cells(waits_in_all(trace, replayed))]]
+    out.print(
+        f"{_number(len(trace), 'document')} of {_number(len(waits), 'customer')}, mode {mode}, "
+        f"{_number(workers, 'worker')}. The last one is finished after "
+        f"{seconds(max(replayed.finished_at))} s. All times are in seconds.\n"
+    )
+    print_table(out, BY_CUSTOMER, rows)
+    out.print()
+    print_table(out, BY_DOCUMENT, _documents(trace, replayed))
+
+
+def _cells(waits: "Waits") -> list[str]:
+    best, worst = waits.best_priority, waits.worst_priority
+    return [
+        f"{waits.documents:,}",
+        str(best) if best == worst else f"{best} to {worst}",
+        seconds(waits.p50_us),
+        seconds(waits.p99_us),
+        seconds(waits.max_us),
+    ]
+
+
+def _documents(trace: "Trace", replayed: "Replayed") -> list[list[str] | None]:
+    """The first and the last documents."""
+    shown: list[int | None] = list(range(len(trace)))
+    if len(shown) > 2 * DOCUMENTS_SHOWN:
+        shown[DOCUMENTS_SHOWN:-DOCUMENTS_SHOWN] = [None]
+    return [
+        None
+        if n is None
+        else [
+            printable(trace.names[trace.customer[n]]),
+            str(n),
+            seconds(trace.at[n]),
+            str(replayed.count[n]),
+            str(replayed.priority[n]),
+            seconds(replayed.started_at[n]),
+            seconds(replayed.finished_at[n]),
+        ]
+        for n in shown
+    ]
+
+
+def _print_example(trace: "Trace", workers: int, options: dict[str, Any]) -> None:
+    from fairturn.simulator.waits import waits_by_customer
+
+    levels = waits_by_customer(trace, _replay(trace, mode=Mode.LEVELS, **options))
+    fair = waits_by_customer(trace, _replay(trace, mode=Mode.FAIR, **options))
+    dump = max(levels, key=lambda name: levels[name].documents)
+    rows = {
+        name: [
+            name,
+            str(levels[name].documents),
+            *(seconds(us) for of in (levels, fair) for us in (of[name].p50_us, of[name].max_us)),
+        ]
+        for name in levels
+    }
+    quiet = [rows[name] for name in levels if name != dump]
+    out = console()
+    out.print(
+        f"No FILE was named, so this is the built-in example: {dump} sends "
+        f"{levels[dump].documents} documents at once, beside {len(quiet)} customers who send one "
+        f"now and then. {_number(workers, 'worker').capitalize()}, on a simulated clock; the waits "
+        "are in seconds.\n"
+    )
+    columns = ("customer", "documents", "levels: p50", "max", "fair: p50", "max")
+    print_table(out, columns, [*quiet, None, rows[dump]])
+    out.print(
+        "\nBoth modes give every document the same pending documents count and the same priority. "
+        "With the levels alone, who sinks to priority 9 stands behind the dump. In mode fair, the "
+        "default, customers of one level take turns.\n\n"
+        "  fairturn replay FILE.csv    replays a trace of yours\n"
+        "  fairturn rule               prints the priority rule"
+    )
+
+
+def _number(n: int, noun: str) -> str:
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"

@@ -1,0 +1,136 @@
+"""`fairturn rule`: the rule in force, or what it makes of a row of documents."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fairturn.cli.options import Bounds, Seconds, choice, rule_of, wrong_use
+from fairturn.cli.terminal import console, plain_number, print_table
+from fairturn.clock import SECOND_US, microseconds
+from fairturn.priority import LEVELS, Count, Reset, Rule
+
+DOCUMENTS_MAX = 1_000_000
+_SINCE = {
+    Reset.IDLE: "the customer's last document",
+    Reset.PERIODIC: "the last time that the customer's count was reset",
+}
+
+
+@click.command("rule")
+@click.option("--reset", type=choice(Reset), help="What the interval runs from; idle by default.")
+@click.option("--reset-interval", type=Seconds(), help="The reset interval; 1500 by default.")
+@click.option("--bounds", type=Bounds(), help="The eight thresholds, from -2 to -20 by default.")
+@click.option(
+    "--database",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Print the rule in force in this queue.",
+)
+@click.option(
+    "--documents",
+    type=click.IntRange(1, DOCUMENTS_MAX),
+    metavar="N",
+    help="Print the count and priority of each of N documents of one customer.",
+)
+@click.option("--every", type=Seconds(), help="Between two of them; 0, a burst, by default.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def command(
+    *,
+    reset: str | None,
+    reset_interval: float | None,
+    bounds: tuple[int, ...] | None,
+    database: Path | None,
+    documents: int | None,
+    every: float | None,
+    as_json: bool,
+) -> None:
+    """Print the priority rule, or what it makes of N documents.
+
+    \b
+    fairturn rule
+    fairturn rule --documents 30 --every 60
+    """
+    if every is not None and documents is None:
+        wrong_use("--every needs --documents, which says how many")
+    if database is None:
+        rule = rule_of(reset, reset_interval, bounds)
+    elif (reset, reset_interval, bounds) == (None, None, None):
+        rule = _rule_in(database)
+    else:
+        wrong_use(
+            "--database prints the rule in force there; "
+            "leave out --reset, --reset-interval and --bounds"
+        )
+    if documents is not None:
+        _print_documents(rule, documents, microseconds(every or 0), as_json)
+    elif as_json:
+        click.echo(json.dumps(_as_json(rule), separators=(",", ":")))
+    else:
+        _print_rule(rule)
+
+
+def _rule_in(database: Path) -> Rule:
+    from fairturn.config import open_store
+
+    if database.stat().st_size == 0:  # opening it would make a queue in it
+        wrong_use(f"{database} is empty; there is no queue in it")
+    store = open_store(str(database))
+    try:
+        return store.settings().rule
+    finally:
+        store.close()
+
+
+def _as_json(rule: Rule) -> dict[str, Any]:
+    return {
+        "reset": rule.reset,
+        "reset_interval_s": rule.reset_interval_us / SECOND_US,
+        "bounds": rule.bounds,
+        "priorities": [
+            *(
+                {"priority": priority, "count_less_than": rule.bounds[priority - 2]}
+                for priority in range(LEVELS, 1, -1)
+            ),
+            {"priority": 1, "count_at_least": rule.bounds[0]},
+        ],
+    }
+
+
+def _print_rule(rule: Rule) -> None:
+    interval = rule.reset_interval_us / SECOND_US
+    minutes = f" ({plain_number(interval / 60)} minutes)" if interval >= 60 else ""
+    lines = [
+        "The document priority system",
+        "",
+        "Pending documents count: starts at 0 and goes down by one with each document",
+        "  that the customer submits.",
+        f"Reset interval: {plain_number(interval)} seconds{minutes}. When more has passed",
+        f"  since {_SINCE[rule.reset]}, the count is 0 again.",
+        "",
+        "Priority levels, from 1 (served first) to 9 (served last):",
+        "",
+    ]
+    for priority in range(LEVELS, 1, -1):
+        bound = rule.bounds[priority - 2]
+        lines.append(f"  Priority {priority}: pending documents count less than {bound}")
+    lines.append(f"  Priority 1: pending documents count greater than or equal to {rule.bounds[0]}")
+    click.echo("\n".join(lines))
+
+
+def _print_documents(rule: Rule, documents: int, every_us: int, as_json: bool) -> None:
+    rows = []
+    last: Count | None = None
+    for n in range(documents):
+        at = n * every_us
+        last = rule.check(last, at)
+        rows.append((n + 1, at / SECOND_US, last.value, rule.priority(last.value)))
+    if as_json:
+        keys = ("document", "at_s", "count", "priority")
+        for row in rows:
+            line = dict(zip(keys, row, strict=True))
+            click.echo(json.dumps(line, separators=(",", ":")))
+        return
+    columns = ("document", "after (s)", "pending documents count", "priority")
+    cells = [(str(n), plain_number(at_s), str(count), str(p)) for n, at_s, count, p in rows]
+    print_table(console(), columns, cells)

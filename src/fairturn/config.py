@@ -1,0 +1,123 @@
+"""Settings and wiring: the only module that names concrete stores and contents."""
+
+import os
+import re
+from pathlib import Path
+from typing import Unpack
+
+from fairturn import queue
+from fairturn.clock import Clock, SystemClock
+from fairturn.content import Contents, Folder, TemporaryFolder
+from fairturn.errors import SettingsConflict, StoreRefused
+from fairturn.model import Settings
+from fairturn.queue import SettingChanges, changed
+from fairturn.store import Store
+from fairturn.stores.memory import MemoryStore
+
+IN_MEMORY = ":memory:"
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+
+
+class Queue(queue.Queue):
+    """A fair document queue, opened by the name of its database.
+
+    `Queue("documents.db")` is a file, made if it is new, with a folder `documents.db.contents` for
+    what is too large for it. `Queue(":memory:")` ends with its process. Settings given as keywords
+    are those of a new queue; one that exists keeps its own, and a keyword that differs from them
+    raises `SettingsConflict`.
+
+    `synchronous="NORMAL"` is faster and may lose the last documents in a power cut;
+    `allow_network=True` opens a file on a network file system, which is slow and a risk.
+    """
+
+    def __init__(
+        self,
+        database: str | os.PathLike[str] | Store,
+        *,
+        contents: Contents | None = None,
+        clock: Clock | None = None,
+        synchronous: str = "FULL",
+        allow_network: bool = False,
+        **settings: Unpack[SettingChanges],
+    ) -> None:
+        clock = clock or SystemClock()
+        wanted = changed(Settings(), settings)
+        if not isinstance(database, str | os.PathLike):
+            _refuse_conflict(database.settings(), wanted, settings)
+            super().__init__(database, contents or _contents_of(database, clock), clock=clock)
+            return
+        store = open_store(
+            os.fspath(database),
+            wanted,
+            clock=clock,
+            synchronous=synchronous,
+            allow_network=allow_network,
+        )
+        try:
+            _refuse_conflict(store.settings(), wanted, settings)
+            super().__init__(store, contents or _contents_of(store, clock), clock=clock)
+        except BaseException:
+            store.close()
+            raise
+
+
+def open_store(
+    database: str,
+    settings: Settings | None = None,
+    *,
+    clock: Clock | None = None,
+    synchronous: str = "FULL",
+    allow_network: bool = False,
+) -> Store:
+    """The store behind a name; the settings are those of a queue that is made by this."""
+    if not database:
+        raise ValueError("the name of the database is empty; name a file, such as documents.db")
+    if database == IN_MEMORY:
+        return MemoryStore(settings=settings, clock=clock)
+    address = _ADDRESS.match(database)
+    if address is not None:
+        # Without the rest of the address, which may hold a password.
+        raise StoreRefused(
+            f"this version of fairturn keeps a queue in a file, such as documents.db; "
+            f"databases at {address[1]}:// addresses come with a later version"
+        )
+    from fairturn.stores.sqlite import SqliteStore  # its engine is loaded only where it is used
+
+    return SqliteStore(
+        database,
+        settings=settings,
+        clock=clock,
+        synchronous=synchronous,
+        allow_network=allow_network,
+    )
+
+
+def _contents_of(store: Store, clock: Clock) -> Contents:
+    """Where the contents of a store lie, unless one was handed in."""
+    if isinstance(store, MemoryStore):
+        return TemporaryFolder(clock=clock)
+    path = getattr(store, "path", None)
+    if not isinstance(path, Path):
+        raise TypeError(f"{type(store).__name__} needs contents=, where large documents are kept")
+    return Folder(path.with_name(f"{path.name}.contents"), clock=clock)
+
+
+def _refuse_conflict(present: Settings, wanted: Settings, given: SettingChanges) -> None:
+    differing = [name for name in given if getattr(present, name) != getattr(wanted, name)]
+    if differing:
+        raise SettingsConflict(
+            "the queue exists with other settings: "
+            + "; ".join(_difference(name, present, wanted) for name in differing)
+        )
+
+
+def _difference(name: str, present: Settings, wanted: Settings) -> str:
+    old, new = (_plain(getattr(settings, name)) for settings in (present, wanted))
+    return (
+        f"{name} is {old!r} and {new!r} was given; leave it out, "
+        f"or change it for every process with queue.configure({name}={new!r})"
+    )
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, str) else value

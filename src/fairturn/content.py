@@ -1,0 +1,339 @@
+"""Where the bytes of a document live when they are too many for its row.
+
+`Contents` is the seam; `Folder` keeps them beside the database. A content is written and synced
+before its row and deleted after it, so that a crash can leave a content without a document, which
+a sweep removes, but never a document without its content.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from fairturn import crash
+from fairturn.clock import Clock, SystemClock
+from fairturn.errors import ContentDamaged, StoreError, StoreFull
+from fairturn.model import CONTENT_BYTES_MAX, ContentRef, Document, Kind
+
+CHUNK_BYTES = 1_048_576
+# A content without a document may belong to a submission under way. After this time it does not.
+SWEEP_AGE_US = 3_600 * 1_000_000
+
+_NAME = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_UNFINISHED = ".part"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NOTHING = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)  # or a symbolic link, which is not ours
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+class Contents(Protocol):
+    """Bytes under names that are made here: no name from outside is ever part of a path."""
+
+    def put(
+        self, chunks: Iterable[bytes], *, size_bytes_max: int = CONTENT_BYTES_MAX
+    ) -> ContentRef:
+        """Write a content; it is on stable storage when this returns.
+
+        More bytes than allowed raise `ValueError`, a full disk `StoreFull`; what `chunks` raises
+        is passed on. In each case nothing is kept.
+        """
+        ...
+
+    def open(self, ref: ContentRef) -> BinaryIO:
+        """The content from its beginning, every byte checked before the first is handed out.
+
+        Bytes that are missing or changed raise `ContentDamaged`.
+        """
+        ...
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete contents; those that are gone already do no harm."""
+        ...
+
+    def names(self, older_than: int) -> Iterator[str]:
+        """Everything written before a moment, also what a crash left unfinished."""
+        ...
+
+    def close(self) -> None:
+        """Give back what was opened. Calling it twice does no harm."""
+        ...
+
+
+class Folder:
+    """Contents as files, in subfolders by the first two digits of their names.
+
+    Only their owner can read them. No symbolic link inside the folder is followed.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        clock: Clock | None = None,
+        new_name: Callable[[], str] = lambda: secrets.token_hex(16),
+    ) -> None:
+        self.path = Path(path).absolute()
+        self._clock = clock or SystemClock()
+        self._new_name = new_name
+        self._synced: set[str] = set()  # subfolders that survive a power cut
+
+    def put(
+        self, chunks: Iterable[bytes], *, size_bytes_max: int = CONTENT_BYTES_MAX
+    ) -> ContentRef:
+        name = _checked(self._new_name())
+        crash.point("content-before-write")
+        with self._translated("write"):
+            folder = self._make_subfolder(name[:2])
+        try:
+            return self._put(folder, name, chunks, size_bytes_max)
+        finally:
+            os.close(folder)
+
+    def _put(
+        self, folder: int, name: str, chunks: Iterable[bytes], size_bytes_max: int
+    ) -> ContentRef:
+        present = name + _UNFINISHED
+        digest = hashlib.sha256()
+        size_bytes = 0
+        with self._translated("write"):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            file = os.open(present, flags, mode=0o600, dir_fd=folder)
+        try:
+            for chunk in chunks:
+                size_bytes += len(chunk)
+                if size_bytes > size_bytes_max:
+                    raise ValueError(
+                        f"the content has more than {size_bytes_max:,} bytes; no more are allowed"
+                    )
+                digest.update(chunk)
+                with self._translated("write"):
+                    _write(file, chunk)
+            with self._translated("write"):
+                # The age of a content follows the same clock as everything else.
+                os.utime(file, ns=(self._clock.now() * 1000,) * 2)
+                os.fsync(file)
+                crash.point("content-before-rename")
+                os.rename(present, name, src_dir_fd=folder, dst_dir_fd=folder)
+                present = name
+                os.fsync(folder)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(present, dir_fd=folder)
+            raise
+        finally:
+            os.close(file)
+        crash.point("content-after-rename")
+        return ContentRef(name, size_bytes, digest.digest())
+
+    def open(self, ref: ContentRef) -> BinaryIO:
+        name = _checked(ref.name)
+        try:
+            with self._subfolder(name[:2]) as folder:
+                descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
+        except OSError as error:
+            if error.errno in _NOTHING:
+                raise ContentDamaged(f"the content {name} is missing in {self.path}") from error
+            raise self._translate("read", error) from error
+        file = os.fdopen(descriptor, "rb")
+        try:
+            with self._translated("read"):
+                _verify(file, ref)
+                file.seek(0)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            _checked(name.removesuffix(_UNFINISHED))
+            try:
+                with self._subfolder(name[:2]) as folder:
+                    os.unlink(name, dir_fd=folder)
+            except OSError as error:
+                if error.errno not in _NOTHING:
+                    raise self._translate("delete", error) from error
+
+    def names(self, older_than: int) -> Iterator[str]:
+        for number in range(256):
+            try:
+                with self._subfolder(f"{number:02x}") as folder, os.scandir(folder) as entries:
+                    old = [entry.name for entry in entries if _is_old_content(entry, older_than)]
+            except OSError as error:
+                if error.errno in _NOTHING:
+                    continue
+                raise self._translate("list", error) from error
+            yield from old
+
+    def close(self) -> None:
+        """Nothing is open between two calls."""
+
+    def _make_subfolder(self, two_digits: str) -> int:
+        """An open subfolder, made if it is new."""
+        with suppress(FileExistsError):
+            self.path.mkdir(mode=0o700)
+            _sync_folder(self.path.parent)
+        root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with suppress(FileExistsError):
+                os.mkdir(two_digits, mode=0o700, dir_fd=root)
+                self._synced.discard(two_digits)
+            # Also one that was there: who made it may have been killed before this line.
+            if two_digits not in self._synced:
+                os.fsync(root)
+                self._synced.add(two_digits)
+            return os.open(two_digits, _OPEN_FOLDER, dir_fd=root)
+        finally:
+            os.close(root)
+
+    @contextmanager
+    def _subfolder(self, two_digits: str) -> Iterator[int]:
+        root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            folder = os.open(two_digits, _OPEN_FOLDER, dir_fd=root)
+        finally:
+            os.close(root)
+        try:
+            yield folder
+        finally:
+            os.close(folder)
+
+    @contextmanager
+    def _translated(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._translate(verb, error) from error
+
+    def _translate(self, verb: str, error: OSError) -> StoreError:
+        if error.errno in _FULL:
+            return StoreFull(f"the disk of {self.path} is full; nothing was stored by this call")
+        return StoreError(f"{self.path}: cannot {verb} a content: {error.strerror or error}")
+
+
+class TemporaryFolder(Folder):
+    """Contents for a queue in memory: they end with it."""
+
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        super().__init__(tempfile.mkdtemp(prefix="fairturn-"), clock=clock)
+        self._remove = weakref.finalize(self, _remove_own, self.path, os.getpid())
+
+    def close(self) -> None:
+        self._remove()
+
+
+def payload_of(document: Document, body: str | bytes | None, contents: Contents) -> Any:
+    """The JSON value that a document carries, wherever it lies."""
+    if document.kind is not Kind.PAYLOAD:
+        raise ValueError(f"document {document.id} carries a content and no payload")
+    if body is not None:
+        return json.loads(body)
+    with contents.open(_outside(document)) as stream:
+        return json.load(stream)
+
+
+def open_content(document: Document, body: str | bytes | None, contents: Contents) -> BinaryIO:
+    """The content that a document carries, wherever it lies, checked and at its beginning."""
+    if document.kind is not Kind.CONTENT:
+        raise ValueError(f"document {document.id} carries a payload and no content")
+    if body is None:
+        return contents.open(_outside(document))
+    assert isinstance(body, bytes)
+    if hashlib.sha256(body).digest() != document.sha256:
+        raise ContentDamaged(f"the content of document {document.id} differs from its checksum")
+    return BytesIO(body)
+
+
+def _outside(document: Document) -> ContentRef:
+    if document.content_name is None or document.sha256 is None:
+        raise ContentDamaged(f"document {document.id} has lost what it carried")
+    return ContentRef(document.content_name, document.size_bytes, document.sha256)
+
+
+def chunks_of(stream: BinaryIO) -> Iterator[bytes]:
+    """What is left in a stream, in pieces that fit into memory."""
+    while chunk := stream.read(CHUNK_BYTES):
+        yield chunk
+
+
+def sweep(
+    contents: Contents, unreferenced: Callable[[Sequence[str]], Sequence[str]], now: int
+) -> int:
+    """Delete what no document refers to and no submission can be about to; answers how many."""
+    deleted = 0
+    batch: list[str] = []
+    for name in contents.names(now - SWEEP_AGE_US):
+        batch.append(name)
+        if len(batch) == 1_000:
+            deleted += _delete_unreferenced(contents, unreferenced, batch)
+            batch = []
+    return deleted + _delete_unreferenced(contents, unreferenced, batch)
+
+
+def _delete_unreferenced(
+    contents: Contents, unreferenced: Callable[[Sequence[str]], Sequence[str]], names: list[str]
+) -> int:
+    orphans = unreferenced(names) if names else ()
+    contents.delete(orphans)
+    return len(orphans)
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not the name of a content")
+    return name
+
+
+def _is_old_content(entry: os.DirEntry[str], older_than: int) -> bool:
+    if not _NAME.fullmatch(entry.name.removesuffix(_UNFINISHED)):
+        return False  # not ours: it is left alone
+    try:
+        return entry.stat(follow_symlinks=False).st_mtime_ns // 1000 < older_than
+    except FileNotFoundError:
+        return False
+
+
+def _write(file: int, chunk: bytes) -> None:
+    rest = memoryview(chunk)
+    while rest:
+        rest = rest[os.write(file, rest) :]
+
+
+def _verify(file: BinaryIO, ref: ContentRef) -> None:
+    digest = hashlib.sha256()
+    size_bytes = 0
+    for chunk in chunks_of(file):
+        digest.update(chunk)
+        size_bytes += len(chunk)
+    if size_bytes != ref.size_bytes:
+        raise ContentDamaged(
+            f"the content {ref.name} has {size_bytes:,} bytes; {ref.size_bytes:,} were stored"
+        )
+    if digest.digest() != ref.sha256:
+        raise ContentDamaged(
+            f"the content {ref.name} has the SHA-256 {digest.hexdigest()}; "
+            f"that of what was stored is {ref.sha256.hex()}"
+        )
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _remove_own(path: Path, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child must not take the folder from its parent
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,81 @@
+"""Everything that can go wrong in the world, as one shallow tree.
+
+    FairturnError
+    ├── Refused                 a submission was not accepted; nothing was stored, no check was made
+    │   ├── QueueFull           too many documents wait; there will be room later
+    │   └── KeyReused           the idempotency key belongs to another document
+    ├── NotFound                no such document or customer
+    ├── WrongState              the document's state does not allow this
+    ├── SettingsConflict        the queue was made with other settings
+    ├── ContentDamaged          stored bytes are missing or differ from their checksum
+    ├── TraceError              a trace file is not what it should be
+    └── StoreError              the store cannot do its work
+        ├── StoreRefused        this file, engine or schema must not be used
+        └── StoreUnavailable    busy or closed; try again later
+            └── StoreFull       no space left on the device; nothing was stored
+
+Misuse of a function is a `ValueError` or a `TypeError`, as everywhere in Python.
+"""
+
+
+class FairturnError(Exception):
+    """The root: catch this to catch everything that fairturn raises about the world."""
+
+
+class Refused(FairturnError):
+    """A submission was not accepted. Nothing was stored and the customer's count did not move."""
+
+
+class QueueFull(Refused):
+    """Too many documents wait, for the customer or in all; `Queue.wait_for_room` waits for less."""
+
+    def __init__(self, *, limit: str, maximum: int, waiting: int, customer: str | None) -> None:
+        whose = f"customer {customer!r} has" if customer is not None else "the queue has"
+        super().__init__(
+            f"{whose} {waiting:,} documents waiting and the limit {limit} is {maximum:,}; "
+            f"submit again when some are done, or raise {limit}"
+        )
+        self.limit = limit
+        self.maximum = maximum
+        self.waiting = waiting
+        self.customer = customer
+
+
+class KeyReused(Refused):
+    """An idempotency key came again with another content, metadata, cost or due time."""
+
+
+class NotFound(FairturnError):
+    """No such document or customer."""
+
+
+class WrongState(FairturnError):
+    """The document's state does not allow what was asked for."""
+
+
+class SettingsConflict(FairturnError):
+    """A process was configured otherwise than the queue that it opened."""
+
+
+class ContentDamaged(FairturnError):
+    """Stored bytes are missing, or they differ from the checksum taken when they came in."""
+
+
+class TraceError(FairturnError):
+    """A trace file is not what it should be; the message names file and line."""
+
+
+class StoreError(FairturnError):
+    """The store cannot do its work."""
+
+
+class StoreRefused(StoreError):
+    """This file, engine or schema must not be used; it was left untouched."""
+
+
+class StoreUnavailable(StoreError):
+    """The store is busy, closed or out of reach; the same call may succeed later."""
+
+
+class StoreFull(StoreUnavailable):
+    """No space is left on the device. What was accepted is safe; this call stored nothing."""

@@ -1,0 +1,1 @@
+"""The real rule and the real order of service on a simulated clock."""

@@ -1,0 +1,131 @@
+"""Traces of arrivals: the CSV files that `fairturn replay` reads.
+
+Columns `at_s,customer,cost_s` and optionally `weight`, in any order, times not going back.
+"""
+
+import csv
+import math
+from array import array
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from fairturn import text
+from fairturn.clock import SECOND_US
+from fairturn.errors import TraceError
+from fairturn.model import CUSTOMER_BYTES_MAX, weight_in_thousandths
+
+REQUIRED = ("at_s", "customer", "cost_s")
+OPTIONAL = ("weight",)
+SECONDS_MAX = 4_000_000_000.0
+_MOMENT_MAX = (1 << 63) - 1  # of the columns, in microseconds
+
+
+class Trace:
+    """Documents in the order of the file, as columns: a million take about 30 MB."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []  # of the customers, by their number
+        self.at = array("q")  # microseconds
+        self.customer = array("l")  # numbers
+        self.cost = array("q")  # microseconds of work
+        self.weight: dict[int, int] = {}  # row -> the customer's weight from there on
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+
+def read(path: Path) -> Trace:
+    """The trace in a file; whatever is wrong with it is a `TraceError` with file and line."""
+    try:
+        with path.open("rb") as stream:
+            return read_stream(stream, str(path))
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def read_stream(stream: Iterable[bytes], name: str) -> Trace:
+    """The trace in the lines of a stream that the errors call by this name."""
+    reader = csv.reader(_decoded(stream), strict=True)
+    trace = Trace()
+    numbers: dict[str, int] = {}
+    last = 0
+    work = 0
+    try:
+        columns = _columns(next(reader, None))
+        width = len(columns)
+        at_column, customer_column, cost_column = (columns[name] for name in REQUIRED)
+        weight_column = columns.get("weight")
+        for row in reader:
+            if not row:
+                continue
+            if len(row) != width:
+                raise ValueError(f"{len(row)} columns where the header has {width}")
+            at = _seconds("at_s", row[at_column])
+            if at < last:
+                raise ValueError(
+                    f"at_s {row[at_column]} goes back; the line before is at {last / SECOND_US:g}"
+                )
+            last = at
+            customer = row[customer_column]
+            number = numbers.get(customer)
+            if number is None:
+                text.identity(customer, "customer", CUSTOMER_BYTES_MAX)
+                number = numbers[customer] = len(numbers)
+                trace.names.append(customer)
+            if weight_column is not None and row[weight_column]:
+                trace.weight[len(trace.at)] = _weight(row[weight_column])
+            cost = _seconds("cost_s", row[cost_column])
+            work += cost
+            if at + work > _MOMENT_MAX:
+                raise ValueError(
+                    f"the work up to here may last {work / SECOND_US:g} s; that is too long"
+                )
+            trace.cost.append(cost)
+            trace.at.append(at)
+            trace.customer.append(number)
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{name}, line {reader.line_num + 1}: not a text in UTF-8") from error
+    except (ValueError, csv.Error) as error:
+        raise TraceError(f"{name}, line {max(1, reader.line_num)}: {error}") from error
+    return trace
+
+
+def _decoded(lines: Iterable[bytes]) -> Iterator[str]:
+    """One line after the other, so that an error has the number of its line."""
+    encoding = "utf-8-sig"
+    for line in lines:
+        yield line.decode(encoding)
+        encoding = "utf-8"
+
+
+def _columns(header: list[str] | None) -> dict[str, int]:
+    expected = f"the first line must name the columns {','.join(REQUIRED)}[,{','.join(OPTIONAL)}]"
+    if not header:
+        raise ValueError(f"the file is empty; {expected}")
+    columns = {name: number for number, name in enumerate(header)}
+    for name in header:
+        if name not in REQUIRED + OPTIONAL:
+            raise ValueError(f"{name!r} is not a column of a trace; {expected}")
+    missing = [name for name in REQUIRED if name not in columns]
+    if missing or len(columns) != len(header):
+        raise ValueError(f"the columns are {','.join(header)}; {expected}")
+    return columns
+
+
+def _seconds(column: str, value: str) -> int:
+    try:
+        seconds = float(value)
+    except ValueError:
+        raise ValueError(f"{column} {value!r} is not a number of seconds") from None
+    if not math.isfinite(seconds) or seconds > SECONDS_MAX:
+        raise ValueError(f"{column} {value} is out of range; at most {SECONDS_MAX:.0f} is allowed")
+    if seconds < 0:
+        raise ValueError(f"{column} {value} is negative")
+    return round(seconds * SECOND_US)
+
+
+def _weight(value: str) -> int:
+    try:
+        return weight_in_thousandths(float(value))
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"weight {value!r}: {error}") from None

@@ -1,0 +1,54 @@
+"""How long the documents of a replayed trace waited, for each customer and in all."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fairturn.simulator.replay import Replayed
+from fairturn.simulator.trace import Trace
+
+
+class Waits(NamedTuple):
+    """The waits of some documents, from submission to start, and the priorities they had."""
+
+    documents: int
+    p50_us: int
+    p99_us: int
+    max_us: int
+    best_priority: int
+    worst_priority: int
+
+
+def waits_by_customer(trace: Trace, replayed: Replayed) -> dict[str, Waits]:
+    """In the order in which the customers first appear."""
+    waits: list[list[int]] = [[] for _ in trace.names]
+    priorities: list[set[int]] = [set() for _ in trace.names]
+    for n, customer in enumerate(trace.customer):
+        waits[customer].append(replayed.started_at[n] - trace.at[n])
+        priorities[customer].add(replayed.priority[n])
+    return {
+        name: _waits(waits[customer], priorities[customer])
+        for customer, name in enumerate(trace.names)
+    }
+
+
+def waits_in_all(trace: Trace, replayed: Replayed) -> Waits:
+    """Of a trace that has documents."""
+    waits = [started - at for started, at in zip(replayed.started_at, trace.at, strict=True)]
+    return _waits(waits, set(replayed.priority))
+
+
+def _waits(waits: list[int], priorities: set[int]) -> Waits:
+    waits.sort()
+    return Waits(
+        documents=len(waits),
+        p50_us=_percentile(waits, 50),
+        p99_us=_percentile(waits, 99),
+        max_us=waits[-1],
+        best_priority=min(priorities),
+        worst_priority=max(priorities),
+    )
+
+
+def _percentile(ordered: Sequence[int], percent: int) -> int:
+    """The smallest value that so many per cent of the values do not exceed."""
+    return ordered[-(-len(ordered) * percent // 100) - 1]

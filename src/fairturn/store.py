@@ -1,0 +1,160 @@
+"""The contract of a store: what the road from submission to outcome needs of a database.
+
+A store keeps documents, counts and turns. The rule (`priority.py`) and the order (`turns.py`) are
+not its business: it calls them under its locks and writes down what they say. `stores/memory.py`
+is this contract as a program that can be run; `fairturn.testing` holds the suite that every store
+must pass. Every call is atomic and durable when it returns, and raises nothing but the errors of
+`fairturn.errors`.
+
+Only claims touch flows and clocks. Every other call records what happened, and the next claim
+folds it in, in the order of recording; so a submitter stalled inside its transaction delays nobody.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from fairturn.model import (
+    Claimed,
+    CustomerPage,
+    CustomerSettings,
+    Fence,
+    Filter,
+    NewDocument,
+    Outcome,
+    Page,
+    Receipt,
+    Renewed,
+    Settings,
+    State,
+    Stored,
+    Summary,
+)
+
+
+class Store(Protocol):
+    """Where documents, counts and turns are kept."""
+
+    def settings(self) -> Settings:
+        """The settings in force for every process that uses this store."""
+        ...
+
+    def configure(self, settings: Settings) -> None:
+        """Put other settings in force, for everybody.
+
+        A new mode puts the waiting documents into new flows in their order, with all clocks at
+        0; priorities and counts stay what they are.
+        """
+        ...
+
+    def submit(self, documents: Sequence[NewDocument], *, connection: Any = None) -> list[Receipt]:
+        """Accept all of the documents or none, each one check of the rule, in the order given.
+
+        The check is atomic per customer. A known idempotency key of the same customer, not older
+        than 24 h, gives its first receipt again and makes no check; with another digest it raises
+        `KeyReused`. More waiting documents than the settings allow raise `QueueFull`. A document
+        with a parent takes the parent's count and priority without a check, the first 20 times
+        for each parent. With `connection` a database server stores the documents inside the
+        caller's own transaction; an embedded store refuses it with a `ValueError`.
+        """
+        ...
+
+    def claim(
+        self, n: int, *, worker: str, lease_us: int, outcomes: Sequence[Outcome] = ()
+    ) -> Claimed:
+        """Record the outcomes, then take up to `n` documents in the order of service.
+
+        Folds in, in this order: leases that ran out (oldest first), what was recorded, documents
+        that became due. Claims of several processes come one after the other. Each claimed
+        document is running, has one attempt more and a fence number higher than every earlier
+        one. Fewer than `n` are given only if nothing else may be claimed now.
+        """
+        ...
+
+    def renew(self, fences: Sequence[Fence], *, lease_us: int) -> Renewed:
+        """Let the leases of these attempts end `lease_us` from now.
+
+        An attempt whose document somebody else has taken, or that ended, is told so as lost; one
+        whose document is to be cancelled is renewed and told so.
+        """
+        ...
+
+    def finish(self, outcomes: Sequence[Outcome]) -> list[Fence]:
+        """Record how attempts ended, each exactly once; the answer names the ones that lost.
+
+        An outcome counts only while its fence is the document's last and the document is running;
+        otherwise nothing of it is recorded. `Failed` on a document whose attempts are used up
+        makes it dead; on one that is to be cancelled it, like `Released`, makes it cancelled.
+        """
+        ...
+
+    def cancel(self, ids: Sequence[str]) -> list[State | None]:
+        """End documents that have not begun, and ask running ones to stop at their next renewal.
+
+        Answers with the state of each afterwards (None: no such document). An ended document
+        stays as it ended.
+        """
+        ...
+
+    def retry(self, ids: Sequence[str]) -> list[State | None]:
+        """Let dead documents wait again: no attempts used, the old priority and order, no check.
+
+        Answers with the state that each had before (None: no such document); only those that were
+        `dead` have been changed.
+        """
+        ...
+
+    def find(self, filter: Filter, *, after: str | None = None, size: int = 100) -> Page:
+        """One page of the documents that match, the newest submission first."""
+        ...
+
+    def read(self, id: str) -> Stored | None:
+        """A document with its body and its result."""
+        ...
+
+    def customers(
+        self, *, names: Sequence[str] | None = None, after: str | None = None, size: int = 100
+    ) -> CustomerPage:
+        """The customers by name, or those of these names that exist."""
+        ...
+
+    def adjust(self, customer: str, settings: CustomerSettings) -> None:
+        """Put settings of one customer in force; a name that is new becomes known by it.
+
+        A weight counts from the next charge on, a limit and a pause from the next claim on.
+        """
+        ...
+
+    def summary(self) -> Summary:
+        """How many documents wait in each priority, are delayed and run. Never counts a table."""
+        ...
+
+    def prune(self, *, documents_max: int = 1_000) -> list[str] | None:
+        """Forget a batch of what nobody needs: ended documents past their age, keys past 24 h,
+        idle customers without settings.
+
+        Answers with the names of contents that can now be deleted, or None if nothing was left.
+        """
+        ...
+
+    def purge(self, customer: str) -> list[str]:
+        """Delete a customer with all documents, waiting, running and ended, settings and count.
+
+        Attempts under way lose their lease. Answers with the contents that can now be deleted.
+        """
+        ...
+
+    def unreferenced(self, content_names: Sequence[str]) -> list[str]:
+        """Which of these contents belong to no document."""
+        ...
+
+    def version(self) -> int:
+        """A number that changes with every change that any process has made."""
+        ...
+
+    def wait(self, version: int, timeout_s: float) -> int:
+        """Wait until the version is another one than `version`, or the time is over."""
+        ...
+
+    def close(self) -> None:
+        """Give back files and connections. Calling it twice does no harm."""
+        ...

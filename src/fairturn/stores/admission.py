@@ -1,0 +1,301 @@
+"""What happens to a submission before it is written: keys, parents, limits, the rule.
+
+It is the same for every store. A store hands in `Books`, its view of customers, keys and parents
+inside the transaction, and writes what comes back.
+"""
+
+from collections.abc import Iterable
+from itertools import groupby, repeat
+from operator import itemgetter
+from typing import NamedTuple, Protocol
+
+from fairturn.errors import KeyReused, NotFound, QueueFull
+from fairturn.flows import Mode
+from fairturn.model import CHILDREN_UNCHECKED_MAX, NewDocument, Receipt, Settings
+from fairturn.priority import Count
+
+
+class CustomerBook:
+    """What admission reads and moves of one customer."""
+
+    __slots__ = ("count", "number", "pending")
+
+    def __init__(self, number: int, count: Count | None, pending: int) -> None:
+        self.number = number
+        self.count = count
+        self.pending = pending  # waiting and delayed documents
+
+
+class ParentBook:
+    """What admission reads and moves of a document that made others."""
+
+    __slots__ = ("children", "count", "customer", "number", "priority")
+
+    def __init__(
+        self, number: int, customer: int, count: int, priority: int, children: int
+    ) -> None:
+        self.number = number
+        self.customer = customer
+        self.count = count
+        self.priority = priority
+        self.children = children
+
+
+class KnownKey(NamedTuple):
+    """An idempotency key that came before."""
+
+    digest: bytes | None
+    receipt: Receipt
+
+
+class Books(Protocol):
+    """A store's view inside one transaction. What it hands out it hands out again: several
+    submissions that share a transaction see each other's changes."""
+
+    pending: int  # waiting and delayed documents in all
+    next_number: int
+
+    def customer(self, name: str) -> CustomerBook:
+        """The customer, made if it is new."""
+        ...
+
+    def key(self, customer: int, key: str) -> KnownKey | None:
+        """The key, unless it is older than 24 h."""
+        ...
+
+    def parent(self, id: str) -> ParentBook | None:
+        """The document that made others."""
+        ...
+
+    def encode(self, numbers: range) -> list[str]:
+        """The public ids of numbers."""
+        ...
+
+
+class Admission:
+    """One call's documents to be written, as columns, and the receipts for all handed in."""
+
+    __slots__ = (
+        "counts",
+        "customers",
+        "documents",
+        "due",
+        "first_number",
+        "levels",
+        "priorities",
+        "receipts",
+    )
+
+    def __init__(self, first_number: int) -> None:
+        self.first_number = first_number  # the others follow
+        self.documents: list[NewDocument] = []
+        self.customers: list[int] = []
+        self.counts: list[int] = []
+        self.priorities: list[int] = []
+        self.levels: list[int] = []
+        self.due: dict[int, int] = {}  # position -> when, for those that do not wait at once
+        self.receipts: list[Receipt] = []
+
+    def extend(self, following: "Admission") -> None:
+        """Take in the next call's documents, whose numbers follow on."""
+        before = len(self.documents)
+        self.due.update((before + position, at) for position, at in following.due.items())
+        self.documents = [*self.documents, *following.documents]
+        self.customers = [*self.customers, *following.customers]
+        self.counts = [*self.counts, *following.counts]
+        self.priorities = [*self.priorities, *following.priorities]
+        self.levels = [*self.levels, *following.levels]
+
+
+def admit(
+    documents: Iterable[NewDocument], books: Books, settings: Settings, now: int
+) -> Admission:
+    """Decide over all documents of one call. A refusal leaves the books as they were."""
+    call = _Call(books, settings, now)
+    for name, run in groupby(documents, key=_CUSTOMER):
+        call.take(name, list(run))
+    _refuse_if_full(call.added, books, settings)
+    admission = call.admission
+    equal = settings.mode is Mode.EQUAL
+    admission.levels = [1] * len(admission.documents) if equal else admission.priorities
+    admission.receipts = _receipts(admission, books, now, call.repeated)
+    for name, n in call.added.items():
+        book = books.customer(name)
+        book.count = call.counts[name]
+        book.pending += n
+    for id, n in call.children.items():
+        parent = books.parent(id)
+        assert parent is not None
+        parent.children += n
+    books.pending += len(admission.documents)
+    books.next_number += len(admission.documents)
+    return admission
+
+
+class _Call:
+    """One call under decision; the books are not touched before all of it is decided."""
+
+    def __init__(self, books: Books, settings: Settings, now: int) -> None:
+        self.admission = Admission(books.next_number)
+        self.counts: dict[str, Count | None] = {}
+        self.added: dict[str, int] = {}
+        self.children: dict[str, int] = {}
+        self.repeated: dict[int, Receipt | int] = {}  # position in the call -> receipt, or twin
+        self._keys: dict[tuple[str, str], tuple[bytes | None, int]] = {}
+        self._books = books
+        self._rule = settings.rule
+        self._now = now
+        self._at = 0  # position in the call
+
+    def take(self, name: str, run: list[NewDocument]) -> None:
+        """Documents of one customer that stand together."""
+        admission = self.admission
+        customer = self._books.customer(name)
+        count = self.counts.get(name, customer.count)
+        before = len(admission.documents)
+        if all(map(_is_plain, run)):
+            # The usual upload: one customer, many documents, nothing special about any.
+            values, count = self._rule.burst(count, self._now, len(run))
+            admission.counts += values
+            admission.priorities += map(self._rule.priority, values)
+            admission.documents += run
+            self._at += len(run)
+        else:
+            for document in run:
+                count = self._take_one(document, customer.number, count)
+                self._at += 1
+        added = len(admission.documents) - before
+        admission.customers += [customer.number] * added
+        self.counts[name] = count
+        self.added[name] = self.added.get(name, 0) + added
+
+    def _take_one(self, document: NewDocument, customer: int, count: Count | None) -> Count | None:
+        admission = self.admission
+        position = len(admission.documents)
+        if document.key is not None:
+            known = _known(document, self._books, customer, self._keys, position)
+            if known is not None:
+                self.repeated[self._at] = known
+                return count
+        inherited = None
+        if document.parent is not None:
+            inherited = _inherit(document, self._books, customer, self.children)
+        if inherited is not None:
+            value, priority = inherited
+        else:
+            count = self._rule.check(count, self._now)
+            value, priority = count.value, self._rule.priority(count.value)
+        if document.due_at is not None and document.due_at > self._now:
+            admission.due[position] = document.due_at
+        admission.documents.append(document)
+        admission.counts.append(value)
+        admission.priorities.append(priority)
+        return count
+
+
+def _is_plain(document: NewDocument) -> bool:
+    """No due time, no key, no parent."""
+    return document[_SPECIAL] == _NOTHING_SPECIAL
+
+
+_SPECIAL = slice(NewDocument._fields.index("due_at"), None)
+_NOTHING_SPECIAL = NewDocument("", None)[_SPECIAL]
+_CUSTOMER = itemgetter(NewDocument._fields.index("customer"))
+
+
+def _receipts(
+    admission: Admission, books: Books, now: int, repeated: dict[int, Receipt | int]
+) -> list[Receipt]:
+    first = admission.first_number
+    numbers = range(first, first + len(admission.documents))
+    names = map(_CUSTOMER, admission.documents)
+    columns = zip(
+        books.encode(numbers),
+        names,
+        admission.counts,
+        admission.priorities,
+        repeat(now),
+        repeat(False),
+        strict=False,
+    )
+    fresh = list(map(Receipt._make, columns))
+    if not repeated:
+        return fresh
+    receipts: list[Receipt] = []
+    rest = iter(fresh)
+    for at in range(len(fresh) + len(repeated)):
+        known = repeated.get(at)
+        if known is None:
+            receipts.append(next(rest))
+        else:
+            first_time = fresh[known] if isinstance(known, int) else known
+            receipts.append(first_time._replace(repeated=True))
+    return receipts
+
+
+def _known(
+    document: NewDocument,
+    books: Books,
+    customer: int,
+    keys: dict[tuple[str, str], tuple[bytes | None, int]],
+    position: int,
+) -> Receipt | int | None:
+    """The receipt that the key had before, or the position of its twin in this very call."""
+    assert document.key is not None
+    name = (document.customer, document.key)
+    twin = keys.get(name)
+    if twin is not None:
+        digest, known = twin
+        _refuse_other(document, digest, "a document of the same call")
+        return known
+    stored = books.key(customer, document.key)
+    if stored is not None:
+        _refuse_other(document, stored.digest, f"document {stored.receipt.id}")
+        return stored.receipt._replace(customer=document.customer)
+    keys[name] = (document.digest, position)
+    return None
+
+
+def _refuse_other(document: NewDocument, digest: bytes | None, owner: str) -> None:
+    if digest != document.digest:
+        raise KeyReused(
+            f"the idempotency key {document.key!r} of customer {document.customer!r} belongs to "
+            f"{owner}, which has another content, metadata, cost or due time"
+        )
+
+
+def _inherit(
+    document: NewDocument, books: Books, customer: int, children: dict[str, int]
+) -> tuple[int, int] | None:
+    """The parent's count and priority, or None once it has had its children without a check."""
+    assert document.parent is not None
+    parent = books.parent(document.parent)
+    if parent is None or parent.customer != customer:
+        raise NotFound(
+            f"customer {document.customer!r} has no document {document.parent!r} to be the parent"
+        )
+    made = children.get(document.parent, 0)
+    children[document.parent] = made + 1
+    if parent.children + made >= CHILDREN_UNCHECKED_MAX:
+        return None
+    return parent.count, parent.priority
+
+
+def _refuse_if_full(added: dict[str, int], books: Books, settings: Settings) -> None:
+    for name, its in added.items():
+        pending = books.customer(name).pending
+        if its and pending + its > settings.waiting_per_customer_max:
+            raise QueueFull(
+                limit="waiting_per_customer_max",
+                maximum=settings.waiting_per_customer_max,
+                waiting=pending,
+                customer=name,
+            )
+    n = sum(added.values())
+    if n and books.pending + n > settings.waiting_max:
+        raise QueueFull(
+            limit="waiting_max",
+            maximum=settings.waiting_max,
+            waiting=books.pending,
+            customer=None,
+        )

@@ -1,0 +1,667 @@
+"""The store contract as a program that can be run: everything in this process, for tests,
+simulation, and queues that may forget. The other stores are measured against it."""
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from secrets import randbits
+from typing import Any
+
+from fairturn import ids
+from fairturn.clock import Clock, SystemClock
+from fairturn.flows import (
+    Arrived,
+    Backlog,
+    Changed,
+    Costs,
+    Ended,
+    Event,
+    Finished,
+    Left,
+    Pick,
+    Purged,
+    Recorded,
+    Resumed,
+    Returned,
+)
+from fairturn.model import (
+    ENDED,
+    ERROR_BYTES_MAX,
+    KEY_KEPT_US,
+    LEASE_RAN_OUT,
+    Claim,
+    Claimed,
+    Completed,
+    ContentRef,
+    Customer,
+    CustomerPage,
+    CustomerSettings,
+    Document,
+    Failed,
+    Fence,
+    Filter,
+    NewDocument,
+    Outcome,
+    Page,
+    Receipt,
+    Released,
+    Renewed,
+    Settings,
+    State,
+    Stopped,
+    Stored,
+    Summary,
+    by_priority,
+    level_of,
+    weight_in_thousandths,
+)
+from fairturn.priority import Count
+from fairturn.stores.admission import CustomerBook, KnownKey, ParentBook, admit
+from fairturn.text import description
+from fairturn.turns import Turns
+
+
+@dataclass(slots=True, eq=False)
+class _Customer:
+    number: int
+    name: str
+    settings: CustomerSettings
+    count: Count | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """A document, as it is kept."""
+
+    number: int
+    new: NewDocument
+    customer: _Customer
+    count: int
+    priority: int
+    level: int
+    submitted_at: int
+    state: State
+    due_at: int | None
+    order: int | None
+    attempts: int = 0
+    fence: int = 0
+    children: int = 0
+    pick: Pick | None = None
+    worker: str | None = None
+    claimed_at: int | None = None
+    lease_until: int = 0
+    ended_at: int | None = None
+    error: str | None = None
+    cancel_requested: bool = False
+    result: str | None = None
+    result_content: ContentRef | None = None
+
+
+class _Books:
+    """The store as admission sees it."""
+
+    def __init__(self, store: "MemoryStore", now: int) -> None:
+        self._store = store
+        self._now = now
+        self._customers: dict[str, CustomerBook] = {}
+        self._parents: dict[str, ParentBook | None] = {}
+        self.pending = sum(row.state in _PENDING for row in store._documents.values())
+        self.next_number = store._next_number
+
+    def customer(self, name: str) -> CustomerBook:
+        if name not in self._customers:
+            known = self._store._customers.get(name)
+            if known is None:
+                self._customers[name] = CustomerBook(self._store._next_customer, None, 0)
+                self._store._next_customer += 1
+            else:
+                pending = sum(
+                    row.customer is known and row.state in _PENDING
+                    for row in self._store._documents.values()
+                )
+                self._customers[name] = CustomerBook(known.number, known.count, pending)
+        return self._customers[name]
+
+    def key(self, customer: int, key: str) -> KnownKey | None:
+        known = self._store._keys.get((customer, key))
+        if known is None or self._now - known.receipt.submitted_at > KEY_KEPT_US:
+            return None
+        return known
+
+    def parent(self, id: str) -> ParentBook | None:
+        if id not in self._parents:
+            row = self._store._row(id)
+            self._parents[id] = None
+            if row is not None:
+                self._parents[id] = ParentBook(
+                    row.number, row.customer.number, row.count, row.priority, row.children
+                )
+        return self._parents[id]
+
+    def encode(self, numbers: range) -> list[str]:
+        return ids.encode_all(numbers, self._store._key)
+
+
+_PENDING = (State.WAITING, State.DELAYED)
+
+
+class MemoryStore:
+    """A store that lives and ends with its process."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+        key: int | None = None,
+    ) -> None:
+        self._settings = settings or Settings()
+        self._clock = clock or SystemClock()
+        self._key = randbits(ids.BITS) if key is None else key
+        self._changed = threading.Condition()
+        self._version = 0
+        self._documents: dict[int, _Row] = {}
+        self._customers: dict[str, _Customer] = {}
+        self._keys: dict[tuple[int, str], KnownKey] = {}
+        self._orders: dict[int, _Row] = {}  # of the documents that wait
+        self._next_number = 1
+        self._next_customer = 1
+        self._boot = self._clock.uptime().boot
+        self._fence = 0  # of the last claim that took something
+        self._recorded: list[Recorded] = []
+        self._delayed: list[tuple[int, int]] = []  # (due_at, number), a heap
+        self._backlog = Backlog()
+        self._turns = self._new_turns()
+
+    # ── Settings ─────────────────────────────────────────────────────────────────────────────────
+
+    def settings(self) -> Settings:
+        return self._settings
+
+    def configure(self, settings: Settings) -> None:
+        with self._changed:
+            another_mode = settings.mode is not self._settings.mode
+            if another_mode:
+                self._fold(self._clock.now())
+            self._settings = settings
+            self._turns.costs = settings.costs
+            self._turns.patience_us = settings.patience_us
+            if another_mode:
+                self._rebuild()
+            self._note()
+
+    def _new_turns(self) -> Turns:
+        return Turns(
+            self._backlog,
+            mode=self._settings.mode,
+            costs=self._settings.costs,
+            patience_us=self._settings.patience_us,
+        )
+
+    def _rebuild(self) -> None:
+        """Put the waiting documents into new flows in their order, with all clocks at 0."""
+        now = self._clock.now()
+        old = self._turns
+        self._backlog.clear()
+        self._turns = self._new_turns()
+        self._turns.number = old.number
+        for customer in self._customers.values():
+            self._turns.apply(_changed(customer), now)
+            before = old.standings.get(customer.number)
+            if before is not None:
+                self._turns.standings[customer.number].recent_costs = before.recent_costs
+        for row in self._documents.values():
+            row.level = level_of(row.priority, self._settings.mode)
+            row.pick = None
+            if row.state is State.RUNNING:
+                self._turns.apply(Resumed(row.customer.number, row.level, 1), now)
+        for order, row in sorted(self._orders.items()):
+            since = old.standings[row.customer.number].head_since
+            self._backlog.add(row.customer.number, row.level, order, row.new.cost)
+            self._turns.apply(Arrived(row.customer.number, row.level, order, 1), since)
+
+    def adjust(self, customer: str, settings: CustomerSettings) -> None:
+        with self._changed:
+            known = self._customer(customer)
+            known.settings = settings
+            self._record(self._clock.now(), _changed(known))
+            self._note()
+
+    # ── Submitting ───────────────────────────────────────────────────────────────────────────────
+
+    def submit(self, documents: Sequence[NewDocument], *, connection: Any = None) -> list[Receipt]:
+        if connection is not None:
+            raise ValueError("a queue in memory cannot take part in a transaction of yours")
+        with self._changed:
+            now = self._clock.now()
+            books = _Books(self, now)
+            admission = admit(documents, books, self._settings, now)
+            self._next_number = books.next_number
+            for name, book in books._customers.items():
+                self._customer(name, book.number).count = book.count
+            for parent in books._parents.values():
+                if parent is not None:
+                    self._documents[parent.number].children = parent.children
+            for position, new in enumerate(admission.documents):
+                number = admission.first_number + position
+                due_at = admission.due.get(position)
+                row = _Row(
+                    number=number,
+                    new=new,
+                    customer=self._customers[new.customer],
+                    count=admission.counts[position],
+                    priority=admission.priorities[position],
+                    level=admission.levels[position],
+                    submitted_at=now,
+                    state=State.WAITING if due_at is None else State.DELAYED,
+                    due_at=new.due_at,
+                    order=number if due_at is None else None,
+                )
+                self._documents[row.number] = row
+                if due_at is None:
+                    self._record(now, self._wait(row))
+                else:
+                    heappush(self._delayed, (due_at, row.number))
+                if new.key is not None:
+                    receipt = Receipt(self._id(number), new.customer, row.count, row.priority, now)
+                    self._keys[row.customer.number, new.key] = KnownKey(new.digest, receipt)
+            self._note()
+            return admission.receipts
+
+    def _customer(self, name: str, number: int | None = None) -> _Customer:
+        if name not in self._customers:
+            if number is None:
+                number = self._next_customer
+                self._next_customer += 1
+            self._customers[name] = _Customer(number, name, CustomerSettings())
+        return self._customers[name]
+
+    def _wait(self, row: _Row) -> Arrived:
+        """Let a document wait, and say so."""
+        assert row.order is not None
+        row.state = State.WAITING
+        self._orders[row.order] = row
+        self._backlog.add(row.customer.number, row.level, row.order, row.new.cost)
+        return Arrived(row.customer.number, row.level, row.order, 1)
+
+    # ── Claiming ─────────────────────────────────────────────────────────────────────────────────
+
+    def claim(
+        self, n: int, *, worker: str, lease_us: int, outcomes: Sequence[Outcome] = ()
+    ) -> Claimed:
+        with self._changed:
+            now = self._clock.now()
+            lost = self._finish(outcomes, now)
+            self._fold(now)
+            claims: list[Claim] = []
+            fence = self._fence + 1
+            while len(claims) < n and (pick := self._turns.pick(now)) is not None:
+                row = self._orders.pop(pick.order)
+                row.state = State.RUNNING
+                row.pick = pick
+                row.attempts += 1
+                row.fence = self._fence = fence
+                row.worker = worker
+                row.claimed_at = now
+                row.lease_until = self._clock.uptime().at + lease_us
+                attempt = Fence(self._id(row.number), fence)
+                claims.append(Claim(attempt, self._document(row), row.new.body, now + lease_us))
+            if claims or outcomes:
+                self._note()
+            return Claimed(claims, lost)
+
+    def _fold(self, now: int) -> None:
+        expired, due = self._expired(), self._due(now)
+        self._turns.fold(now, expired=expired, recorded=self._recorded, due=due)
+        self._recorded.clear()
+        if expired or due:
+            self._note()
+
+    def _expired(self) -> list[Event]:
+        boot, at = self._clock.uptime()
+        rebooted, self._boot = boot != self._boot, boot
+        expired = sorted(
+            (row.lease_until, row.number)
+            for row in self._documents.values()
+            if row.state is State.RUNNING and (rebooted or row.lease_until <= at)
+        )
+        events: list[Event] = []
+        now = self._clock.now()
+        for _, number in expired:
+            row = self._documents[number]
+            if row.cancel_requested or row.attempts >= self._settings.attempts_max:
+                row.error = None if row.cancel_requested else LEASE_RAN_OUT
+                self._end(row, State.CANCELLED if row.cancel_requested else State.DEAD, now)
+                events.append(Ended(row.customer.number, row.level, 1))
+            else:
+                row.error = LEASE_RAN_OUT
+                self._wait(row)
+                assert row.order is not None
+                events.append(Returned(row.customer.number, row.level, row.order, 0))
+        return events
+
+    def _due(self, now: int) -> list[tuple[int, Arrived]]:
+        due = []
+        while self._delayed and self._delayed[0][0] <= now:
+            due_at, number = heappop(self._delayed)
+            row = self._documents.get(number)
+            if row is None or row.state is not State.DELAYED or row.due_at != due_at:
+                continue
+            if row.order is None:
+                row.order = self._next_number
+                self._next_number += 1
+            due.append((due_at, self._wait(row)))
+        return due
+
+    def renew(self, fences: Sequence[Fence], *, lease_us: int) -> Renewed:
+        with self._changed:
+            renewed = Renewed([], [])
+            for fence in fences:
+                row = self._held_by(fence)
+                if row is None:
+                    renewed.lost.append(fence)
+                    continue
+                row.lease_until = self._clock.uptime().at + lease_us
+                if row.cancel_requested:
+                    renewed.cancelled.append(fence)
+            return renewed
+
+    def finish(self, outcomes: Sequence[Outcome]) -> list[Fence]:
+        with self._changed:
+            lost = self._finish(outcomes, self._clock.now())
+            self._note()
+            return lost
+
+    def _finish(self, outcomes: Sequence[Outcome], now: int) -> list[Fence]:
+        lost = []
+        for outcome in outcomes:
+            row = self._held_by(outcome.fence)
+            if row is None:
+                lost.append(outcome.fence)
+            else:
+                self._record(now, self._apply(outcome, row, now))
+        return lost
+
+    def _held_by(self, fence: Fence) -> _Row | None:
+        row = self._row(fence.document)
+        if row is None or row.state is not State.RUNNING or row.fence != fence.number:
+            return None
+        return row
+
+    def _apply(self, outcome: Outcome, row: _Row, now: int) -> Event:
+        ended = Ended(row.customer.number, row.level, 1)
+        match outcome:
+            case Completed():
+                row.result = outcome.result
+                row.result_content = outcome.content
+                row.error = None
+                self._end(row, State.COMPLETED, now)
+                if self._settings.costs is Costs.LEARNED:
+                    assert row.claimed_at is not None
+                    real = now - row.claimed_at if outcome.real_cost is None else outcome.real_cost
+                    cost, weight = (row.pick.cost, row.pick.weight) if row.pick else (None, None)
+                    return Finished(row.customer.number, row.level, cost, weight, max(0, real))
+            case Failed():
+                row.error = description(outcome.error, ERROR_BYTES_MAX)
+                if row.cancel_requested:
+                    self._end(row, State.CANCELLED, now)
+                elif outcome.retry_in_us is None or row.attempts >= self._settings.attempts_max:
+                    self._end(row, State.DEAD, now)
+                else:
+                    row.state = State.DELAYED
+                    row.due_at = now + max(0, outcome.retry_in_us)
+                    heappush(self._delayed, (row.due_at, row.number))
+            case Released() if not row.cancel_requested:
+                row.attempts -= 1
+                self._wait(row)
+                assert row.order is not None
+                refund = row.pick.charge if row.pick else 0
+                return Returned(row.customer.number, row.level, row.order, refund)
+            case Released() | Stopped():
+                row.error = None
+                self._end(row, State.CANCELLED, now)
+        return ended
+
+    def _end(self, row: _Row, state: State, now: int) -> None:
+        row.state = state
+        row.ended_at = now
+
+    # ── Cancelling and retrying ──────────────────────────────────────────────────────────────────
+
+    def cancel(self, ids: Sequence[str]) -> list[State | None]:
+        with self._changed:
+            now = self._clock.now()
+            states: list[State | None] = []
+            for id in ids:
+                row = self._row(id)
+                if row is not None and row.state is State.RUNNING:
+                    row.cancel_requested = True
+                elif row is not None and row.state is State.WAITING:
+                    self._record(now, self._leave(row))
+                    self._end(row, State.CANCELLED, now)
+                elif row is not None and row.state is State.DELAYED:
+                    self._end(row, State.CANCELLED, now)
+                states.append(None if row is None else row.state)
+            self._note()
+            return states
+
+    def _leave(self, row: _Row) -> Left:
+        assert row.order is not None
+        del self._orders[row.order]
+        following = self._backlog.discard(row.customer.number, row.level, row.order)
+        return Left(row.customer.number, row.level, row.order, following)
+
+    def retry(self, ids: Sequence[str]) -> list[State | None]:
+        with self._changed:
+            now = self._clock.now()
+            states: list[State | None] = []
+            for id in ids:
+                row = self._row(id)
+                states.append(None if row is None else row.state)
+                if row is not None and row.state is State.DEAD:
+                    row.attempts = 0
+                    row.ended_at = None
+                    row.level = level_of(row.priority, self._settings.mode)
+                    self._record(now, self._wait(row))
+            self._note()
+            return states
+
+    # ── Reading ──────────────────────────────────────────────────────────────────────────────────
+
+    def find(self, filter: Filter, *, after: str | None = None, size: int = 100) -> Page:
+        with self._changed:
+            below = self._next_number if after is None else ids.decode(after, self._key) or 0
+            matching = [
+                row
+                for number, row in sorted(self._documents.items(), reverse=True)
+                if number < below and self._matches(row, filter)
+            ]
+            page = [self._document(row) for row in matching[:size]]
+            return Page(page, page[-1].id if len(matching) > size else None)
+
+    def _matches(self, row: _Row, filter: Filter) -> bool:
+        return (
+            (filter.customer is None or row.customer.name == filter.customer)
+            and (filter.states is None or row.state in filter.states)
+            and (filter.priorities is None or row.priority in filter.priorities)
+            and (filter.name is None or row.new.name == filter.name)
+            and (filter.submitted_from is None or row.submitted_at >= filter.submitted_from)
+            and (filter.submitted_before is None or row.submitted_at < filter.submitted_before)
+            and (filter.ids is None or self._id(row.number) in filter.ids)
+        )
+
+    def read(self, id: str) -> Stored | None:
+        with self._changed:
+            row = self._row(id)
+            if row is None:
+                return None
+            return Stored(self._document(row), row.new.body, row.result, row.result_content)
+
+    def customers(
+        self, *, names: Sequence[str] | None = None, after: str | None = None, size: int = 100
+    ) -> CustomerPage:
+        with self._changed:
+            known = sorted(self._customers if names is None else set(names) & set(self._customers))
+            rest = [name for name in known if after is None or name > after]
+            page = [self._shown(self._customers[name]) for name in rest[:size]]
+            return CustomerPage(page, page[-1].name if len(rest) > size else None)
+
+    def _shown(self, customer: _Customer) -> Customer:
+        rows = [row for row in self._documents.values() if row.customer is customer]
+        states = Counter(row.state for row in rows)
+        waiting = Counter(row.priority for row in rows if row.state is State.WAITING)
+        return Customer(
+            name=customer.name,
+            settings=customer.settings,
+            count=self._settings.rule.shown(customer.count, self._clock.now()),
+            count_updated_at=customer.count.updated_at if customer.count else None,
+            waiting=states[State.WAITING],
+            waiting_by_priority=by_priority(waiting),
+            running=states[State.RUNNING],
+            delayed=states[State.DELAYED],
+        )
+
+    def summary(self) -> Summary:
+        with self._changed:
+            states = Counter(row.state for row in self._documents.values())
+            waiting = Counter(row.priority for row in self._orders.values())
+            return Summary(
+                waiting_by_priority=by_priority(waiting),
+                delayed=states[State.DELAYED],
+                running=states[State.RUNNING],
+            )
+
+    # ── Forgetting ───────────────────────────────────────────────────────────────────────────────
+
+    def prune(self, *, documents_max: int = 1_000) -> list[str] | None:
+        with self._changed:
+            now = self._clock.now()
+            old = [
+                row
+                for row in self._documents.values()
+                if row.state in ENDED
+                and row.ended_at is not None
+                and row.ended_at < now - self._settings.kept_us(row.state)
+            ][:documents_max]
+            contents = self._delete(old)
+            keys = [
+                key
+                for key, known in self._keys.items()
+                if now - known.receipt.submitted_at > KEY_KEPT_US
+            ]
+            for key in keys:
+                del self._keys[key]
+            self._turns.forget()
+            idle = self._idle_customers(now)
+            for name in idle:
+                del self._customers[name]
+            self._note()
+            return contents if old or keys or idle else None
+
+    def _idle_customers(self, now: int) -> list[str]:
+        busy = {row.customer.name for row in self._documents.values()}
+        in_recorded = {event.customer for _, events in self._recorded for event in events}
+        with_keys = {number for number, _ in self._keys}
+        return [
+            customer.name
+            for customer in self._customers.values()
+            if customer.name not in busy
+            and customer.settings == CustomerSettings()
+            and customer.number not in self._turns.standings
+            and customer.number not in in_recorded
+            and customer.number not in with_keys
+            and self._settings.rule.shown(customer.count, now) == 0
+            and (customer.count is None or now > self._settings.rule.resets_at(customer.count))
+        ]
+
+    def purge(self, customer: str) -> list[str]:
+        with self._changed:
+            known = self._customers.pop(customer, None)
+            if known is None:
+                return []
+            rows = [row for row in self._documents.values() if row.customer is known]
+            for row in rows:
+                if row.state is State.WAITING:
+                    self._leave(row)
+            contents = self._delete(rows)
+            self._keys = {key: k for key, k in self._keys.items() if key[0] != known.number}
+            self._record(self._clock.now(), Purged(known.number))
+            self._note()
+            return contents
+
+    def _delete(self, rows: Sequence[_Row]) -> list[str]:
+        for row in rows:
+            del self._documents[row.number]
+        return [
+            name
+            for row in rows
+            for name in (row.new.content_name, row.result_content and row.result_content.name)
+            if name is not None
+        ]
+
+    def unreferenced(self, content_names: Sequence[str]) -> list[str]:
+        with self._changed:
+            used = {row.new.content_name for row in self._documents.values()}
+            used |= {r.result_content.name for r in self._documents.values() if r.result_content}
+            return [name for name in content_names if name not in used]
+
+    # ── Changes ──────────────────────────────────────────────────────────────────────────────────
+
+    def version(self) -> int:
+        return self._version
+
+    def wait(self, version: int, timeout_s: float) -> int:
+        with self._changed:
+            self._changed.wait_for(lambda: self._version != version, timeout_s)
+            return self._version
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def _note(self) -> None:
+        self._version += 1
+        self._changed.notify_all()
+
+    def _record(self, at: int, *events: Event) -> None:
+        self._recorded.append(Recorded(at, events))
+
+    def _row(self, id: str) -> _Row | None:
+        number = ids.decode(id, self._key)
+        return None if number is None else self._documents.get(number)
+
+    def _id(self, number: int) -> str:
+        return ids.encode(number, self._key)
+
+    def _document(self, row: _Row) -> Document:
+        return Document(
+            id=self._id(row.number),
+            customer=row.customer.name,
+            state=row.state,
+            priority=row.priority,
+            count=row.count,
+            submitted_at=row.submitted_at,
+            due_at=row.due_at,
+            order=row.order,
+            attempts=row.attempts,
+            claimed_at=row.claimed_at,
+            ended_at=row.ended_at,
+            worker=row.worker,
+            error=row.error,
+            cancel_requested=row.cancel_requested,
+            cost=row.new.cost,
+            kind=row.new.kind,
+            size_bytes=row.new.size_bytes,
+            sha256=row.new.sha256,
+            content_name=row.new.content_name,
+            name=row.new.name,
+            metadata_json=row.new.metadata,
+            parent=row.new.parent,
+        )
+
+
+def _changed(customer: _Customer) -> Changed:
+    settings = customer.settings
+    weight = weight_in_thousandths(settings.weight)
+    return Changed(customer.number, weight, settings.limit, settings.paused)

@@ -1,0 +1,237 @@
+"""The embedded store: one SQLite file, several processes, nothing to install."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from secrets import randbits
+from typing import Any
+
+from fairturn import ids
+from fairturn.clock import Clock, SystemClock, stopwatch
+from fairturn.flows import Changed
+from fairturn.model import (
+    Claimed,
+    CustomerPage,
+    CustomerSettings,
+    Fence,
+    Filter,
+    NewDocument,
+    Outcome,
+    Page,
+    Receipt,
+    Renewed,
+    Settings,
+    State,
+    Stored,
+    Summary,
+    weight_in_thousandths,
+)
+from fairturn.stores.sqlite import forgetting, outcomes, reading, rebuilding
+from fairturn.stores.sqlite.claiming import Claiming
+from fairturn.stores.sqlite.database import Database
+from fairturn.stores.sqlite.rows import COUNT_COUNTED, FORGET_TURNS, QueueRow, SettingsCache, record
+from fairturn.stores.sqlite.submitting import Submitting
+
+_POLL_S = 0.02
+
+_ADD_QUEUE = "INSERT OR IGNORE INTO queue (one, settings, id_key) VALUES (1, ?, ?)"
+_HAS_QUEUE = "SELECT count(*) FROM queue"
+_CONFIGURE = "UPDATE queue SET settings = ?"
+_ADJUST = """
+    INSERT INTO customers (number, name, weight, running_max, paused, counted)
+    VALUES ((SELECT next_customer FROM queue), ?1, ?2, ?3, ?4, ?3 IS NOT NULL)
+    ON CONFLICT (name) DO UPDATE SET
+        weight = excluded.weight, running_max = excluded.running_max, paused = excluded.paused,
+        counted = max(counted, excluded.counted)
+    RETURNING number"""
+_USE_CUSTOMER = "UPDATE queue SET next_customer = max(next_customer, ? + 1)"
+
+
+class SqliteStore:
+    """A store in one file."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+        key: int | None = None,
+        synchronous: str = "FULL",
+        allow_network: bool = False,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._database = Database(Path(path), synchronous=synchronous, allow_network=allow_network)
+        self._cache = SettingsCache()
+        self._changed = threading.Condition()
+        self._version = 0
+        self._claiming = Claiming()
+        self._submitting = Submitting(self._database, self._cache, self._clock.now)
+        with self._database.reading() as connection:
+            made = connection.execute(_HAS_QUEUE).get
+        if not made:
+            first = (settings or Settings()).to_json()
+            with self._database.writing("configure") as connection:
+                connection.execute(_ADD_QUEUE, (first, randbits(ids.BITS) if key is None else key))
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._database.path
+
+    # ── Settings ─────────────────────────────────────────────────────────────────────────────────
+
+    def settings(self) -> Settings:
+        with self._database.reading() as connection:
+            return QueueRow(connection, self._cache).settings
+
+    def configure(self, settings: Settings) -> None:
+        with self._database.writing("configure") as connection:
+            queue = QueueRow(connection, self._cache)
+            if settings.mode is not queue.settings.mode:
+                now, uptime = self._clock.now(), self._clock.uptime()
+                rebuilding.rebuild(connection, queue, settings, now, uptime)
+            connection.execute(_CONFIGURE, (settings.to_json(),))
+            connection.execute(FORGET_TURNS)
+        self._note()
+
+    def adjust(self, customer: str, settings: CustomerSettings) -> None:
+        values = (weight_in_thousandths(settings.weight), settings.limit, settings.paused)
+        with self._database.writing("configure") as connection:
+            number = connection.execute(_ADJUST, (customer, *values)).get
+            connection.execute(_USE_CUSTOMER, (number,))
+            connection.execute(COUNT_COUNTED)
+            record(connection, self._clock.now(), [Changed(number, *values)])
+        self._note()
+
+    # ── The road ─────────────────────────────────────────────────────────────────────────────────
+
+    def submit(self, documents: Sequence[NewDocument], *, connection: Any = None) -> list[Receipt]:
+        if connection is not None:
+            raise ValueError("a queue in an SQLite file cannot take part in your transaction")
+        receipts = self._submitting.submit(documents)
+        self._note()
+        return receipts
+
+    def claim(
+        self, n: int, *, worker: str, lease_us: int, outcomes: Sequence[Outcome] = ()
+    ) -> Claimed:
+        try:
+            with self._database.writing("claim") as connection:
+                before = connection.total_changes()
+                queue = QueueRow(connection, self._cache)
+                now = self._clock.now()
+                lost = self._finish(connection, queue, outcomes, now)
+                claims = self._claiming.claim(
+                    connection,
+                    queue,
+                    n,
+                    worker=worker,
+                    lease_us=lease_us,
+                    now=now,
+                    uptime=self._clock.uptime(),
+                )
+                changed = connection.total_changes() != before
+        except BaseException:
+            self._claiming.forget()
+            raise
+        if changed:
+            self._note()
+        return Claimed(claims, lost)
+
+    def renew(self, fences: Sequence[Fence], *, lease_us: int) -> Renewed:
+        with self._database.writing("renew") as connection:
+            queue = QueueRow(connection, self._cache)
+            return outcomes.renew(connection, queue, fences, self._clock.uptime().at + lease_us)
+
+    def finish(self, outcomes: Sequence[Outcome]) -> list[Fence]:
+        with self._database.writing("finish") as connection:
+            queue = QueueRow(connection, self._cache)
+            lost = self._finish(connection, queue, outcomes, self._clock.now())
+        self._note()
+        return lost
+
+    def _finish(
+        self, connection: Any, queue: QueueRow, ended: Sequence[Outcome], now: int
+    ) -> list[Fence]:
+        return outcomes.finish(connection, queue, ended, now) if ended else []
+
+    def cancel(self, ids: Sequence[str]) -> list[State | None]:
+        with self._database.writing("cancel") as connection:
+            queue = QueueRow(connection, self._cache)
+            states = outcomes.cancel(connection, queue, ids, self._clock.now())
+        self._note()
+        return states
+
+    def retry(self, ids: Sequence[str]) -> list[State | None]:
+        with self._database.writing("retry") as connection:
+            queue = QueueRow(connection, self._cache)
+            states = outcomes.retry(connection, queue, ids, self._clock.now())
+        self._note()
+        return states
+
+    # ── Reading ──────────────────────────────────────────────────────────────────────────────────
+
+    def find(self, filter: Filter, *, after: str | None = None, size: int = 100) -> Page:
+        with self._database.reading() as connection:
+            return reading.find(connection, QueueRow(connection, self._cache), filter, after, size)
+
+    def read(self, id: str) -> Stored | None:
+        with self._database.reading() as connection:
+            return reading.read(connection, QueueRow(connection, self._cache), id)
+
+    def customers(
+        self, *, names: Sequence[str] | None = None, after: str | None = None, size: int = 100
+    ) -> CustomerPage:
+        with self._database.reading() as connection:
+            queue = QueueRow(connection, self._cache)
+            now = self._clock.now()
+            return reading.customers(connection, queue, now, names=names, after=after, size=size)
+
+    def summary(self) -> Summary:
+        with self._database.reading() as connection:
+            return reading.summary(connection, QueueRow(connection, self._cache))
+
+    # ── Forgetting ───────────────────────────────────────────────────────────────────────────────
+
+    def prune(self, *, documents_max: int = 1_000) -> list[str] | None:
+        with self._database.writing("prune") as connection:
+            queue = QueueRow(connection, self._cache)
+            contents = forgetting.prune(connection, queue, self._clock.now(), documents_max)
+        if contents is not None:
+            self._note()
+        return contents
+
+    def purge(self, customer: str) -> list[str]:
+        with self._database.writing("prune") as connection:
+            queue = QueueRow(connection, self._cache)
+            contents = forgetting.purge(connection, queue, customer, self._clock.now())
+        self._note()
+        return contents
+
+    def unreferenced(self, content_names: Sequence[str]) -> list[str]:
+        with self._database.reading() as connection:
+            return forgetting.unreferenced(connection, content_names)
+
+    # ── Changes ──────────────────────────────────────────────────────────────────────────────────
+
+    def version(self) -> int:
+        return self._version + self._database.changes_elsewhere()
+
+    def wait(self, version: int, timeout_s: float) -> int:
+        """This process's own changes wake at once; those of others within the poll of 20 ms."""
+        until = stopwatch() + timeout_s
+        while (current := self.version()) == version and (left := until - stopwatch()) > 0:
+            with self._changed:
+                seen = self._version
+                if self._version == seen:
+                    self._changed.wait(min(left, _POLL_S))
+        return current
+
+    def _note(self) -> None:
+        with self._changed:
+            self._version += 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        self._database.close()

@@ -1,0 +1,352 @@
+"""What becomes of claimed documents: outcomes, renewals, leases that run out; and of those that
+are not claimed: delays that end, cancels, retries."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import apsw
+
+from fairturn import ids
+from fairturn.clock import Uptime
+from fairturn.flows import Arrived, Costs, Ended, Event, Finished, Left, Returned
+from fairturn.model import (
+    ERROR_BYTES_MAX,
+    LEASE_RAN_OUT,
+    Completed,
+    Failed,
+    Fence,
+    Outcome,
+    Released,
+    Renewed,
+    State,
+    level_of,
+)
+from fairturn.stores.sqlite.rows import (
+    CANCELLED,
+    COMPLETED,
+    DEAD,
+    DELAYED,
+    RUNNING,
+    STATES,
+    WAITING,
+    QueueRow,
+    Row,
+    fetch,
+    fetch_each,
+    record,
+)
+from fairturn.stores.sqlite.tally import Tally
+from fairturn.text import description
+
+# By the primary key; state and fence make every change conditional on the lease.
+_HELD = f"""
+    SELECT d.number, d.fence, d.customer, d.level, d.priority, d.order_number, d.attempts,
+        d.cancel_requested, c.counted,
+        d.claimed_at, d.charged_cost, d.charged_weight, d.charge
+    FROM documents d JOIN customers c ON c.number = d.customer
+    WHERE d.number = ? AND d.state = {RUNNING} AND d.fence = ?"""
+_COMPLETE = f"""
+    UPDATE documents SET state = {COMPLETED}, ended_at = ?, error = NULL
+    WHERE number = ? AND state = {RUNNING} AND fence = ?"""
+_END = f"""
+    UPDATE documents SET state = ?, ended_at = ?, error = ?
+    WHERE number = ? AND state = {RUNNING} AND fence = ?"""
+_DELAY = f"""
+    UPDATE documents SET state = {DELAYED}, due_at = ?, error = ?
+    WHERE number = ? AND state = {RUNNING} AND fence = ?"""
+_GIVE_BACK = f"""
+    UPDATE documents SET state = {WAITING}, returned = 1, attempts = attempts - 1
+    WHERE number = ? AND state = {RUNNING} AND fence = ?"""
+_ADD_RESULT = """
+    INSERT OR REPLACE INTO results (document, result, content_name, size_bytes, sha256)
+    VALUES (?, ?, ?, ?, ?)"""
+_RENEW = f"""
+    UPDATE documents SET lease_until = ? WHERE number = ? AND state = {RUNNING} AND fence = ?
+    RETURNING cancel_requested"""
+
+_LOOK_SOONER = "UPDATE leases SET until = min(until, ?) WHERE fence = ?"
+_LEAVE_LEASE = "UPDATE leases SET running = running - ? WHERE fence = ?"
+_END_LEASE = "DELETE FROM leases WHERE fence = ? AND running <= 0"
+# By leases_until.
+_EXPIRED_LEASES = "SELECT fence, documents FROM leases WHERE until <= ?"
+_LEASES = "SELECT fence, documents FROM leases"
+_IN_LEASE = f"""
+    SELECT lease_until, number, customer, level, priority, order_number, attempts,
+        cancel_requested
+    FROM documents WHERE number = ? AND state = {RUNNING} AND fence = ?"""
+_SHRINK_LEASE = "UPDATE leases SET until = ?, running = ?, documents = ? WHERE fence = ?"
+_DROP_LEASE = "DELETE FROM leases WHERE fence = ?"
+_EXPIRE = f"UPDATE documents SET state = {WAITING}, returned = 1, error = ? WHERE number = ?"
+_EXPIRE_LAST = "UPDATE documents SET state = ?, ended_at = ?, error = ? WHERE number = ?"
+
+# By documents_delayed, in its order.
+_DUE = f"""
+    SELECT number, customer, level, priority, order_number, due_at
+    FROM documents INDEXED BY documents_delayed
+    WHERE state = {DELAYED} AND due_at <= ? ORDER BY due_at, number"""
+_PROMOTE = f"""
+    UPDATE documents SET state = {WAITING}, returned = ?, order_number = ? WHERE number = ?"""
+
+_STATE = "SELECT state, customer, level, priority, order_number FROM documents WHERE number = ?"
+_CANCEL = f"""
+    UPDATE documents SET state = {CANCELLED}, level = 0, returned = 0, ended_at = ?
+    WHERE number = ?"""
+_ASK_TO_STOP = "UPDATE documents SET cancel_requested = 1 WHERE number = ?"
+_RETRY = f"""
+    UPDATE documents SET state = {WAITING}, returned = 1, attempts = 0, ended_at = NULL, level = ?
+    WHERE number = ?"""
+# By documents_returned; and by documents_flow from the flow's claimed_to on.
+LOWEST_RETURNED = """
+    SELECT min(order_number) FROM documents INDEXED BY documents_returned
+    WHERE returned = 1 AND customer = ? AND level = ? AND order_number > ?"""
+_LOWEST = """
+    SELECT min(order_number) FROM documents INDEXED BY documents_flow
+    WHERE customer = ?1 AND level = ?2 AND order_number > (
+        SELECT claimed_to FROM flows WHERE customer = ?1 AND level = ?2)"""
+
+
+def finish(
+    connection: apsw.Connection, queue: QueueRow, outcomes: Sequence[Outcome], now: int
+) -> list[Fence]:
+    """Record outcomes; the answer names those whose lease was lost."""
+    plain = queue.counted == 0 and queue.settings.costs is not Costs.LEARNED
+    if plain and all(type(outcome) is Completed for outcome in outcomes):
+        connection.execute("SAVEPOINT plain")
+        if _complete(connection, queue, outcomes, now):
+            connection.execute("RELEASE plain")
+            return []
+        connection.execute("ROLLBACK TO plain; RELEASE plain")
+    return _finish(connection, queue, outcomes, now)
+
+
+def _complete(
+    connection: apsw.Connection, queue: QueueRow, outcomes: Sequence[Any], now: int
+) -> bool:
+    """The common case, all completed and nothing to fold in: one statement a document. False if
+    some lease was lost: which one it was takes a closer look."""
+    decode, key = ids.decode, queue.key
+    ended = [(now, decode(o.fence.document, key), o.fence.number) for o in outcomes]
+    before = connection.total_changes()
+    connection.executemany(_COMPLETE, ended)
+    if connection.total_changes() - before != len(outcomes):
+        return False
+    _add_results(connection, zip((row[1] for row in ended), outcomes, strict=True))
+    leave_leases(connection, (row[2] for row in ended))
+    return True
+
+
+def _add_results(connection: apsw.Connection, completed: Iterable[tuple[Any, Completed]]) -> None:
+    results = [
+        (number, outcome.result, *(outcome.content or (None, None, None)))
+        for number, outcome in completed
+        if outcome.result is not None or outcome.content is not None
+    ]
+    if results:
+        connection.executemany(_ADD_RESULT, results)
+
+
+def leave_leases(connection: apsw.Connection, fences: Iterable[int]) -> None:
+    """Count the documents that are no longer running under these fences."""
+    left = Counter(fences)
+    connection.executemany(_LEAVE_LEASE, [(n, fence) for fence, n in left.items()])
+    connection.executemany(_END_LEASE, [(fence,) for fence in left])
+
+
+def _finish(
+    connection: apsw.Connection, queue: QueueRow, outcomes: Sequence[Outcome], now: int
+) -> list[Fence]:
+    numbers = [(ids.decode(o.fence.document, queue.key), o.fence.number) for o in outcomes]
+    held = {row[:2]: row[2:] for row in fetch_each(connection, _HELD, numbers)}
+    learned = queue.settings.costs is Costs.LEARNED
+    lost: list[Fence] = []
+    ends: list[Row] = []
+    results: list[tuple[Any, Completed]] = []
+    left: list[int] = []
+    events: list[Event] = []
+    tally = Tally()
+    for outcome, (number, fence) in zip(outcomes, numbers, strict=True):
+        row = held.pop((number, fence), None)
+        if row is None:
+            lost.append(outcome.fence)
+            continue
+        left.append(fence)
+        customer, level, priority, order, attempts, cancelled, counted, *charged = row
+        if isinstance(outcome, Completed):
+            ends.append((COMPLETED, now, None, number, fence))
+            results.append((number, outcome))
+            if learned:
+                events.append(_finished(customer, level, charged, outcome, now))
+                continue
+        elif isinstance(outcome, Failed):
+            error = description(outcome.error, ERROR_BYTES_MAX)
+            if cancelled:
+                ends.append((CANCELLED, now, error, number, fence))
+            elif outcome.retry_in_us is None or attempts >= queue.settings.attempts_max:
+                ends.append((DEAD, now, error, number, fence))
+            else:
+                due_at = now + max(0, outcome.retry_in_us)
+                connection.execute(_DELAY, (due_at, error, number, fence))
+                tally.delay(customer)
+        elif isinstance(outcome, Released) and not cancelled:
+            connection.execute(_GIVE_BACK, (number, fence))
+            tally.wait(customer, level, priority)
+            events.append(Returned(customer, level, order, charged[3] or 0))
+            continue
+        else:
+            ends.append((CANCELLED, now, None, number, fence))
+        if counted:
+            events.append(Ended(customer, level, 1))
+    connection.executemany(_END, ends)
+    _add_results(connection, results)
+    leave_leases(connection, left)
+    tally.write(connection, queue.next_number)
+    record(connection, now, events)
+    return lost
+
+
+def _finished(
+    customer: int, level: int, charged: list[Any], outcome: Completed, now: int
+) -> Finished:
+    claimed_at, cost, weight, _ = charged
+    real = now - claimed_at if outcome.real_cost is None else outcome.real_cost
+    return Finished(customer, level, cost, weight, max(0, real))
+
+
+def renew(
+    connection: apsw.Connection, queue: QueueRow, fences: Sequence[Fence], lease_until: int
+) -> Renewed:
+    """Move the ends of leases."""
+    renewed = Renewed([], [])
+    for fence in fences:
+        number = ids.decode(fence.document, queue.key)
+        cancelled = connection.execute(_RENEW, (lease_until, number, fence.number)).get
+        if cancelled is None:
+            renewed.lost.append(fence)
+        elif cancelled:
+            renewed.cancelled.append(fence)
+    # A lease can become shorter too, and then it is to be looked for earlier.
+    sooner = [(lease_until, fence) for fence in {fence.number for fence in fences}]
+    connection.executemany(_LOOK_SOONER, sooner)
+    return renewed
+
+
+def end_expired(
+    connection: apsw.Connection, queue: QueueRow, now: int, uptime: Uptime, tally: Tally
+) -> list[Event]:
+    """Take back documents whose leases ran out, oldest first; after a restart of the machine,
+    all that run."""
+    events: list[Event] = []
+    for _, number, customer, level, priority, order, attempts, cancelled in _take_expired(
+        connection, uptime.at, all_of_them=queue.boot != uptime.boot
+    ):
+        if cancelled or attempts >= queue.settings.attempts_max:
+            state, error = (CANCELLED, None) if cancelled else (DEAD, LEASE_RAN_OUT)
+            connection.execute(_EXPIRE_LAST, (state, now, error, number))
+            events.append(Ended(customer, level, 1))
+        else:
+            connection.execute(_EXPIRE, (LEASE_RAN_OUT, number))
+            tally.wait(customer, level, priority)
+            events.append(Returned(customer, level, order, 0))
+    return events
+
+
+def _take_expired(connection: apsw.Connection, at: int, *, all_of_them: bool) -> list[Row]:
+    """The documents whose leases ran out, by the end of the lease."""
+    expired: list[Row] = []
+    leases = _LEASES if all_of_them else _EXPIRED_LEASES
+    for fence, documents in fetch(connection, leases, () if all_of_them else (at,)):
+        inside = [(number, fence) for number in json.loads(documents)]
+        running = fetch_each(connection, _IN_LEASE, inside)
+        left = [] if all_of_them else [row for row in running if row[0] > at]
+        expired += [row for row in running if row not in left]
+        if left:
+            until = min(row[0] for row in left)
+            numbers = json.dumps([row[1] for row in left])
+            connection.execute(_SHRINK_LEASE, (until, len(left), numbers, fence))
+        else:
+            connection.execute(_DROP_LEASE, (fence,))
+    return sorted(expired)
+
+
+def promote_due(
+    connection: apsw.Connection, queue: QueueRow, now: int, tally: Tally
+) -> list[tuple[int, Arrived]]:
+    """Let documents wait whose time has come; the first time they get their order."""
+    due: list[tuple[int, Arrived]] = []
+    promoted = []
+    for number, customer, level, priority, given, due_at in fetch(connection, _DUE, (now,)):
+        order = queue.next_number if given is None else given
+        queue.next_number += given is None
+        promoted.append((given is not None, order, number))
+        tally.wait(customer, level, priority)
+        tally.delay(customer, -1)
+        due.append((due_at, Arrived(customer, level, order, 1)))
+    if promoted:
+        connection.executemany(_PROMOTE, promoted)
+    return due
+
+
+def cancel(
+    connection: apsw.Connection, queue: QueueRow, documents: Iterable[str], now: int
+) -> list[State | None]:
+    """End documents that have not begun, ask running ones to stop; the states afterwards."""
+    states: list[State | None] = []
+    events: list[Event] = []
+    tally = Tally()
+    for id in documents:
+        number = ids.decode(id, queue.key)
+        found = fetch(connection, _STATE, (number,))
+        if not found:
+            states.append(None)
+            continue
+        ((state, customer, level, priority, order),) = found
+        if state == RUNNING:
+            connection.execute(_ASK_TO_STOP, (number,))
+        elif state in (WAITING, DELAYED):
+            connection.execute(_CANCEL, (now, number))
+            if state == WAITING:
+                lowest = _lowest_waiting(connection, customer, level)
+                events.append(Left(customer, level, order, lowest))
+                tally.wait(customer, level, priority, -1)
+            else:
+                tally.delay(customer, -1)
+            state = CANCELLED
+        states.append(STATES[state])
+    tally.write(connection, queue.next_number)
+    record(connection, now, events)
+    return states
+
+
+def _lowest_waiting(connection: apsw.Connection, customer: int, level: int) -> int | None:
+    returned: int | None = connection.execute(LOWEST_RETURNED, (customer, level, 0)).get
+    if returned is not None:
+        return returned
+    lowest: int | None = connection.execute(_LOWEST, (customer, level)).get
+    return lowest
+
+
+def retry(
+    connection: apsw.Connection, queue: QueueRow, documents: Iterable[str], now: int
+) -> list[State | None]:
+    """Let dead documents wait again; the states before."""
+    states: list[State | None] = []
+    events: list[Event] = []
+    tally = Tally()
+    for id in documents:
+        number = ids.decode(id, queue.key)
+        found = fetch(connection, _STATE, (number,))
+        if not found:
+            states.append(None)
+            continue
+        ((state, customer, _, priority, order),) = found
+        states.append(STATES[state])
+        if state == DEAD:
+            level = level_of(priority, queue.settings.mode)
+            connection.execute(_RETRY, (level, number))
+            tally.wait(customer, level, priority)
+            events.append(Arrived(customer, level, order, 1))
+    tally.write(connection, queue.next_number)
+    record(connection, now, events)
+    return states

@@ -1,0 +1,197 @@
+"""How values look in the file: states, documents, events, receipts."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import apsw
+
+from fairturn import ids
+from fairturn.flows import (
+    Arrived,
+    Changed,
+    Ended,
+    Event,
+    Finished,
+    Left,
+    Purged,
+    Recorded,
+    Resumed,
+    Returned,
+)
+from fairturn.model import Document, Kind, Settings, State
+
+Row = tuple[Any, ...]  # what a statement gives, column by column
+
+
+def fetch(connection: apsw.Connection, statement: str, values: Row = ()) -> list[Row]:
+    """All rows of a statement."""
+    return connection.execute(statement, values).fetchall()
+
+
+def fetch_each(connection: apsw.Connection, statement: str, many: Iterable[Row]) -> list[Row]:
+    """All rows of a statement that is executed for each of many values."""
+    return list(connection.executemany(statement, many))
+
+
+STATES = (
+    State.DELAYED,
+    State.WAITING,
+    State.RUNNING,
+    State.COMPLETED,
+    State.DEAD,
+    State.CANCELLED,
+)
+DELAYED, WAITING, RUNNING, COMPLETED, DEAD, CANCELLED = range(6)
+CODES = {state: code for code, state in enumerate(STATES)}
+KINDS = {kind.value: kind for kind in Kind}
+
+# Bodies up to this size lie in the document's own row.
+ROW_BODY_BYTES_MAX = 1_024
+
+# What `to_document` takes, in its order.
+DOCUMENT_COLUMNS = """
+    d.number, c.name, d.state, d.priority, d.count, d.submitted_at, d.due_at, d.order_number,
+    d.attempts, d.claimed_at, d.ended_at, d.worker, d.error, d.cancel_requested, d.cost, d.kind,
+    d.size_bytes, d.sha256, d.content_name, d.name, d.metadata, d.parent
+"""
+
+
+def to_document(row: Row, key: int) -> Document:
+    """A row that begins with `DOCUMENT_COLUMNS` as a document."""
+    parent = row[21]
+    return Document._make(
+        (
+            ids.encode(row[0], key),
+            row[1],
+            STATES[row[2]],
+            *row[3:13],
+            row[13] != 0,
+            row[14],
+            KINDS[row[15]],
+            *row[16:21],
+            None if parent is None else ids.encode(parent, key),
+        )
+    )
+
+
+def to_claimed_document(row: Row, key: int, *, attempts: int, at: int, worker: str) -> Document:
+    """The same for a document that waited when the row was read, and was claimed just now."""
+    parent = row[21]
+    return Document._make(
+        (
+            ids.encode(row[0], key),
+            row[1],
+            State.RUNNING,
+            *row[3:8],
+            attempts,
+            at,
+            None,
+            worker,
+            row[12],
+            False,
+            row[14],
+            KINDS[row[15]],
+            *row[16:21],
+            None if parent is None else ids.encode(parent, key),
+        )
+    )
+
+
+# ── Events ───────────────────────────────────────────────────────────────────────────────────────
+
+# The position is the code in the file: append, never reorder.
+_EVENTS: tuple[type[Any], ...] = (
+    Arrived,
+    Left,
+    Ended,
+    Finished,
+    Returned,
+    Changed,
+    Purged,
+    Resumed,
+)
+_EVENT_CODES = {kind: code for code, kind in enumerate(_EVENTS)}
+
+_RECORD = "INSERT INTO recorded (at, events) VALUES (?, ?)"
+_RECORDED = "SELECT number, at, events FROM recorded ORDER BY number"
+_FORGET_RECORDED = "DELETE FROM recorded WHERE number <= ?"
+
+
+def record(connection: apsw.Connection, at: int, events: Iterable[Event]) -> None:
+    """Leave word for the next claim."""
+    encoded = [(_EVENT_CODES[type(event)], *event) for event in events]
+    if encoded:
+        connection.execute(_RECORD, (at, json.dumps(encoded, separators=(",", ":"))))
+
+
+def take_recorded(connection: apsw.Connection) -> list[Recorded]:
+    """What was recorded since the last claim; it is gone from the file afterwards."""
+    recorded = []
+    last = None
+    for number, at, events in fetch(connection, _RECORDED):
+        decoded = tuple(_EVENTS[code](*rest) for code, *rest in json.loads(events))
+        recorded.append(Recorded(at, decoded))
+        last = number
+    if last is not None:
+        connection.execute(_FORGET_RECORDED, (last,))
+    return recorded
+
+
+def customers_in_recorded(connection: apsw.Connection) -> set[int]:
+    """The customers of whom something is yet to be folded in."""
+    events = (event for *_, text in fetch(connection, _RECORDED) for event in json.loads(text))
+    return {customer for _, customer, *_ in events}
+
+
+# ── The queue's own row ──────────────────────────────────────────────────────────────────────────
+
+_QUEUE = """
+    SELECT settings, id_key, next_number, next_customer, delayed, counted, claims, fence, tick,
+        turns_version, boot
+    FROM queue"""
+
+
+COUNT_COUNTED = """
+    UPDATE queue SET counted = (
+        SELECT count(*) FROM customers INDEXED BY customers_counted WHERE counted = 1)"""
+# Engines that processes keep from claim to claim are to be read anew.
+FORGET_TURNS = "UPDATE queue SET turns_version = turns_version + 1"
+
+
+class QueueRow:
+    """The one row of `queue`."""
+
+    __slots__ = (
+        "boot",
+        "claims",
+        "counted",
+        "delayed",
+        "fence",
+        "key",
+        "next_customer",
+        "next_number",
+        "settings",
+        "tick",
+        "turns_version",
+    )
+
+    def __init__(self, connection: apsw.Connection, cache: "SettingsCache") -> None:
+        (row,) = fetch(connection, _QUEUE)
+        text, self.key, self.next_number, self.next_customer, self.delayed, self.counted = row[:6]
+        self.claims, self.fence, self.tick, self.turns_version, self.boot = row[6:]
+        self.settings = cache.parse(text)
+
+
+class SettingsCache:
+    """Parses the settings only when another process has changed them."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._settings = Settings()
+
+    def parse(self, text: str) -> Settings:
+        if text != self._text:
+            self._settings = Settings.from_json(text)
+            self._text = text
+        return self._settings

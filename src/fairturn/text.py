@@ -1,0 +1,42 @@
+"""Text that comes from outside, before it is stored.
+
+Some texts are identities: a customer's name, an idempotency key. In them a character that a
+database cannot hold is refused, because replacing it could make two identities one. Every other
+text is a description, and there it is replaced: recording a failure must never fail itself.
+"""
+
+import re
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+REPLACEMENT = "\ufffd"
+
+
+def identity(value: str, what: str, bytes_max: int) -> str:
+    """The text unchanged, or a `ValueError` that says what is wrong with it."""
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a text, not {type(value).__name__}")
+    if not value:
+        raise ValueError(f"{what} is empty")
+    if value.isascii():
+        size = len(value)
+        unstorable = "\x00" in value
+    else:
+        size = len(value.encode("utf-8", "surrogatepass"))
+        unstorable = _UNSTORABLE.search(value) is not None
+    if unstorable:
+        raise ValueError(
+            f"{what} {value!r} has a NUL character or a lone surrogate; remove it: "
+            "replacing it could make two names one"
+        )
+    if size > bytes_max:
+        raise ValueError(f"{what} has {size:,} bytes; at most {bytes_max:,} are allowed")
+    return value
+
+
+def description(value: str, bytes_max: int) -> str:
+    """The text in a form that every store can hold, cut to the limit at a whole character."""
+    if "\x00" in value or not value.isascii():
+        value = _UNSTORABLE.sub(REPLACEMENT, value)
+        encoded = value.encode()
+        return value if len(encoded) <= bytes_max else encoded[:bytes_max].decode(errors="ignore")
+    return value[:bytes_max]

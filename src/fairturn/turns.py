@@ -1,0 +1,437 @@
+"""The order of service: which waiting document a free worker gets. Pure.
+
+A flow is one customer in one level (in mode `equal`: one customer). Flows carry virtual time, and
+each level a clock; the flow that is furthest behind has the next turn. Nothing here reads a
+database or the time: a store hands in a `Shelf` to read from and the events since the last claim,
+and writes back what `Turns` has touched. The simulator does the same on a simulated clock.
+
+All virtual quantities are integers: a document of cost 1 is 1,000,000, a weight of 1 is 1000.
+"""
+
+from collections.abc import Container, Iterable, Iterator
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Generic, TypeVar
+
+from fairturn.flows import (
+    COST_ONE,
+    PATIENCE_US,
+    Arrived,
+    Changed,
+    Costs,
+    Counted,
+    Ended,
+    Event,
+    Finished,
+    Flow,
+    Head,
+    Left,
+    Mode,
+    Pick,
+    Place,
+    Purged,
+    Recorded,
+    Resumed,
+    Returned,
+    Shelf,
+    Standing,
+)
+from fairturn.priority import LEVELS
+
+PATIENCE_EVERY = 10
+COSTS_LEARNED_FROM = 20
+_HEAP_SLACK = 1_024
+
+Entry = TypeVar("Entry", bound=tuple[int, ...])
+
+
+class _Stream(Generic[Entry]):
+    """Stored entries in order, read only when and as far as they are needed."""
+
+    __slots__ = ("_entries", "_first", "_read")
+
+    def __init__(self, entries: Iterator[Entry]) -> None:
+        self._entries = entries
+        self._first: Entry | None = None
+        self._read = False
+
+    def first_not_in(self, loaded: Container[int]) -> Entry | None:
+        """The first entry whose customer, its last part, is not loaded yet."""
+        if not self._read:
+            self._read = True
+            self._first = next(self._entries, None)
+        while self._first is not None and self._first[-1] in loaded:
+            self._first = next(self._entries, None)
+        return self._first
+
+
+class Turns:
+    """The engine: events are folded in, then documents are picked one after the other."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        *,
+        mode: Mode = Mode.FAIR,
+        costs: Costs = Costs.EQUAL,
+        patience_us: int = PATIENCE_US,
+        number: int = 0,
+        tick: int = 0,
+        clocks: Iterable[int] = (0,) * (LEVELS + 1),
+        weights: Iterable[int] = (0,) * (LEVELS + 1),
+    ) -> None:
+        self.mode = mode
+        self.costs = costs
+        self.patience_us = patience_us
+        self.number = number  # of the last claim
+        self.tick = tick  # of the last activation
+        self.clocks = list(clocks)  # of each level
+        self.weights = list(weights)  # the sum over each level's active flows
+        self.standings: dict[int, Standing] = {}  # what was loaded
+        self.touched: set[Flow] = set()  # the flows that changed
+        self.adjusted: set[int] = set()  # the customers whose settings or costs changed
+        self._taken_back: dict[Flow, int] = {}  # in this fold: the lowest order of each flow
+        self._shelf = shelf
+        self._places: list[Place] = []
+        self._heads: list[Head] = []
+        self._stored_places = _Stream(shelf.turns())
+        self._stored_heads = _Stream(shelf.heads())
+
+    def read_again(self) -> None:
+        """Begin at the front of what is stored: a store that keeps the engine does so each time
+        that it has written back what was touched."""
+        self._stored_places = _Stream(self._shelf.turns())
+        self._stored_heads = _Stream(self._shelf.heads())
+
+    # ── Folding in ───────────────────────────────────────────────────────────────────────────────
+
+    def fold(
+        self,
+        now: int,
+        *,
+        expired: Iterable[Event] = (),
+        recorded: Iterable[Recorded] = (),
+        due: Iterable[tuple[int, Arrived]] = (),
+    ) -> None:
+        """Fold in what happened since the last claim, in the order that every store keeps:
+        leases that ran out, what was recorded, documents that became due."""
+        for event in expired:
+            self.apply(event, now)
+            if type(event) is Returned:
+                flow = self.standings[event.customer].flows[event.level]
+                self._taken_back[flow] = min(event.order, self._taken_back.get(flow, event.order))
+        for at, events in recorded:
+            for event in events:
+                self.apply(event, at)
+        self._taken_back.clear()
+        for at, arrived in due:
+            self.apply(arrived, at)
+
+    def apply(self, event: Event, at: int) -> None:
+        """Fold in one event."""
+        standing = self.standings.get(event.customer) or self._load(event.customer)
+        was_held = standing.held
+        if type(event) is Arrived:
+            flow = self._arrive(standing, event.level, event.order, event.n)
+            if flow.active and flow.head_order != event.order:
+                self.touched.add(flow)
+                return  # the usual case: one more at the end of a line
+        elif type(event) is Ended:
+            flow = _flow(standing, event.level)
+            flow.running -= event.n
+            standing.running -= event.n
+            if standing.limit is None:
+                self.touched.add(flow)
+                return
+        else:
+            self._apply(standing, event)
+        if isinstance(event, Changed | Purged | Counted) or standing.held is not was_held:
+            self.touched.update(standing.flows.values())
+            self.adjusted.add(event.customer)
+        else:
+            self.touched.add(standing.flows[event.level])
+        self._settle(standing, at)
+
+    def _apply(self, standing: Standing, event: Event) -> None:
+        match event:
+            case Left():
+                flow = _flow(standing, event.level)
+                flow.waiting -= 1
+                if flow.head_order == event.order:
+                    # Whoever cancelled could not know what this very fold has taken back.
+                    following = (event.next_order, self._taken_back.get(flow))
+                    flow.head_order = min((o for o in following if o is not None), default=None)
+            case Resumed():
+                flow = _flow(standing, event.level)
+                flow.running += event.n
+                standing.running += event.n
+            case Finished():
+                self._finish(standing, event)
+            case Returned():
+                flow = _flow(standing, event.level)
+                flow.running -= 1
+                standing.running -= 1
+                flow.virtual_time -= event.refund
+                self._arrive(standing, event.level, event.order, 1)
+            case Counted():
+                for level in event.running:
+                    _flow(standing, level)
+                for flow in standing.flows.values():
+                    flow.running = event.running.get(flow.level, 0)
+                standing.running = sum(event.running.values())
+            case Changed():
+                self._change(standing, event)
+            case Purged():
+                for flow in standing.flows.values():
+                    flow.waiting = flow.running = 0
+                    flow.head_order = None
+                standing.running = 0
+
+    def _arrive(self, standing: Standing, level: int, order: int, n: int) -> Flow:
+        flow = _flow(standing, level)
+        flow.waiting += n
+        if flow.head_order is None or order < flow.head_order:
+            flow.head_order = order
+        return flow
+
+    def _finish(self, standing: Standing, event: Finished) -> None:
+        flow = _flow(standing, event.level)
+        flow.running -= 1
+        standing.running -= 1
+        standing.recent_costs = [*standing.recent_costs, event.real_cost][-COSTS_LEARNED_FROM:]
+        self.adjusted.add(standing.customer)
+        if event.cost is None or event.weight is None:
+            return
+        # The clock is corrected with the flow: with costs below the estimate it would otherwise
+        # run ahead of the work, and newcomers, who start at the clock, would starve.
+        difference = event.real_cost - event.cost
+        flow.virtual_time += difference * 1000 // event.weight
+        if self.weights[event.level] > 0:
+            self.clocks[event.level] += difference * 1000 // self.weights[event.level]
+
+    def _change(self, standing: Standing, event: Changed) -> None:
+        for flow in standing.flows.values():
+            if flow.active:
+                self.weights[flow.level] += event.weight - standing.weight
+        standing.weight = event.weight
+        standing.limit = event.limit
+        standing.paused = event.paused
+
+    def _settle(self, standing: Standing, at: int) -> None:
+        """Bring activity, places and the head up to date after a change."""
+        held = standing.held
+        for flow in standing.flows.values():
+            if flow.waiting > 0 and not held:
+                if not flow.active:
+                    self._activate(flow, standing.weight)
+                self._place(flow)
+            elif flow.active:
+                self._deactivate(flow, standing.weight)
+        self._move_head(standing, at)
+
+    def _move_head(self, standing: Standing, at: int) -> None:
+        """Find the customer's lowest waiting document; if it is another one, that is since now."""
+        first: Flow | None = None
+        head: int | None = None
+        for flow in standing.flows.values():
+            order = flow.head_order
+            if order is not None:
+                if head is None or order < head:
+                    first, head = flow, order
+                if order == standing.head_order:
+                    self.touched.add(flow)  # it may be the head no longer
+        if head != standing.head_order:
+            standing.head_order = head
+            standing.head_since = at
+            if first is not None:
+                self.touched.add(first)
+        self._seat(standing)
+
+    def _deactivate(self, flow: Flow, weight: int) -> None:
+        flow.active = False
+        flow.entry = None
+        self.weights[flow.level] -= weight
+
+    def _activate(self, flow: Flow, weight: int) -> None:
+        flow.active = True
+        self.weights[flow.level] += weight
+        if self.mode is not Mode.LEVELS:
+            # No credit from absence; work received beyond the clock still counts.
+            flow.virtual_time = max(flow.virtual_time, self.clocks[flow.level])
+            self.tick += 1
+            flow.tick = self.tick
+
+    # ── Picking ──────────────────────────────────────────────────────────────────────────────────
+
+    def pick(self, now: int) -> Pick | None:
+        """The next claim, or None if every waiting document is held."""
+        number = self.number + 1
+        turns = self.mode is not Mode.LEVELS
+        patient = self._longest_waiting(now) if turns and number % PATIENCE_EVERY == 0 else None
+        flow = patient or self._next_turn()
+        if flow is None:
+            return None
+        self.number = number
+        self.touched.add(flow)
+        customer, level, order = flow.customer, flow.level, flow.head_order
+        assert order is not None
+        standing = self.standings[customer]
+
+        cost: int | None = None
+        weight: int | None = None
+        charge = 0
+        if turns and patient is None:
+            cost, weight = self._cost(standing, flow), standing.weight
+            charge = max(1, cost * 1000 // weight)
+            worked = self.clocks[level] + cost * 1000 // self.weights[level]
+            self.clocks[level] = max(worked, flow.virtual_time)
+            flow.virtual_time += charge
+
+        flow.waiting -= 1
+        flow.running += 1
+        standing.running += 1
+        flow.head_order = self._shelf.order_after(flow, order)
+        if flow.waiting == 0 or standing.limit is not None:
+            if standing.held:
+                self.touched.update(standing.flows.values())
+            self._settle(standing, now)
+        else:  # the usual case: nothing but the flow's place and the customer's head can change
+            self._place(flow)
+            if order == standing.head_order:
+                self._move_head(standing, now)
+        return Pick(customer, level, order, cost, weight, charge)
+
+    def _cost(self, standing: Standing, flow: Flow) -> int:
+        if self.costs is Costs.KNOWN:
+            cost = self._shelf.cost(flow)
+            return COST_ONE if cost is None else cost
+        if self.costs is Costs.LEARNED and standing.recent_costs:
+            return sum(standing.recent_costs) // len(standing.recent_costs)
+        return COST_ONE
+
+    def _next_turn(self) -> Flow | None:
+        """The active flow with the smallest (level, virtual_time, tick)."""
+        while True:
+            places = self._places
+            while places and places[0][4].entry is not places[0]:
+                heappop(places)
+            stored = self._stored_places.first_not_in(self.standings)
+            if stored is None or (places and places[0] < stored):
+                return places[0][4] if places else None
+            self._load(stored[3])
+
+    def _longest_waiting(self, now: int) -> Flow | None:
+        """The flow with the first document of the customer, not held, that waits longest: if that
+        document has been its customer's oldest for more than the patience."""
+        while True:
+            first = self._first_head()
+            stored = self._stored_heads.first_not_in(self.standings)
+            if stored is not None and not (first is not None and first < stored):
+                if now - stored[0] <= self.patience_us:
+                    return None
+                self._load(stored[2])
+            elif first is None or now - first[0] <= self.patience_us:
+                return None
+            else:
+                flows = first[3].flows.values()
+                return next(flow for flow in flows if flow.head_order == first[1])
+
+    # ── Places and heads: heaps whose outdated entries are dropped when they come up ─────────────
+
+    def _load(self, customer: int) -> Standing:
+        standing = self.standings[customer] = self._shelf.standing(customer)
+        for flow in standing.flows.values():
+            if flow.active:
+                self._place(flow)
+        self._seat(standing)
+        return standing
+
+    def _place(self, flow: Flow) -> None:
+        """Enter an active flow at its present place."""
+        key = flow.head_order if self.mode is Mode.LEVELS else flow.virtual_time
+        assert key is not None
+        old, places = flow.entry, self._places
+        if old is not None and old[1] == key and old[2] == flow.tick:
+            return
+        entry = flow.entry = (flow.level, key, flow.tick, flow.customer, flow)
+        if places and places[0] is old:
+            heapreplace(places, entry)
+            return
+        heappush(places, entry)
+        if len(places) > 2 * LEVELS * len(self.standings) + _HEAP_SLACK:
+            self._drop_outdated()
+
+    def _seat(self, standing: Standing) -> None:
+        """See that a customer with a head, not held, is among the heads.
+
+        A head only moves on, as a rule, so that an older entry comes before the true one: it is
+        put right when it comes up, and not with each of the customer's documents."""
+        head, since, entry = standing.head_order, standing.head_since, standing.entry
+        if head is None or self.mode is Mode.LEVELS or standing.held:
+            return
+        if entry is not None and (entry[0] < since or (entry[0] == since and entry[1] <= head)):
+            return
+        standing.entry = (since, head, standing.customer, standing)
+        heappush(self._heads, standing.entry)
+        if len(self._heads) > 2 * len(self.standings) + _HEAP_SLACK:
+            self._drop_outdated()
+
+    def _first_head(self) -> Head | None:
+        """The customer, not held, whose head comes first."""
+        heads = self._heads
+        while heads:
+            entry = heads[0]
+            standing = entry[3]
+            head = standing.head_order
+            if standing.entry is not entry:
+                heappop(heads)
+            elif head is None or standing.held:
+                standing.entry = None
+                heappop(heads)
+            elif (entry[0], entry[1]) == (standing.head_since, head):
+                return entry
+            else:
+                standing.entry = (standing.head_since, head, standing.customer, standing)
+                heapreplace(heads, standing.entry)
+        return None
+
+    def forgettable(self, flow: Flow) -> bool:
+        """Whether dropping the flow changes nothing: idle, and not ahead of its level's clock.
+        Where costs are learned nothing is, because corrections turn the clock back."""
+        return (
+            flow.waiting == 0
+            and flow.running == 0
+            and self.costs is not Costs.LEARNED
+            and (self.mode is Mode.LEVELS or flow.virtual_time <= self.clocks[flow.level])
+        )
+
+    def forget(self) -> None:
+        """Drop from memory what can be forgotten: for engines that live long, and whose owner
+        writes nothing back."""
+        for standing in list(self.standings.values()):
+            for flow in list(standing.flows.values()):
+                if self.forgettable(flow):
+                    flow.entry = None
+                    del standing.flows[flow.level]
+            plain = Standing(standing.customer)
+            if not standing.flows and (
+                (standing.weight, standing.limit, standing.paused, standing.recent_costs)
+                == (plain.weight, plain.limit, plain.paused, plain.recent_costs)
+            ):
+                standing.entry = None
+                del self.standings[standing.customer]
+        self.touched.clear()
+        self.adjusted.clear()
+        self._drop_outdated()
+
+    def _drop_outdated(self) -> None:
+        self._places = [entry for entry in self._places if entry[4].entry is entry]
+        heapify(self._places)
+        self._heads = [entry for entry in self._heads if entry[3].entry is entry]
+        heapify(self._heads)
+
+
+def _flow(standing: Standing, level: int) -> Flow:
+    flow = standing.flows.get(level)
+    if flow is None:
+        flow = standing.flows[level] = Flow(standing.customer, level)
+    return flow

@@ -1,0 +1,75 @@
+"""What holds for every test: which fairturn is tested, and how a failure is replayed."""
+
+import os
+import random
+import sys
+import sysconfig
+from collections.abc import Generator, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).parent.parent
+
+# `default` tries the same examples on every run, so that a red test is red for everybody.
+# `thorough` looks for new ones from a seed; it keeps no database, so that the seed alone decides.
+# It names `derandomize`, because hypothesis changes what it assumes when it runs in CI.
+settings.register_profile("default", derandomize=True, deadline=None, max_examples=50)
+settings.register_profile(
+    "thorough", derandomize=False, database=None, deadline=None, max_examples=2_000
+)
+PROFILE = os.environ.get("FAIRTURN_HYPOTHESIS", "default")
+settings.load_profile(PROFILE)
+
+
+# First, because the plugin of hypothesis reads the seed in the same hook. pytest-xdist hands the
+# options on to its workers, so all of them have the same seed.
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    problem = next(differences_from_the_wheel(), None)
+    if problem is not None:
+        raise pytest.UsageError(problem)
+    if PROFILE == "thorough" and config.getoption("hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(random.SystemRandom().getrandbits(32))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"replay a failure: {replay_command(config)}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        report.sections.append(("replay", replay_command(item.config, f"'{item.nodeid}'")))
+    return report
+
+
+def replay_command(config: pytest.Config, node_id: str = "<test>") -> str:
+    command = f"FAIRTURN_HYPOTHESIS={PROFILE} .venv/bin/python -m pytest {node_id}"
+    seed = config.getoption("hypothesis_seed", None)
+    return command if seed is None else f"{command} --hypothesis-seed={seed}"
+
+
+def differences_from_the_wheel() -> Iterator[str]:
+    """Why the tests would not test what is in src/, built and installed as users get it."""
+    spec = find_spec("fairturn")
+    if spec is None or spec.origin is None:
+        yield "fairturn is not installed; run the tests with: make test"
+        return
+    installed = Path(spec.origin).resolve().parent
+    if not installed.is_relative_to(Path(sysconfig.get_path("purelib")).resolve()):
+        yield f"fairturn comes from {installed}, not from a wheel in {sys.prefix}; run: make test"
+        return
+    source = ROOT / "src" / "fairturn"
+    for path in sorted(source.rglob("*")):
+        name = path.relative_to(source)
+        if path.is_dir() or "__pycache__" in name.parts:
+            continue
+        copy = installed / name
+        if not copy.is_file() or copy.read_bytes() != path.read_bytes():
+            yield f"the installed fairturn/{name} is not the one in src; run: make test"

@@ -1,0 +1,608 @@
+"""Any sequence of operations gives the same answers on every store.
+
+A program is a list of plain values, so that a failure prints as one and shrinks to a short one. The
+stores run it side by side on one clock and with one key for ids, and after every step they must
+answer alike and show alike: receipts, claims, fences, lost attempts, documents, customers, numbers.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, Phase, event, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from fairturn.clock import SECOND_US, ManualClock
+from fairturn.errors import FairturnError
+from fairturn.flows import Costs, Mode
+from fairturn.model import (
+    Claimed,
+    Completed,
+    ContentRef,
+    CustomerSettings,
+    Failed,
+    Fence,
+    Filter,
+    NewDocument,
+    Outcome,
+    Released,
+    Settings,
+    Stopped,
+)
+from fairturn.priority import Reset
+from fairturn.store import Store
+from fairturn.stores.memory import MemoryStore
+from fairturn.stores.sqlite import SqliteStore
+from fairturn.testing import snapshot
+
+START = 1_700_000_000 * SECOND_US
+LEASE_S, PATIENCE_S, RESET_S = 30, 120, 1_500
+KEY = 0x5EED
+
+# ── The operations ───────────────────────────────────────────────────────────────────────────────
+
+
+class Doc(NamedTuple):
+    """A document to submit. `parent` points at one that was submitted before."""
+
+    customer: str
+    key: int | None = None
+    digest: int = 0
+    cost: int | None = None
+    due_in_s: int | None = None
+    parent: int | None = None
+    content: bool = False
+
+
+class Submit(NamedTuple):
+    documents: tuple[Doc, ...]
+
+
+class End(NamedTuple):
+    """How an attempt ends. `attempt` points at a claim that was made before."""
+
+    attempt: int
+    kind: str
+    value: int
+
+
+class Claim(NamedTuple):
+    n: int
+    lease_s: int = LEASE_S
+    ends: tuple[End, ...] = ()
+
+
+class Finish(NamedTuple):
+    ends: tuple[End, ...]
+
+
+class Renew(NamedTuple):
+    attempts: tuple[int, ...]
+    lease_s: int
+
+
+class Cancel(NamedTuple):
+    documents: tuple[int, ...]
+
+
+class Retry(NamedTuple):
+    documents: tuple[int, ...]
+
+
+class Adjust(NamedTuple):
+    customer: str
+    weight: float
+    limit: int | None
+    paused: bool
+
+
+class Configure(NamedTuple):
+    changes: tuple[tuple[str, Any], ...]
+
+
+class Advance(NamedTuple):
+    seconds: float
+
+
+class Step(NamedTuple):
+    seconds: int
+
+
+class Prune(NamedTuple):
+    documents_max: int
+
+
+class Purge(NamedTuple):
+    customer: str
+
+
+class Switch(NamedTuple):
+    """The other process does what follows."""
+
+
+class Restart(NamedTuple):
+    """The process ends, and another one opens the file."""
+
+
+Operation = (
+    Submit
+    | Claim
+    | Finish
+    | Renew
+    | Cancel
+    | Retry
+    | Adjust
+    | Configure
+    | Advance
+    | Step
+    | Prune
+    | Purge
+    | Switch
+    | Restart
+)
+
+customers = st.sampled_from("abc")
+pointers = st.integers(0, 30)
+documents = st.builds(
+    Doc,
+    customer=customers,
+    key=st.sampled_from([None] * 6 + [0, 1, 2]),
+    digest=st.sampled_from([0, 0, 0, 1]),
+    cost=st.none() | st.sampled_from([0, 1, 500_000, 3_000_000]),
+    due_in_s=st.sampled_from([None] * 8 + [-1, 0, 1, 5, 60]),
+    parent=st.sampled_from([None] * 16 + [0, 1, 5]),
+    content=st.booleans(),
+)
+ends = st.builds(
+    End,
+    attempt=pointers,
+    kind=st.sampled_from(["completed", "failed", "delayed", "released", "stopped"]),
+    value=st.integers(0, 3),
+)
+some_ends = st.lists(ends, max_size=4).map(tuple)
+leases = st.sampled_from([1, LEASE_S, LEASE_S, 600])
+changes = st.one_of(
+    st.tuples(st.just("mode"), st.sampled_from(Mode)),
+    st.tuples(st.just("mode"), st.sampled_from(Mode)),
+    st.tuples(st.just("costs"), st.sampled_from(Costs)),
+    st.tuples(st.just("patience_s"), st.sampled_from([0, PATIENCE_S])),
+    st.tuples(st.just("reset"), st.sampled_from(Reset)),
+    st.tuples(st.just("attempts_max"), st.integers(1, 3)),
+    st.tuples(st.just("waiting_max"), st.sampled_from([20, 1_000])),
+    st.tuples(st.just("waiting_per_customer_max"), st.sampled_from([10, 1_000])),
+    st.tuples(st.just("bounds"), st.just((0, -1, -2, -3, -4, -5, -6, -7))),
+)
+first_settings = st.builds(
+    Settings,
+    mode=st.sampled_from(Mode),
+    costs=st.sampled_from(Costs),
+    reset=st.sampled_from(Reset),
+    patience_s=st.sampled_from([0, PATIENCE_S]),
+    attempts_max=st.integers(1, 5),
+    completed_kept_s=st.sampled_from([0, 60]),
+    cancelled_kept_s=st.sampled_from([0, 2_000]),
+    dead_kept_s=st.sampled_from([0, 5_000]),
+)
+
+# ── The machine ──────────────────────────────────────────────────────────────────────────────────
+
+
+class Processes:
+    """An SQLite file and two processes that have it open."""
+
+    def __init__(self, file: Path, first: Settings, clock: ManualClock) -> None:
+        self._clock = clock
+        opened = SqliteStore(file, settings=first, clock=clock, key=KEY, synchronous="NORMAL")
+        self.file = file
+        self.store = opened
+        self._other = self._open()
+
+    def _open(self) -> SqliteStore:
+        return SqliteStore(self.file, clock=self._clock, synchronous="NORMAL")
+
+    def switch(self) -> None:
+        self.store, self._other = self._other, self.store
+
+    def restart(self) -> None:
+        self.store.close()
+        self.store = self._open()
+
+    def close(self) -> None:
+        self.store.close()
+        self._other.close()
+
+
+@dataclass
+class Machine:
+    """Runs the operations on stores that stand side by side."""
+
+    memory: Store
+    sqlite: Processes
+    clock: ManualClock
+    documents: list[str] = field(default_factory=list)
+    attempts: list[Fence] = field(default_factory=list)
+    contents: int = 0
+
+    def run(self, operation: Operation) -> None:
+        match operation:
+            case Advance():
+                self.clock.advance(operation.seconds)
+            case Step():
+                self.clock.step(operation.seconds)
+            case Switch():
+                self.sqlite.switch()
+            case Restart():
+                self.sqlite.restart()
+            case _:
+                self._call(operation)
+                self._look(operation)
+
+    def _call(self, operation: Operation) -> None:
+        match operation:
+            case Submit():
+                submitted = [self._new(doc) for doc in operation.documents]
+                receipts = self._same(operation, lambda store: store.submit(submitted))
+                if isinstance(receipts, list):
+                    self.documents += [receipt.id for receipt in receipts if not receipt.repeated]
+            case Claim():
+                claimed = self._same(operation, self._claiming(operation))
+                self.attempts += [claim.fence for claim in claimed.claims]
+            case Finish():
+                outcomes = self._outcomes(operation.ends)
+                self._same(operation, lambda store: store.finish(outcomes))
+            case Renew():
+                fences = [self._at(self.attempts, pointer) for pointer in operation.attempts]
+                held = [fence for fence in fences if fence is not None]
+                lease_us = operation.lease_s * SECOND_US
+                self._same(operation, lambda store: store.renew(held, lease_us=lease_us))
+            case Cancel():
+                ids = self._ids(operation.documents)
+                self._same(operation, lambda store: store.cancel(ids))
+            case Retry():
+                ids = self._ids(operation.documents)
+                self._same(operation, lambda store: store.retry(ids))
+            case Adjust():
+                customer = CustomerSettings(
+                    weight=operation.weight, limit=operation.limit, paused=operation.paused
+                )
+                self._same(operation, lambda store: store.adjust(operation.customer, customer))
+            case Configure():
+                self._configure(operation)
+            case Prune():
+                self._same(operation, lambda store: self._prune(store, operation.documents_max))
+            case Purge():
+                self._same(operation, lambda store: sorted(store.purge(operation.customer)))
+
+    @property
+    def stores(self) -> dict[str, Store]:
+        return {"memory": self.memory, "sqlite": self.sqlite.store}
+
+    def _same(self, operation: Operation, call: Callable[[Store], Any]) -> Any:
+        """What every store answers, or the error that every store raises."""
+        answers = {}
+        for name, store in self.stores.items():
+            try:
+                answers[name] = call(store)
+            except FairturnError as error:
+                answers[name] = (type(error).__name__, str(error))
+        return self._one_of(operation, answers)
+
+    def _look(self, operation: Operation) -> None:
+        """What every store shows."""
+        self._same(operation, lambda store: store.summary())
+        self._same(operation, lambda store: store.customers())
+        self._same(operation, lambda store: store.find(Filter(), size=1_000))
+
+    def end(self) -> None:
+        """Let everything that is left be claimed in its order, through all its attempts."""
+        for _ in range(3):
+            self.run(Advance(LEASE_S + 1))
+            self.run(Claim(100))
+        self._same(Claim(100), snapshot)
+
+    def _one_of(self, operation: Operation, answers: dict[str, Any]) -> Any:
+        first, *others = answers
+        for other in others:
+            assert answers[other] == answers[first], f"after {operation}: {other} against {first}"
+        return answers[first]
+
+    # ── From pointers to what they point at ──────────────────────────────────────────────────────
+
+    def _at(self, things: list[Any], pointer: int) -> Any:
+        """Counted from the newest, because that is where most of the life is."""
+        return things[-1 - pointer % len(things)] if things else None
+
+    def _ids(self, pointers: tuple[int, ...]) -> list[str]:
+        return [self._at(self.documents, pointer) or "unknown" for pointer in pointers]
+
+    def _new(self, doc: Doc) -> NewDocument:
+        self.contents += doc.content
+        due_at = None if doc.due_in_s is None else self.clock.now() + doc.due_in_s * SECOND_US
+        parent = None if doc.parent is None else self._at(self.documents, doc.parent)
+        return NewDocument(
+            doc.customer,
+            None if doc.content else "1",
+            content_name=f"content {self.contents}" if doc.content else None,
+            cost=doc.cost,
+            due_at=due_at,
+            key=None if doc.key is None else f"key {doc.key}",
+            digest=None if doc.key is None else bytes([doc.digest]),
+            parent=parent,
+        )
+
+    def _claiming(self, operation: Claim) -> Callable[[Store], Claimed]:
+        outcomes = self._outcomes(operation.ends)
+        return lambda store: store.claim(
+            operation.n,
+            worker=f"worker {operation.lease_s}",
+            lease_us=operation.lease_s * SECOND_US,
+            outcomes=outcomes,
+        )
+
+    def _outcomes(self, wanted: tuple[End, ...]) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for end in wanted:
+            fence = self._at(self.attempts, end.attempt)
+            if fence is None:
+                continue
+            match end.kind:
+                case "completed":
+                    content = ContentRef(f"result {fence}", 1, b"") if end.value == 3 else None
+                    real_cost = [None, 0, 1_000_000, 5_000_000][end.value]
+                    outcomes.append(Completed(fence, f"{end.value}", content, real_cost))
+                case "failed":
+                    outcomes.append(Failed(fence, f"error {end.value}"))
+                case "delayed":
+                    outcomes.append(Failed(fence, f"error {end.value}", end.value * SECOND_US))
+                case "released":
+                    outcomes.append(Released(fence))
+                case "stopped":
+                    outcomes.append(Stopped(fence))
+        return outcomes
+
+    def _configure(self, operation: Configure) -> None:
+        before = self._same(operation, lambda store: store.settings())
+        values = {name: getattr(before, name) for name in before.__slots__ if name != "rule"}
+        after = Settings(**values | dict(operation.changes))
+        self._same(operation, lambda store: store.configure(after))
+        assert self._same(operation, lambda store: store.settings()) == after
+
+    def _prune(self, store: Store, documents_max: int) -> list[str]:
+        """All that can be forgotten; which batch forgets what is the store's own business."""
+        contents: list[str] = []
+        for _ in range(1_000):
+            batch = store.prune(documents_max=documents_max)
+            if batch is None:
+                return sorted(contents)
+            contents += batch
+        raise AssertionError("pruned 1,000 times, and still something is left to forget")
+
+
+@contextmanager
+def machine(first: Settings) -> Iterator[Machine]:
+    clock = ManualClock(START)
+    with TemporaryDirectory() as folder:
+        sqlite = Processes(Path(folder) / "queue.db", first, clock)
+        try:
+            yield Machine(MemoryStore(settings=first, clock=clock, key=KEY), sqlite, clock)
+        finally:
+            sqlite.close()
+
+
+# ── The promise ──────────────────────────────────────────────────────────────────────────────────
+
+
+def submit(names: str) -> Submit:
+    return Submit(tuple(Doc(name) for name in names))
+
+
+# What stores have answered differently before, as short as it could be made.
+PROGRAMS: dict[str, tuple[Settings, list[Operation]]] = {
+    "a document that ended before it was submitted, because the clock stepped back": (
+        Settings(cancelled_kept_s=0),
+        [submit("a"), Step(-3_600), Cancel((0,)), Advance(1), Prune(1)],
+    ),
+    "more customers than a batch of pruning looks at": (
+        Settings(),
+        [submit("aaaabbbbbbc"), Prune(1), Prune(3)],
+    ),
+    "a key of a customer that is idle": (
+        Settings(completed_kept_s=0),
+        [
+            Submit((Doc("a", key=1),)),
+            Claim(1),
+            Claim(1, ends=(End(0, "completed", 0),)),
+            Advance(RESET_S + 1),
+            Prune(1_000),
+            Submit((Doc("a", key=1),)),
+        ],
+    ),
+    "a lease that ended when mode and attempts changed": (
+        Settings(attempts_max=1),
+        [
+            submit("a"),
+            Claim(1),
+            Advance(LEASE_S),
+            Configure((("mode", Mode.EQUAL), ("attempts_max", 2))),
+        ],
+    ),
+    "a limit that came and went between two claims": (
+        Settings(),
+        [
+            submit("aaccc"),
+            Claim(4),
+            Adjust("c", 1.0, 1, paused=False),
+            submit("a"),
+            Advance(LEASE_S),
+            Adjust("c", 1.0, None, paused=False),
+            Claim(1, ends=(End(0, "completed", 0),)),
+        ],
+    ),
+    "real costs above the estimate": (
+        Settings(mode=Mode.EQUAL, costs=Costs.LEARNED),
+        [
+            submit("aaaabbbb"),
+            *(Claim(1, ends=(End(0, "completed", 3 if n % 3 else 1),)) for n in range(8)),
+        ],
+    ),
+    "an error of an earlier attempt on a document that is cancelled": (
+        Settings(),
+        [
+            submit("a"),
+            Claim(1),
+            Finish((End(0, "delayed", 0),)),
+            Claim(1),
+            Cancel((0,)),
+            Finish((End(0, "stopped", 0),)),
+        ],
+    ),
+    "an error of an earlier attempt on a document that is cancelled by its lease": (
+        Settings(),
+        [
+            submit("a"),
+            Claim(1),
+            Finish((End(0, "delayed", 0),)),
+            Claim(1),
+            Cancel((0,)),
+            Advance(LEASE_S),
+            Claim(1),
+        ],
+    ),
+    "a limit below what runs, and outcomes of several customers in one call": (
+        Settings(mode=Mode.EQUAL),
+        [
+            submit("aaaaaabbbbbb"),
+            Claim(8),
+            Adjust("a", 1.0, 3, paused=False),
+            Adjust("b", 1.0, 4, paused=False),
+            Claim(1),
+            Finish((End(1, "completed", 0), End(0, "completed", 0), End(3, "completed", 0))),
+            Claim(1),
+        ],
+    ),
+    "a lease that became shorter": (
+        Settings(),
+        [submit("aa"), Claim(2, 600), Renew((0,), 1), Advance(1), Claim(2)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_was_answered_differently_once_is_answered_alike(name: str) -> None:
+    first, program = PROGRAMS[name]
+
+    with machine(first) as stores:
+        for operation in program:
+            stores.run(operation)
+        stores.end()
+
+
+class Agreement(RuleBasedStateMachine):
+    """Each rule is one kind of operation; the pointers make sense of whatever there is."""
+
+    @initialize(first=first_settings, names=st.text("abc", min_size=5, max_size=30))
+    def open(self, first: Settings, names: str) -> None:
+        self.stores = ExitStack()
+        self.machine = self.stores.enter_context(machine(first))
+        self.machine.run(Submit(tuple(Doc(name) for name in names)))
+
+    @rule(documents=st.lists(documents, min_size=1, max_size=8).map(tuple))
+    def submit(self, documents: tuple[Doc, ...]) -> None:
+        self.machine.run(Submit(documents))
+
+    @rule(document=documents, n=st.integers(5, 30))
+    def submit_many(self, document: Doc, n: int) -> None:
+        self.machine.run(Submit((document,) * n))
+
+    @rule(n=st.integers(0, 12), lease_s=leases)
+    def claim(self, n: int, lease_s: int) -> None:
+        self.machine.run(Claim(n, lease_s))
+
+    @rule(n=st.integers(0, 12), lease_s=leases, ends=some_ends)
+    def claim_with_outcomes(self, n: int, lease_s: int, ends: tuple[End, ...]) -> None:
+        self.machine.run(Claim(n, lease_s, ends))
+
+    @rule(ends=some_ends)
+    def finish(self, ends: tuple[End, ...]) -> None:
+        self.machine.run(Finish(ends))
+
+    @rule(attempts=st.lists(pointers, max_size=4).map(tuple), lease_s=leases)
+    def renew(self, attempts: tuple[int, ...], lease_s: int) -> None:
+        self.machine.run(Renew(attempts, lease_s))
+
+    @rule(documents=st.lists(pointers, max_size=6).map(tuple))
+    def cancel(self, documents: tuple[int, ...]) -> None:
+        self.machine.run(Cancel(documents))
+
+    @rule(documents=st.lists(pointers, max_size=6).map(tuple))
+    def retry(self, documents: tuple[int, ...]) -> None:
+        self.machine.run(Retry(documents))
+
+    @rule(
+        customer=customers,
+        weight=st.sampled_from([0.01, 0.3, 1.0, 1.0, 2.0, 100.0]),
+        limit=st.none() | st.integers(1, 4),
+        paused=st.sampled_from([False, False, True]),
+    )
+    def adjust(self, customer: str, weight: float, limit: int | None, paused: bool) -> None:
+        self.machine.run(Adjust(customer, weight, limit, paused))
+
+    @rule(changes=st.lists(changes, min_size=1, max_size=2).map(tuple))
+    def configure(self, changes: tuple[tuple[str, Any], ...]) -> None:
+        self.machine.run(Configure(changes))
+
+    @rule(
+        seconds=st.sampled_from(
+            [0.000001, 0.5, 1, 5, LEASE_S, LEASE_S + 1, PATIENCE_S, PATIENCE_S + 1]
+        )
+    )
+    def advance(self, seconds: float) -> None:
+        self.machine.run(Advance(seconds))
+
+    @rule(seconds=st.sampled_from([RESET_S, RESET_S + 1, 90_000]))
+    def advance_far(self, seconds: float) -> None:
+        self.machine.run(Advance(seconds))
+
+    @rule(seconds=st.sampled_from([1, -1, 3_600, -3_600, RESET_S + 1]))
+    def step_the_wall_clock(self, seconds: int) -> None:
+        self.machine.run(Step(seconds))
+
+    @rule(documents_max=st.sampled_from([1, 3, 1_000]))
+    def prune(self, documents_max: int) -> None:
+        self.machine.run(Prune(documents_max))
+
+    @rule(customer=customers)
+    def purge(self, customer: str) -> None:
+        self.machine.run(Purge(customer))
+
+    @rule()
+    def switch(self) -> None:
+        self.machine.run(Switch())
+
+    @rule()
+    def restart(self) -> None:
+        self.machine.run(Restart())
+
+    def teardown(self) -> None:
+        if not hasattr(self, "machine"):
+            return
+        try:
+            self.machine.end()
+            event(f"documents: {min(len(self.machine.documents) // 10 * 10, 50)} and more")
+            event(f"attempts: {min(len(self.machine.attempts) // 10 * 10, 50)} and more")
+        finally:
+            self.stores.close()
+
+
+Agreement.TestCase.settings = settings(
+    max_examples=3 * settings().max_examples,
+    stateful_step_count=50,
+    phases=[phase for phase in Phase if phase is not Phase.explain],  # it takes minutes here
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+TestEveryStoreGivesTheSameAnswers = Agreement.TestCase

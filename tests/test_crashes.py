@@ -1,0 +1,448 @@
+"""A process that is killed at any crash point loses nothing that it acknowledged.
+
+A child works through a script on an SQLite file and is killed by SIGKILL at one point of one step.
+What the file shows then must be exactly what the script had done until there: before the commit of
+that step without it, after the commit with it. The script on a store in memory says what that is.
+Then another process, this one, goes on with the file to the end.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import apsw
+import pytest
+
+from fairturn import crash
+from fairturn.clock import SECOND_US, ManualClock
+from fairturn.errors import StoreError
+from fairturn.flows import Mode
+from fairturn.model import (
+    Claim,
+    Completed,
+    ContentRef,
+    CustomerSettings,
+    Failed,
+    NewDocument,
+    Outcome,
+    Receipt,
+    Released,
+    Settings,
+    State,
+)
+from fairturn.store import Store
+from fairturn.stores.memory import MemoryStore
+from fairturn.stores.sqlite import SqliteStore
+from fairturn.testing import snapshot
+from fairturn.testing.steps import assert_numbers_are_exact
+
+ROOT = Path(__file__).parent.parent
+START = 1_700_000_000 * SECOND_US
+LEASE_S = 30
+LEASE_US = LEASE_S * SECOND_US
+KEY = 0xC0FFEE
+SETTINGS = Settings(completed_kept_s=3_600)
+
+# Points that no store reaches: the tests of contents and of the queue have them.
+NOT_OF_A_STORE = {
+    "content-before-write",
+    "content-before-rename",
+    "content-after-rename",
+    "prune-after-delete",
+}
+
+# ── The script ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Script:
+    """Work on one store, one call after the other; each call is one transaction."""
+
+    def __init__(self, store: Store, clock: ManualClock) -> None:
+        self.store = store
+        self.clock = clock
+        self.receipts: list[Receipt] = []
+        self.claims: list[Claim] = []
+
+    def submit_one(self) -> list[Receipt]:
+        return self._submit(new("a", "first"))
+
+    def submit_many(self) -> list[Receipt]:
+        later = self.clock.now() + 60 * SECOND_US
+        documents = [new("abc"[n % 3], f"many {n}") for n in range(20)]
+        content = new("b", "content")._replace(body=None, content_name="bb/document")
+        return self._submit(*documents, content, new("c", "later")._replace(due_at=later))
+
+    def submit_again(self) -> list[Receipt]:
+        return self._submit(new("a", "first"), new("d", "another"))
+
+    def _submit(self, *documents: NewDocument) -> list[Receipt]:
+        receipts = self.store.submit(documents)
+        self.receipts += receipts
+        return receipts
+
+    def claim(self) -> None:
+        self._claim(8)
+
+    def renew(self) -> None:
+        self.clock.advance(20)
+        fences = [claim.fence for claim in self.claims[:6]]
+        assert self.store.renew(fences, lease_us=LEASE_US) == ([], [])
+
+    def finish(self) -> None:
+        first, second, third, fourth = (claim.fence for claim in self.claims[:4])
+        outcomes: list[Outcome] = [
+            Completed(first, '"done"', ContentRef("aa/result", 3, b"\x01" * 32)),
+            Failed(second, "never again"),
+            Failed(third, "busy", 5 * SECOND_US),
+            Released(fourth),
+        ]
+        assert self.store.finish(outcomes) == []
+
+    def claim_with_outcomes(self) -> None:
+        self._claim(3, Completed(self.claims[4].fence), Failed(self.claims[5].fence, "busy", 0))
+
+    def cancel(self) -> None:
+        running = self.claims[-1].document.id
+        waiting = self.receipts[15].id
+        assert self.store.cancel([running, waiting]) == [State.RUNNING, State.CANCELLED]
+
+    def retry(self) -> None:
+        assert self.store.retry([self.claims[1].document.id]) == [State.DEAD]
+
+    def adjust(self) -> None:
+        self.store.adjust("a", CustomerSettings(weight=2, limit=4))
+
+    def configure(self) -> None:
+        self.store.configure(Settings(mode=Mode.EQUAL, completed_kept_s=3_600))
+
+    def claim_what_leases_left(self) -> None:
+        self.clock.advance(LEASE_S)
+        self._claim(6)
+
+    def prune(self) -> None:
+        self.clock.advance(3_601)
+        assert self.store.prune() == ["aa/result"]
+
+    def purge(self) -> None:
+        assert self.store.purge("b") == ["bb/document"]
+
+    def _claim(self, n: int, *outcomes: Completed | Failed) -> None:
+        claimed = self.store.claim(n, worker="w", lease_us=LEASE_US, outcomes=outcomes)
+        assert claimed.lost == []
+        assert len(claimed.claims) == n
+        self.claims += claimed.claims
+
+
+def new(customer: str, key: str) -> NewDocument:
+    return NewDocument(customer, f'"{key}"', key=key, digest=key.encode())
+
+
+# Each step with the points of its transaction. Opening a new file is two: the schema, the settings.
+STEPS: tuple[tuple[str, Callable[[Script], Any]], ...] = (
+    ("submit", Script.submit_one),
+    ("submit", Script.submit_many),
+    ("claim", Script.claim),
+    ("renew", Script.renew),
+    ("finish", Script.finish),
+    ("claim", Script.claim_with_outcomes),
+    ("cancel", Script.cancel),
+    ("retry", Script.retry),
+    ("configure", Script.adjust),
+    ("configure", Script.configure),
+    ("claim", Script.claim_what_leases_left),
+    ("prune", Script.prune),
+    ("submit", Script.submit_again),
+    ("prune", Script.purge),
+)
+OPENING = ("migrate", "configure")
+
+
+class Crash(NamedTuple):
+    """A point, the how manieth time it is reached, and what the script has done there."""
+
+    point: str
+    times: int
+    step: int  # -1: opening the file
+    done: int  # how many steps are in the file
+
+    @property
+    def name(self) -> str:
+        step = "open" if self.step < 0 else STEPS[self.step][1].__name__
+        return f"{self.point}-in-{step}"
+
+
+def crashes() -> list[Crash]:
+    """Every point of every step."""
+    found = []
+    reached: dict[str, int] = {}
+    stems = [(-1, stem) for stem in OPENING] + [(n, stem) for n, (stem, _) in enumerate(STEPS)]
+    for step, stem in stems:
+        reached[stem] = reached.get(stem, 0) + 1
+        found.append(Crash(f"{stem}-before-commit", reached[stem], step, max(0, step)))
+        found.append(Crash(f"{stem}-after-commit", reached[stem], step, step + 1))
+    return found
+
+
+def test_every_crash_point_is_covered() -> None:
+    assert {each.point for each in crashes()} | NOT_OF_A_STORE == set(crash.POINTS)
+
+
+# ── The child ────────────────────────────────────────────────────────────────────────────────────
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def work(file: Path) -> None:
+    """The script in a child. It says when it begins a step; the last it has said is true."""
+    clock = ManualClock(START)
+    say("begin -1")
+    store = SqliteStore(file, settings=SETTINGS, clock=clock, key=KEY, synchronous="NORMAL")
+    script = Script(store, clock)
+    for number, (_, step) in enumerate(STEPS):
+        say(f"begin {number}")
+        step(script)
+    say("end")
+
+
+def submit_in_threads(file: Path) -> None:
+    """Many threads that submit one document after the other, and say what was acknowledged."""
+    store = SqliteStore(file, clock=ManualClock(START), key=KEY)
+    saying = threading.Lock()
+
+    def submit(thread: int) -> None:
+        for n in range(20):
+            (receipt,) = store.submit([new("abc"[n % 3], f"{thread}-{n}")])
+            with saying:
+                say(f"{receipt.id} {thread}-{n}")
+
+    threads = [threading.Thread(target=submit, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def run_child(what: str, file: Path, crash_at: str | None) -> tuple[int, list[str]]:
+    """How the child ended, and what it said."""
+    environment = {name: v for name, v in os.environ.items() if name != "FAIRTURN_CRASH_AT"}
+    if crash_at is not None:
+        environment["FAIRTURN_CRASH_AT"] = crash_at
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.test_crashes", what, str(file)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert child.stderr == ""
+    return child.returncode, child.stdout.splitlines()
+
+
+# ── The promise ──────────────────────────────────────────────────────────────────────────────────
+
+
+def expected(done: int) -> Script:
+    """The script on a store in memory, so many steps of it."""
+    clock = ManualClock(START)
+    script = Script(MemoryStore(settings=SETTINGS, clock=clock, key=KEY), clock)
+    for _, step in STEPS[:done]:
+        step(script)
+    return script
+
+
+def go_on(store: Store, clock: ManualClock) -> None:
+    """Let the leases of the dead end, and complete everything that can be completed."""
+    clock.advance(LEASE_S)
+    for _ in range(20):
+        claims = store.claim(100, worker="another", lease_us=LEASE_US).claims
+        assert store.finish([Completed(claim.fence, "1") for claim in claims]) == []
+        clock.advance(10)
+
+
+@pytest.mark.parametrize("crashed", crashes(), ids=lambda crashed: crashed.name)
+def test_a_process_that_is_killed_loses_nothing_and_another_goes_on(
+    tmp_path: Path, crashed: Crash
+) -> None:
+    file = tmp_path / "queue.db"
+
+    ended, said = run_child("work", file, f"{crashed.point}:{crashed.times}")
+
+    assert ended == -signal.SIGKILL, f"the point was not reached; the child said {said}"
+    assert said[-1] == f"begin {crashed.step}"
+    script = expected(crashed.done)
+    # The moment of a step that was under way has passed for the world as well.
+    moment = expected(max(0, crashed.step + 1)).clock
+    script.clock.advance((moment.uptime().at - script.clock.uptime().at) / SECOND_US)
+    store = SqliteStore(file, clock=script.clock)
+    try:
+        if crashed.step < 0:
+            store.configure(SETTINGS)  # whether it was made before or after the crash
+        else:
+            assert snapshot(store) == snapshot(script.store)
+        submit_again_what_was_not_answered(store, script, crashed)
+        go_on(store, script.clock)
+        shown = snapshot(store)
+        assert_numbers_are_exact(store)
+    finally:
+        store.close()
+
+    twin = expected(crashed.done)
+    twin.clock.advance((moment.uptime().at - twin.clock.uptime().at) / SECOND_US)
+    submit_again_what_was_not_answered(twin.store, twin, crashed)
+    go_on(twin.store, twin.clock)
+    if crashed.step >= 0:
+        assert shown == snapshot(twin.store)
+    ended_states = {State.COMPLETED, State.CANCELLED, State.DEAD}
+    assert {stored.document.state for stored in shown.documents} <= ended_states
+    assert_whole(file)
+
+
+def submit_again_what_was_not_answered(store: Store, script: Script, crashed: Crash) -> None:
+    """A submitter without an answer asks again, and finds its documents if they were stored."""
+    if crashed.step < 0 or STEPS[crashed.step][0] != "submit":
+        return
+    script.store = store
+    receipts = STEPS[crashed.step][1](script)
+    stored = crashed.done > crashed.step
+    fresh = [receipt for receipt in receipts if not receipt.repeated]
+    assert bool(fresh) != stored
+
+
+def test_the_script_reaches_its_end_when_nobody_is_killed(tmp_path: Path) -> None:
+    file = tmp_path / "queue.db"
+
+    ended, said = run_child("work", file, None)
+
+    script = expected(len(STEPS))
+    store = SqliteStore(file, clock=script.clock)
+    assert (ended, said[-1]) == (0, "end")
+    assert snapshot(store) == snapshot(script.store)
+    store.close()
+
+
+@pytest.mark.parametrize("times", [1, 2, 5, 9])
+@pytest.mark.parametrize("point", ["submit-before-commit", "submit-after-commit"])
+def test_of_threads_that_share_a_commit_each_finds_what_was_acknowledged(
+    tmp_path: Path, point: str, times: int
+) -> None:
+    file = tmp_path / "queue.db"
+
+    ended, said = run_child("submit_in_threads", file, f"{point}:{times}")
+
+    assert ended == -signal.SIGKILL
+    acknowledged = dict(line.split() for line in said)
+    store = SqliteStore(file, clock=ManualClock(START))
+    shown = snapshot(store)
+    found = {stored.document.id: str(stored.body).strip('"') for stored in shown.documents}
+    assert acknowledged.items() <= found.items()
+    assert len(set(found.values())) == len(found)
+    for name in "abc":
+        counts = [s.document.count for s in shown.documents if s.document.customer == name]
+        assert counts == list(range(-len(counts) + 1, 1))
+    for stored in shown.documents:
+        id = stored.document.id
+        (receipt,) = store.submit([new(stored.document.customer, found[id])])
+        assert (receipt.id, receipt.repeated) == (id, True)
+    assert_numbers_are_exact(store)
+    store.close()
+    assert_whole(file)
+
+
+# ── Statements and commits that fail ─────────────────────────────────────────────────────────────
+
+
+class Failing:
+    """A store of which every call fails at its commit, then at its first statement, then at its
+    second, and so on, until it succeeds. After each failure everything must be as before."""
+
+    def __init__(self, file: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.failures = 0
+        self._fails_to_commit = False
+        self._fails_after: int | None = None  # so many statements
+        with monkeypatch.context() as patch:
+            patch.setattr(apsw, "connection_hooks", [self._watch])
+            self.store = SqliteStore(file, settings=SETTINGS, clock=clock, key=KEY)
+
+    def _watch(self, connection: apsw.Connection) -> None:
+        connection.set_commit_hook(lambda: self._fails_to_commit)
+        connection.exec_trace = self._may_execute
+
+    def _may_execute(self, cursor: apsw.Cursor, statement: str, bound: Any) -> bool:
+        if self._fails_after is None:
+            return True
+        self._fails_after -= 1
+        return self._fails_after != -1
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *given, **named: self._call(getattr(self.store, name), *given, **named)
+
+    def _call(self, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        before = snapshot(self.store)
+        self._fails_to_commit = True
+        with pytest.raises(StoreError):
+            call(*given, **named)
+        self._fails_to_commit = False
+        statements = 0
+        while True:
+            assert snapshot(self.store) == before
+            self._fails_after = statements
+            statements += 1
+            try:
+                return call(*given, **named)
+            except StoreError:
+                self.failures += 1
+            finally:
+                self._fails_after = None
+
+
+def test_a_call_that_fails_at_any_statement_changes_nothing_and_can_be_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock(START)
+    failing = Failing(tmp_path / "queue.db", clock, monkeypatch)
+    script = Script(cast(Store, failing), clock)
+
+    for done, (_, step) in enumerate(STEPS, start=1):
+        step(script)
+        assert snapshot(failing.store) == snapshot(expected(done).store), step.__name__
+
+    assert failing.failures > 5 * len(STEPS)
+    twin = expected(len(STEPS))
+    go_on(failing.store, clock)
+    go_on(twin.store, twin.clock)
+    assert snapshot(failing.store) == snapshot(twin.store)
+    failing.store.close()
+    assert_whole(tmp_path / "queue.db")
+
+
+def test_a_crash_point_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", "import fairturn.crash"],
+        env={**os.environ, "FAIRTURN_CRASH_AT": "somewhere"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert child.returncode == 1
+    assert "FAIRTURN_CRASH_AT names 'somewhere'" in child.stderr
+
+
+def assert_whole(file: Path) -> None:
+    connection = apsw.Connection(str(file))
+    assert connection.pragma("integrity_check") == "ok"
+    connection.close()
+
+
+if __name__ == "__main__":
+    {"work": work, "submit_in_threads": submit_in_threads}[sys.argv[1]](Path(sys.argv[2]))

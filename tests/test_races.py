@@ -1,0 +1,538 @@
+"""Real processes and threads on one SQLite file: nothing lost, nothing twice, no busy errors.
+
+A child is this module, run as a program. It reads lines from its parent and answers with lines, so
+that nobody sleeps: everybody waits for a line, for the end of a process, or for a lock.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import apsw
+import pytest
+
+from fairturn.clock import SECOND_US, ManualClock, SystemClock
+from fairturn.errors import KeyReused, NotFound, QueueFull, StoreError
+from fairturn.model import (
+    LEASE_US_MIN,
+    Completed,
+    Failed,
+    Fence,
+    Filter,
+    NewDocument,
+    Outcome,
+    Receipt,
+    Released,
+    Settings,
+    State,
+    Stopped,
+)
+from fairturn.priority import Rule
+from fairturn.stores.sqlite import SqliteStore
+from fairturn.testing import snapshot
+from fairturn.testing.steps import assert_numbers_are_exact, find_all
+
+ROOT = Path(__file__).parent.parent
+START = 1_700_000_000 * SECOND_US
+LEASE_S = 30
+LEASE_US = LEASE_S * SECOND_US
+PATIENCE_S = 60  # of the parent with a child that does not answer
+
+
+def new(customer: str = "acme", **fields: Any) -> NewDocument:
+    return NewDocument(customer, "1", **fields)
+
+
+# ── The children ─────────────────────────────────────────────────────────────────────────────────
+
+
+def say(value: Any) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+def hear() -> Any:
+    return json.loads(sys.stdin.readline())
+
+
+def open_files() -> None:
+    """Open each file that is named when its gate opens, submit one document, and say its id."""
+    say("ready")
+    while (named := hear()) is not None:
+        file, gate = named
+        with Path(gate).open() as shut:
+            say("at the gate")
+            fcntl.flock(shut, fcntl.LOCK_SH)
+        store = SqliteStore(file, synchronous="NORMAL")
+        (receipt,) = store.submit([new()])
+        say([receipt.id, receipt.count])
+        store.close()
+
+
+def submit() -> None:
+    """Submit for several customers, alone and in batches, and say the receipts."""
+    file, seed, documents = hear()
+    random = Random(seed)
+    store = SqliteStore(file, synchronous="NORMAL")
+    say("ready")
+    hear()
+    receipts: list[Receipt] = []
+    while len(receipts) < documents:
+        n = random.choice([1, 1, 1, 7])
+        receipts += store.submit([new(random.choice("abc")) for _ in range(n)])
+    say(receipts)
+
+
+def claim() -> None:
+    """Claim and end attempts until as many documents are completed as wanted, and say each."""
+    file, seed, wanted = hear()
+    random = Random(seed)
+    store = SqliteStore(file, synchronous="NORMAL")
+    say("ready")
+    hear()
+    claimed: list[Fence] = []
+    ended: list[tuple[str, Fence]] = []
+    outcomes: list[Outcome] = []
+    while store.find(Filter(states=(State.COMPLETED,)), size=wanted).documents[wanted - 1 :] == []:
+        version = store.version()
+        claims, lost = store.claim(
+            random.randint(1, 9), worker=f"{seed}", lease_us=600 * SECOND_US, outcomes=outcomes
+        )
+        assert lost == []
+        ended += [(type(outcome).__name__, outcome.fence) for outcome in outcomes]
+        claimed += [each.fence for each in claims]
+        outcomes = [end(each.fence, random) for each in claims]
+        if outcomes and random.random() < 0.5:
+            assert store.finish(outcomes) == []
+            ended += [(type(outcome).__name__, outcome.fence) for outcome in outcomes]
+            outcomes = []
+        if not claims:
+            store.wait(version, 0.05)
+    say([claimed, ended])
+
+
+def end(fence: Fence, random: Random) -> Outcome:
+    outcomes: list[Outcome] = [Completed(fence), Failed(fence, "x", 0), Released(fence)]
+    return random.choice([*outcomes, Completed(fence)])
+
+
+def freeze() -> None:
+    """Claim, be frozen by the parent, then try to record in every way that there is."""
+    file, real, lease_us = hear()
+    store = SqliteStore(file, clock=SystemClock() if real else ManualClock(START))
+    claims = store.claim(5, worker="frozen", lease_us=lease_us).claims
+    a, b, c, d, e = (each.fence for each in claims)
+    say([a, b, c, d, e])
+    hear()
+    renewed = store.renew([a, b, c, d, e], lease_us=LEASE_US)
+    late: list[Outcome] = [
+        Completed(a, "1"),
+        Failed(b, "late"),
+        Failed(c, "late", 0),
+        Released(d),
+        Stopped(e),
+    ]
+    say([renewed.lost, store.finish(late)])
+
+
+def fork() -> None:
+    """Use the store in a forked child, and say what came of it."""
+    file = hear()
+    store = SqliteStore(file)
+    (receipt,) = store.submit([new()])
+    store.summary()
+    read, write = os.pipe()
+    if os.fork() == 0:
+        answers = []
+        for call in (
+            lambda: store.submit([new()]),
+            lambda: store.claim(1, worker="w", lease_us=LEASE_US),
+            lambda: store.renew([], lease_us=LEASE_US),
+            lambda: store.finish([]),
+            lambda: store.read(receipt.id),
+            store.summary,
+            store.version,
+            store.prune,
+        ):
+            try:
+                call()
+                answers.append("nothing")
+            except StoreError as error:
+                answers.append(str(error))
+        store.close()
+        os.write(write, json.dumps(answers).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        answers = json.loads(pipe.read())
+    os.wait()
+    (again,) = store.submit([new()])
+    say([answers, [receipt.count, again.count], store.summary().waiting])
+    store.close()
+
+
+CHILDREN = {each.__name__: each for each in (open_files, submit, claim, freeze, fork)}
+
+
+class Child:
+    """A process of its own, and lines to and from it."""
+
+    def __init__(self, what: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.test_races", what],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def tell(self, value: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(value) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the child ended with {self.process.wait()}"
+        return json.loads(line)
+
+    def end(self) -> int:
+        return self.process.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def children() -> Iterator[list[Child]]:
+    """Whatever happens, none of them is left behind."""
+    started: list[Child] = []
+    yield started
+    for child in started:
+        if child.process.poll() is None:
+            child.process.kill()
+        child.process.communicate()
+
+
+def start(children: list[Child], what: str, n: int = 1) -> list[Child]:
+    started = [Child(what) for _ in range(n)]
+    children += started
+    return started
+
+
+# ── Processes ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_ten_processes_may_open_a_new_file_at_once(tmp_path: Path, children: list[Child]) -> None:
+    ten = start(children, "open_files", 10)
+    assert [child.answer() for child in ten] == ["ready"] * 10
+
+    for n in range(15):
+        file, gate = tmp_path / f"queue{n}.db", tmp_path / f"gate{n}"
+        with gate.open("w") as shut:
+            fcntl.flock(shut, fcntl.LOCK_EX)
+            for child in ten:
+                child.tell([str(file), str(gate)])
+            assert [child.answer() for child in ten] == ["at the gate"] * 10
+        answers = [child.answer() for child in ten]
+
+        store = SqliteStore(file)
+        assert sorted(count for _, count in answers) == list(range(-9, 1))
+        assert {found.id for found in find_all(store)} == {id for id, _ in answers}
+        store.close()
+    for child in ten:
+        child.tell(None)
+    assert [child.end() for child in ten] == [0] * 10
+
+
+def test_processes_that_submit_and_claim_at_once_lose_nothing_and_record_nothing_twice(
+    tmp_path: Path, children: list[Child]
+) -> None:
+    file = tmp_path / "queue.db"
+    SqliteStore(file, settings=Settings(attempts_max=1_000), synchronous="NORMAL").close()
+    submitters, claimers = start(children, "submit", 3), start(children, "claim", 3)
+    # A batch may go beyond what a submitter was asked for by six.
+    for seed, child in enumerate(submitters):
+        child.tell([str(file), seed, 100])
+    for seed, child in enumerate(claimers):
+        child.tell([str(file), seed, 300])
+    assert [child.answer() for child in children] == ["ready"] * 6
+
+    for child in children:
+        child.tell("go")
+    receipts = [Receipt(*each) for child in submitters for each in child.answer()]
+    attempts = [child.answer() for child in claimers]
+
+    assert [child.end() for child in children] == [0] * 6
+    store = SqliteStore(file)
+    documents = {found.id: found for found in find_all(store)}
+    assert len(receipts) == len(documents)
+    assert {receipt.id for receipt in receipts} == set(documents)
+    assert_counts_are_those_of_a_sequence(receipts)
+    assert_each_attempt_had_its_document_alone(
+        [Fence(*fence) for claimed, _ in attempts for fence in claimed],
+        [(kind, Fence(*fence)) for _, ended in attempts for kind, fence in ended],
+        {id for id, found in documents.items() if found.state is State.COMPLETED},
+    )
+    assert_numbers_are_exact(store)
+    store.close()
+    connection = apsw.Connection(str(file))
+    assert connection.pragma("integrity_check") == "ok"
+    connection.close()
+
+
+def assert_counts_are_those_of_a_sequence(receipts: Sequence[Receipt]) -> None:
+    """As if one submission had come after the other, whoever made it."""
+    rule = Rule()
+    for name in "abc":
+        own = [receipt for receipt in receipts if receipt.customer == name]
+        counts = sorted((receipt.count for receipt in own), reverse=True)
+        assert counts == [-n for n in range(len(own))]
+        assert all(receipt.priority == rule.priority(receipt.count) for receipt in own)
+
+
+def assert_each_attempt_had_its_document_alone(
+    claimed: list[Fence], ended: list[tuple[str, Fence]], completed: set[str]
+) -> None:
+    """No two attempts share a fence, and each fence but the last was ended by its own attempt
+    before the next was given: so at no time two attempts held one document."""
+    assert len(set(claimed)) == len(claimed)
+    assert max(Counter(fence for _, fence in ended).values()) == 1
+    endings = {fence: kind for kind, fence in ended}
+    fences = defaultdict(list)
+    for fence in claimed:
+        fences[fence.document].append(fence)
+    for id, own in fences.items():
+        *earlier, last = sorted(own)
+        assert all(endings[fence] in ("Failed", "Released") for fence in earlier), id
+        assert (endings.get(last) == "Completed") == (id in completed), id
+
+
+@pytest.mark.parametrize("held", ["claimed by another", "ended by another", "ended as dead"])
+def test_a_process_that_was_frozen_beyond_its_lease_records_nothing(
+    tmp_path: Path, children: list[Child], held: str
+) -> None:
+    file = tmp_path / "queue.db"
+    clock = ManualClock(START)
+    attempts_max = 1 if held == "ended as dead" else 5
+    store = SqliteStore(file, settings=Settings(attempts_max=attempts_max), clock=clock)
+    store.submit([new()] * 5)
+    (child,) = start(children, "freeze")
+    child.tell([str(file), False, LEASE_US])
+    fences = child.answer()
+    stop(child)
+
+    clock.advance(LEASE_S)
+    claims = store.claim(5, worker="another", lease_us=LEASE_US).claims
+    if held == "ended by another":
+        assert store.finish([Completed(each.fence, '"mine"') for each in claims]) == []
+    before = snapshot(store)
+    os.kill(child.process.pid, signal.SIGCONT)
+    child.tell("go on")
+    lost_by_renewing, lost_by_finishing = child.answer()
+
+    assert len(claims) == (0 if held == "ended as dead" else 5)
+    assert lost_by_renewing == lost_by_finishing == fences
+    assert snapshot(store) == before
+    assert child.end() == 0
+    store.close()
+
+
+def test_a_frozen_process_loses_its_lease_on_the_clock_of_the_machine_too(
+    tmp_path: Path, children: list[Child]
+) -> None:
+    file = tmp_path / "queue.db"
+    store = SqliteStore(file)
+    store.submit([new()] * 5)
+    (child,) = start(children, "freeze")
+    child.tell([str(file), True, LEASE_US_MIN])
+    fences = child.answer()
+    stop(child)
+
+    claims = store.claim(5, worker="another", lease_us=LEASE_US).claims
+    while not claims:
+        store.wait(store.version(), 0.02)
+        claims = store.claim(5, worker="another", lease_us=LEASE_US).claims
+    before = snapshot(store)
+    os.kill(child.process.pid, signal.SIGCONT)
+    child.tell("go on")
+
+    assert child.answer() == [fences, fences]
+    assert snapshot(store) == before
+    assert store.finish([Completed(each.fence) for each in claims]) == []
+    store.close()
+
+
+def stop(child: Child) -> None:
+    """Freeze a process, and wait until it stands still."""
+    os.kill(child.process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, child.process.pid, os.WSTOPPED | os.WNOWAIT)
+
+
+def test_a_store_is_refused_after_a_fork_and_goes_on_in_the_process_that_opened_it(
+    tmp_path: Path, children: list[Child]
+) -> None:
+    (child,) = start(children, "fork")
+
+    child.tell(str(tmp_path / "queue.db"))
+    answers, counts, waiting = child.answer()
+
+    assert len(answers) == 8
+    assert all("forked" in answer for answer in answers), answers
+    assert (counts, waiting) == ([0, -1], 2)
+    assert child.end() == 0
+
+
+# ── Threads ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class Watched(Sequence[NewDocument]):
+    """Documents that tell when a store begins to read them."""
+
+    def __init__(self, documents: Sequence[NewDocument]) -> None:
+        self._documents = documents
+        self.read = threading.Event()
+
+    def __len__(self) -> int:
+        self.read.set()
+        return len(self._documents)
+
+    def __getitem__(self, index: Any) -> Any:
+        self.read.set()
+        return self._documents[index]
+
+    def __iter__(self) -> Iterator[NewDocument]:
+        self.read.set()
+        return iter(self._documents)
+
+
+class Submitters:
+    """Threads whose submissions pile up behind somebody else's transaction."""
+
+    def __init__(self, store: SqliteStore, calls: Sequence[Sequence[NewDocument]]) -> None:
+        self.answers: list[list[Receipt] | Exception | None] = [None] * len(calls)
+        self._store = store
+        blocker = apsw.Connection(str(store.path))
+        blocker.execute("BEGIN IMMEDIATE")
+        watched = [Watched(call) for call in calls]
+        threads = [
+            threading.Thread(target=self._submit, args=(number, documents))
+            for number, documents in enumerate(watched)
+        ]
+        for thread, documents in zip(threads, watched, strict=True):
+            thread.start()
+            assert documents.read.wait(PATIENCE_S)
+        blocker.execute("COMMIT")
+        blocker.close()
+        for thread in threads:
+            thread.join()
+
+    def _submit(self, number: int, documents: Sequence[NewDocument]) -> None:
+        try:
+            self.answers[number] = self._store.submit(documents)
+        except Exception as error:
+            self.answers[number] = error
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    store = SqliteStore(tmp_path / "queue.db", clock=ManualClock(START))
+    yield store
+    store.close()
+
+
+def test_threads_that_submit_at_once_share_commits(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = 0
+
+    def count() -> bool:
+        nonlocal commits
+        commits += 1
+        return False
+
+    # The store is opened before, so its connection is watched where it is made: in a new store.
+    monkeypatch.setattr(apsw, "connection_hooks", [lambda made: made.set_commit_hook(count)])
+    watched = SqliteStore(store.path.with_name("watched.db"), clock=ManualClock(START))
+    commits = 0
+
+    submitters = Submitters(watched, [[new("abc"[n % 3])] for n in range(20)])
+
+    watched.close()
+    receipts = [answer[0] for answer in submitters.answers if isinstance(answer, list)]
+    assert len(receipts) == 20
+    assert commits < 10
+    assert_counts_are_those_of_a_sequence(receipts)
+
+
+def test_each_thread_gets_its_own_answer(store: SqliteStore) -> None:
+    calls = [[new(f"c{n}", key=f"{n}", digest=b"") for _ in range(1 + n % 3)] for n in range(20)]
+
+    submitters = Submitters(store, calls)
+
+    for n, (call, answer) in enumerate(zip(calls, submitters.answers, strict=True)):
+        assert isinstance(answer, list), answer
+        assert [receipt.customer for receipt in answer] == [f"c{n}"] * len(call)
+        assert [receipt.repeated for receipt in answer] == [False] + [True] * (len(call) - 1)
+        stored = store.read(answer[0].id)
+        assert stored is not None
+        assert stored.document.customer == f"c{n}"
+    assert len(find_all(store)) == 20
+
+
+def test_a_refused_submission_does_not_hurt_those_that_share_its_commit(
+    store: SqliteStore,
+) -> None:
+    store.configure(Settings(waiting_per_customer_max=3))
+    store.submit([new("k", key="k", digest=b"1")])
+    good = [[new(f"c{n}")] for n in range(6)]
+    bad: list[tuple[list[NewDocument], type[Exception]]] = [
+        ([new("full")] * 4, QueueFull),
+        ([new("c0"), new("k", key="k", digest=b"2")], KeyReused),
+        ([new("c1"), new("new"), new("c2", parent="unknown")], NotFound),
+    ]
+    calls = [
+        call for pair in zip(good, [call for call, _ in bad] * 2, strict=True) for call in pair
+    ]
+
+    submitters = Submitters(store, calls)
+
+    assert [isinstance(answer, list) for answer in submitters.answers] == [True, False] * 6
+    for (_, error), answer in zip(bad * 2, submitters.answers[1::2], strict=True):
+        assert type(answer) is error
+    accepted = [*(f"c{n}" for n in range(6)), "k"]
+    assert sorted(found.customer for found in find_all(store)) == accepted
+    assert [found.name for found in store.customers().customers] == accepted
+    assert_numbers_are_exact(store)
+    assert [receipt.count for receipt in store.submit([new("c0"), new("full")])] == [-1, 0]
+
+
+def test_the_same_key_of_many_threads_is_one_document(store: SqliteStore) -> None:
+    submitters = Submitters(store, [[new(key="k", digest=b"1")] for _ in range(20)])
+
+    receipts = [answer[0] for answer in submitters.answers if isinstance(answer, list)]
+    assert len(receipts) == 20
+    assert len({receipt.id for receipt in receipts}) == 1
+    assert sorted(receipt.repeated for receipt in receipts) == [False] + [True] * 19
+    assert store.submit([new()])[0].count == -1
+
+
+def test_a_limit_holds_for_threads_that_submit_at_once(store: SqliteStore) -> None:
+    store.configure(Settings(waiting_max=7))
+
+    submitters = Submitters(store, [[new(f"c{n % 3}")] for n in range(20)])
+
+    kinds = Counter(type(answer) for answer in submitters.answers)
+    assert kinds == {list: 7, QueueFull: 13}
+    assert store.summary().waiting == 7
+
+
+if __name__ == "__main__":
+    CHILDREN[sys.argv[1]]()
