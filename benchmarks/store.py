@@ -1,0 +1,418 @@
+"""The embedded store against a bare queue in plain apsw (bare.py): `make bench-store`.
+
+Each figure is a ratio of two things measured in the same run, in turns, so that a noisy machine
+hurts both. The table ends with the rows that fall short of their bar, and so does the exit code.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import apsw
+
+from benchmarks.bare import BareQueue, Row
+from fairturn.content import Folder
+from fairturn.model import Completed, Settings, Submission
+from fairturn.queue import Queue
+from fairturn.stores.sqlite import SqliteStore
+
+PAYLOAD = {  # 200 bytes as JSON
+    "file": "invoices/2026/11/invoice-0017.pdf",
+    "language": "de",
+    "pages": 3,
+    "kind": "invoice",
+    "callback": "orders/18273645/received",
+    "note": "scanned at the front desk, second copy, page two is upside down!!",
+}
+LEASE_US = 30_000_000
+BATCH = 100
+NOW = 1_800_000_000_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One row of the table."""
+
+    name: str
+    ratio: float
+    bar: float | None
+    ours: str
+    theirs: str
+    at_most: bool = False
+
+    @property
+    def falls_short(self) -> bool:
+        if self.bar is None:
+            return False
+        return self.ratio > self.bar if self.at_most else self.ratio < self.bar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much is measured. The bars are for the full sizes."""
+
+    rounds: int
+    singles: int
+    batches: int
+    customers: int
+    waiting: int
+    waiting_most: int
+    claims: int
+
+
+FULL = Sizes(
+    rounds=9,
+    singles=100,
+    batches=10,
+    customers=100_000,
+    waiting=1_000_000,
+    waiting_most=10_000_000,
+    claims=200,
+)
+QUICK = Sizes(
+    rounds=5,
+    singles=50,
+    batches=5,
+    customers=10_000,
+    waiting=50_000,
+    waiting_most=200_000,
+    claims=50,
+)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def in_turns(
+    rounds: int, first: Callable[[], object], second: Callable[[], object]
+) -> tuple[float, float]:
+    """The median seconds of two things that are done in turns."""
+    times = [(seconds(first), seconds(second)) for _ in range(rounds)]
+    return statistics.median(t[0] for t in times), statistics.median(t[1] for t in times)
+
+
+class Bench:
+    """The measurements, each in files of its own."""
+
+    def __init__(self, folder: Path, sizes: Sizes) -> None:
+        self._folder = folder
+        self._sizes = sizes
+        self._files = 0
+        self.figures: list[Figure] = []
+
+    @contextmanager
+    def queue(self, synchronous: str = "FULL") -> Iterator[Queue]:
+        self._files += 1
+        path = self._folder / f"fairturn-{self._files}.db"
+        settings = Settings(waiting_max=10**9, waiting_per_customer_max=10**9)
+        store = SqliteStore(path, settings=settings, synchronous=synchronous)
+        with Queue(store, Folder(self._folder / f"{path.name}.contents")) as queue:
+            yield queue
+        for file in self._folder.glob(f"{path.name}*"):
+            if file.is_file():
+                file.unlink()
+
+    @contextmanager
+    def bare(self, synchronous: str = "FULL") -> Iterator[BareQueue]:
+        self._files += 1
+        path = self._folder / f"bare-{self._files}.db"
+        bare = BareQueue(path, synchronous)
+        yield bare
+        bare.close()
+        for file in self._folder.glob(f"{path.name}*"):
+            file.unlink()
+
+    def add(
+        self, name: str, *, bare_s: float, our_s: float, documents: int, bar: float | None
+    ) -> None:
+        self.figures.append(
+            Figure(
+                name=name,
+                ratio=bare_s / our_s,
+                bar=bar,
+                ours=f"{documents / our_s:,.0f}/s",
+                theirs=f"{documents / bare_s:,.0f}/s",
+            )
+        )
+
+    # ── Submitting ───────────────────────────────────────────────────────────────────────────────
+
+    def submit_one(self, synchronous: str, bar: float | None) -> None:
+        n = self._sizes.singles
+        with self.queue(synchronous) as queue, self.bare(synchronous) as bare:
+            row = bare_rows(1)[0]
+
+            def ours() -> None:
+                for i in range(n):
+                    queue.submit(customer(i), payload=PAYLOAD)
+
+            def theirs() -> None:
+                for _ in range(n):
+                    bare.submit(row)
+
+            ours()
+            theirs()
+            bare_s, our_s = in_turns(self._sizes.rounds, theirs, ours)
+        self.add(
+            f"submit one at a time, {synchronous}",
+            bare_s=bare_s,
+            our_s=our_s,
+            documents=n,
+            bar=bar,
+        )
+
+    def submit_many(self, synchronous: str, bar: float | None) -> None:
+        n = 1_000
+        with self.queue(synchronous) as queue, self.bare(synchronous) as bare:
+            documents = [Submission(customer="dump", payload=PAYLOAD) for _ in range(n)]
+            rows = bare_rows(n)
+
+            def ours() -> None:
+                queue.submit_many(documents)
+
+            def theirs() -> None:
+                bare.submit_many(rows)
+
+            ours()
+            theirs()
+            bare_s, our_s = in_turns(4 * self._sizes.rounds, theirs, ours)
+        self.add(
+            f"submit_many of 1,000, {synchronous}",
+            bare_s=bare_s,
+            our_s=our_s,
+            documents=n,
+            bar=bar,
+        )
+
+    def submit_from_threads(self, synchronous: str, bar: float | None) -> None:
+        threads, n = 8, self._sizes.singles
+        with self.queue(synchronous) as queue, self.bare(synchronous) as bare:
+            rows = bare_rows(threads)
+
+            def submit(number: int) -> None:
+                for _ in range(n):
+                    queue.submit(customer(number), payload=PAYLOAD)
+
+            def ours() -> None:
+                started = [threading.Thread(target=submit, args=(i,)) for i in range(threads)]
+                for thread in started:
+                    thread.start()
+                for thread in started:
+                    thread.join()
+
+            def theirs() -> None:
+                for _ in range(n):
+                    bare.submit_many(rows)
+
+            ours()
+            theirs()
+            bare_s, our_s = in_turns(self._sizes.rounds, theirs, ours)
+        self.add(
+            f"8 threads one at a time, against 8 rows a commit, {synchronous}",
+            bare_s=bare_s,
+            our_s=our_s,
+            documents=threads * n,
+            bar=bar,
+        )
+
+    # ── Claiming and finishing ───────────────────────────────────────────────────────────────────
+
+    def drain(self, synchronous: str, bar: float | None) -> None:
+        batches, rounds = self._sizes.batches, self._sizes.rounds
+        n = batches * BATCH
+        with self.queue(synchronous) as queue, self.bare(synchronous) as bare:
+            fill(queue, customers=100, documents=2 * n * (rounds + 1))
+            for _ in range(2 * batches * (rounds + 1) // 10 + 1):
+                bare.submit_many(bare_rows(1_000))
+            drain(queue, batches)
+            drain_bare(bare, batches)
+            bare_s, our_s = in_turns(
+                rounds, lambda: drain_bare(bare, batches), lambda: drain(queue, batches)
+            )
+        self.add(
+            f"claim and finish by {BATCH}, 100 customers, {synchronous}",
+            bare_s=bare_s,
+            our_s=our_s,
+            documents=n,
+            bar=bar,
+        )
+
+    def drain_large(self, name: str, *, customers: int, documents: int, bar: float) -> None:
+        """A large queue against a small one, both fairturn's."""
+        batches, rounds = self._sizes.batches, self._sizes.rounds
+        n = batches * BATCH
+        with self.queue() as small, self.queue() as large:
+            fill(small, customers=100, documents=2 * n * (rounds + 1))
+            fill(large, customers=customers, documents=documents)
+            drain(small, batches)
+            drain(large, batches)
+            small_s, large_s = in_turns(
+                rounds, lambda: drain(small, batches), lambda: drain(large, batches)
+            )
+        self.figures.append(
+            Figure(
+                name=f"{name}, against 100 customers and {2 * n * (rounds + 1):,} waiting",
+                ratio=small_s / large_s,
+                bar=bar,
+                ours=f"{n / large_s:,.0f}/s",
+                theirs=f"{n / small_s:,.0f}/s",
+            )
+        )
+
+    def claim_one(self, bar: float) -> None:
+        """The time of a claim of one document in the largest queue, against a small one."""
+        most, claims = self._sizes.waiting_most, self._sizes.claims
+        with self.queue() as small, self.queue() as large:
+            fill(small, customers=1_000, documents=10_000)
+            fill(large, customers=1_000, documents=most)
+            claim_each(small, claims)
+            claim_each(large, claims)
+            small_s, large_s = in_turns(
+                self._sizes.rounds,
+                lambda: claim_each(small, claims),
+                lambda: claim_each(large, claims),
+            )
+        self.figures.append(
+            Figure(
+                name=f"time of a claim of one at {most:,} waiting, against 10,000",
+                ratio=large_s / small_s,
+                bar=bar,
+                at_most=True,
+                ours=f"{1e6 * large_s / claims:,.0f} µs",
+                theirs=f"{1e6 * small_s / claims:,.0f} µs",
+            )
+        )
+
+
+def customer(number: int) -> str:
+    return f"customer-{number % 100}"
+
+
+def bare_rows(n: int) -> list[Row]:
+    return [(customer(i), i % 9 + 1, NOW, PAYLOAD) for i in range(n)]
+
+
+def fill(queue: Queue, *, customers: int, documents: int) -> None:
+    """Submit documents of many customers, who come one after the other."""
+    size = 10_000
+    made = 0
+    while made < documents:
+        n = min(size, documents - made)
+        batch = [
+            Submission(customer=f"customer-{(made + i) % customers}", payload=PAYLOAD)
+            for i in range(n)
+        ]
+        queue.submit_many(batch)
+        made += n
+        if documents > 100_000 and sys.stderr.isatty():
+            print(f"\r  filling: {made:,} of {documents:,} ", end="", file=sys.stderr)
+    queue.store.claim(0, worker="bench", lease_us=LEASE_US)  # fold all of it in
+    if documents > 100_000 and sys.stderr.isatty():
+        print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
+
+
+def drain(queue: Queue, batches: int) -> None:
+    store = queue.store
+    for _ in range(batches):
+        claims, _ = store.claim(BATCH, worker="bench", lease_us=LEASE_US)
+        assert len(claims) == BATCH
+        lost = store.finish([Completed(claim.fence) for claim in claims])
+        assert not lost
+
+
+def drain_bare(bare: BareQueue, batches: int) -> None:
+    for _ in range(batches):
+        claimed = bare.claim(BATCH, NOW)
+        assert len(claimed) == BATCH
+        bare.finish(claimed, NOW)
+
+
+def claim_each(queue: Queue, claims: int) -> None:
+    store = queue.store
+    for _ in range(claims):
+        claimed, _ = store.claim(1, worker="bench", lease_us=LEASE_US)
+        store.finish([Completed(claimed[0].fence)])
+
+
+def show(figures: list[Figure]) -> None:
+    width = max(len(figure.name) for figure in figures)
+    print(f"{'':{width}}  {'ours':>12}  {'yardstick':>12}  {'ratio':>6}  bar")
+    for figure in figures:
+        bar = ""
+        if figure.bar is not None:
+            bar = f"{'at most' if figure.at_most else 'at least'} {figure.bar:g}"
+            bar += "  FALLS SHORT" if figure.falls_short else ""
+        print(
+            f"{figure.name:{width}}  {figure.ours:>12}  {figure.theirs:>12}"
+            f"  {figure.ratio:6.2f}  {bar}"
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small sizes, for a first look")
+    parser.add_argument("--json", action="store_true", help="a JSON line for each row")
+    parser.add_argument("--folder", type=Path, help="where to make the files")
+    parser.add_argument("--only", default="", help="only rows whose name contains this")
+    options = parser.parse_args()
+    sizes = QUICK if options.quick else FULL
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        bench = Bench(Path(folder), sizes)
+        steps: list[tuple[str, Callable[[], None]]] = [
+            ("submit one", lambda: bench.submit_one("FULL", 0.6)),
+            ("submit_many", lambda: bench.submit_many("FULL", 0.4)),
+            ("threads", lambda: bench.submit_from_threads("FULL", 0.35)),
+            ("drain", lambda: bench.drain("FULL", 0.5)),
+            (
+                "customers",
+                lambda: bench.drain_large(
+                    f"the same, {sizes.customers:,} customers",
+                    customers=sizes.customers,
+                    documents=max(10 * sizes.customers // 2, 200_000),
+                    bar=0.8,
+                ),
+            ),
+            (
+                "waiting",
+                lambda: bench.drain_large(
+                    f"the same, {sizes.waiting:,} waiting",
+                    customers=100,
+                    documents=sizes.waiting,
+                    bar=0.8,
+                ),
+            ),
+            ("claim one", lambda: bench.claim_one(1.5)),
+            ("submit one NORMAL", lambda: bench.submit_one("NORMAL", None)),
+            ("submit_many NORMAL", lambda: bench.submit_many("NORMAL", None)),
+            ("threads NORMAL", lambda: bench.submit_from_threads("NORMAL", None)),
+            ("drain NORMAL", lambda: bench.drain("NORMAL", None)),
+        ]
+        for name, step in steps:
+            if options.only in name:
+                print(f"measuring: {name}", file=sys.stderr)
+                step()
+    if options.json:
+        for figure in bench.figures:
+            print(json.dumps(figure.__dict__))
+    else:
+        print(f"SQLite {apsw.sqlite_lib_version()}, medians of {sizes.rounds} rounds in turns")
+        show(bench.figures)
+    short = [figure.name for figure in bench.figures if figure.falls_short]
+    for name in short:
+        print(f"falls short: {name}", file=sys.stderr)
+    return 1 if short else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
