@@ -1,0 +1,71 @@
+"""What README.md and docs/ claim, as far as a machine can check it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairturn.model import SETTING_NAMES, Settings
+from fairturn.priority import Rule
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PYTHON_PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+
+
+def programs_in(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+
+
+def run(program: str, folder: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()
+
+
+def test_the_program_on_the_first_screen_runs_as_written_and_prints_what_it_says(
+    tmp_path: Path,
+) -> None:
+    first_screen = "\n".join(README.splitlines()[:40])
+    (program,) = programs_in(first_screen)
+
+    printed = run(program, tmp_path)
+
+    assert printed == ["0 1", "bulk 1", "acme 1", "bulk 1", "completed {'pages': 3}"]
+
+
+def test_the_programs_of_the_python_page_run_one_after_the_other(tmp_path: Path) -> None:
+    assert run("\n".join(programs_in(PYTHON_PAGE)), tmp_path) == []
+
+
+def test_the_table_of_thresholds_is_the_rule() -> None:
+    rows = [line.strip("|").split("|") for line in README.splitlines() if line.startswith("| ")]
+    ((_, *counts),) = [row for row in rows if row[0].strip() == "pending documents count"]
+    rule = Rule()
+
+    for priority, cell in enumerate(counts, start=1):
+        for count in map(int, re.findall(r"-?\d+", cell.replace("below -20", "-21"))):
+            assert rule.priority(count) == priority
+
+
+@pytest.mark.parametrize("name", SETTING_NAMES)
+def test_every_setting_stands_in_the_python_page_with_its_default(name: str) -> None:
+    (row,) = [
+        line for line in PYTHON_PAGE.splitlines() if line.startswith("|") and f"`{name}`" in line
+    ]
+
+    default = getattr(Settings(), name)
+
+    if isinstance(default, str):
+        assert f'`"{default}"`' in row
+    elif isinstance(default, int):
+        assert f"{default:,}" in row
+    elif name.endswith("_kept_s"):
+        assert f"{default / 86_400:g}" in row
+    elif isinstance(default, float):
+        assert f"{default:g}" in row
+    else:
+        assert ", ".join(map(str, default)) in row
