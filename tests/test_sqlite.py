@@ -334,6 +334,66 @@ def test_closing_leaves_one_file(file: Path) -> None:
     assert [each.name for each in file.parent.iterdir()] == [file.name]
 
 
+# ── What is left ─────────────────────────────────────────────────────────────────────────────────
+
+
+def rows_left(file: Path) -> dict[str, int]:
+    """How many rows each table has, apart from the two that always have the same."""
+    connection = apsw.Connection(str(file))
+    tables = [name for (name,) in connection.execute("SELECT name FROM pragma_table_list")]
+    rows = {
+        name: connection.execute(f'SELECT count(*) FROM "{name}"').get
+        for name in tables
+        if not name.startswith("sqlite_") and name not in ("queue", "levels")
+    }
+    connection.close()
+    return {name: n for name, n in rows.items() if n}
+
+
+def live(store: SqliteStore, clock: ManualClock) -> None:
+    """Leave a trace in every table."""
+    store.adjust("acme", CustomerSettings(weight=2, limit=5))
+    store.submit([new(key=f"{n}", digest=b"1") for n in range(12)])
+    store.submit([NewDocument("acme", "x" * 100_000, size_bytes=100_000)])
+    store.submit([new(due_at=clock.now() + SECOND_US)])
+    claims = store.claim(3, worker="w", lease_us=LEASE_US).claims
+    store.finish([Completed(claims[0].fence, "1"), Failed(claims[1].fence, "no")])
+    store.claim(1, worker="w", lease_us=LEASE_US)
+
+
+@pytest.mark.parametrize("costs", list(Costs))
+def test_nothing_is_left_of_a_customer_that_was_purged(
+    file: Path, clock: ManualClock, costs: Costs
+) -> None:
+    with opened(file, clock, settings=Settings(costs=costs)) as store:
+        live(store, clock)
+        assert len(rows_left(file)) >= 5
+
+        store.purge("acme")
+        store.claim(1, worker="w", lease_us=LEASE_US)
+
+        assert rows_left(file) == {}
+
+
+# Where costs are learned, what a customer's documents cost is remembered.
+@pytest.mark.parametrize("costs", [Costs.EQUAL, Costs.KNOWN])
+def test_nothing_is_left_of_a_customer_that_is_idle_for_long(
+    file: Path, clock: ManualClock, costs: Costs
+) -> None:
+    with opened(file, clock, settings=Settings(costs=costs)) as store:
+        live(store, clock)
+        store.adjust("acme", CustomerSettings())
+        clock.advance(LEASE_US / SECOND_US)
+        while claims := store.claim(5, worker="w", lease_us=LEASE_US).claims:
+            assert store.finish([Completed(claim.fence) for claim in claims]) == []
+        clock.advance(365 * 86_400)
+
+        while store.prune() is not None:
+            pass
+
+        assert rows_left(file) == {}
+
+
 # ── A full disk ──────────────────────────────────────────────────────────────────────────────────
 
 

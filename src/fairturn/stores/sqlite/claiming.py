@@ -16,6 +16,7 @@ from fairturn.flows import (
     Left,
     Mode,
     Pick,
+    Purged,
     Recorded,
     Returned,
     Standing,
@@ -64,6 +65,10 @@ _SAVE_FLOW = """
         claimed_to = excluded.claimed_to, place = excluded.place, tick = excluded.tick,
         folded = excluded.folded, running = excluded.running, head_order = excluded.head_order,
         head_since = excluded.head_since, held = excluded.held"""
+_FORGET_PURGED = (
+    "DELETE FROM flows WHERE customer = ?",
+    "DELETE FROM standings WHERE customer = ?",
+)
 # Only differences count within a level, so all of it can go back together.
 _BACK_TO_ZERO = """
     UPDATE flows SET place = place - (SELECT clock FROM levels l WHERE l.level = flows.level);
@@ -86,6 +91,7 @@ class Claiming:
         self._turns: Turns | None = None
         self._shelf = SqliteShelf(Mode.FAIR)
         self._version = -1
+        self._purged: list[tuple[int]] = []  # nothing is to be left of them
 
     def claim(
         self,
@@ -163,12 +169,14 @@ class Claiming:
         return self._turns
 
     def _prepare(self, recorded: list[Recorded], given: int) -> None:
-        """Let the shelf know of arrivals and cancels."""
+        """Let the shelf know of arrivals and cancels, and remember who was purged."""
         for event in (event for _, events in recorded for event in events):
             if type(event) is Arrived:
                 self._shelf.know((event.customer, event.level), given)
             elif type(event) is Left:
                 self._shelf.cancelled(event.customer, event.level, event.order)
+            elif type(event) is Purged:
+                self._purged.append((event.customer,))
 
     def _with_counts(self, recorded: list[Recorded]) -> list[Recorded]:
         """Before a customer gets a limit, say how many of its documents run: without a limit
@@ -214,6 +222,9 @@ class Claiming:
         turns.adjusted.clear()
         turns.touched.clear()
         connection.executemany(_SAVE_FLOW, flows)
+        for statement in _FORGET_PURGED:
+            connection.executemany(statement, self._purged)
+        self._purged.clear()
         self._save_levels(connection, turns, tally)
         tally.write_delayed(connection)
         self._version = queue.turns_version = queue.turns_version + 1
@@ -271,6 +282,7 @@ class Claiming:
     def forget(self) -> None:
         """Read everything anew next time."""
         self._turns = None
+        self._purged.clear()
 
 
 def _start(
