@@ -65,10 +65,7 @@ class BareQueue:
         self._connection.execute(_SCHEMA)
 
     def submit(self, row: Row) -> None:
-        connection = self._connection
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute(_INSERT, (*row[:3], _dump(row[3])))
-        connection.execute("COMMIT")
+        self._connection.execute(_INSERT, (*row[:3], _dump(row[3])))  # a transaction of its own
 
     def submit_many(self, rows: list[Row]) -> None:
         encoded = [(customer, priority, at, _dump(value)) for customer, priority, at, value in rows]

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
 from collections import Counter
@@ -22,6 +23,7 @@ from fairturn.model import (
     Completed,
     CustomerSettings,
     Failed,
+    Filter,
     NewDocument,
     Settings,
     State,
@@ -637,3 +639,51 @@ def test_clocks_go_back_together_long_before_the_end_of_64_bits_and_the_order_st
         assert highest < CLOCK_MAX < 26_000 * 1_000 * highest_charge["cost"] // 20
 
     assert served == ["a", "b"] * 13_000
+
+
+# ── Interrupts ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_submitter_that_is_interrupted_while_it_waits_leaves_the_line_to_the_others(
+    file: Path,
+) -> None:
+    with opened(file) as store:
+        line = store._submitting._requests
+        somebody = apsw.Connection(str(file))
+        somebody.execute("BEGIN IMMEDIATE")  # so that the one who leads has to wait
+        leader = threading.Thread(target=store.submit, args=([new("leader")],))
+        leader.start()
+        while not store._submitting._led or line is store._submitting._requests:
+            os.sched_yield()
+
+        def interrupt() -> None:
+            while not store._submitting._requests:
+                os.sched_yield()
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            store.submit([new("interrupted")])
+        somebody.execute("ROLLBACK")
+        leader.join()
+        store.submit([new("the next")])
+
+        documents = store.find(Filter()).documents
+        assert [document.customer for document in documents] == ["the next", "leader"]
+
+
+# ── Bounds ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_settings_of_a_newer_version_are_refused_by_name(file: Path, clock: ManualClock) -> None:
+    with opened(file, clock):
+        pass
+    connection = apsw.Connection(str(file))
+    connection.execute("UPDATE queue SET settings = json_set(settings, '$.colour', 'blue')")
+    connection.close()
+
+    with (
+        opened(file, clock) as store,
+        pytest.raises(StoreRefused, match="does not know: colour; install the newer fairturn"),
+    ):
+        store.settings()

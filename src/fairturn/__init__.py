@@ -4,7 +4,7 @@ The errors are in `fairturn.errors`, and all values in `fairturn.model`.
 """
 
 from fairturn.config import Queue
-from fairturn.errors import FairturnError, KeyReused, NotFound, QueueFull, WrongState
+from fairturn.errors import FairturnError, KeyReused, NotFound, QueueFull, Refused, WrongState
 from fairturn.model import (
     Claim,
     Completed,
@@ -16,6 +16,7 @@ from fairturn.model import (
     Released,
     Settings,
     State,
+    Stopped,
     Submission,
     Summary,
 )
@@ -31,10 +32,12 @@ __all__ = [
     "Completed",
     "Failed",
     "Released",
+    "Stopped",
     "Customer",
     "Summary",
     "Settings",
     "FairturnError",
+    "Refused",
     "QueueFull",
     "KeyReused",
     "NotFound",

@@ -69,6 +69,9 @@ class Contents(Protocol):
         ...
 
 
+_ROOT = ""  # the folder itself, among those that were synced
+
+
 class Folder:
     """Contents as files, in subfolders by the first two digits of their names.
 
@@ -182,13 +185,16 @@ class Folder:
         """An open subfolder, made if it is new."""
         with suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
+            self._synced.clear()
+        # Also one that was there: who made it may have been killed before this line.
+        if _ROOT not in self._synced:
             _sync_folder(self.path.parent)
+            self._synced.add(_ROOT)
         root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             with suppress(FileExistsError):
                 os.mkdir(two_digits, mode=0o700, dir_fd=root)
                 self._synced.discard(two_digits)
-            # Also one that was there: who made it may have been killed before this line.
             if two_digits not in self._synced:
                 os.fsync(root)
                 self._synced.add(two_digits)

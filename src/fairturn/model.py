@@ -5,7 +5,7 @@ turns one into a datetime. Values that are made by the thousand are named tuples
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
@@ -13,8 +13,10 @@ from math import isfinite
 from os import PathLike
 from typing import Any, BinaryIO, NamedTuple
 
+from fairturn.errors import StoreRefused
 from fairturn.flows import COST_ONE, PATIENCE_US, WEIGHT_MAX, WEIGHT_MIN, WEIGHT_ONE, Costs, Mode
 from fairturn.priority import BOUNDS, LEVELS, RESET_INTERVAL_US, Reset, Rule
+from fairturn.text import identity
 
 # Limits. Each has a name, so that an error can say which one was reached.
 CUSTOMER_BYTES_MAX = 255
@@ -34,7 +36,10 @@ COST_MAX = 1_000_000.0  # so that no claim comes near the end of 64 bits
 SECONDS_MAX = 1e10  # some 300 years, for every setting that is a time
 CHILDREN_UNCHECKED_MAX = 20
 KEY_KEPT_US = 24 * 3_600 * 1_000_000
-LEASE_US_MIN, LEASE_US_MAX = 100_000, 24 * 3_600 * 1_000_000
+RESULT_BYTES_MAX = 16 * 1_048_576
+LEASE_US_MIN, LEASE_US_MAX = 1, 24 * 3_600 * 1_000_000
+RETRY_US_MAX = 366 * 24 * 3_600 * 1_000_000
+RUNNING_MAX = 1_000_000  # the highest limit of a customer
 
 
 class State(StrEnum):
@@ -252,8 +257,10 @@ class CustomerSettings:
 
     def __post_init__(self) -> None:
         weight_in_thousandths(self.weight)
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit is {self.limit}; it must be at least 1 (pause to stop)")
+        if self.limit is not None and not 1 <= self.limit <= RUNNING_MAX:
+            raise ValueError(
+                f"limit is {self.limit}; it must be from 1 to {RUNNING_MAX:,} (pause to stop)"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,8 +350,16 @@ class Settings:
 
     @staticmethod
     def from_json(text: str) -> "Settings":
-        """The settings in a JSON object, defaults where it has none."""
-        return Settings(**json.loads(text))
+        """The settings in a JSON object, defaults where it has none. One that this version does
+        not know must not be ignored: the queue would be served otherwise than it was meant."""
+        values: dict[str, Any] = json.loads(text)
+        unknown = sorted(set(values) - set(SETTING_NAMES))
+        if unknown:
+            raise StoreRefused(
+                f"the queue has settings that this fairturn does not know: {', '.join(unknown)}; "
+                "install the newer fairturn that wrote them"
+            )
+        return Settings(**values)
 
 
 SETTING_NAMES = tuple(f.name for f in fields(Settings) if f.init)
@@ -383,8 +398,48 @@ def weight_in_thousandths(weight: float) -> int:
 def cost_in_millionths(cost: float) -> int:
     """A cost for people as the integer that turns are charged with."""
     if not 0 <= cost <= COST_MAX:
-        raise ValueError(f"cost is {cost:g}; it must be between 0 and {COST_MAX:g}")
+        raise ValueError(f"cost is {cost:,}; it must be between 0 and {COST_MAX:,.0f}")
     return round(cost * COST_ONE)
+
+
+def real_cost_within(real_cost: int) -> int:
+    """What a finished document really cost, within what a document may cost."""
+    return min(max(0, real_cost), cost_in_millionths(COST_MAX))
+
+
+def check_claim(n: int, worker: str, lease_us: int) -> None:
+    """Refuse a claim that is out of bounds."""
+    if not 0 <= n <= CLAIM_DOCUMENTS_MAX:
+        raise ValueError(f"n is {n}; a claim takes from 0 to {CLAIM_DOCUMENTS_MAX:,} documents")
+    identity(worker, "worker", WORKER_BYTES_MAX)
+    check_lease(lease_us)
+
+
+def check_lease(lease_us: int) -> None:
+    """Refuse a lease that is too short to be renewed, or endless."""
+    if not LEASE_US_MIN <= lease_us <= LEASE_US_MAX:
+        raise ValueError(
+            f"lease_us is {lease_us}; a lease lasts from {LEASE_US_MIN / 1_000_000:g} s "
+            f"to {LEASE_US_MAX / 3_600_000_000:g} hours"
+        )
+
+
+def check_outcomes(outcomes: Iterable[Outcome]) -> None:
+    """Refuse outcomes that no store could keep, before anything of the call is recorded."""
+    for outcome in outcomes:
+        if isinstance(outcome, Completed) and outcome.result is not None:
+            if not outcome.result.isascii():
+                raise ValueError(
+                    "a result is JSON in ASCII, as json.dumps writes it by default; "
+                    f"this one begins with {outcome.result[:40]!r}"
+                )
+            if len(outcome.result) > RESULT_BYTES_MAX:
+                raise ValueError(
+                    f"a result has {len(outcome.result):,} bytes; "
+                    f"at most {RESULT_BYTES_MAX:,} are allowed"
+                )
+        elif isinstance(outcome, Failed) and (outcome.retry_in_us or 0) > RETRY_US_MAX:
+            raise ValueError(f"retry_in_us is {outcome.retry_in_us}; at most a year is allowed")
 
 
 def level_of(priority: int, mode: Mode) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from fairturn.cli.options import Bounds, Seconds, choice, rule_of, wrong_use
-from fairturn.cli.terminal import console, plain_number, print_table
+from fairturn.cli.terminal import plain_number
 from fairturn.clock import SECOND_US, microseconds
 from fairturn.priority import LEVELS, Count, Reset, Rule
 
@@ -119,18 +119,24 @@ def _print_rule(rule: Rule) -> None:
 
 
 def _print_documents(rule: Rule, documents: int, every_us: int, as_json: bool) -> None:
-    rows = []
+    """A line for each, printed as it is made: a pipe that closes ends a long table early."""
+    columns = ("document", "after (s)", "pending documents count", "priority")
+    widths = [len(column) for column in columns]
+    if not as_json:
+        click.echo("  ".join(columns))
     last: Count | None = None
     for n in range(documents):
         at = n * every_us
         last = rule.check(last, at)
-        rows.append((n + 1, at / SECOND_US, last.value, rule.priority(last.value)))
-    if as_json:
-        keys = ("document", "at_s", "count", "priority")
-        for row in rows:
-            line = dict(zip(keys, row, strict=True))
+        priority = rule.priority(last.value)
+        if as_json:
+            line = {
+                "document": n + 1,
+                "at_s": at / SECOND_US,
+                "count": last.value,
+                "priority": priority,
+            }
             click.echo(json.dumps(line, separators=(",", ":")))
-        return
-    columns = ("document", "after (s)", "pending documents count", "priority")
-    cells = [(str(n), plain_number(at_s), str(count), str(p)) for n, at_s, count, p in rows]
-    print_table(console(), columns, cells)
+        else:
+            cells = (str(n + 1), plain_number(at / SECOND_US), str(last.value), str(priority))
+            click.echo("  ".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True)))

@@ -54,7 +54,11 @@ from fairturn.model import (
     Stored,
     Summary,
     by_priority,
+    check_claim,
+    check_lease,
+    check_outcomes,
     level_of,
+    real_cost_within,
     weight_in_thousandths,
 )
 from fairturn.priority import Count
@@ -291,6 +295,8 @@ class MemoryStore:
     def claim(
         self, n: int, *, worker: str, lease_us: int, outcomes: Sequence[Outcome] = ()
     ) -> Claimed:
+        check_claim(n, worker, lease_us)
+        check_outcomes(outcomes)
         with self._changed:
             now = self._clock.now()
             lost = self._finish(outcomes, now)
@@ -356,6 +362,7 @@ class MemoryStore:
         return due
 
     def renew(self, fences: Sequence[Fence], *, lease_us: int) -> Renewed:
+        check_lease(lease_us)
         with self._changed:
             renewed = Renewed([], [])
             for fence in fences:
@@ -369,6 +376,7 @@ class MemoryStore:
             return renewed
 
     def finish(self, outcomes: Sequence[Outcome]) -> list[Fence]:
+        check_outcomes(outcomes)
         with self._changed:
             lost = self._finish(outcomes, self._clock.now())
             self._note()
@@ -402,7 +410,9 @@ class MemoryStore:
                     assert row.claimed_at is not None
                     real = now - row.claimed_at if outcome.real_cost is None else outcome.real_cost
                     cost, weight = (row.pick.cost, row.pick.weight) if row.pick else (None, None)
-                    return Finished(row.customer.number, row.level, cost, weight, max(0, real))
+                    return Finished(
+                        row.customer.number, row.level, cost, weight, real_cost_within(real)
+                    )
             case Failed():
                 row.error = description(outcome.error, ERROR_BYTES_MAX)
                 if row.cancel_requested:

@@ -7,12 +7,10 @@ from itertools import groupby
 
 import pytest
 
-from fairturn.clock import ManualClock
+from fairturn.clock import SECOND_US, ManualClock
 from fairturn.errors import KeyReused, NotFound
 from fairturn.model import (
-    CHILDREN_UNCHECKED_MAX,
     CUSTOMER_BYTES_MAX,
-    KEY_KEPT_US,
     Kind,
     Settings,
     State,
@@ -38,6 +36,9 @@ from fairturn.testing.steps import (
 from fairturn.testing.suite import OpenStore, StoreSuite
 from fairturn.testing.vectors import PriorityCase
 
+# The promises in numbers of their own: a constant of the package would change with a mistake.
+CHILDREN_WITHOUT_A_CHECK = 20
+DAY_US = 24 * 3_600 * SECOND_US
 DIGEST, OTHER_DIGEST = b"\x01" * 32, b"\x02" * 32
 
 # Names that a careless store would merge, cut, sort away or take for something else.
@@ -263,11 +264,11 @@ class Submitting(StoreSuite):
     ) -> None:
         first = submit(store, key="k", digest=DIGEST)
 
-        clock.set(START + KEY_KEPT_US)
+        clock.set(START + DAY_US)
         prune_all(store)
         assert submit(store, key="k", digest=DIGEST).id == first.id
 
-        clock.set(START + KEY_KEPT_US + 1)
+        clock.set(START + DAY_US + 1)
         later = submit(store, key="k", digest=OTHER_DIGEST)
         assert (later.repeated, later.id != first.id) == (False, True)
         assert submit(store, key="k", digest=OTHER_DIGEST).id == later.id
@@ -343,7 +344,7 @@ class Submitting(StoreSuite):
 
         children = [submit(store, parent=parent.id).count for _ in range(23)]
 
-        assert children == [0] * CHILDREN_UNCHECKED_MAX + [-1, -2, -3]
+        assert children == [0] * CHILDREN_WITHOUT_A_CHECK + [-1, -2, -3]
 
     def test_only_the_first_20_documents_of_a_parent_in_one_call_make_no_check(
         self, store: Store
@@ -353,7 +354,7 @@ class Submitting(StoreSuite):
 
         receipts = store.submit([new(parent=first.id)] * 21 + [new(parent=second.id)])
 
-        assert [r.count for r in receipts] == [0] * (CHILDREN_UNCHECKED_MAX - 1) + [-2, -3, -1]
+        assert [r.count for r in receipts] == [0] * (CHILDREN_WITHOUT_A_CHECK - 1) + [-2, -3, -1]
 
     def test_a_document_that_ended_can_still_be_a_parent(self, store: Store) -> None:
         parent = store.submit([new()] * 4)[-1]
@@ -364,7 +365,7 @@ class Submitting(StoreSuite):
     def test_a_child_is_a_parent_like_any_other(self, store: Store) -> None:
         parent = store.submit([new()] * 4)[-1]
         child = submit(store, parent=parent.id)
-        for _ in range(CHILDREN_UNCHECKED_MAX):
+        for _ in range(CHILDREN_WITHOUT_A_CHECK):
             submit(store, parent=parent.id)
 
         grandchild = submit(store, parent=child.id)
@@ -403,9 +404,9 @@ class Submitting(StoreSuite):
                     [new(parent=parent.id), new(key="k", digest=OTHER_DIGEST, parent=parent.id)]
                 )
 
-        counts = [submit(store, parent=parent.id).count for _ in range(CHILDREN_UNCHECKED_MAX)]
+        counts = [submit(store, parent=parent.id).count for _ in range(CHILDREN_WITHOUT_A_CHECK)]
 
-        assert counts == [0] * (CHILDREN_UNCHECKED_MAX - 1) + [-1]
+        assert counts == [0] * (CHILDREN_WITHOUT_A_CHECK - 1) + [-1]
 
     # ── All or none ──────────────────────────────────────────────────────────────────────────────
 

@@ -24,6 +24,9 @@ from fairturn.model import (
     State,
     Stored,
     Summary,
+    check_claim,
+    check_lease,
+    check_outcomes,
     weight_in_thousandths,
 )
 from fairturn.stores.sqlite import forgetting, outcomes, reading, rebuilding
@@ -116,6 +119,8 @@ class SqliteStore:
     def claim(
         self, n: int, *, worker: str, lease_us: int, outcomes: Sequence[Outcome] = ()
     ) -> Claimed:
+        check_claim(n, worker, lease_us)
+        check_outcomes(outcomes)
         try:
             with self._database.writing("claim") as connection:
                 before = connection.total_changes()
@@ -140,11 +145,13 @@ class SqliteStore:
         return Claimed(claims, lost)
 
     def renew(self, fences: Sequence[Fence], *, lease_us: int) -> Renewed:
+        check_lease(lease_us)
         with self._database.writing("renew") as connection:
             queue = QueueRow(connection, self._cache)
             return outcomes.renew(connection, queue, fences, self._clock.uptime().at + lease_us)
 
     def finish(self, outcomes: Sequence[Outcome]) -> list[Fence]:
+        check_outcomes(outcomes)
         with self._database.writing("finish") as connection:
             queue = QueueRow(connection, self._cache)
             lost = self._finish(connection, queue, outcomes, self._clock.now())
@@ -221,12 +228,15 @@ class SqliteStore:
     def wait(self, version: int, timeout_s: float) -> int:
         """This process's own changes wake at once; those of others within the poll of 20 ms."""
         until = stopwatch() + timeout_s
-        while (current := self.version()) == version and (left := until - stopwatch()) > 0:
+        while True:
+            seen = self._version
+            current = seen + self._database.changes_elsewhere()
+            left = until - stopwatch()
+            if current != version or left <= 0:
+                return current
             with self._changed:
-                seen = self._version
                 if self._version == seen:
                     self._changed.wait(min(left, _POLL_S))
-        return current
 
     def _note(self) -> None:
         with self._changed:

@@ -1,7 +1,7 @@
 """One SQLite file: opening it safely, its connections, and transactions that are durable.
 
-Several processes may use one file. In each, one connection writes, behind a lock, and every thread
-that reads has a connection of its own.
+Several processes may use one file. In each, one connection writes, behind a lock, and whoever reads
+has another one to itself meanwhile.
 """
 
 import os
@@ -60,7 +60,7 @@ class Database:
             )
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._readers = threading.local()
+        self._idle_readers: list[apsw.Connection] = []
         self._all: list[apsw.Connection] = []
         self._closed = False
         _refuse_foreign_file(self.path)
@@ -95,38 +95,45 @@ class Database:
             writer = self._writer
             try:
                 writer.execute("BEGIN IMMEDIATE")
-                try:
-                    yield writer
-                    crash.point(f"{what}-before-commit")
-                    writer.execute("COMMIT")
-                    crash.point(f"{what}-after-commit")
-                except BaseException:
-                    if writer.in_transaction:
-                        writer.execute("ROLLBACK")
-                    raise
-            except apsw.Error as error:
-                raise self.translate(error) from error
+                yield writer
+                crash.point(f"{what}-before-commit")
+                writer.execute("COMMIT")
+                crash.point(f"{what}-after-commit")
+            except BaseException as error:
+                if writer.in_transaction:
+                    writer.execute("ROLLBACK")
+                if isinstance(error, apsw.Error):
+                    raise self.translate(error) from error
+                raise
 
     @contextmanager
     def reading(self) -> Iterator[apsw.Connection]:
         """One snapshot to read from."""
         self._check_process()
-        connection: apsw.Connection | None = getattr(self._readers, "connection", None)
+        connection = self._take_reader()
         try:
-            if connection is None:
-                with self._lock:
-                    if self._closed:
-                        raise StoreUnavailable(f"{self.path} was closed")
-                    connection = self._readers.connection = self._connect()
             connection.execute("BEGIN")
-            try:
-                yield connection
-            finally:
-                connection.execute("COMMIT")
+            yield connection
         except apsw.ConnectionClosedError as error:
             raise StoreUnavailable(f"{self.path} was closed") from error
         except apsw.Error as error:
             raise self.translate(error) from error
+        finally:
+            with self._lock:
+                if not self._closed:
+                    if connection.in_transaction:
+                        connection.execute("COMMIT")
+                    self._idle_readers.append(connection)
+
+    def _take_reader(self) -> apsw.Connection:
+        """A connection that nobody reads from at the moment; as many are made as read at once."""
+        with self._lock:
+            if self._closed:
+                raise StoreUnavailable(f"{self.path} was closed")
+            try:
+                return self._idle_readers.pop() if self._idle_readers else self._connect()
+            except apsw.Error as error:
+                raise self.translate(error) from error
 
     def changes_elsewhere(self) -> int:
         """A number that changes when another connection has written."""
@@ -185,7 +192,12 @@ def _use_journal(connection: apsw.Connection, journal: str) -> None:
     until = stopwatch() + BUSY_MS / 1000
     while connection.execute("PRAGMA journal_mode").get != journal:
         try:
-            connection.execute(f"PRAGMA journal_mode = {journal}").fetchall()
+            answer = connection.execute(f"PRAGMA journal_mode = {journal}").get
+            if answer != journal:
+                raise StoreRefused(
+                    f"{connection.filename} lies where SQLite cannot keep a {journal} journal; "
+                    "use a local disk"
+                )
         except apsw.BusyError:
             if stopwatch() > until:
                 raise

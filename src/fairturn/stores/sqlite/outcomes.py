@@ -22,6 +22,7 @@ from fairturn.model import (
     Renewed,
     State,
     level_of,
+    real_cost_within,
 )
 from fairturn.stores.sqlite.rows import (
     CANCELLED,
@@ -211,7 +212,7 @@ def _finished(
 ) -> Finished:
     claimed_at, cost, weight, _ = charged
     real = now - claimed_at if outcome.real_cost is None else outcome.real_cost
-    return Finished(customer, level, cost, weight, max(0, real))
+    return Finished(customer, level, cost, weight, real_cost_within(real))
 
 
 def renew(

@@ -10,7 +10,7 @@ from typing import Any
 import apsw
 
 from fairturn import ids
-from fairturn.errors import FairturnError
+from fairturn.errors import FairturnError, StoreUnavailable
 from fairturn.flows import Arrived
 from fairturn.model import KEY_KEPT_US, NewDocument, Receipt
 from fairturn.priority import Count
@@ -146,20 +146,20 @@ class Submitting:
         self._now = now
         self._lock = threading.Lock()
         self._led = False
-        self._pending: list[_Request] = []
+        self._requests: list[_Request] = []
         self._company = 1  # how many shared the last transaction
         self._full = threading.Condition(self._lock)
 
     def submit(self, documents: Sequence[NewDocument]) -> list[Receipt]:
         request = _Request(documents)
         with self._lock:
-            self._pending.append(request)
+            self._requests.append(request)
             request.leads = not self._led
             self._led = True
-            if len(self._pending) >= self._company:
+            if len(self._requests) >= self._company:
                 self._full.notify()
         if not request.leads:
-            request.woken.acquire()
+            self._follow(request)
         if request.leads:
             self._lead()
         if request.error is not None:
@@ -167,26 +167,44 @@ class Submitting:
         assert request.answer is not None
         return request.answer
 
-    def _lead(self) -> None:
-        with self._lock:
-            # Threads that shared the last transaction are likely to be back in a moment: without
-            # them each would pay for an fsync of its own.
-            if len(self._pending) < self._company:
-                self._full.wait(_COMPANY_WAIT_S)
-            requests, self._pending = self._pending, []
-            self._company = len(requests)
+    def _follow(self, request: _Request) -> None:
+        """Wait to be answered, or to be given the lead. Whoever is interrupted here must leave
+        the line, or hand on the lead: otherwise nobody would ever submit again."""
         try:
+            request.woken.acquire()
+        except BaseException:
+            with self._lock:
+                if request in self._requests:
+                    self._requests.remove(request)
+                if request.leads:
+                    self._hand_on()
+            raise
+
+    def _lead(self) -> None:
+        requests: list[_Request] = []
+        try:
+            with self._lock:
+                # Threads that shared the last transaction are likely to be back in a moment:
+                # without them each would pay for an fsync of its own.
+                if len(self._requests) < self._company:
+                    self._full.wait(_COMPANY_WAIT_S)
+                requests, self._requests = self._requests, []
+                self._company = len(requests)
             self._write_all(requests)
         finally:
             with self._lock:
-                following = self._pending[0] if self._pending else None
-                self._led = following is not None
-                if following is not None:
-                    following.leads = True
-                    following.woken.release()
+                self._hand_on()
             for request in requests:
                 if not request.leads:
                     request.woken.release()
+
+    def _hand_on(self) -> None:
+        """Give the lead to one that came meanwhile, under the lock."""
+        following = next((request for request in self._requests if not request.leads), None)
+        self._led = following is not None
+        if following is not None:
+            following.leads = True
+            following.woken.release()
 
     def _write_all(self, requests: list[_Request]) -> None:
         try:
@@ -210,11 +228,14 @@ class Submitting:
                     _write(connection, books, admitted, now)
             for request, receipts in answers:
                 request.answer = receipts
-        except BaseException as error:
+        except Exception as error:
             for request in requests:
                 request.error = request.error or error
-            if not isinstance(error, Exception):
-                raise
+        except BaseException as interrupt:  # it is the leader's own; the others may try again
+            for request in requests:
+                sentence = f"the transaction that this submission shared was ended by {interrupt!r}"
+                request.error = request.error or StoreUnavailable(f"{sentence}; try again")
+            raise
 
 
 def _remember_keys(books: _Books, admission: Admission) -> None:
