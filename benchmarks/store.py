@@ -228,11 +228,11 @@ class Bench:
 
     # ── Claiming and finishing ───────────────────────────────────────────────────────────────────
 
-    def drain(self, synchronous: str, bar: float | None) -> None:
+    def drain(self, synchronous: str, bar: float | None, *, run: int = 1) -> None:
         batches, rounds = self._sizes.batches, self._sizes.rounds
         n = batches * BATCH
         with self.queue(synchronous) as queue, self.bare(synchronous) as bare:
-            fill(queue, customers=100, documents=2 * n * (rounds + 1))
+            fill(queue, customers=100, documents=2 * n * (rounds + 1), run=run)
             for _ in range(2 * batches * (rounds + 1) // 10 + 1):
                 bare.submit_many(bare_rows(1_000))
             drain(queue, batches)
@@ -241,7 +241,9 @@ class Bench:
                 rounds, lambda: drain_bare(bare, batches), lambda: drain(queue, batches)
             )
         self.add(
-            f"claim and finish by {BATCH}, 100 customers, {synchronous}",
+            f"claim and finish by {BATCH}, 100 customers"
+            + (f" with {run} documents in a row" if run > 1 else "")
+            + f", {synchronous}",
             bare_s=bare_s,
             our_s=our_s,
             documents=n,
@@ -275,7 +277,7 @@ class Bench:
         most, claims = self._sizes.waiting_most, self._sizes.claims
         with self.queue() as small, self.queue() as large:
             fill(small, customers=1_000, documents=10_000)
-            fill(large, customers=1_000, documents=most)
+            fill(large, customers=1_000, documents=most, run=1_000)
             times = [
                 (claim_each(small, claims), claim_each(large, claims))
                 for _ in range(self._sizes.rounds + 1)
@@ -302,14 +304,14 @@ def bare_rows(n: int) -> list[Row]:
     return [(customer(i), i % 9 + 1, NOW, PAYLOAD) for i in range(n)]
 
 
-def fill(queue: Queue, *, customers: int, documents: int) -> None:
-    """Submit documents of many customers, who come one after the other."""
+def fill(queue: Queue, *, customers: int, documents: int, run: int = 1) -> None:
+    """Submit documents of many customers, who come in turns with `run` documents each."""
     size = 10_000
     made = 0
     while made < documents:
         n = min(size, documents - made)
         batch = [
-            Submission(customer=f"customer-{(made + i) % customers}", payload=PAYLOAD)
+            Submission(customer=f"customer-{(made + i) // run % customers}", payload=PAYLOAD)
             for i in range(n)
         ]
         queue.submit_many(batch)
@@ -403,6 +405,7 @@ def main() -> int:
                 ),
             ),
             ("claim one", lambda: bench.claim_one(1.5)),
+            ("drain runs", lambda: bench.drain("FULL", None, run=100)),
             ("submit one NORMAL", lambda: bench.submit_one("NORMAL", None)),
             ("submit_many NORMAL", lambda: bench.submit_many("NORMAL", None)),
             ("threads NORMAL", lambda: bench.submit_from_threads("NORMAL", None)),

@@ -73,7 +73,7 @@ def test_an_endless_renewal_is_refused(store: Store) -> None:
 
 
 OUTCOMES: dict[str, tuple[Outcome, str]] = {
-    "a result that no database can hold": (Completed(NOBODY, '"\ud800"'), "JSON in ASCII"),
+    "a result that no database can hold": (Completed(NOBODY, '"\ud800"'), "lone surrogate"),
     "a result that is too long": (Completed(NOBODY, "1" * (RESULT_BYTES_MAX + 1)), "16,777,216"),
     "a retry in a hundred years": (Failed(NOBODY, "no", 100 * RETRY_US_MAX), "at most a year"),
 }

@@ -225,15 +225,25 @@ def test_the_settings_of_the_engine_are_in_force_on_every_connection(
     }
     with opened(file, synchronous=synchronous) as store:
         store.submit([new()])
-        store.summary()
-        reading = threading.Thread(target=store.summary)
-        reading.start()
-        reading.join()
+        with store._database.reading():
+            store.summary()
 
         found = [{name: c.pragma(name) for name in wanted} for c in connections]
 
-    assert len(found) == 3  # one that writes, and one for each thread that reads
+    assert len(found) == 3  # one that writes, and as many as read at once
     assert found == [wanted] * 3
+
+
+def test_threads_that_read_one_after_the_other_share_a_connection(
+    file: Path, connections: list[apsw.Connection]
+) -> None:
+    with opened(file) as store:
+        for _ in range(20):
+            reading = threading.Thread(target=store.summary)
+            reading.start()
+            reading.join()
+
+        assert len(connections) == 2
 
 
 def test_the_file_carries_our_id_and_the_number_of_its_schema(file: Path) -> None:

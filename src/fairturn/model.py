@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 from fairturn.errors import StoreRefused
 from fairturn.flows import COST_ONE, PATIENCE_US, WEIGHT_MAX, WEIGHT_MIN, WEIGHT_ONE, Costs, Mode
 from fairturn.priority import BOUNDS, LEVELS, RESET_INTERVAL_US, Reset, Rule
-from fairturn.text import identity
+from fairturn.text import identity, storable
 
 # Limits. Each has a name, so that an error can say which one was reached.
 CUSTOMER_BYTES_MAX = 255
@@ -428,10 +428,10 @@ def check_outcomes(outcomes: Iterable[Outcome]) -> None:
     """Refuse outcomes that no store could keep, before anything of the call is recorded."""
     for outcome in outcomes:
         if isinstance(outcome, Completed) and outcome.result is not None:
-            if not outcome.result.isascii():
+            if not storable(outcome.result):
                 raise ValueError(
-                    "a result is JSON in ASCII, as json.dumps writes it by default; "
-                    f"this one begins with {outcome.result[:40]!r}"
+                    f"a result has a NUL character or a lone surrogate: {outcome.result[:40]!r}; "
+                    "write it with json.dumps, which escapes them"
                 )
             if len(outcome.result) > RESULT_BYTES_MAX:
                 raise ValueError(

@@ -11,19 +11,19 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 REPLACEMENT = "\ufffd"
 
 
+def storable(value: str) -> bool:
+    """Whether every database can hold the text as it is."""
+    return "\x00" not in value and (value.isascii() or _UNSTORABLE.search(value) is None)
+
+
 def identity(value: str, what: str, bytes_max: int) -> str:
     """The text unchanged, or a `ValueError` that says what is wrong with it."""
     if not isinstance(value, str):
         raise TypeError(f"{what} must be a text, not {type(value).__name__}")
     if not value:
         raise ValueError(f"{what} is empty")
-    if value.isascii():
-        size = len(value)
-        unstorable = "\x00" in value
-    else:
-        size = len(value.encode("utf-8", "surrogatepass"))
-        unstorable = _UNSTORABLE.search(value) is not None
-    if unstorable:
+    size = len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+    if not storable(value):
         raise ValueError(
             f"{what} {value!r} has a NUL character or a lone surrogate; remove it: "
             "replacing it could make two names one"

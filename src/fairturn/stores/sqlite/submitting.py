@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from operator import itemgetter
 from typing import Any
 
@@ -209,21 +209,11 @@ class Submitting:
     def _write_all(self, requests: list[_Request]) -> None:
         try:
             self._database.refuse_if_full(sum(request.size_bytes for request in requests))
-            answers: list[tuple[_Request, list[Receipt]]] = []
             with self._database.writing("submit") as connection:
                 queue = QueueRow(connection, self._cache)
                 now = self._now()
                 books = _Books(connection, queue, now)
-                admitted = Admission(queue.next_number)
-                for request in requests:
-                    try:
-                        admission = admit(request.documents, books, queue.settings, now)
-                    except FairturnError as refusal:
-                        request.error = refusal
-                    else:
-                        admitted.extend(admission)
-                        answers.append((request, admission.receipts))
-                        _remember_keys(books, admission)
+                admitted, answers = _admit_all(requests, books, queue, now)
                 if admitted.documents:
                     _write(connection, books, admitted, now)
             for request, receipts in answers:
@@ -236,6 +226,37 @@ class Submitting:
                 sentence = f"the transaction that this submission shared was ended by {interrupt!r}"
                 request.error = request.error or StoreUnavailable(f"{sentence}; try again")
             raise
+
+
+def _admit_all(
+    requests: list[_Request], books: _Books, queue: QueueRow, now: int
+) -> tuple[Admission, list[tuple[_Request, list[Receipt]]]]:
+    """Decide over all requests at once, which is cheaper by far; if that is refused, over one
+    after the other, so that only those are refused that have to be."""
+    try:
+        together = chain.from_iterable(request.documents for request in requests)
+        admitted = admit(together, books, queue.settings, now)
+    except FairturnError:
+        return _admit_each(requests, books, queue, now)
+    receipts = iter(admitted.receipts)
+    return admitted, [(r, list(islice(receipts, len(r.documents)))) for r in requests]
+
+
+def _admit_each(
+    requests: list[_Request], books: _Books, queue: QueueRow, now: int
+) -> tuple[Admission, list[tuple[_Request, list[Receipt]]]]:
+    admitted = Admission(queue.next_number)
+    answers = []
+    for request in requests:
+        try:
+            admission = admit(request.documents, books, queue.settings, now)
+        except FairturnError as refusal:
+            request.error = refusal
+        else:
+            admitted.extend(admission)
+            answers.append((request, admission.receipts))
+            _remember_keys(books, admission)
+    return admitted, answers
 
 
 def _remember_keys(books: _Books, admission: Admission) -> None:
