@@ -19,7 +19,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.errors import FairturnError
-from fairturn.flows import Costs, Mode
 from fairturn.model import (
     Claimed,
     Completed,
@@ -39,6 +38,7 @@ from fairturn.store import Store
 from fairturn.stores.memory import MemoryStore
 from fairturn.stores.sqlite import SqliteStore
 from fairturn.testing import snapshot
+from fairturn.turns import Costs, Mode
 
 START = 1_700_000_000 * SECOND_US
 LEASE_S, PATIENCE_S, RESET_S = 30, 120, 1_500
