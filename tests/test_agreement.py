@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.errors import FairturnError
+from fairturn.flows import Costs, Mode
 from fairturn.model import (
     Claimed,
     Completed,
@@ -38,7 +39,6 @@ from fairturn.store import Store
 from fairturn.stores.memory import MemoryStore
 from fairturn.stores.sqlite import SqliteStore
 from fairturn.testing import snapshot
-from fairturn.turns import Costs, Mode
 
 START = 1_700_000_000 * SECOND_US
 LEASE_S, PATIENCE_S, RESET_S = 30, 120, 1_500
@@ -484,6 +484,10 @@ PROGRAMS: dict[str, tuple[Settings, list[Operation]]] = {
             Finish((End(1, "completed", 0), End(0, "completed", 0), End(3, "completed", 0))),
             Claim(1),
         ],
+    ),
+    "an idle customer whose last outcome no claim has folded in": (
+        Settings(dead_kept_s=5_000),
+        [submit("a"), Claim(1), Finish((End(0, "failed", 0),)), Advance(90_000), Prune(1_000)],
     ),
     "a lease that became shorter": (
         Settings(),

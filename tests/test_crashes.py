@@ -21,6 +21,7 @@ import pytest
 from fairturn import crash
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.errors import StoreError
+from fairturn.flows import Mode
 from fairturn.model import (
     Claim,
     Claimed,
@@ -40,7 +41,6 @@ from fairturn.stores.memory import MemoryStore
 from fairturn.stores.sqlite import SqliteStore
 from fairturn.testing import snapshot
 from fairturn.testing.steps import assert_numbers_are_exact
-from fairturn.turns import Mode
 
 ROOT = Path(__file__).parent.parent
 START = 1_700_000_000 * SECOND_US

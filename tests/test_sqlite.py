@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
 from collections import Counter
@@ -16,11 +17,22 @@ import pytest
 
 from fairturn.clock import SECOND_US, Clock, ManualClock
 from fairturn.errors import FairturnError, StoreFull, StoreRefused, StoreUnavailable
-from fairturn.model import Completed, CustomerSettings, Failed, NewDocument, Settings, State
+from fairturn.flows import Costs, Mode
+from fairturn.model import (
+    COST_MAX,
+    Completed,
+    CustomerSettings,
+    Failed,
+    Filter,
+    NewDocument,
+    Settings,
+    State,
+    cost_in_millionths,
+)
 from fairturn.stores.sqlite import SqliteStore
+from fairturn.stores.sqlite.claiming import CLOCK_MAX
 from fairturn.stores.sqlite.database import refuse_engine
 from fairturn.testing import snapshot
-from fairturn.turns import Costs, Mode
 
 START = 1_700_000_000 * SECOND_US
 LEASE_US = 30 * SECOND_US
@@ -213,15 +225,25 @@ def test_the_settings_of_the_engine_are_in_force_on_every_connection(
     }
     with opened(file, synchronous=synchronous) as store:
         store.submit([new()])
-        store.summary()
-        reading = threading.Thread(target=store.summary)
-        reading.start()
-        reading.join()
+        with store._database.reading():
+            store.summary()
 
         found = [{name: c.pragma(name) for name in wanted} for c in connections]
 
-    assert len(found) == 3  # one that writes, and one for each thread that reads
+    assert len(found) == 3  # one that writes, and as many as read at once
     assert found == [wanted] * 3
+
+
+def test_threads_that_read_one_after_the_other_share_a_connection(
+    file: Path, connections: list[apsw.Connection]
+) -> None:
+    with opened(file) as store:
+        for _ in range(20):
+            reading = threading.Thread(target=store.summary)
+            reading.start()
+            reading.join()
+
+        assert len(connections) == 2
 
 
 def test_the_file_carries_our_id_and_the_number_of_its_schema(file: Path) -> None:
@@ -601,3 +623,77 @@ def walks(step: str) -> bool:
     scanned = re.match(r"SCAN (?!CONSTANT ROW)(\w+)(?! VIRTUAL TABLE)", step)
     # An index that is walked in its order as far as a LIMIT is what a claim is made of.
     return scanned is not None and scanned[1] not in SMALL and "INDEX" not in step
+
+
+# ── The end of 64 bits ───────────────────────────────────────────────────────────────────────────
+
+
+def test_clocks_go_back_together_long_before_the_end_of_64_bits_and_the_order_stays(
+    file: Path, clock: ManualClock
+) -> None:
+    settings = Settings(mode=Mode.EQUAL, costs=Costs.KNOWN)
+    highest_charge = {"cost": cost_in_millionths(COST_MAX)}
+    served = []
+    highest = 0
+    with opened(file, clock, settings=settings, synchronous="NORMAL") as store:
+        for customer in "ab":
+            store.adjust(customer, CustomerSettings(weight=0.01))
+        for _ in range(26):
+            store.submit([new("ab"[n % 2], **highest_charge) for n in range(1_000)])
+            claims, _ = store.claim(1_000, worker="w", lease_us=LEASE_US)
+            store.finish([Completed(claim.fence) for claim in claims])
+            served += [claim.document.customer for claim in claims]
+            clocks = apsw.Connection(str(file)).execute("SELECT max(clock) FROM levels").get
+            assert clocks > highest or clocks == 0  # it went back, and by design only to 0
+            highest = clocks
+        assert highest < CLOCK_MAX < 26_000 * 1_000 * highest_charge["cost"] // 20
+
+    assert served == ["a", "b"] * 13_000
+
+
+# ── Interrupts ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_submitter_that_is_interrupted_while_it_waits_leaves_the_line_to_the_others(
+    file: Path,
+) -> None:
+    with opened(file) as store:
+        line = store._submitting._requests
+        somebody = apsw.Connection(str(file))
+        somebody.execute("BEGIN IMMEDIATE")  # so that the one who leads has to wait
+        leader = threading.Thread(target=store.submit, args=([new("leader")],))
+        leader.start()
+        while not store._submitting._led or line is store._submitting._requests:
+            os.sched_yield()
+
+        def interrupt() -> None:
+            while not store._submitting._requests:
+                os.sched_yield()
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            store.submit([new("interrupted")])
+        somebody.execute("ROLLBACK")
+        leader.join()
+        store.submit([new("the next")])
+
+        documents = store.find(Filter()).documents
+        assert [document.customer for document in documents] == ["the next", "leader"]
+
+
+# ── Bounds ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_settings_of_a_newer_version_are_refused_by_name(file: Path, clock: ManualClock) -> None:
+    with opened(file, clock):
+        pass
+    connection = apsw.Connection(str(file))
+    connection.execute("UPDATE queue SET settings = json_set(settings, '$.colour', 'blue')")
+    connection.close()
+
+    with (
+        opened(file, clock) as store,
+        pytest.raises(StoreRefused, match="does not know: colour; install the newer fairturn"),
+    ):
+        store.settings()

@@ -563,12 +563,32 @@ class MemoryStore:
             ]
             for key in keys:
                 del self._keys[key]
+            self._fold_ends(now)
             self._turns.forget()
             idle = self._idle_customers(now)
             for name in idle:
                 del self._customers[name]
             self._note()
             return contents if old or keys or idle else None
+
+    def _fold_ends(self, now: int) -> None:
+        """Fold in that documents ended, of customers without a limit: nothing else depends on how
+        many of theirs run, so that it makes no difference when."""
+        counted = {e.customer for _, events in self._recorded for e in events if type(e) is Changed}
+        left: list[Recorded] = []
+        for at, events in self._recorded:
+            kept = []
+            for event in events:
+                if (
+                    type(event) is Ended
+                    and event.customer not in counted
+                    and self._turns.standings[event.customer].limit is None
+                ):
+                    self._turns.apply(event, now)
+                else:
+                    kept.append(event)
+            left.append(Recorded(at, tuple(kept)))
+        self._recorded = [recorded for recorded in left if recorded.events]
 
     def _idle_customers(self, now: int) -> list[str]:
         busy = {row.customer.name for row in self._documents.values()}

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from fairturn.clock import SECOND_US, ManualClock
+from fairturn.flows import COST_ONE, Costs, Mode
 from fairturn.model import Completed, Settings, State
 from fairturn.store import Store
 from fairturn.testing.steps import (
@@ -27,7 +28,6 @@ from fairturn.testing.steps import (
     submit_each,
 )
 from fairturn.testing.suite import OpenStore, StoreSuite
-from fairturn.turns import COST_ONE, Costs, Mode
 
 EQUAL = Settings(mode=Mode.EQUAL)
 

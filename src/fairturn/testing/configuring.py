@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from fairturn.clock import SECOND_US, ManualClock
+from fairturn.flows import Costs, Mode
 from fairturn.model import Document, Settings, State
 from fairturn.priority import Reset
 from fairturn.store import Store
@@ -28,7 +29,6 @@ from fairturn.testing.steps import (
     submit_each,
 )
 from fairturn.testing.suite import OpenStore, StoreSuite
-from fairturn.turns import Costs, Mode
 
 OTHER = Settings(
     mode=Mode.LEVELS,

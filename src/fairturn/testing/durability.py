@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from fairturn.clock import ManualClock
+from fairturn.flows import Costs, Mode
 from fairturn.model import Completed, Settings, State
 from fairturn.store import Store
 from fairturn.testing.steps import (
@@ -26,7 +27,6 @@ from fairturn.testing.steps import (
     submit_each,
 )
 from fairturn.testing.suite import OpenAgain, OpenStore, StoreSuite
-from fairturn.turns import Costs, Mode
 
 
 class Durability(StoreSuite):

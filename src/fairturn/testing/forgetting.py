@@ -5,6 +5,7 @@ from itertools import chain
 import pytest
 
 from fairturn.clock import SECOND_US, ManualClock
+from fairturn.flows import Mode
 from fairturn.model import (
     ENDED,
     Completed,
@@ -36,7 +37,6 @@ from fairturn.testing.steps import (
     submit_each,
 )
 from fairturn.testing.suite import OpenStore, StoreSuite
-from fairturn.turns import Mode
 
 KEPT = Settings(completed_kept_s=100, cancelled_kept_s=200, dead_kept_s=300)
 KEPT_S = {State.COMPLETED: 100, State.CANCELLED: 200, State.DEAD: 300}

@@ -3,6 +3,7 @@
 import pytest
 
 from fairturn.clock import SECOND_US, ManualClock
+from fairturn.flows import Mode
 from fairturn.model import LEASE_US_MIN, Completed, Failed, Fence, Released, Settings, State
 from fairturn.store import Store
 from fairturn.testing.steps import (
@@ -27,7 +28,6 @@ from fairturn.testing.steps import (
     submit_each,
 )
 from fairturn.testing.suite import OpenStore, StoreSuite
-from fairturn.turns import Mode
 
 YEAR_2038 = 2_147_483_648 * SECOND_US
 MICROSECOND = 1 / SECOND_US

@@ -4,6 +4,7 @@ import pytest
 
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.errors import QueueFull
+from fairturn.flows import Mode
 from fairturn.model import Settings, State
 from fairturn.store import Store
 from fairturn.testing.steps import (
@@ -24,7 +25,6 @@ from fairturn.testing.steps import (
     submit_each,
 )
 from fairturn.testing.suite import OpenStore, StoreSuite
-from fairturn.turns import Mode
 
 FEW_EACH = Settings(waiting_per_customer_max=3)
 FEW = Settings(waiting_max=4)

@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 import pytest
 
 from fairturn.clock import SECOND_US, ManualClock
+from fairturn.flows import Mode
 from fairturn.model import LEASE_US_MAX, Claim, Completed, Settings
 from fairturn.store import Store
 from fairturn.testing.steps import (
@@ -22,7 +23,6 @@ from fairturn.testing.steps import (
 )
 from fairturn.testing.suite import OpenStore, StoreSuite
 from fairturn.testing.vectors import Arrival, OrderCase, Served
-from fairturn.turns import Mode
 
 
 class Order(StoreSuite):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from fairturn.clock import SECOND_US, ManualClock
+from fairturn.flows import Mode
 from fairturn.model import (
     ENDED,
     ERROR_BYTES_MAX,
@@ -40,7 +41,6 @@ from fairturn.testing.steps import (
     submit_each,
 )
 from fairturn.testing.suite import OpenStore, StoreSuite
-from fairturn.turns import Mode
 
 Record = Callable[[Store, Sequence[Outcome]], list[Fence]]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairturn.clock import microseconds
+from fairturn.flows import Mode
 from fairturn.model import Settings
-from fairturn.turns import Mode
 
 
 @dataclass(frozen=True, slots=True)

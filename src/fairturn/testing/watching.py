@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from fairturn.clock import ManualClock
+from fairturn.flows import Mode
 from fairturn.model import Completed, Settings, State
 from fairturn.store import Store
 from fairturn.testing.steps import (
@@ -20,7 +21,6 @@ from fairturn.testing.steps import (
     submit,
 )
 from fairturn.testing.suite import OpenStore, StoreSuite
-from fairturn.turns import Mode
 
 Change = Callable[[Store], object]
 
