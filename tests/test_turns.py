@@ -131,7 +131,7 @@ class Stored:
         standing = Standing(customer)
         if customer in self.standings:
             standing.weight, standing.limit, standing.paused, costs = self.standings[customer]
-            standing.recent_costs = list(costs)
+            standing.recent_costs = costs
         for level in range(1, LEVELS + 1):
             row = self.flows.get((customer, level))
             if row is not None:
@@ -140,6 +140,9 @@ class Stored:
                 if row.head_since is not None:
                     standing.head_order, standing.head_since = row.head_order, row.head_since
         return standing
+
+    def flow(self, customer: int, level: int) -> Flow:
+        return Flow(customer, level)
 
     def turns(self) -> Iterator[tuple[int, int, int, int]]:
         by_order = self.mode is Mode.LEVELS
@@ -179,7 +182,7 @@ class Stored:
         for customer in turns.adjusted:
             standing = turns.standings[customer]
             self.standings[customer] = StandingRow(
-                standing.weight, standing.limit, standing.paused, tuple(standing.recent_costs)
+                standing.weight, standing.limit, standing.paused, standing.recent_costs
             )
         for flow in turns.touched:
             standing = turns.standings[flow.customer]
@@ -383,7 +386,6 @@ class KeepingDesk(Desk):
         )
 
     def _turns(self) -> Turns:
-        self.engine.read_again()
         return self.engine
 
     def _keep(self, turns: Turns, picks: list[Pick]) -> None:

@@ -154,7 +154,7 @@ class Standing:
     flows: dict[int, Flow] = field(default_factory=dict)
     head_order: int | None = None
     head_since: int = 0
-    recent_costs: list[int] = field(default_factory=list)
+    recent_costs: tuple[int, ...] = ()
     running: int = 0
     entry: "Head | None" = None  # what stands for it among the heads
 
@@ -195,12 +195,19 @@ class Shelf(Protocol):
         """The customer with all its flows, as the last claim left them."""
         ...
 
+    def flow(self, customer: int, level: int) -> Flow:
+        """A flow that the customer did not have when it was read."""
+        ...
+
     def turns(self) -> Iterator[tuple[int, int, int, int]]:
-        """(level, place, tick, customer) of the stored active flows, in that order."""
+        """(level, place, tick, customer) of the stored active flows, in that order.
+
+        It is read on and on, while what was loaded changes; whoever is not loaded stays."""
         ...
 
     def heads(self) -> Iterator[tuple[int, int, int]]:
-        """(head_since, head_order, customer) of the stored customers not held, in that order."""
+        """(head_since, head_order, customer) of the stored customers not held, in that order; or
+        something before that, as long as it is in order too."""
         ...
 
     def order_after(self, flow: Flow, order: int) -> int | None:
@@ -245,6 +252,9 @@ class Backlog:
 
     def standing(self, customer: int) -> Standing:
         return Standing(customer)
+
+    def flow(self, customer: int, level: int) -> Flow:
+        return Flow(customer, level)
 
     def turns(self) -> Iterator[tuple[int, int, int, int]]:
         return iter(())

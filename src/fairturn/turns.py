@@ -96,12 +96,6 @@ class Turns:
         self._stored_places = _Stream(shelf.turns())
         self._stored_heads = _Stream(shelf.heads())
 
-    def read_again(self) -> None:
-        """Begin at the front of what is stored: a store that keeps the engine does so each time
-        that it has written back what was touched."""
-        self._stored_places = _Stream(self._shelf.turns())
-        self._stored_heads = _Stream(self._shelf.heads())
-
     # ── Folding in ───────────────────────────────────────────────────────────────────────────────
 
     def fold(
@@ -136,7 +130,7 @@ class Turns:
                 self.touched.add(flow)
                 return  # the usual case: one more at the end of a line
         elif type(event) is Ended:
-            flow = _flow(standing, event.level)
+            flow = self._flow(standing, event.level)
             flow.running -= event.n
             standing.running -= event.n
             if standing.limit is None:
@@ -154,27 +148,27 @@ class Turns:
     def _apply(self, standing: Standing, event: Event) -> None:
         match event:
             case Left():
-                flow = _flow(standing, event.level)
+                flow = self._flow(standing, event.level)
                 flow.waiting -= 1
                 if flow.head_order == event.order:
                     # Whoever cancelled could not know what this very fold has taken back.
                     following = (event.next_order, self._taken_back.get(flow))
                     flow.head_order = min((o for o in following if o is not None), default=None)
             case Resumed():
-                flow = _flow(standing, event.level)
+                flow = self._flow(standing, event.level)
                 flow.running += event.n
                 standing.running += event.n
             case Finished():
                 self._finish(standing, event)
             case Returned():
-                flow = _flow(standing, event.level)
+                flow = self._flow(standing, event.level)
                 flow.running -= 1
                 standing.running -= 1
                 flow.virtual_time -= event.refund
                 self._arrive(standing, event.level, event.order, 1)
             case Counted():
                 for level in event.running:
-                    _flow(standing, level)
+                    self._flow(standing, level)
                 for flow in standing.flows.values():
                     flow.running = event.running.get(flow.level, 0)
                 standing.running = sum(event.running.values())
@@ -187,17 +181,17 @@ class Turns:
                 standing.running = 0
 
     def _arrive(self, standing: Standing, level: int, order: int, n: int) -> Flow:
-        flow = _flow(standing, level)
+        flow = self._flow(standing, level)
         flow.waiting += n
         if flow.head_order is None or order < flow.head_order:
             flow.head_order = order
         return flow
 
     def _finish(self, standing: Standing, event: Finished) -> None:
-        flow = _flow(standing, event.level)
+        flow = self._flow(standing, event.level)
         flow.running -= 1
         standing.running -= 1
-        standing.recent_costs = [*standing.recent_costs, event.real_cost][-COSTS_LEARNED_FROM:]
+        standing.recent_costs = (*standing.recent_costs, event.real_cost)[-COSTS_LEARNED_FROM:]
         self.adjusted.add(standing.customer)
         if event.cost is None or event.weight is None:
             return
@@ -345,6 +339,12 @@ class Turns:
         self._seat(standing)
         return standing
 
+    def _flow(self, standing: Standing, level: int) -> Flow:
+        flow = standing.flows.get(level)
+        if flow is None:
+            flow = standing.flows[level] = self._shelf.flow(standing.customer, level)
+        return flow
+
     def _place(self, flow: Flow) -> None:
         """Enter an active flow at its present place."""
         key = flow.head_order if self.mode is Mode.LEVELS else flow.virtual_time
@@ -428,10 +428,3 @@ class Turns:
         heapify(self._places)
         self._heads = [entry for entry in self._heads if entry[3].entry is entry]
         heapify(self._heads)
-
-
-def _flow(standing: Standing, level: int) -> Flow:
-    flow = standing.flows.get(level)
-    if flow is None:
-        flow = standing.flows[level] = Flow(standing.customer, level)
-    return flow

@@ -6,13 +6,11 @@ import apsw
 
 from fairturn.clock import Uptime
 from fairturn.flows import (
-    Arrived,
     Changed,
     Counted,
     Ended,
     Event,
     Finished,
-    Flow,
     Left,
     Mode,
     Pick,
@@ -21,25 +19,27 @@ from fairturn.flows import (
     Returned,
     Standing,
 )
-from fairturn.model import Claim, Fence
+from fairturn.model import Claim
 from fairturn.priority import LEVELS
 from fairturn.stores.sqlite.outcomes import end_expired, promote_due
 from fairturn.stores.sqlite.rows import (
+    BODY,
     COUNT_COUNTED,
-    ROW_BODY_BYTES_MAX,
+    NUMBER,
+    PRIORITY,
     RUNNING,
     QueueRow,
     Row,
     take_recorded,
-    to_claimed_document,
+    to_claims,
 )
-from fairturn.stores.sqlite.shelf import SqliteShelf
+from fairturn.stores.sqlite.shelf import SqliteShelf, StoredFlow
 from fairturn.stores.sqlite.tally import Tally
 from fairturn.turns import Turns
 
 # What is kept between the claims of one process: more would be memory rather than speed.
-_STANDINGS_MAX = 20_000
-_ROWS_AHEAD_MAX = 20_000
+_STANDINGS_MAX = 4_000
+_ROWS_AHEAD_MAX = 4_000
 
 # Virtual times end at 2^63; one claim adds less than 2^57.
 CLOCK_MAX = 1 << 60
@@ -57,14 +57,17 @@ _RUNNING_OF = f"""
         JOIN documents d ON d.number = j.value
     WHERE d.state = {RUNNING} AND d.fence = l.fence AND d.customer = ? GROUP BY d.level"""
 _COUNTED = "UPDATE customers SET counted = running_max IS NOT NULL WHERE number = ?"
-_SAVE_FLOW = """
-    INSERT INTO flows (customer, level, waiting, claimed_to, place, tick, folded, running,
-        head_order, head_since, held)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT DO UPDATE SET waiting = waiting + excluded.waiting,
-        claimed_to = excluded.claimed_to, place = excluded.place, tick = excluded.tick,
-        folded = excluded.folded, running = excluded.running, head_order = excluded.head_order,
-        head_since = excluded.head_since, held = excluded.held"""
+# What a flow becomes, in the order of `_flow_values`. As a rule its seat stays, and with it the
+# entry in flows_head, which SQLite would otherwise write anew.
+_MOVE_FLOW = """
+    UPDATE flows SET waiting = waiting + ?, claimed_to = ?, place = ?, tick = ?, folded = ?,
+        running = ?, head_order = ?, head_since = ?"""
+_SAVE_FLOW = f"{_MOVE_FLOW} WHERE customer = ? AND level = ?"
+_SAVE_FLOW_AND_SEAT = f"{_MOVE_FLOW}, head_bound = ?, held = ? WHERE customer = ? AND level = ?"
+_ADD_FLOW = """
+    INSERT OR IGNORE INTO flows (waiting, claimed_to, place, tick, folded, running, head_order,
+        head_since, head_bound, held, customer, level)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _FORGET_PURGED = (
     "DELETE FROM flows WHERE customer = ?",
     "DELETE FROM standings WHERE customer = ?",
@@ -118,10 +121,17 @@ class Claiming:
             _start(connection, picks, rows, (queue.fence, now, until, worker), tally)
         if picks or turns.touched or turns.adjusted or rebooted:
             self.save(connection, queue, tally)  # otherwise nothing is written: it was only a look
-        return [
-            _to_claim(connection, row, queue, worker=worker, now=now, lease_us=lease_us)
-            for row in rows
-        ]
+        if not picks:
+            return []
+        return to_claims(
+            _with_bodies(connection, rows),
+            [self._shelf.name(pick.customer) for pick in picks],
+            queue.key,
+            fence=queue.fence,
+            worker=worker,
+            at=now,
+            lease_ends_at=now + lease_us,
+        )
 
     def fold(
         self,
@@ -138,11 +148,9 @@ class Claiming:
         expired = end_expired(connection, queue, now, uptime, tally)
         queue.boot = uptime.boot
         recorded = take_recorded(connection)
-        given = queue.next_number - 1  # higher orders are given to what becomes due now
+        self._shelf.given = queue.next_number - 1  # higher ones go to what becomes due now
         due = promote_due(connection, queue, now, tally)
-        self._prepare(recorded, given)
-        for _, arrived in due:
-            self._shelf.know((arrived.customer, arrived.level), given)
+        self._prepare(turns, recorded)
         turns.fold(now, expired=expired, recorded=self._with_counts(recorded), due=due)
         return turns
 
@@ -164,17 +172,14 @@ class Claiming:
                 weights=shelf.weights,
             )
         self._shelf.connection = connection
-        self._shelf.page = max(16, page)
-        self._turns.read_again()
+        self._shelf.page = max(16, page + 1)  # the last turn is taken when the one after is known
         return self._turns
 
-    def _prepare(self, recorded: list[Recorded], given: int) -> None:
-        """Let the shelf know of arrivals and cancels, and remember who was purged."""
+    def _prepare(self, turns: Turns, recorded: list[Recorded]) -> None:
+        """Let the shelf know of cancels, and remember who was purged."""
         for event in (event for _, events in recorded for event in events):
-            if type(event) is Arrived:
-                self._shelf.know((event.customer, event.level), given)
-            elif type(event) is Left:
-                self._shelf.cancelled(event.customer, event.level, event.order)
+            if type(event) is Left:
+                self._shelf.cancelled(turns.standings.get(event.customer), event)
             elif type(event) is Purged:
                 self._purged.append((event.customer,))
 
@@ -213,15 +218,9 @@ class Claiming:
         assert turns is not None
         for customer in turns.adjusted:
             _save_standing(connection, turns.standings[customer])
-        flows = []
-        for flow in turns.touched:
-            place = (flow.customer, flow.level)
-            shelf.know(place, queue.next_number - 1)  # nothing waits in a flow without a row
-            values = self._flow_values(flow, turns.standings[flow.customer], turns.mode)
-            flows.append((*place, tally.flows.get(place, 0), *values))
+        self._save_flows(connection, turns, tally)
         turns.adjusted.clear()
         turns.touched.clear()
-        connection.executemany(_SAVE_FLOW, flows)
         for statement in _FORGET_PURGED:
             connection.executemany(statement, self._purged)
         self._purged.clear()
@@ -245,20 +244,42 @@ class Claiming:
         if len(turns.standings) > _STANDINGS_MAX or shelf.ahead > _ROWS_AHEAD_MAX:
             self.forget()
 
-    def _flow_values(self, flow: Flow, standing: Standing, mode: Mode) -> tuple[int | None, ...]:
-        """A flow in the words of its row, from claimed_to on."""
-        order = flow.head_order
-        is_head = order is not None and order == standing.head_order
-        return (
-            self._shelf.claimed_to[flow.customer, flow.level],
-            (order or 0) if mode is Mode.LEVELS else flow.virtual_time,
-            flow.tick,
-            flow.waiting,
-            flow.running,
-            order,
-            standing.head_since if is_head else None,
-            int(standing.held),
-        )
+    def _save_flows(self, connection: apsw.Connection, turns: Turns, tally: Tally) -> None:
+        moved: list[Row] = []
+        seated: list[Row] = []
+        by_order = turns.mode is Mode.LEVELS
+        slack = turns.patience_us // 2
+        for flow in turns.touched:
+            assert isinstance(flow, StoredFlow)
+            customer, level, order = flow.customer, flow.level, flow.head_order
+            standing = turns.standings[customer]
+            is_head = order is not None and order == standing.head_order
+            since = standing.head_since if is_head else None
+            values = (
+                tally.flows.get((customer, level), 0),
+                flow.claimed_to,
+                (order or 0) if by_order else flow.virtual_time,
+                flow.tick,
+                flow.waiting,
+                flow.running,
+                order,
+                since,
+            )
+            bound, held = flow.bound, int(standing.held)
+            if since is None or bound is None or not bound <= since <= bound + slack:
+                bound = since
+            if bound == flow.bound and held == flow.held:
+                moved.append((*values, customer, level))
+            else:
+                flow.bound, flow.held = bound, held
+                seated.append((*values, bound, held, customer, level))
+        before = connection.total_changes()
+        connection.executemany(_SAVE_FLOW, moved)
+        connection.executemany(_SAVE_FLOW_AND_SEAT, seated)
+        if connection.total_changes() - before < len(moved) + len(seated):
+            # Some are not in the file yet. Those that are stay as they were just written.
+            connection.executemany(_ADD_FLOW, [(*row[:8], None, 0, *row[8:]) for row in moved])
+            connection.executemany(_ADD_FLOW, seated)
 
     def _save_levels(self, connection: apsw.Connection, turns: Turns, tally: Tally) -> None:
         shelf = self._shelf
@@ -276,8 +297,9 @@ class Claiming:
     def expect_after(self, customer: int, order: int) -> None:
         """What is not returned waits only after this order, in every flow of the customer."""
         assert self._turns is not None
-        for level in self._turns.standings[customer].flows:
-            self._shelf.claimed_to[customer, level] = order
+        for flow in self._turns.standings[customer].flows.values():
+            assert isinstance(flow, StoredFlow)
+            flow.claimed_to = order
 
     def forget(self) -> None:
         """Read everything anew next time."""
@@ -293,7 +315,7 @@ def _start(
     tally: Tally,
 ) -> None:
     """Let the picked documents run."""
-    numbers = [row[3] for row in rows]
+    numbers = [row[NUMBER] for row in rows]
     connection.executemany(
         _START,
         [
@@ -304,17 +326,19 @@ def _start(
     fence, _, until, _ = lease
     connection.execute(_ADD_LEASE, (fence, until, len(numbers), json.dumps(numbers)))
     for pick, row in zip(picks, rows, strict=True):
-        tally.wait(pick.customer, pick.level, row[6], -1)
+        tally.wait(pick.customer, pick.level, row[PRIORITY], -1)
 
 
-def _to_claim(
-    connection: apsw.Connection, row: Row, queue: QueueRow, *, worker: str, now: int, lease_us: int
-) -> Claim:
-    _, attempts, body, *_ = row
-    document = to_claimed_document(row[3:], queue.key, attempts=attempts + 1, at=now, worker=worker)
-    if body is None and document.size_bytes > ROW_BODY_BYTES_MAX:
-        body = connection.execute(_BODY, (row[3],)).get
-    return Claim(Fence(document.id, queue.fence), document, body, now + lease_us)
+def _with_bodies(connection: apsw.Connection, rows: list[Row]) -> list[Row]:
+    """The rows with the bodies that are too large to lie in them."""
+    if all(row[BODY] is not None for row in rows):
+        return rows
+    return [
+        row
+        if row[BODY] is not None
+        else (*row[:BODY], connection.execute(_BODY, (row[NUMBER],)).get, *row[BODY + 1 :])
+        for row in rows
+    ]
 
 
 def _save_standing(connection: apsw.Connection, standing: Standing) -> None:
