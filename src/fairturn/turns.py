@@ -305,13 +305,21 @@ class Turns:
     def _next_turn(self) -> Flow | None:
         """The active flow with the smallest (level, virtual_time, tick)."""
         while True:
-            places = self._places
-            while places and places[0][4].entry is not places[0]:
-                heappop(places)
+            first = self._first_place()
             stored = self._stored_places.first_not_in(self.standings)
-            if stored is None or (places and places[0] < stored):
-                return places[0][4] if places else None
+            if stored is None or (first is not None and self._places[0] < stored):
+                return first
             self._load(stored[3])
+
+    def _first_place(self) -> Flow | None:
+        places, standings = self._places, self.standings
+        while places:
+            entry = places[0]
+            flow = standings[entry[3]].flows[entry[0]]
+            if flow.entry is entry:
+                return flow
+            heappop(places)
+        return None
 
     def _longest_waiting(self, now: int) -> Flow | None:
         """The flow with the first document of the customer, not held, that waits longest: if that
@@ -326,16 +334,19 @@ class Turns:
             elif first is None or now - first[0] <= self.patience_us:
                 return None
             else:
-                flows = first[3].flows.values()
+                flows = self.standings[first[2]].flows.values()
                 return next(flow for flow in flows if flow.head_order == first[1])
 
     # ── Places and heads: heaps whose outdated entries are dropped when they come up ─────────────
 
     def _load(self, customer: int) -> Standing:
         standing = self.standings[customer] = self._shelf.standing(customer)
+        by_order, places = self.mode is Mode.LEVELS, self._places
         for flow in standing.flows.values():
             if flow.active:
-                self._place(flow)
+                key = flow.head_order or 0 if by_order else flow.virtual_time
+                flow.entry = (flow.level, key, flow.tick, customer)
+                heappush(places, flow.entry)
         self._seat(standing)
         return standing
 
@@ -352,7 +363,7 @@ class Turns:
         old, places = flow.entry, self._places
         if old is not None and old[1] == key and old[2] == flow.tick:
             return
-        entry = flow.entry = (flow.level, key, flow.tick, flow.customer, flow)
+        entry = flow.entry = (flow.level, key, flow.tick, flow.customer)
         if places and places[0] is old:
             heapreplace(places, entry)
             return
@@ -370,7 +381,7 @@ class Turns:
             return
         if entry is not None and (entry[0] < since or (entry[0] == since and entry[1] <= head)):
             return
-        standing.entry = (since, head, standing.customer, standing)
+        standing.entry = (since, head, standing.customer)
         heappush(self._heads, standing.entry)
         if len(self._heads) > 2 * len(self.standings) + _HEAP_SLACK:
             self._drop_outdated()
@@ -380,7 +391,7 @@ class Turns:
         heads = self._heads
         while heads:
             entry = heads[0]
-            standing = entry[3]
+            standing = self.standings[entry[2]]
             head = standing.head_order
             if standing.entry is not entry:
                 heappop(heads)
@@ -390,7 +401,7 @@ class Turns:
             elif (entry[0], entry[1]) == (standing.head_since, head):
                 return entry
             else:
-                standing.entry = (standing.head_since, head, standing.customer, standing)
+                standing.entry = (standing.head_since, head, standing.customer)
                 heapreplace(heads, standing.entry)
         return None
 
@@ -424,7 +435,9 @@ class Turns:
         self._drop_outdated()
 
     def _drop_outdated(self) -> None:
-        self._places = [entry for entry in self._places if entry[4].entry is entry]
+        standings = self.standings.values()
+        flows = (flow for standing in standings for flow in standing.flows.values())
+        self._places = [flow.entry for flow in flows if flow.entry is not None]
         heapify(self._places)
-        self._heads = [entry for entry in self._heads if entry[3].entry is entry]
+        self._heads = [standing.entry for standing in standings if standing.entry is not None]
         heapify(self._heads)

@@ -7,6 +7,8 @@ what happens in the meantime reaches it through the events that every claim fold
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import apsw
@@ -23,44 +25,50 @@ _LOWEST_INT = -(1 << 63)
 # By flows_turn, in its order.
 _PAGE_OF_TURNS = """
     FROM flows INDEXED BY flows_turn
-    WHERE folded > 0 AND held = 0 AND (level, place, tick) > (?, ?, ?)
-    ORDER BY level, place, tick LIMIT ?"""
-_TURNS = f"SELECT level, place, tick, customer {_PAGE_OF_TURNS}"
+    WHERE folded > 0 AND held = 0 AND (level, place, tick) > (?1, ?2, ?3)
+    ORDER BY level, place, tick LIMIT ?4"""
+_SETTINGS_COLUMNS = "s.weight, s.running_max, s.paused, s.recent_costs"
+# With each turn what its customer needs to be loaded, the flow's first document if that was not
+# returned, and the order of the second. By documents_flow and the primary keys.
+_TURNS = f"""
+    SELECT f.level, f.place, f.tick, f.customer, c.name, {_SETTINGS_COLUMNS}, (
+            SELECT min(n.order_number) FROM documents n INDEXED BY documents_flow
+            WHERE n.customer = f.customer AND n.level = f.level AND n.order_number > f.head_order),
+        {CLAIM_COLUMNS}
+    FROM (SELECT customer, level, place, tick, head_order, claimed_to {_PAGE_OF_TURNS}) f
+        LEFT JOIN customers c ON c.number = f.customer
+        LEFT JOIN standings s ON s.customer = f.customer
+        LEFT JOIN documents d INDEXED BY documents_flow
+            ON d.customer = f.customer AND d.level = f.level AND d.order_number = f.head_order
+            AND f.head_order > f.claimed_to
+    ORDER BY f.level, f.place, f.tick"""
+_TURN, _CUSTOMER, _NAME_AND_SETTINGS = slice(4), 3, slice(4, 9)  # where they stand in such a row
+_FOLLOWING, _FIRST = 9, slice(10, None)
+_FIRST_PART = itemgetter(0)
+_FLOW_COLUMNS = """
+    customer, level, claimed_to, place, tick, folded, running, head_order, head_since, head_bound,
+    held"""
+# By the primary key. The second is for all customers on a page of `_TURNS`.
+_FLOWS = f"SELECT {_FLOW_COLUMNS} FROM flows WHERE customer = ?"
+_FLOWS_OF_PAGE = f"""
+    SELECT {_FLOW_COLUMNS} FROM flows WHERE customer IN (SELECT customer {_PAGE_OF_TURNS})
+    ORDER BY customer"""
+_CLAIMED_TO = "SELECT claimed_to FROM flows WHERE customer = ? AND level = ?"
+_SETTINGS = f"""
+    SELECT c.name, {_SETTINGS_COLUMNS} FROM customers c
+        LEFT JOIN standings s ON s.customer = c.number
+    WHERE c.number = ?"""
 # By flows_head, in its order.
 _HEADS = """
     SELECT head_bound, 0, customer FROM flows INDEXED BY flows_head
     WHERE head_bound IS NOT NULL AND held = 0 AND (head_bound, customer) > (?, ?)
     ORDER BY head_bound, customer LIMIT ?"""
-# By the primary keys of flows, customers and standings.
-_FLOWS = """
-    SELECT f.customer, f.level, f.claimed_to, f.place, f.tick, f.folded, f.running, f.head_order,
-        f.head_since, f.head_bound, f.held, c.name, s.weight, s.running_max, s.paused,
-        s.recent_costs
-    FROM flows f LEFT JOIN customers c ON c.number = f.customer
-        LEFT JOIN standings s ON s.customer = f.customer"""
-_STANDING = f"{_FLOWS} WHERE f.customer = ?"
-# The same for all customers on a page of `_TURNS`.
-_STANDINGS = f"{_FLOWS} WHERE f.customer IN (SELECT customer {_PAGE_OF_TURNS})"
-_SETTINGS_FROM = 12  # where weight stands in these rows; the name is before it
-_CLAIMED_TO = "SELECT claimed_to FROM flows WHERE customer = ? AND level = ?"
-_SETTINGS = "SELECT weight, running_max, paused, recent_costs FROM standings WHERE customer = ?"
-_NAME = "SELECT name FROM customers WHERE number = ?"
 
 # By documents_flow, from claimed_to on: there everything waits.
 _NEXT = f"""
     SELECT {CLAIM_COLUMNS} FROM documents d INDEXED BY documents_flow
     WHERE d.customer = ? AND d.level = ? AND d.order_number > ?
     ORDER BY d.order_number LIMIT ?"""
-# The first document of each flow on a page of `_TURNS`, and the order of its second.
-_FIRSTS = f"""
-    SELECT {CLAIM_COLUMNS}, f.customer, f.level, (
-            SELECT min(n.order_number) FROM documents n INDEXED BY documents_flow
-            WHERE n.customer = f.customer AND n.level = f.level AND n.order_number > f.head_order)
-    FROM (SELECT customer, level, head_order, claimed_to {_PAGE_OF_TURNS}) f
-        CROSS JOIN documents d INDEXED BY documents_flow
-        ON d.customer = f.customer AND d.level = f.level AND d.order_number = f.head_order
-    WHERE f.head_order > f.claimed_to"""
-_CUSTOMER, _PLACE = -3, slice(-3, -1)  # where they stand in these rows
 # By documents_returned.
 _RETURNED = f"""
     SELECT {CLAIM_COLUMNS} FROM documents d INDEXED BY documents_returned
@@ -88,53 +96,25 @@ class SqliteShelf:
         self.page = _PAGE_MIN
         self.picked: list[Row] = []  # the rows of what was picked, in order
         self.ahead = 0  # how many rows were read and not used yet
+        self.names: dict[int, str] = {}  # of the customers that were loaded
         # What is in the file, so that only what has changed is written back.
         self.clocks = [0] * (LEVELS + 1)
         self.weights = [0] * (LEVELS + 1)
         self._mode = mode
-        self._loaded: set[int] = set()  # customers
-        self._names: dict[int, str] = {}
-        self._rows: dict[int, list[Row]] = {}  # of customers that will be loaded soon
-        self._firsts: dict[tuple[int, int], Row] = {}  # of their flows
+        # Of customers that will be loaded soon: all their flows, and those on the page of turns.
+        self._flows: dict[int, list[Row]] = {}
+        self._turns: dict[tuple[int, int], Row] = {}
 
     # ── Flows ────────────────────────────────────────────────────────────────────────────────────
 
     def standing(self, customer: int) -> Standing:
-        rows = self._rows.pop(customer, None)
+        rows = self._flows.pop(customer, None)
         if rows is None:
-            rows = fetch(self.connection, _STANDING, (customer,))
-        self._loaded.add(customer)
+            rows = fetch(self.connection, _FLOWS, (customer,))
         standing = Standing(customer)
-        if not rows:
-            settings = fetch(self.connection, _SETTINGS, (customer,))
-        else:
-            settings = [rows[0][_SETTINGS_FROM:]]
-            self._names[customer] = rows[0][_SETTINGS_FROM - 1]
-            self._add_flows(standing, rows)
-        if settings and settings[0][0] is not None:
-            standing.weight, standing.limit, paused, costs = settings[0]
-            standing.paused = bool(paused)
-            standing.recent_costs = tuple(json.loads(costs))
-        return standing
-
-    def _add_flows(self, standing: Standing, rows: list[Row]) -> None:
+        settings: Row | None = None
         by_order = self._mode is Mode.LEVELS
-        firsts, customer = self._firsts, standing.customer
-        for (
-            _,
-            level,
-            claimed_to,
-            place,
-            tick,
-            folded,
-            running,
-            order,
-            since,
-            bound,
-            held,
-            *_,
-        ) in rows:
-            active = folded > 0 and not held
+        for _, level, claimed_to, place, tick, folded, running, order, since, bound, held in rows:
             flow = standing.flows[level] = StoredFlow(
                 customer,
                 level,
@@ -143,7 +123,7 @@ class SqliteShelf:
                 folded,
                 running,
                 order,
-                active,
+                folded > 0 and not held,
                 None,
                 claimed_to,
                 bound,
@@ -152,23 +132,36 @@ class SqliteShelf:
             standing.running += running
             if since is not None:
                 standing.head_order, standing.head_since = order, since
-            first = firsts.pop((customer, level), None)
-            if first is not None:
-                flow.upcoming, flow.following = [first[:_CUSTOMER]], first[-1]
-                self.ahead += 1
+            turn = self._turns.pop((customer, level), None)
+            if turn is not None:
+                settings = turn[_NAME_AND_SETTINGS]
+                self._expect(flow, turn)
+        self._set(standing, settings or self._settings(customer))
+        return standing
+
+    def _expect(self, flow: StoredFlow, turn: Row) -> None:
+        first = turn[_FIRST]
+        if first[ORDER] is not None:
+            flow.upcoming, flow.following = [first], turn[_FOLLOWING]
+            self.ahead += 1
+
+    def _settings(self, customer: int) -> Row:
+        found = fetch(self.connection, _SETTINGS, (customer,))
+        return found[0] if found else (None,) * 5
+
+    def _set(self, standing: Standing, settings: Row) -> None:
+        name, weight, limit, paused, costs = settings
+        if name is not None:
+            self.names[standing.customer] = name
+        if weight is not None:
+            standing.weight, standing.limit, standing.paused = weight, limit, bool(paused)
+            standing.recent_costs = tuple(json.loads(costs))
 
     def flow(self, customer: int, level: int) -> StoredFlow:
         """It may be in the file, since its customer was read. If it is not, nothing waits in it up
         to the orders that were given, but what was returned."""
         found = fetch(self.connection, _CLAIMED_TO, (customer, level))
         return StoredFlow(customer, level, claimed_to=found[0][0] if found else self.given)
-
-    def name(self, customer: int) -> str:
-        """The name of a customer that has documents."""
-        name = self._names.get(customer)
-        if name is None:
-            name = self._names[customer] = self.connection.execute(_NAME, (customer,)).get
-        return name
 
     # Whoever is not loaded stays where it is in the file: what changes it loads it. So a stream
     # goes on from claim to claim, and never begins again.
@@ -178,23 +171,14 @@ class SqliteShelf:
         while True:
             from_here = (*last, self.page)
             page: list[Any] = fetch(self.connection, _TURNS, from_here)
-            if any(entry[-1] not in self._loaded for entry in page):
-                self._prefetch(from_here)
-            yield from page
+            self._turns = {(row[_CUSTOMER], row[0]): row for row in page}
+            rows = fetch(self.connection, _FLOWS_OF_PAGE, from_here)
+            self._flows = {customer: list(flows) for customer, flows in groupby(rows, _FIRST_PART)}
+            for row in page:
+                yield row[_TURN]
             if len(page) < from_here[-1]:
                 return
             last = page[-1][:3]
-
-    def _prefetch(self, page: tuple[int, int, int, int]) -> None:
-        """Read together what a claim would otherwise read one by one: the customers on a page of
-        turns, and the first document of each flow there."""
-        loaded = self._loaded
-        self._rows = {}
-        for row in fetch(self.connection, _STANDINGS, page):
-            if row[0] not in loaded:
-                self._rows.setdefault(row[0], []).append(row)
-        firsts = fetch(self.connection, _FIRSTS, page)
-        self._firsts = {row[_PLACE]: row for row in firsts if row[_CUSTOMER] not in loaded}
 
     def heads(self) -> Iterator[tuple[int, int, int]]:
         last = (_LOWEST_INT, 0)
@@ -237,7 +221,7 @@ class SqliteShelf:
 
     def cancelled(self, standing: Standing | None, left: Left) -> None:
         """A waiting document was cancelled, which may have been read ahead."""
-        self._firsts.pop((left.customer, left.level), None)
+        self._turns.pop((left.customer, left.level), None)
         flow = standing.flows.get(left.level) if standing else None
         if isinstance(flow, StoredFlow) and flow.upcoming is not None:
             kept = [row for row in flow.upcoming if row[ORDER] != left.order]
