@@ -34,7 +34,7 @@ from fairturn.stores.sqlite.rows import (
     to_claims,
 )
 from fairturn.stores.sqlite.shelf import SqliteShelf, StoredFlow
-from fairturn.stores.sqlite.tally import Tally
+from fairturn.stores.sqlite.tally import MOVE_COUNTS, Tally
 from fairturn.turns import Turns
 
 # What is kept between the claims of one process: more would be memory rather than speed.
@@ -80,10 +80,10 @@ _SAVE_STANDING = """
     INSERT OR REPLACE INTO standings (customer, weight, running_max, paused, recent_costs)
     VALUES (?, ?, ?, ?, ?)"""
 _DROP_STANDING = "DELETE FROM standings WHERE customer = ?"
-_SAVE_LEVEL = "UPDATE levels SET clock = ?, weight = ?, waiting = waiting + ? WHERE level = ?"
-_SAVE_QUEUE = """
+_SAVE_LEVEL = "UPDATE levels SET clock = ?, weight = ? WHERE level = ?"
+_SAVE_QUEUE = f"""
     UPDATE queue SET next_number = ?, claims = ?, fence = ?, tick = ?, turns_version = ?,
-        boot = ?"""
+        boot = ?, {MOVE_COUNTS}"""
 
 
 class Claiming:
@@ -224,7 +224,7 @@ class Claiming:
         for statement in _FORGET_PURGED:
             connection.executemany(statement, self._purged)
         self._purged.clear()
-        self._save_levels(connection, turns, tally)
+        self._save_levels(connection, turns)
         tally.write_delayed(connection)
         self._version = queue.turns_version = queue.turns_version + 1
         connection.execute(
@@ -236,6 +236,7 @@ class Claiming:
                 turns.tick,
                 queue.turns_version,
                 queue.boot,
+                *tally.counts(),
             ),
         )
         if max(turns.clocks) > CLOCK_MAX:
@@ -281,13 +282,12 @@ class Claiming:
             connection.executemany(_ADD_FLOW, [(*row[:8], None, 0, *row[8:]) for row in moved])
             connection.executemany(_ADD_FLOW, seated)
 
-    def _save_levels(self, connection: apsw.Connection, turns: Turns, tally: Tally) -> None:
+    def _save_levels(self, connection: apsw.Connection, turns: Turns) -> None:
         shelf = self._shelf
         changed = [
-            (turns.clocks[level], turns.weights[level], tally.levels.get(level, 0), level)
+            (turns.clocks[level], turns.weights[level], level)
             for level in range(1, LEVELS + 1)
-            if level in tally.levels
-            or turns.clocks[level] != shelf.clocks[level]
+            if turns.clocks[level] != shelf.clocks[level]
             or turns.weights[level] != shelf.weights[level]
         ]
         connection.executemany(_SAVE_LEVEL, changed)

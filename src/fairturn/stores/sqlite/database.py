@@ -50,6 +50,7 @@ class Database:
             raise ValueError(f"synchronous is {synchronous!r}; it must be FULL or NORMAL")
         refuse_engine(apsw.sqlite_lib_version())
         self.path = path.absolute()
+        self._folder = str(self.path.parent)
         self._synchronous = synchronous
         self._network = _on_network(self.path)
         if self._network and not allow_network:
@@ -146,7 +147,7 @@ class Database:
 
     def refuse_if_full(self, size_bytes: int) -> None:
         """Refuse a submission while the disk has only the reserve left."""
-        stat = os.statvfs(self.path.parent)
+        stat = os.statvfs(self._folder)
         free = stat.f_bavail * stat.f_frsize
         if free < RESERVE_BYTES + 2 * size_bytes:
             raise StoreFull(

@@ -57,7 +57,7 @@ _BUSY = f"""
 _IDLE_FLOWS = """
     DELETE FROM flows WHERE customer = ? AND waiting = 0 AND folded = 0
         AND (? OR place <= (SELECT clock FROM levels WHERE levels.level = flows.level))"""
-# By documents_customer, and the primary keys of flows, standings and keys.
+# By documents_flow, and the primary keys of flows, standings and keys.
 _IDLE_CUSTOMER = """
     DELETE FROM customers WHERE number = ?1
         AND weight = 1000 AND running_max IS NULL AND paused = 0
@@ -69,7 +69,7 @@ _IDLE_CUSTOMER = """
 
 _CUSTOMER_NUMBER = "SELECT number FROM customers WHERE name = ?"
 _ITS_DOCUMENTS = """
-    SELECT number, state, level, priority, fence FROM documents INDEXED BY documents_customer
+    SELECT number, state, level, priority, fence FROM documents INDEXED BY documents_flow
     WHERE customer = ?"""
 _FORGET_CUSTOMER = (
     "DELETE FROM keys WHERE customer = ?",

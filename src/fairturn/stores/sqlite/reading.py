@@ -1,6 +1,6 @@
 """Reading: documents, customers and numbers, each from one snapshot."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import apsw
@@ -19,7 +19,7 @@ from fairturn.model import (
     Summary,
     by_priority,
 )
-from fairturn.priority import Count
+from fairturn.priority import LEVELS, Count
 from fairturn.stores.sqlite.rows import (
     CODES,
     DOCUMENT_COLUMNS,
@@ -36,6 +36,7 @@ _READ = f"""
     {_FROM} LEFT JOIN bodies b ON b.document = d.number LEFT JOIN results r ON r.document = d.number
     WHERE d.number = ?"""
 _CUSTOMER_NUMBER = "SELECT number FROM customers WHERE name = ?"
+_NEWEST = (1 << 63) - 1
 
 _CUSTOMER_COLUMNS = "number, name, count, count_updated_at, delayed, weight, running_max, paused"
 _CUSTOMERS = f"""
@@ -44,13 +45,12 @@ _CUSTOMER = f"SELECT {_CUSTOMER_COLUMNS} FROM customers WHERE name = ?"
 _FLOWS = "SELECT level, waiting FROM flows WHERE customer = ?"
 # In mode `equal` flows do not tell priorities apart: the customer's waiting documents do.
 _WAITING_BY_PRIORITY = f"""
-    SELECT priority, count(*) FROM documents INDEXED BY documents_customer
+    SELECT priority, count(*) FROM documents INDEXED BY documents_flow
     WHERE state = {WAITING} AND customer = ? GROUP BY priority"""
 _RUNNING_NUMBERS = "SELECT j.value FROM leases l, json_each(l.documents) j"
 _RUNNING_BY_CUSTOMER = f"""
     SELECT customer, count(*) FROM documents
     WHERE state = {RUNNING} AND number IN ({_RUNNING_NUMBERS}) GROUP BY customer"""
-_LEVELS = "SELECT level, waiting FROM levels"
 _RUNNING = "SELECT coalesce(sum(running), 0) FROM leases"
 
 
@@ -58,58 +58,89 @@ def find(
     connection: apsw.Connection, queue: QueueRow, filter: Filter, after: str | None, size: int
 ) -> Page:
     """One page of documents, the newest first."""
-    conditions: list[str] = []
-    values: list[Any] = []
-
-    def where(condition: str, *bound: Any) -> None:
-        conditions.append(condition)
-        values.extend(bound)
-
-    index = ""
-    if after is not None:
-        where("d.number < ?", ids.decode(after, queue.key))
-    if filter.ids is not None:
-        numbers = [ids.decode(id, queue.key) for id in filter.ids]
-        where(f"d.number IN ({','.join('?' * len(numbers))})", *numbers)
-    if filter.customer is not None:
-        index = "INDEXED BY documents_customer"
-        where("d.customer = ?", connection.execute(_CUSTOMER_NUMBER, (filter.customer,)).get)
-    if filter.states is not None:
-        codes = ",".join(str(CODES[state]) for state in filter.states)
-        where(f"d.state IN ({codes})")
-        if not index:
-            index, condition = _walk(filter.states)
-            where(condition)
-    if filter.priorities is not None:
-        where(f"d.priority IN ({','.join('?' * len(filter.priorities))})", *filter.priorities)
-    if filter.name is not None:
-        where("d.name = ?", filter.name)
-    if filter.submitted_from is not None:
-        where("d.submitted_at >= ?", filter.submitted_from)
-    if filter.submitted_before is not None:
-        where("d.submitted_at < ?", filter.submitted_before)
-    if filter.ids is not None:
-        index = ""
-    source = f"FROM documents d {index} JOIN customers c ON c.number = d.customer"
-    condition = " AND ".join(conditions) or "1"
+    before = _NEWEST if after is None else ids.decode(after, queue.key)
+    values: dict[str, Any] = {"before": before, "size": size + 1}
+    condition = _condition(connection, queue, filter, values)
+    if filter.customer is not None and filter.ids is None and filter.states != (State.RUNNING,):
+        numbers = _its_numbers(condition)
+    else:
+        index, walked = _walk(filter)
+        numbers = f"""
+            SELECT d.number FROM documents d {index}
+            WHERE d.number < :before AND {walked} AND {condition}
+            ORDER BY d.number DESC LIMIT :size"""
     rows = connection.execute(
-        f"SELECT {DOCUMENT_COLUMNS} {source} WHERE {condition} ORDER BY d.number DESC LIMIT ?",
-        (*values, size + 1),
+        f"SELECT {DOCUMENT_COLUMNS} {_FROM} WHERE d.number IN ({numbers}) ORDER BY d.number DESC",
+        values,
     ).fetchall()
     documents = [to_document(row, queue.key) for row in rows[:size]]
     return Page(documents, documents[-1].id if len(rows) > size else None)
 
 
-def _walk(states: tuple[State, ...]) -> tuple[str, str]:
+def _condition(
+    connection: apsw.Connection, queue: QueueRow, filter: Filter, values: dict[str, Any]
+) -> str:
+    """What the filter asks for, as a condition; what is bound in it is added to the values."""
+    conditions = ["1"]
+
+    def where(condition: str, **bound: Any) -> None:
+        conditions.append(condition)
+        values.update(bound)
+
+    def where_in(column: str, wanted: Iterable[Any]) -> None:
+        bound = {f"{column}_{n}": value for n, value in enumerate(wanted)}
+        where(f"d.{column} IN ({','.join(f':{name}' for name in bound)})", **bound)
+
+    if filter.ids is not None:
+        where_in("number", (ids.decode(id, queue.key) for id in filter.ids))
+    if filter.customer is not None:
+        number = connection.execute(_CUSTOMER_NUMBER, (filter.customer,)).get
+        where("d.customer = :customer", customer=number)
+    if filter.states is not None:
+        where_in("state", (CODES[state] for state in filter.states))
+    if filter.priorities is not None:
+        where_in("priority", filter.priorities)
+    if filter.name is not None:
+        where("d.name = :name", name=filter.name)
+    if filter.submitted_from is not None:
+        where("d.submitted_at >= :submitted_from", submitted_from=filter.submitted_from)
+    if filter.submitted_before is not None:
+        where("d.submitted_at < :submitted_before", submitted_before=filter.submitted_before)
+    return " AND ".join(conditions)
+
+
+def _walk(filter: Filter) -> tuple[str, str]:
     """The index that lists these states, in words that it can be used for; and where there is
     none, the table from the newest document down."""
-    if states and all(state in (State.DEAD, State.CANCELLED) for state in states):
+    if filter.ids is not None or not filter.states:
+        return "", "1"
+    if all(state in (State.DEAD, State.CANCELLED) for state in filter.states):
         return "INDEXED BY documents_failed", "d.state > 3"
-    if states == (State.DELAYED,):
+    if filter.states == (State.DELAYED,):
         return "INDEXED BY documents_delayed", "d.state = 0"
-    if states == (State.RUNNING,):
+    if filter.states == (State.RUNNING,):
         return "", f"d.number IN ({_RUNNING_NUMBERS})"
     return "", "1"
+
+
+def _its_numbers(condition: str) -> str:
+    """The newest documents of a customer: by documents_flow those whose order is their number, of
+    each level, and by documents_reordered the others; then the newest of all these."""
+    parts = [
+        f"""SELECT d.number FROM documents d INDEXED BY documents_flow
+        WHERE d.customer = :customer AND d.level = {level} AND d.order_number < :before
+            AND d.order_number = d.number AND {condition}
+        ORDER BY d.order_number DESC LIMIT :size"""
+        for level in range(LEVELS + 1)
+    ]
+    parts.append(
+        f"""SELECT d.number FROM documents d INDEXED BY documents_reordered
+        WHERE d.customer = :customer AND d.order_number IS NOT d.number AND d.number < :before
+            AND {condition}
+        ORDER BY d.number DESC LIMIT :size"""
+    )
+    together = " UNION ALL ".join(f"SELECT number FROM ({part})" for part in parts)
+    return f"SELECT number FROM ({together}) ORDER BY number DESC LIMIT :size"
 
 
 def read(connection: apsw.Connection, queue: QueueRow, id: str) -> Stored | None:
@@ -170,7 +201,7 @@ def _customer(
 def summary(connection: apsw.Connection, queue: QueueRow) -> Summary:
     """The whole queue in a few numbers."""
     return Summary(
-        waiting_by_priority=by_priority(dict(connection.execute(_LEVELS))),
+        waiting_by_priority=queue.waiting,
         delayed=queue.delayed,
         running=connection.execute(_RUNNING).get,
     )

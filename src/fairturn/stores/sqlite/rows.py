@@ -182,7 +182,8 @@ def customers_in_recorded(connection: apsw.Connection) -> set[int]:
 
 _QUEUE = """
     SELECT settings, id_key, next_number, next_customer, delayed, counted, claims, fence, tick,
-        turns_version, boot
+        turns_version, boot, waiting_1, waiting_2, waiting_3, waiting_4, waiting_5, waiting_6,
+        waiting_7, waiting_8, waiting_9
     FROM queue"""
 
 
@@ -208,12 +209,14 @@ class QueueRow:
         "settings",
         "tick",
         "turns_version",
+        "waiting",
     )
 
     def __init__(self, connection: apsw.Connection, cache: "SettingsCache") -> None:
         (row,) = fetch(connection, _QUEUE)
         text, self.key, self.next_number, self.next_customer, self.delayed, self.counted = row[:6]
-        self.claims, self.fence, self.tick, self.turns_version, self.boot = row[6:]
+        self.claims, self.fence, self.tick, self.turns_version, self.boot = row[6:11]
+        self.waiting = row[11:]  # of each priority
         self.settings = cache.parse(text)
 
 

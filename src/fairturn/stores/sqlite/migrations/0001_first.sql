@@ -9,6 +9,15 @@ CREATE TABLE queue (
     next_number    INTEGER NOT NULL DEFAULT 1,  -- of a document, or of an order given when due
     next_customer  INTEGER NOT NULL DEFAULT 1,
     delayed        INTEGER NOT NULL DEFAULT 0,  -- how many documents are delayed
+    waiting_1      INTEGER NOT NULL DEFAULT 0,  -- documents of priority 1, and so on
+    waiting_2      INTEGER NOT NULL DEFAULT 0,
+    waiting_3      INTEGER NOT NULL DEFAULT 0,
+    waiting_4      INTEGER NOT NULL DEFAULT 0,
+    waiting_5      INTEGER NOT NULL DEFAULT 0,
+    waiting_6      INTEGER NOT NULL DEFAULT 0,
+    waiting_7      INTEGER NOT NULL DEFAULT 0,
+    waiting_8      INTEGER NOT NULL DEFAULT 0,
+    waiting_9      INTEGER NOT NULL DEFAULT 0,
     counted        INTEGER NOT NULL DEFAULT 0,  -- how many customers are counted, see there
     claims         INTEGER NOT NULL DEFAULT 0,  -- the number of the last claim
     fence          INTEGER NOT NULL DEFAULT 0,  -- of the last lease
@@ -21,7 +30,6 @@ CREATE TABLE queue (
 
 CREATE TABLE levels (
     level   INTEGER PRIMARY KEY,
-    waiting INTEGER NOT NULL DEFAULT 0,         -- documents of this priority
     clock   INTEGER NOT NULL DEFAULT 0,
     weight  INTEGER NOT NULL DEFAULT 0          -- the sum over the active flows
 ) STRICT;
@@ -114,7 +122,9 @@ CREATE TABLE documents (
     CHECK (state <> 1 OR order_number IS NOT NULL)
 ) STRICT;
 CREATE INDEX documents_flow ON documents (customer, level, order_number);
-CREATE INDEX documents_customer ON documents (customer, number);
+-- As a rule the order of a document is its number, so that documents_flow lists a customer's
+-- documents by age too; this index lists the others.
+CREATE INDEX documents_reordered ON documents (customer, number) WHERE order_number IS NOT number;
 CREATE INDEX documents_returned ON documents (customer, level, order_number) WHERE returned = 1;
 CREATE INDEX documents_delayed ON documents (due_at, number) WHERE state = 0;
 CREATE INDEX documents_failed ON documents (state, number) WHERE state > 3;
