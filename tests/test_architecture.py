@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("submission", "filters"),
     ("queue", "worker", "explain"),
     ("config",),
+    ("backup",),
     ("cli", "web", "integrations", "simulator", "testing"),
 )
 # The only imports between two parts of one line: who imports, and what.

@@ -1,61 +1,34 @@
 """The command line: what it prints, for people and for programs, and how it ends."""
 
 import csv
-import json
 import os
-import pty
+import signal
 import subprocess
 import sys
-from contextlib import suppress
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 
+import click
 import pytest
-from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fairturn import Queue
-from fairturn.cli import COMMANDS, main
+from fairturn.cli import COMMANDS
+from fairturn.cli.commands import SECTIONS
 from fairturn.priority import BOUNDS
 from fairturn.simulator.replay import Replayed
 from fairturn.simulator.trace import Trace
 from fairturn.simulator.waits import waits_by_customer, waits_in_all
+from tests.commands import SCRIPT, fairturn, lines_of, shown_on_a_terminal
 
-SCRIPT = Path(sys.executable).with_name("fairturn")
 VECTORS = Path(__file__).parent / "vectors"
 ORDER = sorted((VECTORS / "order").glob("*.jsonl"))
 HEADER = "at_s,customer,cost_s\n"
 
 
 _SILENT = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
-
-
-def fairturn(*arguments: str, stdin: str | bytes | None = None) -> Result:
-    return CliRunner().invoke(main, arguments, input=stdin)
-
-
-def shown_on_a_terminal(stream: str, *arguments: str, **environment: str) -> str:
-    """What the program writes when this one of its streams is a terminal; it must succeed."""
-    screen, terminal = pty.openpty()
-    with subprocess.Popen(
-        [SCRIPT, *arguments],
-        stdout=terminal if stream == "stdout" else subprocess.DEVNULL,
-        stderr=terminal if stream == "stderr" else subprocess.DEVNULL,
-        env={**os.environ, "TERM": "xterm-256color", **environment},
-    ) as process:
-        os.close(terminal)
-        shown = b""
-        with suppress(OSError), os.fdopen(screen, "rb", buffering=0) as lines:
-            while part := lines.read(4_096):  # Linux ends with an error when the program ends
-                shown += part
-    assert process.returncode == 0
-    return shown.decode()
-
-
-def lines_of(result: Result) -> list[dict[str, object]]:
-    assert result.exit_code == 0, result.output
-    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 def trace_in(folder: Path, text: str, name: str = "trace.csv") -> str:
@@ -92,7 +65,8 @@ import sys
 from click.testing import CliRunner
 from fairturn.cli import main
 assert CliRunner().invoke(main, ["--help"]).exit_code == 0
-print([name for name in ("rich", "apsw", "fairturn.simulator") if name in sys.modules])
+strange = ("rich", "apsw", "tomllib", "fairturn.simulator", "fairturn.model")
+print([name for name in strange if name in sys.modules])
 """
 
     printed = subprocess.run(
@@ -100,6 +74,92 @@ print([name for name in ("rich", "apsw", "fairturn.simulator") if name in sys.mo
     )
 
     assert printed.stdout.strip() == "[]"
+
+
+def test_the_help_lists_each_command_with_the_first_sentence_of_its_own() -> None:
+    printed = fairturn("--help").stdout
+
+    for commands in SECTIONS.values():
+        for name, sentence in commands.items():
+            command: click.Command = import_module(f"fairturn.cli.{name}").command
+            assert command.name == name
+            assert command.get_short_help_str(limit=1_000).rstrip(".") == sentence.rstrip(".")
+            assert f"  {name} " in printed
+            assert sentence in printed
+
+
+def all_commands() -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = []
+    for name in COMMANDS:
+        command = import_module(f"fairturn.cli.{name}").command
+        found.append((name,))
+        if isinstance(command, click.Group):
+            found += [(name, inner) for inner in command.commands]
+    return found
+
+
+@pytest.mark.parametrize("command", all_commands(), ids=" ".join)
+def test_every_command_has_an_example_in_its_help(command: tuple[str, ...]) -> None:
+    printed = fairturn(*command, "--help").stdout
+
+    examples = [line for line in printed.splitlines() if line.strip().startswith("fairturn ")]
+    assert any(" ".join(("fairturn", *command)) in line for line in examples)
+    assert all(len(line) <= 80 for line in printed.splitlines())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_its_script_for_completion(shell: str) -> None:
+    printed = fairturn("completion", shell).stdout
+
+    assert f"_FAIRTURN_COMPLETE={shell}_complete" in printed
+
+
+def test_commands_and_options_are_completed() -> None:
+    def completed(*words: str) -> list[str]:
+        printed = subprocess.run(
+            [SCRIPT],
+            env={
+                **os.environ,
+                "_FAIRTURN_COMPLETE": "bash_complete",
+                "COMP_WORDS": " ".join(["fairturn", *words]),
+                "COMP_CWORD": str(len(words)),
+            },
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return [line.removeprefix("plain,") for line in printed.stdout.splitlines()]
+
+    assert completed("can") == ["cancel"]
+    assert completed("list", "--state", "wai") == ["waiting"]
+    assert "--submitted-from" in completed("list", "--sub")
+
+
+def test_a_key_press_of_ctrl_c_ends_with_130_and_one_line(tmp_path: Path) -> None:
+    database = tmp_path / "documents.db"
+    with Queue(database) as queue:
+        id = queue.submit("acme").id
+    with subprocess.Popen(
+        [SCRIPT, "submit", "-d", database, "--ndjson", "-", "--json"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(b'{"customer":"acme"}\n')
+        process.stdin.flush()
+        process.stdout.readline()  # now it waits for more
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read().decode()
+
+    assert process.returncode == 130
+    assert len(said.splitlines()) == 1
+    assert "the 1 document before it is stored" in said
+    with Queue(database) as queue:
+        assert len(queue.list().documents) == 2
+        assert queue.get(id).state == "waiting"
 
 
 @pytest.mark.parametrize(
@@ -120,6 +180,7 @@ print([name for name in ("rich", "apsw", "fairturn.simulator") if name in sys.mo
         ["rule", "--every", "60"],
         ["rule", "--database", "absent.db"],
         ["replay", "absent.csv"],
+        ["replay", "--bounds", "-2,-4"],
         ["replay", "--mode", "random"],
         ["replay", "--workers", "0"],
         ["replay", "--workers", "many"],
@@ -362,6 +423,8 @@ def test_the_options_of_replay_reach_the_rule_and_the_order() -> None:
     assert column("count") == [0, -1, -2, -3]
     assert column("count", "--reset", "periodic") == [0, -1, 0, -1]
     assert column("count", "--reset-interval", "799.5") == [0, 0, 0, 0]
+    assert column("priority") == [1, 1, 1, 2]
+    assert column("priority", "--bounds", "0,-1,-2,-3,-4,-5,-6,-7") == [1, 2, 3, 4]
     assert column("started_at_s") == [0.0, 900.0, 1800.0, 2700.0]
     assert column("started_at_s", "--workers", "2") == [0.0, 800.0, 1600.0, 2400.0]
 

@@ -49,12 +49,14 @@ LEASE_US = LEASE_S * SECOND_US
 KEY = 0xC0FFEE
 SETTINGS = Settings(completed_kept_s=3_600)
 
-# Points that no store reaches: the tests of contents and of the queue have them.
+# Points that no store reaches: the tests of contents, of the queue and of backups have them.
 NOT_OF_A_STORE = {
     "content-before-write",
     "content-before-rename",
     "content-after-rename",
     "prune-after-delete",
+    "backup-before-rename",
+    "backup-after-rename",
 }
 
 # ── The script ───────────────────────────────────────────────────────────────────────────────────

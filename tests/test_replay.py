@@ -261,7 +261,20 @@ BAD = {
         "weight 'nan'",
     ),
     "an infinite weight": ("at_s,customer,cost_s,weight\n0,a,1,inf\n", 2, "weight 'inf'"),
-    "a quote that never ends": (HEADER + '0,"a,1\n', 2, ""),
+    "a quote that never ends": (
+        HEADER + '0,a,1\n0,"a,1\n' + "1,b,1\n" * 50,
+        3,
+        'a quote (") is opened here and never closed',
+    ),
+    "a quote that swallows too much": (
+        HEADER + '0,"a,1\n' + "1,b,1\n" * 50_000,
+        2,
+        'is a quote (") not closed?',
+    ),
+    "text after a quote": (HEADER + '0,a,1\n0,"a"b,1\n', 3, "after its closing quote"),
+    "a quote in the header": ('at_s,"customer,cost_s\n0,a,1\n', 1, "never closed"),
+    "semicolons": ("at_s;customer;cost_s\n0;a;1\n", 1, "by semicolons; a trace has commas"),
+    "tabs": ("at_s\tcustomer\tcost_s\n0\ta\t1\n", 1, "separated by tabs"),
     "a blank line before the bad one": (HEADER + "\n\n0,a,x\n", 4, "cost_s 'x'"),
 }
 

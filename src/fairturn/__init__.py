@@ -1,25 +1,30 @@
 """A document queue that gives every customer a fair turn.
 
-The errors are in `fairturn.errors`, and all values in `fairturn.model`.
+The errors are in `fairturn.errors`, and all values in `fairturn.model`. A name is loaded when it is
+first used, so that a process that needs one value does not load the whole queue.
 """
 
-from fairturn.config import Queue
-from fairturn.errors import FairturnError, KeyReused, NotFound, QueueFull, Refused, WrongState
-from fairturn.model import (
-    Claim,
-    Completed,
-    Customer,
-    Document,
-    Failed,
-    Page,
-    Receipt,
-    Released,
-    Settings,
-    State,
-    Stopped,
-    Submission,
-    Summary,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fairturn.config import Queue
+    from fairturn.errors import FairturnError, KeyReused, NotFound, QueueFull, Refused, WrongState
+    from fairturn.model import (
+        Claim,
+        Completed,
+        Customer,
+        Document,
+        Failed,
+        Page,
+        Receipt,
+        Released,
+        Settings,
+        State,
+        Stopped,
+        Submission,
+        Summary,
+    )
 
 __all__ = [
     "Queue",
@@ -43,3 +48,26 @@ __all__ = [
     "NotFound",
     "WrongState",
 ]
+
+# Where a name lives, unless it is one of the values in fairturn.model.
+_HOMES = {
+    "Queue": "fairturn.config",
+    "FairturnError": "fairturn.errors",
+    "Refused": "fairturn.errors",
+    "QueueFull": "fairturn.errors",
+    "KeyReused": "fairturn.errors",
+    "NotFound": "fairturn.errors",
+    "WrongState": "fairturn.errors",
+}
+
+if not TYPE_CHECKING:  # a checker that saw this would believe in every name
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module 'fairturn' has no attribute {name!r}")
+        value = getattr(import_module(_HOMES.get(name, "fairturn.model")), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

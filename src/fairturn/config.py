@@ -92,6 +92,11 @@ def open_store(
     )
 
 
+def contents_beside(database: Path) -> Path:
+    """The folder for what is too large for a file."""
+    return database.with_name(f"{database.name}.contents")
+
+
 def _contents_of(store: Store, clock: Clock) -> Contents:
     """Where the contents of a store lie, unless one was handed in."""
     if isinstance(store, MemoryStore):
@@ -99,7 +104,7 @@ def _contents_of(store: Store, clock: Clock) -> Contents:
     path = getattr(store, "path", None)
     if not isinstance(path, Path):
         raise TypeError(f"{type(store).__name__} needs contents=, where large documents are kept")
-    return Folder(path.with_name(f"{path.name}.contents"), clock=clock)
+    return Folder(contents_beside(path), clock=clock)
 
 
 def _refuse_conflict(present: Settings, wanted: Settings, given: SettingChanges) -> None:

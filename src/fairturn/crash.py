@@ -33,6 +33,8 @@ POINTS = (
     "prune-after-delete",
     "migrate-before-commit",
     "migrate-after-commit",
+    "backup-before-rename",
+    "backup-after-rename",
 )
 
 

@@ -1,15 +1,22 @@
 """Options that several commands have, and what they turn into."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from datetime import datetime
 from enum import StrEnum
-from typing import Any, NoReturn
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairturn.clock import microseconds
-from fairturn.priority import BOUNDS, RESET_INTERVAL_US, Reset, Rule
+from fairturn.cli.endings import wrong_use
+from fairturn.clock import from_datetime, microseconds
+from fairturn.priority import BOUNDS, LEVELS, RESET_INTERVAL_US, Reset, Rule
+
+if TYPE_CHECKING:
+    from fairturn.filters import Filters
 
 SECONDS_MAX = 1_000_000_000
+STATES = ("delayed", "waiting", "running", "completed", "dead", "cancelled")
 
 
 class Seconds(click.ParamType[float]):
@@ -43,6 +50,31 @@ class Bounds(click.ParamType[tuple[int, ...]]):
             self.fail(f"{value!r} is not a list of whole numbers such as -2,-4,-6.", param, ctx)
 
 
+class Moment(click.ParamType[int]):
+    """A moment in ISO 8601 with a time zone."""
+
+    name = "moment"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return moment_of(value)
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+
+
+def moment_of(text: str) -> int:
+    """The moment that a text in ISO 8601 names; without a time zone it names none."""
+    try:
+        return from_datetime(datetime.fromisoformat(text))
+    except (ValueError, TypeError):
+        raise ValueError(
+            f"{text!r} is not a moment with a time zone, such as 2030-01-31T08:00Z "
+            "or 2030-01-31T09:00+01:00"
+        ) from None
+
+
 def choice(values: Iterable[StrEnum]) -> click.Choice[str]:
     """One of these words. Of the members alone click would show the names, in capitals."""
     return click.Choice([value.value for value in values])
@@ -64,6 +96,59 @@ def rule_of(
         wrong_use(str(error))
 
 
-def wrong_use(sentence: str) -> NoReturn:
-    """End with what is wrong with the options that were given."""
-    raise click.UsageError(f"{sentence[:1].upper()}{sentence[1:]}.")
+def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--json`, which every command has that prints values."""
+    option = click.option("--json", "as_json", is_flag=True, help="Print JSON Lines, for programs.")
+    return option(command)
+
+
+def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say which documents are meant; the command gets them as one `filters`."""
+
+    @wraps(command)
+    def with_filters(
+        *args: Any,
+        customer: str | None,
+        state: tuple[str, ...],
+        priority: tuple[int, ...],
+        name: str | None,
+        submitted_from: int | None,
+        submitted_before: int | None,
+        **options: Any,
+    ) -> Any:
+        filters: Filters = {}
+        if customer is not None:
+            filters["customer"] = customer
+        if state:
+            filters["states"] = state
+        if priority:
+            filters["priorities"] = priority
+        if name is not None:
+            filters["name"] = name
+        if submitted_from is not None:
+            filters["submitted_from"] = submitted_from
+        if submitted_before is not None:
+            filters["submitted_before"] = submitted_before
+        return command(*args, filters=filters, **options)
+
+    for option in (
+        click.option("--submitted-before", type=Moment(), help="Only older ones."),
+        click.option("--submitted-from", type=Moment(), help="Only from this moment on."),
+        click.option("--name", help="Only those of exactly this name."),
+        click.option(
+            "--priority",
+            type=click.IntRange(1, LEVELS),
+            multiple=True,
+            metavar="N",
+            help="Only of this priority; may be given several times.",
+        ),
+        click.option(
+            "--state",
+            type=click.Choice(STATES),
+            multiple=True,
+            help="Only in this state; may be given several times.",
+        ),
+        click.option("--customer", help="Only of this customer."),
+    ):
+        with_filters = option(with_filters)
+    return with_filters

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairturn.cli.options import Seconds, choice, rule_of
-from fairturn.cli.terminal import console, print_table, printable, seconds
+from fairturn.cli.options import Bounds, Seconds, choice, rule_of
+from fairturn.cli.terminal import console, number, print_table, printable, progress, seconds
 from fairturn.clock import SECOND_US, microseconds
 from fairturn.flows import PATIENCE_US, Costs, Mode
 from fairturn.priority import Reset
@@ -50,6 +50,7 @@ BY_DOCUMENT = ("customer", "n", "at", "count", "priority", "started", "finished"
     help="What the reset interval runs from.",
 )
 @click.option("--reset-interval", type=Seconds(), help="Of the count; 1500 by default.")
+@click.option("--bounds", type=Bounds(), help="The eight thresholds, from -2 to -20 by default.")
 @click.option(
     "--costs",
     type=choice(Costs),
@@ -74,6 +75,7 @@ def command(
     workers: int,
     reset: str,
     reset_interval: float | None,
+    bounds: tuple[int, ...] | None,
     costs: str,
     patience: float,
     as_json: bool,
@@ -82,9 +84,13 @@ def command(
 
     FILE is CSV with the columns at_s,customer,cost_s and optionally weight (a row's weight is the
     customer's from that row on); - reads standard input. Without FILE an example is replayed.
+
+    \b
+    fairturn replay arrivals.csv --workers 4
+    fairturn replay arrivals.csv --mode levels --json
     """
     options: dict[str, Any] = {
-        "rule": rule_of(reset, reset_interval),
+        "rule": rule_of(reset, reset_interval, bounds),
         "workers": workers,
         "costs": Costs(costs),
         "patience_us": microseconds(patience),
@@ -116,14 +122,10 @@ def _read(file: Path | None) -> "Trace":
 def _replay(trace: "Trace", **options: Any) -> "Replayed":
     from fairturn.simulator.replay import replay
 
-    if len(trace) < DOCUMENTS_WITH_PROGRESS or not sys.stderr.isatty():
+    if len(trace) < DOCUMENTS_WITH_PROGRESS:
         return replay(trace, **options)
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("Replaying", total=len(trace))
-        return replay(trace, **options, progress=lambda done: bar.update(task, completed=done))
+    with progress("Replaying", len(trace)) as advance:
+        return replay(trace, **options, progress=advance)
 
 
 def _print_json(trace: "Trace", replayed: "Replayed") -> None:
@@ -171,8 +173,8 @@ def _print_tables(trace: "Trace", replayed: "Replayed", mode: str, workers: int)
         rows.append([f"and {len(waits) - CUSTOMERS_SHOWN:,} more"])
     rows += [None, ["all", *_cells(waits_in_all(trace, replayed))]]
     out.print(
-        f"{_number(len(trace), 'document')} of {_number(len(waits), 'customer')}, mode {mode}, "
-        f"{_number(workers, 'worker')}. The last one is finished after "
+        f"{number(len(trace), 'document')} of {number(len(waits), 'customer')}, mode {mode}, "
+        f"{number(workers, 'worker')}. The last one is finished after "
         f"{seconds(max(replayed.finished_at))} s. All times are in seconds.\n"
     )
     print_table(out, BY_CUSTOMER, rows)
@@ -231,7 +233,7 @@ def _print_example(trace: "Trace", workers: int, options: dict[str, Any]) -> Non
     out.print(
         f"No FILE was named, so this is the built-in example: {dump} sends "
         f"{levels[dump].documents} documents at once, beside {len(quiet)} customers who send one "
-        f"now and then. {_number(workers, 'worker').capitalize()}, on a simulated clock; the waits "
+        f"now and then. {number(workers, 'worker').capitalize()}, on a simulated clock; the waits "
         "are in seconds.\n"
     )
     columns = ("customer", "documents", "levels: p50", "max", "fair: p50", "max")
@@ -243,7 +245,3 @@ def _print_example(trace: "Trace", workers: int, options: dict[str, Any]) -> Non
         "  fairturn replay FILE.csv    replays a trace of yours\n"
         "  fairturn rule               prints the priority rule"
     )
-
-
-def _number(n: int, noun: str) -> str:
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from fairturn.cli.options import Bounds, Seconds, choice, rule_of, wrong_use
+from fairturn.cli.endings import wrong_use
+from fairturn.cli.options import Bounds, Seconds, choice, rule_of
 from fairturn.cli.terminal import plain_number
 from fairturn.clock import SECOND_US, microseconds
 from fairturn.priority import LEVELS, Count, Reset, Rule

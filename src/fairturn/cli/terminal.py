@@ -1,15 +1,25 @@
-"""What goes to a terminal: text that cannot steer it, durations, and tables of its width."""
+"""What goes to a terminal: text that cannot steer it, durations, tables of its width, progress."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from fairturn.clock import SECOND_US
+from fairturn.clock import SECOND_US, to_datetime
 
 if TYPE_CHECKING:  # rich is loaded when there is something to print
     from rich.console import Console
 
 _GAP = 3  # between two columns
-_TEXT_WIDTH_MIN = 12
+_TEXT_WIDTH_MIN, _TEXTS_WIDTH_MIN = 12, 8  # of the only one, of each of several
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+class Progress(Protocol):
+    """Hears how much is done, and of how much where that becomes known."""
+
+    def __call__(self, done: int, total: int | None = None) -> None: ...
 
 
 def printable(text: str) -> str:
@@ -24,9 +34,51 @@ def seconds(us: int) -> str:
     return f"{us / SECOND_US:,.1f}"
 
 
+def duration(us: int) -> str:
+    """A duration for people, in the unit that suits it."""
+    s = us / SECOND_US
+    for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if s >= 2 * length:
+            return f"{s / length:,.1f} {unit}"
+    return f"{s:,.1f} s" if s >= 1 else f"{s * 1000:,.0f} ms"
+
+
+def age(us: int) -> str:
+    """How old something is, as short as can be."""
+    s = max(0, us // SECOND_US)
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if s >= length:
+            return f"{s // length} {unit}"
+    return f"{s} s"
+
+
+def moment(at: int | None) -> str:
+    """A moment for people, in their time zone; nothing if it has not come."""
+    return "" if at is None else f"{to_datetime(at).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def size(size_bytes: float) -> str:
+    """A number of bytes for people."""
+    power = 0
+    while size_bytes >= 1024 and power < len(_UNITS) - 1:
+        size_bytes /= 1024
+        power += 1
+    return f"{size_bytes:,.1f} {_UNITS[power]}" if power else f"{size_bytes:,.0f} {_UNITS[0]}"
+
+
 def plain_number(number: float) -> str:
     """A number without an exponent and without zeros at its end."""
     return f"{number:.6f}".rstrip("0").rstrip(".")
+
+
+def number(n: int, noun: str) -> str:
+    """So many of something."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def print_line(value: dict[str, Any]) -> None:
+    """One line of JSON, in ASCII, for programs."""
+    sys.stdout.write(json.dumps(value, separators=(",", ":")) + "\n")
 
 
 def console() -> "Console":
@@ -36,13 +88,46 @@ def console() -> "Console":
     return Console(highlight=False, markup=False, emoji=False)
 
 
-def print_table(
-    out: "Console", columns: Sequence[str], rows: Sequence[Sequence[str] | None]
-) -> None:
-    """Print text in the first column and numbers in the others; None is a gap between two rows.
+@contextmanager
+def progress(
+    what: str, total: int | None = None, *, beside_output: bool = False
+) -> Iterator[Progress]:
+    """A bar on standard error while the block runs, if that is a terminal.
 
-    Where the terminal is narrow, the text is cut and then the headings are folded. No number is
-    cut: the lines are longer than the terminal is wide, if need be.
+    With `beside_output` the block prints lines meanwhile; on a terminal they are progress enough,
+    and a bar would run through them.
+    """
+    if not sys.stderr.isatty() or (beside_output and sys.stdout.isatty()):
+        yield lambda done, total=None: None
+        return
+    from rich import progress as bars
+    from rich.console import Console
+
+    columns = [bars.TextColumn("{task.description}"), bars.BarColumn(), bars.TaskProgressColumn()]
+    with bars.Progress(
+        *columns,
+        bars.TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,  # what is printed meanwhile stays on standard output
+    ) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done, total=None: bar.update(task, completed=done, total=total)
+
+
+def print_table(
+    out: "Console",
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str] | None],
+    *,
+    texts: Sequence[int] = (0,),
+    words: Sequence[int] = (),
+) -> None:
+    """Print a table; the columns in `texts` hold text, those in `words` words and ids, the others
+    numbers. None is a gap between two rows.
+
+    Where the terminal is narrow, texts are cut and then the headings are folded. No word and no
+    number is cut: the lines are longer than the terminal is wide, if need be.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -51,18 +136,34 @@ def print_table(
         max((len(row[n]) for row in rows if row and n < len(row)), default=1)
         for n in range(len(columns))
     ]
-    numbers = sum(max(pair) for pair in zip(widest[1:], map(len, columns[1:]), strict=True))
-    left = out.width - numbers - _GAP * len(columns[1:])
+    wanted = [max(width, len(column)) for width, column in zip(widest, columns, strict=True)]
+    whole = [n for n in range(len(columns)) if n not in texts]
+    gaps = _GAP * (len(columns) - 1)
+    left = out.width - sum(wanted[n] for n in whole) - gaps
+    given = _shared(left, [wanted[n] for n in texts])
     made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    made.add_column(
-        columns[0], no_wrap=True, overflow="ellipsis", max_width=max(left, _TEXT_WIDTH_MIN)
-    )
-    for column, width in zip(columns[1:], widest[1:], strict=True):
-        made.add_column(column, justify="right", overflow="fold", min_width=width)
+    for n, column in enumerate(columns):
+        if n in texts:
+            width = given[texts.index(n)]
+            made.add_column(column, no_wrap=True, overflow="ellipsis", max_width=width)
+        else:
+            side: Literal["left", "right"] = "left" if n in words else "right"
+            made.add_column(column, justify=side, overflow="fold", min_width=widest[n])
     for row in rows:
         if row is None:
             made.add_section()
         else:
             made.add_row(*row)
-    least = _TEXT_WIDTH_MIN + sum(widest[1:]) + _GAP * len(columns[1:])
+    least = sum(given) + sum(widest[n] for n in whole) + gaps
     out.print(made, width=max(out.width, least), crop=False)
+
+
+def _shared(width: int, wanted: Sequence[int]) -> list[int]:
+    """The width that each of several texts gets, so that none has more while another lacks."""
+    least = _TEXT_WIDTH_MIN if len(wanted) == 1 else _TEXTS_WIDTH_MIN
+    given = [min(want, least) for want in wanted]
+    while sum(given) < width and given != list(wanted):
+        for n, want in enumerate(wanted):
+            if given[n] < want and sum(given) < width:
+                given[n] += 1
+    return given

@@ -50,12 +50,15 @@ def read_stream(stream: Iterable[bytes], name: str) -> Trace:
     numbers: dict[str, int] = {}
     last = 0
     work = 0
+    line = 0  # where the last row ended
     try:
         columns = _columns(next(reader, None))
         width = len(columns)
         at_column, customer_column, cost_column = (columns[name] for name in REQUIRED)
         weight_column = columns.get("weight")
+        line = reader.line_num
         for row in reader:
+            line = reader.line_num
             if not row:
                 continue
             if len(row) != width:
@@ -85,9 +88,25 @@ def read_stream(stream: Iterable[bytes], name: str) -> Trace:
             trace.customer.append(number)
     except UnicodeDecodeError as error:
         raise TraceError(f"{name}, line {reader.line_num + 1}: not a text in UTF-8") from error
-    except (ValueError, csv.Error) as error:
+    except csv.Error as error:
+        # A quote that is not closed swallows the lines after it: it stands where its row begins.
+        raise TraceError(f"{name}, line {line + 1}: {_misquoted(error)}") from error
+    except ValueError as error:
         raise TraceError(f"{name}, line {max(1, reader.line_num)}: {error}") from error
     return trace
+
+
+def _misquoted(error: csv.Error) -> str:
+    """What is wrong with the quotes of a row; the reader's own words do not say it."""
+    said = str(error)
+    if "unexpected end of data" in said:
+        return 'a quote (") is opened here and never closed'
+    if "field larger" in said:
+        limit = csv.field_size_limit()
+        return f'a field has more than {limit:,} characters; is a quote (") not closed?'
+    if "expected after" in said:
+        return 'a field goes on after its closing quote ("); a quote inside a field is doubled'
+    return said
 
 
 def _decoded(lines: Iterable[bytes]) -> Iterator[str]:
@@ -102,6 +121,9 @@ def _columns(header: list[str] | None) -> dict[str, int]:
     expected = f"the first line must name the columns {','.join(REQUIRED)}[,{','.join(OPTIONAL)}]"
     if not header:
         raise ValueError(f"the file is empty; {expected}")
+    for separator, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if len(header) == 1 and separator in header[0]:
+            raise ValueError(f"the columns are separated by {word}; a trace has commas: {expected}")
     columns = {name: number for number, name in enumerate(header)}
     for name in header:
         if name not in REQUIRED + OPTIONAL:

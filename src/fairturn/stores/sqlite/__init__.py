@@ -1,7 +1,8 @@
 """The embedded store: one SQLite file, several processes, nothing to install."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from secrets import randbits
 from typing import Any
@@ -31,6 +32,7 @@ from fairturn.model import (
 )
 from fairturn.stores.sqlite import forgetting, outcomes, reading, rebuilding
 from fairturn.stores.sqlite.claiming import Claiming
+from fairturn.stores.sqlite.copying import Snapshot
 from fairturn.stores.sqlite.database import Database
 from fairturn.stores.sqlite.rows import COUNT_COUNTED, FORGET_TURNS, QueueRow, SettingsCache, record
 from fairturn.stores.sqlite.submitting import Submitting
@@ -198,6 +200,12 @@ class SqliteStore:
     def summary(self) -> Summary:
         with self._database.reading() as connection:
             return reading.summary(connection, QueueRow(connection, self._cache))
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Snapshot]:
+        """The file as it is now, held still while the block runs; others write on."""
+        with self._database.reading() as connection:
+            yield Snapshot(connection)
 
     # ── Forgetting ───────────────────────────────────────────────────────────────────────────────
 

@@ -52,7 +52,7 @@ class Database:
         self.path = path.absolute()
         self._folder = str(self.path.parent)
         self._synchronous = synchronous
-        self._network = _on_network(self.path)
+        self._network = network_below(self.path)
         if self._network and not allow_network:
             raise StoreRefused(
                 f"{path} lies on a {self._network} file system, where locks of SQLite are not "
@@ -64,7 +64,7 @@ class Database:
         self._idle_readers: list[apsw.Connection] = []
         self._all: list[apsw.Connection] = []
         self._closed = False
-        _refuse_foreign_file(self.path)
+        refuse_foreign_file(self.path)
         try:
             self._writer = self._connect()
             migrate(self._writer, str(path))
@@ -219,7 +219,7 @@ def refuse_engine(version: str) -> None:
     )
 
 
-def _refuse_foreign_file(path: Path) -> None:
+def refuse_foreign_file(path: Path) -> None:
     """Look before SQLite does: opening some files as a database would already write to them."""
     if not path.parent.is_dir():
         raise StoreRefused(f"the folder {path.parent} does not exist; make it first")
@@ -244,7 +244,7 @@ def _refuse_foreign_file(path: Path) -> None:
         raise StoreRefused(f"{path} is a database of another program; it was left untouched")
 
 
-def _on_network(path: Path) -> str | None:
+def network_below(path: Path) -> str | None:
     """The type of a network or virtual file system below the path, where that can be seen."""
     try:
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()

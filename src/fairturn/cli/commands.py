@@ -1,0 +1,71 @@
+"""The commands by what one does first, and how each of them ends.
+
+What stands here is all that `fairturn --help` loads: the commands themselves are imported when they
+are named. (It is not in `__init__.py`, where the command `list` would hide Python's own.)
+"""
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from fairturn.cli.endings import Interrupted, ending_of
+from fairturn.errors import FairturnError
+
+# The sentence is the first of the command's own help.
+SECTIONS = {
+    "Documents": {
+        "submit": "Hand in documents.",
+        "list": "List documents, the newest first.",
+        "show": "Show everything about one document.",
+        "wait": "Wait until documents have ended.",
+        "cancel": "Cancel documents.",
+        "retry": "Try dead documents again.",
+    },
+    "Customers": {
+        "customers": "List customers, set their share, pause them.",
+        "purge": "Delete a customer with everything.",
+    },
+    "The queue": {
+        "config": "Show and change settings.",
+        "doctor": "Check that all is well.",
+        "backup": "Copy the queue while it is in use.",
+        "completion": "Print the script that completes commands in a shell.",
+    },
+    "The rule": {
+        "rule": "Print the priority rule, or what it makes of N documents.",
+        "replay": "Serve the documents of FILE on a simulated clock.",
+    },
+}
+COMMANDS = tuple(name for section in SECTIONS.values() for name in section)
+
+
+class Commands(click.Group):
+    """Finds a command in the file of its name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"fairturn.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, COMMANDS))
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{width}}", help) for name, help in commands.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FairturnError as error:
+            raise ending_of(error) from error
+        except KeyboardInterrupt as error:
+            raise Interrupted("interrupted") from error
+        finally:
+            # Here, where a closed pipe is still handled, and not when the interpreter ends.
+            sys.stdout.flush()

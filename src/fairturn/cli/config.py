@@ -1,0 +1,125 @@
+"""`fairturn config`: every setting, its value, and where it came from."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import click
+
+from fairturn.cli.endings import misuse_is_wrong_use, wrong_use
+from fairturn.cli.opening import database_of, opened, opened_at, queue_options, settings_here
+from fairturn.cli.options import json_option
+from fairturn.cli.settings import (
+    QUEUE,
+    Found,
+    known_settings,
+    read_queue_setting,
+)
+from fairturn.cli.terminal import console, plain_number, print_line, print_table, printable
+
+
+class _Shown(NamedTuple):
+    name: str
+    value: Any
+    origin: str
+
+
+@click.group("config", invoke_without_command=True)
+@json_option
+@queue_options
+@click.pass_context
+def command(ctx: click.Context, *, as_json: bool, flags: Mapping[str, Any]) -> None:
+    """Show and change settings.
+
+    A setting comes from an option, else from the environment (FAIRTURN_DATABASE=…), else from
+    fairturn.toml in this folder (or the file that FAIRTURN_CONFIG names), else from its default.
+    The settings of the queue itself are kept in its database and hold for every process.
+
+    \b
+    fairturn config
+    fairturn config set mode=equal patience_s=60
+    """
+    if ctx.invoked_subcommand is not None:
+        if as_json or any(value is not None for value in flags.values()):
+            wrong_use("options come last: fairturn config set NAME=VALUE --OPTION")
+        return
+    settings = settings_here(flags)
+    in_force = _in_force(settings)
+    shown = list(_shown(settings, in_force))
+    if as_json:
+        for setting in shown:
+            print_line(setting._asdict())
+        return
+    rows = [[setting.name, _worded(setting.value), printable(setting.origin)] for setting in shown]
+    print_table(console(), ("setting", "value", "from"), rows, texts=(0, 1, 2))
+    for name, found in settings.items():
+        if found.given and name in in_force and found.value != in_force[name]:
+            click.echo(
+                f"\n{name} is {_worded(found.value)} in {found.origin}, which is for a new queue; "
+                f"to change this one: fairturn config set {name}={_worded(found.value)}"
+            )
+
+
+@command.command("set")
+@click.argument("assignments", metavar="NAME=VALUE...", nargs=-1, required=True)
+@json_option
+@queue_options
+def set_(*, assignments: tuple[str, ...], as_json: bool, flags: Mapping[str, Any]) -> None:
+    """Change settings of the queue, for every process.
+
+    They are mode, costs, patience_s, reset, reset_interval_s, bounds, attempts_max, waiting_max,
+    waiting_per_customer_max, completed_kept_s, cancelled_kept_s and dead_kept_s. Workers that run
+    follow at their next claim; priorities and counts stay what they are.
+
+    \b
+    fairturn config set mode=levels
+    fairturn config set bounds=-2,-4,-6,-8,-10,-12,-14,-20
+    """
+    changes: dict[str, Any] = {}
+    with misuse_is_wrong_use():
+        for assignment in assignments:
+            name, equals, value = assignment.partition("=")
+            if not equals:
+                raise ValueError(f"{assignment!r} is not NAME=VALUE, such as mode=equal")
+            changes[name] = read_queue_setting(name, value)
+    with opened(flags) as queue:
+        before = queue.settings
+        with misuse_is_wrong_use():
+            after = queue.configure(**changes)
+    for name in changes:
+        old, new = getattr(before, name), getattr(after, name)
+        if as_json:
+            print_line({"name": name, "value": new, "before": old})
+        elif old == new:
+            click.echo(f"{name} is {_worded(new)}, as before.")
+        else:
+            click.echo(f"{name} is {_worded(new)} now; it was {_worded(old)}.")
+
+
+def _in_force(settings: Mapping[str, Found]) -> dict[str, Any]:
+    """The settings of the queue, if it exists."""
+    path = database_of(settings)
+    if not path.is_file() or not path.stat().st_size:
+        return {}
+    with opened_at(path, settings, {}) as queue:
+        kept = queue.settings
+    names = (name for name, known in known_settings().items() if known.table == QUEUE)
+    return {name: getattr(kept, name) for name in names}
+
+
+def _shown(settings: Mapping[str, Found], in_force: Mapping[str, Any]) -> Iterator[_Shown]:
+    for name, found in settings.items():
+        if name in in_force:
+            yield _Shown(name, in_force[name], f"the queue {settings['database'].value}")
+        else:
+            yield _Shown(name, found.value, found.origin)
+
+
+def _worded(value: Any) -> str:
+    """A value as it is written in `config set`."""
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return plain_number(value) if isinstance(value, float) else printable(str(value))

@@ -1,0 +1,184 @@
+"""`fairturn customers`: who they are, their share, their limit, their pause."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fairturn.cli.endings import misuse_is_wrong_use, wrong_use
+from fairturn.cli.opening import opened, queue_options
+from fairturn.cli.options import json_option
+from fairturn.cli.terminal import console, number, plain_number, print_line, print_table, printable
+from fairturn.cli.values import customer_as_json
+
+if TYPE_CHECKING:
+    from fairturn.model import Customer
+    from fairturn.queue import Queue
+
+LIMIT = 100
+_COLUMNS = ("customer", "count", "waiting", "running", "delayed", "weight", "limit", "paused")
+
+
+@click.group("customers", invoke_without_command=True)
+@click.option(
+    "--limit", type=click.IntRange(1), metavar="N", help=f"So many at most; {LIMIT} by default."
+)
+@click.option("--all", "everything", is_flag=True, help="All of them.")
+@click.option("--after", metavar="NAME", help="Go on after this one.")
+@json_option
+@queue_options
+@click.pass_context
+def command(
+    ctx: click.Context,
+    *,
+    limit: int | None,
+    everything: bool,
+    after: str | None,
+    as_json: bool,
+    flags: Mapping[str, Any],
+) -> None:
+    """List customers, set their share, pause them.
+
+    The count is the rule's counter; waiting is how many documents really wait.
+
+    \b
+    fairturn customers
+    fairturn customers set acme --weight 2 --limit 4
+    fairturn customers pause acme
+    """
+    if ctx.invoked_subcommand is not None:
+        # An option before the subcommand would be lost.
+        if limit or everything or after or as_json or any(v is not None for v in flags.values()):
+            wrong_use(f"options come last: fairturn customers {ctx.invoked_subcommand} … --OPTION")
+        return
+    if everything and limit is not None:
+        wrong_use("--all and --limit contradict each other; leave one of them out")
+    wanted = None if everything else limit or LIMIT
+    with opened(flags) as queue, misuse_is_wrong_use():
+        if as_json:
+            for customer in _customers(queue, after, wanted):
+                print_line(customer_as_json(customer))
+        else:
+            _print(list(_customers(queue, after, wanted)), wanted)
+
+
+@command.command("set")
+@click.argument("name")
+@click.option("--weight", type=float, metavar="W", help="Its share of the turns, 0.01 to 100.")
+@click.option("--limit", type=int, metavar="N", help="So many of its documents run at once.")
+@click.option("--no-limit", is_flag=True, help="As many as there is room for.")
+@json_option
+@queue_options
+def set_(
+    *,
+    name: str,
+    weight: float | None,
+    limit: int | None,
+    no_limit: bool,
+    as_json: bool,
+    flags: Mapping[str, Any],
+) -> None:
+    """Set a customer's share and limit.
+
+    A customer of weight 2 gets twice the turns of one of weight 1. What is not given stays as it
+    is. A name that is new becomes known by this.
+
+    \b
+    fairturn customers set acme --weight 2 --limit 4
+    fairturn customers set acme --no-limit
+    """
+    if limit is not None and no_limit:
+        wrong_use("--limit and --no-limit contradict each other; leave one of them out")
+    changes: dict[str, Any] = {}
+    if weight is not None:
+        changes["weight"] = weight
+    if limit is not None or no_limit:
+        changes["limit"] = limit
+    if not changes:
+        wrong_use("say what to set: --weight, --limit or --no-limit")
+    with opened(flags) as queue, misuse_is_wrong_use():
+        _told(queue.set_customer(name, **changes), as_json)
+
+
+@command.command("pause")
+@click.argument("name")
+@json_option
+@queue_options
+def pause(*, name: str, as_json: bool, flags: Mapping[str, Any]) -> None:
+    """Claim nothing more of a customer.
+
+    Its documents are still accepted, and wait; what runs goes on.
+
+    \b
+    fairturn customers pause acme
+    """
+    _pause(flags, name, as_json, paused=True)
+
+
+@command.command("resume")
+@click.argument("name")
+@json_option
+@queue_options
+def resume(*, name: str, as_json: bool, flags: Mapping[str, Any]) -> None:
+    """End a customer's pause.
+
+    \b
+    fairturn customers resume acme
+    """
+    _pause(flags, name, as_json, paused=False)
+
+
+def _pause(flags: Mapping[str, Any], name: str, as_json: bool, *, paused: bool) -> None:
+    with opened(flags) as queue, misuse_is_wrong_use():
+        queue.customer(name)  # a name with a slip in it must not become a customer
+        _told(queue.set_customer(name, paused=paused), as_json)
+
+
+def _customers(queue: "Queue", after: str | None, wanted: int | None) -> Iterator["Customer"]:
+    from fairturn.model import PAGE_MAX
+
+    left = wanted
+    while True:
+        size = PAGE_MAX if left is None else min(left, PAGE_MAX)
+        customers, after = queue.customers(after=after, size=size)
+        yield from customers
+        left = None if left is None else left - len(customers)
+        if after is None or left == 0:
+            return
+
+
+def _print(customers: "list[Customer]", wanted: int | None) -> None:
+    if not customers:
+        click.echo("There are no such customers.")
+        return
+    print_table(console(), _COLUMNS, [_row(customer) for customer in customers])
+    if len(customers) == wanted:
+        last = printable(customers[-1].name)
+        click.echo(f"\nThe next page, if there is one: the same with --after '{last}'")
+
+
+def _row(customer: "Customer") -> list[str]:
+    settings = customer.settings
+    return [
+        printable(customer.name),
+        str(customer.count),
+        f"{customer.waiting:,}",
+        f"{customer.running:,}",
+        f"{customer.delayed:,}",
+        plain_number(settings.weight),
+        "" if settings.limit is None else f"{settings.limit:,}",
+        "paused" if settings.paused else "",
+    ]
+
+
+def _told(customer: "Customer", as_json: bool) -> None:
+    if as_json:
+        print_line(customer_as_json(customer))
+        return
+    settings = customer.settings
+    limit = "no limit" if settings.limit is None else f"at most {settings.limit:,} running"
+    paused = ", paused" if settings.paused else ""
+    click.echo(
+        f"{printable(customer.name)}: weight {plain_number(settings.weight)}, {limit}{paused}. "
+        f"{number(customer.waiting, 'document')} waiting, {customer.running:,} running."
+    )

@@ -1,0 +1,285 @@
+"""`fairturn doctor`: is all well with the queue, its file and its machine?"""
+
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from fairturn.cli.endings import FAILED, Ending
+from fairturn.cli.opening import queue_options, refuse_absent, settings_here
+from fairturn.cli.options import json_option
+from fairturn.cli.settings import FILE_VARIABLE, Found, known_settings, variable_of
+from fairturn.cli.terminal import duration, moment, number, print_line, printable, progress, size
+from fairturn.clock import SECOND_US, Clock, SystemClock, to_datetime
+from fairturn.errors import FairturnError
+
+if TYPE_CHECKING:
+    from fairturn.stores.sqlite.examining import Examiner, Findings
+
+FREE_BYTES_FEW = 512 * 1_048_576
+LOG_BYTES_MANY = 256 * 1_048_576
+LEASE_LATE_US = 10 * SECOND_US  # a worker that lives takes a lease back well before
+CLOCK_STEP_US = 300 * SECOND_US
+YEAR_MIN = 2025  # a clock that is behind this is not set
+_OWN_VARIABLES = {FILE_VARIABLE, "FAIRTURN_CRASH_AT", "FAIRTURN_HYPOTHESIS"}
+_MARKS = {"ok": "ok     ", "warning": "WARNING", "wrong": "WRONG  "}
+
+
+class Finding(NamedTuple):
+    """One check: ok, a warning, or wrong; and a sentence."""
+
+    check: str
+    state: str
+    finding: str
+
+
+def ok(check: str, finding: str) -> Finding:
+    return Finding(check, "ok", finding)
+
+
+def warning(check: str, finding: str) -> Finding:
+    return Finding(check, "warning", finding)
+
+
+def wrong(check: str, finding: str) -> Finding:
+    return Finding(check, "wrong", finding)
+
+
+@click.command("doctor")
+@click.option("--thorough", is_flag=True, help="Read every content and check its SHA-256.")
+@json_option
+@queue_options
+def command(*, thorough: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
+    """Check that all is well.
+
+    The engine, the file system, the file, the settings, the disk, the contents, the leases and the
+    clock: a line each. Ends with 1 if something is wrong; a warning is not wrong. Nothing is
+    changed, and the queue can be in use.
+
+    \b
+    fairturn doctor
+    fairturn doctor --thorough --json
+    """
+    settings = settings_here(flags)
+    path = refuse_absent(settings)
+    problems = 0
+    for finding in _findings(settings, path, SystemClock(), thorough=thorough):
+        problems += finding.state == "wrong"
+        if as_json:
+            print_line(finding._asdict())
+        else:
+            mark = _MARKS[finding.state]
+            click.echo(f"{mark}  {finding.check:11}  {printable(finding.finding)}")
+    if problems:
+        raise Ending(f"{number(problems, 'check')} found something wrong", FAILED)
+
+
+def _findings(
+    settings: Mapping[str, Found], path: Path, clock: Clock, *, thorough: bool
+) -> Iterator[Finding]:
+    from fairturn.stores.sqlite.examining import examined
+
+    yield _engine()
+    yield _environment()
+    yield _file_system(path, allowed=settings["allow_network"].value)
+    yield _disk(path)
+    try:
+        with examined(path) as examiner:
+            known = _schema(examiner)
+            yield known
+            with progress("Checking the file"):
+                damage = examiner.damage()
+            yield (
+                wrong("file", f"{path} is damaged: {damage[0]}; restore it from a backup")
+                if (damage)
+                else ok("file", f"{path} is whole ({size(path.stat().st_size)})")
+            )
+            yield _log(examiner)
+            if known.state == "ok":
+                found = examiner.find(clock.uptime())
+                yield _settings(found)
+                yield _waiting(found, clock.now())
+                yield _leases(found)
+                yield _clock(found, clock.now())
+                yield from _contents(examiner, clock, thorough=thorough)
+    except FairturnError as error:
+        yield wrong("file", str(error))
+
+
+# ── The machine ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _engine() -> Finding:
+    import apsw
+
+    from fairturn.stores.sqlite.database import refuse_engine
+
+    sqlite = apsw.sqlite_lib_version()
+    said = f"fairturn {version('fairturn')}, Python {platform.python_version()}, SQLite {sqlite}"
+    try:
+        refuse_engine(sqlite)
+    except FairturnError as error:
+        return wrong("versions", f"{said}: {error}")
+    return ok("versions", said)
+
+
+def _environment() -> Finding:
+    """A variable with a slip in its name would be ignored without a word."""
+    known = {variable_of(name) for name in known_settings()} | _OWN_VARIABLES
+    strange = sorted(
+        name for name in os.environ if name.startswith("FAIRTURN_") and name not in known
+    )
+    if strange:
+        return warning("environment", f"{', '.join(strange)}: no setting of fairturn, and ignored")
+    return ok("environment", "every FAIRTURN_ variable is a setting")
+
+
+def _file_system(path: Path, *, allowed: bool) -> Finding:
+    from fairturn.stores.sqlite.database import network_below
+
+    kind = network_below(path.absolute())
+    if kind is None:
+        return ok("file system", "not one of a network")
+    said = f"{path} lies on {kind}, where locks of SQLite are not reliable"
+    if allowed:
+        return warning("file system", f"{said}; allow_network takes the risk")
+    return wrong("file system", f"{said}; use a local disk")
+
+
+def _disk(path: Path) -> Finding:
+    from fairturn.stores.sqlite.database import RESERVE_BYTES
+
+    stat = os.statvfs(path.absolute().parent)
+    free = stat.f_bavail * stat.f_frsize
+    said = f"{size(free)} free"
+    if free < RESERVE_BYTES:
+        return wrong("disk", f"{said}; below {size(RESERVE_BYTES)} no documents are accepted")
+    if free < FREE_BYTES_FEW:
+        return warning("disk", f"{said}; below {size(RESERVE_BYTES)} no documents are accepted")
+    return ok("disk", said)
+
+
+# ── The file ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _schema(examiner: "Examiner") -> Finding:
+    version_, newest = examiner.schema()
+    if version_ > newest:
+        return wrong(
+            "schema",
+            f"version {version_}, and this fairturn knows versions up to {newest}; "
+            "install the newer fairturn that made it",
+        )
+    if version_ < newest:
+        return warning(
+            "schema", f"version {version_}; it becomes {newest} when the queue is next opened"
+        )
+    return ok("schema", f"version {version_}, the newest")
+
+
+def _log(examiner: "Examiner") -> Finding:
+    log_bytes = examiner.log_bytes()
+    said = f"the write-ahead log has {size(log_bytes)}"
+    if log_bytes > LOG_BYTES_MANY:
+        return warning("log", f"{said}; a process that reads for long keeps it from being emptied")
+    return ok("log", said)
+
+
+def _settings(found: "Findings") -> Finding:
+    from fairturn.model import Settings
+
+    try:
+        mode = Settings.from_json(found.settings).mode
+    except (FairturnError, ValueError, TypeError) as error:
+        return wrong("settings", f"they cannot be read: {error}")
+    return ok("settings", f"mode {mode}")
+
+
+def _waiting(found: "Findings", now: int) -> Finding:
+    if found.oldest_waiting_at is None:
+        return ok("waiting", "no document waits")
+    said = f"the oldest document waits since {moment(found.oldest_waiting_at)}"
+    if not found.running:
+        return warning("waiting", f"{said}, and none is running; is a worker running?")
+    return ok("waiting", f"{said}, {duration(max(0, now - found.oldest_waiting_at))}")
+
+
+def _leases(found: "Findings") -> Finding:
+    said = f"{number(found.running, 'document')} running"
+    since = found.run_out_since_us
+    if found.run_out and since is None:
+        return wrong(
+            "leases",
+            f"{said}, claimed before the machine was started; no worker is running: start one",
+        )
+    if found.run_out and since is not None and since > LEASE_LATE_US:
+        return wrong(
+            "leases",
+            f"{said}, of which {found.run_out:,} lost their lease up to {duration(since)} ago and "
+            "nobody has taken them over; no worker is running: start one",
+        )
+    return ok("leases", f"{said}, every lease is kept")
+
+
+def _clock(found: "Findings", now: int) -> Finding:
+    if to_datetime(now).year < YEAR_MIN:
+        return wrong("clock", f"it is {moment(now)} here; the clock of this machine is not set")
+    if found.newest_at is not None and found.newest_at > now + CLOCK_STEP_US:
+        return warning(
+            "clock",
+            f"it is {moment(now)} here, and the newest document is of {moment(found.newest_at)}: "
+            "the clock went back; counts are reset later than they should be",
+        )
+    return ok("clock", moment(now))
+
+
+# ── The contents ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _contents(examiner: "Examiner", clock: Clock, *, thorough: bool) -> Iterator[Finding]:
+    from fairturn.clock import MOMENT_MAX
+    from fairturn.config import contents_beside
+    from fairturn.content import SWEEP_AGE_US, Folder
+
+    folder = Folder(contents_beside(examiner.path))
+    refs = {ref.name: ref for ref in examiner.contents()}
+    present = set(folder.names(MOMENT_MAX))
+    old = set(folder.names(clock.now() - SWEEP_AGE_US))
+    missing = refs.keys() - present
+    if missing:  # a document may have been deleted with its content while the folder was listed
+        missing &= {ref.name for ref in examiner.contents()}
+    if missing:
+        yield wrong(
+            "contents",
+            f"{number(len(missing), 'content')} of {len(refs):,} missing in {folder.path}, "
+            f"such as {min(missing)}; restore from a backup",
+        )
+    else:
+        yield ok("contents", f"all {number(len(refs), 'content')} there")
+    if thorough:
+        yield _checksums(folder.open, [refs[name] for name in refs.keys() & present])
+    stray = old - refs.keys()
+    if stray:
+        yield warning(
+            "strays",
+            f"{number(len(stray), 'content')} without a document, left by a crash; "
+            "queue.prune() deletes them",
+        )
+
+
+def _checksums(read: Callable[[Any], Any], refs: list[Any]) -> Finding:
+    damaged = []
+    with progress("Reading contents", len(refs)) as advance:
+        for n, ref in enumerate(refs):
+            try:
+                read(ref).close()
+            except FairturnError as error:
+                damaged.append(str(error))
+            advance(n + 1)
+    if damaged:
+        return wrong("checksums", f"{number(len(damaged), 'content')} damaged: {damaged[0]}")
+    return ok("checksums", f"all {number(len(refs), 'content')} as they were stored")

@@ -1,0 +1,67 @@
+"""How a command ends: the exit code, and one sentence on standard error."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import click
+
+from fairturn.cli.terminal import printable
+from fairturn.errors import (
+    FairturnError,
+    NotFound,
+    QueueFull,
+    StoreUnavailable,
+    TraceError,
+)
+
+FAILED, WRONG_USE, NOT_FOUND, TRY_AGAIN = 1, 2, 3, 75  # 75 is EX_TEMPFAIL of sysexits.h
+INTERRUPTED = 130  # what a shell says of a program that was ended by Ctrl-C
+
+
+class Ending(click.ClickException):
+    """Ends the command with this sentence and this code."""
+
+    def __init__(self, sentence: str, code: int = FAILED) -> None:
+        super().__init__(printable(sentence))
+        self.exit_code = code  # type: ignore[misc]  # click means one for each class
+
+
+class Interrupted(Ending):
+    """Somebody pressed Ctrl-C."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence, INTERRUPTED)
+
+
+def code_of(error: BaseException) -> int:
+    """The exit code that an error stands for."""
+    if isinstance(error, NotFound):
+        return NOT_FOUND
+    if isinstance(error, QueueFull | StoreUnavailable):
+        return TRY_AGAIN
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    # What the caller handed in: a value, a file, a trace.
+    if isinstance(error, TraceError | ValueError | TypeError | OSError):
+        return WRONG_USE
+    return FAILED
+
+
+def ending_of(error: FairturnError) -> Ending:
+    """The ending that says what happened in the world."""
+    return Ending(str(error), code_of(error))
+
+
+def wrong_use(sentence: str) -> NoReturn:
+    """End with what is wrong with the options that were given."""
+    raise click.UsageError(printable(f"{sentence[:1].upper()}{sentence[1:]}."))
+
+
+@contextmanager
+def misuse_is_wrong_use() -> Iterator[None]:
+    """The queue's own words about a value, when the value was given on the command line."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        wrong_use(str(error))

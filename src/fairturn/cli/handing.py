@@ -1,0 +1,100 @@
+"""Documents on their way into the queue: batch by batch, and exact about where it stopped."""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from fairturn.errors import FairturnError, NotFound, QueueFull, Refused
+
+if TYPE_CHECKING:
+    from fairturn.model import Receipt, Submission
+    from fairturn.queue import Queue
+
+BATCH = 1_000
+# A batch of large files is cut earlier, so that not too much is copied before anything is stored.
+BATCH_BYTES = 256 * 1_048_576
+
+
+class Given(NamedTuple):
+    """A document to hand in, and where it stands: what an error calls it."""
+
+    where: str
+    submission: "Submission"
+    size_bytes: int = 0
+
+
+class Stopped(Exception):
+    """A document was not accepted. All before it are stored, and nothing after it."""
+
+    def __init__(self, where: str, cause: Exception, sentence: str | None = None) -> None:
+        super().__init__(f"{where}: {sentence or cause}")
+        self.cause = cause
+
+
+def hand_in(
+    queue: "Queue", groups: Iterable[list[Given]], *, wait_for_room: bool
+) -> Iterator["list[Receipt]"]:
+    """Store groups of documents in their order; the receipts come batch by batch.
+
+    A document that is not accepted raises `Stopped` with its name, after all before it were
+    stored. With `wait_for_room` a full queue is no refusal.
+    """
+    for group in groups:
+        for batch in _batches(group):
+            yield from _store(queue, batch, wait_for_room)
+
+
+def _batches(group: list[Given]) -> Iterator[list[Given]]:
+    batch: list[Given] = []
+    size_bytes = 0
+    for given in group:
+        batch.append(given)
+        size_bytes += given.size_bytes
+        if len(batch) == BATCH or size_bytes >= BATCH_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch
+
+
+def _store(queue: "Queue", batch: list[Given], wait_for_room: bool) -> Iterator["list[Receipt]"]:
+    """The whole batch in one transaction, or, where that is refused, as much of it as there is
+    before the document that is at fault."""
+    pulled = 0
+
+    def pull() -> Iterator["Submission"]:
+        nonlocal pulled
+        for given in batch:
+            pulled += 1
+            content = given.submission.content
+            if content is not None and not isinstance(content, bytes) and content.seekable():
+                content.seek(0)  # it may have been read by an attempt before
+            yield given.submission
+
+    try:
+        receipts = queue.submit_many(pull())
+    except (ValueError, TypeError, OSError) as error:
+        # Each is checked before the next is pulled, so the last one pulled is the wrong one.
+        if pulled > 1:
+            yield from _store(queue, batch[: pulled - 1], wait_for_room)
+        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        said = said.removeprefix(f"submission {pulled - 1}: ")
+        raise Stopped(batch[pulled - 1].where, error, said) from error
+    except (Refused, NotFound) as error:
+        yield from _store_refused(queue, batch, wait_for_room, error)
+    else:
+        yield receipts
+
+
+def _store_refused(
+    queue: "Queue", batch: list[Given], wait_for_room: bool, error: FairturnError
+) -> Iterator["list[Receipt]"]:
+    """A batch was refused as a whole: halves of it lead to the document that is at fault."""
+    if len(batch) > 1:
+        half = len(batch) // 2
+        yield from _store(queue, batch[:half], wait_for_room)
+        yield from _store(queue, batch[half:], wait_for_room)
+    elif wait_for_room and isinstance(error, QueueFull):
+        queue.wait_for_room(batch[0].submission.customer)
+        yield from _store(queue, batch, wait_for_room)
+    else:
+        raise Stopped(batch[0].where, error) from error

@@ -1,0 +1,92 @@
+"""`fairturn list`: documents, the newest first."""
+
+from collections.abc import Iterable, Mapping
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fairturn.cli.endings import misuse_is_wrong_use, wrong_use
+from fairturn.cli.opening import opened, queue_options
+from fairturn.cli.options import filter_options, json_option
+from fairturn.cli.terminal import print_line
+from fairturn.cli.values import document_as_json, print_documents
+from fairturn.clock import SystemClock
+
+if TYPE_CHECKING:
+    from fairturn.filters import Filters
+    from fairturn.model import Document
+    from fairturn.queue import Queue
+
+LIMIT = 20
+_ROWS_AT_ONCE = 1_000
+
+
+@click.command("list")
+@filter_options
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    metavar="N",
+    help=f"So many at most; {LIMIT} by default.",
+)
+@click.option("--all", "everything", is_flag=True, help="All that match.")
+@click.option("--after", metavar="ID", help="Go on after this one: the last of the page before.")
+@json_option
+@queue_options
+def command(
+    *,
+    filters: "Filters",
+    limit: int | None,
+    everything: bool,
+    after: str | None,
+    as_json: bool,
+    flags: Mapping[str, Any],
+) -> None:
+    """List documents, the newest first.
+
+    \b
+    fairturn list
+    fairturn list --customer acme --state waiting --state running
+    fairturn list --state dead --all --json
+    """
+    if everything and limit is not None:
+        wrong_use("--all and --limit contradict each other; leave one of them out")
+    wanted = None if everything else limit or LIMIT
+    with opened(flags) as queue, misuse_is_wrong_use():
+        found = islice(_documents(queue, filters, after, wanted), wanted)
+        if as_json:
+            for document in found:
+                print_line(document_as_json(document))
+        else:
+            _print(found, wanted)
+
+
+def _documents(
+    queue: "Queue", filters: "Filters", after: str | None, wanted: int | None
+) -> Iterable["Document"]:
+    from fairturn.model import PAGE_MAX
+
+    size = min(wanted or PAGE_MAX, PAGE_MAX)
+    while True:
+        documents, after = queue.list(after=after, size=size, **filters)
+        yield from documents
+        if after is None:
+            return
+
+
+def _print(found: Iterable["Document"], wanted: int | None) -> None:
+    """Tables of at most a thousand rows: their columns need all of them before the first."""
+    documents = iter(found)
+    first = next(documents, None)
+    if first is None:
+        click.echo("There are no such documents.")
+        return
+    documents = chain([first], documents)
+    printed = 0
+    while rows := list(islice(documents, _ROWS_AT_ONCE)):
+        print_documents(rows, SystemClock().now())
+        printed += len(rows)
+        last = rows[-1]
+    if printed == wanted:
+        click.echo(f"\nThe next page, if there is one: the same with --after {last.id}")

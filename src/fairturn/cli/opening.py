@@ -1,0 +1,137 @@
+"""The queue that a command works on, found by its settings."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fairturn.cli.endings import NOT_FOUND, Ending, misuse_is_wrong_use, wrong_use
+from fairturn.cli.settings import (
+    QUEUE,
+    SYNCHRONOUS,
+    Found,
+    known_settings,
+    read_file,
+    resolve,
+    variable_of,
+)
+from fairturn.errors import SettingsConflict
+
+if TYPE_CHECKING:  # loaded when a queue is opened
+    from fairturn.config import Queue
+
+IN_MEMORY = ":memory:"
+
+
+def queue_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of every command that works on a queue; it gets them as one `flags`."""
+
+    @wraps(command)
+    def with_flags(
+        *args: Any,
+        database: str | None,
+        synchronous: str | None,
+        allow_network: bool | None,
+        **options: Any,
+    ) -> Any:
+        flags = {
+            "database": database,
+            "synchronous": synchronous,
+            "allow_network": allow_network,
+        }
+        return command(*args, flags=flags, **options)
+
+    for option in (
+        click.option(
+            "--allow-network",
+            is_flag=True,
+            default=None,
+            help="Open a file on a network file system: slow, and a risk.",
+        ),
+        click.option(
+            "--synchronous",
+            type=click.Choice(SYNCHRONOUS, case_sensitive=False),
+            help="FULL by default; with NORMAL a power cut can lose the last documents.",
+        ),
+        click.option(
+            "-d", "--database", metavar="FILE", help="The queue; documents.db by default."
+        ),
+    ):
+        with_flags = option(with_flags)
+    return with_flags
+
+
+def settings_here(flags: Mapping[str, Any]) -> dict[str, Found]:
+    """Every setting, with the environment of this process and the file of its working folder."""
+    with misuse_is_wrong_use():
+        return resolve(flags, os.environ, read_file(os.environ, Path()))
+
+
+def database_of(settings: Mapping[str, Found]) -> Path:
+    """The file; a queue in memory would end with the command."""
+    database = settings["database"].value
+    if database == IN_MEMORY:
+        wrong_use("a queue in memory ends with its process; name a file, such as documents.db")
+    return Path(database)
+
+
+def refuse_absent(settings: Mapping[str, Found]) -> Path:
+    """The file, which is there: a command that only looks must not make it."""
+    path = database_of(settings)
+    try:
+        if path.stat().st_size:
+            return path
+        what = f"{path} is empty: there is no queue in it"
+    except FileNotFoundError:
+        what = f"there is no queue {path}"
+    except OSError as error:
+        what = f"{path} cannot be read: {error.strerror}"
+    found = settings["database"]
+    raise Ending(
+        f"{what} (the setting database, from {found.origin if found.given else 'its default'}); "
+        f"name it with --database, {variable_of('database')} or in fairturn.toml, "
+        "or make it with fairturn submit",
+        NOT_FOUND,
+    )
+
+
+@contextmanager
+def opened(flags: Mapping[str, Any], *, make: bool = False) -> Iterator["Queue"]:
+    """The queue of the settings; only with `make` it is made if it is not there."""
+    settings = settings_here(flags)
+    path = database_of(settings) if make else refuse_absent(settings)
+    new = {
+        name: settings[name].value
+        for name, known in known_settings().items()
+        if make and known.table == QUEUE and settings[name].given
+    }
+    with opened_at(path, settings, new) as queue:
+        yield queue
+
+
+@contextmanager
+def opened_at(
+    path: Path, settings: Mapping[str, Found], new: Mapping[str, Any]
+) -> Iterator["Queue"]:
+    """The queue in a file; the settings in `new` are those of one that is made by this."""
+    from fairturn.config import Queue
+
+    try:
+        with misuse_is_wrong_use():
+            queue = Queue(
+                path,
+                synchronous=settings["synchronous"].value,
+                allow_network=settings["allow_network"].value,
+                **new,
+            )
+    except SettingsConflict as error:
+        said = ", ".join(f"{name} from {settings[name].origin}" for name in new)
+        raise Ending(
+            f"{error} (on the command line: fairturn config set NAME=VALUE). Given were: {said}"
+        ) from error
+    with queue:
+        yield queue

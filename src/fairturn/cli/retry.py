@@ -1,0 +1,78 @@
+"""`fairturn retry`: dead documents wait again."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fairturn.cli.changing import change, wanted_ids
+from fairturn.cli.endings import FAILED, NOT_FOUND, Ending, wrong_use
+from fairturn.cli.opening import opened, queue_options
+from fairturn.cli.options import filter_options, json_option
+from fairturn.cli.terminal import number, print_line, printable
+
+if TYPE_CHECKING:
+    from fairturn.filters import Filters
+    from fairturn.model import State
+
+_DEAD = "dead"
+
+
+@click.command("retry")
+@click.argument("ids", metavar="[ID]...", nargs=-1)
+@click.option("--dead", "all_dead", is_flag=True, help="All dead documents that the filters leave.")
+@filter_options
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+@queue_options
+def command(
+    *,
+    ids: tuple[str, ...],
+    all_dead: bool,
+    filters: "Filters",
+    yes: bool,
+    as_json: bool,
+    flags: Mapping[str, Any],
+) -> None:
+    """Try dead documents again.
+
+    They wait with their old priority and place, and have all their attempts again. Name documents
+    by their ids, or all dead ones with --dead.
+
+    \b
+    fairturn retry 0c2f1d4b5a69788
+    fairturn retry --dead --customer acme
+    """
+    if not ids and not all_dead:
+        wrong_use("say which documents: ids, or --dead for all dead ones")
+    if ids and all_dead:
+        wrong_use("name documents by their ids or by --dead, not by both")
+    if filters.get("states", (_DEAD,)) != (_DEAD,):
+        wrong_use("only dead documents can be tried again; leave out --state")
+    if all_dead:
+        filters["states"] = (_DEAD,)
+    before: Counter[str | None] = Counter()
+
+    def tell(id: str, state: "State | None") -> None:
+        before[state] += 1
+        if as_json:
+            print_line({"id": id, "state": "waiting" if state == _DEAD else state})
+        elif ids:
+            click.echo(f"{printable(id)}  {_said(state)}")
+
+    with opened(flags) as queue:
+        wanted = wanted_ids(queue, ids, filters, "Try again", yes=yes)
+        change(wanted, queue.retry, tell, "Trying again")
+    if not ids and not as_json:
+        click.echo(f"{number(before[_DEAD], 'document')} to be tried again.")
+    if ids and before[None]:
+        raise Ending(f"{number(before[None], 'document')} not found", NOT_FOUND)
+    if ids and before[_DEAD] < len(wanted):
+        raise Ending(f"{number(len(wanted) - before[_DEAD], 'document')} not dead", FAILED)
+
+
+def _said(before: "State | None") -> str:
+    if before is None:
+        return "there is no such document"
+    return "waits again" if before == _DEAD else f"{before}; only a dead one can be tried again"

@@ -1,0 +1,266 @@
+"""Where a setting comes from: a flag, the environment, `fairturn.toml`, or its default.
+
+`resolve` is a function of what it is given; `read_file` alone looks at the disk. The file is the
+one that FAIRTURN_CONFIG names, or `fairturn.toml` in the working folder: no other folder is
+searched, so that nobody else's file can decide which queue a command works on.
+"""
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FILE = "fairturn.toml"
+FILE_VARIABLE = "FAIRTURN_CONFIG"
+FILE_BYTES_MAX = 1_048_576
+DEFAULT = "default"
+SYNCHRONOUS = ("FULL", "NORMAL")
+WORKER, QUEUE = "worker", "queue"  # the tables of the file
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(?:ib)?)?", re.IGNORECASE | re.ASCII)
+_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+class Known(NamedTuple):
+    """A setting: its table in the file, how a value is read, and what holds if nobody says."""
+
+    table: str
+    read: Callable[[Any], Any]  # of a text, or of what TOML has; a ValueError says what is wrong
+    default: Any
+    about: str
+
+
+class Found(NamedTuple):
+    """A value, and who said so."""
+
+    value: Any
+    origin: str
+
+    @property
+    def given(self) -> bool:
+        """Whether anybody said so."""
+        return self.origin != DEFAULT
+
+
+class File(NamedTuple):
+    """A file of settings, as TOML reads it."""
+
+    path: Path
+    values: Mapping[str, Any]
+
+
+class WrongSetting(ValueError):
+    """A setting that is not one, or has a value that it cannot have; the sentence says where."""
+
+
+def resolve(
+    flags: Mapping[str, Any], environ: Mapping[str, str], file: File | None
+) -> dict[str, Found]:
+    """Every setting with its value and where it came from; a flag that is None was not given."""
+    known = known_settings()
+    in_file = {} if file is None else _in_file(file, known)
+    found: dict[str, Found] = {}
+    for name, setting in known.items():
+        variable = variable_of(name)
+        if flags.get(name) is not None:
+            origin, value = flag_of(name), flags[name]
+        elif environ.get(variable):
+            origin, value = variable, environ[variable]
+        elif file is not None and name in in_file:
+            origin, value = str(file.path), in_file[name]
+        else:
+            found[name] = Found(setting.default, DEFAULT)
+            continue
+        try:
+            read = setting.read(value)
+        except (ValueError, TypeError) as error:
+            said = f"{name} in {origin}" if file and origin == str(file.path) else origin
+            raise WrongSetting(f"{said} is {value!r}; it must be {error}") from None
+        found[name] = Found(read, origin)
+    if file is not None and found["database"].origin == str(file.path):
+        # A file means the same queue wherever it is read from.
+        beside = file.path.parent / found["database"].value
+        found["database"] = Found(str(beside), str(file.path))
+    return found
+
+
+def read_file(environ: Mapping[str, str], folder: Path) -> File | None:
+    """The file of settings, if there is one; one that was named must be there."""
+    named = environ.get(FILE_VARIABLE)
+    path = Path(named) if named else folder / FILE
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        if named:
+            raise WrongSetting(f"{FILE_VARIABLE} names {named}, which does not exist") from None
+        return None
+    except OSError as error:
+        raise WrongSetting(f"{path} cannot be read: {error.strerror}") from error
+    if len(content) > FILE_BYTES_MAX:
+        raise WrongSetting(f"{path} has more than {FILE_BYTES_MAX:,} bytes")
+    try:
+        return File(path if named else Path(FILE), tomllib.loads(content.decode()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise WrongSetting(f"{path} is not TOML: {error}") from None
+
+
+def known_settings() -> dict[str, Known]:
+    """Every setting by its name."""
+    return {
+        "database": Known("", _text, "documents.db", "the file that the queue is"),
+        "synchronous": Known("", _synchronous, "FULL", "NORMAL may lose the last documents"),
+        "allow_network": Known("", _yes_or_no, False, "open a file on a network file system"),
+        # What nobody says is left to the worker.
+        "handler": Known(WORKER, _handler, None, "the function to run, as module:function"),
+        "concurrency": Known(WORKER, _count, None, "documents at once"),
+        "threads": Known(WORKER, _yes_or_no, False, "run handlers in threads, not processes"),
+        "time_limit_s": Known(WORKER, _seconds, None, "for one document"),
+        "memory_limit": Known(WORKER, _size, None, "of one process, such as 512MiB"),
+        "lease_s": Known(WORKER, _seconds, None, "how long a claim lasts without renewal"),
+        "grace_s": Known(WORKER, _seconds, None, "to finish in after a SIGTERM"),
+        **_of_a_new_queue(),
+    }
+
+
+def read_queue_setting(name: str, value: str) -> Any:
+    """A setting of the queue that was given as a text; a `WrongSetting` says what it must be."""
+    known = {n: setting for n, setting in known_settings().items() if setting.table == QUEUE}
+    if name not in known:
+        raise WrongSetting(f"{name!r} is not a setting of the queue; they are: {', '.join(known)}")
+    try:
+        return known[name].read(value)
+    except (ValueError, TypeError) as error:
+        raise WrongSetting(f"{name} is {value!r}; it must be {error}") from None
+
+
+def variable_of(name: str) -> str:
+    """The environment variable of a setting."""
+    return f"FAIRTURN_{name.upper()}"
+
+
+def flag_of(name: str) -> str:
+    """The option of a setting: the unit at its end is left out."""
+    return "--" + name.removesuffix("_s").replace("_", "-")
+
+
+def _in_file(file: File, known: Mapping[str, Known]) -> dict[str, Any]:
+    """The values of the file by name, each in the table where it belongs."""
+    tables = {"": file.values}
+    for table in (WORKER, QUEUE):
+        inner = file.values.get(table, {})
+        if not isinstance(inner, Mapping):
+            raise WrongSetting(f"{file.path}: {table} must be a table, [{table}]")
+        tables[table] = inner
+    values: dict[str, Any] = {}
+    for table, inner in tables.items():
+        for name, value in inner.items():
+            if not table and name in (WORKER, QUEUE):
+                continue
+            if name not in known:
+                raise WrongSetting(
+                    f"{file.path}: {name!r} is not a setting; they are: {', '.join(known)}"
+                )
+            if known[name].table != table:
+                place = f"in [{known[name].table}]" if known[name].table else "above all tables"
+                raise WrongSetting(f"{file.path}: {name!r} belongs {place}")
+            values[name] = value
+    return values
+
+
+def _of_a_new_queue() -> dict[str, Known]:
+    from fairturn.model import SETTING_NAMES, Settings
+
+    defaults = Settings()
+    return {
+        name: Known(QUEUE, _reader_like(getattr(defaults, name)), getattr(defaults, name), "")
+        for name in SETTING_NAMES
+    }
+
+
+def _reader_like(default: Any) -> Callable[[Any], Any]:
+    """What reads a value of the kind of a default; whether it is allowed, the queue itself says."""
+    if isinstance(default, tuple):
+        return _whole_numbers
+    if isinstance(default, str):
+        return _text
+    return _whole if isinstance(default, int) else _number
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("a text that is not empty")
+    return value
+
+
+def _synchronous(value: Any) -> str:
+    if not isinstance(value, str) or value.upper() not in SYNCHRONOUS:
+        raise ValueError(" or ".join(SYNCHRONOUS))
+    return value.upper()
+
+
+def _handler(value: Any) -> str:
+    parts = value.split(":") if isinstance(value, str) else []
+    if len(parts) != 2 or not all(parts):
+        raise ValueError("a function, written as module:function")
+    return str(value)
+
+
+def _yes_or_no(value: Any) -> bool:
+    word = str(value).lower()
+    if word not in _YES + _NO or not isinstance(value, str | bool):
+        raise ValueError("true or false")
+    return word in _YES
+
+
+def _whole(value: Any) -> int:
+    try:
+        if isinstance(value, bool | float):
+            raise ValueError
+        return int(value)
+    except (ValueError, TypeError):
+        raise ValueError("a whole number") from None
+
+
+def _count(value: Any) -> int:
+    if _whole(value) < 1:
+        raise ValueError("a whole number from 1 on")
+    return _whole(value)
+
+
+def _number(value: Any) -> float:
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        return float(value)
+    except (ValueError, TypeError):
+        raise ValueError("a number") from None
+
+
+def _seconds(value: Any) -> float:
+    if not 0 < _number(value) < inf:
+        raise ValueError("a number of seconds above 0")
+    return _number(value)
+
+
+def _size(value: Any) -> int:
+    """Bytes: a number of them, or one with a unit. MB is refused, because some mean 1,000,000 bytes
+    by it and some 1,048,576."""
+    match = _SIZE.fullmatch(str(value).strip())
+    if match is None:
+        raise ValueError("a size, such as 512MiB or 2GiB")
+    factor: int = 1024 ** _POWERS.get((match[2] or "").lower(), 0)
+    if float(match[1]) * factor < 1:
+        raise ValueError("a size of at least a byte")
+    return round(float(match[1]) * factor)
+
+
+def _whole_numbers(value: Any) -> tuple[int, ...]:
+    try:
+        parts = value.split(",") if isinstance(value, str) else list(value)
+        return tuple(_whole(part) for part in parts)
+    except (ValueError, TypeError):
+        raise ValueError("whole numbers, such as -2,-4,-6,-8,-10,-12,-14,-20") from None

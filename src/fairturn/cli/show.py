@@ -1,0 +1,195 @@
+"""`fairturn show`: everything about one document."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from fairturn.cli.endings import WRONG_USE, Ending, wrong_use
+from fairturn.cli.opening import opened, queue_options
+from fairturn.cli.options import json_option
+from fairturn.cli.terminal import duration, moment, number, print_line, printable, size
+from fairturn.cli.values import document_as_json, stopping
+
+if TYPE_CHECKING:
+    from fairturn.model import Stored
+    from fairturn.queue import Queue
+
+PREVIEW_CHARACTERS = 1_000
+_COPY_BYTES = 1_048_576
+_STANDARD_OUTPUT = "-"
+
+
+@click.command("show")
+@click.argument("id")
+@click.option("--result", "of_result", is_flag=True, help="Print its result, and nothing else.")
+@click.option("--content", "of_content", is_flag=True, help="Print what it carries, nothing else.")
+@click.option("-o", "--output", metavar="FILE", help="Write that to FILE; - is standard output.")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@json_option
+@queue_options
+def command(
+    *,
+    id: str,
+    of_result: bool,
+    of_content: bool,
+    output: str | None,
+    force: bool,
+    as_json: bool,
+    flags: Mapping[str, Any],
+) -> None:
+    """Show everything about one document.
+
+    What it carries and its result are shown in short; --content and --result give them whole.
+    With --json both are in the line, unless they are bytes.
+
+    \b
+    fairturn show 0c2f1d4b5a69788
+    fairturn show 0c2f1d4b5a69788 --content -o invoice.pdf
+    fairturn show 0c2f1d4b5a69788 --result
+    """
+    if of_result and of_content:
+        wrong_use("--result and --content were given; one at a time can be written")
+    if output is not None and not (of_result or of_content):
+        wrong_use("--output needs --result or --content, which say what to write")
+    if as_json and (of_result or of_content):
+        wrong_use("--json prints the document; --result and --content print what is in it")
+    with opened(flags) as queue:
+        stored = queue.store.read(id)
+        if stored is None:
+            queue.get(id)  # which says so
+            return
+        if of_result or of_content:
+            with (_result if of_result else _content)(queue, stored) as source:
+                _write(source, output, force=force)
+        elif as_json:
+            print_line(_as_json(queue, stored))
+        else:
+            _print(queue, stored)
+
+
+# ── What it carries, and its result ──────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def _content(queue: "Queue", stored: "Stored") -> Iterator[BinaryIO]:
+    id = stored.document.id
+    if stored.document.kind == "content":
+        with queue.open(id) as stream:
+            yield stream
+    else:
+        yield BytesIO(_json_text(queue.payload(id)))
+
+
+@contextmanager
+def _result(queue: "Queue", stored: "Stored") -> Iterator[BinaryIO]:
+    result = queue.result(stored.document.id)  # refuses a document that is not completed
+    if stored.result_content is not None:
+        with queue.contents.open(stored.result_content) as stream:
+            yield stream
+    else:
+        yield BytesIO(_json_text(result))
+
+
+def _json_text(value: Any) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+def _write(source: BinaryIO, output: str | None, *, force: bool) -> None:
+    if output is None and sys.stdout.isatty() and not isinstance(source, BytesIO):
+        wrong_use("these bytes are no text for a terminal; write them to a file with -o FILE")
+    if output is None or output == _STANDARD_OUTPUT:
+        sys.stdout.flush()
+        _copy(source, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+        return
+    # Another name first, so that FILE is never half of it.
+    unfinished = f"{output}.part"
+    if not force and Path(output).exists():
+        raise Ending(f"{output} exists already; --force replaces it", WRONG_USE)
+    try:
+        with Path(unfinished).open("xb") as target:
+            _copy(source, target)
+            os.fsync(target.fileno())
+        Path(unfinished).replace(output)
+    except FileExistsError as error:
+        raise Ending(f"{unfinished} is being written, or was left behind: delete it") from error
+    except OSError as error:
+        with suppress(OSError):
+            Path(unfinished).unlink(missing_ok=True)
+        raise Ending(f"{output} cannot be written: {error.strerror}") from error
+
+
+def _copy(source: BinaryIO, target: BinaryIO) -> None:
+    while chunk := source.read(_COPY_BYTES):
+        target.write(chunk)
+
+
+# ── For programs and for people ──────────────────────────────────────────────────────────────────
+
+
+def _as_json(queue: "Queue", stored: "Stored") -> dict[str, Any]:
+    line = document_as_json(stored.document)
+    if stored.document.kind == "payload":
+        line["payload"] = queue.payload(stored.document.id)
+    if stored.document.state == "completed":
+        line["result"] = None if stored.result is None else json.loads(stored.result)
+        if stored.result_content is not None:
+            line["result_size_bytes"] = stored.result_content.size_bytes
+    return line
+
+
+def _print(queue: "Queue", stored: "Stored") -> None:
+    document = stored.document
+    settings = queue.settings
+    lines = {
+        "id": document.id,
+        "customer": document.customer,
+        "name": document.name,
+        "state": f"{document.state}, asked to stop" if stopping(document) else document.state.value,
+        "priority": f"{document.priority} (pending documents count {document.count})",
+        "attempts": f"{document.attempts} of {settings.attempts_max}",
+        "error": document.error,
+        "worker": document.worker,
+        "parent": document.parent,
+        "submitted": moment(document.submitted_at),
+        "due": moment(document.due_at),
+        "claimed": moment(document.claimed_at),
+        "ended": moment(document.ended_at),
+        "took": _took(document.claimed_at, document.ended_at),
+        "cost": None if document.cost is None else f"{document.cost / 1_000_000:g}",
+        "metadata": json.dumps(document.metadata) if document.metadata else None,
+        "carries": f"a {document.kind} of {size(document.size_bytes)}",
+        "sha256": None if document.sha256 is None else document.sha256.hex(),
+        "payload": _preview(queue.payload(document.id)) if document.kind == "payload" else None,
+        "result": _shown_result(stored),
+    }
+    for name, value in lines.items():
+        if value:
+            click.echo(f"{name:9}  {printable(value)}")
+
+
+def _took(claimed_at: int | None, ended_at: int | None) -> str | None:
+    if claimed_at is None or ended_at is None or ended_at < claimed_at:
+        return None
+    return duration(ended_at - claimed_at)
+
+
+def _shown_result(stored: "Stored") -> str | None:
+    if stored.result_content is not None:
+        return f"a file of {size(stored.result_content.size_bytes)} (--result -o FILE writes it)"
+    return None if stored.result is None else _preview(json.loads(stored.result))
+
+
+def _preview(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    if len(text) <= PREVIEW_CHARACTERS:
+        return text
+    left = number(len(text) - PREVIEW_CHARACTERS, "character")
+    return f"{text[:PREVIEW_CHARACTERS]}… and {left} more"

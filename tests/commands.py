@@ -1,0 +1,82 @@
+"""Running commands: in this process where that is enough, as the installed program where it is not."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from fairturn import Claim, Completed, Failed, Queue
+from fairturn.cli import main
+
+SCRIPT = Path(sys.executable).with_name("fairturn")
+LEASE_US = 30_000_000
+
+
+def fairturn(*arguments: str | Path, stdin: str | bytes | None = None) -> Result:
+    """Run a command in this process."""
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception  # a command ends with a sentence, never with a traceback
+    return result
+
+
+def lines_of(result: Result) -> list[dict[str, Any]]:
+    """What a command that succeeded says to programs."""
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def error_of(result: Result, code: int) -> str:
+    """The sentence of a command that ended with this code."""
+    assert result.exit_code == code, result.output
+    *_, last = result.stderr.splitlines()
+    assert last.startswith("Error: ")
+    return last.removeprefix("Error: ")
+
+
+def shown_on_a_terminal(
+    stream: str, *arguments: str | Path, typed: str = "", code: int = 0, **environment: str
+) -> str:
+    """What the program writes when this one of its streams is a terminal; how it must end."""
+    screen, terminal = pty.openpty()
+    with subprocess.Popen(
+        [SCRIPT, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=terminal if stream == "stdout" else subprocess.DEVNULL,
+        stderr=terminal if stream == "stderr" else subprocess.DEVNULL,
+        env={**os.environ, "TERM": "xterm-256color", **environment},
+    ) as process:
+        os.close(terminal)
+        assert process.stdin is not None
+        process.stdin.write(typed.encode())
+        process.stdin.close()
+        shown = b""
+        with suppress(OSError), os.fdopen(screen, "rb", buffering=0) as lines:
+            while part := lines.read(4_096):  # Linux ends with an error when the program ends
+                shown += part
+    assert process.returncode == code
+    return shown.decode()
+
+
+def claim(queue: Queue, n: int = 1) -> list[Claim]:
+    return queue.store.claim(n, worker="w", lease_us=LEASE_US).claims
+
+
+def complete(queue: Queue, n: int = 1, result: str = '{"pages":3}') -> list[str]:
+    """Documents that are completed; their ids."""
+    claims = claim(queue, n)
+    queue.store.finish([Completed(claimed.fence, result) for claimed in claims])
+    return [claimed.document.id for claimed in claims]
+
+
+def kill(queue: Queue, n: int = 1, error: str = "unreadable") -> list[str]:
+    """Documents that are dead; their ids."""
+    claims = claim(queue, n)
+    queue.store.finish([Failed(claimed.fence, error) for claimed in claims])
+    return [claimed.document.id for claimed in claims]

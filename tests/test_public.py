@@ -1,0 +1,45 @@
+"""The names that `import fairturn` gives, and what they cost."""
+
+import subprocess
+import sys
+
+import pytest
+
+import fairturn
+
+
+def loaded_by(program: str) -> set[str]:
+    """The modules that a new process has loaded after this."""
+    printed = subprocess.run(
+        [sys.executable, "-c", f"{program}\nimport sys\nprint(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(printed.stdout.split())
+
+
+def test_importing_fairturn_loads_nothing_of_it() -> None:
+    assert {name for name in loaded_by("import fairturn") if name.startswith("fairturn")} == {
+        "fairturn"
+    }
+
+
+def test_a_value_is_loaded_without_the_queue_and_its_database() -> None:
+    loaded = loaded_by("from fairturn import Document, NotFound")
+
+    assert {"fairturn.model", "fairturn.errors"} <= loaded
+    assert not {"fairturn.queue", "fairturn.config", "apsw"} & loaded
+
+
+@pytest.mark.parametrize("name", fairturn.__all__)
+def test_every_public_name_is_there_and_is_listed(name: str) -> None:
+    assert getattr(fairturn, name).__name__ == name
+    assert name in dir(fairturn)
+
+
+def test_a_name_that_does_not_exist_is_an_error_like_any_other() -> None:
+    with pytest.raises(AttributeError, match="module 'fairturn' has no attribute 'Task'"):
+        fairturn.Task  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'Task'"):
+        from fairturn import Task  # type: ignore[attr-defined]  # noqa: F401
