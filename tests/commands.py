@@ -1,4 +1,4 @@
-"""Running commands: in this process where that is enough, as the installed program where it is not."""
+"""Running commands: in this process where that is enough, else as the installed program."""
 
 import json
 import os

@@ -55,7 +55,7 @@ def ending_of(error: FairturnError) -> Ending:
 
 def wrong_use(sentence: str) -> NoReturn:
     """End with what is wrong with the options that were given."""
-    raise click.UsageError(printable(f"{sentence[:1].upper()}{sentence[1:]}."))
+    raise click.UsageError(printable(sentence))
 
 
 @contextmanager
