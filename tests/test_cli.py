@@ -178,7 +178,6 @@ def test_a_key_press_of_ctrl_c_ends_with_130_and_one_line(tmp_path: Path) -> Non
         ["rule", "--documents", "0"],
         ["rule", "--documents", "3", "--every", "-1"],
         ["rule", "--every", "60"],
-        ["rule", "--database", "absent.db"],
         ["replay", "absent.csv"],
         ["replay", "--bounds", "-2,-4"],
         ["replay", "--mode", "random"],
@@ -253,7 +252,7 @@ def test_asking_for_the_rule_makes_and_changes_no_database(tmp_path: Path) -> No
     of_letter = fairturn("rule", "--database", str(letter))
     of_none = fairturn("rule", "--database", str(tmp_path / "absent.db"))
 
-    assert (of_empty.exit_code, of_letter.exit_code, of_none.exit_code) == (2, 1, 2)
+    assert (of_empty.exit_code, of_letter.exit_code, of_none.exit_code) == (3, 1, 3)
     assert "is not a database" in of_letter.stderr
     assert {path.name: path.stat().st_size for path in tmp_path.iterdir()} == {
         "empty.db": 0,

@@ -77,7 +77,10 @@ def back_up(
         raise
     copying.forget_others()
     return Backup(
-        path, path.stat().st_size + copying.size_bytes, len(copying.copied), tuple(copying.damaged)
+        path,
+        path.stat().st_size + copying.size_bytes,
+        len(copying.copied),
+        tuple(copying.damaged.values()),
     )
 
 
@@ -122,7 +125,9 @@ class _Copying:
 
     def _complete(self, snapshot: Snapshot) -> bool:
         """Copy what this moment has and no earlier one had; False if some of it is gone already."""
+        needed = set()
         for ref in snapshot.contents():
+            needed.add(ref.name)
             if ref.name in self.copied or ref.name in self.damaged:
                 continue
             try:
@@ -131,6 +136,9 @@ class _Copying:
                 if self._store.unreferenced([ref.name]):
                     return False
                 self.damaged[ref.name] = str(error)
+        # Documents of an earlier moment may be gone since.
+        self.copied = {name: size for name, size in self.copied.items() if name in needed}
+        self.damaged = {name: said for name, said in self.damaged.items() if name in needed}
         return True
 
     def _copy(self, ref: ContentRef) -> None:

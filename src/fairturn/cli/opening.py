@@ -58,7 +58,11 @@ def queue_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="FULL by default; with NORMAL a power cut can lose the last documents.",
         ),
         click.option(
-            "-d", "--database", metavar="FILE", help="The queue; documents.db by default."
+            "-d",
+            "--database",
+            type=click.Path(),
+            metavar="FILE",
+            help="The queue; documents.db by default.",
         ),
     ):
         with_flags = option(with_flags)
@@ -76,7 +80,7 @@ def database_of(settings: Mapping[str, Found]) -> Path:
     database = settings["database"].value
     if database == IN_MEMORY:
         wrong_use("a queue in memory ends with its process; name a file, such as documents.db")
-    return Path(database)
+    return Path(database).expanduser()
 
 
 def refuse_absent(settings: Mapping[str, Found]) -> Path:

@@ -7,14 +7,16 @@ import click
 
 from fairturn.cli.endings import WRONG_USE, Ending, misuse_is_wrong_use
 from fairturn.cli.opening import opened, queue_options
-from fairturn.cli.terminal import number, printable, progress
+from fairturn.cli.options import json_option
+from fairturn.cli.terminal import number, print_line, printable, progress
 
 
 @click.command("purge")
 @click.argument("customer")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
 @queue_options
-def command(*, customer: str, yes: bool, flags: Mapping[str, Any]) -> None:
+def command(*, customer: str, yes: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
     """Delete a customer with everything.
 
     Every document, waiting, running and ended, its contents and results, the count and the
@@ -37,4 +39,7 @@ def command(*, customer: str, yes: bool, flags: Mapping[str, Any]) -> None:
                 raise Ending(f"{typed!r} is not {customer!r}; nothing was deleted", WRONG_USE)
         with progress("Deleting"):
             queue.purge(customer)
-    click.echo(f"{shown} is deleted, with everything.")
+    if as_json:
+        print_line({"customer": customer})
+    else:
+        click.echo(f"{shown} is deleted, with everything.")

@@ -1,12 +1,12 @@
 """`fairturn rule`: the rule in force, or what it makes of a row of documents."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
 
 from fairturn.cli.endings import wrong_use
+from fairturn.cli.opening import opened
 from fairturn.cli.options import Bounds, Seconds, choice, rule_of
 from fairturn.cli.terminal import plain_number
 from fairturn.clock import SECOND_US, microseconds
@@ -25,7 +25,7 @@ _SINCE = {
 @click.option("--bounds", type=Bounds(), help="The eight thresholds, from -2 to -20 by default.")
 @click.option(
     "--database",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(),
     help="Print the rule in force in this queue.",
 )
 @click.option(
@@ -41,7 +41,7 @@ def command(
     reset: str | None,
     reset_interval: float | None,
     bounds: tuple[int, ...] | None,
-    database: Path | None,
+    database: str | None,
     documents: int | None,
     every: float | None,
     as_json: bool,
@@ -71,16 +71,9 @@ def command(
         _print_rule(rule)
 
 
-def _rule_in(database: Path) -> Rule:
-    from fairturn.config import open_store
-
-    if database.stat().st_size == 0:  # opening it would make a queue in it
-        wrong_use(f"{database} is empty; there is no queue in it")
-    store = open_store(str(database))
-    try:
-        return store.settings().rule
-    finally:
-        store.close()
+def _rule_in(database: str) -> Rule:
+    with opened({"database": database}) as queue:
+        return queue.settings.rule
 
 
 def _as_json(rule: Rule) -> dict[str, Any]:

@@ -30,7 +30,13 @@ _STANDARD_OUTPUT = "-"
 @click.argument("id")
 @click.option("--result", "of_result", is_flag=True, help="Print its result, and nothing else.")
 @click.option("--content", "of_content", is_flag=True, help="Print what it carries, nothing else.")
-@click.option("-o", "--output", metavar="FILE", help="Write that to FILE; - is standard output.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(),
+    metavar="FILE",
+    help="Write that to FILE; - is standard output.",
+)
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @json_option
 @queue_options

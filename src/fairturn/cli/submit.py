@@ -36,9 +36,14 @@ _IN_MEMORY_BYTES = 1_048_576
 
 @click.command("submit")
 @click.argument("customer", required=False)
-@click.argument("files", metavar="[FILE]...", nargs=-1)
+@click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path())
 @click.option("--payload", metavar="JSON", help="A document that is a JSON value, and no file.")
-@click.option("--ndjson", metavar="FILE", help="A document for each line of FILE; - is stdin.")
+@click.option(
+    "--ndjson",
+    type=click.Path(),
+    metavar="FILE",
+    help="A document for each line of FILE; - is stdin.",
+)
 @click.option("--name", help="Of the document; that of the file by default.")
 @click.option("--metadata", metavar="KEY=VALUE", multiple=True, help="May be given several times.")
 @click.option("--key", help="Idempotency: with the same key a document is stored once in 24 h.")

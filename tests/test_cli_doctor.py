@@ -1,0 +1,240 @@
+"""`fairturn doctor`: what is wrong is found, and nothing is changed by looking."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from fairturn import Queue
+from fairturn.cli import doctor
+from fairturn.clock import ManualClock, SystemClock
+from tests.commands import claim, fairturn, lines_of
+
+
+@pytest.fixture(autouse=True)
+def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
+    monkeypatch.chdir(tmp_path)
+    with Queue("documents.db") as opened:
+        yield opened
+
+
+def examined(*options: str, code: int = 0) -> dict[str, tuple[str, str]]:
+    """Each check with its state and its sentence."""
+    result = fairturn("doctor", "--json", *options)
+    assert result.exit_code == code, result.output
+    result.exit_code = 0
+    return {line["check"]: (line["state"], line["finding"]) for line in lines_of(result)}
+
+
+def execute(statement: str) -> None:
+    connection = apsw.Connection("documents.db")
+    connection.execute(statement).fetchall()
+    connection.close()
+
+
+def contents() -> list[Path]:
+    return sorted(Path("documents.db.contents").rglob("??/*"))
+
+
+def test_a_healthy_queue_has_a_line_for_each_check_and_ends_with_0(queue: Queue) -> None:
+    queue.submit("acme", content=b"x" * 100_000)
+    claim(queue)
+
+    found = examined("--thorough")
+    printed = fairturn("doctor").stdout
+
+    assert {state for state, _ in found.values()} == {"ok"}
+    assert list(found) == [
+        "versions",
+        "environment",
+        "file system",
+        "disk",
+        "schema",
+        "file",
+        "log",
+        "settings",
+        "waiting",
+        "leases",
+        "clock",
+        "contents",
+        "checksums",
+    ]
+    assert all(line.startswith("ok ") for line in printed.splitlines())
+
+
+def test_looking_changes_nothing_and_makes_nothing(queue: Queue, tmp_path: Path) -> None:
+    queue.submit("acme")
+    queue.close()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    assert fairturn("doctor").exit_code == 0
+
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_missing_content_is_wrong_and_a_stray_one_a_warning(queue: Queue) -> None:
+    for _ in range(3):
+        queue.submit("acme", content=os.urandom(100_000))
+    stray = queue.contents.put([b"stray"])
+    young = queue.contents.put([b"of a submission under way"])
+    os.utime(next(path for path in contents() if path.name == stray.name), (0, 0))
+    contents_of_documents = [
+        path for path in contents() if path.name not in (stray.name, young.name)
+    ]
+    contents_of_documents[0].unlink()
+
+    found = examined(code=1)
+
+    assert found["contents"][0] == "wrong"
+    assert found["contents"][1].startswith("1 content of 3 missing in ")
+    assert contents_of_documents[0].name in found["contents"][1]
+    assert found["strays"][0] == "warning"
+    assert found["strays"][1].startswith("1 content without a document")
+
+
+def test_a_changed_content_is_found_when_every_one_is_read(queue: Queue) -> None:
+    queue.submit("acme", content=b"x" * 100_000)
+    contents()[0].write_bytes(b"y" * 100_000)
+
+    assert examined()["contents"][0] == "ok"
+    assert examined("--thorough", code=1)["checksums"][0] == "wrong"
+
+
+def test_a_damaged_file_is_found(queue: Queue) -> None:
+    for _ in range(300):
+        queue.submit("acme", payload="x" * 1_000)
+    queue.close()
+    size = Path("documents.db").stat().st_size
+    with Path("documents.db").open("r+b") as file:
+        file.seek(size // 2)
+        file.write(b"\xff" * 20_000)
+
+    found = examined(code=1)
+
+    assert found["file"][0] == "wrong"
+    assert "damaged" in found["file"][1] or "malformed" in found["file"][1]
+
+
+def test_a_schema_of_the_future_is_wrong_and_left_alone(queue: Queue) -> None:
+    queue.close()
+    execute("PRAGMA user_version = 9999")
+
+    state, sentence = examined(code=1)["schema"]
+
+    assert state == "wrong"
+    assert "version 9999" in sentence
+    assert "newer fairturn" in sentence
+
+
+def test_an_older_schema_is_a_warning_and_not_migrated_by_looking(queue: Queue) -> None:
+    queue.close()
+    execute("PRAGMA user_version = 0")
+
+    assert examined()["schema"][0] == "warning"
+    assert apsw.Connection("documents.db").pragma("user_version") == 0
+
+
+def test_settings_that_cannot_be_read_are_wrong(queue: Queue) -> None:
+    execute("UPDATE queue SET settings = json_set(settings, '$.mode', 'random')")
+    assert "random" in examined(code=1)["settings"][1]
+
+    execute("UPDATE queue SET settings = json_set(settings, '$.novelty', 1)")
+    assert "novelty" in examined(code=1)["settings"][1]
+
+
+def test_documents_that_nobody_works_on_are_told(queue: Queue) -> None:
+    queue.submit("acme")
+
+    state, sentence = examined()["waiting"]
+
+    assert state == "warning"
+    assert "is a worker running?" in sentence
+
+
+def test_a_lease_that_ran_out_and_that_nobody_took_back_is_wrong(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "LEASE_LATE_US", 0)
+    queue.submit("acme")
+    queue.store.claim(1, worker="w", lease_us=1)
+
+    state, sentence = examined(code=1)["leases"]
+
+    assert state == "wrong"
+    assert sentence.startswith("1 document running, of which 1 lost their lease")
+
+
+def test_a_lease_of_before_the_machine_was_started_is_wrong(queue: Queue) -> None:
+    queue.submit("acme")
+    claim(queue)
+    execute("UPDATE queue SET boot = 'another'")
+
+    assert "before the machine was started" in examined(code=1)["leases"][1]
+
+
+def test_a_renewed_lease_is_kept(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "LEASE_LATE_US", 0)
+    queue.submit("acme")
+    ((fence, *_),) = queue.store.claim(1, worker="w", lease_us=1).claims
+    queue.store.renew([fence], lease_us=60_000_000)
+
+    assert examined()["leases"][0] == "ok"
+
+
+def test_a_clock_that_went_back_is_a_warning() -> None:
+    clock = ManualClock(SystemClock().now())
+    clock.advance(3_600)
+    with Queue("documents.db", clock=clock) as ahead:
+        ahead.submit("acme")
+
+    assert examined()["clock"][0] == "warning"
+
+
+def test_a_variable_with_a_slip_in_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRTURN_DATABSE", "x")
+
+    assert examined()["environment"] == (
+        "warning",
+        "FAIRTURN_DATABSE: no setting of fairturn, and ignored",
+    )
+
+
+def test_a_full_disk_is_wrong_and_one_that_is_nearly_full_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fairturn.stores.sqlite.database.RESERVE_BYTES", 1 << 62)
+    assert examined(code=1)["disk"][0] == "wrong"
+
+    monkeypatch.setattr("fairturn.stores.sqlite.database.RESERVE_BYTES", 0)
+    monkeypatch.setattr(doctor, "FREE_BYTES_FEW", 1 << 62)
+    assert examined()["disk"][0] == "warning"
+
+
+def test_a_network_file_system_is_wrong_unless_it_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fairturn.stores.sqlite.database._NETWORK", _kinds_here())
+
+    assert examined(code=1)["file system"][0] == "wrong"
+    assert examined("--allow-network")["file system"][0] == "warning"
+
+
+def _kinds_here() -> tuple[str, ...]:
+    """Every type of file system that is mounted here, as if all were those of a network."""
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    return tuple(line.partition(" - ")[2].split()[0].split(".")[0] for line in mounts)
+
+
+def test_a_long_log_is_a_warning(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "LOG_BYTES_MANY", 1_000)
+    queue.submit("acme")
+
+    assert examined()["log"][0] == "warning"
+
+
+def test_a_file_that_is_no_queue_is_wrong() -> None:
+    Path("letter.db").write_text("Dear Sir or Madam")
+
+    assert "is not a database" in examined("-d", "letter.db", code=1)["file"][1]
