@@ -16,6 +16,7 @@ import pytest
 from fairturn import Completed, Queue
 from fairturn.backup import Backup, back_up
 from fairturn.errors import StoreError, StoreRefused, StoreUnavailable
+from fairturn.stores.sqlite import SqliteStore
 from fairturn.testing import snapshot
 from fairturn.testing.steps import assert_numbers_are_exact
 from tests.commands import SCRIPT, claim, complete, error_of, fairturn, lines_of
@@ -127,6 +128,21 @@ def test_what_is_written_after_the_moment_is_not_in_the_copy(queue: Queue) -> No
     ids = assert_whole()
     assert len(ids) == 3
     assert during[0] not in ids
+
+
+def test_a_moment_that_is_held_does_not_see_what_comes_later(queue: Queue) -> None:
+    first = submit(queue)
+    store = queue.store
+    assert isinstance(store, SqliteStore)
+
+    with store.snapshot() as moment:
+        submit(queue)
+        seen = [ref.name for ref in moment.contents()]
+        moment.write_to(Path("copy.db"), lambda part: None)
+
+    assert seen == [queue.get(first).content_name]
+    with Queue("copy.db") as copy:
+        assert [document.id for document in copy.iterate()] == [first]
 
 
 def test_what_comes_while_contents_are_copied_is_in_the_copy_with_its_content(

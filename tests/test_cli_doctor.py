@@ -7,7 +7,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from fairturn import Queue
+from fairturn import Queue, Released
 from fairturn.cli import doctor
 from fairturn.clock import ManualClock, SystemClock
 from tests.commands import claim, fairturn, lines_of
@@ -174,12 +174,17 @@ def test_a_lease_of_before_the_machine_was_started_is_wrong(queue: Queue) -> Non
     assert "before the machine was started" in examined(code=1)["leases"][1]
 
 
-def test_a_renewed_lease_is_kept(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_documents_claimed_together_only_those_that_were_not_renewed_lost_their_lease(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor, "LEASE_LATE_US", 0)
-    queue.submit("acme")
-    ((fence, *_),) = queue.store.claim(1, worker="w", lease_us=1).claims
-    queue.store.renew([fence], lease_us=60_000_000)
+    for _ in range(3):
+        queue.submit("acme")
+    fences = [claimed.fence for claimed in queue.store.claim(3, worker="w", lease_us=1).claims]
+    queue.store.renew(fences[:2], lease_us=60_000_000)
 
+    assert "3 documents running, of which 1 lost" in examined(code=1)["leases"][1]
+    queue.store.finish([Released(fences[2])])
     assert examined()["leases"][0] == "ok"
 
 

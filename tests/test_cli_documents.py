@@ -1,6 +1,7 @@
 """`list`, `show`, `wait`, `cancel`, `retry`: looking at documents and changing their course."""
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,6 +152,7 @@ def test_names_cannot_steer_the_terminal(queue: Queue) -> None:
             ["cancel", evil],
             ["retry", evil],
             ["show", evil],
+            ["list", "-d", evil],
         )
     )
 
@@ -173,6 +175,25 @@ def test_a_pipe_that_closes_early_is_no_noise(queue: Queue, options: list[str]) 
         said = process.stderr.read()
 
     assert said == b""
+
+
+def test_a_pipe_that_nobody_reads_is_no_noise_either(queue: Queue) -> None:
+    submit(queue, 3)
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run(
+            [SCRIPT, "list", "--json"],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            env={name: v for name, v in os.environ.items() if name != "PYTHONUNBUFFERED"},
+            check=False,
+        )
+    finally:
+        os.close(writer)
+
+    assert ended.stderr == b""
+    assert ended.returncode == 1
 
 
 def test_no_color_prints_no_colour_even_to_a_terminal(queue: Queue) -> None:
@@ -299,13 +320,14 @@ def test_waiting_ends_with_what_became_of_the_documents(queue: Queue) -> None:
     done = fairturn("wait", completed)
     failed = fairturn("wait", completed, dead, waiting, "--timeout", "0")
     unfinished = fairturn("wait", completed, waiting, "--timeout", "0.01")
-    absent = fairturn("wait", waiting, ABSENT)
+    absent = fairturn("wait", waiting, ABSENT, "--timeout", "0")
 
     assert (done.exit_code, done.stdout) == (0, f"{completed}  completed\n")
     assert error_of(failed, 1) == "1 document ended without being completed"
     assert failed.stdout.splitlines()[1] == f"{dead}  dead: unreadable"
     assert error_of(unfinished, 75) == "1 document had not ended after 0.01 s"
     assert error_of(absent, 3) == f"there is no document '{ABSENT}'"
+    assert absent.stdout == "", "a wrong id is told before anything is waited for"
 
 
 def test_a_document_that_ends_meanwhile_ends_the_wait(queue: Queue) -> None:

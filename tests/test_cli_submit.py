@@ -315,11 +315,14 @@ def test_who_writes_slowly_into_a_pipe_is_answered_at_once(tmp_path: Path) -> No
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
+        late = threading.Timer(60, process.kill)
+        late.start()
         for n in range(3):
             process.stdin.write(ndjson_of({"customer": "acme", "payload": n}))
             process.stdin.flush()
             assert json.loads(process.stdout.readline())["count"] == -n
         process.stdin.close()
+        late.cancel()
 
     assert process.returncode == 0
 
@@ -352,6 +355,7 @@ def test_lines_reach_standard_output_also_while_progress_is_shown(tmp_path: Path
             stdout=out,
             stderr=terminal,
             env={**os.environ, "TERM": "xterm-256color"},
+            timeout=60,
             check=False,
         )
         os.close(terminal)
