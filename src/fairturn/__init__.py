@@ -25,6 +25,9 @@ if TYPE_CHECKING:
         Submission,
         Summary,
     )
+    from fairturn.worker import Worker
+    from fairturn.worker.handling import ClaimedDocument, NeverAgain, ResultFile, TryAgain
+    from fairturn.worker.retrying import Delays
 
 __all__ = [
     "Queue",
@@ -38,6 +41,12 @@ __all__ = [
     "Failed",
     "Released",
     "Stopped",
+    "Worker",
+    "ClaimedDocument",
+    "TryAgain",
+    "NeverAgain",
+    "ResultFile",
+    "Delays",
     "Customer",
     "Summary",
     "Settings",
@@ -58,6 +67,12 @@ _HOMES = {
     "KeyReused": "fairturn.errors",
     "NotFound": "fairturn.errors",
     "WrongState": "fairturn.errors",
+    "Worker": "fairturn.worker",
+    "ClaimedDocument": "fairturn.worker.handling",
+    "TryAgain": "fairturn.worker.handling",
+    "NeverAgain": "fairturn.worker.handling",
+    "ResultFile": "fairturn.worker.handling",
+    "Delays": "fairturn.worker.retrying",
 }
 
 if not TYPE_CHECKING:  # a checker that saw this would believe in every name

@@ -56,6 +56,11 @@ class Contents(Protocol):
         """
         ...
 
+    def locate(self, name: str) -> Path:
+        """The content as a file that every process of this machine can read, unchecked; who reads
+        it does so with `open_file`."""
+        ...
+
     def delete(self, names: Iterable[str]) -> None:
         """Delete contents; those that are gone already do no harm."""
         ...
@@ -157,6 +162,9 @@ class Folder:
             raise
         return file
 
+    def locate(self, name: str) -> Path:
+        return self.path / _checked(name)[:2] / name
+
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
             _checked(name.removesuffix(_UNFINISHED))
@@ -255,9 +263,29 @@ def open_content(document: Document, body: str | bytes | None, contents: Content
     if body is None:
         return contents.open(_outside(document))
     assert isinstance(body, bytes)
-    if hashlib.sha256(body).digest() != document.sha256:
-        raise ContentDamaged(f"the content of document {document.id} differs from its checksum")
+    check_bytes(document.id, body, document.sha256)
     return BytesIO(body)
+
+
+def check_bytes(id: str, body: bytes, sha256: bytes | None) -> None:
+    """Raise `ContentDamaged` unless the bytes are those that the document came with."""
+    if hashlib.sha256(body).digest() != sha256:
+        raise ContentDamaged(f"the content of document {id} differs from its checksum")
+
+
+def open_file(path: str, ref: ContentRef) -> BinaryIO:
+    """A content where `Contents.locate` says it lies, checked and at its beginning."""
+    try:
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")
+    except OSError as error:
+        raise ContentDamaged(f"the content {path} cannot be read: {error.strerror}") from error
+    try:
+        _verify(file, ref)
+        file.seek(0)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _outside(document: Document) -> ContentRef:

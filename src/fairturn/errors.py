@@ -7,6 +7,7 @@
     ├── NotFound                no such document or customer
     ├── WrongState              the document's state does not allow this
     ├── SettingsConflict        the queue was made with other settings
+    ├── HandlerNotLoaded        a worker's child cannot import its handler
     ├── ContentDamaged          stored bytes are missing or differ from their checksum
     ├── TraceError              a trace file is not what it should be
     └── StoreError              the store cannot do its work
@@ -55,6 +56,10 @@ class WrongState(FairturnError):
 
 class SettingsConflict(FairturnError):
     """A process was configured otherwise than the queue that it opened."""
+
+
+class HandlerNotLoaded(FairturnError):
+    """A child process of a worker cannot import the handler; no document was touched."""
 
 
 class ContentDamaged(FairturnError):

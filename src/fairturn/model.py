@@ -11,6 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from math import isfinite
 from os import PathLike
+from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
 
 from fairturn.errors import StoreRefused
@@ -142,6 +143,7 @@ class Document(NamedTuple):
     name: str | None
     metadata_json: str | None
     parent: str | None
+    progress: "Progress | None" = None
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -160,6 +162,20 @@ class Fence(NamedTuple):
 
     document: str
     number: int
+
+    def __str__(self) -> str:
+        """As one word: a key for an outside system."""
+        return f"{self.document}-{self.number}"
+
+
+class Progress(NamedTuple):
+    """How far a handler says that it is; without a total, only how much is done."""
+
+    done: float
+    total: float | None = None
+
+
+NO_PROGRESS: Mapping[Fence, Progress] = MappingProxyType({})
 
 
 class Claim(NamedTuple):

@@ -10,10 +10,11 @@ Only claims touch flows and clocks. Every other call records what happened, and 
 folds it in, in the order of recording; so a submitter stalled inside its transaction delays nobody.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from fairturn.model import (
+    NO_PROGRESS,
     Claimed,
     CustomerPage,
     CustomerSettings,
@@ -22,6 +23,7 @@ from fairturn.model import (
     NewDocument,
     Outcome,
     Page,
+    Progress,
     Receipt,
     Renewed,
     Settings,
@@ -70,11 +72,18 @@ class Store(Protocol):
         """
         ...
 
-    def renew(self, fences: Sequence[Fence], *, lease_us: int) -> Renewed:
-        """Let the leases of these attempts end `lease_us` from now.
+    def renew(
+        self,
+        fences: Sequence[Fence],
+        *,
+        lease_us: int,
+        progress: Mapping[Fence, Progress] = NO_PROGRESS,
+    ) -> Renewed:
+        """Let the leases of these attempts end `lease_us` from now, and keep how far they are.
 
         An attempt whose document somebody else has taken, or that ended, is told so as lost; one
-        whose document is to be cancelled is renewed and told so.
+        whose document is to be cancelled is renewed and told so. Progress stays with the document
+        until its next claim; that of an attempt that is not among `fences` is not kept.
         """
         ...
 

@@ -3,7 +3,7 @@ simulation, and queues that may forget. The other stores are measured against it
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from secrets import randbits
@@ -31,6 +31,7 @@ from fairturn.model import (
     ERROR_BYTES_MAX,
     KEY_KEPT_US,
     LEASE_RAN_OUT,
+    NO_PROGRESS,
     Claim,
     Claimed,
     Completed,
@@ -45,6 +46,7 @@ from fairturn.model import (
     NewDocument,
     Outcome,
     Page,
+    Progress,
     Receipt,
     Released,
     Renewed,
@@ -101,6 +103,7 @@ class _Row:
     cancel_requested: bool = False
     result: str | None = None
     result_content: ContentRef | None = None
+    progress: Progress | None = None
 
 
 class _Books:
@@ -311,6 +314,7 @@ class MemoryStore:
                 row.fence = self._fence = fence
                 row.worker = worker
                 row.claimed_at = now
+                row.progress = None
                 row.lease_until = self._clock.uptime().at + lease_us
                 attempt = Fence(self._id(row.number), fence)
                 claims.append(Claim(attempt, self._document(row), row.new.body, now + lease_us))
@@ -361,7 +365,13 @@ class MemoryStore:
             due.append((due_at, self._wait(row)))
         return due
 
-    def renew(self, fences: Sequence[Fence], *, lease_us: int) -> Renewed:
+    def renew(
+        self,
+        fences: Sequence[Fence],
+        *,
+        lease_us: int,
+        progress: Mapping[Fence, Progress] = NO_PROGRESS,
+    ) -> Renewed:
         check_lease(lease_us)
         with self._changed:
             renewed = Renewed([], [])
@@ -371,6 +381,7 @@ class MemoryStore:
                     renewed.lost.append(fence)
                     continue
                 row.lease_until = self._clock.uptime().at + lease_us
+                row.progress = progress.get(fence, row.progress)
                 if row.cancel_requested:
                     renewed.cancelled.append(fence)
             return renewed
@@ -688,6 +699,7 @@ class MemoryStore:
             name=row.new.name,
             metadata_json=row.new.metadata,
             parent=row.new.parent,
+            progress=row.progress,
         )
 
 

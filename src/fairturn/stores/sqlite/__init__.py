@@ -1,7 +1,7 @@
 """The embedded store: one SQLite file, several processes, nothing to install."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import randbits
@@ -11,6 +11,7 @@ from fairturn import ids
 from fairturn.clock import Clock, SystemClock, stopwatch
 from fairturn.flows import Changed
 from fairturn.model import (
+    NO_PROGRESS,
     Claimed,
     CustomerPage,
     CustomerSettings,
@@ -19,6 +20,7 @@ from fairturn.model import (
     NewDocument,
     Outcome,
     Page,
+    Progress,
     Receipt,
     Renewed,
     Settings,
@@ -146,11 +148,18 @@ class SqliteStore:
             self._note()
         return Claimed(claims, lost)
 
-    def renew(self, fences: Sequence[Fence], *, lease_us: int) -> Renewed:
+    def renew(
+        self,
+        fences: Sequence[Fence],
+        *,
+        lease_us: int,
+        progress: Mapping[Fence, Progress] = NO_PROGRESS,
+    ) -> Renewed:
         check_lease(lease_us)
         with self._database.writing("renew") as connection:
             queue = QueueRow(connection, self._cache)
-            return outcomes.renew(connection, queue, fences, self._clock.uptime().at + lease_us)
+            lease_until = self._clock.uptime().at + lease_us
+            return outcomes.renew(connection, queue, fences, lease_until, progress)
 
     def finish(self, outcomes: Sequence[Outcome]) -> list[Fence]:
         check_outcomes(outcomes)

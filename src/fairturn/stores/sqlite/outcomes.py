@@ -3,7 +3,7 @@ are not claimed: delays that end, cancels, retries."""
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import apsw
@@ -18,6 +18,7 @@ from fairturn.model import (
     Failed,
     Fence,
     Outcome,
+    Progress,
     Released,
     Renewed,
     State,
@@ -66,6 +67,9 @@ _ADD_RESULT = """
 _RENEW = f"""
     UPDATE documents SET lease_until = ? WHERE number = ? AND state = {RUNNING} AND fence = ?
     RETURNING cancel_requested"""
+_PROGRESS = """
+    UPDATE documents SET progress_done = ?, progress_total = ?, progress_fence = ?
+    WHERE number = ?"""
 
 _LOOK_SOONER = "UPDATE leases SET until = min(until, ?) WHERE fence = ?"
 _LEAVE_LEASE = "UPDATE leases SET running = running - ? WHERE fence = ?"
@@ -216,17 +220,24 @@ def _finished(
 
 
 def renew(
-    connection: apsw.Connection, queue: QueueRow, fences: Sequence[Fence], lease_until: int
+    connection: apsw.Connection,
+    queue: QueueRow,
+    fences: Sequence[Fence],
+    lease_until: int,
+    progress: Mapping[Fence, Progress],
 ) -> Renewed:
-    """Move the ends of leases."""
+    """Move the ends of leases, and keep how far the attempts are."""
     renewed = Renewed([], [])
     for fence in fences:
         number = ids.decode(fence.document, queue.key)
         cancelled = connection.execute(_RENEW, (lease_until, number, fence.number)).get
         if cancelled is None:
             renewed.lost.append(fence)
-        elif cancelled:
+            continue
+        if cancelled:
             renewed.cancelled.append(fence)
+        if fence in progress:
+            connection.execute(_PROGRESS, (*progress[fence], fence.number, number))
     # A lease can become shorter too, and then it is to be looked for earlier.
     sooner = [(lease_until, fence) for fence in {fence.number for fence in fences}]
     connection.executemany(_LOOK_SOONER, sooner)

@@ -12,8 +12,10 @@ from fairturn.model import (
     Customer,
     CustomerPage,
     CustomerSettings,
+    Document,
     Filter,
     Page,
+    Progress,
     State,
     Stored,
     Summary,
@@ -26,13 +28,16 @@ from fairturn.stores.sqlite.rows import (
     RUNNING,
     WAITING,
     QueueRow,
+    Row,
     to_document,
 )
 
+# Of the last attempt; an older one's is forgotten by the claim that gave out a higher fence.
+_PROGRESS = "iif(d.progress_fence = d.fence, d.progress_done, NULL), d.progress_total"
 _FROM = "FROM documents d JOIN customers c ON c.number = d.customer"
 _READ = f"""
     SELECT {DOCUMENT_COLUMNS}, coalesce(d.body, b.body), r.result, r.content_name, r.size_bytes,
-        r.sha256
+        r.sha256, {_PROGRESS}
     {_FROM} LEFT JOIN bodies b ON b.document = d.number LEFT JOIN results r ON r.document = d.number
     WHERE d.number = ?"""
 _CUSTOMER_NUMBER = "SELECT number FROM customers WHERE name = ?"
@@ -70,10 +75,11 @@ def find(
             WHERE d.number < :before AND {walked} AND {condition}
             ORDER BY d.number DESC LIMIT :size"""
     rows = connection.execute(
-        f"SELECT {DOCUMENT_COLUMNS} {_FROM} WHERE d.number IN ({numbers}) ORDER BY d.number DESC",
+        f"SELECT {DOCUMENT_COLUMNS}, {_PROGRESS} {_FROM} WHERE d.number IN ({numbers}) "
+        "ORDER BY d.number DESC",
         values,
     ).fetchall()
-    documents = [to_document(row, queue.key) for row in rows[:size]]
+    documents = [_document(row, queue.key) for row in rows[:size]]
     return Page(documents, documents[-1].id if len(rows) > size else None)
 
 
@@ -148,9 +154,16 @@ def read(connection: apsw.Connection, queue: QueueRow, id: str) -> Stored | None
     row = connection.execute(_READ, (ids.decode(id, queue.key),)).fetchone()
     if row is None:
         return None
-    body, result, name, size_bytes, sha256 = row[-5:]
+    body, result, name, size_bytes, sha256 = row[-7:-2]
     content = None if name is None else ContentRef(name, size_bytes, sha256)
-    return Stored(to_document(row, queue.key), body, result, content)
+    return Stored(_document(row, queue.key), body, result, content)
+
+
+def _document(row: Row, key: int) -> Document:
+    """A row that ends with its progress as a document."""
+    document = to_document(row, key)
+    done, total = row[-2:]
+    return document if done is None else document._replace(progress=Progress(done, total))
 
 
 def customers(

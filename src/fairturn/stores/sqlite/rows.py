@@ -72,6 +72,7 @@ def to_document(row: Row, key: int) -> Document:
             KINDS[row[15]],
             *row[16:21],
             None if parent is None else ids.encode(parent, key),
+            None,  # progress, which only `reading.py` reads
         )
     )
 
@@ -120,6 +121,7 @@ def to_claims(
         map(KINDS.__getitem__, kinds),
         *contents,
         [None if parent is None else ids.encode(parent, key) for parent in parents],
+        repeat(None),  # progress
         strict=False,
     )
     claims = zip(

@@ -117,6 +117,9 @@ CREATE TABLE documents (
     sha256           BLOB,
     content_name     TEXT,
     body             ANY,                       -- a small one: JSON text, or bytes
+    progress_done    ANY,                       -- as the handler said it
+    progress_total   ANY,
+    progress_fence   INTEGER,                   -- the attempt that said it
     CHECK (state BETWEEN 0 AND 5),
     CHECK (state <> 2 OR lease_until IS NOT NULL),
     CHECK (state <> 1 OR order_number IS NOT NULL)

@@ -1,0 +1,193 @@
+"""The back door: a worker claims documents, runs a handler on each, and records the outcomes.
+
+Children import this package too. So the worker's own machinery is imported when one is run.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+
+from fairturn.worker.handling import Handler
+from fairturn.worker.loading import load, main_module, reference_of, refuse_in_child
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fairturn.queue import Queue
+    from fairturn.worker.crew import Crew
+    from fairturn.worker.events import Event
+    from fairturn.worker.pacing import Pace
+    from fairturn.worker.retrying import Delays
+    from fairturn.worker.supervisor import Done, Supervisor
+
+CONCURRENCY_MAX = 1_000
+LEASE_S_MIN = 0.1
+RECYCLE_AFTER = 10_000
+GROWTH_BYTES_MAX = 256 * 1_048_576
+
+
+class Worker:
+    """Runs a handler on the documents of a queue, `concurrency` of them at once.
+
+    The handler is a function that can be imported, or its name as "module:function". It runs in
+    child processes, which have a time limit and a memory limit and can be ended; with
+    `threads=True` in threads of this process, where neither applies. It gets a `ClaimedDocument`
+    and returns a JSON value, None or a `ResultFile`; `TryAgain` and `NeverAgain` say what to do
+    after a failure, and every other error is tried again, with the delays of `retry`.
+    """
+
+    def __init__(
+        self,
+        queue: "Queue",
+        handler: Handler | str,
+        *,
+        concurrency: int = 4,
+        threads: bool = False,
+        time_limit_s: float | None = None,
+        memory_limit_bytes: int | None = None,
+        lease_s: float = 30.0,
+        grace_s: float = 30.0,
+        retry: "Delays | None" = None,
+        recycle_after: int = RECYCLE_AFTER,
+        on_event: "Callable[[Event], None] | None" = None,
+        name: str | None = None,
+    ) -> None:
+        _check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        _check_whole("recycle_after", recycle_after, 1, 1 << 62)
+        _check_seconds("lease_s", lease_s, LEASE_S_MIN, 86_400)
+        _check_seconds("grace_s", grace_s, 0, 86_400)
+        if time_limit_s is not None:
+            _check_seconds("time_limit_s", time_limit_s, 0.001, 1e9)
+        if memory_limit_bytes is not None:
+            _check_whole("memory_limit_bytes", memory_limit_bytes, 1, 1 << 60)
+        if threads and (time_limit_s is not None or memory_limit_bytes is not None):
+            raise ValueError(
+                "time_limit_s and memory_limit_bytes do not apply to threads, which cannot be "
+                "ended; leave them out, or leave out threads=True"
+            )
+        self._queue = queue
+        self._handler = handler if threads else reference_of(handler)
+        self._concurrency = concurrency
+        self._threads = threads
+        self._time_limit_s = time_limit_s
+        self._memory_limit_bytes = memory_limit_bytes
+        self._lease_s = lease_s
+        self._grace_s = grace_s
+        self._retry = retry
+        self._recycle_after = recycle_after
+        self._on_event = on_event
+        self.name = name or _new_name()
+        self._supervisor: Supervisor | None = None
+        self._stops: list[bool] = []  # asked for before the supervisor was there
+
+    def run(self, *, until_empty: bool = False) -> "Done":
+        """Work until `stop` is called, or the process gets SIGTERM or SIGINT; then finish what
+        runs within the grace period and give back the rest. The answer says how much was done.
+
+        With `until_empty` it returns as soon as no document waits, is delayed or runs, here or in
+        another worker. So it waits for retries and due times, and for customers that are paused.
+
+        Signals are handled only if this is called in the main thread. A second one, or a second
+        `stop`, ends everything at once; what runs is given back with its attempt.
+        """
+        refuse_in_child()
+        import random
+        import tempfile
+        from pathlib import Path
+
+        from fairturn.worker.pacing import Pace
+        from fairturn.worker.retrying import Delays, check
+        from fairturn.worker.signals import handled
+        from fairturn.worker.supervisor import Plan, Supervisor
+
+        plan = Plan(
+            name=self.name,
+            lease_s=self._lease_s,
+            grace_s=self._grace_s,
+            retry=check(self._retry or Delays()),
+            until_empty=until_empty,
+            on_event=self._on_event,
+            random=random.Random().random,
+        )
+        pace = Pace(self._concurrency)
+        with tempfile.TemporaryDirectory(prefix="fairturn-worker-", ignore_cleanup_errors=True) as (
+            folder
+        ):
+            crew = self._new_crew(Path(folder), pace)
+            try:
+                store, contents = self._queue.store, self._queue.contents
+                self._supervisor = Supervisor(store, contents, crew, pace, plan)
+                for now in self._stops:
+                    self._supervisor.stop(now=now)
+                with handled(self.stop):
+                    return self._supervisor.run()
+            finally:
+                self._supervisor = None
+                self._stops.clear()
+                crew.close()
+
+    def stop(self, *, now: bool = False) -> None:
+        """Ask the worker to stop, from any thread; with `now`, without waiting for what runs."""
+        supervisor = self._supervisor
+        if supervisor is None:
+            self._stops.append(now)
+        else:
+            supervisor.stop(now=now)
+
+    def _new_crew(self, folder: "os.PathLike[str]", pace: "Pace") -> "Crew":
+        from pathlib import Path
+
+        if self._threads:
+            from fairturn.worker.threads import ThreadCrew
+
+            handler = load(self._handler) if isinstance(self._handler, str) else self._handler
+            return ThreadCrew(
+                handler,
+                concurrency=self._concurrency,
+                contents=self._queue.contents,
+                folder=Path(folder),
+            )
+        from fairturn.worker.processes import Limits, ProcessCrew
+
+        assert isinstance(self._handler, str)
+        return ProcessCrew(
+            self._handler,
+            main_module(),
+            concurrency=self._concurrency,
+            limits=Limits(
+                self._time_limit_s, self._memory_limit_bytes, self._recycle_after, GROWTH_BYTES_MAX
+            ),
+            contents=self._queue.contents,
+            folder=Path(folder),
+            pace=pace,
+            output=self._print,
+        )
+
+    def _print(self, document: str, line: str) -> None:
+        if self._on_event is not None:
+            from fairturn.worker.events import LinePrinted
+
+            self._on_event(LinePrinted(document, line))
+        else:
+            sys.stderr.write(f"{document or self.name}: {line}\n")
+
+
+def _new_name() -> str:
+    """Random, so that two workers never have the same name; the rest is for people."""
+    import secrets
+    import socket
+
+    return f"{socket.gethostname()[:64]}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _check_whole(name: str, value: int, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r}; it must be a whole number")
+    if not least <= value <= most:
+        raise ValueError(f"{name} is {value}; it must be from {least:,} to {most:,}")
+
+
+def _check_seconds(name: str, value: float, least: float, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} is {value!r}; it must be a number of seconds")
+    if not least <= value <= most:
+        raise ValueError(f"{name} is {value}; it must be from {least:g} to {most:g} seconds")

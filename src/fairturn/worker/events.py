@@ -1,0 +1,67 @@
+"""What happens in a worker, as values: `Worker(on_event=…)` gets each of them, in this order for
+one document. One place turns them into lines, another into a picture."""
+
+from typing import NamedTuple
+
+from fairturn.model import Document, Fence, Outcome, Progress
+
+
+class DocumentClaimed(NamedTuple):
+    """The document is ours; these events come in the order of the claims."""
+
+    document: Document
+    fence: Fence
+
+
+class DocumentProgressed(NamedTuple):
+    """The handler said how far it is."""
+
+    fence: Fence
+    progress: Progress
+
+
+class DocumentEnded(NamedTuple):
+    """The attempt is over and its outcome is recorded."""
+
+    document: Document
+    outcome: Outcome
+    seconds: float  # that the handler took
+
+
+class DocumentLost(NamedTuple):
+    """The lease was lost: nothing of this attempt is recorded, and its child is ended."""
+
+    document: Document
+    fence: Fence
+
+
+class LinePrinted(NamedTuple):
+    """A handler printed a line, without control characters; the id is empty outside a document."""
+
+    document: str
+    line: str
+
+
+class StoreFailed(NamedTuple):
+    """The store did not answer as it should; the same is tried again after the pause."""
+
+    error: str
+    pause_s: float
+
+
+class Stopping(NamedTuple):
+    """The worker was asked to stop and claims no more."""
+
+    now: bool
+    running: int
+
+
+Event = (
+    DocumentClaimed
+    | DocumentProgressed
+    | DocumentEnded
+    | DocumentLost
+    | LinePrinted
+    | StoreFailed
+    | Stopping
+)

@@ -1,0 +1,328 @@
+"""What a handler gets and what it may answer, and how one is run: the same in a child process and
+in a thread.
+
+A child imports this module and little else, so what few handlers need is imported where it is used.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from types import TracebackType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any, BinaryIO
+
+    from fairturn.model import Fence
+
+RESULT_BYTES_MAX = 16 * 1_048_576  # the same as in the model, which a child does not load
+ERROR_CHARACTERS_MAX = 8_192
+
+# How an attempt ended, as the first value of an answer.
+DONE, FILE, AGAIN, NEVER = "done", "file", "again", "never"
+
+# What the worker tells about a document, in this order: JSON, so that it can go to a child.
+Told = tuple[
+    str,  # id
+    int,  # number of the fence
+    str,  # customer
+    str | None,  # name
+    str | None,  # metadata, JSON text
+    int,  # priority
+    int,  # count
+    int,  # attempt
+    int,  # size_bytes
+    int,  # submitted_at
+    str,  # kind
+    str | bytes | None,  # body
+    str | None,  # path of the stored content
+    bytes | None,  # SHA-256
+]
+# DONE with the result; FILE with the value and the path; AGAIN and NEVER with the error; and the
+# seconds that AGAIN asks for.
+Answer = tuple[str, str | None, str | None, float | None]
+Handler = Callable[["ClaimedDocument"], object]
+
+
+class TryAgain(Exception):
+    """Raised by a handler: this attempt failed, another one may succeed, `after_s` from now."""
+
+    def __init__(self, message: str = "", *, after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.after_s = after_s
+
+
+class NeverAgain(Exception):
+    """Raised by a handler: no attempt at this document can succeed; it is dead at once."""
+
+
+class ResultFile:
+    """Returned by a handler: a file as the result, which is copied in, with a JSON value."""
+
+    __slots__ = ("path", "value")
+
+    def __init__(self, path: str | os.PathLike[str], value: object = None) -> None:
+        self.path = os.fspath(path)
+        self.value = value
+
+
+class ClaimedDocument:
+    """A document that a handler works on, under the fence of this attempt."""
+
+    __slots__ = (
+        "_body",
+        "_folder",
+        "_folder_made",
+        "_kind",
+        "_metadata",
+        "_number",
+        "_path",
+        "_report",
+        "_sha256",
+        "attempt",
+        "count",
+        "customer",
+        "id",
+        "name",
+        "priority",
+        "size_bytes",
+        "stop_requested",
+        "submitted_at",
+    )
+
+    def __init__(
+        self, told: Told, folder: str, report: Callable[[float, float | None], None]
+    ) -> None:
+        (
+            self.id,
+            self._number,
+            self.customer,
+            self.name,
+            self._metadata,
+            self.priority,
+            self.count,
+            self.attempt,
+            self.size_bytes,
+            self.submitted_at,
+            self._kind,
+            self._body,
+            self._path,
+            self._sha256,
+        ) = told
+        self._folder = folder
+        self._folder_made = False
+        self._report = report
+        # Set in a thread, which cannot be ended, when the document was cancelled or taken away.
+        self.stop_requested = False
+
+    def __repr__(self) -> str:
+        return f"<document {self.id} of {self.customer!r}, attempt {self.attempt}>"
+
+    @property
+    def fence(self) -> "Fence":
+        """This attempt: hand it to outside systems, so that they can refuse an overtaken one."""
+        from fairturn.model import Fence
+
+        return Fence(self.id, self._number)
+
+    @property
+    def metadata(self) -> "dict[str, Any]":
+        """What the submitter attached."""
+        return json.loads(self._metadata) if self._metadata else {}
+
+    @property
+    def payload(self) -> "Any":
+        """The JSON value that the document carries."""
+        if self._kind != "payload":
+            raise ValueError(f"document {self.id} carries a content and no payload; read() it")
+        if self._body is not None:
+            return json.loads(self._body)
+        with self._open_stored() as stream:
+            return json.load(stream)
+
+    def open(self) -> "BinaryIO":
+        """The content that the document carries, as a stream; it is checked before."""
+        self._need_content()
+        if self._body is None:
+            return self._open_stored()
+        from io import BytesIO
+
+        return BytesIO(self._checked_body())
+
+    def read(self) -> bytes:
+        """The content that the document carries, whole."""
+        with self.open() as stream:
+            return stream.read()
+
+    @property
+    def path(self) -> "Path":
+        """The content as a file to read: where it is stored, or a copy in `folder`."""
+        from pathlib import Path
+
+        self._need_content()
+        if self._body is None:
+            self._open_stored().close()
+            assert self._path is not None
+            return Path(self._path)
+        copy = self.folder / "content"
+        if not copy.exists():
+            copy.write_bytes(self._checked_body())
+        return copy
+
+    @property
+    def folder(self) -> "Path":
+        """A folder of this attempt alone; it is removed with everything in it after the attempt."""
+        from pathlib import Path
+
+        if not self._folder_made:
+            Path(self._folder).mkdir(mode=0o700, exist_ok=True)
+            self._folder_made = True
+        return Path(self._folder)
+
+    def progress(self, done: float, total: float | None = None) -> None:
+        """Say how far the work is; it can be seen in the queue about a second later."""
+        for name, value in (("done", done), ("total", total)):
+            if value is None and name == "total":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(f"{name} is {value!r}; it must be a number")
+            if not 0 <= value <= 1e15:
+                raise ValueError(f"{name} is {value}; it must be from 0 to 10^15")
+        self._report(done, total)
+
+    def _need_content(self) -> None:
+        if self._kind != "content":
+            raise ValueError(f"document {self.id} carries a payload and no content; see .payload")
+
+    def _checked_body(self) -> bytes:
+        from fairturn.content import check_bytes
+
+        assert isinstance(self._body, bytes)
+        check_bytes(self.id, self._body, self._sha256)
+        return self._body
+
+    def _open_stored(self) -> "BinaryIO":
+        from fairturn.content import open_file
+        from fairturn.errors import ContentDamaged
+        from fairturn.model import ContentRef
+
+        if self._path is None or self._sha256 is None:
+            raise ContentDamaged(f"document {self.id} has lost what it carried")
+        name = os.path.basename(self._path)
+        return open_file(self._path, ContentRef(name, self.size_bytes, self._sha256))
+
+    def _end(self, answer: Answer) -> None:
+        """Remove what the attempt left behind, unless the worker still needs it for the result."""
+        if self._folder_made and answer[0] != FILE:
+            remove_folder(self._folder)
+
+
+def remove_folder(path: str) -> None:
+    """Remove a folder with everything in it; what cannot be removed stays."""
+    import shutil
+
+    shutil.rmtree(path, ignore_errors=True)
+
+
+class Running:
+    """Runs one handler, again and again, in one thread."""
+
+    def __init__(self, handler: Handler, memory_limit_bytes: int | None = None) -> None:
+        self._handler = handler
+        self._memory_limit_bytes = memory_limit_bytes
+        self._loop: Any = None  # of a handler that is a coroutine: one for each thread
+
+    def run(self, document: ClaimedDocument) -> Answer:
+        """Run the handler, whatever it does, and say how it ended."""
+        try:
+            result = self._handler(document)
+            if result is None:
+                answer: Answer = (DONE, None, None, None)
+            else:
+                answer = self._answer(result)
+        except BaseException as error:
+            answer = self._failure(error)
+        if document._folder_made:
+            document._end(answer)
+        return answer
+
+    def close(self) -> None:
+        """End the loop of a handler that is a coroutine."""
+        if self._loop is not None:
+            self._loop.close()
+
+    def _answer(self, result: object) -> Answer:
+        if hasattr(result, "__await__"):
+            import asyncio
+
+            if self._loop is None:
+                self._loop = asyncio.Runner()
+
+            result = self._loop.run(_wait(result))
+        if isinstance(result, ResultFile):
+            path = os.path.abspath(result.path)
+            if not os.path.isfile(path):
+                raise FileNotFoundError(f"the result {path} is not a file")
+            return (FILE, encode_result(result.value), path, None)
+        return (DONE, encode_result(result), None, None)
+
+    def _failure(self, error: BaseException) -> Answer:
+        text = describe(error)
+        if isinstance(error, NeverAgain):
+            return (NEVER, _message(error) or text, None, None)
+        if isinstance(error, TryAgain):
+            after_s = error.after_s
+            return (AGAIN, _message(error) or text, None, None if after_s is None else after_s)
+        if isinstance(error, MemoryError) and self._memory_limit_bytes is not None:
+            text = f"memory limit of {self._memory_limit_bytes:,} bytes: {text}"
+        return (AGAIN, text, None, None)
+
+
+async def _wait(result: "Any") -> object:
+    return await result
+
+
+def encode_result(value: object) -> str | None:
+    """A result as JSON text; what JSON cannot say is refused."""
+    if value is None:
+        return None
+    try:
+        text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"the handler's result is not JSON: {error}") from None
+    if len(text) > RESULT_BYTES_MAX:
+        raise ValueError(
+            f"the handler's result has {len(text):,} bytes and at most {RESULT_BYTES_MAX:,} are "
+            "allowed; return a ResultFile"
+        )
+    return text
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line: what, why, and where in the handler."""
+    kind = type(error).__name__
+    message = _message(error)
+    if isinstance(error, SystemExit):
+        return f"the handler called sys.exit({message})"
+    place = _place(error.__traceback__)
+    return f"{kind}: {message}{place}" if message else f"{kind}{place}"
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)[:ERROR_CHARACTERS_MAX]
+    except Exception:
+        return "(its text cannot be made)"
+
+
+def _place(traceback: TracebackType | None) -> str:
+    last = None
+    while traceback is not None:
+        last = traceback
+        traceback = traceback.tb_next
+    if last is None:
+        return ""
+    code = last.tb_frame.f_code
+    file = os.path.basename(code.co_filename)
+    return f" ({file}, line {last.tb_lineno}, in {code.co_name})"

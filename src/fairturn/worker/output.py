@@ -1,0 +1,56 @@
+"""What handlers print: line by line, with the document in front, and not without end."""
+
+import re
+from collections.abc import Callable
+
+LINE_BYTES_MAX = 2_000
+DOCUMENT_BYTES_MAX = 65_536
+# A handler prints what documents contain, and a terminal would obey it.
+_CONTROLS = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
+
+# Called with the id of a document (empty: none) and a line.
+Output = Callable[[str, str], None]
+
+
+class Lines:
+    """Cuts one child's output into lines and hands them on, so many bytes for a document."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._rest = b""
+        self._left = DOCUMENT_BYTES_MAX
+        self._omitted = 0
+
+    def feed(self, document: str, piece: bytes) -> None:
+        """More of what was printed while this document ran."""
+        if self._left <= 0 and b"\n" not in self._rest:
+            self._omitted += len(piece)
+            return
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        if len(self._rest) > LINE_BYTES_MAX:
+            lines.append(self._rest)
+            self._rest = b""
+        for line in lines:
+            if self._left <= 0:
+                self._omitted += len(line) + 1
+                continue
+            self._left -= len(line) + 1
+            self._say(document, line)
+        if self._left <= 0:
+            self._omitted += len(self._rest)
+            self._rest = b""
+
+    def end(self, document: str) -> None:
+        """The document is done: its last line is complete, and the next one may print again."""
+        if self._rest:
+            self._say(document, self._rest)
+            self._rest = b""
+        if self._omitted:
+            self._output(document, f"({self._omitted:,} more bytes were printed)")
+            self._omitted = 0
+        self._left = DOCUMENT_BYTES_MAX
+
+    def _say(self, document: str, line: bytes) -> None:
+        cut = line[:LINE_BYTES_MAX].decode("utf-8", "replace")
+        more = f" … ({len(line) - LINE_BYTES_MAX:,} more bytes)" * (len(line) > LINE_BYTES_MAX)
+        self._output(document, _CONTROLS.sub("\ufffd", cut) + more)

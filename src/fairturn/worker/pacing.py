@@ -1,0 +1,45 @@
+"""How many documents to claim: what can start at once, and a little more for a fast handler (pure).
+
+A document that was claimed ahead is out of reach for a better turn that comes after it. So the work
+ahead is bounded by time, as it was measured, and an unknown handler gets none.
+"""
+
+from fairturn.model import CLAIM_DOCUMENTS_MAX
+
+AHEAD_S = 0.05  # of measured work, all slots together
+_SHARE = 1 / 32  # of a new measurement in the mean
+_KNOWN_AFTER = 4  # documents
+
+
+class Pace:
+    """The mean time that a handler takes, and what follows from it."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._documents = 0
+        self.mean_s = 0.0
+
+    def add(self, seconds: float, documents: int = 1) -> None:
+        """So long took so many documents, one after the other."""
+        mean_s = seconds / documents
+        self._documents = min(self._documents + documents, 1_000_000)
+        # The first ones count in full. A document that took long counts in full as well: after it,
+        # nothing is claimed ahead until the fast ones have outweighed it.
+        share = max(1 - (1 - _SHARE) ** documents, documents / self._documents)
+        self.mean_s += (mean_s - self.mean_s) * (1.0 if mean_s >= AHEAD_S else share)
+
+    def forget(self) -> None:
+        """The handler is not what it was: nothing is claimed ahead until it is known again."""
+        self._documents = 0
+
+    @property
+    def ahead(self) -> int:
+        """How many documents may wait inside the worker for a slot."""
+        if self._documents < _KNOWN_AFTER:
+            return 0
+        least_s = AHEAD_S / (CLAIM_DOCUMENTS_MAX - self._slots)
+        return int(AHEAD_S / max(self.mean_s, least_s))
+
+    def wanted(self, free: int, unstarted: int) -> int:
+        """How many to claim now, with so many slots free and so many documents not started."""
+        return max(0, min(CLAIM_DOCUMENTS_MAX, free + self.ahead - unstarted))

@@ -1,0 +1,258 @@
+"""Handlers in child processes: each slot is a process that can be limited, ended and replaced."""
+
+import selectors
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple
+
+from fairturn.clock import stopwatch
+from fairturn.content import Contents
+from fairturn.errors import HandlerNotLoaded
+from fairturn.worker.crew import STUCK_S, Bell, Ended, Held
+from fairturn.worker.handling import AGAIN, FILE, Answer, remove_folder
+from fairturn.worker.output import Output
+from fairturn.worker.pacing import Pace
+from fairturn.worker.results import Porter, keep_file
+from fairturn.worker.slot import Slot, Started
+
+STARTS_FAILED_MAX = 3  # in a row, then the worker gives up
+CHUNK_S = 0.01  # of measured work that one child has in hand
+_LOOK_S = 0.05  # while documents wait inside children
+
+
+class Limits(NamedTuple):
+    """What one attempt, and one child, may take."""
+
+    time_s: float | None
+    memory_bytes: int | None
+    documents: int  # then the child is replaced
+    growth_bytes: int  # the same
+
+
+class ProcessCrew:
+    """As many child processes as documents run at once."""
+
+    def __init__(
+        self,
+        handler: str,
+        main_module: dict[str, str] | None,
+        *,
+        concurrency: int,
+        limits: Limits,
+        contents: Contents,
+        folder: Path,
+        pace: Pace,
+        output: Output,
+    ) -> None:
+        self._limits = limits
+        self._contents = contents
+        self._folder = folder
+        self._pace = pace
+        self._bell = Bell()
+        self._porter = Porter()
+        self._ready: deque[Held] = deque()
+        self._done: deque[Ended] = deque()
+        self._carried = 0  # files under way to the contents
+        self._starts_failed = 0
+        self._started = Started(
+            handler=handler,
+            main=main_module,
+            folder=str(folder),
+            memory_limit_bytes=limits.memory_bytes,
+            growth_bytes=limits.growth_bytes,
+        )
+        self._output = output
+        self._slots = [self._new_slot() for _ in range(concurrency)]
+
+    def _new_slot(self) -> Slot:
+        slot = Slot(self._started, self._output, self._limits.documents)
+        self._bell.watch(slot.replies, selectors.EVENT_READ, lambda _: self._hear(slot))
+        self._bell.watch(slot.output, selectors.EVENT_READ, lambda _: self._listen(slot))
+        if slot.ending >= 0:
+            self._bell.watch(slot.ending, selectors.EVENT_READ, lambda _: self._replace(slot))
+        return slot
+
+    # ── What the supervisor asks for ─────────────────────────────────────────────────────────────
+
+    def free(self) -> int:
+        return sum(slot.usable and not slot.given for slot in self._slots)
+
+    def unstarted(self) -> int:
+        return len(self._ready) + sum(max(0, len(slot.given) - 1) for slot in self._slots)
+
+    def unstarted_since_s(self) -> float | None:
+        try:
+            return self._ready[0].claimed_s
+        except IndexError:
+            return None
+
+    def running(self) -> list[Held]:
+        return [slot.given[0] for slot in self._slots if slot.given]
+
+    def give(self, documents: list[Held]) -> None:
+        self._ready.extend(documents)
+        self._hand_out()
+
+    def collect(self) -> list[Ended]:
+        done = self._done
+        ended = [done.popleft() for _ in range(len(done))]
+        return [one for one in ended if not one.held.dropped]
+
+    def tend(self, now_s: float) -> None:
+        for slot in list(self._slots):
+            if slot.ending < 0 and slot.has_ended():
+                self._replace(slot)
+                continue
+            limit_s = self._limits.time_s
+            if slot.given and not slot.killed_for:
+                ran_s = now_s - slot.begun_s
+                if limit_s is not None and ran_s >= limit_s:
+                    slot.kill(f"time limit of {limit_s:g} s")
+                elif ran_s > STUCK_S and len(slot.given) > 1:
+                    self._ready.extendleft(reversed(slot.take_back()))
+                    self._pace.forget()
+            slot.see_to_its_end(now_s)
+        self._hand_out()
+
+    def due_s(self) -> float | None:
+        due: list[float] = []
+        for slot in self._slots:
+            if slot.given and self._limits.time_s is not None and not slot.killed_for:
+                due.append(slot.begun_s + self._limits.time_s)
+            if len(slot.given) > 1:
+                due.append(slot.begun_s + STUCK_S)
+            if slot.killed_for or slot.ending < 0:
+                due.append(stopwatch() + _LOOK_S)
+        return min(due, default=None)
+
+    def wait(self, timeout_s: float) -> None:
+        self._bell.wait(timeout_s)
+
+    def ring(self) -> None:
+        self._bell.ring()
+
+    def take_back(self) -> list[Held]:
+        taken = [held for slot in self._slots for held in slot.take_back()]
+        taken += self._ready
+        self._ready.clear()
+        return taken
+
+    def stop(self, held: Held) -> None:
+        held.dropped = True
+        for slot in self._slots:
+            if slot.given and slot.given[0] is held:
+                slot.kill("stopped")
+
+    def close(self) -> None:
+        for slot in self._slots:
+            slot.close()
+        for slot in self._slots:
+            self._forget(slot)
+            slot.wait()
+        self._porter.close()
+        self._bell.close()
+
+    # ── What happens ─────────────────────────────────────────────────────────────────────────────
+
+    def _hand_out(self) -> None:
+        """Give each child a little work in hand, the ones with nothing first."""
+        if not self._ready:
+            return
+        mean_s = self._pace.mean_s if self._pace.ahead else 1.0
+        most = 1 + int(CHUNK_S / max(mean_s, 1e-5)) if mean_s < STUCK_S else 1
+        usable = [slot for slot in self._slots if slot.usable]
+        for slot in sorted(usable, key=lambda slot: len(slot.given)):
+            share = -(-len(self._ready) // len(usable))
+            number = min(share, most - len(slot.given), slot.documents_left, len(self._ready))
+            if number > 0 and (not slot.given or len(slot.given) <= most // 2):
+                slot.give([self._ready.popleft() for _ in range(number)])
+                if slot.has_orders_left:
+                    self._send_later(slot)
+
+    def _send_later(self, slot: Slot) -> None:
+        def send(_: int) -> None:
+            slot.flush()
+            if not slot.has_orders_left:
+                self._bell.forget(slot.orders)
+
+        self._bell.forget(slot.orders)
+        self._bell.watch(slot.orders, selectors.EVENT_WRITE, send)
+
+    def _hear(self, slot: Slot) -> None:
+        """A child has said something."""
+        self._listen(slot)
+        held_before = len(slot.given)
+        before_s = slot.begun_s
+        ended = slot.hear()
+        if slot.broken is not None:
+            raise HandlerNotLoaded(
+                f"the handler {self._started.handler} cannot be loaded in a child process: "
+                f"{slot.broken}"
+            )
+        if slot.usable:
+            self._starts_failed = 0
+        if ended:
+            seconds = max(0.0, slot.begun_s - before_s)
+            if held_before:
+                self._pace.add(seconds, len(ended))
+            for held, answer in ended:
+                self._finish(held, answer, seconds / len(ended))
+        if slot.worn or not slot.documents_left:
+            self._ready.extendleft(reversed(slot.take_back()))
+            if not slot.given:
+                slot.retire()
+        self._hand_out()
+
+    def _listen(self, slot: Slot) -> None:
+        slot.listen()
+
+    def _finish(self, held: Held, answer: Answer, seconds: float) -> None:
+        if answer[0] != FILE:
+            self._done.append(Ended(held, answer, seconds))
+            return
+
+        def carry() -> None:
+            kept, content = keep_file(self._contents, answer, self._folder_of(held))
+            self._done.append(Ended(held, kept, seconds, content))
+            self._carried -= 1
+            self._bell.ring()
+
+        self._carried += 1
+        self._porter.carry(carry)
+
+    def _replace(self, slot: Slot) -> None:
+        """A child is gone: whoever it ran has failed, the others have not begun."""
+        if not slot.has_ended():
+            return
+        self._hear_the_last(slot)
+        self._forget(slot)
+        was_ready = slot.was_ready
+        unstarted = slot.take_back()
+        self._ready.extendleft(reversed(unstarted))
+        for held in slot.given:
+            self._done.append(Ended(held, (AGAIN, slot.why(), None, None), 0.0))
+            folder = self._folder_of(held)
+            self._porter.carry(lambda folder=folder: remove_folder(folder))  # type: ignore[misc]
+        slot.given.clear()
+        slot.wait()
+        if not was_ready:
+            self._starts_failed += 1
+            if self._starts_failed >= STARTS_FAILED_MAX:
+                raise HandlerNotLoaded(
+                    f"{self._starts_failed} child processes in a row ended before they had loaded "
+                    f"the handler {self._started.handler}: {slot.why()}"
+                )
+        self._slots[self._slots.index(slot)] = self._new_slot()
+        self._hand_out()
+
+    def _hear_the_last(self, slot: Slot) -> None:
+        slot.listen(to_the_end=True)
+        self._hear(slot)
+
+    def _forget(self, slot: Slot) -> None:
+        for descriptor in (slot.replies, slot.output, slot.ending, slot.orders):
+            if descriptor >= 0:
+                self._bell.forget(descriptor)
+
+    def _folder_of(self, held: Held) -> str:
+        return str(self._folder / f"{held.fence.document}-{held.fence.number}")

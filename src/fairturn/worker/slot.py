@@ -1,0 +1,291 @@
+"""One child process, as the worker sees it: what it was given, what it says, how it ended.
+
+A document starts only with a permit, one byte in a pipe that both sides can read from. So what a
+child has not started can be taken back at any time, whatever the child is doing: either it gets the
+permit, or the worker does.
+"""
+
+import base64
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import fairturn
+from fairturn.clock import stopwatch
+from fairturn.model import Progress
+from fairturn.worker.crew import Held
+from fairturn.worker.frames import FrameError, Frames, pack
+from fairturn.worker.handling import AGAIN, DONE, FILE, NEVER, RESULT_BYTES_MAX, Answer
+from fairturn.worker.output import Lines, Output
+
+READ_BYTES = 262_144
+_MARK = re.compile(rb"\0([0-9a-f]{15})\n")  # in the output of a child: this document begins
+_END_S = 2.0  # for a keeper to end everything below it; then we do what we can ourselves
+_SECRET = "FAIRTURN_DATABASE"  # the beginning of names in the environment that no handler sees
+
+_PROGRAM = (
+    "import sys; sys.path.append(sys.argv.pop(1)); from fairturn.worker.child import main; "
+    "main(*map(int, sys.argv.pop(1).split(',')))"
+)
+
+
+class Started(NamedTuple):
+    """What a child is told when it starts."""
+
+    handler: str
+    main: dict[str, str] | None
+    folder: str
+    memory_limit_bytes: int | None
+    growth_bytes: int
+
+
+class Slot:
+    """A child process and the documents that it was given."""
+
+    def __init__(self, started: Started, output: Output, documents: int = 1 << 62) -> None:
+        self.given: deque[Held] = deque()
+        self.begun_s = stopwatch()  # the first of them, or the child itself
+        self.documents_left = documents
+        self.was_ready = False
+        self.worn = False  # it asked to be replaced
+        self.broken: str | None = None
+        self.killed_for: str | None = None
+        self._killed_s = 0.0
+        self._epoch = 0
+        self._permitted = 0
+        self._frames = Frames()
+        self._lines = Lines(output)
+        self._printing = ""  # the document whose output it is
+        self._orders_left = bytearray()
+        self._open(started)
+
+    def _open(self, started: Started) -> None:
+        orders, self.orders = os.pipe()
+        self._permits_read, self._permits = os.pipe()
+        self.replies, replies = os.pipe()
+        life, self._life = os.pipe()
+        self.output, output = os.pipe()
+        # The other ends of these are others' and stay as they are. Permits are read by both
+        # sides through one description of the pipe, so the child knows that it may find nothing.
+        for descriptor in (self.orders, self._permits_read, self.replies, self.output):
+            os.set_blocking(descriptor, False)
+        theirs = (orders, self._permits_read, replies, life)
+        here = str(Path(fairturn.__file__).parent.parent)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _PROGRAM, here, ",".join(map(str, theirs))],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=theirs,
+                start_new_session=True,
+                env={k: v for k, v in os.environ.items() if not k.startswith(_SECRET)},
+            )
+        finally:
+            for descriptor in (orders, replies, life, output):
+                os.close(descriptor)
+        self.ending = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else -1
+        self._send(started._asdict() | {"path": sys.path})
+
+    # ── Documents ────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can be given documents."""
+        return self.was_ready and not self.worn and not self.killed_for and self.documents_left > 0
+
+    @property
+    def has_orders_left(self) -> bool:
+        """Whether something waits until the pipe has room."""
+        return bool(self._orders_left)
+
+    def give(self, documents: list[Held]) -> None:
+        """More documents, each with a permit to start it."""
+        if not self.given:
+            self.begun_s = stopwatch()
+        self.given.extend(documents)
+        self.documents_left -= len(documents)
+        self._send([self._epoch, [_for_json(held) for held in documents]])
+        with suppress(BrokenPipeError):
+            os.write(self._permits, bytes((self._epoch,)) * len(documents))
+
+    def take_back(self) -> list[Held]:
+        """The documents that have not started. The child knows by the epoch that they are gone."""
+        unused = 0
+        while self.given:
+            try:
+                piece = os.read(self._permits_read, READ_BYTES)
+            except (BlockingIOError, ValueError):
+                break
+            if not piece:
+                break
+            unused += len(piece)
+        if not unused:
+            return []
+        self._epoch = (self._epoch + 1) % 256
+        self.documents_left += unused
+        taken = [self.given.pop() for _ in range(unused)]
+        return taken[::-1]
+
+    def flush(self) -> None:
+        """Send what had no room before."""
+        with suppress(BlockingIOError, BrokenPipeError):
+            while self._orders_left:
+                sent = os.write(self.orders, self._orders_left)
+                del self._orders_left[:sent]
+
+    def _send(self, message: object) -> None:
+        self._orders_left += pack(message)
+        self.flush()
+
+    # ── What it says ─────────────────────────────────────────────────────────────────────────────
+
+    def hear(self) -> list[tuple[Held, Answer]]:
+        """The documents that it has ended, with what it says of them."""
+        ended: list[tuple[Held, Answer]] = []
+        try:
+            while piece := os.read(self.replies, READ_BYTES):
+                for message in self._frames.feed(piece):
+                    self._understand(message, ended)
+            if not self.killed_for:
+                self.kill("it closed its connection to the worker")
+        except BlockingIOError:
+            pass
+        except FrameError as error:
+            self.kill(f"it said something that is no answer: {error}")
+        if ended:
+            self.begun_s = stopwatch()
+        return ended
+
+    def _understand(self, message: object, ended: list[tuple[Held, Answer]]) -> None:
+        match message:
+            case ["ready"] if not self.was_ready:
+                self.was_ready = True
+            case ["broken", str(why)] if not self.was_ready:
+                self.broken = why
+            case ["progress", int() | float() as done, int() | float() | None as total]:
+                if self.given:
+                    self.given[0].progress = Progress(done, total)
+            case [
+                str(kind),
+                (str() | None) as text,
+                (str() | None) as path,
+                (int() | float() | None) as after_s,
+                bool(worn),
+            ]:
+                if not self.given:
+                    raise FrameError("an answer without a document")
+                self.worn |= worn
+                held = self.given.popleft()
+                if held.fence.document == self._printing:
+                    self._lines.end(self._printing)
+                ended.append((held, _checked(kind, text, path, after_s)))
+            case _:
+                raise FrameError(repr(message)[:100])
+
+    def listen(self, *, to_the_end: bool = False) -> None:
+        """Pass on what it has printed; not everything at once, so that others are heard too."""
+        with suppress(BlockingIOError):
+            while piece := os.read(self.output, READ_BYTES):
+                self._pass_on(piece)
+                if not to_the_end:
+                    break
+
+    def _pass_on(self, piece: bytes) -> None:
+        first, *rest = _MARK.split(piece)
+        self._lines.feed(self._printing, first)
+        for document, part in zip(rest[::2], rest[1::2], strict=True):
+            self._lines.end(self._printing)
+            self._printing = document.decode("ascii")
+            self._lines.feed(self._printing, part)
+
+    # ── Its end ──────────────────────────────────────────────────────────────────────────────────
+
+    def kill(self, reason: str) -> None:
+        """End it with everything that it started. It has ended when `has_ended` says so."""
+        if not self.killed_for:
+            self.killed_for = reason
+            self._killed_s = stopwatch()
+            self._close_life()
+
+    def retire(self) -> None:
+        """End it because it has served its time."""
+        self.kill("retired")
+
+    def see_to_its_end(self, now_s: float) -> None:
+        """If the keeper does not end what is below it, because somebody stopped it, end both."""
+        if self.killed_for and now_s > self._killed_s + _END_S:
+            self._kill_by_force()
+
+    def has_ended(self) -> bool:
+        """Whether the process is gone."""
+        return self._process.poll() is not None
+
+    def why(self) -> str:
+        """Why the document that it ran has failed."""
+        if self.killed_for:
+            return self.killed_for
+        code = self._process.returncode
+        if code is None or code >= 0:
+            return f"the handler's process exited with code {code} without an outcome"
+        name = ""
+        with suppress(ValueError):
+            name = f" ({signal.Signals(-code).name})"
+        hint = ", perhaps by the system for lack of memory" if -code == signal.SIGKILL else ""
+        return f"the handler's process was killed by signal {-code}{name}{hint}"
+
+    def close(self) -> None:
+        """End it; `wait` waits for that."""
+        self.kill("closed")
+
+    def wait(self) -> None:
+        """Until it is gone; then give back the descriptors."""
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._kill_by_force()
+            self._process.wait()
+        self.listen(to_the_end=True)
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Close the descriptors."""
+        for descriptor in (self.orders, self._permits, self._permits_read, self.replies):
+            os.close(descriptor)
+        os.close(self.output)
+        if self.ending >= 0:
+            os.close(self.ending)
+
+    def _close_life(self) -> None:
+        if self._life >= 0:
+            os.close(self._life)
+            self._life = -1
+
+    def _kill_by_force(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _for_json(held: Held) -> list[object]:
+    values: list[object] = list(held.told)
+    if held.is_content and isinstance(values[11], bytes):
+        values[11] = base64.b64encode(values[11]).decode("ascii")
+    if isinstance(values[13], bytes):
+        values[13] = values[13].hex()
+    return values
+
+
+def _checked(kind: str, text: str | None, path: str | None, after_s: float | None) -> Answer:
+    """An answer that a child gave: nothing that it says may spoil the recording."""
+    if kind in (AGAIN, NEVER):
+        return (kind, text or "the handler failed", None, after_s)
+    fits = text is None or (text.isascii() and "\0" not in text and len(text) <= RESULT_BYTES_MAX)
+    if kind not in (DONE, FILE) or not fits or (kind == FILE) is (path is None):
+        raise FrameError(f"an answer of kind {kind!r}")
+    return (kind, text, path, None)

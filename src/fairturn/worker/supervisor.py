@@ -1,0 +1,395 @@
+"""The loop of a worker: claim, hand out, renew, record. One thread does all of it, by deadlines.
+
+Nothing here waits for a handler. An outcome is recorded together with the next claim, at once if a
+slot is free, and otherwise within 5 ms, so that a fast handler's outcomes share a transaction.
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from fairturn.clock import microseconds, stopwatch
+from fairturn.content import Contents
+from fairturn.errors import StoreError, StoreUnavailable
+from fairturn.model import Claim, Completed, Failed, Fence, Outcome, Progress, Released, Stopped
+from fairturn.store import Store
+from fairturn.worker import events
+from fairturn.worker.crew import Crew, Ended, Held
+from fairturn.worker.handling import AGAIN, NEVER
+from fairturn.worker.pacing import Pace
+from fairturn.worker.retrying import Delays, delay_us
+
+LOOK_S = 1.0  # for documents that became due and leases that ran out
+RECORD_S = 0.005  # that an outcome waits for others while every slot is busy
+RECORD_MAX = 250  # outcomes that wait for others
+HELD_BACK_S = 0.25  # a document that cannot start for so long is given back
+PROGRESS_S = 1.0  # between two reports of one document's progress
+PAUSE_S, PAUSE_S_MAX = 0.05, 5.0  # after the store has failed, growing
+
+
+class Done(NamedTuple):
+    """What a worker has done."""
+
+    completed: int = 0
+    failed: int = 0  # attempts, whether they are tried again or not
+    released: int = 0
+    cancelled: int = 0
+    lost: int = 0
+
+
+class Plan(NamedTuple):
+    """How a worker works."""
+
+    name: str
+    lease_s: float
+    grace_s: float
+    retry: Delays
+    until_empty: bool
+    on_event: Callable[[events.Event], None] | None
+    random: Callable[[], float]
+
+
+class Supervisor:
+    """Claims for a crew and records what it does, until it is told to stop."""
+
+    def __init__(
+        self, store: Store, contents: Contents, crew: Crew, pace: Pace, plan: Plan
+    ) -> None:
+        self._store = store
+        self._contents = contents
+        self._crew = crew
+        self._pace = pace
+        self._plan = plan
+        self._lease_us = microseconds(plan.lease_s)
+        self._held: dict[Fence, Held] = {}
+        self._ended: list[tuple[Outcome, Held, float]] = []  # not recorded yet
+        self._oldest_s = 0.0  # since when the first of them waits
+        self._renew_s = stopwatch() + plan.lease_s / 3
+        self._progress_s = 0.0
+        self._look_s = 0.0
+        self._dry = False  # the last claim found less than was asked for
+        self._pause_s = 0.0
+        self._paused_until_s = 0.0
+        self._stops = 0
+        self._stopped_s: float | None = None
+        self._watch = Watch(store, crew.ring)
+        self._counts = dict.fromkeys(Done._fields, 0)
+
+    def stop(self, *, now: bool = False) -> None:
+        """Claim no more; with `now`, wait for nobody. From any thread, or a signal handler."""
+        self._stops = max(self._stops + 1, 2 if now else 1)
+        self._crew.ring()
+
+    def run(self) -> Done:
+        """Work until told to stop, or until everything is done."""
+        try:
+            while not self._turn():
+                self._crew.wait(self._next_s() - stopwatch())
+        except BaseException:
+            self._abandon()
+            raise
+        finally:
+            self._watch.close()
+        return Done(**self._counts)
+
+    # ── One turn of the loop ─────────────────────────────────────────────────────────────────────
+
+    def _turn(self) -> bool:
+        """Do everything that is due; True when there is nothing more to do."""
+        now_s = stopwatch()
+        self._crew.tend(now_s)
+        self._take_in(self._crew.collect(), now_s)
+        if self._stops:
+            self._wind_down(now_s)
+        else:
+            self._give_back_what_is_held_up(now_s)
+        if now_s >= self._renew_s:
+            self._renew(now_s)
+        elif now_s >= self._progress_s:
+            self._report_progress(now_s)
+        if now_s >= self._paused_until_s:
+            self._record_and_claim(now_s)
+        if self._held:
+            return False
+        return bool(self._stops) or (self._plan.until_empty and self._dry and self._is_empty())
+
+    def _next_s(self) -> float:
+        """When the next turn is due."""
+        due = [self._renew_s, max(self._look_s, self._paused_until_s)]
+        crew_s = self._crew.due_s()
+        if crew_s is not None:
+            due.append(crew_s)
+        if self._ended:
+            due.append(max(self._oldest_s + RECORD_S, self._paused_until_s))
+        if self._held:
+            due.append(self._progress_s)
+        if self._stopped_s is not None:
+            due.append(self._stopped_s + self._plan.grace_s)
+        return min(due)
+
+    def _take_in(self, ended: list[Ended], now_s: float) -> None:
+        """Attempts that are over become outcomes."""
+        for one in ended:
+            self._add(self._outcome(one), one.held, one.seconds, now_s)
+
+    def _add(self, outcome: Outcome, held: Held, seconds: float, now_s: float) -> None:
+        if not self._ended:
+            self._oldest_s = now_s
+        self._ended.append((outcome, held, seconds))
+
+    def _outcome(self, ended: Ended) -> Outcome:
+        held, answer, seconds, content = ended
+        kind, text, _, after_s = answer
+        if kind == NEVER:
+            return Failed(held.fence, text or "")
+        if kind == AGAIN:
+            attempt = held.claim.document.attempts
+            delay = delay_us(self._plan.retry, attempt, self._plan.random, after_s)
+            return Failed(held.fence, text or "", delay)
+        return Completed(held.fence, text, content, microseconds(seconds))
+
+    # ── Recording and claiming ───────────────────────────────────────────────────────────────────
+
+    def _record_and_claim(self, now_s: float) -> None:
+        try:
+            wanted = self._wanted(now_s)
+            if self._ended and not self._must_record(now_s):
+                return
+            if wanted:
+                self._claim(wanted, now_s)
+            elif self._ended:
+                recorded = self._ended
+                self._settle(recorded, self._store.finish([outcome for outcome, *_ in recorded]))
+        except StoreUnavailable as error:
+            self._pause(error, now_s)
+        else:
+            self._pause_s = 0.0
+
+    def _wanted(self, now_s: float) -> int:
+        """How many documents to claim now; none while nothing has changed since none was found."""
+        if self._stops:
+            return 0
+        wanted = self._pace.wanted(self._crew.free(), self._crew.unstarted())
+        if not wanted or not self._dry or now_s >= self._look_s:
+            return wanted
+        if not self._watch.changed:
+            return 0
+        # Others' outcomes change the store too. To read is cheap; to claim would keep them waiting.
+        version = self._store.version()
+        if self._store.summary().waiting:
+            return wanted
+        self._watch.look(version)
+        return 0
+
+    def _must_record(self, now_s: float) -> bool:
+        """Whether outcomes are to be recorded now, or may wait a moment for more of them."""
+        return (
+            bool(self._crew.free() or self._stops)
+            or now_s >= self._oldest_s + RECORD_S
+            or len(self._ended) >= RECORD_MAX
+        )
+
+    def _claim(self, wanted: int, now_s: float) -> None:
+        recorded = self._ended
+        version = self._store.version()
+        claims, lost = self._store.claim(
+            wanted,
+            worker=self._plan.name,
+            lease_us=self._lease_us,
+            outcomes=[outcome for outcome, *_ in recorded],
+        )
+        self._settle(recorded, lost)
+        self._look_s = stopwatch() + LOOK_S
+        self._dry = len(claims) < wanted
+        if self._dry:
+            self._watch.look(version)
+        if claims:
+            self._crew.give([self._hold(claim, now_s) for claim in claims])
+
+    def _hold(self, claim: Claim, now_s: float) -> Held:
+        document = claim.document
+        path = None
+        if claim.body is None and document.content_name is not None:
+            path = str(self._contents.locate(document.content_name))
+        held = Held(claim, now_s, path)
+        self._held[claim.fence] = held
+        if self._plan.on_event is not None:
+            self._plan.on_event(events.DocumentClaimed(document, claim.fence))
+        return held
+
+    def _settle(self, recorded: list[tuple[Outcome, Held, float]], lost: list[Fence]) -> None:
+        """These outcomes are recorded, but for those whose lease was lost."""
+        self._ended = []
+        gone = set(lost)
+        on_event = self._plan.on_event
+        for outcome, held, seconds in recorded:
+            if held.fence in gone:
+                self._lose(held, outcome)
+                continue
+            del self._held[held.fence]
+            self._counts[_COUNTED[type(outcome)]] += 1
+            if on_event is not None:
+                on_event(events.DocumentEnded(held.claim.document, outcome, seconds))
+
+    def _lose(self, held: Held, outcome: Outcome | None = None) -> None:
+        """Somebody else has the document: nothing of this attempt counts any more."""
+        held.dropped = True
+        if self._held.pop(held.fence, None) is None:
+            return
+        self._counts["lost"] += 1
+        if isinstance(outcome, Completed) and outcome.content is not None:
+            with suppress(StoreError):  # the next sweep removes what cannot be removed now
+                self._contents.delete([outcome.content.name])
+        if self._plan.on_event is not None:
+            self._plan.on_event(events.DocumentLost(held.claim.document, held.fence))
+
+    def _pause(self, error: StoreUnavailable, now_s: float) -> None:
+        """The store cannot be written to now: try again a little later, and later each time."""
+        self._pause_s = min(PAUSE_S_MAX, max(PAUSE_S, self._pause_s * 2))
+        self._paused_until_s = now_s + self._pause_s * (1 + self._plan.random() / 2)
+        if self._plan.on_event is not None:
+            self._plan.on_event(events.StoreFailed(str(error), self._pause_s))
+        over_s = self._plan.grace_s + self._plan.lease_s
+        if self._stopped_s is not None and now_s > self._stopped_s + over_s:
+            raise error  # the leases have run out; others do the work again
+
+    # ── Keeping what is held ─────────────────────────────────────────────────────────────────────
+
+    def _renew(self, now_s: float) -> None:
+        self._renew_s = now_s + self._plan.lease_s / 3
+        if not self._held:
+            return
+        try:
+            self._tell_store(list(self._held.values()), now_s)
+        except StoreUnavailable as error:
+            self._pause(error, now_s)
+            self._renew_s = self._paused_until_s
+
+    def _report_progress(self, now_s: float) -> None:
+        self._progress_s = now_s + PROGRESS_S
+        told = [held for held in self._held.values() if held.progress is not held.reported]
+        if told:
+            with suppress(StoreUnavailable):  # the next renewal tells it
+                self._tell_store(told, now_s)
+
+    def _tell_store(self, some: list[Held], now_s: float) -> None:
+        """Renew the leases of these, and pass on how far they are."""
+        progress: dict[Fence, Progress] = {}
+        for held in some:
+            said = held.progress
+            if said is not None and said is not held.reported:
+                progress[held.fence] = said
+        lost, cancelled = self._store.renew(
+            [held.fence for held in some], lease_us=self._lease_us, progress=progress
+        )
+        for fence, said in progress.items():
+            self._held[fence].reported = said
+            if self._plan.on_event is not None:
+                self._plan.on_event(events.DocumentProgressed(fence, said))
+        ended = {held.fence for _, held, _ in self._ended}
+        for fence in lost:
+            if fence not in ended:  # otherwise the store says so once more when it is recorded
+                self._stop_one(self._held[fence])
+                self._lose(self._held[fence])
+        for fence in cancelled:
+            if fence not in ended:
+                held = self._held[fence]
+                self._stop_one(held)
+                self._add(Stopped(fence), held, 0.0, now_s)
+
+    def _stop_one(self, held: Held) -> None:
+        held.dropped = True
+        if any(running is held for running in self._crew.running()):
+            self._crew.stop(held)
+        else:
+            self._crew.give([one for one in self._crew.take_back() if not one.dropped])
+
+    def _give_back_what_is_held_up(self, now_s: float) -> None:
+        """Give back what was claimed ahead and cannot start, because others turned out slow."""
+        since_s = self._crew.unstarted_since_s()
+        if since_s is not None and now_s > since_s + HELD_BACK_S:
+            self._pace.forget()
+            self._release(self._crew.take_back(), now_s)
+
+    def _release(self, some: list[Held], now_s: float) -> None:
+        for held in some:
+            if not held.dropped:
+                held.dropped = True
+                self._add(Released(held.fence), held, 0.0, now_s)
+
+    # ── The end ──────────────────────────────────────────────────────────────────────────────────
+
+    def _wind_down(self, now_s: float) -> None:
+        """Give back what has not started; when the grace is over, everything."""
+        if self._stopped_s is None:
+            self._stopped_s = now_s
+            if self._plan.on_event is not None:
+                running = len(self._crew.running())
+                self._plan.on_event(events.Stopping(self._stops > 1, running))
+        self._release(self._crew.take_back(), now_s)
+        if self._stops > 1 or now_s >= self._stopped_s + self._plan.grace_s:
+            ended = {held.fence for _, held, _ in self._ended}
+            rest = [held for fence, held in self._held.items() if fence not in ended]
+            for held in self._crew.running():
+                self._crew.stop(held)
+                held.dropped = False
+            self._release(rest, now_s)
+
+    def _is_empty(self) -> bool:
+        summary = self._store.summary()
+        return not (summary.waiting or summary.delayed or summary.running)
+
+    def _abandon(self) -> None:
+        """Something unforeseen ended the loop: give back what can be given back."""
+        ended = {held.fence for _, held, _ in self._ended}
+        outcomes = [outcome for outcome, *_ in self._ended]
+        outcomes += [Released(fence) for fence in self._held if fence not in ended]
+        with suppress(StoreError):
+            if outcomes:
+                self._store.finish(outcomes)
+
+
+_COUNTED = {
+    Completed: "completed",
+    Failed: "failed",
+    Released: "released",
+    Stopped: "cancelled",
+}
+
+
+class Watch:
+    """A thread that waits for changes of the store, while the supervisor waits for its crew."""
+
+    _SLICE_S = 0.1  # so that it ends soon when it is to end
+
+    def __init__(self, store: Store, ring: Callable[[], None]) -> None:
+        self._store = store
+        self._ring = ring
+        self.changed = False
+        self._asked: SimpleQueue[int | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="fairturn-watch", daemon=True)
+        self._thread.start()
+
+    def look(self, version: int) -> None:
+        """Ring when the store has another version than this one."""
+        self.changed = False
+        self._asked.put(version)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._asked.put(None)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while (version := self._asked.get()) is not None:
+            while self._asked.empty():
+                try:
+                    if self._store.wait(version, self._SLICE_S) == version:
+                        continue
+                except StoreError:
+                    pass  # whoever claims next hears of it
+                self.changed = True
+                self._ring()
+                break

@@ -1,0 +1,153 @@
+"""Handlers in threads of this process: cheap to start, impossible to end.
+
+Threads take documents from one queue, each as soon as it is free, so that none waits behind a slow
+one. Nothing is locked for a document: appending to a deque and taking from it are atomic.
+"""
+
+import threading
+from collections import deque
+from pathlib import Path
+from queue import SimpleQueue
+
+from fairturn.clock import stopwatch
+from fairturn.content import Contents
+from fairturn.model import Progress
+from fairturn.worker.crew import Bell, Ended, Held
+from fairturn.worker.handling import ClaimedDocument, Handler, Running
+from fairturn.worker.results import keep_file
+
+# While documents end one after the other, the supervisor looks by itself after this time at most.
+LOOK_S = 0.004
+
+
+class ThreadCrew:
+    """As many threads as documents run at once."""
+
+    def __init__(
+        self, handler: Handler, *, concurrency: int, contents: Contents, folder: Path
+    ) -> None:
+        self._handler = handler
+        self._contents = contents
+        self._folder = folder
+        self._bell = Bell()
+        self._ready: deque[Held] = deque()
+        self._done: deque[Ended] = deque()
+        self._started: dict[int, tuple[Held, ClaimedDocument]] = {}
+        self._wake: SimpleQueue[bool] = SimpleQueue()
+        self._idle: set[int] = set()
+        self._mean_s = 0.001
+        self._threads = [
+            threading.Thread(target=self._serve, args=(n,), name=f"fairturn-{n}", daemon=True)
+            for n in range(concurrency)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def free(self) -> int:
+        return len(self._idle)
+
+    def unstarted(self) -> int:
+        return len(self._ready)
+
+    def unstarted_since_s(self) -> float | None:
+        try:
+            return self._ready[0].claimed_s
+        except IndexError:
+            return None
+
+    def running(self) -> list[Held]:
+        return [held for held, _ in list(self._started.values())]
+
+    def give(self, documents: list[Held]) -> None:
+        self._ready.extend(documents)
+        self._wake_some()
+
+    def _wake_some(self) -> None:
+        """Wake a thread for each 5 ms of work: more would only fight over the interpreter's lock.
+        If the work takes longer than that, `tend` wakes the others."""
+        worth = 1 + int(len(self._ready) * self._mean_s / 0.005)
+        for _ in range(min(worth, len(self._ready), len(self._idle)) - self._wake.qsize()):
+            self._wake.put(True)
+
+    def collect(self) -> list[Ended]:
+        done = self._done
+        ended = [done.popleft() for _ in range(len(done))]
+        if ended:
+            self._mean_s = sum(one.seconds for one in ended) / len(ended)
+        return [one for one in ended if not one.held.dropped]
+
+    def tend(self, now_s: float) -> None:
+        if self._ready and self._idle:
+            self._mean_s = 1.0
+            self._wake_some()
+
+    def due_s(self) -> float | None:
+        return stopwatch() + LOOK_S if self._ready or self._done else None
+
+    def wait(self, timeout_s: float) -> None:
+        self._bell.wait(timeout_s)
+
+    def ring(self) -> None:
+        self._bell.ring()
+
+    def take_back(self) -> list[Held]:
+        taken = []
+        try:
+            while True:
+                taken.append(self._ready.pop())
+        except IndexError:
+            return taken[::-1]
+
+    def stop(self, held: Held) -> None:
+        held.dropped = True
+        for running, document in list(self._started.values()):
+            if running is held:
+                document.stop_requested = True
+
+    def close(self) -> None:
+        self._ready.clear()
+        for _ in self._threads:
+            self._wake.put(False)
+        for thread, busy in zip(self._threads, self._busy(), strict=True):
+            if not busy:
+                thread.join()
+        if not any(self._busy()):
+            self._bell.close()
+
+    def _busy(self) -> list[bool]:
+        return [number in self._started for number in range(len(self._threads))]
+
+    def _serve(self, number: int) -> None:
+        running = Running(self._handler)
+        while True:
+            # Idle first, then look: who gives a document in between sees that it must wake us.
+            self._idle.add(number)
+            self._bell.ring()
+            if not self._ready and not self._wake.get():
+                break
+            self._idle.discard(number)
+            try:
+                while True:
+                    ended = self._run(running, number, self._ready.popleft())
+                    self._done.append(ended)
+                    if self._ready and ended.seconds > LOOK_S:
+                        self._bell.ring()
+            except IndexError:
+                continue
+        running.close()
+
+    def _run(self, running: Running, number: int, held: Held) -> Ended:
+        def report(done: float, total: float | None) -> None:
+            held.progress = Progress(done, total)
+
+        folder = str(self._folder / f"{held.fence.document}-{held.fence.number}")
+        document = ClaimedDocument(held.told, folder, report)
+        self._started[number] = held, document
+        begun = stopwatch()
+        answer = running.run(document)
+        seconds = stopwatch() - begun
+        del self._started[number]
+        if answer[2] is None:
+            return Ended(held, answer, seconds)
+        answer, content = keep_file(self._contents, answer, folder)
+        return Ended(held, answer, seconds, content)
