@@ -136,10 +136,6 @@ class Bell:
         """Call `then` with what happened when the descriptor is ready."""
         self._selector.register(descriptor, events, then)
 
-    def watch_for(self, descriptor: int, events: int, then: Callable[[int], None]) -> None:
-        """The same for a descriptor that is watched already."""
-        self._selector.modify(descriptor, events, then)
-
     def forget(self, descriptor: int) -> None:
         """Watch it no more."""
         with suppress(KeyError, ValueError):
@@ -148,7 +144,8 @@ class Bell:
     def wait(self, timeout_s: float) -> None:
         """Until something happens or the time is over."""
         for key, events in self._selector.select(max(0.0, timeout_s)):
-            if key.data is not None:
+            # One of those before may have closed the descriptor, and its number may be another's.
+            if key.data is not None and self._selector.get_map().get(key.fd) == key:
                 key.data(events)
         # Read before the flag falls: who rings in between is heard by what follows this call.
         with suppress(BlockingIOError):

@@ -121,7 +121,7 @@ class ProcessCrew:
                 due.append(slot.begun_s + self._limits.time_s)
             if len(slot.given) > 1:
                 due.append(slot.begun_s + STUCK_S)
-            if slot.killed_for or slot.ending < 0:
+            if slot.killed_for or slot.silent_s is not None or slot.ending < 0:
                 due.append(stopwatch() + _LOOK_S)
         return min(due, default=None)
 
@@ -184,6 +184,8 @@ class ProcessCrew:
         held_before = len(slot.given)
         before_s = slot.begun_s
         ended = slot.hear()
+        if slot.silent_s is not None:
+            self._bell.forget(slot.replies)
         if slot.broken is not None:
             raise HandlerNotLoaded(
                 f"the handler {self._started.handler} cannot be loaded in a child process: "
@@ -192,15 +194,17 @@ class ProcessCrew:
         if slot.usable:
             self._starts_failed = 0
         if ended:
+            slot.listen()
+            slot.end_line()
             seconds = max(0.0, slot.begun_s - before_s)
             if held_before:
                 self._pace.add(seconds, len(ended))
             for held, answer in ended:
                 self._finish(held, answer, seconds / len(ended))
-        if slot.worn or not slot.documents_left:
+        if slot.worn:
             self._ready.extendleft(reversed(slot.take_back()))
-            if not slot.given:
-                slot.retire()
+        if (slot.worn or not slot.documents_left) and not slot.given:
+            slot.retire()
         self._hand_out()
 
     def _listen(self, slot: Slot) -> None:

@@ -27,6 +27,7 @@ from fairturn.worker.output import Lines, Output
 READ_BYTES = 262_144
 _MARK = re.compile(rb"\0([0-9a-f]{15})\n")  # in the output of a child: this document begins
 _END_S = 2.0  # for a keeper to end everything below it; then we do what we can ourselves
+_SILENT_S = 0.5  # for a process to end after it has closed its pipe
 _SECRET = "FAIRTURN_DATABASE"  # the beginning of names in the environment that no handler sees
 
 _PROGRAM = (
@@ -56,6 +57,7 @@ class Slot:
         self.worn = False  # it asked to be replaced
         self.broken: str | None = None
         self.killed_for: str | None = None
+        self.silent_s: float | None = None  # since when nothing more can come from it
         self._killed_s = 0.0
         self._epoch = 0
         self._permitted = 0
@@ -98,7 +100,8 @@ class Slot:
     @property
     def usable(self) -> bool:
         """Whether it can be given documents."""
-        return self.was_ready and not self.worn and not self.killed_for and self.documents_left > 0
+        ends = self.worn or self.killed_for is not None or self.silent_s is not None
+        return self.was_ready and not ends and self.documents_left > 0
 
     @property
     def has_orders_left(self) -> bool:
@@ -153,12 +156,11 @@ class Slot:
             while piece := os.read(self.replies, READ_BYTES):
                 for message in self._frames.feed(piece):
                     self._understand(message, ended)
-            if not self.killed_for:
-                self.kill("it closed its connection to the worker")
+            self.silent_s = self.silent_s or stopwatch()
         except BlockingIOError:
             pass
         except FrameError as error:
-            self.kill(f"it said something that is no answer: {error}")
+            self.kill(f"the handler said something that is no answer: {error}")
         if ended:
             self.begun_s = stopwatch()
         return ended
@@ -183,8 +185,6 @@ class Slot:
                     raise FrameError("an answer without a document")
                 self.worn |= worn
                 held = self.given.popleft()
-                if held.fence.document == self._printing:
-                    self._lines.end(self._printing)
                 ended.append((held, _checked(kind, text, path, after_s)))
             case _:
                 raise FrameError(repr(message)[:100])
@@ -196,6 +196,11 @@ class Slot:
                 self._pass_on(piece)
                 if not to_the_end:
                     break
+
+    def end_line(self) -> None:
+        """A document has ended, and with it the line that it printed last."""
+        if not self.given or self.given[0].fence.document != self._printing:
+            self._lines.end(self._printing)
 
     def _pass_on(self, piece: bytes) -> None:
         first, *rest = _MARK.split(piece)
@@ -219,7 +224,10 @@ class Slot:
         self.kill("retired")
 
     def see_to_its_end(self, now_s: float) -> None:
-        """If the keeper does not end what is below it, because somebody stopped it, end both."""
+        """Whoever says nothing more should end, and a keeper should end what is below it. If they
+        do not, end them."""
+        if self.silent_s is not None and now_s > self.silent_s + _SILENT_S:
+            self.kill("the handler closed its connection to the worker")
         if self.killed_for and now_s > self._killed_s + _END_S:
             self._kill_by_force()
 
@@ -252,6 +260,7 @@ class Slot:
             self._kill_by_force()
             self._process.wait()
         self.listen(to_the_end=True)
+        self._lines.end(self._printing)
         self.give_back()
 
     def give_back(self) -> None:

@@ -1,0 +1,285 @@
+"""Handlers for the tests of the worker: good ones, and those that do what handlers should not do.
+
+A child process imports this module. What a handler has to tell beyond its result, it writes into
+the folder that the payload names.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from fairturn import ClaimedDocument, NeverAgain, ResultFile, TryAgain
+
+FOREVER = threading.Event()
+
+
+def nothing(document: ClaimedDocument) -> None:
+    pass
+
+
+def double(document: ClaimedDocument) -> dict[str, Any]:
+    return {"doubled": document.payload * 2, "pid": os.getpid()}
+
+
+async def double_later(document: ClaimedDocument) -> dict[str, Any]:
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    woken = loop.create_future()
+    loop.call_later(0.01, woken.set_result, None)
+    await woken
+    return {"doubled": document.payload * 2, "loop": id(loop)}
+
+
+def tell_everything(document: ClaimedDocument) -> dict[str, Any]:
+    return {
+        "id": document.id,
+        "customer": document.customer,
+        "name": document.name,
+        "metadata": document.metadata,
+        "priority": document.priority,
+        "count": document.count,
+        "attempt": document.attempt,
+        "size_bytes": document.size_bytes,
+        "submitted_at": document.submitted_at,
+        "fence": str(document.fence),
+    }
+
+
+def size_of_content(document: ClaimedDocument) -> dict[str, Any]:
+    with document.open() as stream:
+        streamed = len(stream.read())
+    return {
+        "streamed": streamed,
+        "read": len(document.read()),
+        "file": document.path.stat().st_size,
+    }
+
+
+def size_of_payload(document: ClaimedDocument) -> int:
+    return len(document.payload)
+
+
+def write_file(document: ClaimedDocument) -> ResultFile:
+    file = document.folder / "result.bin"
+    file.write_bytes(b"page " * 100_000)
+    return ResultFile(file, {"pages": 3, "folder": str(document.folder)})
+
+
+def use_folder(document: ClaimedDocument) -> str:
+    (document.folder / "scratch").write_text("something")
+    return str(document.folder)
+
+
+def name_no_file(document: ClaimedDocument) -> ResultFile:
+    return ResultFile(document.folder)
+
+
+def try_again_at_first(document: ClaimedDocument) -> int:
+    if document.attempt < 3:
+        raise TryAgain("the server is busy", after_s=0.01)
+    return document.attempt
+
+
+def never_again(document: ClaimedDocument) -> None:
+    raise NeverAgain("this is not a PDF")
+
+
+def fail(document: ClaimedDocument) -> None:
+    raise ValueError("page 3 is torn")
+
+
+def fail_with_strange_text(document: ClaimedDocument) -> None:
+    raise ValueError("NUL \x00 and half a character \ud800 " + "x" * 100_000)
+
+
+def fail_without_text(document: ClaimedDocument) -> None:
+    class SilentError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    raise SilentError
+
+
+def answer_with_a_set(document: ClaimedDocument) -> Any:
+    return {1, 2}
+
+
+def answer_with_too_much(document: ClaimedDocument) -> Any:
+    return "x" * (17 * 1_048_576)
+
+
+def answer_with_strange_text(document: ClaimedDocument) -> Any:
+    return "NUL \x00 and half a character \ud800"
+
+
+def report_progress(document: ClaimedDocument) -> None:
+    document.progress(3, 10)
+    Path(document.payload, "reported").touch()
+    wait_for(document, "go on")
+
+
+def environment(document: ClaimedDocument) -> dict[str, Any]:
+    return {
+        "names": sorted(os.environ),
+        "modules": sorted(sys.modules),
+        "argv": sys.argv,
+        "descriptors": [os.readlink(f"/proc/self/fd/{fd}") for fd in _open_descriptors()],
+    }
+
+
+def _open_descriptors() -> list[str]:
+    return [fd for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]
+
+
+def resident_bytes(document: ClaimedDocument) -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+# ── Those that tell when they began, and wait ────────────────────────────────────────────────────
+
+
+def began(document: ClaimedDocument) -> None:
+    """Leave a mark that this attempt has begun, and in which process."""
+    mark = Path(document.payload, f"began-{document.id}-{document.attempt}")
+    mark.with_suffix(".new").write_text(str(os.getpid()))
+    mark.with_suffix(".new").rename(mark)
+
+
+def wait_for(document: ClaimedDocument, name: str) -> None:
+    """Until a file of this name is in the folder."""
+    while not Path(document.payload, name).exists():
+        FOREVER.wait(0.005)
+
+
+def hang(document: ClaimedDocument) -> None:
+    began(document)
+    FOREVER.wait()
+
+
+def finish_when_told(document: ClaimedDocument) -> int:
+    began(document)
+    wait_for(document, "go on")
+    return document.attempt
+
+
+def take_20_ms(document: ClaimedDocument) -> None:
+    FOREVER.wait(0.02)
+
+
+# ── Those that misbehave ─────────────────────────────────────────────────────────────────────────
+
+
+def hang_and_refuse_to_end(document: ClaimedDocument) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    hang(document)
+
+
+def hold_the_interpreter(document: ClaimedDocument) -> None:
+    """Sleep in C without giving up the lock of the interpreter."""
+    began(document)
+    ctypes.PyDLL(None).usleep(1_500_000)
+
+
+def exit_at_once(document: ClaimedDocument) -> None:
+    os._exit(3)
+
+
+def exit_with_success(document: ClaimedDocument) -> None:
+    os._exit(0)
+
+
+def exit_politely(document: ClaimedDocument) -> None:
+    sys.exit(4)
+
+
+def segfault(document: ClaimedDocument) -> None:
+    ctypes.string_at(0)
+
+
+def kill_itself(document: ClaimedDocument) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_its_group(document: ClaimedDocument) -> None:
+    os.killpg(0, signal.SIGKILL)
+
+
+def eat_memory(document: ClaimedDocument) -> None:
+    bytearray(1 << 30)
+
+
+def eat_memory_bit_by_bit(document: ClaimedDocument) -> None:
+    eaten = []
+    while True:
+        eaten.append(bytearray(1 << 20))
+
+
+def fork_and_return_twice(document: ClaimedDocument) -> str:
+    return "child" if os.fork() == 0 else "parent"
+
+
+def leave_a_process(document: ClaimedDocument) -> None:
+    process = subprocess.Popen(["sleep", "1000"])
+    Path(document.payload, "left").write_text(str(process.pid))
+
+
+def leave_a_daemon(document: ClaimedDocument) -> None:
+    """Fork twice with a session in between, as daemons do, and ignore polite signals."""
+    if (first := os.fork()) == 0:
+        os.setsid()
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            mark = Path(document.payload, "left.new")
+            mark.write_text(str(os.getpid()))
+            mark.rename(Path(document.payload, "left"))
+            FOREVER.wait()
+        os._exit(0)
+    os.waitpid(first, 0)
+    wait_for(document, "left")
+
+
+def leave_a_daemon_and_hang(document: ClaimedDocument) -> None:
+    leave_a_daemon(document)
+    hang(document)
+
+
+def leave_a_daemon_and_crash(document: ClaimedDocument) -> None:
+    leave_a_daemon(document)
+    kill_itself(document)
+
+
+def close_every_descriptor(document: ClaimedDocument) -> None:
+    os.closerange(0, 1_000)
+
+
+def close_descriptors_and_hang(document: ClaimedDocument) -> None:
+    os.closerange(3, 1_000)
+    FOREVER.wait()
+
+
+def write_nonsense_to_every_descriptor(document: ClaimedDocument) -> None:
+    for descriptor in range(3, 100):
+        try:
+            os.write(descriptor, b"\xff" * 100)
+        except OSError:
+            continue
+    FOREVER.wait()
+
+
+def print_megabytes(document: ClaimedDocument) -> None:
+    for _ in range(200):
+        os.write(1, b"x" * 99_999 + b"\n")
+
+
+def print_lines(document: ClaimedDocument) -> None:
+    sys.stdout.write(f"out {document.payload}\n")
+    sys.stderr.write("red \x1b[31m")
