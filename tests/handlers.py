@@ -130,12 +130,8 @@ def environment(document: ClaimedDocument) -> dict[str, Any]:
         "names": sorted(os.environ),
         "modules": sorted(sys.modules),
         "argv": sys.argv,
-        "descriptors": [os.readlink(f"/proc/self/fd/{fd}") for fd in _open_descriptors()],
+        "descriptors": [str(file.resolve()) for file in Path("/proc/self/fd").iterdir()],
     }
-
-
-def _open_descriptors() -> list[str]:
-    return [fd for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]
 
 
 def resident_bytes(document: ClaimedDocument) -> int:

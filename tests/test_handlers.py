@@ -1,6 +1,5 @@
 """What a handler may do to a worker: nothing. Each of these runs in a real child process."""
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,8 +48,8 @@ def run(
 ) -> list[Document]:
     """Submit documents, work until all have ended, and look at them."""
     receipts = [queue.submit("acme", payload=payload) for _ in range(documents)]
-    options = {"concurrency": 1, "retry": AT_ONCE} | options
-    Worker(queue, handler, **options).run(until_empty=True)
+    settings: dict[str, Any] = {"concurrency": 1, "retry": AT_ONCE} | options
+    Worker(queue, handler, **settings).run(until_empty=True)
     return [queue.get(receipt.id) for receipt in receipts]
 
 
@@ -226,9 +225,9 @@ def test_a_child_is_replaced_after_so_many_documents(queue: Queue) -> None:
 
 
 def test_a_worker_leaves_no_process_and_no_descriptor_behind(queue: Queue) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = sum(1 for _ in Path("/proc/self/fd").iterdir())
 
     documents = run(queue, handlers.double, 1, documents=8, concurrency=4)
 
     assert all(is_gone(queue.result(document.id)["pid"]) for document in documents)
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert sum(1 for _ in Path("/proc/self/fd").iterdir()) <= before

@@ -230,7 +230,19 @@ class Queue:
             return stream.read()
 
     def result(self, id: str) -> Any:
-        """What the handler gave back for a completed document."""
+        """What the handler gave back for a completed document; with a file, the value beside it."""
+        result = self._completed(id).result
+        return None if result is None else json.loads(result)
+
+    def open_result(self, id: str) -> BinaryIO:
+        """The file that the handler gave back, as a stream; it is checked before. `NotFound` if it
+        gave none."""
+        content = self._completed(id).result_content
+        if content is None:
+            raise NotFound(f"document {id} has no file as its result; see result()")
+        return self.contents.open(content)
+
+    def _completed(self, id: str) -> Stored:
         stored = self._stored(id)
         document = stored.document
         if document.state is not State.COMPLETED:
@@ -238,7 +250,7 @@ class Queue:
             raise WrongState(
                 f"document {id} is {document.state}{why}; only a completed one has a result"
             )
-        return None if stored.result is None else json.loads(stored.result)
+        return stored
 
     def _stored(self, id: str) -> Stored:
         stored = self.store.read(id)

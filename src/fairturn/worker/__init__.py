@@ -75,7 +75,7 @@ class Worker:
         self._retry = retry
         self._recycle_after = recycle_after
         self._on_event = on_event
-        self.name = name or _new_name()
+        self.name = _checked_name(name) if name is not None else _new_name()
         self._supervisor: Supervisor | None = None
         self._stops: list[bool] = []  # asked for before the supervisor was there
 
@@ -108,7 +108,7 @@ class Worker:
             on_event=self._on_event,
             random=random.Random().random,
         )
-        pace = Pace(self._concurrency)
+        pace = Pace(self._concurrency, refill=0.0 if self._threads else 0.5)
         with tempfile.TemporaryDirectory(prefix="fairturn-worker-", ignore_cleanup_errors=True) as (
             folder
         ):
@@ -145,13 +145,14 @@ class Worker:
                 concurrency=self._concurrency,
                 contents=self._queue.contents,
                 folder=Path(folder),
+                pace=pace,
             )
         from fairturn.worker.processes import Limits, ProcessCrew
 
         assert isinstance(self._handler, str)
         return ProcessCrew(
             self._handler,
-            main_module(),
+            main_module() if self._handler.startswith("__main__:") else None,
             concurrency=self._concurrency,
             limits=Limits(
                 self._time_limit_s, self._memory_limit_bytes, self._recycle_after, GROWTH_BYTES_MAX
@@ -177,6 +178,13 @@ def _new_name() -> str:
     import socket
 
     return f"{socket.gethostname()[:64]}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _checked_name(name: str) -> str:
+    from fairturn.model import WORKER_BYTES_MAX
+    from fairturn.text import identity
+
+    return identity(name, "name", WORKER_BYTES_MAX)
 
 
 def _check_whole(name: str, value: int, least: int, most: int) -> None:

@@ -1,6 +1,6 @@
-"""The program of a child: a keeper, and below it the process that runs the handler.
+"""The process that runs a handler. It imports next to nothing, and nothing that knows the database.
 
-Both import next to nothing, and nothing that knows the database.
+`keeper.py` is its parent; `slot.py` is how the worker sees it.
 """
 
 import os
@@ -11,36 +11,12 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from fairturn.clock import stopwatch
 from fairturn.worker.frames import Reader, pack, write_all
 from fairturn.worker.handling import ClaimedDocument, Running, Told, describe
-from fairturn.worker.keeper import (
-    PR_SET_CHILD_SUBREAPER,
-    PR_SET_PDEATHSIG,
-    keep,
-    process_control,
-)
 from fairturn.worker.loading import load
 
 PAUSE_BETWEEN_REPORTS_S = 0.25
-
-
-def main(orders: int, permits: int, replies: int, life: int) -> None:
-    """Become the keeper of one process that runs the handler."""
-    control = process_control()
-    control(PR_SET_CHILD_SUBREAPER, 1)
-    keeper = os.getpid()
-    runner = os.fork()
-    if runner:
-        for descriptor in (orders, permits, replies):
-            os.close(descriptor)
-        keep(runner, life)
-    os.close(life)
-    os.setpgid(0, 0)
-    control(PR_SET_CHILD_SUBREAPER, 1)
-    control(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != keeper:
-        os._exit(1)
-    _work(orders, permits, replies)
 
 
 class Runner:
@@ -85,12 +61,14 @@ class Runner:
             if told is None:
                 return
             document = ClaimedDocument(told, f"{folder}/{told[0]}-{told[1]}", _Reports(self._send))
+            begun_s = stopwatch()
             answer = running.run(document)
+            seconds = stopwatch() - begun_s
             if os.getpid() != self._pid:
                 os._exit(0)  # a process that the handler forked, and that came back from it
             _flush()
             worn = _has_children() or grown.too_far() or _is_memory(answer)
-            self._send([*answer, worn])
+            self._send([*answer, seconds, worn])
 
     def _next(self) -> Told | None:
         """The document that the next permit is for. The worker can take permits back, and then it
@@ -122,7 +100,8 @@ class Runner:
         write_all(self._replies, pack(message))
 
 
-def _work(orders: int, permits: int, replies: int) -> None:
+def work(orders: int, permits: int, replies: int) -> None:
+    """Run documents until there are no more, and end this process."""
     for number in (signal.SIGTERM, signal.SIGINT):
         # Not ignored, because what a handler starts would inherit that. The worker ends us.
         signal.signal(number, lambda number, frame: None)
@@ -153,8 +132,6 @@ class _Reports:
         self._next_s = 0.0
 
     def __call__(self, done: float, total: float | None) -> None:
-        from fairturn.clock import stopwatch
-
         now_s = stopwatch()
         if now_s >= self._next_s:
             self._next_s = now_s + PAUSE_BETWEEN_REPORTS_S

@@ -61,6 +61,8 @@ class Ended(NamedTuple):
 class Crew(Protocol):
     """Those who run the handlers."""
 
+    can_end: bool  # whether what has started can be ended
+
     def free(self) -> int:
         """How many documents could start at once."""
         ...
@@ -109,8 +111,12 @@ class Crew(Protocol):
         """End one that has started, as far as that is possible; it is not collected any more."""
         ...
 
+    def replace_no_more(self) -> None:
+        """The end is near: who ends is not replaced."""
+        ...
+
     def close(self) -> None:
-        """End everything."""
+        """End everything. Calling it twice does no harm."""
         ...
 
 

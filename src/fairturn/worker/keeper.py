@@ -1,22 +1,56 @@
-"""The keeper: the parent of the process that runs a handler.
+"""The program of a child: a keeper, and below it the process that runs the handler.
 
-It runs nothing of anybody else's. It waits until the handler's process or the worker is gone, and
-then ends everything that is left below it, also what has put itself into a session of its own. So
-nothing stays behind even when the worker is killed with SIGKILL.
+The keeper runs nothing of anybody else's. It waits until the handler's process or the worker is
+gone, and then ends everything that is left below it, also what has put itself into a session of its
+own. So nothing stays behind even when the worker is killed with SIGKILL.
+
+This file is run as a script, without `site` and before anything of fairturn is imported: there is
+one keeper for every process that runs a handler, and so it takes next to no memory.
 """
 
 import os
 import select
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+import sys
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LOOK_MS = 100  # where no descriptor tells that a process has ended
 
 
-def keep(runner: int, life: int) -> None:
-    """Be the keeper of the process that runs the handler, and end as it ends."""
+def main(package: str, orders: int, permits: int, replies: int, life: int) -> None:
+    """Become the keeper of a process that runs the handler."""
+    control = _process_control()
+    control(_PR_SET_CHILD_SUBREAPER, 1)
+    keeper = os.getpid()
+    runner = os.fork()
+    if runner:
+        for descriptor in (orders, permits, replies):
+            os.close(descriptor)
+        _keep(runner, life)
+    os.close(life)
+    os.setpgid(0, 0)
+    control(_PR_SET_CHILD_SUBREAPER, 1)
+    control(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != keeper:
+        os._exit(1)
+    _run(package, orders, permits, replies)
+
+
+def _run(package: str, orders: int, permits: int, replies: int) -> None:
+    import site
+
+    site.main()
+    sys.path.append(package)
+    from fairturn.worker.child import work
+
+    work(orders, permits, replies)
+
+
+def _keep(runner: int, life: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -82,8 +116,10 @@ def _children_by_parent(me: int) -> list[int]:
 
 
 def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
+    try:  # noqa: SIM105  # contextlib is one more import
         os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
 
 
 def _exit_as(status: int | None) -> None:
@@ -101,7 +137,7 @@ def _exit_as(status: int | None) -> None:
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
-def process_control() -> Callable[[int, int], object]:
+def _process_control() -> "Callable[[int, int], object]":
     """prctl, where there is one: the option, and its value."""
     try:
         import ctypes
@@ -110,3 +146,7 @@ def process_control() -> Callable[[int, int], object]:
     except (ImportError, OSError, AttributeError):
         return lambda option, value: None
     return found
+
+
+if __name__ == "__main__":
+    main(sys.argv.pop(1), *map(int, sys.argv.pop(1).split(",")))

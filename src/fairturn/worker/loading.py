@@ -6,6 +6,10 @@ from importlib import import_module
 
 from fairturn.worker.handling import Handler
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 MAIN = "__fairturn_main__"  # what a script is called while a child loads it
 
 
@@ -27,20 +31,25 @@ def reference_of(handler: Handler | str) -> str:
             "a lambda or was defined inside a function; move it to the top of a module, "
             "or use threads=True"
         )
+    if home == "__main__" and main_module() is None:
+        raise ValueError(
+            f"the handler {path} was typed in and not read from a file, so no child process can "
+            "import it; move it to a module, or use threads=True"
+        )
     return f"{home}:{path}"
 
 
-def main_module() -> dict[str, str] | None:
-    """How a child can load the script that this process was started with."""
+def main_module() -> "dict[str, Any] | None":
+    """How a child can load the script that this process was started with; None without one."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     if spec is not None:
-        return {"name": str(spec.name)}
+        return {"name": str(spec.name), "argv": sys.argv}
     file = getattr(main, "__file__", None)
-    return {"file": os.path.abspath(file)} if file else None
+    return {"file": os.path.abspath(file), "argv": sys.argv} if file else None
 
 
-def load(reference: str, main_module: dict[str, str] | None = None) -> Handler:
+def load(reference: str, main_module: "dict[str, Any] | None" = None) -> Handler:
     """The function that `module:qualname` names."""
     module_name, _, qualname = reference.partition(":")
     found: object
@@ -55,11 +64,12 @@ def load(reference: str, main_module: dict[str, str] | None = None) -> Handler:
     return found
 
 
-def _load_main(main_module: dict[str, str]) -> object:
+def _load_main(main_module: "dict[str, Any]") -> object:
     """The script that the worker was started from, without its `if __name__ == "__main__"`."""
     import runpy
     from types import ModuleType
 
+    sys.argv[:] = main_module["argv"]
     module = ModuleType(MAIN)
     sys.modules["__main__"] = sys.modules[MAIN] = module
     if "name" in main_module:

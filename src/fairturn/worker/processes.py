@@ -3,7 +3,7 @@
 import selectors
 from collections import deque
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fairturn.clock import stopwatch
 from fairturn.content import Contents
@@ -32,10 +32,12 @@ class Limits(NamedTuple):
 class ProcessCrew:
     """As many child processes as documents run at once."""
 
+    can_end = True
+
     def __init__(
         self,
         handler: str,
-        main_module: dict[str, str] | None,
+        main_module: dict[str, Any] | None,
         *,
         concurrency: int,
         limits: Limits,
@@ -54,6 +56,8 @@ class ProcessCrew:
         self._done: deque[Ended] = deque()
         self._carried = 0  # files under way to the contents
         self._starts_failed = 0
+        self._replacing = True
+        self._closed = False
         self._started = Started(
             handler=handler,
             main=main_module,
@@ -143,7 +147,13 @@ class ProcessCrew:
             if slot.given and slot.given[0] is held:
                 slot.kill("stopped")
 
+    def replace_no_more(self) -> None:
+        self._replacing = False
+
     def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         for slot in self._slots:
             slot.close()
         for slot in self._slots:
@@ -181,8 +191,6 @@ class ProcessCrew:
     def _hear(self, slot: Slot) -> None:
         """A child has said something."""
         self._listen(slot)
-        held_before = len(slot.given)
-        before_s = slot.begun_s
         ended = slot.hear()
         if slot.silent_s is not None:
             self._bell.forget(slot.replies)
@@ -196,11 +204,9 @@ class ProcessCrew:
         if ended:
             slot.listen()
             slot.end_line()
-            seconds = max(0.0, slot.begun_s - before_s)
-            if held_before:
-                self._pace.add(seconds, len(ended))
-            for held, answer in ended:
-                self._finish(held, answer, seconds / len(ended))
+            self._pace.add(sum(seconds for *_, seconds in ended), len(ended))
+            for held, answer, seconds in ended:
+                self._finish(held, answer, seconds)
         if slot.worn:
             self._ready.extendleft(reversed(slot.take_back()))
         if (slot.worn or not slot.documents_left) and not slot.given:
@@ -246,7 +252,9 @@ class ProcessCrew:
                     f"{self._starts_failed} child processes in a row ended before they had loaded "
                     f"the handler {self._started.handler}: {slot.why()}"
                 )
-        self._slots[self._slots.index(slot)] = self._new_slot()
+        self._slots.remove(slot)
+        if self._replacing:
+            self._slots.append(self._new_slot())
         self._hand_out()
 
     def _hear_the_last(self, slot: Slot) -> None:

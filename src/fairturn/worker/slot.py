@@ -14,11 +14,12 @@ import sys
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import fairturn
 from fairturn.clock import stopwatch
 from fairturn.model import Progress
+from fairturn.worker import keeper
 from fairturn.worker.crew import Held
 from fairturn.worker.frames import FrameError, Frames, pack
 from fairturn.worker.handling import AGAIN, DONE, FILE, NEVER, RESULT_BYTES_MAX, Answer
@@ -30,17 +31,15 @@ _END_S = 2.0  # for a keeper to end everything below it; then we do what we can 
 _SILENT_S = 0.5  # for a process to end after it has closed its pipe
 _SECRET = "FAIRTURN_DATABASE"  # the beginning of names in the environment that no handler sees
 
-_PROGRAM = (
-    "import sys; sys.path.append(sys.argv.pop(1)); from fairturn.worker.child import main; "
-    "main(*map(int, sys.argv.pop(1).split(',')))"
-)
+# A document that a child has ended, what it says of it, and the seconds that it took.
+Said = tuple[Held, Answer, float]
 
 
 class Started(NamedTuple):
     """What a child is told when it starts."""
 
     handler: str
-    main: dict[str, str] | None
+    main: dict[str, Any] | None
     folder: str
     memory_limit_bytes: int | None
     growth_bytes: int
@@ -78,10 +77,10 @@ class Slot:
         for descriptor in (self.orders, self._permits_read, self.replies, self.output):
             os.set_blocking(descriptor, False)
         theirs = (orders, self._permits_read, replies, life)
-        here = str(Path(fairturn.__file__).parent.parent)
+        package = str(Path(fairturn.__file__).parent.parent)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROGRAM, here, ",".join(map(str, theirs))],
+                [sys.executable, "-S", "-P", keeper.__file__, package, ",".join(map(str, theirs))],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -149,9 +148,9 @@ class Slot:
 
     # ── What it says ─────────────────────────────────────────────────────────────────────────────
 
-    def hear(self) -> list[tuple[Held, Answer]]:
+    def hear(self) -> list[Said]:
         """The documents that it has ended, with what it says of them."""
-        ended: list[tuple[Held, Answer]] = []
+        ended: list[Said] = []
         try:
             while piece := os.read(self.replies, READ_BYTES):
                 for message in self._frames.feed(piece):
@@ -165,7 +164,7 @@ class Slot:
             self.begun_s = stopwatch()
         return ended
 
-    def _understand(self, message: object, ended: list[tuple[Held, Answer]]) -> None:
+    def _understand(self, message: object, ended: list[Said]) -> None:
         match message:
             case ["ready"] if not self.was_ready:
                 self.was_ready = True
@@ -179,13 +178,14 @@ class Slot:
                 (str() | None) as text,
                 (str() | None) as path,
                 (int() | float() | None) as after_s,
+                int() | float() as seconds,
                 bool(worn),
             ]:
                 if not self.given:
                     raise FrameError("an answer without a document")
                 self.worn |= worn
                 held = self.given.popleft()
-                ended.append((held, _checked(kind, text, path, after_s)))
+                ended.append((held, _checked(kind, text, path, after_s), max(0.0, seconds)))
             case _:
                 raise FrameError(repr(message)[:100])
 

@@ -74,6 +74,7 @@ class Supervisor:
         self._paused_until_s = 0.0
         self._stops = 0
         self._stopped_s: float | None = None
+        self._over = False  # the time to finish what runs
         self._watch = Watch(store, crew.ring)
         self._counts = dict.fromkeys(Done._fields, 0)
 
@@ -88,6 +89,7 @@ class Supervisor:
             while not self._turn():
                 self._crew.wait(self._next_s() - stopwatch())
         except BaseException:
+            self._crew.close()
             self._abandon()
             raise
         finally:
@@ -125,7 +127,7 @@ class Supervisor:
             due.append(max(self._oldest_s + RECORD_S, self._paused_until_s))
         if self._held:
             due.append(self._progress_s)
-        if self._stopped_s is not None:
+        if self._stopped_s is not None and not self._over:
             due.append(self._stopped_s + self._plan.grace_s)
         return min(due)
 
@@ -147,6 +149,7 @@ class Supervisor:
         if kind == AGAIN:
             attempt = held.claim.document.attempts
             delay = delay_us(self._plan.retry, attempt, self._plan.random, after_s)
+            self._look_s = min(self._look_s, stopwatch() + delay / 1_000_000)
             return Failed(held.fence, text or "", delay)
         return Completed(held.fence, text, content, microseconds(seconds))
 
@@ -169,10 +172,13 @@ class Supervisor:
 
     def _wanted(self, now_s: float) -> int:
         """How many documents to claim now; none while nothing has changed since none was found."""
-        if self._stops:
+        wanted = 0
+        if not self._stops:
+            wanted = self._pace.wanted(self._crew.free(), self._crew.unstarted())
+        if not wanted:
+            self._look_s = max(self._look_s, now_s + LOOK_S)  # whoever ends wakes us before that
             return 0
-        wanted = self._pace.wanted(self._crew.free(), self._crew.unstarted())
-        if not wanted or not self._dry or now_s >= self._look_s:
+        if not self._dry or now_s >= self._look_s:
             return wanted
         if not self._watch.changed:
             return 0
@@ -186,7 +192,8 @@ class Supervisor:
     def _must_record(self, now_s: float) -> bool:
         """Whether outcomes are to be recorded now, or may wait a moment for more of them."""
         return (
-            bool(self._crew.free() or self._stops)
+            bool(self._stops)
+            or self._crew.free() > self._crew.unstarted()
             or now_s >= self._oldest_s + RECORD_S
             or len(self._ended) >= RECORD_MAX
         )
@@ -328,17 +335,29 @@ class Supervisor:
             if self._plan.on_event is not None:
                 running = len(self._crew.running())
                 self._plan.on_event(events.Stopping(self._stops > 1, running))
+            self._crew.replace_no_more()
         self._release(self._crew.take_back(), now_s)
-        if self._stops > 1 or now_s >= self._stopped_s + self._plan.grace_s:
-            ended = {held.fence for _, held, _ in self._ended}
-            rest = [held for fence, held in self._held.items() if fence not in ended]
-            for held in self._crew.running():
-                self._crew.stop(held)
-                held.dropped = False
-            self._release(rest, now_s)
+        self._over = self._stops > 1 or now_s >= self._stopped_s + self._plan.grace_s
+        if self._over:
+            self._stop_all(now_s)
+
+    def _stop_all(self, now_s: float) -> None:
+        """End what runs. It is given back once it has ended, so that it never runs twice at the
+        same time; a thread is not waited for."""
+        running = {held.fence for held in self._crew.running()}
+        for held in self._crew.running():
+            self._crew.stop(held)
+        ended = {held.fence for _, held, _ in self._ended}
+        for fence, held in self._held.items():
+            if fence not in ended and (fence not in running or not self._crew.can_end):
+                held.dropped = True
+                self._add(Released(fence), held, 0.0, now_s)
 
     def _is_empty(self) -> bool:
-        summary = self._store.summary()
+        try:
+            summary = self._store.summary()
+        except StoreUnavailable:
+            return False
         return not (summary.waiting or summary.delayed or summary.running)
 
     def _abandon(self) -> None:

@@ -14,19 +14,24 @@ from fairturn.content import Contents
 from fairturn.model import Progress
 from fairturn.worker.crew import Bell, Ended, Held
 from fairturn.worker.handling import ClaimedDocument, Handler, Running
+from fairturn.worker.pacing import Pace
 from fairturn.worker.results import keep_file
 
 # While documents end one after the other, the supervisor looks by itself after this time at most.
 LOOK_S = 0.004
+WORTH_WAKING_S = 0.005  # of work, which is how long a thread may keep the interpreter's lock
 
 
 class ThreadCrew:
     """As many threads as documents run at once."""
 
+    can_end = False
+
     def __init__(
-        self, handler: Handler, *, concurrency: int, contents: Contents, folder: Path
+        self, handler: Handler, *, concurrency: int, contents: Contents, folder: Path, pace: Pace
     ) -> None:
         self._handler = handler
+        self._pace = pace
         self._contents = contents
         self._folder = folder
         self._bell = Bell()
@@ -35,7 +40,9 @@ class ThreadCrew:
         self._started: dict[int, tuple[Held, ClaimedDocument]] = {}
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._idle: set[int] = set()
-        self._mean_s = 0.001
+        self._closed = False
+        self._given_s = 0.0
+        self._slow = False  # what is ready takes longer than was thought
         self._threads = [
             threading.Thread(target=self._serve, args=(n,), name=f"fairturn-{n}", daemon=True)
             for n in range(concurrency)
@@ -60,12 +67,16 @@ class ThreadCrew:
 
     def give(self, documents: list[Held]) -> None:
         self._ready.extend(documents)
+        self._slow = False
+        self._given_s = stopwatch()
         self._wake_some()
 
     def _wake_some(self) -> None:
         """Wake a thread for each 5 ms of work: more would only fight over the interpreter's lock.
-        If the work takes longer than that, `tend` wakes the others."""
-        worth = 1 + int(len(self._ready) * self._mean_s / 0.005)
+        If the work takes longer than it used to, `tend` wakes the others."""
+        worth = 1 + int(len(self._ready) * self._pace.mean_s / WORTH_WAKING_S)
+        if self._slow or not self._pace.ahead:
+            worth = len(self._ready)
         for _ in range(min(worth, len(self._ready), len(self._idle)) - self._wake.qsize()):
             self._wake.put(True)
 
@@ -73,12 +84,12 @@ class ThreadCrew:
         done = self._done
         ended = [done.popleft() for _ in range(len(done))]
         if ended:
-            self._mean_s = sum(one.seconds for one in ended) / len(ended)
+            self._pace.add(sum(one.seconds for one in ended), len(ended))
         return [one for one in ended if not one.held.dropped]
 
     def tend(self, now_s: float) -> None:
-        if self._ready and self._idle:
-            self._mean_s = 1.0
+        self._slow = bool(self._ready and now_s > self._given_s + WORTH_WAKING_S)
+        if self._slow and self._idle:
             self._wake_some()
 
     def due_s(self) -> float | None:
@@ -104,18 +115,22 @@ class ThreadCrew:
             if running is held:
                 document.stop_requested = True
 
+    def replace_no_more(self) -> None:
+        """A thread is never replaced."""
+
     def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         self._ready.clear()
+        busy = set(self._started)
         for _ in self._threads:
             self._wake.put(False)
-        for thread, busy in zip(self._threads, self._busy(), strict=True):
-            if not busy:
+        for number, thread in enumerate(self._threads):
+            if number not in busy:
                 thread.join()
-        if not any(self._busy()):
+        if not busy:  # otherwise somebody may ring yet, and the descriptor must not be another's
             self._bell.close()
-
-    def _busy(self) -> list[bool]:
-        return [number in self._started for number in range(len(self._threads))]
 
     def _serve(self, number: int) -> None:
         running = Running(self._handler)

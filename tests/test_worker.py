@@ -1,0 +1,669 @@
+"""The worker: what it promises about claims, leases, outcomes and signals."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairturn import Delays, Queue, State, Submission, Worker
+from fairturn.clock import stopwatch
+from fairturn.errors import HandlerNotLoaded, NotFound, StoreUnavailable, WrongState
+from fairturn.model import Claimed, Fence, Outcome, Progress
+from fairturn.stores.sqlite import SqliteStore
+from fairturn.worker.events import DocumentClaimed, DocumentEnded, DocumentLost, Event, StoreFailed
+from tests import handlers
+from tests.test_handlers import AT_ONCE, is_gone, until
+
+ROOT = Path(__file__).parent.parent
+KINDS = pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    with Queue(tmp_path / "documents.db", synchronous="NORMAL") as queue:
+        yield queue
+
+
+def drain(queue: Queue, handler: Any, **options: Any) -> list[Event]:
+    """Work until the queue is empty; what happened meanwhile."""
+    events: list[Event] = []
+    Worker(queue, handler, on_event=events.append, **options).run(until_empty=True)
+    return events
+
+
+class InBackground:
+    """A worker that runs in a thread, until the end of a `with`."""
+
+    def __init__(self, queue: Queue, handler: Any, **options: Any) -> None:
+        self.events: list[Event] = []
+        self.worker = Worker(queue, handler, on_event=self.events.append, **options)
+        self._thread = threading.Thread(target=self.worker.run)
+
+    def __enter__(self) -> "InBackground":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.worker.stop(now=True)
+        self._thread.join()
+
+
+class WorkerProcess:
+    """A worker in a process of its own, killed at the end of a `with`."""
+
+    def __init__(self, queue: Queue, handler: str, **options: Any) -> None:
+        assert isinstance(queue.store, SqliteStore)
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tests.worker_process"),
+                *(str(queue.store.path), f"tests.handlers:{handler}", json.dumps(options)),
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> "WorkerProcess":
+        self.hear("working")
+        return self
+
+    def hear(self, line: str) -> None:
+        """Wait until it says this."""
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == f"{line}\n"
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Ask it to stop, and wait until it has heard that."""
+        self.process.send_signal(number)
+        self.hear("stopping")
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def end(self) -> dict[str, int]:
+        """Wait until it has ended by itself; what it did."""
+        out, _ = self.process.communicate(timeout=20)
+        done: dict[str, int] = json.loads(out)
+        return done
+
+
+def has_begun(folder: Path, id: str, attempt: int = 1) -> int:
+    """Wait until an attempt has begun; the process that it runs in."""
+    mark = folder / f"began-{id}-{attempt}"
+    until(mark.exists, f"attempt {attempt} begins")
+    return int(mark.read_text())
+
+
+# ── Documents get done ───────────────────────────────────────────────────────────────────────────
+
+
+@KINDS
+def test_every_document_is_run_once_and_its_result_is_kept(queue: Queue, threads: bool) -> None:
+    receipts = queue.submit_many([Submission(customer=f"c{n % 7}", payload=n) for n in range(300)])
+
+    done = Worker(queue, handlers.double, threads=threads).run(until_empty=True)
+
+    assert (done.completed, done.failed, done.lost, done.released) == (300, 0, 0, 0)
+    assert [queue.result(one.id)["doubled"] for one in receipts] == [2 * n for n in range(300)]
+    assert {queue.get(one.id).attempts for one in receipts} == {1}
+
+
+@KINDS
+def test_a_handler_can_be_a_coroutine(queue: Queue, threads: bool) -> None:
+    receipts = queue.submit_many([Submission(customer="acme", payload=n) for n in range(20)])
+
+    drain(queue, handlers.double_later, threads=threads, concurrency=2)
+
+    results = [queue.result(one.id) for one in receipts]
+    assert [result["doubled"] for result in results] == [2 * n for n in range(20)]
+    assert len({result["loop"] for result in results}) <= 2
+
+
+@KINDS
+def test_a_handler_learns_everything_about_its_document(queue: Queue, threads: bool) -> None:
+    receipt = queue.submit(
+        "acme", content=b"12345", name="é\x00.pdf", metadata={"pages": [1, "\ud800"]}
+    )
+
+    drain(queue, handlers.tell_everything, threads=threads)
+
+    document = queue.get(receipt.id)
+    assert queue.result(receipt.id) == {
+        "id": receipt.id,
+        "customer": "acme",
+        "name": document.name,
+        "metadata": document.metadata,
+        "priority": receipt.priority,
+        "count": receipt.count,
+        "attempt": 1,
+        "size_bytes": 5,
+        "submitted_at": receipt.submitted_at,
+        "fence": f"{receipt.id}-1",
+    }
+
+
+@KINDS
+@pytest.mark.parametrize("size_bytes", [10, 300_000], ids=["in the row", "in the folder"])
+def test_a_handler_reads_a_content_as_bytes_stream_and_file(
+    queue: Queue, threads: bool, size_bytes: int
+) -> None:
+    receipt = queue.submit("acme", content=b"\x00\xff" * (size_bytes // 2))
+
+    drain(queue, handlers.size_of_content, threads=threads)
+
+    sizes = {"streamed": size_bytes, "read": size_bytes, "file": size_bytes}
+    assert queue.result(receipt.id) == sizes
+
+
+def test_a_large_payload_reaches_a_handler(queue: Queue) -> None:
+    small = queue.submit("acme", payload="é" * 60_000)
+    large = queue.submit("acme", payload="é" * 2_000_000)
+
+    drain(queue, handlers.size_of_payload)
+
+    assert [queue.result(one.id) for one in (small, large)] == [60_000, 2_000_000]
+
+
+def test_a_damaged_content_fails_the_attempt_and_not_the_worker(queue: Queue) -> None:
+    receipt = queue.submit("acme", content=b"x" * 300_000)
+    name = queue.get(receipt.id).content_name
+    assert name is not None
+    queue.contents.locate(name).write_bytes(b"y" * 300_000)
+
+    drain(queue, handlers.size_of_content, retry=AT_ONCE)
+
+    assert "ContentDamaged" in (queue.get(receipt.id).error or "")
+
+
+@KINDS
+def test_a_file_as_a_result_is_kept_with_its_value(queue: Queue, threads: bool) -> None:
+    receipt = queue.submit("acme")
+
+    drain(queue, handlers.write_file, threads=threads)
+
+    with queue.open_result(receipt.id) as stream:
+        assert stream.read() == b"page " * 100_000
+    value = queue.result(receipt.id)
+    assert value["pages"] == 3
+    assert not Path(value["folder"]).exists()
+    assert not Path(value["folder"]).parent.exists()
+
+
+def test_a_result_that_is_no_file_fails_the_attempt(queue: Queue) -> None:
+    receipt = queue.submit("acme")
+
+    drain(queue, handlers.name_no_file, retry=AT_ONCE)
+
+    assert "is not a file" in (queue.get(receipt.id).error or "")
+    with pytest.raises(WrongState):
+        queue.open_result(receipt.id)
+
+
+def test_a_document_without_a_file_has_no_result_to_open(queue: Queue) -> None:
+    receipt = queue.submit("acme")
+
+    drain(queue, handlers.nothing)
+
+    with pytest.raises(NotFound, match="has no file as its result"):
+        queue.open_result(receipt.id)
+
+
+@KINDS
+def test_the_folder_of_an_attempt_is_gone_after_it(queue: Queue, threads: bool) -> None:
+    receipt = queue.submit("acme")
+
+    drain(queue, handlers.use_folder, threads=threads)
+
+    assert not Path(queue.result(receipt.id)).exists()
+
+
+@KINDS
+def test_progress_can_be_seen_while_the_handler_runs(
+    queue: Queue, tmp_path: Path, threads: bool
+) -> None:
+    receipt = queue.submit("acme", payload=str(tmp_path))
+
+    with InBackground(queue, handlers.report_progress, threads=threads):
+        until(lambda: queue.get(receipt.id).progress == Progress(3, 10), "progress is kept")
+        (tmp_path / "go on").touch()
+        document = queue.wait(receipt.id, 10)
+
+    assert (document.state, document.progress) == (State.COMPLETED, Progress(3, 10))
+
+
+# ── Failures and retries ─────────────────────────────────────────────────────────────────────────
+
+
+@KINDS
+def test_an_error_is_tried_again_until_the_attempts_are_used_up(
+    queue: Queue, threads: bool
+) -> None:
+    receipt = queue.submit("acme")
+
+    events = drain(queue, handlers.fail, threads=threads, retry=AT_ONCE)
+
+    document = queue.get(receipt.id)
+    assert (document.state, document.attempts) == (State.DEAD, 5)
+    assert document.error is not None
+    assert document.error.startswith("ValueError: page 3 is torn (handlers.py, line ")
+    assert sum(isinstance(event, DocumentEnded) for event in events) == 5
+
+
+@KINDS
+def test_a_handler_says_when_to_try_again(queue: Queue, threads: bool) -> None:
+    receipt = queue.submit("acme")
+
+    drain(queue, handlers.try_again_at_first, threads=threads, retry=Delays(first_s=1_000))
+
+    assert queue.result(receipt.id) == 3
+
+
+@KINDS
+def test_a_handler_says_that_no_attempt_can_succeed(queue: Queue, threads: bool) -> None:
+    receipt = queue.submit("acme")
+
+    drain(queue, handlers.never_again, threads=threads)
+
+    document = queue.get(receipt.id)
+    assert (document.state, document.attempts) == (State.DEAD, 1)
+    assert document.error == "this is not a PDF"
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "handler, error",
+    [
+        (handlers.fail_with_strange_text, "ValueError: NUL \ufffd and half a character \ufffd xxx"),
+        (handlers.fail_without_text, "SilentError: (its text cannot be made)"),
+        (handlers.answer_with_a_set, "TypeError: the handler's result is not JSON"),
+        (handlers.answer_with_too_much, "ValueError: the handler's result has 17,825,794 bytes"),
+    ],
+)
+def test_no_error_and_no_result_can_spoil_the_recording(
+    tmp_path: Path, threads: bool, handler: Any, error: str
+) -> None:
+    with Queue(tmp_path / "documents.db", attempts_max=1) as queue:
+        receipt = queue.submit("acme")
+
+        drain(queue, handler, threads=threads, concurrency=1)
+
+        assert (queue.get(receipt.id).error or "").startswith(error)
+
+
+@KINDS
+def test_a_result_with_strange_text_comes_back_as_it_was(queue: Queue, threads: bool) -> None:
+    receipt = queue.submit("acme")
+
+    drain(queue, handlers.answer_with_strange_text, threads=threads)
+
+    assert queue.result(receipt.id) == "NUL \x00 and half a character \ud800"
+
+
+# ── Leases and fences ────────────────────────────────────────────────────────────────────────────
+
+
+@KINDS
+def test_a_handler_that_takes_longer_than_the_lease_runs_once(
+    queue: Queue, tmp_path: Path, threads: bool
+) -> None:
+    receipt = queue.submit("acme", payload=str(tmp_path))
+
+    with (
+        InBackground(queue, handlers.finish_when_told, threads=threads, lease_s=0.3),
+        InBackground(queue, handlers.finish_when_told, threads=True, lease_s=0.3),
+    ):
+        has_begun(tmp_path, receipt.id)
+        over_s = stopwatch() + 1.2
+        until(lambda: stopwatch() > over_s, "four leases pass")
+        (tmp_path / "go on").touch()
+        document = queue.wait(receipt.id, 10)
+
+    assert (document.state, document.attempts) == (State.COMPLETED, 1)
+    assert len(list(tmp_path.glob("began-*"))) == 1
+
+
+def test_a_worker_that_was_overtaken_records_nothing_and_ends_its_child(
+    queue: Queue, tmp_path: Path
+) -> None:
+    receipt = queue.submit("acme", payload=str(tmp_path))
+    with WorkerProcess(queue, "finish_when_told", lease_s=0.5, concurrency=1) as first:
+        child = has_begun(tmp_path, receipt.id)
+        first.process.send_signal(signal.SIGSTOP)
+        with InBackground(queue, handlers.finish_when_told, concurrency=1):
+            has_begun(tmp_path, receipt.id, 2)
+            first.process.send_signal(signal.SIGCONT)
+            until(lambda: is_gone(child), "the overtaken child ends")
+            (tmp_path / "go on").touch()
+            document = queue.wait(receipt.id, 10)
+        first.stop()
+        done = first.end()
+
+    assert (document.attempts, queue.result(receipt.id)) == (2, 2)
+    assert (done["lost"], done["completed"]) == (1, 0)
+
+
+def test_documents_of_a_killed_worker_run_again_within_its_lease_and_a_second(
+    queue: Queue, tmp_path: Path
+) -> None:
+    receipt = queue.submit("acme", payload=str(tmp_path))
+    lease_s = 1.0
+    with WorkerProcess(queue, "finish_when_told", lease_s=lease_s, concurrency=1) as killed:
+        child = has_begun(tmp_path, receipt.id)
+        with InBackground(queue, handlers.finish_when_told, concurrency=1):
+            killed.process.kill()
+            begun_s = stopwatch()
+            has_begun(tmp_path, receipt.id, 2)
+            took_s = stopwatch() - begun_s
+            until(lambda: is_gone(child), "the child of the killed worker ends")
+            (tmp_path / "go on").touch()
+            queue.wait(receipt.id, 10)
+
+    assert took_s < lease_s + 1.0 + 0.3
+    assert queue.get(receipt.id).attempts == 2
+
+
+def test_nothing_is_left_behind_by_a_worker_that_was_killed(queue: Queue, tmp_path: Path) -> None:
+    receipt = queue.submit("acme", payload=str(tmp_path))
+    with WorkerProcess(queue, "leave_a_daemon_and_hang", concurrency=1) as worker:
+        child = has_begun(tmp_path, receipt.id)
+        left = int((tmp_path / "left").read_text())
+        worker.process.kill()
+
+        until(lambda: is_gone(child), "the child ends")
+        until(lambda: is_gone(left), "what it left ends")
+
+
+@KINDS
+def test_cancelling_a_running_document_reaches_it_at_the_next_renewal(
+    queue: Queue, tmp_path: Path, threads: bool
+) -> None:
+    receipt = queue.submit("acme", payload=str(tmp_path))
+    handler = handlers.finish_when_told
+
+    with InBackground(queue, handler, threads=threads, lease_s=0.6, concurrency=1):
+        child = has_begun(tmp_path, receipt.id)
+        assert queue.cancel(receipt.id) is State.RUNNING
+        document = queue.wait(receipt.id, 10)
+        if not threads:
+            until(lambda: is_gone(child), "the child ends")
+        (tmp_path / "go on").touch()
+
+    assert (document.state, queue.get(receipt.id).state) == (State.CANCELLED, State.CANCELLED)
+
+
+# ── Signals ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_after_sigterm_what_runs_is_finished_and_nothing_more_is_claimed(
+    queue: Queue, tmp_path: Path
+) -> None:
+    receipts = [queue.submit("acme", payload=str(tmp_path)) for _ in range(3)]
+    with WorkerProcess(queue, "finish_when_told", concurrency=1) as worker:
+        has_begun(tmp_path, receipts[0].id)
+        worker.stop()
+        (tmp_path / "go on").touch()
+        done = worker.end()
+
+    assert (done["completed"], worker.process.returncode) == (1, 0)
+    assert [queue.get(one.id).state for one in receipts[1:]] == [State.WAITING] * 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_at_once_and_gives_back_attempt_and_document(
+    queue: Queue, tmp_path: Path, number: signal.Signals
+) -> None:
+    receipt = queue.submit("acme", payload=str(tmp_path))
+    with WorkerProcess(queue, "hang", concurrency=1) as worker:
+        child = has_begun(tmp_path, receipt.id)
+        worker.stop(number)
+        worker.process.send_signal(number)
+        until(lambda: queue.get(receipt.id).state is State.WAITING, "the document is given back")
+        done = worker.end()
+
+    assert done["released"] == 1
+    assert queue.get(receipt.id).attempts == 0
+    assert is_gone(child)
+
+
+@KINDS
+def test_when_the_grace_is_over_the_rest_is_given_back(
+    queue: Queue, tmp_path: Path, threads: bool
+) -> None:
+    receipt = queue.submit("acme", payload=str(tmp_path))
+    worker = Worker(queue, handlers.finish_when_told, threads=threads, grace_s=0.2, concurrency=1)
+
+    def stop_once_begun() -> None:
+        has_begun(tmp_path, receipt.id)
+        worker.stop()
+
+    begun = threading.Thread(target=stop_once_begun)
+    begun.start()
+
+    done = worker.run()
+
+    begun.join()
+    (tmp_path / "go on").touch()
+    assert (done.released, done.completed) == (1, 0)
+    assert (queue.get(receipt.id).state, queue.get(receipt.id).attempts) == (State.WAITING, 0)
+
+
+# ── Pace ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_documents_are_claimed_in_the_order_of_service_one_by_one(queue: Queue) -> None:
+    receipts = queue.submit_many([Submission(customer=f"c{n % 3}") for n in range(30)])
+
+    events = drain(queue, handlers.nothing, concurrency=1)
+
+    claimed = [event.document.id for event in events if isinstance(event, DocumentClaimed)]
+    assert len(claimed) == 30
+    with Queue(":memory:") as other:
+        other.submit_many([Submission(customer=f"c{n % 3}") for n in range(30)])
+        order = [
+            claim.document.customer
+            for _ in range(30)
+            for claim in other.store.claim(1, worker="w", lease_us=10**9).claims
+        ]
+    customer_of = {receipt.id: receipt.customer for receipt in receipts}
+    assert [customer_of[id] for id in claimed] == order
+
+
+@KINDS
+def test_a_better_turn_waits_behind_50_ms_of_claimed_work_at_most(
+    queue: Queue, threads: bool
+) -> None:
+    """1,000 documents of 20 ms wait, and the worker is busy with them; a quiet customer comes."""
+    queue.submit_many([Submission(customer="busy") for _ in range(1_000)])
+    claimed: list[str] = []
+
+    def note(event: Event) -> None:
+        if isinstance(event, DocumentClaimed):
+            claimed.append(event.document.customer)
+
+    worker = Worker(
+        queue, handlers.take_20_ms, threads=threads, on_event=note, grace_s=0, concurrency=4
+    )
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    until(lambda: len(claimed) > 40, "the worker is at work")
+    before = len(claimed)
+    receipt = queue.submit("quiet")
+    running = queue.summary().running
+    queue.wait(receipt.id, 10)
+    worker.stop()
+    thread.join()
+
+    assert running <= 4 + 2
+    assert claimed.index("quiet") - before <= 4
+
+
+def test_a_worker_that_cannot_start_what_it_claimed_gives_it_back(
+    queue: Queue, tmp_path: Path
+) -> None:
+    """Fast documents make the worker claim ahead; then a slow one holds its only slot."""
+    queue.submit_many([Submission(customer="acme", payload=None) for _ in range(500)])
+    slow = queue.submit("acme", payload=str(tmp_path))
+    queue.submit_many([Submission(customer="acme", payload=None) for _ in range(500)])
+
+    with InBackground(queue, slow_if_told, concurrency=1):
+        has_begun(tmp_path, slow.id)
+        until(lambda: queue.summary().running == 1, "only the slow one is held")
+        waiting = queue.summary().waiting
+        (tmp_path / "go on").touch()
+        until(lambda: queue.summary().waiting == 0, "the others run")
+        queue.wait(slow.id, 10)
+
+    assert waiting > 0
+    assert queue.get(slow.id).attempts == 1
+
+
+def slow_if_told(document: Any) -> None:
+    if document.payload is not None:
+        handlers.finish_when_told(document)
+
+
+@KINDS
+def test_a_document_that_is_submitted_to_an_idle_worker_starts_soon(
+    queue: Queue, threads: bool
+) -> None:
+    with InBackground(queue, handlers.nothing, threads=threads):
+        queue.wait(queue.submit("acme").id, 10)  # the worker is up
+        took_s = []
+        for _ in range(20):
+            begun_s = stopwatch()
+            queue.wait(queue.submit("acme").id, 10)
+            took_s.append(stopwatch() - begun_s)
+
+    assert sorted(took_s)[10] < 0.05
+
+
+# ── When the store fails ─────────────────────────────────────────────────────────────────────────
+
+
+class FailingStore(SqliteStore):
+    """A store that cannot be written to for a while: a fault, at the place where it happens."""
+
+    down = threading.Event()
+    refused = 0
+
+    def _refuse(self) -> None:
+        if self.down.is_set():
+            self.refused += 1
+            raise StoreUnavailable("the disk is away")
+
+    def claim(
+        self, n: int, *, worker: str, lease_us: int, outcomes: Sequence[Outcome] = ()
+    ) -> Claimed:
+        self._refuse()
+        return super().claim(n, worker=worker, lease_us=lease_us, outcomes=outcomes)
+
+    def finish(self, outcomes: Sequence[Outcome]) -> list[Fence]:
+        self._refuse()
+        return super().finish(outcomes)
+
+
+@KINDS
+def test_an_outcome_is_recorded_once_the_store_is_back(tmp_path: Path, threads: bool) -> None:
+    store = FailingStore(tmp_path / "documents.db")
+    with Queue(store) as queue:
+        receipts = [queue.submit("acme", payload=str(tmp_path)) for _ in range(8)]
+        handler = handlers.finish_when_told
+        with InBackground(queue, handler, threads=threads, lease_s=0.5, concurrency=4) as worker:
+            for receipt in receipts[:4]:
+                has_begun(tmp_path, receipt.id)
+            store.down.set()
+            (tmp_path / "go on").touch()
+            until(lambda: store.refused >= 4, "recording is tried again and again")
+            assert queue.get(receipts[0].id).state is State.RUNNING
+            store.down.clear()
+            documents = [queue.wait(receipt.id, 10) for receipt in receipts]
+
+    assert {(one.state, one.attempts) for one in documents} == {(State.COMPLETED, 1)}
+    assert any(isinstance(event, StoreFailed) for event in worker.events)
+    assert not any(isinstance(event, DocumentLost) for event in worker.events)
+    assert len(list(tmp_path.glob("began-*"))) == 8
+
+
+# ── Wrong use ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "handler", ["tests.no_such_module:process", "tests.handlers:no_such_function"]
+)
+def test_a_handler_that_cannot_be_loaded_ends_the_worker_and_touches_no_document(
+    queue: Queue, handler: str
+) -> None:
+    receipt = queue.submit("acme")
+
+    with pytest.raises(HandlerNotLoaded, match="no_such"):
+        drain(queue, handler)
+
+    assert (queue.get(receipt.id).state, queue.get(receipt.id).attempts) == (State.WAITING, 0)
+
+
+WRONG: list[tuple[Any, dict[str, Any], str]] = [
+    (lambda document: None, {}, "a lambda or was defined inside a function"),
+    ("no colon", {}, "module:function"),
+    ("tests.handlers:nothing", {"concurrency": 0}, "concurrency is 0"),
+    ("tests.handlers:nothing", {"lease_s": 0.01}, "lease_s is 0.01"),
+    ("tests.handlers:nothing", {"grace_s": -1}, "grace_s is -1"),
+    ("tests.handlers:nothing", {"name": "a\0"}, "name 'a.*' has a NUL"),
+    ("tests.handlers:nothing", {"recycle_after": 0}, "recycle_after is 0"),
+    ("tests.handlers:nothing", {"threads": True, "time_limit_s": 1}, "do not apply to threads"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("handler, options, message", WRONG)
+def test_wrong_use_is_refused_in_a_sentence(
+    queue: Queue, handler: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Worker(queue, handler, **options)
+
+
+SCRIPT = """
+import sys
+from fairturn import Queue, Worker
+
+def process(document):
+    return __name__
+
+{guard}
+with Queue(sys.argv[1]) as queue:
+    receipt = queue.submit("acme")
+    Worker(queue, process, concurrency=1).run(until_empty=True)
+    print(queue.result(receipt.id))
+"""
+
+
+def run_script(tmp_path: Path, guard: str) -> "subprocess.CompletedProcess[str]":
+    lines = SCRIPT.format(guard=guard).splitlines()
+    if guard:
+        start = lines.index(guard) + 1
+        lines[start:] = [f"    {line}" for line in lines[start:]]
+    script = tmp_path / "work.py"
+    script.write_text("\n".join(lines) + "\n")
+    command = [sys.executable, str(script), str(tmp_path / "documents.db")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_a_handler_in_a_script_is_loaded_without_running_the_script(tmp_path: Path) -> None:
+    ran = run_script(tmp_path, 'if __name__ == "__main__":')
+
+    assert (ran.returncode, ran.stdout) == (0, "__fairturn_main__\n"), ran.stderr
+
+
+def test_a_script_without_a_guard_is_told_what_is_missing(tmp_path: Path) -> None:
+    ran = run_script(tmp_path, "")
+
+    assert ran.returncode != 0
+    assert 'put what starts it below: if __name__ == "__main__":' in ran.stderr
