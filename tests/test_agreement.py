@@ -30,6 +30,7 @@ from fairturn.model import (
     Filter,
     NewDocument,
     Outcome,
+    Progress,
     Released,
     Settings,
     Stopped,
@@ -84,6 +85,7 @@ class Finish(NamedTuple):
 class Renew(NamedTuple):
     attempts: tuple[int, ...]
     lease_s: int
+    done: float | None = None  # the progress of each second one
 
 
 class Cancel(NamedTuple):
@@ -259,7 +261,14 @@ class Machine:
                 fences = [self._at(self.attempts, pointer) for pointer in operation.attempts]
                 held = [fence for fence in fences if fence is not None]
                 lease_us = operation.lease_s * SECOND_US
-                self._same(operation, lambda store: store.renew(held, lease_us=lease_us))
+                progress = {}
+                if operation.done is not None:
+                    said = Progress(operation.done, 10 if operation.done > 2 else None)
+                    progress = dict.fromkeys(held[::2], said)
+                self._same(
+                    operation,
+                    lambda store: store.renew(held, lease_us=lease_us, progress=progress),
+                )
             case Cancel():
                 ids = self._ids(operation.documents)
                 self._same(operation, lambda store: store.cancel(ids))
@@ -535,9 +544,13 @@ class Agreement(RuleBasedStateMachine):
     def finish(self, ends: tuple[End, ...]) -> None:
         self.machine.run(Finish(ends))
 
-    @rule(attempts=st.lists(pointers, max_size=4).map(tuple), lease_s=leases)
-    def renew(self, attempts: tuple[int, ...], lease_s: int) -> None:
-        self.machine.run(Renew(attempts, lease_s))
+    @rule(
+        attempts=st.lists(pointers, max_size=4).map(tuple),
+        lease_s=leases,
+        done=st.sampled_from([None, 0, 2.5, 7]),
+    )
+    def renew(self, attempts: tuple[int, ...], lease_s: int, done: float | None) -> None:
+        self.machine.run(Renew(attempts, lease_s, done))
 
     @rule(documents=st.lists(pointers, max_size=6).map(tuple))
     def cancel(self, documents: tuple[int, ...]) -> None:

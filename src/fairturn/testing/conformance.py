@@ -13,6 +13,7 @@ from fairturn.testing.leases import Leases, Renewing
 from fairturn.testing.limits import DueTimes, Limits
 from fairturn.testing.order import Order
 from fairturn.testing.outcomes import Outcomes
+from fairturn.testing.progressing import Progressing
 from fairturn.testing.reading import Customers, Finding, Numbers
 from fairturn.testing.submitting import Submitting
 from fairturn.testing.watching import Watching
@@ -27,6 +28,7 @@ class StoreConformance(
     Turning,
     Leases,
     Renewing,
+    Progressing,
     Outcomes,
     Cancelling,
     Retrying,

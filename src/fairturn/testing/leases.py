@@ -4,7 +4,15 @@ import pytest
 
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.flows import Mode
-from fairturn.model import LEASE_US_MIN, Completed, Failed, Fence, Released, Settings, State
+from fairturn.model import (
+    LEASE_US_MIN,
+    Completed,
+    Failed,
+    Fence,
+    Released,
+    Settings,
+    State,
+)
 from fairturn.store import Store
 from fairturn.testing.steps import (
     LEASE_S,
