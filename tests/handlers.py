@@ -77,6 +77,11 @@ def use_folder(document: ClaimedDocument) -> str:
     return str(document.folder)
 
 
+def use_folder_and_hang(document: ClaimedDocument) -> None:
+    use_folder(document)
+    hang(document)
+
+
 def name_no_file(document: ClaimedDocument) -> ResultFile:
     return ResultFile(document.folder)
 

@@ -21,7 +21,7 @@ SECOND_US = 1_000_000
 
 
 def test_an_unknown_handler_gets_only_what_can_start_at_once() -> None:
-    pace = Pace(4)
+    pace = Pace()
 
     assert pace.wanted(free=4, unstarted=0) == 4
     pace.add(0.000_1, 3)
@@ -29,7 +29,7 @@ def test_an_unknown_handler_gets_only_what_can_start_at_once() -> None:
 
 
 def test_a_fast_handler_gets_50_ms_of_work_ahead() -> None:
-    pace = Pace(4)
+    pace = Pace()
     pace.add(0.1, 100)  # 1 ms each
 
     assert pace.ahead == 50
@@ -38,7 +38,7 @@ def test_a_fast_handler_gets_50_ms_of_work_ahead() -> None:
 
 
 def test_a_slow_handler_gets_nothing_ahead() -> None:
-    pace = Pace(4)
+    pace = Pace()
     pace.add(10, 100)  # 100 ms each
 
     assert pace.wanted(free=1, unstarted=0) == 1
@@ -46,14 +46,14 @@ def test_a_slow_handler_gets_nothing_ahead() -> None:
 
 
 def test_one_document_of_50_ms_is_claimed_ahead() -> None:
-    pace = Pace(4)
+    pace = Pace()
     pace.add(0.0503 * 10, 10)
 
     assert pace.ahead == 1
 
 
 def test_after_one_slow_document_nothing_is_claimed_ahead_for_a_while() -> None:
-    pace = Pace(1)
+    pace = Pace()
     pace.add(0.1, 1_000)
     pace.add(2.0)
 
@@ -64,7 +64,7 @@ def test_after_one_slow_document_nothing_is_claimed_ahead_for_a_while() -> None:
 
 
 def test_a_handler_that_was_forgotten_is_unknown_again() -> None:
-    pace = Pace(1)
+    pace = Pace()
     pace.add(0.1, 1_000)
 
     pace.forget()
@@ -80,7 +80,7 @@ def test_a_handler_that_was_forgotten_is_unknown_again() -> None:
 def test_work_ahead_is_never_more_than_measured(
     measured: list[tuple[float, int]], free: int, unstarted: int
 ) -> None:
-    pace = Pace(8)
+    pace = Pace()
     for seconds, documents in measured:
         pace.add(seconds, documents)
 

@@ -226,6 +226,28 @@ def test_the_folder_of_an_attempt_is_gone_after_it(queue: Queue, threads: bool) 
     assert not Path(queue.result(receipt.id)).exists()
 
 
+def test_a_folder_that_a_killed_worker_left_is_removed_by_the_next(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    receipt = queue.submit("acme", payload=str(tmp_path))
+    with WorkerProcess(queue, "use_folder_and_hang", concurrency=1, lease_s=0.2) as worker:
+        child = has_begun(tmp_path, receipt.id)
+        (in_use,) = temporary.iterdir()
+        with InBackground(queue, handlers.use_folder):
+            until(lambda: len(list(temporary.iterdir())) == 2, "the other has its own folder")
+        assert list(temporary.iterdir()) == [in_use]
+        worker.process.kill()
+        until(lambda: is_gone(child), "the child ends")
+
+    drain(queue, handlers.use_folder)
+
+    assert list(temporary.iterdir()) == []
+
+
 @KINDS
 def test_progress_can_be_seen_while_the_handler_runs(
     queue: Queue, tmp_path: Path, threads: bool

@@ -12,6 +12,8 @@ from fairturn.worker.loading import load, main_module, reference_of, refuse_in_c
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from fairturn.queue import Queue
     from fairturn.worker.crew import Crew
     from fairturn.worker.events import Event
@@ -91,9 +93,8 @@ class Worker:
         """
         refuse_in_child()
         import random
-        import tempfile
-        from pathlib import Path
 
+        from fairturn.worker.folder import attempts_folder
         from fairturn.worker.pacing import Pace
         from fairturn.worker.retrying import Delays, check
         from fairturn.worker.signals import handled
@@ -108,11 +109,9 @@ class Worker:
             on_event=self._on_event,
             random=random.Random().random,
         )
-        pace = Pace(self._concurrency, refill=0.0 if self._threads else 0.5)
-        with tempfile.TemporaryDirectory(prefix="fairturn-worker-", ignore_cleanup_errors=True) as (
-            folder
-        ):
-            crew = self._new_crew(Path(folder), pace)
+        pace = Pace(refill=0.0 if self._threads else 0.5)
+        with attempts_folder() as folder:
+            crew = self._new_crew(folder, pace)
             try:
                 store, contents = self._queue.store, self._queue.contents
                 self._supervisor = Supervisor(store, contents, crew, pace, plan)
@@ -133,9 +132,7 @@ class Worker:
         else:
             supervisor.stop(now=now)
 
-    def _new_crew(self, folder: "os.PathLike[str]", pace: "Pace") -> "Crew":
-        from pathlib import Path
-
+    def _new_crew(self, folder: "Path", pace: "Pace") -> "Crew":
         if self._threads:
             from fairturn.worker.threads import ThreadCrew
 
@@ -144,7 +141,7 @@ class Worker:
                 handler,
                 concurrency=self._concurrency,
                 contents=self._queue.contents,
-                folder=Path(folder),
+                folder=folder,
                 pace=pace,
             )
         from fairturn.worker.processes import Limits, ProcessCrew
@@ -158,7 +155,7 @@ class Worker:
                 self._time_limit_s, self._memory_limit_bytes, self._recycle_after, GROWTH_BYTES_MAX
             ),
             contents=self._queue.contents,
-            folder=Path(folder),
+            folder=folder,
             pace=pace,
             output=self._print,
         )

@@ -94,7 +94,9 @@ class Runner:
             try:
                 return os.read(self._permits, 1)
             except BlockingIOError:  # none is there, or the worker was faster
-                select.select([self._permits], [], [])
+                poller = select.poll()
+                poller.register(self._permits, select.POLLIN)
+                poller.poll()
 
     def _send(self, message: list[object]) -> None:
         write_all(self._replies, pack(message))

@@ -9,14 +9,14 @@ from fairturn.model import CLAIM_DOCUMENTS_MAX
 AHEAD_S = 0.05  # of measured work, all slots together
 _SHARE = 1 / 32  # of a new measurement in the mean
 _KNOWN_AFTER = 4  # documents
+_LEAST_S = 0.000_1  # to claim, hand over and record a document, whatever the handler does
 _ROUNDING = 0.1  # of a document, so that one that takes 50 ms is not refused for a microsecond
 
 
 class Pace:
     """The mean time that a handler takes, and what follows from it."""
 
-    def __init__(self, slots: int, *, refill: float = 0.5) -> None:
-        self._slots = slots
+    def __init__(self, *, refill: float = 0.5) -> None:
         self._refill = refill  # the share of what may wait at which more is claimed
         self._documents = 0
         self.mean_s = 0.0
@@ -39,8 +39,7 @@ class Pace:
         """How many documents may wait inside the worker for a slot."""
         if self._documents < _KNOWN_AFTER:
             return 0
-        least_s = AHEAD_S / (CLAIM_DOCUMENTS_MAX - self._slots)
-        return int(AHEAD_S / max(self.mean_s, least_s) + _ROUNDING)
+        return int(AHEAD_S / max(self.mean_s, _LEAST_S) + _ROUNDING)
 
     def wanted(self, free: int, unstarted: int) -> int:
         """How many to claim now, with so many slots free and so many documents not started."""

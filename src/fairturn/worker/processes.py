@@ -1,5 +1,6 @@
 """Handlers in child processes: each slot is a process that can be limited, ended and replaced."""
 
+import resource
 import selectors
 from collections import deque
 from pathlib import Path
@@ -17,6 +18,7 @@ from fairturn.worker.slot import Slot, Started
 
 STARTS_FAILED_MAX = 3  # in a row, then the worker gives up
 CHUNK_S = 0.01  # of measured work that one child has in hand
+DESCRIPTORS_PER_SLOT, _OTHER_DESCRIPTORS = 8, 64
 _LOOK_S = 0.05  # while documents wait inside children
 
 
@@ -46,6 +48,7 @@ class ProcessCrew:
         pace: Pace,
         output: Output,
     ) -> None:
+        _refuse_too_many(concurrency)
         self._limits = limits
         self._contents = contents
         self._folder = folder
@@ -268,3 +271,14 @@ class ProcessCrew:
 
     def _folder_of(self, held: Held) -> str:
         return str(self._folder / f"{held.fence.document}-{held.fence.number}")
+
+
+def _refuse_too_many(concurrency: int) -> None:
+    """Say so before the first child is started, and not in the middle of the work."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = concurrency * DESCRIPTORS_PER_SLOT + _OTHER_DESCRIPTORS
+    if allowed != resource.RLIM_INFINITY and needed > allowed:
+        raise ValueError(
+            f"concurrency is {concurrency}; that takes {needed:,} open files and this process may "
+            f"have {allowed:,}; raise the limit (ulimit -n), or start several workers"
+        )

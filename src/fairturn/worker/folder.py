@@ -1,0 +1,46 @@
+"""The folder for what attempts write: private, and removed even if the worker was killed.
+
+Whoever uses a folder holds a lock on it. The lock ends with the process, however that ends; so a
+folder without one is left over, and the next worker removes it.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_PREFIX = "fairturn-worker-"
+_LOCK = "lock"
+
+
+@contextmanager
+def attempts_folder() -> Iterator[Path]:
+    """A new folder that only this user can read, gone at the end."""
+    parent = Path(tempfile.gettempdir())
+    _remove_left_over(parent)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield folder
+        finally:
+            os.close(lock)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_left_over(parent: Path) -> None:
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # another user's, in use, or being removed by another worker
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
