@@ -9,6 +9,7 @@ _LENGTH_BYTES = 4
 _READ_BYTES = 262_144
 
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_decode = json.JSONDecoder().decode
 
 
 class FrameError(Exception):
@@ -40,7 +41,7 @@ class Frames:
             if end > len(self._piece):
                 break
             try:
-                messages.append(json.loads(self._piece[at + _LENGTH_BYTES : end]))
+                messages.append(_decode(self._piece[at + _LENGTH_BYTES : end].decode("ascii")))
             except (ValueError, RecursionError) as error:
                 raise FrameError(f"a message is not JSON: {error}") from error
             at = end

@@ -171,13 +171,16 @@ class ProcessCrew:
         """Give each child a little work in hand, the ones with nothing first."""
         if not self._ready:
             return
-        mean_s = self._pace.mean_s if self._pace.ahead else 1.0
-        most = 1 + int(CHUNK_S / max(mean_s, 1e-5)) if mean_s < STUCK_S else 1
-        usable = [slot for slot in self._slots if slot.usable]
-        for slot in sorted(usable, key=lambda slot: len(slot.given)):
-            share = -(-len(self._ready) // len(usable))
-            number = min(share, most - len(slot.given), slot.documents_left, len(self._ready))
-            if number > 0 and (not slot.given or len(slot.given) <= most // 2):
+        # A child that has to wait for the worker between two documents is idle meanwhile; so it has
+        # some of the work in hand, unless its documents take long.
+        most = 1 + int(CHUNK_S / max(self._pace.mean_s, 1e-4)) if self._pace.ahead else 1
+        hungry = [slot for slot in self._slots if slot.usable and 2 * len(slot.given) < most]
+        hungry.sort(key=lambda slot: len(slot.given))
+        for left in range(len(hungry), 0, -1):
+            slot = hungry[-left]
+            share = -(-len(self._ready) // left)
+            number = min(share, most - len(slot.given), slot.documents_left)
+            if number > 0:
                 slot.give([self._ready.popleft() for _ in range(number)])
                 if slot.has_orders_left:
                     self._send_later(slot)

@@ -4,10 +4,8 @@ Nothing here waits for a handler. An outcome is recorded together with the next 
 slot is free, and otherwise within 5 ms, so that a fast handler's outcomes share a transaction.
 """
 
-import threading
 from collections.abc import Callable
 from contextlib import suppress
-from queue import SimpleQueue
 from typing import NamedTuple
 
 from fairturn.clock import microseconds, stopwatch
@@ -20,6 +18,7 @@ from fairturn.worker.crew import Crew, Ended, Held
 from fairturn.worker.handling import AGAIN, NEVER
 from fairturn.worker.pacing import Pace
 from fairturn.worker.retrying import Delays, delay_us
+from fairturn.worker.watching import Watch
 
 LOOK_S = 1.0  # for documents that became due and leases that ran out
 RECORD_S = 0.005  # that an outcome waits for others while every slot is busy
@@ -376,39 +375,3 @@ _COUNTED = {
     Released: "released",
     Stopped: "cancelled",
 }
-
-
-class Watch:
-    """A thread that waits for changes of the store, while the supervisor waits for its crew."""
-
-    _SLICE_S = 0.1  # so that it ends soon when it is to end
-
-    def __init__(self, store: Store, ring: Callable[[], None]) -> None:
-        self._store = store
-        self._ring = ring
-        self.changed = False
-        self._asked: SimpleQueue[int | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name="fairturn-watch", daemon=True)
-        self._thread.start()
-
-    def look(self, version: int) -> None:
-        """Ring when the store has another version than this one."""
-        self.changed = False
-        self._asked.put(version)
-
-    def close(self) -> None:
-        """Look no more."""
-        self._asked.put(None)
-        self._thread.join()
-
-    def _serve(self) -> None:
-        while (version := self._asked.get()) is not None:
-            while self._asked.empty():
-                try:
-                    if self._store.wait(version, self._SLICE_S) == version:
-                        continue
-                except StoreError:
-                    pass  # whoever claims next hears of it
-                self.changed = True
-                self._ring()
-                break

@@ -1,0 +1,44 @@
+"""Waiting for changes of the store, while the supervisor waits for its crew."""
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from fairturn.errors import StoreError
+from fairturn.store import Store
+
+
+class Watch:
+    """A thread that waits until the store has changed, and then rings."""
+
+    _SLICE_S = 0.1  # so that it ends soon when it is to end
+
+    def __init__(self, store: Store, ring: Callable[[], None]) -> None:
+        self._store = store
+        self._ring = ring
+        self.changed = False
+        self._asked: SimpleQueue[int | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="fairturn-watch", daemon=True)
+        self._thread.start()
+
+    def look(self, version: int) -> None:
+        """Ring when the store has another version than this one."""
+        self.changed = False
+        self._asked.put(version)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._asked.put(None)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while (version := self._asked.get()) is not None:
+            while self._asked.empty():
+                try:
+                    if self._store.wait(version, self._SLICE_S) == version:
+                        continue
+                except StoreError:
+                    pass  # whoever claims next hears of it
+                self.changed = True
+                self._ring()
+                break
