@@ -227,6 +227,27 @@ def fork_and_return_twice(document: ClaimedDocument) -> str:
     return "child" if os.fork() == 0 else "parent"
 
 
+def fork_and_open_files(document: ClaimedDocument) -> None:
+    """The files get the numbers of pipes that the forked process does not have."""
+    if (forked := os.fork()) == 0:
+        for number in range(10):
+            os.open(Path(document.payload, f"opened {number}"), os.O_CREAT | os.O_WRONLY)
+    else:
+        os.waitpid(forked, 0)
+
+
+def pipes_of_a_fork(document: ClaimedDocument) -> list[str]:
+    """The pipes that a forked process has, but for the one that it tells this through."""
+    mine, its = os.pipe()
+    if os.fork() == 0:
+        descriptors = Path("/proc/self/fd").iterdir()
+        pipes = [fd.name for fd in descriptors if "pipe:" in str(fd.resolve())]
+        os.write(its, " ".join(sorted(set(pipes) - {str(mine), str(its)})).encode())
+        os._exit(0)
+    os.wait()
+    return os.read(mine, 1_000).decode().split()
+
+
 def leave_a_process(document: ClaimedDocument) -> None:
     process = subprocess.Popen(["sleep", "1000"])
     Path(document.payload, "left").write_text(str(process.pid))

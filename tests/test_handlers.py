@@ -128,11 +128,25 @@ def test_a_handler_that_eats_memory_is_stopped_at_its_limit(
     assert document.error.startswith("memory limit of 134,217,728 bytes")
 
 
-def test_a_handler_that_forks_answers_once(queue: Queue) -> None:
+def test_a_handler_that_forks_answers_once(queue: Queue, capfd: pytest.CaptureFixture[str]) -> None:
     first, second = run(queue, handlers.fork_and_return_twice, documents=2)
 
     assert [queue.result(one.id) for one in (first, second)] == ["parent", "parent"]
     assert [one.attempts for one in (first, second)] == [1, 1]
+    assert capfd.readouterr().err == ""
+
+
+def test_what_a_handler_forks_answers_nowhere(queue: Queue, tmp_path: Path) -> None:
+    run(queue, handlers.fork_and_open_files, str(tmp_path))
+
+    opened = list(tmp_path.glob("opened *"))
+    assert [file.read_bytes() for file in opened] == [b""] * 10
+
+
+def test_what_a_handler_forks_has_no_pipe_to_the_worker(queue: Queue) -> None:
+    (document,) = run(queue, handlers.pipes_of_a_fork)
+
+    assert queue.result(document.id) == ["1", "2"]
 
 
 @pytest.mark.parametrize("handler", [handlers.leave_a_process, handlers.leave_a_daemon])

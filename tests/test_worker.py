@@ -14,7 +14,7 @@ import pytest
 from fairturn import Delays, Queue, State, Submission, Worker
 from fairturn.clock import stopwatch
 from fairturn.errors import HandlerNotLoaded, NotFound, StoreUnavailable, WrongState
-from fairturn.model import Claimed, Fence, Outcome, Progress
+from fairturn.model import Claimed, Completed, Fence, Outcome, Progress
 from fairturn.stores.sqlite import SqliteStore
 from fairturn.worker.events import DocumentClaimed, DocumentEnded, DocumentLost, Event, StoreFailed
 from tests import handlers
@@ -255,11 +255,15 @@ def test_progress_can_be_seen_while_the_handler_runs(
     receipt = queue.submit("acme", payload=str(tmp_path))
 
     with InBackground(queue, handlers.report_progress, threads=threads):
+        until((tmp_path / "reported").exists, "the handler reports")
+        begun_s = stopwatch()
         until(lambda: queue.get(receipt.id).progress == Progress(3, 10), "progress is kept")
+        took_s = stopwatch() - begun_s
         (tmp_path / "go on").touch()
         document = queue.wait(receipt.id, 10)
 
     assert (document.state, document.progress) == (State.COMPLETED, Progress(3, 10))
+    assert took_s < 3
 
 
 # ── Failures and retries ─────────────────────────────────────────────────────────────────────────
@@ -528,29 +532,73 @@ def test_a_better_turn_waits_behind_50_ms_of_claimed_work_at_most(
     assert claimed.index("quiet") - before <= 4
 
 
-def test_a_worker_that_cannot_start_what_it_claimed_gives_it_back(
-    queue: Queue, tmp_path: Path
-) -> None:
-    """Fast documents make the worker claim ahead; then a slow one holds its only slot."""
+@pytest.fixture
+def fast_and_slow(queue: Queue, tmp_path: Path) -> str:
+    """Fast documents, which make a worker claim ahead, then a slow one, then fast ones again."""
     queue.submit_many([Submission(customer="acme", payload=None) for _ in range(500)])
     slow = queue.submit("acme", payload=str(tmp_path))
     queue.submit_many([Submission(customer="acme", payload=None) for _ in range(500)])
+    return slow.id
 
-    with InBackground(queue, slow_if_told, concurrency=1):
-        has_begun(tmp_path, slow.id)
+
+@KINDS
+def test_what_was_claimed_ahead_does_not_wait_behind_a_slow_document(
+    queue: Queue, tmp_path: Path, fast_and_slow: str, threads: bool
+) -> None:
+    with InBackground(queue, slow_if_told, threads=threads, concurrency=2) as worker:
+        has_begun(tmp_path, fast_and_slow)
+        until(
+            lambda: (queue.summary().waiting, queue.summary().running) == (0, 1),
+            "all others are done",
+        )
+        (tmp_path / "go on").touch()
+        queue.wait(fast_and_slow, 10)
+
+    completed = [event for event in worker.events if isinstance(event, DocumentEnded)]
+    assert {queue.result(event.document.id) for event in completed} == {
+        str(event.outcome.fence) for event in completed if isinstance(event.outcome, Completed)
+    }
+
+
+@KINDS
+def test_what_was_claimed_ahead_and_cannot_start_is_given_back(
+    queue: Queue, tmp_path: Path, fast_and_slow: str, threads: bool
+) -> None:
+    with InBackground(queue, slow_if_told, threads=threads, concurrency=1) as worker:
+        has_begun(tmp_path, fast_and_slow)
         until(lambda: queue.summary().running == 1, "only the slow one is held")
         waiting = queue.summary().waiting
         (tmp_path / "go on").touch()
         until(lambda: queue.summary().waiting == 0, "the others run")
-        queue.wait(slow.id, 10)
+        queue.wait(fast_and_slow, 10)
 
     assert waiting > 0
-    assert queue.get(slow.id).attempts == 1
+    assert queue.get(fast_and_slow).attempts == 1
+    for event in worker.events:
+        if isinstance(event, DocumentEnded) and isinstance(event.outcome, Completed):
+            assert queue.result(event.document.id) == str(event.outcome.fence)
 
 
-def slow_if_told(document: Any) -> None:
+@KINDS
+def test_a_worker_that_stops_gives_back_at_once_what_it_claimed_ahead(
+    queue: Queue, tmp_path: Path, fast_and_slow: str, threads: bool
+) -> None:
+    with InBackground(queue, slow_if_told, threads=threads, concurrency=1) as background:
+        has_begun(tmp_path, fast_and_slow)
+        background.worker.stop()
+        until(lambda: queue.summary().running == 1, "only the slow one is held")
+        waiting = queue.summary().waiting
+        (tmp_path / "go on").touch()
+        queue.wait(fast_and_slow, 10)
+
+    assert waiting > 0
+    assert queue.summary().waiting == waiting
+
+
+def slow_if_told(document: Any) -> str:
     if document.payload is not None:
         handlers.finish_when_told(document)
+    return str(document.fence)
 
 
 @KINDS

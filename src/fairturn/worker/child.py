@@ -68,7 +68,7 @@ class Runner:
                 os._exit(0)  # a process that the handler forked, and that came back from it
             _flush()
             worn = _has_children() or grown.too_far() or _is_memory(answer)
-            self._send([*answer, seconds, worn])
+            self._send([told[0], *answer, seconds, worn])
 
     def _next(self) -> Told | None:
         """The document that the next permit is for. The worker can take permits back, and then it

@@ -174,6 +174,7 @@ class Slot:
                 if self.given:
                     self.given[0].progress = Progress(done, total)
             case [
+                str(document),
                 str(kind),
                 (str() | None) as text,
                 (str() | None) as path,
@@ -181,8 +182,8 @@ class Slot:
                 int() | float() as seconds,
                 bool(worn),
             ]:
-                if not self.given:
-                    raise FrameError("an answer without a document")
+                if not self.given or self.given[0].fence.document != document:
+                    raise FrameError(f"an answer for {document!r}, which it does not run")
                 self.worn |= worn
                 held = self.given.popleft()
                 ended.append((held, _checked(kind, text, path, after_s), max(0.0, seconds)))
