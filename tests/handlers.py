@@ -230,7 +230,7 @@ def fork_and_return_twice(document: ClaimedDocument) -> str:
 def fork_and_open_files(document: ClaimedDocument) -> None:
     """The files get the numbers of pipes that the forked process does not have."""
     if (forked := os.fork()) == 0:
-        for number in range(10):
+        for number in range(100):
             os.open(Path(document.payload, f"opened {number}"), os.O_CREAT | os.O_WRONLY)
     else:
         os.waitpid(forked, 0)

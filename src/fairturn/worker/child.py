@@ -54,13 +54,14 @@ class Runner:
 
     def serve(self, running: Running, said: dict[str, object]) -> None:
         """Run documents until the worker wants no more."""
-        folder = said["folder"]
+        folders = said["folders"]
+        assert isinstance(folders, str)
         grown = _Growth(said["growth_bytes"])
         while True:
             told = self._next()
             if told is None:
                 return
-            document = ClaimedDocument(told, f"{folder}/{told[0]}-{told[1]}", _Reports(self._send))
+            document = ClaimedDocument(told, folders, _Reports(self._send))
             begun_s = stopwatch()
             answer = running.run(document)
             seconds = stopwatch() - begun_s

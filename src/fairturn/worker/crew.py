@@ -43,6 +43,10 @@ class Held:
             document.sha256,
         )
 
+    def report(self, done: float, total: float | None) -> None:
+        """What a handler says about its progress."""
+        self.progress = Progress(done, total)
+
     @property
     def is_content(self) -> bool:
         """Whether it carries bytes, and not JSON."""

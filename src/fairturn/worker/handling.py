@@ -72,8 +72,8 @@ class ClaimedDocument:
 
     __slots__ = (
         "_body",
-        "_folder",
         "_folder_made",
+        "_folders",
         "_kind",
         "_metadata",
         "_number",
@@ -92,7 +92,7 @@ class ClaimedDocument:
     )
 
     def __init__(
-        self, told: Told, folder: str, report: Callable[[float, float | None], None]
+        self, told: Told, folders: str, report: Callable[[float, float | None], None]
     ) -> None:
         (
             self.id,
@@ -110,7 +110,7 @@ class ClaimedDocument:
             self._path,
             self._sha256,
         ) = told
-        self._folder = folder
+        self._folders = folders
         self._folder_made = False
         self._report = report
         # Set in a thread, which cannot be ended, when the document was cancelled or taken away.
@@ -175,10 +175,11 @@ class ClaimedDocument:
         """A folder of this attempt alone; it is removed with everything in it after the attempt."""
         from pathlib import Path
 
+        folder = Path(folder_of(self._folders, self.id, self._number))
         if not self._folder_made:
-            Path(self._folder).mkdir(mode=0o700, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
             self._folder_made = True
-        return Path(self._folder)
+        return folder
 
     def progress(self, done: float, total: float | None = None) -> None:
         """Say how far the work is; it can be seen in the queue about a second later."""
@@ -215,7 +216,12 @@ class ClaimedDocument:
     def _end(self, answer: Answer) -> None:
         """Remove what the attempt left behind, unless the worker still needs it for the result."""
         if self._folder_made and answer[0] != FILE:
-            remove_folder(self._folder)
+            remove_folder(folder_of(self._folders, self.id, self._number))
+
+
+def folder_of(folders: str, id: str, number: int) -> str:
+    """Where an attempt has its own folder."""
+    return f"{folders}/{id}-{number}"
 
 
 def remove_folder(path: str) -> None:

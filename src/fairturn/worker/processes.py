@@ -10,7 +10,7 @@ from fairturn.clock import stopwatch
 from fairturn.content import Contents
 from fairturn.errors import HandlerNotLoaded
 from fairturn.worker.crew import STUCK_S, Bell, Ended, Held
-from fairturn.worker.handling import AGAIN, FILE, Answer, remove_folder
+from fairturn.worker.handling import AGAIN, FILE, Answer, folder_of, remove_folder
 from fairturn.worker.output import Output
 from fairturn.worker.pacing import Pace
 from fairturn.worker.results import Porter, keep_file
@@ -64,7 +64,7 @@ class ProcessCrew:
         self._started = Started(
             handler=handler,
             main=main_module,
-            folder=str(folder),
+            folders=str(folder),
             memory_limit_bytes=limits.memory_bytes,
             growth_bytes=limits.growth_bytes,
         )
@@ -273,7 +273,7 @@ class ProcessCrew:
                 self._bell.forget(descriptor)
 
     def _folder_of(self, held: Held) -> str:
-        return str(self._folder / f"{held.fence.document}-{held.fence.number}")
+        return folder_of(str(self._folder), *held.fence)
 
 
 def _refuse_too_many(concurrency: int) -> None:

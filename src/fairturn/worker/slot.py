@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import fairturn
 from fairturn.clock import stopwatch
 from fairturn.model import Progress
 from fairturn.worker import keeper
@@ -40,7 +39,7 @@ class Started(NamedTuple):
 
     handler: str
     main: dict[str, Any] | None
-    folder: str
+    folders: str
     memory_limit_bytes: int | None
     growth_bytes: int
 
@@ -77,7 +76,7 @@ class Slot:
         for descriptor in (self.orders, self._permits_read, self.replies, self.output):
             os.set_blocking(descriptor, False)
         theirs = (orders, self._permits_read, replies, life)
-        package = str(Path(fairturn.__file__).parent.parent)
+        package = str(Path(keeper.__file__).parents[2])
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-S", "-P", keeper.__file__, package, ",".join(map(str, theirs))],

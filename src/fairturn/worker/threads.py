@@ -11,9 +11,8 @@ from queue import SimpleQueue
 
 from fairturn.clock import stopwatch
 from fairturn.content import Contents
-from fairturn.model import Progress
 from fairturn.worker.crew import Bell, Ended, Held
-from fairturn.worker.handling import ClaimedDocument, Handler, Running
+from fairturn.worker.handling import ClaimedDocument, Handler, Running, folder_of
 from fairturn.worker.pacing import Pace
 from fairturn.worker.results import keep_file
 
@@ -33,7 +32,7 @@ class ThreadCrew:
         self._handler = handler
         self._pace = pace
         self._contents = contents
-        self._folder = folder
+        self._folders = str(folder)
         self._bell = Bell()
         self._ready: deque[Held] = deque()
         self._done: deque[Ended] = deque()
@@ -152,11 +151,7 @@ class ThreadCrew:
         running.close()
 
     def _run(self, running: Running, number: int, held: Held) -> Ended:
-        def report(done: float, total: float | None) -> None:
-            held.progress = Progress(done, total)
-
-        folder = str(self._folder / f"{held.fence.document}-{held.fence.number}")
-        document = ClaimedDocument(held.told, folder, report)
+        document = ClaimedDocument(held.told, self._folders, held.report)
         self._started[number] = held, document
         begun = stopwatch()
         answer = running.run(document)
@@ -164,5 +159,5 @@ class ThreadCrew:
         del self._started[number]
         if answer[2] is None:
             return Ended(held, answer, seconds)
-        answer, content = keep_file(self._contents, answer, folder)
+        answer, content = keep_file(self._contents, answer, folder_of(self._folders, *held.fence))
         return Ended(held, answer, seconds, content)
