@@ -700,6 +700,25 @@ def test_wrong_use_is_refused_in_a_sentence(
         Worker(queue, handler, **options)
 
 
+def test_a_worker_runs_once_at_a_time(queue: Queue, tmp_path: Path) -> None:
+    receipt = queue.submit("acme", payload=str(tmp_path))
+    with InBackground(queue, handlers.hang, concurrency=1) as background:
+        has_begun(tmp_path, receipt.id)
+
+        with pytest.raises(RuntimeError, match="runs already"):
+            background.worker.run()
+
+
+def test_a_worker_that_was_stopped_before_it_ran_does_nothing_once(queue: Queue) -> None:
+    receipt = queue.submit("acme")
+    worker = Worker(queue, handlers.nothing, threads=True)
+    worker.stop()
+
+    assert worker.run().completed == 0
+    assert worker.run(until_empty=True).completed == 1
+    assert queue.get(receipt.id).attempts == 1
+
+
 SCRIPT = """
 import sys
 from fairturn import Queue, Worker

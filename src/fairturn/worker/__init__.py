@@ -78,6 +78,7 @@ class Worker:
         self._recycle_after = recycle_after
         self._on_event = on_event
         self.name = _checked_name(name) if name is not None else _new_name()
+        self._running = False
         self._supervisor: Supervisor | None = None
         self._stops: list[bool] = []  # asked for before the supervisor was there
 
@@ -92,6 +93,16 @@ class Worker:
         `stop`, ends everything at once; what runs is given back with its attempt.
         """
         refuse_in_child()
+        if self._running:
+            raise RuntimeError(f"the worker {self.name} runs already; make another one beside it")
+        self._running = True
+        try:
+            return self._run(until_empty)
+        finally:
+            self._running = False
+            self._stops.clear()
+
+    def _run(self, until_empty: bool) -> "Done":
         import random
 
         from fairturn.worker.folder import attempts_folder
@@ -121,7 +132,6 @@ class Worker:
                     return self._supervisor.run()
             finally:
                 self._supervisor = None
-                self._stops.clear()
                 crew.close()
 
     def stop(self, *, now: bool = False) -> None:

@@ -56,9 +56,8 @@ def _keep(runner: int, life: int) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
-    _wait_for_the_end(runner, life)
+    status = _wait_for_the_end(runner, life)
     _kill(-runner)
-    status = None
     while (ended := _reap_all_that_is_left()) is not None:
         pid, its_status = ended
         if pid == runner:
@@ -66,16 +65,20 @@ def _keep(runner: int, life: int) -> None:
     _exit_as(status)
 
 
-def _wait_for_the_end(runner: int, life: int) -> None:
-    """Until the runner has ended, or the other end of `life` is closed."""
+def _wait_for_the_end(runner: int, life: int) -> int | None:
+    """Until the runner has ended, or the other end of `life` is closed; how it ended, where that
+    can be known only by taking note of it."""
     poller = select.poll()
     poller.register(life, select.POLLIN)
-    open_pid = getattr(os, "pidfd_open", None)  # Linux only
-    if open_pid is not None:
-        poller.register(open_pid(runner), select.POLLIN)
-    while not poller.poll(None if open_pid is not None else _LOOK_MS):
-        if os.waitid(os.P_PID, runner, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            return
+    if hasattr(os, "pidfd_open"):  # Linux
+        poller.register(os.pidfd_open(runner), select.POLLIN)
+        poller.poll()
+        return None
+    while not poller.poll(_LOOK_MS):
+        pid, status = os.waitpid(runner, os.WNOHANG)
+        if pid == runner:
+            return status
+    return None
 
 
 def _reap_all_that_is_left() -> tuple[int, int] | None:

@@ -57,7 +57,6 @@ class ProcessCrew:
         self._porter = Porter()
         self._ready: deque[Held] = deque()
         self._done: deque[Ended] = deque()
-        self._carried = 0  # files under way to the contents
         self._starts_failed = 0
         self._replacing = True
         self._closed = False
@@ -74,7 +73,7 @@ class ProcessCrew:
     def _new_slot(self) -> Slot:
         slot = Slot(self._started, self._output, self._limits.documents)
         self._bell.watch(slot.replies, selectors.EVENT_READ, lambda _: self._hear(slot))
-        self._bell.watch(slot.output, selectors.EVENT_READ, lambda _: self._listen(slot))
+        self._bell.watch(slot.output, selectors.EVENT_READ, lambda _: slot.listen())
         if slot.ending >= 0:
             self._bell.watch(slot.ending, selectors.EVENT_READ, lambda _: self._replace(slot))
         return slot
@@ -196,7 +195,7 @@ class ProcessCrew:
 
     def _hear(self, slot: Slot) -> None:
         """A child has said something."""
-        self._listen(slot)
+        slot.listen()
         ended = slot.hear()
         if slot.silent_s is not None:
             self._bell.forget(slot.replies)
@@ -219,9 +218,6 @@ class ProcessCrew:
             slot.retire()
         self._hand_out()
 
-    def _listen(self, slot: Slot) -> None:
-        slot.listen()
-
     def _finish(self, held: Held, answer: Answer, seconds: float) -> None:
         if answer[0] != FILE:
             self._done.append(Ended(held, answer, seconds))
@@ -230,17 +226,16 @@ class ProcessCrew:
         def carry() -> None:
             kept, content = keep_file(self._contents, answer, self._folder_of(held))
             self._done.append(Ended(held, kept, seconds, content))
-            self._carried -= 1
             self._bell.ring()
 
-        self._carried += 1
         self._porter.carry(carry)
 
     def _replace(self, slot: Slot) -> None:
         """A child is gone: whoever it ran has failed, the others have not begun."""
         if not slot.has_ended():
             return
-        self._hear_the_last(slot)
+        slot.listen(to_the_end=True)
+        self._hear(slot)
         self._forget(slot)
         was_ready = slot.was_ready
         unstarted = slot.take_back()
@@ -262,10 +257,6 @@ class ProcessCrew:
         if self._replacing:
             self._slots.append(self._new_slot())
         self._hand_out()
-
-    def _hear_the_last(self, slot: Slot) -> None:
-        slot.listen(to_the_end=True)
-        self._hear(slot)
 
     def _forget(self, slot: Slot) -> None:
         for descriptor in (slot.replies, slot.output, slot.ending, slot.orders):
