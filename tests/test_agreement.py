@@ -498,6 +498,16 @@ PROGRAMS: dict[str, tuple[Settings, list[Operation]]] = {
         Settings(dead_kept_s=5_000),
         [submit("a"), Claim(1), Finish((End(0, "failed", 0),)), Advance(90_000), Prune(1_000)],
     ),
+    "a customer with a weight that is purged while its documents wait": (
+        Settings(patience_s=0),
+        [
+            submit("aabbc"),
+            Adjust("a", 2.0, None, paused=False),
+            Claim(0),
+            Purge("a"),
+            *(Claim(1) for _ in range(4)),
+        ],
+    ),
     "a lease that became shorter": (
         Settings(),
         [submit("aa"), Claim(2, 600), Renew((0,), 1), Advance(1), Claim(2)],

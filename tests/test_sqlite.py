@@ -666,14 +666,27 @@ def test_a_submitter_that_is_interrupted_while_it_waits_leaves_the_line_to_the_o
         while not store._submitting._led or line is store._submitting._requests:
             os.sched_yield()
 
-        def interrupt() -> None:
+        caught = threading.Event()
+
+        def interrupt(*_: object) -> None:
+            if not caught.is_set():
+                caught.set()
+                raise KeyboardInterrupt
+
+        def signal_until_caught() -> None:
             while not store._submitting._requests:
                 os.sched_yield()
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            # One that comes just before the wait begins does not end it, so there are several.
+            while not caught.wait(0.01):
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
-        threading.Thread(target=interrupt).start()
+        before = signal.signal(signal.SIGUSR1, interrupt)
+        signalling = threading.Thread(target=signal_until_caught)
+        signalling.start()
         with pytest.raises(KeyboardInterrupt):
             store.submit([new("interrupted")])
+        signalling.join()
+        signal.signal(signal.SIGUSR1, before)
         somebody.execute("ROLLBACK")
         leader.join()
         store.submit([new("the next")])

@@ -54,10 +54,11 @@ _FLOWS_OF_PAGE = f"""
     SELECT {_FLOW_COLUMNS} FROM flows WHERE customer IN (SELECT customer {_PAGE_OF_TURNS})
     ORDER BY customer"""
 _CLAIMED_TO = "SELECT claimed_to FROM flows WHERE customer = ? AND level = ?"
+# The customer itself may be gone: then its flows are about to go, with the weight that they have.
 _SETTINGS = f"""
-    SELECT c.name, {_SETTINGS_COLUMNS} FROM customers c
-        LEFT JOIN standings s ON s.customer = c.number
-    WHERE c.number = ?"""
+    SELECT c.name, {_SETTINGS_COLUMNS} FROM (SELECT ? AS number) n
+        LEFT JOIN customers c ON c.number = n.number
+        LEFT JOIN standings s ON s.customer = n.number"""
 # By flows_head, in its order.
 _HEADS = """
     SELECT head_bound, 0, customer FROM flows INDEXED BY flows_head
@@ -146,8 +147,8 @@ class SqliteShelf:
             self.ahead += 1
 
     def _settings(self, customer: int) -> Row:
-        found = fetch(self.connection, _SETTINGS, (customer,))
-        return found[0] if found else (None,) * 5
+        (settings,) = fetch(self.connection, _SETTINGS, (customer,))
+        return settings
 
     def _set(self, standing: Standing, settings: Row) -> None:
         name, weight, limit, paused, costs = settings

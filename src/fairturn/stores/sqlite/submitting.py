@@ -153,35 +153,32 @@ class Submitting:
 
     def submit(self, documents: Sequence[NewDocument]) -> list[Receipt]:
         request = _Request(documents)
-        with self._lock:
-            self._requests.append(request)
-            request.leads = not self._led
-            self._led = True
-            if len(self._requests) >= self._company:
-                self._full.notify()
-        if not request.leads:
-            self._follow(request)
-        if request.leads:
-            self._lead()
+        try:
+            with self._lock:
+                self._requests.append(request)
+                request.leads = not self._led
+                self._led = True
+                if len(self._requests) >= self._company:
+                    self._full.notify()
+            if not request.leads:
+                request.woken.acquire()  # when it is answered, or given the lead
+            if request.leads:
+                self._lead(request)
+        except BaseException:
+            # Whoever is interrupted must leave the line, or hand on the lead: otherwise nobody
+            # would ever submit again.
+            with self._lock:
+                if request in self._requests:
+                    self._requests.remove(request)
+                if request.leads:
+                    self._hand_on(request)
+            raise
         if request.error is not None:
             raise request.error
         assert request.answer is not None
         return request.answer
 
-    def _follow(self, request: _Request) -> None:
-        """Wait to be answered, or to be given the lead. Whoever is interrupted here must leave
-        the line, or hand on the lead: otherwise nobody would ever submit again."""
-        try:
-            request.woken.acquire()
-        except BaseException:
-            with self._lock:
-                if request in self._requests:
-                    self._requests.remove(request)
-                if request.leads:
-                    self._hand_on()
-            raise
-
-    def _lead(self) -> None:
+    def _lead(self, leader: _Request) -> None:
         requests: list[_Request] = []
         try:
             with self._lock:
@@ -194,13 +191,14 @@ class Submitting:
             self._write_all(requests)
         finally:
             with self._lock:
-                self._hand_on()
+                self._hand_on(leader)
             for request in requests:
-                if not request.leads:
+                if request is not leader:
                     request.woken.release()
 
-    def _hand_on(self) -> None:
+    def _hand_on(self, leader: _Request) -> None:
         """Give the lead to one that came meanwhile, under the lock."""
+        leader.leads = False
         following = next((request for request in self._requests if not request.leads), None)
         self._led = following is not None
         if following is not None:
