@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("submission", "filters"),
     ("queue", "explain"),
     ("worker",),
-    ("config",),
+    ("config", "handlers"),
     ("backup",),
     ("cli", "web", "integrations", "simulator", "testing"),
 )

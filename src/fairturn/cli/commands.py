@@ -17,6 +17,7 @@ from fairturn.errors import FairturnError
 SECTIONS = {
     "Documents": {
         "submit": "Hand in documents.",
+        "work": "Work on documents: run a handler on each, in the order of service.",
         "list": "List documents, the newest first.",
         "show": "Show everything about one document.",
         "wait": "Wait until documents have ended.",

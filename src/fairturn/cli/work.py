@@ -1,0 +1,175 @@
+"""`fairturn work`: a worker, and what it does as lines."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fairturn.cli.endings import misuse_is_wrong_use
+from fairturn.cli.opening import opened, queue_options, settings_here
+from fairturn.cli.options import Seconds, json_option
+from fairturn.cli.terminal import Progress, duration, number, print_line, printable, progress
+from fairturn.clock import SECOND_US, microseconds
+
+if TYPE_CHECKING:  # loaded when a worker is started
+    from fairturn.model import Document, Outcome
+    from fairturn.worker.events import DocumentEnded, Event
+
+WITHOUT_A_HANDLER = "fairturn.handlers:measure"
+_OF_THE_WORKER = ("concurrency", "threads", "time_limit_s", "lease_s", "grace_s")
+
+
+@click.command("work")
+@click.argument("handler", required=False, metavar="[MODULE:FUNCTION]")
+@click.option("--until-empty", is_flag=True, help="End when nothing waits, is delayed or runs.")
+@click.option("--concurrency", type=click.IntRange(1), metavar="N", help="Documents at once; 4.")
+@click.option("--threads", is_flag=True, default=None, help="Threads instead of processes.")
+@click.option("--time-limit", type=Seconds(), help="For one document; none by default.")
+@click.option("--memory-limit", metavar="SIZE", help="Of one process, such as 512MiB.")
+@click.option("--grace", type=Seconds(), help="To finish in after a SIGTERM; 30.")
+@click.option("--lease", type=Seconds(), help="How long a claim lasts without renewal; 30.")
+@json_option
+@queue_options
+def command(
+    *,
+    handler: str | None,
+    until_empty: bool,
+    as_json: bool,
+    flags: Mapping[str, Any],
+    **options: Any,
+) -> None:
+    """Work on documents: run a handler on each, in the order of service.
+
+    The handler is a function of a module in this folder, or of one that is installed. It gets the
+    document and returns its result; docs/worker.md tells all about it. Without one, documents are
+    only measured, which is good for a first look.
+
+    A line is printed for each attempt when it has ended; with --concurrency 1 that is the order
+    of the claims. Ctrl-C or SIGTERM: finish what runs; a second time: give it back now.
+
+    \b
+    fairturn work invoices:extract --concurrency 8 --time-limit 60
+    fairturn work --until-empty --concurrency 1 --json
+    """
+    settings = settings_here(
+        {
+            **flags,
+            "handler": handler,
+            "concurrency": options["concurrency"],
+            "threads": options["threads"],
+            "time_limit_s": options["time_limit"],
+            "memory_limit": options["memory_limit"],
+            "grace_s": options["grace"],
+            "lease_s": options["lease"],
+        }
+    )
+    chosen: str | None = settings["handler"].value
+    if chosen is None:
+        click.echo(
+            "No handler was named, so documents are only measured. Name yours: "
+            "fairturn work MODULE:FUNCTION",
+            err=True,
+        )
+    from fairturn.worker import Worker
+
+    wanted = {name: settings[name].value for name in _OF_THE_WORKER}
+    wanted["memory_limit_bytes"] = settings["memory_limit"].value
+    wanted = {name: value for name, value in wanted.items() if value is not None}
+    sys.path.insert(0, str(Path.cwd()))  # where `python -m` would look too
+    with opened(flags, make=not until_empty) as queue:
+        total = queue.summary().waiting if until_empty else None
+        with progress("Working", total, beside_output=True) as advance:
+            lines = Lines(advance, as_json=as_json)
+            with misuse_is_wrong_use():
+                worker = Worker(queue, chosen or WITHOUT_A_HANDLER, on_event=lines.add, **wanted)
+            done = worker.run(until_empty=until_empty)
+    if not as_json:
+        counts = (f"{n:,} {name}" for name, n in done._asdict().items() if n)
+        click.echo(f"Attempts: {', '.join(counts) or 'none'}.", err=True)
+
+
+class Lines:
+    """Turns what happens in a worker into lines: outcomes on standard output, the rest on standard
+    error."""
+
+    def __init__(self, advance: Progress, *, as_json: bool) -> None:
+        self._advance = advance
+        self._as_json = as_json
+        self._ended = 0
+        self._claims: dict[str, int] = {}  # of what runs: the number of its claim here
+        self._claimed = 0
+
+    def add(self, event: "Event") -> None:
+        """Print what is worth a line."""
+        from fairturn.worker import events
+
+        match event:
+            case events.DocumentClaimed():
+                self._claimed += 1
+                self._claims[event.document.id] = self._claimed
+            case events.DocumentEnded():
+                self._print_ended(event)
+            case events.DocumentLost():
+                self._claims.pop(event.document.id, None)
+                _warn(f"{event.document.id}: the lease was lost; nothing of this attempt counts")
+            case events.LinePrinted():
+                _warn(f"{event.document}: {event.line}" if event.document else event.line)
+            case events.StoreFailed():
+                _warn(f"{event.error}; trying again in {duration(microseconds(event.pause_s))}")
+            case events.Stopping():
+                what = "ending" if event.now else "finishing"
+                _warn(f"Stopping: {what} what runs ({number(event.running, 'document')}).")
+
+    def _print_ended(self, event: "DocumentEnded") -> None:
+        document = event.document
+        claim = self._claims.pop(document.id, 0)
+        name, error, retry_in_s = _told(event.outcome)
+        if self._as_json:
+            print_line(
+                {
+                    "claim": claim,
+                    "id": document.id,
+                    "customer": document.customer,
+                    "priority": document.priority,
+                    "count": document.count,
+                    "submitted_at": document.submitted_at,
+                    "claimed_at": document.claimed_at,
+                    "attempts": document.attempts,
+                    "outcome": name,
+                    "seconds": round(event.seconds, 6),
+                    "error": error,
+                    "retry_in_s": retry_in_s,
+                }
+            )
+        else:
+            _print_for_people(document, name, error, event.seconds)
+        sys.stdout.flush()
+        self._ended += 1
+        self._advance(self._ended)
+
+
+def _told(outcome: "Outcome") -> tuple[str, str | None, float | None]:
+    """An outcome in a word; and why and for how long, if it failed."""
+    from fairturn.model import Failed
+
+    if isinstance(outcome, Failed):
+        retry = outcome.retry_in_us
+        return "failed", outcome.error, None if retry is None else retry / SECOND_US
+    return type(outcome).__name__.lower(), None, None
+
+
+def _print_for_people(document: "Document", name: str, error: str | None, seconds: float) -> None:
+    assert document.claimed_at is not None
+    waited = duration(document.claimed_at - document.submitted_at)
+    took = duration(microseconds(seconds))
+    why = f": {printable(error)}" if error else ""
+    click.echo(
+        f"{document.id}  priority {document.priority}  waited {waited}, took {took}"
+        f"  {printable(document.customer)}  {name}{why}"
+    )
+
+
+def _warn(sentence: str) -> None:
+    click.echo(printable(sentence), err=True)
