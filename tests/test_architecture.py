@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("queue", "explain"),
     ("worker",),
     ("config", "handlers"),
-    ("backup",),
+    ("backup", "demo"),
     ("cli", "web", "integrations", "simulator", "testing"),
 )
 # The only imports between two parts of one line: who imports, and what.

@@ -34,7 +34,8 @@ SECTIONS = {
         "backup": "Copy the queue while it is in use.",
         "completion": "Print the script that completes commands in a shell.",
     },
-    "The rule": {
+    "The rule and the order": {
+        "demo": "Show what a fair turn is, in half a minute.",
         "rule": "Print the priority rule, or what it makes of N documents.",
         "replay": "Serve the documents of FILE on a simulated clock.",
     },

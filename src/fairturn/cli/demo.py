@@ -1,0 +1,207 @@
+"""`fairturn demo`: a dump beside quiet customers, through a real queue and real workers."""
+
+import sys
+import tempfile
+import threading
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fairturn.cli.endings import Ending
+from fairturn.cli.options import json_option
+from fairturn.cli.terminal import console, duration, print_line, print_table
+
+if TYPE_CHECKING:  # loaded when the demo runs
+    from fairturn.cli.lanes import Watched
+    from fairturn.config import Queue
+    from fairturn.demo.traffic import Sender
+    from fairturn.worker import Worker
+
+WORKERS = 2
+_FRAME_S, _LINE_S = 0.125, 5.0
+_PERCENTS = (50, 99)
+_FIFO, _LEVELS, _FAIR = "first come first served", "nine levels alone", "fair"
+
+
+@click.command("demo")
+@click.option(
+    "--documents", type=click.IntRange(1, 100_000), default=2_000, metavar="N", help="In the dump."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1, 3_600),
+    default=26.0,
+    metavar="S",
+    help="How long the quiet customers send.",
+)
+@json_option
+def command(*, documents: int, seconds: float, as_json: bool) -> None:
+    """Show what a fair turn is, in half a minute.
+
+    One customer dumps 2,000 documents of 20 ms beside ten quiet ones that send about one a second,
+    through a real queue in a temporary file and two real workers. At the end the waits of the quiet
+    customers stand beside those of the same arrivals in two other orders, simulated.
+
+    The reset interval is 10 s here instead of 25 minutes; the customer pine pauses for longer than
+    that, so that its count is reset.
+
+    \b
+    fairturn demo
+    """
+    from fairturn.cli.lanes import Watched
+    from fairturn.config import Queue
+    from fairturn.demo import traffic
+    from fairturn.worker import Worker
+
+    sendings = traffic.schedule(documents=documents, seconds=seconds)
+    with tempfile.TemporaryDirectory(prefix="fairturn-demo-") as folder:
+        file = Path(folder) / "demo.db"
+        with Queue(file, reset_interval_s=traffic.RESET_INTERVAL_S) as queue:
+            watched = Watched()
+            worker = Worker(
+                queue, "fairturn.handlers:rest", concurrency=WORKERS, on_event=watched.add
+            )
+            sender = traffic.Sender(queue, sendings)
+            total = sum(sending.documents for sending in sendings)
+            with _showing(queue, watched, total, as_json=as_json) as show:
+                _run(worker, sender, lambda: watched.completed == total, show)
+            _tell(queue, watched, as_json=as_json)
+
+
+# ── While it runs ────────────────────────────────────────────────────────────────────────────────
+
+
+def _run(
+    worker: "Worker", sender: "Sender", all_done: Callable[[], bool], show: Callable[[float], None]
+) -> None:
+    """Let the worker work and the sender send, until both are done."""
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            worker.run()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work, name="fairturn-worker")
+    thread.start()
+    try:
+        with sender.sending() as passed_s:
+            while not (sender.done and all_done()):
+                if failed:
+                    raise failed[0]
+                if sender.error is not None:
+                    raise sender.error
+                show(passed_s())
+                thread.join(_FRAME_S)
+            show(passed_s())
+    finally:
+        worker.stop(now=True)
+        thread.join()
+
+
+@contextmanager
+def _showing(
+    queue: "Queue", watched: "Watched", total: int, *, as_json: bool
+) -> Iterator[Callable[[float], None]]:
+    """A function that shows how things are: as a picture, or, on no terminal, by lines."""
+    from fairturn.cli.lanes import Picture
+    from fairturn.demo.traffic import BULK, QUIET
+
+    if as_json or not sys.stdout.isatty():
+        next_s = 0.0
+
+        def line(passed_s: float) -> None:
+            nonlocal next_s
+            if passed_s >= next_s and not as_json:
+                next_s = passed_s + _LINE_S
+                waiting = queue.summary().waiting
+                click.echo(f"{passed_s:4.0f} s: {waiting:,} wait, {watched.completed:,} are done")
+
+        yield line
+        return
+    from rich.live import Live
+
+    out = console()
+    picture = Picture(QUIET, BULK)
+    with Live(console=out, auto_refresh=False) as live:
+
+        def frame(passed_s: float) -> None:
+            customers = {customer.name: customer for customer in queue.customers().customers}
+            title = (
+                f"{passed_s:4.0f} s: {watched.completed:,} of {total:,} documents done by "
+                f"{WORKERS} workers (reset interval: 10 s)"
+            )
+            live.update(picture.draw(title, customers, watched, out.width), refresh=True)
+
+        yield frame
+
+
+# ── At the end ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _tell(queue: "Queue", watched: "Watched", *, as_json: bool) -> None:
+    """The waits of the quiet customers in three orders."""
+    waits = {
+        _FIFO: _simulated(queue, watched, fifo=True),
+        _LEVELS: _simulated(queue, watched, fifo=False),
+        _FAIR: _served(watched),
+    }
+    found = {name: {p: _percentile(us, p) for p in _PERCENTS} for name, us in waits.items()}
+    if as_json:
+        for name, percentiles in found.items():
+            of = {f"wait_s_p{p}": us / 1_000_000 for p, us in percentiles.items()}
+            print_line({"order": name, "simulated": name != _FAIR, **of})
+        return
+    out = console()
+    out.print(
+        f"\nHow long the documents of the quiet customers waited "
+        f"({len(waits[_FAIR])} documents, the same arrivals in each column):\n"
+    )
+    columns = ("", f"{_FIFO} (simulated)", f"{_LEVELS} (simulated)", f"{_FAIR} (served for real)")
+    rows = [[f"p{p}", *(duration(found[name][p]) for name in found)] for p in _PERCENTS]
+    print_table(out, columns, rows)
+    out.print(
+        "\nBehind the dump, everybody waits for all of it. The nine levels help only until a quiet "
+        "customer has sent 20 documents and sinks to level 9 too. In turns, nobody waits for more "
+        "than one document of each of the others."
+    )
+
+
+def _served(watched: "Watched") -> list[int]:
+    from fairturn.demo.traffic import QUIET
+
+    return sorted(us for name in QUIET for us in watched.waits.get(name, []))
+
+
+def _simulated(queue: "Queue", watched: "Watched", *, fifo: bool) -> list[int]:
+    """The waits of the quiet customers if the same documents had been served in another order. Each
+    takes as long as its handler did; what the queue itself costs is left out, to their favour."""
+    from fairturn.demo.traffic import QUIET
+    from fairturn.flows import Mode
+    from fairturn.simulator.history import trace_of
+    from fairturn.simulator.orders import Order, RealOrder
+    from fairturn.simulator.plan import Plan
+    from fairturn.simulator.replay import serve
+    from fairturn.simulator.rivals import Line, first_come
+
+    newest_first = list(queue.iterate(states=["completed"]))
+    trace = trace_of(newest_first)
+    trace.cost = array("q", (watched.took_us[document.id] for document in newest_first[::-1]))
+    order: Order = Line(first_come) if fifo else RealOrder(mode=Mode.LEVELS)
+    run = serve(trace, order, rule=queue.settings.rule, plan=Plan(workers=WORKERS))
+    quiet = {number for number, name in enumerate(trace.names) if name in QUIET}
+    documents = (n for n, customer in enumerate(trace.customer) if customer in quiet)
+    return sorted(run.started_at[n] - trace.at[n] for n in documents)
+
+
+def _percentile(ordered: list[int], percent: int) -> int:
+    from fairturn.simulator.measures import percentile
+
+    if not ordered:
+        raise Ending("no quiet customer sent a document; let them send for longer: --seconds 10")
+    return percentile(ordered, percent)

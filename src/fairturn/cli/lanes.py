@@ -1,0 +1,126 @@
+"""The live picture of a queue: nine lanes, who is served, and how long each customer waits."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fairturn.cli.terminal import duration
+from fairturn.clock import microseconds
+from fairturn.priority import LEVELS
+from fairturn.worker.events import DocumentClaimed, DocumentEnded, Event
+
+if TYPE_CHECKING:  # rich is loaded when there is something to show
+    from rich.console import Group
+    from rich.text import Text
+
+    from fairturn.model import Customer
+
+_SERVED_SHOWN = 200
+_BEFORE_LANE, _AFTER_LANE = 12, 6
+_HEADINGS = f"{'customer':<9}{'count':>6}{'served':>7}{'wait':>8}{'longest':>8}"
+_NONE = ("", "")
+_COLOURS = (
+    "bright_cyan",
+    "bright_green",
+    "bright_yellow",
+    "bright_magenta",
+    "bright_blue",
+    "cyan",
+    "green",
+    "yellow",
+    "magenta",
+    "blue",
+)
+
+
+class Watched:
+    """What a worker has done so far; it is told from the worker's thread."""
+
+    def __init__(self) -> None:
+        self.waits: dict[str, list[int]] = {}  # of each customer, in the order of the claims
+        self.served: deque[str] = deque(maxlen=_SERVED_SHOWN)
+        self.took_us: dict[str, int] = {}  # by the document's id, as the handler was measured
+
+    @property
+    def completed(self) -> int:
+        """How many documents are done."""
+        return len(self.took_us)
+
+    def add(self, event: Event) -> None:
+        """Take in what happened."""
+        if isinstance(event, DocumentClaimed):
+            document = event.document
+            assert document.claimed_at is not None
+            waits = self.waits.setdefault(document.customer, [])
+            waits.append(document.claimed_at - document.submitted_at)
+            self.served.append(document.customer)
+        elif isinstance(event, DocumentEnded):
+            self.took_us[event.document.id] = microseconds(event.seconds)
+
+
+class Picture:
+    """Customers have a letter and a colour each; the loud one is red. 80 x 24 characters do."""
+
+    def __init__(self, quiet: Sequence[str], loud: str) -> None:
+        self._quiet = quiet
+        self._loud = loud
+        self._styles = {name: _COLOURS[n % len(_COLOURS)] for n, name in enumerate(quiet)}
+        self._styles[loud] = "bold red"
+
+    def draw(
+        self, title: str, customers: Mapping[str, "Customer"], watched: Watched, width: int
+    ) -> "Group":
+        """The picture as it is now."""
+        from rich.console import Group
+        from rich.text import Text
+
+        room = max(10, width - _BEFORE_LANE - _AFTER_LANE)
+        parts = [Text(title), Text()]
+        for level in range(1, LEVELS + 1):
+            waiting = {
+                name: customers[name].waiting_by_priority[level - 1]
+                for name in (*self._quiet, self._loud)
+                if name in customers
+            }
+            parts.append(self._lane(level, waiting, room))
+        parts += [self._served(watched, room), Text(), Text(f"{_HEADINGS}   {_HEADINGS}", "dim")]
+        rows = [self._row(name, customers, watched) for name in self._quiet]
+        half = -(-len(rows) // 2)
+        for n, left in enumerate(rows[:half]):
+            parts.append(Text("   ").join([left, *rows[half + n : half + n + 1]]))
+        parts.append(self._row(self._loud, customers, watched))
+        return Group(*parts)
+
+    def _lane(self, level: int, waiting: Mapping[str, int], room: int) -> "Text":
+        from rich.text import Text
+
+        total = sum(waiting.values())
+        lane = Text(f"priority {level}  ")
+        for name, n in waiting.items():
+            # Where not all fit, each customer has its share of the lane, but a letter at least.
+            letters = n if total <= room else -(-n * room // total)
+            lane.append(name[0].upper() * letters, self._styles[name])
+        lane.truncate(_BEFORE_LANE + room, pad=True)
+        lane.append(f"{total:>{_AFTER_LANE},}" if total else "")
+        return lane
+
+    def _served(self, watched: Watched, room: int) -> "Text":
+        from rich.text import Text
+
+        line = Text("served      ")
+        for name in list(watched.served)[-room:]:
+            line.append(name[0].upper(), self._styles[name])
+        line.append(" now" if watched.served else "", "dim")
+        return line
+
+    def _row(self, name: str, customers: Mapping[str, "Customer"], watched: Watched) -> "Text":
+        from rich.text import Text
+
+        row = Text(f"{name:<9}", self._styles[name])
+        waits = sorted(watched.waits.get(name, []))
+        count = customers[name].count if name in customers else 0
+        middle, longest = (
+            (duration(waits[len(waits) // 2]), duration(waits[-1])) if waits else _NONE
+        )
+        row.append(f"{count:>6,}{len(waits):>7,}{middle:>8}{longest:>8}", "default")
+        return row

@@ -1,0 +1,1 @@
+"""The traffic that shows the point: one customer's dump beside quiet customers."""
