@@ -5,7 +5,6 @@ hurts both. The table ends with the rows that fall short of their bar, and so do
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 import apsw
 
 from benchmarks.bare import BareQueue, Row
+from benchmarks.figures import Figure, in_turns, report
 from fairturn.content import Folder
 from fairturn.model import Completed, Settings, Submission
 from fairturn.queue import Queue
@@ -35,24 +35,6 @@ PAYLOAD = {  # 200 bytes as JSON
 LEASE_US = 30_000_000
 BATCH = 100
 NOW = 1_800_000_000_000_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """One row of the table."""
-
-    name: str
-    ratio: float
-    bar: float | None
-    ours: str
-    theirs: str
-    at_most: bool = False
-
-    @property
-    def falls_short(self) -> bool:
-        if self.bar is None:
-            return False
-        return self.ratio > self.bar if self.at_most else self.ratio < self.bar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,20 +68,6 @@ QUICK = Sizes(
     waiting_most=200_000,
     claims=50,
 )
-
-
-def seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
-def in_turns(
-    rounds: int, first: Callable[[], object], second: Callable[[], object]
-) -> tuple[float, float]:
-    """The median seconds of two things that are done in turns."""
-    times = [(seconds(first), seconds(second)) for _ in range(rounds)]
-    return statistics.median(t[0] for t in times), statistics.median(t[1] for t in times)
 
 
 class Bench:
@@ -139,7 +107,7 @@ class Bench:
         self.figures.append(
             Figure(
                 name=name,
-                ratio=bare_s / our_s,
+                value=bare_s / our_s,
                 bar=bar,
                 ours=f"{documents / our_s:,.0f}/s",
                 theirs=f"{documents / bare_s:,.0f}/s",
@@ -265,7 +233,7 @@ class Bench:
         self.figures.append(
             Figure(
                 name=f"{name}, against 100 customers and {2 * n * (rounds + 1):,} waiting",
-                ratio=small_s / large_s,
+                value=small_s / large_s,
                 bar=bar,
                 ours=f"{n / large_s:,.0f}/s",
                 theirs=f"{n / small_s:,.0f}/s",
@@ -287,7 +255,7 @@ class Bench:
         self.figures.append(
             Figure(
                 name=f"time of a claim of one at {most:,} waiting, against 10,000",
-                ratio=large_s / small_s,
+                value=large_s / small_s,
                 bar=bar,
                 at_most=True,
                 ours=f"{1e6 * large_s / claims:,.0f} µs",
@@ -351,20 +319,6 @@ def claim_each(queue: Queue, claims: int) -> float:
     return took
 
 
-def show(figures: list[Figure]) -> None:
-    width = max(len(figure.name) for figure in figures)
-    print(f"{'':{width}}  {'ours':>12}  {'yardstick':>12}  {'ratio':>6}  bar")
-    for figure in figures:
-        bar = ""
-        if figure.bar is not None:
-            bar = f"{'at most' if figure.at_most else 'at least'} {figure.bar:g}"
-            bar += "  FALLS SHORT" if figure.falls_short else ""
-        print(
-            f"{figure.name:{width}}  {figure.ours:>12}  {figure.theirs:>12}"
-            f"  {figure.ratio:6.2f}  {bar}"
-        )
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, for a first look")
@@ -415,16 +369,8 @@ def main() -> int:
             if options.only in name:
                 print(f"measuring: {name}", file=sys.stderr)
                 step()
-    if options.json:
-        for figure in bench.figures:
-            print(json.dumps(figure.__dict__))
-    else:
-        print(f"SQLite {apsw.sqlite_lib_version()}, medians of {sizes.rounds} rounds in turns")
-        show(bench.figures)
-    short = [figure.name for figure in bench.figures if figure.falls_short]
-    for name in short:
-        print(f"falls short: {name}", file=sys.stderr)
-    return 1 if short else 0
+    title = f"SQLite {apsw.sqlite_lib_version()}, medians of {sizes.rounds} rounds in turns"
+    return report(title, bench.figures, as_json=options.json)
 
 
 if __name__ == "__main__":

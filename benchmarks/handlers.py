@@ -1,0 +1,13 @@
+"""What the workers of the benchmarks do with a document."""
+
+import time
+from typing import Any
+
+
+def nothing(document: Any) -> None:
+    """No work at all: what is left is what the queue costs."""
+
+
+def nap(document: Any) -> None:
+    """50 ms in which the processor is free."""
+    time.sleep(0.05)
