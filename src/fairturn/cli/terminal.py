@@ -76,9 +76,14 @@ def number(n: int, noun: str) -> str:
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
+def json_line(value: dict[str, Any]) -> str:
+    """A value as JSON, in ASCII, for programs."""
+    return json.dumps(value, separators=(",", ":"))
+
+
 def print_line(value: dict[str, Any]) -> None:
-    """One line of JSON, in ASCII, for programs."""
-    sys.stdout.write(json.dumps(value, separators=(",", ":")) + "\n")
+    """Print a value as a line of JSON."""
+    sys.stdout.write(f"{json_line(value)}\n")
 
 
 def console() -> "Console":

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import click
 from fairturn.cli.endings import misuse_is_wrong_use
 from fairturn.cli.opening import opened, queue_options, settings_here
 from fairturn.cli.options import Seconds, json_option
-from fairturn.cli.terminal import Progress, duration, number, print_line, printable, progress
+from fairturn.cli.terminal import Progress, duration, json_line, number, printable, progress
 from fairturn.clock import SECOND_US, microseconds
 
 if TYPE_CHECKING:  # loaded when a worker is started
@@ -84,7 +85,8 @@ def command(
             lines = Lines(advance, as_json=as_json)
             with misuse_is_wrong_use():
                 worker = Worker(queue, chosen or WITHOUT_A_HANDLER, on_event=lines.add, **wanted)
-            done = worker.run(until_empty=until_empty)
+            with redirect_stdout(sys.stderr):  # what handlers in threads print is not an outcome
+                done = worker.run(until_empty=until_empty)
     if not as_json:
         counts = (f"{n:,} {name}" for name, n in done._asdict().items() if n)
         click.echo(f"Attempts: {', '.join(counts) or 'none'}.", err=True)
@@ -95,6 +97,7 @@ class Lines:
     error."""
 
     def __init__(self, advance: Progress, *, as_json: bool) -> None:
+        self._out = sys.stdout
         self._advance = advance
         self._as_json = as_json
         self._ended = 0
@@ -127,7 +130,7 @@ class Lines:
         claim = self._claims.pop(document.id, 0)
         name, error, retry_in_s = _told(event.outcome)
         if self._as_json:
-            print_line(
+            line = json_line(
                 {
                     "claim": claim,
                     "id": document.id,
@@ -144,8 +147,9 @@ class Lines:
                 }
             )
         else:
-            _print_for_people(document, name, error, event.seconds)
-        sys.stdout.flush()
+            line = _for_people(document, name, error, event.seconds)
+        self._out.write(f"{line}\n")
+        self._out.flush()
         self._ended += 1
         self._advance(self._ended)
 
@@ -160,12 +164,12 @@ def _told(outcome: "Outcome") -> tuple[str, str | None, float | None]:
     return type(outcome).__name__.lower(), None, None
 
 
-def _print_for_people(document: "Document", name: str, error: str | None, seconds: float) -> None:
+def _for_people(document: "Document", name: str, error: str | None, seconds: float) -> str:
     assert document.claimed_at is not None
     waited = duration(document.claimed_at - document.submitted_at)
     took = duration(microseconds(seconds))
     why = f": {printable(error)}" if error else ""
-    click.echo(
+    return (
         f"{document.id}  priority {document.priority}  waited {waited}, took {took}"
         f"  {printable(document.customer)}  {name}{why}"
     )

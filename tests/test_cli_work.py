@@ -1,0 +1,169 @@
+"""`work`: documents get done from the command line."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fairturn import Queue, State
+from tests.commands import SCRIPT, error_of, fairturn, lines_of
+
+HANDLERS = """
+from fairturn import NeverAgain
+
+def extract(document):
+    print("reading", document.customer)
+    return {"pages": 3}
+
+def refuse(document):
+    raise NeverAgain("not a\\x1b[2J PDF")
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # so that what `work` adds to the path goes with it
+    (tmp_path / "invoices.py").write_text(HANDLERS)
+    return tmp_path
+
+
+@pytest.fixture
+def queue(folder: Path) -> Iterator[Queue]:
+    with Queue("documents.db") as opened:
+        yield opened
+
+
+def test_a_real_store_serves_in_the_order_of_a_replay_of_the_same_documents(folder: Path) -> None:
+    customers = "aaaaaaaaaaaaaaaaaaaaaaaaaabbbbccccccccccccccccccccccda"
+    rows = [f'{{"customer": "{name}", "payload": {n}}}\n' for n, name in enumerate(customers)]
+    Path("documents.ndjson").write_text("".join(rows))
+    Path("trace.csv").write_text(
+        "at_s,customer,cost_s\n" + "".join(f"0,{name},1\n" for name in customers)
+    )
+    receipts = lines_of(fairturn("submit", "--ndjson", "documents.ndjson", "--json"))
+    replayed = lines_of(fairturn("replay", "trace.csv", "--json"))
+
+    worked = lines_of(fairturn("work", "--until-empty", "--concurrency", "1", "--json"))
+
+    assert [(r["count"], r["priority"]) for r in receipts] == [
+        (line["count"], line["priority"]) for line in replayed
+    ]
+    in_order = sorted(replayed, key=lambda line: line["started_at_s"])
+    assert [line["id"] for line in worked] == [receipts[line["n"]]["id"] for line in in_order]
+    assert [line["claim"] for line in worked] == list(range(1, len(customers) + 1))
+    assert {line["outcome"] for line in worked} == {"completed"}
+
+
+def test_a_handler_of_this_folder_runs_on_each_document_and_its_result_is_kept(
+    queue: Queue,
+) -> None:
+    id = queue.submit("acme", payload={}).id
+
+    result = fairturn("work", "invoices:extract", "--until-empty", "--concurrency", "1")
+
+    assert queue.result(id) == {"pages": 3}
+    (line,) = result.stdout.splitlines()
+    assert line.startswith(f"{id}  priority 1  waited ")
+    assert line.endswith("acme  completed")
+    assert f"{id}: reading acme" in result.stderr
+    assert "Attempts: 1 completed." in result.stderr
+
+
+def test_without_a_handler_documents_are_measured_and_it_says_so(queue: Queue) -> None:
+    id = queue.submit("acme", content=b"12345").id
+
+    result = fairturn("work", "--until-empty", "--concurrency", "1")
+
+    assert queue.result(id) == {"size_bytes": 5}
+    assert "No handler was named" in result.stderr
+
+
+def test_the_handler_and_all_else_can_be_settings(queue: Queue) -> None:
+    id = queue.submit("acme", payload={}).id
+    Path("fairturn.toml").write_text(
+        '[worker]\nhandler = "invoices:extract"\nthreads = true\nconcurrency = 2\n'
+    )
+
+    result = fairturn("work", "--until-empty", "--json")
+
+    assert lines_of(result)[0]["id"] == id
+    assert queue.result(id) == {"pages": 3}
+
+
+def test_a_failure_is_told_with_its_reason_and_cannot_steer_a_terminal(queue: Queue) -> None:
+    id = queue.submit("acme", payload={}).id
+
+    work = ("work", "invoices:refuse", "--until-empty", "--concurrency", "1")
+    shown = fairturn(*work).stdout
+    queue.retry(id)
+    (line,) = lines_of(fairturn(*work, "--json"))
+
+    assert queue.get(id).state is State.DEAD
+    assert "acme  failed: not a\\x1b[2J PDF" in shown
+    assert line["outcome"] == "failed"
+    assert line["retry_in_s"] is None
+
+
+def test_a_handler_that_cannot_be_loaded_ends_the_worker_and_leaves_the_documents(
+    queue: Queue,
+) -> None:
+    id = queue.submit("acme", payload={}).id
+
+    result = fairturn("work", "absent:extract", "--until-empty", "--concurrency", "1")
+
+    assert "absent:extract cannot be loaded" in error_of(result, 1)
+    document = queue.get(id)
+    assert (document.state, document.attempts) == (State.WAITING, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("invoices",), "it must be a function, written as module:function"),
+        (("--threads", "--time-limit", "5"), "do not apply to threads"),
+        (("--memory-limit", "12 MB"), "a size, such as 512MiB"),
+        (("--lease", "0.01"), "lease_s is 0.01"),
+    ],
+)
+def test_wrong_use_is_told_before_anything_is_claimed(
+    queue: Queue, options: tuple[str, ...], sentence: str
+) -> None:
+    id = queue.submit("acme", payload={}).id
+
+    assert sentence in error_of(fairturn("work", *options), 2)
+    assert queue.get(id).state is State.WAITING
+
+
+def test_a_queue_that_is_not_there_cannot_be_emptied(folder: Path) -> None:
+    assert "there is no queue" in error_of(fairturn("work", "--until-empty"), 3)
+    assert not Path("documents.db").exists()
+
+
+def test_a_worker_makes_the_queue_waits_for_documents_and_ends_well_with_sigterm(
+    folder: Path,
+) -> None:
+    with subprocess.Popen(
+        [SCRIPT, "work", "invoices:extract", "--concurrency", "1", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "FAIRTURN_DATABASE": "mine.db"},
+        text=True,
+    ) as worker:
+        until = time.monotonic() + 30
+        while not (folder / "mine.db").exists():
+            assert time.monotonic() < until
+            assert worker.poll() is None
+        with Queue("mine.db") as queue:
+            id = queue.submit("acme", payload={}).id
+            assert queue.wait(id, timeout_s=30).state is State.COMPLETED
+        worker.send_signal(signal.SIGTERM)
+        printed, said = worker.communicate(timeout=30)
+
+    assert worker.returncode == 0
+    assert f'"id":"{id}"' in printed
+    assert "Stopping: finishing what runs" in said
