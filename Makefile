@@ -27,8 +27,8 @@ help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
 	@echo "PYTHON=python3.12 chooses the Python; ARGS='-k claim' goes to pytest or to the benchmark."
 
-run: $(WHEEL) ## Set up, then replay the built-in example in the terminal.
-	@$(BIN)/fairturn replay
+run: $(WHEEL) ## Set up, then show a dump beside quiet customers, live in the terminal.
+	@$(BIN)/fairturn demo
 
 test: $(WHEEL) ## Run the tests, on the installed wheel.
 	@$(BIN)/python -m pytest -n auto tests $(ARGS)
