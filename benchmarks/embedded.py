@@ -30,6 +30,7 @@ ROOT = Path(__file__).parent.parent
 CUSTOMERS = 100
 MEBIBYTE = 1_048_576
 NOTHING, NAP = "benchmarks.handlers:nothing", "benchmarks.handlers:nap"
+NOW = "benchmarks.handlers:now"
 # A worker in a process of its own, so that its memory is nobody else's.
 _WORKER = """
 import sys
@@ -183,6 +184,32 @@ class Bench:
             thread.join()
         return found
 
+    def waking(self) -> None:
+        """The same across processes, and what it costs to be ready for it."""
+        file = self._file()
+        chance = random.Random(1)
+        found = []
+        idle_s = 2.0 if self._rounds == 3 else 10.0
+        with Queue(file) as queue, worker_process(file, NOW, 1) as worker:
+            queue.wait(queue.submit("first").id)
+            for n in range(self._looks):
+                time.sleep(chance.uniform(0.01, 0.06))
+                begun = time.monotonic()
+                id = queue.submit(f"customer-{n % CUSTOMERS}", payload=PAYLOAD).id
+                queue.wait(id)
+                found.append(queue.result(id) - begun)
+            before = processor_s(worker.pid)
+            time.sleep(idle_s)
+            share = (processor_s(worker.pid) - before) / idle_s
+        p99 = percentile(sorted(found), 99)
+        for name, value, bar in (
+            ("from submit to start across processes, p99, ms", 1e3 * p99, 50.0),
+            ("an idle worker: per cent of a core", 100 * share, 1.0),
+        ):
+            self.figures.append(
+                Figure(name=name, value=value, bar=bar, at_most=True, ours=f"{value:.2f}")
+            )
+
     # ── Busy slots ───────────────────────────────────────────────────────────────────────────────
 
     def busy(self) -> None:
@@ -224,7 +251,7 @@ class Bench:
                 children = children_of(worker.pid)
                 assert len(children) == slots
                 supervisor = pss_bytes(worker.pid)
-                child = max(map(pss_bytes, children))
+                child = max(sum(map(pss_bytes, family_of(child))) for child in children)
         for name, size, bar in (("supervisor", supervisor, 40), ("each idle child", child, 15)):
             self.figures.append(
                 Figure(
@@ -295,6 +322,20 @@ def children_of(pid: int) -> list[int]:
     return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def family_of(pid: int) -> list[int]:
+    """A process and all below it: a slot is a keeper and, below it, the handler's process."""
+    return [pid, *(below for child in children_of(pid) for below in family_of(child))]
+
+
+def processor_s(pid: int) -> float:
+    """The processor time that a process and all below it have used."""
+    ticks = 0
+    for one in family_of(pid):
+        fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def pss_bytes(pid: int) -> int:
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
@@ -329,6 +370,7 @@ def main() -> int:
             "threads": drain_threads,
             "processes": lambda: bench.drain("processes", threads=False, bar=0.1, least=2_000),
             "latency": bench.latency,
+            "waking": bench.waking,
             "busy": bench.busy,
             "memory": bench.memory,
             "endless": bench.endless,

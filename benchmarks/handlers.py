@@ -11,3 +11,8 @@ def nothing(document: Any) -> None:
 def nap(document: Any) -> None:
     """50 ms in which the processor is free."""
     time.sleep(0.05)
+
+
+def now(document: Any) -> float:
+    """When it started, on the clock that all processes of a machine share."""
+    return time.monotonic()
