@@ -658,12 +658,11 @@ def test_a_submitter_that_is_interrupted_while_it_waits_leaves_the_line_to_the_o
     file: Path,
 ) -> None:
     with opened(file) as store:
-        line = store._submitting._requests
         somebody = apsw.Connection(str(file))
-        somebody.execute("BEGIN IMMEDIATE")  # so that the one who leads has to wait
+        somebody.execute("BEGIN IMMEDIATE")  # so that the one who writes has to wait
         leader = threading.Thread(target=store.submit, args=([new("leader")],))
         leader.start()
-        while not store._submitting._led or line is store._submitting._requests:
+        while not store._submitting._writing:
             os.sched_yield()
 
         caught = threading.Event()

@@ -151,6 +151,7 @@ _EVENT_CODES = {kind: code for code, kind in enumerate(_EVENTS)}
 
 _RECORD = "INSERT INTO recorded (at, events) VALUES (?, ?)"
 _RECORDED = "SELECT number, at, events FROM recorded ORDER BY number"
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # made once, and not with each call
 _FORGET_RECORDED = "DELETE FROM recorded WHERE number <= ?"
 
 
@@ -158,7 +159,7 @@ def record(connection: apsw.Connection, at: int, events: Iterable[Event]) -> Non
     """Leave word for the next claim."""
     encoded = [(_EVENT_CODES[type(event)], *event) for event in events]
     if encoded:
-        connection.execute(_RECORD, (at, json.dumps(encoded, separators=(",", ":"))))
+        connection.execute(_RECORD, (at, _encode(encoded)))
 
 
 def take_recorded(connection: apsw.Connection) -> list[Recorded]:
