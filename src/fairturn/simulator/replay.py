@@ -1,40 +1,51 @@
 """Replaying a trace: when would each document have started and finished?
 
-At one moment, documents finish (by their number in the trace), then documents are submitted (in
-the order of the trace), then free workers claim; and again, until nothing changes.
+At one moment, leases run out, documents finish (by their number in the trace), documents are
+submitted (in the order of the trace) and cancelled, delays end, workers are lost or come back,
+then free workers claim; and again, until nothing changes.
 """
 
 from array import array
 from collections.abc import Callable
-from heapq import heappop, heappush
+from enum import IntEnum
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
-from fairturn.flows import (
-    PATIENCE_US,
-    Arrived,
-    Backlog,
-    Changed,
-    Costs,
-    Ended,
-    Event,
-    Finished,
-    Mode,
-    Pick,
-)
+from fairturn.flows import PATIENCE_US, WEIGHT_ONE, Costs, Mode, Pick
 from fairturn.priority import Count, Rule
+from fairturn.simulator.orders import Order, Paper, RealOrder
+from fairturn.simulator.plan import Plan
 from fairturn.simulator.trace import Trace
-from fairturn.turns import Turns
 
 _REPORT_EVERY = 10_000
+_NEVER = 1 << 63
+
+
+class Attempt(NamedTuple):
+    """One attempt at one document: since when it waited, when it began, when that was over."""
+
+    document: int
+    waited_from: int
+    started_at: int
+    ended_at: int
 
 
 class Replayed:
-    """What became of each document of a trace, as columns in the order of the file."""
+    """What became of each document of a trace, as columns in the order of the file.
+
+    `started_at` and `finished_at` are of the attempt that did the work; `again_at` says since when
+    a document waited for it, if that is not its submission; the attempts before are in `earlier`.
+    A document in `cancelled` never got there.
+    """
 
     def __init__(self, documents: int) -> None:
         self.count = array("q", bytes(8 * documents))
         self.priority = array("b", bytes(documents))
         self.started_at = array("q", bytes(8 * documents))
         self.finished_at = array("q", bytes(8 * documents))
+        self.again_at: dict[int, int] = {}
+        self.earlier: list[Attempt] = []
+        self.cancelled: dict[int, int] = {}  # document -> when
 
 
 def replay(
@@ -48,75 +59,179 @@ def replay(
     progress: Callable[[int], None] = lambda done: None,
 ) -> Replayed:
     """Serve a trace with so many workers. `progress` hears how many documents are finished."""
-    turns = Turns(backlog := Backlog(), mode=mode, costs=costs, patience_us=patience_us)
-    return _Replay(trace, rule, turns, backlog, workers).run(progress)
+    order = RealOrder(mode=mode, costs=costs, patience_us=patience_us)
+    return serve(trace, order, rule=rule, plan=Plan(workers=workers), progress=progress)
+
+
+def serve(
+    trace: Trace,
+    order: Order,
+    *,
+    rule: Rule,
+    plan: Plan,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Replayed:
+    """Serve a trace in any order, with all that goes wrong by the plan."""
+    result = Replayed(len(trace))
+    result.count, result.priority = check_all(trace, rule)
+    return _Replay(trace, order, result, plan).run(progress)
+
+
+def check_all(trace: Trace, rule: Rule) -> tuple["array[int]", "array[int]"]:
+    """The counts and the priorities of all documents. They follow from the submissions alone."""
+    last: list[Count | None] = [None] * len(trace.names)
+    counts = array("q", bytes(8 * len(trace)))
+    priorities = array("b", bytes(len(trace)))
+    for n, (customer, at) in enumerate(zip(trace.customer, trace.at, strict=True)):
+        count = last[customer] = rule.check(last[customer], at)
+        counts[n] = count.value
+        priorities[n] = rule.priority(count.value)
+    return counts, priorities
+
+
+class _Step(IntEnum):
+    """What the agenda holds, in the order of one moment; arrivals and finishes have their own."""
+
+    LEASE = 0
+    CANCEL = 1
+    DUE = 2
+    WORKERS = 3
+
+
+class _State(IntEnum):
+    WAITING = 0  # or not submitted yet
+    RUNNING = 1
+    LOST = 2  # with its worker; until the lease runs out, the queue takes it for running
+    AWAY = 3  # after a failed attempt, until its delay is over
+    ENDED = 4
 
 
 class _Replay:
-    def __init__(
-        self, trace: Trace, rule: Rule, turns: Turns, backlog: Backlog, workers: int
-    ) -> None:
+    def __init__(self, trace: Trace, order: Order, result: Replayed, plan: Plan) -> None:
         self.trace = trace
-        self.rule = rule
-        self.turns = turns
-        self.backlog = backlog
-        self.free = workers
-        self.counts: list[Count | None] = [None] * len(trace.names)
+        self.order = order
+        self.plan = plan
+        self.result = result
+        self.free = plan.workers
+        self.ended = 0
+        self.state = bytearray(len(trace))
         self.running: list[tuple[int, int]] = []  # (when it finishes, number), a heap
         self.picks: dict[int, Pick] = {}
-        self.result = Replayed(len(trace))
+        self.failed: dict[int, int] = {}  # how many attempts at a document failed
+        self.agenda = [(c.at, _Step.CANCEL, c.document) for c in plan.cancels]
+        self.agenda += [(at, _Step.WORKERS, change) for at, change in plan.changes()]
+        heapify(self.agenda)
+        for at, document in plan.cancels:
+            if at < trace.at[document]:
+                raise ValueError(f"document {document} is cancelled before it is submitted")
 
     def run(self, progress: Callable[[int], None]) -> Replayed:
-        arrivals = self.trace.at
-        submitted = finished = 0
-        while finished < len(arrivals):
-            next_finish = self.running[0][0] if self.running else None
-            if submitted < len(arrivals) and (
-                next_finish is None or arrivals[submitted] < next_finish
-            ):
-                now = arrivals[submitted]
-            else:
-                assert next_finish is not None
-                now = next_finish
-            while self.running and self.running[0][0] == now:
-                self._finish(heappop(self.running)[1], now)
-                finished += 1
-                if finished % _REPORT_EVERY == 0:
-                    progress(finished)
-            while submitted < len(arrivals) and arrivals[submitted] == now:
+        for customer, limit in self.plan.limits.items():
+            self.order.change(customer, WEIGHT_ONE, limit, 0)
+        arrivals, running, agenda = self.trace.at, self.running, self.agenda
+        submitted, reported, documents = 0, 0, len(arrivals)
+        while self.ended < documents:
+            now = arrivals[submitted] if submitted < documents else _NEVER
+            if running and running[0][0] < now:
+                now = running[0][0]
+            if agenda:
+                now = min(now, agenda[0][0])
+                self._work_off(now, _Step.LEASE)
+            while running and running[0][0] == now:
+                self._finish(heappop(running)[1], now)
+            while submitted < documents and arrivals[submitted] == now:
                 self._submit(submitted, now)
                 submitted += 1
+            if agenda:
+                self._work_off(now, _Step.WORKERS)
             self._claim(now)
+            if self.ended - reported >= _REPORT_EVERY:
+                reported = self.ended - self.ended % _REPORT_EVERY
+                progress(reported)
         return self.result
 
+    def _paper(self, n: int) -> Paper:
+        trace = self.trace
+        return Paper(n, trace.customer[n], self.result.priority[n], trace.at[n], trace.cost[n])
+
     def _submit(self, n: int, now: int) -> None:
-        customer = self.trace.customer[n]
         weight = self.trace.weight.get(n)
         if weight is not None:
-            self.turns.apply(Changed(customer, weight, None, paused=False), now)
-        count = self.counts[customer] = self.rule.check(self.counts[customer], now)
-        priority = self.rule.priority(count.value)
-        self.result.count[n] = count.value
-        self.result.priority[n] = priority
-        level = 1 if self.turns.mode is Mode.EQUAL else priority
-        known = self.trace.cost[n] if self.turns.costs is Costs.KNOWN else None
-        self.backlog.add(customer, level, n, known)
-        self.turns.apply(Arrived(customer, level, n, 1), now)
+            customer = self.trace.customer[n]
+            self.order.change(customer, weight, self.plan.limits.get(customer), now)
+        self.order.arrive(self._paper(n), now)
 
     def _claim(self, now: int) -> None:
-        while self.free and (pick := self.turns.pick(now)) is not None:
+        while self.free and (pick := self.order.pick(now)) is not None:
             n = pick.order
             self.free -= 1
             self.picks[n] = pick
+            self.state[n] = _State.RUNNING
             self.result.started_at[n] = now
             heappush(self.running, (now + self.trace.cost[n], n))
 
     def _finish(self, n: int, now: int) -> None:
-        pick = self.picks.pop(n)
         self.free += 1
+        pick = self.picks.pop(n)
+        delays = self.plan.failures.get(n, ()) if self.plan.failures else ()
+        failed = self.failed.get(n, 0) if delays else 0
+        if failed < len(delays):
+            self.order.end(pick, None, now)
+            self.failed[n] = failed + 1
+            self._go_away(n, now, _State.AWAY, now + delays[failed])
+            return
+        self.order.end(pick, self.trace.cost[n], now)
         self.result.finished_at[n] = now
-        event: Event = Ended(pick.customer, pick.level, 1)
-        if self.turns.costs is Costs.LEARNED:
-            real = self.trace.cost[n]
-            event = Finished(pick.customer, pick.level, pick.cost, pick.weight, real)
-        self.turns.apply(event, now)
+        self.state[n] = _State.ENDED
+        self.ended += 1
+
+    # ── What goes wrong ──────────────────────────────────────────────────────────────────────────
+
+    def _work_off(self, now: int, last: _Step) -> None:
+        """Do what is on the agenda for this moment, up to this kind of step."""
+        agenda = self.agenda
+        while agenda and agenda[0][:2] <= (now, last):
+            _, step, n = heappop(agenda)
+            if step is _Step.CANCEL:
+                self._cancel(n, now)
+            elif step is _Step.WORKERS:
+                self._lose(max(0, -n), now)
+                self.free += max(0, n)
+            elif self.state[n] in (_State.LOST, _State.AWAY):
+                self.state[n] = _State.WAITING
+                self.result.again_at[n] = now
+                if step is _Step.LEASE:
+                    self.order.take_back(self._paper(n), now)
+                else:
+                    self.order.arrive(self._paper(n), now)
+
+    def _lose(self, workers: int, now: int) -> None:
+        """Busy workers are lost first, by the numbers of their documents."""
+        running = self.running
+        lost = sorted(n for _, n in running)[:workers]
+        self.free -= workers - len(lost)
+        for n in lost:
+            del self.picks[n]
+            self._go_away(n, now, _State.LOST, now + self.plan.lease_us)
+        running[:] = [entry for entry in running if self.state[entry[1]] == _State.RUNNING]
+        heapify(running)
+
+    def _go_away(self, n: int, now: int, state: _State, until: int) -> None:
+        result = self.result
+        waited_from = result.again_at.get(n, self.trace.at[n])
+        result.earlier.append(Attempt(n, waited_from, result.started_at[n], now))
+        self.state[n] = state
+        step = _Step.LEASE if state is _State.LOST else _Step.DUE
+        heappush(self.agenda, (until, step, n))
+
+    def _cancel(self, n: int, now: int) -> None:
+        """One that runs or has ended goes on; one that waits for its delay never comes back."""
+        if self.state[n] == _State.WAITING:
+            self.order.leave(self._paper(n), now)
+        elif self.state[n] == _State.AWAY:
+            self.result.again_at[n] = now  # it has not waited since its last attempt
+        else:
+            return
+        self.result.cancelled[n] = now
+        self.state[n] = _State.ENDED
+        self.ended += 1

@@ -41,14 +41,14 @@ def _waits(waits: list[int], priorities: set[int]) -> Waits:
     waits.sort()
     return Waits(
         documents=len(waits),
-        p50_us=_percentile(waits, 50),
-        p99_us=_percentile(waits, 99),
+        p50_us=percentile(waits, 50),
+        p99_us=percentile(waits, 99),
         max_us=waits[-1],
         best_priority=min(priorities),
         worst_priority=max(priorities),
     )
 
 
-def _percentile(ordered: Sequence[int], percent: int) -> int:
+def percentile(ordered: Sequence[int], percent: int) -> int:
     """The smallest value that so many per cent of the values do not exceed."""
     return ordered[-(-len(ordered) * percent // 100) - 1]

@@ -1,0 +1,216 @@
+"""What a run was like for its customers: waits, gaps, lags behind the ideals, Jain's index. Pure.
+
+The wait of a document is all the time that it was not being worked on although it could have been:
+from its submission until it is finished, less what it takes when it is alone. Where nothing fails
+and no worker is lost, that is the time from its submission to its start.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from fairturn.flows import WEIGHT_ONE
+from fairturn.simulator.ideal import Ideal
+from fairturn.simulator.replay import Attempt, Replayed
+from fairturn.simulator.scenario import Scenario
+from fairturn.simulator.waits import percentile
+
+WINDOW_US = 300_000_000
+
+Spell = tuple[int, int]  # from, until
+
+
+class Waits(NamedTuple):
+    """The waits of the finished documents of a group."""
+
+    documents: int
+    cancelled: int
+    mean_us: int
+    p50_us: int
+    p95_us: int
+    p99_us: int
+    max_us: int
+
+
+class Evenness(NamedTuple):
+    """Jain's index of the service, by weight, that customers got who waited throughout a window:
+    1 if all got the same, 1/n if one of n got it all."""
+
+    windows: int  # in which at least two customers waited throughout
+    mean: float
+    least: float
+
+
+def waits_of(documents: Iterable[int], scenario: Scenario, run: Replayed | Ideal) -> list[int]:
+    """The waits of those of the documents that were finished, the shortest first."""
+    trace, plan = scenario.trace, scenario.plan
+    return sorted(
+        max(0, run.finished_at[n] - trace.at[n] - plan.alone_us(n, trace.cost[n]))
+        for n in documents
+        if n not in run.cancelled
+    )
+
+
+def summary_of(waits: Sequence[int], cancelled: int) -> Waits:
+    """Of sorted waits. Where there are none, all are 0."""
+    if not waits:
+        return Waits(0, cancelled, 0, 0, 0, 0, 0)
+    return Waits(
+        documents=len(waits),
+        cancelled=cancelled,
+        mean_us=round(sum(waits) / len(waits)),
+        p50_us=percentile(waits, 50),
+        p95_us=percentile(waits, 95),
+        p99_us=percentile(waits, 99),
+        max_us=waits[-1],
+    )
+
+
+def lag(ideal: Sequence[int], real: Sequence[int]) -> int:
+    """How many documents a customer was behind the ideal at the worst moment, by the moments at
+    which documents were finished, each sorted."""
+    behind = (done - bisect_right(real, at) for done, at in enumerate(ideal, start=1))
+    return max(0, max(behind, default=0))
+
+
+def finishes_by_customer(scenario: Scenario, run: Replayed | Ideal) -> list[list[int]]:
+    """When each customer's documents were finished, sorted."""
+    finishes: list[list[int]] = [[] for _ in scenario.trace.names]
+    for n, customer in enumerate(scenario.trace.customer):
+        if n not in run.cancelled:
+            finishes[customer].append(run.finished_at[n])
+    for of_customer in finishes:
+        of_customer.sort()
+    return finishes
+
+
+# ── From attempts ────────────────────────────────────────────────────────────────────────────────
+
+
+def attempts_of(scenario: Scenario, run: Replayed) -> Iterator[Attempt]:
+    """All attempts, the last ones and those before."""
+    yield from run.earlier
+    at, again, cancelled = scenario.trace.at, run.again_at, run.cancelled
+    for n, (started, finished) in enumerate(zip(run.started_at, run.finished_at, strict=True)):
+        if n not in cancelled:
+            yield Attempt(n, again.get(n, at[n]), started, finished)
+
+
+def waiting_spells(scenario: Scenario, run: Replayed) -> list[list[Spell]]:
+    """When something of each customer waited, in order; spells that touch are one."""
+    customer, at = scenario.trace.customer, scenario.trace.at
+    spells: list[list[Spell]] = [[] for _ in scenario.trace.names]
+    for attempt in attempts_of(scenario, run):
+        if attempt.started_at > attempt.waited_from:
+            whose = customer[attempt.document]
+            spells[whose].append((attempt.waited_from, attempt.started_at))
+    for n, ended in run.cancelled.items():
+        waited_from = run.again_at.get(n, at[n])
+        if ended > waited_from:
+            spells[customer[n]].append((waited_from, ended))
+    return [joined(of_customer) for of_customer in spells]
+
+
+def joined(spells: Iterable[Spell]) -> list[Spell]:
+    """The union of spells."""
+    union: list[Spell] = []
+    for begin, end in sorted(spells):
+        if union and begin <= union[-1][1]:
+            union[-1] = (union[-1][0], max(end, union[-1][1]))
+        else:
+            union.append((begin, end))
+    return union
+
+
+def longest_gap(spells: Sequence[Spell], claims: Sequence[int]) -> int:
+    """The longest time that a customer waited without one claim, by its sorted claims."""
+    longest = 0
+    first = 0
+    for begin, end in spells:
+        first = bisect_right(claims, begin, first)
+        last = bisect_right(claims, end, first)
+        moments = [begin, *claims[first:last], end]
+        longest = max(longest, *(after - before for before, after in pairwise(moments)))
+        first = last
+    return longest
+
+
+def claims_by_customer(scenario: Scenario, run: Replayed) -> list[list[int]]:
+    """When each customer's documents were claimed, sorted."""
+    claims: list[list[int]] = [[] for _ in scenario.trace.names]
+    for attempt in attempts_of(scenario, run):
+        claims[scenario.trace.customer[attempt.document]].append(attempt.started_at)
+    for of_customer in claims:
+        of_customer.sort()
+    return claims
+
+
+def jain(shares: Sequence[float]) -> float:
+    """Jain's index; of nothing at all, it is 1."""
+    squares = sum(share * share for share in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
+
+
+def evenness(
+    scenario: Scenario,
+    run: Replayed,
+    spells: Sequence[Sequence[Spell]],
+    window_us: int = WINDOW_US,
+) -> Evenness:
+    """How evenly those were served who waited throughout each window."""
+    waiting: dict[int, list[int]] = defaultdict(list)  # window -> customers
+    for customer, of_customer in enumerate(spells):
+        for begin, end in of_customer:
+            for window in range(-(-begin // window_us), end // window_us):
+                waiting[window].append(customer)
+    waiting = {window: who for window, who in waiting.items() if len(who) > 1}
+    served: dict[tuple[int, int], int] = {
+        (window, customer): 0 for window, who in waiting.items() for customer in who
+    }
+    for attempt in attempts_of(scenario, run) if served else ():
+        customer = scenario.trace.customer[attempt.document]
+        for window in range(attempt.started_at // window_us, attempt.ended_at // window_us + 1):
+            if (window, customer) in served:
+                begin = max(attempt.started_at, window * window_us)
+                end = min(attempt.ended_at, (window + 1) * window_us)
+                served[window, customer] += end - begin
+    weights = last_weights(scenario)
+    indices = [
+        jain([served[window, customer] / weights[customer] for customer in who])
+        for window, who in sorted(waiting.items())
+    ]
+    if not indices:
+        return Evenness(0, 1.0, 1.0)
+    return Evenness(len(indices), sum(indices) / len(indices), min(indices))
+
+
+def last_weights(scenario: Scenario) -> list[int]:
+    """The weight that each customer has in the end."""
+    weights = [WEIGHT_ONE] * len(scenario.trace.names)
+    for n, weight in sorted(scenario.trace.weight.items()):
+        weights[scenario.trace.customer[n]] = weight
+    return weights
+
+
+def idle_while_waiting(scenario: Scenario, run: Replayed) -> int:
+    """Microseconds of workers who had nothing to do although documents waited, held or not."""
+    changes: list[tuple[int, int, int]] = []  # (when, more free workers, more waiting documents)
+    for attempt in attempts_of(scenario, run):
+        changes.append((attempt.waited_from, 0, 1))
+        changes.append((attempt.started_at, -1, -1))
+        changes.append((attempt.ended_at, 1, 0))
+    for n, ended in run.cancelled.items():
+        changes.append((run.again_at.get(n, scenario.trace.at[n]), 0, 1))
+        changes.append((ended, 0, -1))
+    changes += [(at, change, 0) for at, change in scenario.plan.changes()]
+    changes.sort()
+    free, waiting, idle, last = scenario.plan.workers, 0, 0, 0
+    for at, more_free, more_waiting in changes:
+        if free > 0 and waiting > 0 and at > last:
+            idle += (at - last) * min(free, waiting)
+        free += more_free
+        waiting += more_waiting
+        last = at
+    return idle

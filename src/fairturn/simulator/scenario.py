@@ -1,0 +1,169 @@
+"""A trace with all that belongs to it: groups of customers, workers, what goes wrong, costs."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+
+from fairturn.clock import microseconds
+from fairturn.flows import Costs
+from fairturn.model import weight_in_thousandths
+from fairturn.simulator.plan import Cancel, Loss, Plan
+from fairturn.simulator.trace import Trace
+
+# Of a file with no more customers than this, each is a group of its own.
+GROUPS_BY_NAME_MAX = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What is simulated. Every customer belongs to one group, and waits are told by group."""
+
+    name: str
+    trace: Trace
+    groups: tuple[str, ...]
+    group_of: tuple[int, ...]  # customer -> number of its group
+    plan: Plan
+    costs: Costs = Costs.EQUAL
+
+    def members(self, group: int) -> list[int]:
+        """The customers of a group."""
+        return [customer for customer, of in enumerate(self.group_of) if of == group]
+
+    def changed(
+        self,
+        *,
+        workers: int | None = None,
+        costs: Costs | None = None,
+        weights: Iterable[tuple[str, float]] = (),
+        limits: Iterable[tuple[str | None, int]] = (),
+    ) -> "Scenario":
+        """The same with other settings; a limit without a name is everybody's."""
+        plan = self.plan if workers is None else replace(self.plan, workers=workers)
+        plan = replace(plan, limits={**plan.limits, **self._limits(limits)})
+        return replace(
+            self,
+            trace=self._weighted(weights),
+            plan=plan,
+            costs=self.costs if costs is None else costs,
+        )
+
+    def _limits(self, limits: Iterable[tuple[str | None, int]]) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for name, limit in limits:
+            numbers = range(len(self.trace.names)) if name is None else [self._number(name)]
+            found.update((number, limit) for number in numbers)
+        return found
+
+    def _weighted(self, weights: Iterable[tuple[str, float]]) -> Trace:
+        """The trace, in which each of these customers has its weight from the first document on."""
+        wanted = {self._number(name): weight_in_thousandths(weight) for name, weight in weights}
+        trace = copy(self.trace)
+        customer = trace.customer
+        trace.weight = {n: w for n, w in trace.weight.items() if customer[n] not in wanted}
+        for n, number in enumerate(customer if wanted else ()):
+            if number in wanted:
+                trace.weight[n] = wanted.pop(number)
+        return trace
+
+    def _number(self, name: str) -> int:
+        try:
+            return self.trace.names.index(name)
+        except ValueError:
+            raise ValueError(f"{self.name} has no customer {name!r}") from None
+
+
+class Draft:
+    """A scenario in the making. Documents are added in any order, by their seconds."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, str, int, tuple[int, ...]]] = []
+        self._groups: dict[str, str] = {}  # customer -> group
+        self._weights: dict[str, float] = {}
+        self._cancels: list[tuple[int, str, int]] = []
+
+    def customer(self, name: str, group: str, weight: float | None = None) -> None:
+        """Who comes first has the first number."""
+        self._groups[name] = group
+        if weight is not None:
+            self._weights[name] = weight
+
+    def add(
+        self, at_s: float, customer: str, cost_s: float, retry_after_s: Sequence[float] = ()
+    ) -> None:
+        """A document; each number in `retry_after_s` is the delay after one failed attempt."""
+        delays = tuple(microseconds(delay) for delay in retry_after_s)
+        self._rows.append((microseconds(at_s), customer, microseconds(cost_s), delays))
+
+    def cancel_all(self, at_s: float, customer: str) -> None:
+        """The customer cancels all that it has sent so far."""
+        self._cancels.append((microseconds(at_s), customer, len(self._rows)))
+
+    def finish(
+        self,
+        name: str,
+        *,
+        workers: int,
+        costs: Costs = Costs.EQUAL,
+        losses: Iterable[Loss] = (),
+    ) -> Scenario:
+        """The scenario, with the documents in the order of their submission."""
+        names = list(self._groups)
+        numbers = {customer: number for number, customer in enumerate(names)}
+        trace = Trace()
+        trace.names = names
+        failures: dict[int, tuple[int, ...]] = {}
+        weights = dict(self._weights)
+        by_time = sorted(range(len(self._rows)), key=lambda row: self._rows[row][0])
+        place = {row: n for n, row in enumerate(by_time)}
+        for n, row in enumerate(by_time):
+            at, customer, cost, delays = self._rows[row]
+            trace.at.append(at)
+            trace.customer.append(numbers[customer])
+            trace.cost.append(cost)
+            if customer in weights:
+                trace.weight[n] = weight_in_thousandths(weights.pop(customer))
+            if delays:
+                failures[n] = delays
+        cancels = [
+            Cancel(at, place[row])
+            for at, customer, rows in self._cancels
+            for row in range(rows)
+            if self._rows[row][1] == customer
+        ]
+        groups = tuple(dict.fromkeys(self._groups.values()))
+        return Scenario(
+            name=name,
+            trace=trace,
+            groups=groups,
+            group_of=tuple(groups.index(self._groups[customer]) for customer in names),
+            plan=Plan(
+                workers=workers, failures=failures, cancels=tuple(cancels), losses=tuple(losses)
+            ),
+            costs=costs,
+        )
+
+
+def scenario_of(trace: Trace, name: str, *, workers: int, costs: Costs = Costs.EQUAL) -> Scenario:
+    """A file as a scenario. Few customers are a group each; of many, those few who sent half of
+    the documents are the large ones, and all others are small."""
+    plan = Plan(workers=workers)
+    customers = len(trace.names)
+    if customers <= GROUPS_BY_NAME_MAX:
+        groups, group_of = tuple(trace.names), tuple(range(customers))
+    else:
+        groups, group_of = ("small", "large"), _by_size(trace)
+    return Scenario(
+        name=name, trace=trace, groups=groups, group_of=group_of, plan=plan, costs=costs
+    )
+
+
+def _by_size(trace: Trace) -> tuple[int, ...]:
+    group_of = [0] * len(trace.names)
+    sent = 0
+    for customer, documents in Counter(trace.customer).most_common():
+        group_of[customer] = 1
+        sent += documents
+        if 2 * sent >= len(trace):
+            break
+    return tuple(group_of)

@@ -1,0 +1,232 @@
+"""What a run was like: each measure by hand, and what holds for any numbers."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairturn.simulator import measures
+from fairturn.simulator.comparing import Discipline, compare, order_of
+from fairturn.simulator.measures import Evenness
+from fairturn.simulator.plan import Cancel, Loss, Plan
+from fairturn.simulator.replay import Replayed
+from fairturn.simulator.rivals import Line, first_come
+from fairturn.simulator.scenario import Scenario
+from tests.test_simulator import SECOND, run, scenario, scenarios, trace_of
+
+MODES = [mode for mode in Discipline if not mode.startswith("ideal")]
+moments = st.lists(st.integers(0, 50), max_size=20).map(sorted)
+spells = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=10).map(
+    lambda pairs: [(begin, begin + length) for begin, length in pairs]
+)
+
+
+def waits_of_all(made: Scenario, replayed: Replayed) -> list[int]:
+    return measures.waits_of(range(len(made.trace)), made, replayed)
+
+
+# ── Waits ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_wait_is_the_time_from_submission_to_start_where_nothing_fails() -> None:
+    made = scenario(trace_of((0, "a", 10), (1, "b", 10), (2, "a", 10)), Plan(workers=1))
+
+    assert waits_of_all(made, run(made)) == [0, 9 * SECOND, 18 * SECOND]
+
+
+def test_failed_attempts_and_their_delays_are_no_waits_but_a_lost_worker_is() -> None:
+    failing = scenario(trace_of((0, "a", 2)), Plan(failures={0: (5 * SECOND,)}))
+    losing = scenario(
+        trace_of((0, "a", 10)), Plan(workers=2, losses=(Loss(4 * SECOND, 1, 90 * SECOND),))
+    )
+
+    assert waits_of_all(failing, run(failing)) == [0]
+    assert waits_of_all(losing, run(losing)) == [34 * SECOND]
+
+
+def test_a_summary_of_waits_has_percentiles_that_somebody_really_waited() -> None:
+    summary = measures.summary_of([n * SECOND for n in range(1, 101)], cancelled=3)
+
+    assert summary.documents == 100
+    assert summary.cancelled == 3
+    assert summary.mean_us == 50_500_000
+    seconds = [us / SECOND for us in (summary.p50_us, summary.p95_us, summary.p99_us)]
+    assert seconds == [50, 95, 99]
+    assert summary.max_us == 100 * SECOND
+
+
+def test_a_summary_of_nothing_is_zero() -> None:
+    assert measures.summary_of([], cancelled=7) == (0, 7, 0, 0, 0, 0, 0)
+
+
+# ── Lags ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_lag_is_counted_in_documents_at_the_worst_moment() -> None:
+    assert measures.lag([1, 2, 3, 10], [2, 8, 9, 10]) == 2
+    assert measures.lag([5, 6], [1, 2]) == 0
+    assert measures.lag([], [1]) == 0
+
+
+@given(ideal=moments, real=moments)
+def test_a_lag_is_what_counting_at_every_moment_finds(ideal: list[int], real: list[int]) -> None:
+    behind = [
+        sum(at <= now for at in ideal) - sum(at <= now for at in real) for now in range(-1, 72)
+    ]
+
+    assert measures.lag(ideal, real) == max(behind)
+
+
+# ── Gaps ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(spells)
+def test_joined_spells_cover_the_same_moments_and_do_not_touch(
+    pairs: list[tuple[int, int]],
+) -> None:
+    union = measures.joined(pairs)
+
+    covered = {n for begin, end in pairs for n in range(begin, end)}
+    assert {n for begin, end in union for n in range(begin, end)} == covered
+    assert all(end < begin for (_, end), (begin, _) in pairwise(union))
+
+
+def test_the_longest_gap_counts_only_while_the_customer_waits() -> None:
+    # It waits from 10 to 30 and from 100 to 130, and is served at 15, 30, 101 and 130.
+    assert measures.longest_gap([(10, 30), (100, 130)], [15, 30, 101, 130]) == 29
+
+
+@given(pairs=spells, claims=moments)
+def test_the_longest_gap_is_what_looking_at_every_moment_finds(
+    pairs: list[tuple[int, int]], claims: list[int]
+) -> None:
+    union = [(begin, end) for begin, end in measures.joined(pairs) if end > begin]
+    longest = 0
+    for begin, end in union:
+        since = begin
+        for now in range(begin + 1, end + 1):
+            longest = max(longest, now - since)
+            since = now if now in claims else since
+
+    assert measures.longest_gap(union, claims) == longest
+
+
+def test_a_customer_behind_a_dump_has_a_gap_as_long_as_its_wait() -> None:
+    made = scenario(trace_of(*[(0, "dump", 10)] * 9, (5, "quiet", 1)), Plan(workers=1))
+    replayed = run(made, Line(first_come))
+
+    spells_ = measures.waiting_spells(made, replayed)
+    claims = measures.claims_by_customer(made, replayed)
+
+    assert measures.longest_gap(spells_[1], claims[1]) == 85 * SECOND
+    assert measures.longest_gap(spells_[0], claims[0]) == 10 * SECOND
+
+
+# ── Jain's index ─────────────────────────────────────────────────────────────────────────────────
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20))
+def test_jains_index_lies_between_one_over_n_and_one(shares: list[float]) -> None:
+    index = measures.jain(shares)
+
+    assert 1 / len(shares) - 1e-9 <= index <= 1 + 1e-9
+
+
+def test_jains_index_is_one_for_equals_and_one_over_n_if_one_has_it_all() -> None:
+    assert measures.jain([3, 3, 3]) == 1
+    assert measures.jain([5, 0, 0, 0]) == 0.25
+    assert measures.jain([0, 0]) == 1
+
+
+def test_evenness_looks_at_those_who_wait_throughout_a_window_by_their_weight() -> None:
+    rows = [(0, "a", 1)] * 90 + [(0, "b", 1)] * 30 + [(0, "c", 1)]
+    made = scenario(trace_of(*rows, weights={"a": 3_000}), Plan(workers=1))
+    even = run(made, order_of(Discipline.EQUAL, made))
+    uneven = run(made, Line(first_come))
+
+    def of(replayed: Replayed) -> Evenness:
+        spells_ = measures.waiting_spells(made, replayed)
+        return measures.evenness(made, replayed, spells_, window_us=20 * SECOND)
+
+    assert of(even).windows == 5
+    assert of(even).least > 0.99
+    # In the first four windows a alone is served, of three who wait; then b beside c.
+    assert of(uneven).windows == 5
+    assert of(uneven).least == pytest.approx(1 / 3)
+
+
+def test_where_no_two_customers_wait_there_is_nothing_to_compare() -> None:
+    made = scenario(trace_of(*[(0, "a", 1)] * 90), Plan(workers=1))
+    replayed = run(made)
+
+    even = measures.evenness(made, replayed, measures.waiting_spells(made, replayed), SECOND)
+
+    assert even == (0, 1.0, 1.0)
+
+
+# ── Idle workers ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("mode", MODES)
+@given(made=scenarios())
+def test_no_worker_is_idle_while_documents_wait_that_no_limit_holds(
+    mode: Discipline, made: Scenario
+) -> None:
+    unlimited = scenario(
+        made.trace,
+        Plan(
+            workers=made.plan.workers,
+            failures=made.plan.failures,
+            cancels=made.plan.cancels,
+            losses=made.plan.losses,
+            lease_us=made.plan.lease_us,
+        ),
+        made.costs,
+    )
+
+    replayed = run(unlimited, order_of(mode, unlimited))
+
+    assert measures.idle_while_waiting(unlimited, replayed) == 0
+
+
+def test_a_limit_leaves_workers_idle_while_documents_wait() -> None:
+    made = scenario(trace_of(*[(0, "a", 10)] * 3), Plan(workers=2, limits={0: 1}))
+
+    # For 20 seconds one of the two workers could have had a document.
+    assert measures.idle_while_waiting(made, run(made)) == 20 * SECOND
+
+
+# ── Side by side ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_comparison_has_a_result_for_each_mode_and_group_and_lags_behind_the_ideals() -> None:
+    rows = [(0, "dump", 10)] * 9 + [(5, "quiet", 1)]
+    made = scenario(trace_of(*rows), Plan(workers=1, cancels=(Cancel(6 * SECOND, 8),)))
+    heard: list[tuple[Discipline, int]] = []
+
+    comparison = compare(
+        made,
+        [Discipline.FIFO, Discipline.IDEAL, Discipline.FIFO],
+        progress=lambda mode, done: heard.append((mode, done)),
+    )
+
+    assert [result.mode for result in comparison.results] == ["fifo", "ideal"]
+    fifo, ideal = comparison.results
+    assert [group.name for group in fifo.groups] == ["dump", "quiet"]
+    assert fifo.groups[0].waits.cancelled == 1
+    assert fifo.groups[1].waits.max_us == 75 * SECOND
+    assert fifo.groups[1].lags == {Discipline.IDEAL: 1}
+    assert fifo.all.documents == 9
+    assert fifo.idle_us == 0
+    assert (ideal.groups[0].gap_us, ideal.evenness, ideal.idle_us) == (None, None, None)
+    assert comparison.of(Discipline.IDEAL) is ideal
+    assert heard == [(Discipline.FIFO, 10), (Discipline.IDEAL, 10)]
+
+
+def test_the_ideal_is_behind_nobody() -> None:
+    made = scenario(trace_of(*[(0, "a", 3)] * 20, *[(0, "b", 3)] * 20), Plan(workers=1))
+
+    result = compare(made, [Discipline.EQUAL, Discipline.IDEAL]).of(Discipline.EQUAL)
+
+    assert all(0 <= group.lags[Discipline.IDEAL] <= 1 for group in result.groups)
