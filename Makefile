@@ -20,7 +20,7 @@ SOURCES := $(shell find src -name __pycache__ -prune -o -print)
 # Those that exist; a folder that does not exist yet would be an error for the tools.
 CHECKED := $(wildcard src tests benchmarks examples)
 
-.PHONY: help run test check bench-store bench-embedded bench-replay lock clean python-is-new-enough
+.PHONY: help run test check bench-store bench-embedded bench-replay fairness lock clean python-is-new-enough
 
 help: ## List these targets.
 	@echo "make <target>, with one of these targets:"
@@ -52,6 +52,9 @@ bench-embedded: $(WHEEL) $(PEERS) ## Measure the worker beside other queues.
 
 bench-replay: $(WHEEL) ## Measure the replay of a million documents.
 	@$(BIN)/python -m benchmarks.replay $(ARGS)
+
+fairness: $(WHEEL) ## Print what each order does to whom, as in docs/fairness.md.
+	@$(BIN)/python -m benchmarks.fairness $(ARGS)
 
 # Pip must find every file by its name and hash alone. A line that names a host or a local path would
 # tie the file to one machine, so such options are not written, and any address left is an error.

@@ -32,12 +32,14 @@ SECTIONS = {
         "config": "Show and change settings.",
         "doctor": "Check that all is well.",
         "backup": "Copy the queue while it is in use.",
+        "export": "Write the completed documents of a queue as CSV, oldest first.",
         "completion": "Print the script that completes commands in a shell.",
     },
     "The rule and the order": {
         "demo": "Show what a fair turn is, in half a minute.",
         "rule": "Print the priority rule, or what it makes of N documents.",
         "replay": "Serve the documents of FILE on a simulated clock.",
+        "simulate": "Serve a workload in several modes, on a simulated clock, and compare.",
     },
 }
 COMMANDS = tuple(name for section in SECTIONS.values() for name in section)

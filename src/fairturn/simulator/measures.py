@@ -15,7 +15,6 @@ from fairturn.flows import WEIGHT_ONE
 from fairturn.simulator.ideal import Ideal
 from fairturn.simulator.replay import Attempt, Replayed
 from fairturn.simulator.scenario import Scenario
-from fairturn.simulator.waits import percentile
 
 WINDOW_US = 300_000_000
 
@@ -38,7 +37,7 @@ class Evenness(NamedTuple):
     """Jain's index of the service, by weight, that customers got who waited throughout a window:
     1 if all got the same, 1/n if one of n got it all."""
 
-    windows: int  # in which at least two customers waited throughout
+    windows: int  # in which at least two waited throughout and at least one of them got something
     mean: float
     least: float
 
@@ -51,6 +50,11 @@ def waits_of(documents: Iterable[int], scenario: Scenario, run: Replayed | Ideal
         for n in documents
         if n not in run.cancelled
     )
+
+
+def percentile(ordered: Sequence[int], percent: int) -> int:
+    """The smallest value that so many per cent of the values do not exceed."""
+    return ordered[-(-len(ordered) * percent // 100) - 1]
 
 
 def summary_of(waits: Sequence[int], cancelled: int) -> Waits:
@@ -148,9 +152,10 @@ def claims_by_customer(scenario: Scenario, run: Replayed) -> list[list[int]]:
 
 
 def jain(shares: Sequence[float]) -> float:
-    """Jain's index; of nothing at all, it is 1."""
-    squares = sum(share * share for share in shares)
-    return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
+    """Jain's index of shares that are not all zero."""
+    most = max(shares)
+    parts = [share / most for share in shares]  # no square is too small or too large for a float
+    return sum(parts) ** 2 / (len(parts) * sum(part * part for part in parts))
 
 
 def evenness(
@@ -177,10 +182,11 @@ def evenness(
                 end = min(attempt.ended_at, (window + 1) * window_us)
                 served[window, customer] += end - begin
     weights = last_weights(scenario)
-    indices = [
-        jain([served[window, customer] / weights[customer] for customer in who])
-        for window, who in sorted(waiting.items())
-    ]
+    indices = []
+    for window, who in sorted(waiting.items()):
+        shares = [served[window, customer] / weights[customer] for customer in who]
+        if any(shares):
+            indices.append(jain(shares))
     if not indices:
         return Evenness(0, 1.0, 1.0)
     return Evenness(len(indices), sum(indices) / len(indices), min(indices))

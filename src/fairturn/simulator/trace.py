@@ -46,10 +46,8 @@ def read(path: Path) -> Trace:
 def read_stream(stream: Iterable[bytes], name: str) -> Trace:
     """The trace in the lines of a stream that the errors call by this name."""
     reader = csv.reader(_decoded(stream), strict=True)
-    trace = Trace()
-    numbers: dict[str, int] = {}
-    last = 0
-    work = 0
+    growing = Growing()
+    weights = growing.trace.weight
     line = 0  # where the last row ended
     try:
         columns = _columns(next(reader, None))
@@ -63,29 +61,11 @@ def read_stream(stream: Iterable[bytes], name: str) -> Trace:
                 continue
             if len(row) != width:
                 raise ValueError(f"{len(row)} columns where the header has {width}")
-            at = _seconds("at_s", row[at_column])
-            if at < last:
-                raise ValueError(
-                    f"at_s {row[at_column]} goes back; the line before is at {last / SECOND_US:g}"
-                )
-            last = at
-            customer = row[customer_column]
-            number = numbers.get(customer)
-            if number is None:
-                text.identity(customer, "customer", CUSTOMER_BYTES_MAX)
-                number = numbers[customer] = len(numbers)
-                trace.names.append(customer)
+            at = seconds("at_s", row[at_column])
+            cost = seconds("cost_s", row[cost_column])
             if weight_column is not None and row[weight_column]:
-                trace.weight[len(trace.at)] = _weight(row[weight_column])
-            cost = _seconds("cost_s", row[cost_column])
-            work += cost
-            if at + work > _MOMENT_MAX:
-                raise ValueError(
-                    f"the work up to here may last {work / SECOND_US:g} s; that is too long"
-                )
-            trace.cost.append(cost)
-            trace.at.append(at)
-            trace.customer.append(number)
+                weights[len(growing.trace)] = _weight(row[weight_column])
+            growing.add(at, row[customer_column], cost)
     except UnicodeDecodeError as error:
         raise TraceError(f"{name}, line {reader.line_num + 1}: not a text in UTF-8") from error
     except csv.Error as error:
@@ -93,7 +73,40 @@ def read_stream(stream: Iterable[bytes], name: str) -> Trace:
         raise TraceError(f"{name}, line {line + 1}: {_misquoted(error)}") from error
     except ValueError as error:
         raise TraceError(f"{name}, line {max(1, reader.line_num)}: {error}") from error
-    return trace
+    return growing.trace
+
+
+class Growing:
+    """A trace to which documents are added in their order; what cannot be is a `ValueError`."""
+
+    def __init__(self) -> None:
+        self.trace = Trace()
+        self._numbers: dict[str, int] = {}
+        self._last = 0
+        self._work = 0
+
+    def add(self, at: int, customer: str, cost: int) -> None:
+        """One more document, at a moment and with a cost in microseconds."""
+        trace = self.trace
+        if at < self._last:
+            raise ValueError(
+                f"at_s {at / SECOND_US:.10g} goes back; "
+                f"the line before is at {self._last / SECOND_US:.10g}"
+            )
+        self._last = at
+        number = self._numbers.get(customer)
+        if number is None:
+            text.identity(customer, "customer", CUSTOMER_BYTES_MAX)
+            number = self._numbers[customer] = len(self._numbers)
+            trace.names.append(customer)
+        self._work += cost
+        if at + self._work > _MOMENT_MAX:
+            raise ValueError(
+                f"the work up to here may last {self._work / SECOND_US:g} s; that is too long"
+            )
+        trace.cost.append(cost)
+        trace.at.append(at)
+        trace.customer.append(number)
 
 
 def _misquoted(error: csv.Error) -> str:
@@ -134,16 +147,17 @@ def _columns(header: list[str] | None) -> dict[str, int]:
     return columns
 
 
-def _seconds(column: str, value: str) -> int:
+def seconds(column: str, value: str) -> int:
+    """A number of seconds, in microseconds; the error names the column."""
     try:
-        seconds = float(value)
+        number = float(value)
     except ValueError:
         raise ValueError(f"{column} {value!r} is not a number of seconds") from None
-    if not math.isfinite(seconds) or seconds > SECONDS_MAX:
+    if not math.isfinite(number) or number > SECONDS_MAX:
         raise ValueError(f"{column} {value} is out of range; at most {SECONDS_MAX:.0f} is allowed")
-    if seconds < 0:
+    if number < 0:
         raise ValueError(f"{column} {value} is negative")
-    return round(seconds * SECOND_US)
+    return round(number * SECOND_US)
 
 
 def _weight(value: str) -> int:

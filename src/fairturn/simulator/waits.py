@@ -1,8 +1,8 @@
 """How long the documents of a replayed trace waited, for each customer and in all."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
+from fairturn.simulator.measures import percentile
 from fairturn.simulator.replay import Replayed
 from fairturn.simulator.trace import Trace
 
@@ -47,8 +47,3 @@ def _waits(waits: list[int], priorities: set[int]) -> Waits:
         best_priority=min(priorities),
         worst_priority=max(priorities),
     )
-
-
-def percentile(ordered: Sequence[int], percent: int) -> int:
-    """The smallest value that so many per cent of the values do not exceed."""
-    return ordered[-(-len(ordered) * percent // 100) - 1]

@@ -1,0 +1,200 @@
+"""What each order does to whom: `make fairness` prints the tables of docs/fairness.md.
+
+Every named workload in every mode, from the fixed seed, and a trace of the Standard Workload Format
+if one is named. `tests/test_fairness.py` makes the same rows and holds the page against them.
+"""
+
+import argparse
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fairturn.simulator import workloads
+from fairturn.simulator.comparing import Comparison, Discipline, compare
+from fairturn.simulator.measures import percentile
+from fairturn.simulator.reading import read, scaled
+from fairturn.simulator.scenario import Scenario, scenario_of
+
+MODES = (
+    Discipline.FIFO,
+    Discipline.AGEING,
+    Discipline.ROUND_ROBIN,
+    Discipline.LEVELS,
+    Discipline.FAIR,
+    Discipline.EQUAL,
+    Discipline.IDEAL_LEVELS,
+    Discipline.IDEAL,
+)
+IDEAL_OF = {
+    Discipline.FAIR: Discipline.IDEAL_LEVELS,
+    Discipline.EQUAL: Discipline.IDEAL,
+}
+# The trace: at this density four workers have a load of about 0.9, with documents up to 10 minutes.
+TRACE_WORKERS, TRACE_SCALE, TRACE_COST_S_MAX = 4, 0.12, 600
+
+Cells = tuple[str, ...]
+
+
+class Bound(NamedTuple):
+    """A mode against its ideal: 99 of 100 documents of a group."""
+
+    group: str
+    mode: Discipline
+    p99_us: int
+    ideal_us: int
+    bound_us: int
+
+    @property
+    def holds(self) -> bool:
+        return self.p99_us <= self.bound_us
+
+
+def simulated(name: str) -> Comparison:
+    """A named workload in all modes."""
+    return compare(workloads.make(name), MODES)
+
+
+def trace_scenario(path: Path) -> Scenario:
+    """A real trace at the density of the page."""
+    trace = scaled(
+        read(path).trace, time_scale=TRACE_SCALE, cost_us_max=TRACE_COST_S_MAX * 1_000_000
+    )
+    return scenario_of(trace, "trace", workers=TRACE_WORKERS)
+
+
+def service_p99_us(scenario: Scenario) -> int:
+    """Of 100 documents of any customer, 99 take at most this long."""
+    return percentile(sorted(scenario.trace.cost), 99)
+
+
+def bounds(comparison: Comparison) -> Iterator[Bound]:
+    """`2 x (ideal p99 + p99 service)` for each group, in the modes that have an ideal."""
+    service = service_p99_us(comparison.scenario)
+    for mode, ideal in IDEAL_OF.items():
+        pairs = zip(comparison.of(mode).groups, comparison.of(ideal).groups, strict=True)
+        for group, by_ideal in pairs:
+            ideal_us = by_ideal.waits.p99_us
+            yield Bound(group.name, mode, group.waits.p99_us, ideal_us, 2 * (ideal_us + service))
+
+
+def _seconds(us: int) -> str:
+    return f"{us / 1_000_000:,.1f}" if us < 1_000_000_000 else f"{us / 1_000_000:,.0f}"
+
+
+# ── The tables ───────────────────────────────────────────────────────────────────────────────────
+
+WAITS = ("workload", "group", *MODES)
+BOUNDS = ("workload", "group", "p99 service", "fair", "at most", "equal", "at most ", "both hold")
+TURNS = (
+    "workload",
+    "behind ideal-levels: fair",
+    "levels",
+    "behind ideal: equal",
+    "fifo",
+    "longest gap: fair",
+    "equal",
+    "levels ",
+    "fifo ",
+    "Jain: fair",
+    "equal ",
+    "levels  ",
+    "fifo  ",
+)
+
+
+def wait_rows(comparison: Comparison) -> list[Cells]:
+    """The p99 waits of each group in each mode, in seconds."""
+    return [
+        (
+            comparison.scenario.name,
+            name,
+            *(_seconds(comparison.of(mode).groups[number].waits.p99_us) for mode in MODES),
+        )
+        for number, name in enumerate(comparison.scenario.groups)
+    ]
+
+
+def bound_rows(comparison: Comparison) -> list[Cells]:
+    """How far fair and equal are from their ideals, in seconds."""
+    service = _seconds(service_p99_us(comparison.scenario))
+    found = list(bounds(comparison))
+    rows: list[Cells] = []
+    for name in comparison.scenario.groups:
+        fair, equal = (bound for bound in found if bound.group == name)
+        values = (fair.p99_us, fair.bound_us, equal.p99_us, equal.bound_us)
+        holds = "yes" if fair.holds and equal.holds else "**no**"
+        rows.append((comparison.scenario.name, name, service, *map(_seconds, values), holds))
+    return rows
+
+
+def turn_rows(comparison: Comparison) -> list[Cells]:
+    """Lags in documents, gaps in seconds, and Jain's index, of the customers who fare worst."""
+
+    def lag(mode: Discipline, ideal: Discipline) -> str:
+        return f"{max(group.lags[ideal] for group in comparison.of(mode).groups):,}"
+
+    def gap(mode: Discipline) -> str:
+        return _seconds(max(group.gap_us or 0 for group in comparison.of(mode).groups))
+
+    def jain(mode: Discipline) -> str:
+        even = comparison.of(mode).evenness
+        return f"{even.mean:.2f}" if even is not None and even.windows else "–"
+
+    shown = (Discipline.FAIR, Discipline.EQUAL, Discipline.LEVELS, Discipline.FIFO)
+    return [
+        (
+            comparison.scenario.name,
+            lag(Discipline.FAIR, Discipline.IDEAL_LEVELS),
+            lag(Discipline.LEVELS, Discipline.IDEAL_LEVELS),
+            lag(Discipline.EQUAL, Discipline.IDEAL),
+            lag(Discipline.FIFO, Discipline.IDEAL),
+            *map(gap, shown),
+            *map(jain, shown),
+        )
+    ]
+
+
+def mean_rows(comparison: Comparison) -> list[Cells]:
+    """The mean waits of each group in each mode, in seconds."""
+    return [
+        (
+            comparison.scenario.name,
+            name,
+            *(_seconds(comparison.of(mode).groups[number].waits.mean_us) for mode in MODES),
+        )
+        for number, name in enumerate(comparison.scenario.groups)
+    ]
+
+
+def line(cells: Sequence[str]) -> str:
+    """A row of a markdown table."""
+    return f"| {' | '.join(cell.strip() for cell in cells)} |"
+
+
+def table(columns: Sequence[str], rows: Iterable[Cells]) -> str:
+    return "\n".join([line(columns), "|" + "---|" * len(columns), *map(line, rows)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trace", type=Path, help="a trace in the Standard Workload Format")
+    path = parser.parse_args().trace
+    comparisons = [simulated(name) for name in workloads.WORKLOADS]
+    for title, columns, rows in (
+        ("p99 waits, seconds", WAITS, wait_rows),
+        ("against the ideals, seconds", BOUNDS, bound_rows),
+        ("lags, gaps and evenness", TURNS, turn_rows),
+    ):
+        print(f"### {title}\n")
+        print(table(columns, [row for comparison in comparisons for row in rows(comparison)]))
+        print()
+    if path is not None:
+        comparison = compare(trace_scenario(path), MODES)
+        print("### the trace: mean waits, p99 waits, against the ideals, seconds\n")
+        print(table(WAITS, mean_rows(comparison)) + "\n")
+        print(table(WAITS, wait_rows(comparison)) + "\n")
+        print(table(BOUNDS, bound_rows(comparison)))
+
+
+if __name__ == "__main__":
+    main()

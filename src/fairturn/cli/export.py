@@ -1,0 +1,100 @@
+"""`fairturn export`: the history of a queue, to simulate it under another setting."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import TextIOWrapper
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from fairturn.cli.endings import WRONG_USE, Ending
+from fairturn.cli.opening import opened, queue_options
+from fairturn.cli.options import Moment
+from fairturn.cli.terminal import number, progress
+
+if TYPE_CHECKING:
+    from fairturn.queue import Queue
+
+_CUSTOMERS_AT_ONCE = 1_000
+
+
+@click.command("export")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write to FILE; standard output by default.",
+)
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@click.option("--submitted-from", type=Moment(), help="Only from this moment on.")
+@click.option("--submitted-before", type=Moment(), help="Only older ones.")
+@click.option("--anonymous", is_flag=True, help="Write numbers in the place of customers' names.")
+@queue_options
+def command(
+    *,
+    output: Path | None,
+    force: bool,
+    submitted_from: int | None,
+    submitted_before: int | None,
+    anonymous: bool,
+    flags: Mapping[str, Any],
+) -> None:
+    """Write the completed documents of a queue as CSV, oldest first.
+
+    The columns are those that `fairturn replay` and `fairturn simulate` read: at_s from the first
+    document on, customer, cost_s (how long it ran), and weight if somebody has one.
+
+    \b
+    fairturn export --submitted-from 2030-01-31T00:00Z --output yesterday.csv
+    fairturn simulate yesterday.csv --workers 8 --mode fair --mode equal
+    """
+    from fairturn.simulator import history
+
+    if output is not None and output.exists() and not force:
+        raise Ending(f"{output} exists already; --force replaces it", WRONG_USE)
+    with opened(flags) as queue:
+        with progress("Reading") as advance:
+            documents = queue.iterate(
+                states="completed",
+                submitted_from=submitted_from,
+                submitted_before=submitted_before,
+            )
+            trace = history.trace_of(documents, progress=advance)
+        history.set_weights(trace, _weights(queue))
+    if anonymous:
+        history.anonymous(trace)
+    with _writing(output) as file, progress("Writing", len(trace), beside_output=True) as advance:
+        history.write(trace, file, progress=advance)
+    if output is not None:
+        documents_of = f"{number(len(trace), 'document')} of {number(len(trace.names), 'customer')}"
+        click.echo(f"Wrote {documents_of}.", err=True)
+
+
+def _weights(queue: "Queue") -> dict[str, int]:
+    from fairturn.model import weight_in_thousandths
+
+    weights: dict[str, int] = {}
+    after = None
+    while True:
+        customers, after = queue.customers(after=after, size=_CUSTOMERS_AT_ONCE)
+        weights.update((c.name, weight_in_thousandths(c.settings.weight)) for c in customers)
+        if after is None:
+            return weights
+
+
+@contextmanager
+def _writing(output: Path | None) -> Iterator[TextIO]:
+    """A file, or standard output; in UTF-8 and with line feeds, wherever this runs."""
+    if output is None:
+        out = TextIOWrapper(sys.stdout.buffer, "utf-8", newline="", write_through=True)
+        yield out
+        out.detach()
+        return
+    try:
+        with output.open("w", encoding="utf-8", newline="") as file:
+            yield file
+    except OSError as error:
+        raise Ending(f"{output} cannot be written: {error.strerror}") from error

@@ -1,0 +1,269 @@
+"""`fairturn simulate`: what would another order, or another setting, do to whom?"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fairturn.cli.endings import Ending, misuse_is_wrong_use, wrong_use
+from fairturn.cli.options import Bounds, Seconds, choice, rule_of
+from fairturn.cli.terminal import (
+    console,
+    number,
+    print_line,
+    print_table,
+    printable,
+    progress,
+    seconds,
+)
+from fairturn.clock import SECOND_US, microseconds
+from fairturn.flows import PATIENCE_US, Costs
+from fairturn.priority import Reset
+
+if TYPE_CHECKING:  # the simulator is loaded when something is simulated
+    from fairturn.simulator.comparing import Comparison, Discipline, Result
+    from fairturn.simulator.scenario import Scenario
+
+# The names of `comparing.Discipline`, which is not loaded for the help; a test compares them.
+MODES = (
+    *("fair", "equal", "levels", "fifo", "ageing", "round-robin"),
+    *("ideal-levels", "ideal"),
+)
+DEFAULT_MODES = ("fair", "equal", "levels", "fifo", "ideal-levels", "ideal")
+WORKERS_MAX = 100_000
+FILE_WORKERS = 4
+# Shorter simulations are over before a progress bar could be read.
+DOCUMENTS_WITH_PROGRESS = 20_000
+COLUMNS = ("mode", "number", "mean", "p50", "p95", "p99", "max", "gap", "lag")
+Named = tuple[tuple[str | None, float], ...]
+
+
+class PerCustomer(click.ParamType[Named]):
+    """Numbers for customers: a=2,b=4; or one number for all, where that has a meaning."""
+
+    name = "a=n,b=n"
+
+    def __init__(self, *, for_all: bool = False) -> None:
+        self._for_all = for_all
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Named:
+        found: list[tuple[str | None, float]] = []
+        for part in value.split(","):
+            name, equals, number = part.rpartition("=")
+            if not equals and not self._for_all:
+                self.fail(f"{part!r} is not a customer and a number, such as a=2.", param, ctx)
+            try:
+                found.append((name if equals else None, float(number)))
+            except ValueError:
+                self.fail(f"{number!r} in {part!r} is not a number.", param, ctx)
+        return tuple(found)
+
+
+@click.command("simulate")
+@click.argument("target", metavar="WORKLOAD|FILE", required=False)
+@click.option("--list", "list_them", is_flag=True, help="List the named workloads.")
+@click.option(
+    "--mode",
+    "modes",
+    type=click.Choice(MODES),
+    multiple=True,
+    help="What to compare, several times; fair, equal, levels, fifo and both ideals by default.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, WORKERS_MAX),
+    metavar="N",
+    help=f"How many documents run at once; the workload's, or {FILE_WORKERS} for a file.",
+)
+@click.option("--reset", type=choice(Reset), help="What the reset interval runs from.")
+@click.option("--reset-interval", type=Seconds(), help="Of the count; 1500 by default.")
+@click.option("--bounds", type=Bounds(), help="The eight thresholds, from -2 to -20 by default.")
+@click.option("--weights", type=PerCustomer(), help="Shares of customers; else 1.")
+@click.option(
+    "--limit",
+    "limits",
+    type=PerCustomer(for_all=True),
+    help="Running documents at most: of each customer (4) or of some (a=4,b=2).",
+)
+@click.option("--costs", type=choice(Costs), help="What a document counts for in turns.")
+@click.option(
+    "--patience",
+    type=Seconds(),
+    default=PATIENCE_US / SECOND_US,
+    show_default=True,
+    help="After this wait, every tenth turn is for the longest waiting.",
+)
+@click.option("--seed", type=click.IntRange(0), metavar="N", help="Of a workload; 1993 by default.")
+@click.option("--time-scale", type=float, metavar="X", help="Of a file: 0.5 is twice as dense.")
+@click.option("--max-cost", type=Seconds(), help="Of a file: cut longer documents to this.")
+@click.option(
+    "--report",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write pictures and tables to this HTML file.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
+def command(
+    *,
+    target: str | None,
+    list_them: bool,
+    modes: tuple[str, ...],
+    reset: str | None,
+    reset_interval: float | None,
+    bounds: tuple[int, ...] | None,
+    patience: float,
+    report: Path | None,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Serve a workload in several modes, on a simulated clock, and compare.
+
+    WORKLOAD is a name of --list. FILE is the CSV of `fairturn replay` and `fairturn export`, or a
+    trace in the Standard Workload Format (.swf); with .gz at the end it is compressed.
+
+    \b
+    fairturn simulate dump --report dump.html
+    fairturn simulate dump --mode fair --mode levels --reset periodic
+    fairturn simulate yesterday.csv --workers 8 --limit 4
+    """
+    if list_them:
+        _print_list()
+        return
+    if target is None:
+        wrong_use("name a workload of --list, or a file")
+    rule = rule_of(reset, reset_interval, bounds)
+    scenario = _scenario(target, settings)
+    comparison = _compare(
+        scenario, modes or DEFAULT_MODES, rule=rule, patience_us=microseconds(patience)
+    )
+    if report is not None:
+        _write_report(comparison, report)
+    if as_json:
+        from fairturn.simulator.summary import as_plain
+
+        print_line(as_plain(comparison))
+    else:
+        _print_tables(comparison)
+
+
+def _print_list() -> None:
+    from fairturn.simulator.workloads import WORKLOADS
+
+    width = max(map(len, WORKLOADS))
+    for workload in WORKLOADS.values():
+        click.echo(f"{workload.name:{width}}  {workload.title}")
+
+
+def _scenario(target: str, settings: dict[str, Any]) -> "Scenario":
+    from fairturn.simulator import workloads
+
+    with misuse_is_wrong_use():
+        if target in workloads.WORKLOADS:
+            for option in ("time_scale", "max_cost"):
+                if settings[option] is not None:
+                    wrong_use(f"--{option.replace('_', '-')} is for files; {target} is a workload")
+            seed = workloads.SEED if settings["seed"] is None else settings["seed"]
+            made = workloads.make(target, seed)
+        else:
+            if settings["seed"] is not None:
+                wrong_use(f"--seed is for workloads; {target} is a file")
+            made = _read(Path(target), settings)
+        return made.changed(
+            workers=settings["workers"],
+            costs=None if settings["costs"] is None else Costs(settings["costs"]),
+            weights=[(name or "", weight) for name, weight in settings["weights"] or ()],
+            limits=[(name, _whole(limit)) for name, limit in settings["limits"] or ()],
+        )
+
+
+def _read(path: Path, settings: dict[str, Any]) -> "Scenario":
+    from fairturn.simulator import reading
+    from fairturn.simulator.scenario import scenario_of
+    from fairturn.simulator.workloads import WORKLOADS
+
+    if not path.exists():
+        wrong_use(
+            f"there is no file {path}, and no workload of this name; "
+            f"the workloads are {', '.join(WORKLOADS)}"
+        )
+    trace, left_out = reading.read(path)
+    if left_out:
+        click.echo(f"Left out without a run time or a user: {left_out:,}.", err=True)
+    max_cost, scale = settings["max_cost"], settings["time_scale"]
+    trace = reading.scaled(
+        trace,
+        time_scale=1.0 if scale is None else scale,
+        cost_us_max=None if max_cost is None else microseconds(max_cost),
+    )
+    return scenario_of(trace, path.name, workers=settings["workers"] or FILE_WORKERS)
+
+
+def _whole(number: float) -> int:
+    if not number.is_integer():
+        raise ValueError(f"a limit is {number:g}; it must be a whole number")
+    return int(number)
+
+
+def _compare(scenario: "Scenario", modes: tuple[str, ...], **options: Any) -> "Comparison":
+    from fairturn.simulator.comparing import Discipline, compare
+
+    wanted = [Discipline(mode) for mode in dict.fromkeys(modes)]
+    total = len(wanted) * len(scenario.trace)
+    if total < DOCUMENTS_WITH_PROGRESS:
+        return compare(scenario, wanted, **options)
+    with progress("Simulating", total) as advance:
+
+        def tell(mode: "Discipline", done: int) -> None:
+            advance(wanted.index(mode) * len(scenario.trace) + done)
+
+        return compare(scenario, wanted, progress=tell, **options)
+
+
+def _write_report(comparison: "Comparison", path: Path) -> None:
+    from fairturn.simulator.report import page
+
+    try:
+        path.write_text(page(comparison), encoding="utf-8")
+    except OSError as error:
+        raise Ending(f"{path} cannot be written: {error.strerror}") from error
+
+
+# ── For people ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _print_tables(comparison: "Comparison") -> None:
+    from fairturn.simulator.summary import headline, sentences
+
+    out = console()
+    scenario = comparison.scenario
+    out.print(
+        f"{printable(scenario.name)}: {number(len(scenario.trace), 'document')} of "
+        f"{number(len(scenario.trace.names), 'customer')}, "
+        f"{number(scenario.plan.workers, 'worker')}, costs {scenario.costs}. Waits in seconds; "
+        "gap: the longest time without a claim while waiting; lag: documents behind the ideals, "
+        "inside levels / blind to them, at the worst moment.\n"
+    )
+    if not len(scenario.trace):
+        return
+    for group, name in enumerate(scenario.groups):
+        out.print(f"{printable(name)} ({number(len(scenario.members(group)), 'customer')})")
+        print_table(out, COLUMNS, [_cells(result, group) for result in comparison.results])
+        out.print()
+    out.print(printable(headline(comparison)))
+    for sentence in sentences(comparison)[len(scenario.groups) :]:  # the first repeat the tables
+        out.print(printable(sentence))
+
+
+def _cells(result: "Result", group_number: int) -> list[str]:
+    group = result.groups[group_number]
+    waits = group.waits
+    times = (waits.mean_us, waits.p50_us, waits.p95_us, waits.p99_us, waits.max_us)
+    lags = " / ".join(f"{lag:,}" for lag in group.lags.values())
+    return [
+        result.mode,
+        f"{waits.documents:,}",
+        *(seconds(us) for us in times),
+        "" if group.gap_us is None else seconds(group.gap_us),
+        lags,
+    ]

@@ -1,0 +1,87 @@
+"""Files to simulate: the CSV of `replay` and `export`, and the Standard Workload Format.
+
+A name that ends in .swf is the Standard Workload Format of the Parallel Workloads Archive: a line
+for each record, 18 numbers, comments after a semicolon. The user is the customer and the run time
+the cost. A name that ends in .gz is compressed.
+"""
+
+import gzip
+import zlib
+from array import array
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from fairturn.errors import TraceError
+from fairturn.simulator import trace
+from fairturn.simulator.trace import Growing, Trace
+
+FIELDS = 18
+_SUBMITTED, _RUN, _USER = 1, 3, 11
+_UNKNOWN = "-1"
+TIME_SCALE_MAX = 100.0
+
+
+class Read(NamedTuple):
+    """A trace, and how many records of the file say too little to be in it."""
+
+    trace: Trace
+    left_out: int
+
+
+def read(path: Path) -> Read:
+    """The trace in a file; whatever is wrong with it is a `TraceError` with file and line."""
+    name = str(path)
+    compressed = name.endswith(".gz")
+    is_swf = name.removesuffix(".gz").endswith(".swf")
+    try:
+        with gzip.open(path) if compressed else path.open("rb") as stream:
+            return _read_swf(stream, name) if is_swf else Read(_read_csv(stream, name), 0)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise TraceError(f"{path}: is no whole gzip file: {error}") from error
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _read_csv(stream: BinaryIO | gzip.GzipFile, name: str) -> Trace:
+    return trace.read_stream(stream, name)
+
+
+def _read_swf(stream: Iterable[bytes], name: str) -> Read:
+    growing = Growing()
+    left_out = 0
+    for number, line in enumerate(stream, start=1):
+        fields = line.split(b";")[0].split()
+        if not fields:
+            continue
+        try:
+            if len(fields) != FIELDS:
+                raise ValueError(f"{len(fields)} fields where the format has {FIELDS}")
+            submitted, run, user = (fields[n].decode() for n in (_SUBMITTED, _RUN, _USER))
+            if _UNKNOWN in (run, user):
+                left_out += 1
+                continue
+            at, cost = trace.seconds("submit time", submitted), trace.seconds("run time", run)
+            growing.add(at, f"user-{int(user)}", cost)
+        except UnicodeDecodeError as error:
+            raise TraceError(f"{name}, line {number}: not a text in UTF-8") from error
+        except ValueError as error:
+            raise TraceError(f"{name}, line {number}: {error}") from error
+    return Read(growing.trace, left_out)
+
+
+def scaled(original: Trace, *, time_scale: float = 1.0, cost_us_max: int | None = None) -> Trace:
+    """The trace with its moments multiplied, so that 0.5 is twice as dense, and no document
+    longer than the maximum."""
+    if not 0 < time_scale <= TIME_SCALE_MAX:
+        raise ValueError(
+            f"the time scale is {time_scale:g}; it must be above 0 and at most {TIME_SCALE_MAX:g}"
+        )
+    other = Trace()
+    other.names, other.customer, other.weight = original.names, original.customer, original.weight
+    other.at, other.cost = original.at, original.cost
+    if time_scale != 1:
+        other.at = array("q", (round(at * time_scale) for at in original.at))
+    if cost_us_max is not None:
+        other.cost = array("q", (min(cost, cost_us_max) for cost in original.cost))
+    return other

@@ -1,0 +1,354 @@
+"""The report: one HTML file with pictures, tables and words; no script, nothing from a network."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from fairturn.clock import SECOND_US
+from fairturn.simulator import measures
+from fairturn.simulator.comparing import IDEALS, Comparison, Result
+from fairturn.simulator.pictures import (
+    WAITING,
+    Band,
+    Bar,
+    Row,
+    Spread,
+    bars,
+    level_key,
+    mark_key,
+    safe,
+    spreads,
+    strip,
+)
+from fairturn.simulator.replay import Replayed
+from fairturn.simulator.style import STYLE
+from fairturn.simulator.summary import TITLES, duration, headline, main_of, sentences
+from fairturn.simulator.workloads import WORKLOADS
+
+BINS = 300
+ROWS_PER_GROUP = 8
+ROWS_IN_ALL = 18
+
+
+def page(comparison: Comparison) -> str:
+    """The whole report."""
+    scenario = comparison.scenario
+    workload = WORKLOADS.get(scenario.name)
+    title = workload.title if workload else scenario.name
+    sections = [_summary(comparison)]
+    if len(scenario.trace):
+        sections += [_modes(comparison), _service(comparison), _waits(comparison)]
+    sections.append(_settings(comparison))
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+        f"<title>{safe(scenario.name)}: a simulation by fairturn</title>\n"
+        f"<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f'<header>\n<p class="kind">fairturn simulate {safe(scenario.name)}</p>\n'
+        f"<h1>{safe(title[:1].upper() + title[1:])}</h1>\n"
+        f'<p class="headline">{safe(headline(comparison))}</p>\n</header>\n'
+        + "\n".join(sections)
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _section(name: str, lead: str, *parts: str) -> str:
+    inner = "\n".join(parts)
+    return f"<section>\n<h2>{safe(name)}</h2>\n<p>{safe(lead)}</p>\n{inner}\n</section>"
+
+
+def _figure(caption: str, picture: str, table: str = "") -> str:
+    return f"<figure>\n<figcaption>{safe(caption)}</figcaption>\n{picture}\n{table}</figure>"
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str) -> str:
+    """Open where it is short; a long one is folded, and printed all the same."""
+    rows = list(rows)
+    head = "".join(f'<th scope="col">{safe(column)}</th>' for column in columns)
+    body = "\n".join(
+        f'<tr><th scope="row">{safe(row[0])}</th>'
+        + "".join(f"<td>{safe(cell)}</td>" for cell in row[1:])
+        + "</tr>"
+        for row in rows
+    )
+    return (
+        f"<details{' open' if len(rows) <= 8 else ''}>\n<summary>{safe(title)}</summary>\n"
+        f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n'
+        "</tbody></table></div>\n</details>\n"
+    )
+
+
+def _summary(comparison: Comparison) -> str:
+    items = "\n".join(f"<li>{safe(sentence)}</li>" for sentence in sentences(comparison))
+    return f"<section>\n<h2>In words</h2>\n<ul>\n{items}\n</ul>\n</section>"
+
+
+def _seconds(us: int | None) -> str:
+    return "" if us is None else f"{us / SECOND_US:,.1f}"
+
+
+# ── The modes side by side ───────────────────────────────────────────────────────────────────────
+
+
+def _modes(comparison: Comparison) -> str:
+    main = main_of(comparison)
+    max_us = max(g.waits.p99_us for result in comparison.results for g in result.groups)
+    figures = []
+    for number, name in enumerate(comparison.scenario.groups):
+        rows = []
+        for result in comparison.results:
+            p99_us = result.groups[number].waits.p99_us
+            style = "main" if result is main else "ideal" if result.mode in IDEALS else "other"
+            rows.append(Bar(result.mode, p99_us, duration(p99_us), style))
+        customers = len(comparison.scenario.members(number))
+        caption = f"{name} ({customers:,} customer{'' if customers == 1 else 's'})"
+        text = "; ".join(f"{row.name}: {row.text}" for row in rows)
+        table = _table(
+            (
+                "mode",
+                "documents",
+                "mean",
+                "p50",
+                "p95",
+                "p99",
+                "max",
+                "longest gap",
+                *_lag_names(comparison),
+            ),
+            [_mode_cells(comparison, result, number) for result in comparison.results],
+            f"{name}: waits in seconds",
+        )
+        picture = bars(f"p99 waits of {name} in each mode", rows, max_us, text)
+        figures.append(_figure(caption, picture, table))
+    return _section(
+        "The modes side by side",
+        "How long 99 of 100 documents of each group waited at most. The axis is logarithmic: one "
+        "step to the right is ten times as long. The longest gap is the longest time that a "
+        "waiting customer of the group went without a claim; behind an ideal means by how many "
+        "documents a customer was behind it at the worst moment.",
+        *figures,
+        _evenness(comparison),
+    )
+
+
+def _lag_names(comparison: Comparison) -> list[str]:
+    found = {result.mode for result in comparison.results}
+    return [f"behind {ideal}" for ideal in IDEALS if ideal in found]
+
+
+def _mode_cells(comparison: Comparison, result: Result, number: int) -> list[str]:
+    group = result.groups[number]
+    waits = group.waits
+    times = (waits.mean_us, waits.p50_us, waits.p95_us, waits.p99_us, waits.max_us, group.gap_us)
+    lags = [f"{lag:,}" for lag in group.lags.values()] or [""] * len(_lag_names(comparison))
+    return [result.mode, f"{waits.documents:,}", *map(_seconds, times), *lags]
+
+
+def _evenness(comparison: Comparison) -> str:
+    rows = [
+        (
+            result.mode,
+            f"{result.evenness.windows:,}",
+            f"{result.evenness.mean:.3f}" if result.evenness.windows else "",
+            f"{result.evenness.least:.3f}" if result.evenness.windows else "",
+            _seconds(result.idle_us),
+        )
+        for result in comparison.results
+        if result.evenness is not None
+    ]
+    minutes = measures.WINDOW_US // SECOND_US // 60
+    return _table(
+        ("mode", "windows", "Jain's index, mean", "least", "idle while work waits, s"),
+        rows,
+        f"How evenly those were served who waited throughout windows of {minutes} minutes",
+    )
+
+
+# ── Who was served when ──────────────────────────────────────────────────────────────────────────
+
+
+class _Shown(NamedTuple):
+    group: str
+    customers: list[int]
+
+
+def _shown(comparison: Comparison) -> list[_Shown]:
+    """Some customers of each group: those with the most documents."""
+    scenario = comparison.scenario
+    sent = [0] * len(scenario.trace.names)
+    for customer in scenario.trace.customer:
+        sent[customer] += 1
+    most = max(1, min(ROWS_PER_GROUP, ROWS_IN_ALL // len(scenario.groups)))
+    return [
+        _Shown(name, sorted(sorted(scenario.members(number), key=lambda c: -sent[c])[:most]))
+        for number, name in enumerate(scenario.groups)
+    ]
+
+
+def _service(comparison: Comparison) -> str:
+    shown = _shown(comparison)
+    results = [result for result in comparison.results if result.mode not in IDEALS]
+    ends_at = max((result.ends_at for result in results), default=0)
+    figures = [_service_figure(comparison, result, shown, ends_at) for result in results]
+    if not figures:
+        return ""
+    return _section(
+        "Who was served when",
+        "Each row is a customer, from left to right is the time. A block: something of this "
+        "customer was being worked on, and the taller and bluer it is, the better was its level. "
+        "A thin line: the customer waited and got nothing. Each group shows its customers with "
+        "the most documents.",
+        level_key(),
+        *figures,
+    )
+
+
+def _service_figure(
+    comparison: Comparison, result: Result, shown: list[_Shown], ends_at: int
+) -> str:
+    scenario, run = comparison.scenario, result.run
+    assert isinstance(run, Replayed)
+    wanted = {customer for group in shown for customer in group.customers}
+    bins = _bins(comparison, run, wanted, ends_at)
+    names = scenario.trace.names
+    bands = [
+        Band(
+            f"{group.group} ({len(group.customers)} of {len(scenario.members(number)):,})",
+            [Row(names[customer], bins[customer]) for customer in group.customers],
+        )
+        for number, group in enumerate(shown)
+    ]
+    rows = [
+        (
+            names[customer],
+            group.group,
+            f"{sum(b not in (0, WAITING) for b in bins[customer]) / BINS:.0%}",
+            f"{bins[customer].count(WAITING) / BINS:.0%}",
+            _level_range(bins[customer]),
+        )
+        for group in shown
+        for customer in group.customers
+    ]
+    description = "; ".join(
+        f"{name}: served in {served} of the time, waited unserved in {waited}"
+        for name, _, served, waited, _ in rows
+    )
+    title = TITLES[result.mode]
+    return _figure(
+        title,
+        strip(f"Who was served when, {title}", bands, ends_at, description),
+        _table(
+            ("customer", "group", "served in", "waited unserved in", "levels"),
+            rows,
+            f"{result.mode}: parts of the time shown",
+        ),
+    )
+
+
+def _level_range(bins: Sequence[int]) -> str:
+    levels = [level for level in bins if level not in (0, WAITING)]
+    if not levels:
+        return ""
+    best, worst = min(levels), max(levels)
+    return str(best) if best == worst else f"{best} to {worst}"
+
+
+def _bins(
+    comparison: Comparison, run: Replayed, wanted: set[int], ends_at: int
+) -> dict[int, list[int]]:
+    scenario = comparison.scenario
+    bins = {customer: [0] * BINS for customer in wanted}
+    width = max(1, -(-ends_at // BINS))
+    spells = measures.waiting_spells(scenario, run)
+    for customer in wanted:
+        for begin, end in spells[customer]:
+            for n in range(begin // width, min(BINS, (end - 1) // width + 1)):
+                bins[customer][n] = WAITING
+    for attempt in measures.attempts_of(scenario, run):
+        customer = scenario.trace.customer[attempt.document]
+        if customer not in wanted:
+            continue
+        level = run.priority[attempt.document]
+        last = max(attempt.started_at, attempt.ended_at - 1)
+        for n in range(attempt.started_at // width, min(BINS, last // width + 1)):
+            bins[customer][n] = min(level, bins[customer][n] or WAITING)
+    return bins
+
+
+# ── How long documents waited ────────────────────────────────────────────────────────────────────
+
+
+def _waits(comparison: Comparison) -> str:
+    scenario = comparison.scenario
+    documents: list[list[int]] = [[] for _ in scenario.groups]
+    for n, customer in enumerate(scenario.trace.customer):
+        documents[scenario.group_of[customer]].append(n)
+    max_us = max(g.waits.max_us for result in comparison.results for g in result.groups)
+    figures = []
+    for number, name in enumerate(scenario.groups):
+        rows = []
+        for result in comparison.results:
+            of = result.groups[number].waits
+            waits = measures.waits_of(documents[number], scenario, result.run)
+            rows.append(Spread(result.mode, waits, of.p50_us, of.p95_us, of.p99_us, of.max_us))
+        table = _table(
+            ("mode", *(f"up to {text}" for _, text in _STEPS), "longer"),
+            [(row.name, *_shares(row.waits)) for row in rows],
+            f"{name}: how many documents waited how long",
+        )
+        text = "; ".join(f"{row.name}: half below {duration(row.p50_us)}" for row in rows)
+        figures.append(
+            _figure(name, spreads(f"Waits of {name} in each mode", rows, max_us, text), table)
+        )
+    return _section(
+        "How long documents waited",
+        "The higher a column, the more documents waited about that long. The axis is logarithmic; "
+        "everything up to a tenth of a second is at its beginning.",
+        mark_key(),
+        *figures,
+    )
+
+
+_STEPS = (
+    (100_000, "0.1 s"),
+    (1 * SECOND_US, "1 s"),
+    (10 * SECOND_US, "10 s"),
+    (60 * SECOND_US, "1 min"),
+    (600 * SECOND_US, "10 min"),
+    (3_600 * SECOND_US, "1 h"),
+)
+
+
+def _shares(waits: Sequence[int]) -> list[str]:
+    """How many documents waited up to each step and longer than the one before."""
+    counts = []
+    before = 0
+    for step, _ in _STEPS:
+        upto = sum(us <= step for us in waits)
+        counts.append(f"{upto - before:,}")
+        before = upto
+    return [*counts, f"{len(waits) - before:,}"]
+
+
+# ── The settings ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _settings(comparison: Comparison) -> str:
+    scenario, rule = comparison.scenario, comparison.rule
+    rows = [
+        ("documents", f"{len(scenario.trace):,}"),
+        ("customers", f"{len(scenario.trace.names):,}"),
+        ("workers", f"{scenario.plan.workers:,}"),
+        ("costs", scenario.costs),
+        ("reset", f"{rule.reset}, {rule.reset_interval_us / SECOND_US:g} s"),
+        ("patience", f"{comparison.patience_us / SECOND_US:g} s"),
+    ]
+    modes = [(result.mode, TITLES[result.mode].split(": ", 1)[1]) for result in comparison.results]
+    return _section(
+        "What was simulated",
+        "The rule and the order of service are those that serve documents; only the clock is "
+        "simulated. The same command gives the same page.",
+        _table(("setting", "value"), rows, "Settings"),
+        _table(("mode", "what decides"), modes, "Modes"),
+    )

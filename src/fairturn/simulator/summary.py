@@ -1,0 +1,200 @@
+"""A comparison in words for people, and as a plain value for programs."""
+
+from typing import Any
+
+from fairturn.clock import SECOND_US
+from fairturn.simulator.comparing import (
+    IDEALS,
+    Comparison,
+    Discipline,
+    GroupResult,
+    Result,
+)
+from fairturn.simulator.measures import Waits
+
+TITLES = {
+    Discipline.FAIR: "fair: levels first, turns inside",
+    Discipline.EQUAL: "equal: turns, one level for all",
+    Discipline.LEVELS: "levels: the nine levels alone",
+    Discipline.FIFO: "fifo: first come, first served",
+    Discipline.AGEING: "ageing: levels, who waits rises",
+    Discipline.ROUND_ROBIN: "round-robin: one document each",
+    Discipline.IDEAL_LEVELS: "ideal-levels: exact shares in levels",
+    Discipline.IDEAL: "ideal: exact shares, no levels",
+}
+
+
+def duration(us: int) -> str:
+    """A wait for people: seconds, with one decimal while that matters."""
+    seconds = us / SECOND_US
+    return f"{seconds:,.1f} s" if seconds < 1_000 else f"{seconds:,.0f} s"
+
+
+def times(long_us: int, short_us: int) -> str | None:
+    """How many times longer, for people; None if there is nothing to say."""
+    short_us = max(short_us, SECOND_US // 10)  # what is shorter is nothing to anybody
+    if long_us < 1.2 * short_us:
+        return None
+    ratio = long_us / short_us
+    return f"{ratio:,.1f} times" if ratio < 10 else f"{ratio:,.0f} times"
+
+
+def main_of(comparison: Comparison) -> Result:
+    """The mode that the others are compared with: fair, or the first."""
+    results = comparison.results
+    return next((r for r in results if r.mode is Discipline.FAIR), results[0])
+
+
+def others_of(comparison: Comparison) -> list[Result]:
+    """What a queue could do instead; the ideals are not among them."""
+    main = main_of(comparison)
+    return [r for r in comparison.results if r is not main and r.mode not in IDEALS]
+
+
+def headline(comparison: Comparison) -> str:
+    """The one sentence to remember."""
+    main = main_of(comparison)
+    others = others_of(comparison)
+    if not len(comparison.scenario.trace):
+        return "There are no documents."
+    if not others:
+        return f"In {main.mode}, 99 of 100 documents waited at most {duration(main.all.p99_us)}."
+    against = next((r for r in others if r.mode is Discipline.LEVELS), others[0])
+    pairs = list(zip(main.groups, against.groups, strict=True))
+    group, other = max(pairs, key=lambda pair: _ratio(pair[1], pair[0]))
+    if _ratio(other, group) < 1.2:
+        group, other = max(pairs, key=lambda pair: pair[0].waits.documents)
+    factor = times(other.waits.p99_us, group.waits.p99_us)
+    return (
+        f"{group.name}: 99 of 100 documents waited at most {duration(group.waits.p99_us)} in "
+        f"{main.mode}, and {duration(other.waits.p99_us)} in {against.mode}"
+        + (f": {factor} as long." if factor else ".")
+    )
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """What happened, in a few sentences with the numbers in them."""
+    main = main_of(comparison)
+    others = others_of(comparison)
+    said = [_group_sentence(comparison, number) for number in range(len(main.groups))]
+    payers = [
+        f"{group.name} by {after - 1:.0%} against {other.mode}"
+        for other in others
+        if other.mode in (Discipline.LEVELS, Discipline.FIFO)
+        for group, of in zip(main.groups, other.groups, strict=True)
+        if of.waits.mean_us > SECOND_US
+        and (after := group.waits.mean_us / of.waits.mean_us) > 1.005
+    ]
+    if payers:
+        said.append(f"Who waits longer on average in {main.mode}: {', '.join(payers)}.")
+    elif others:
+        said.append(f"Nobody waits longer on average in {main.mode} than in levels or fifo.")
+    gaps = [(r, max((g.gap_us or 0) for g in r.groups)) for r in (main, *others) if r.groups]
+    if gaps and main.mode not in IDEALS:
+        said.append(
+            "The longest that a waiting customer went without a claim: "
+            + ", ".join(f"{duration(gap)} in {r.mode}" for r, gap in gaps)
+            + "."
+        )
+    for ideal in IDEALS:
+        lags = [
+            (r, max(g.lags[ideal] for g in r.groups))
+            for r in (main, *others)
+            if r.groups and ideal in r.groups[0].lags
+        ]
+        if lags:
+            said.append(
+                f"Furthest behind {ideal}, in documents of one customer: "
+                + ", ".join(f"{lag:,} in {r.mode}" for r, lag in lags)
+                + "."
+            )
+    idle = [(r, r.idle_us) for r in comparison.results if r.idle_us is not None]
+    if idle and not any(us for _, us in idle):
+        said.append("No worker was idle while a document waited, in any mode.")
+    elif idle:
+        said.append(
+            "Workers were idle while documents waited, because limits held them: "
+            + ", ".join(f"{duration(us)} in {r.mode}" for r, us in idle)
+            + "."
+        )
+    return said
+
+
+def _ratio(long: GroupResult, short: GroupResult) -> float:
+    return long.waits.p99_us / max(short.waits.p99_us, SECOND_US // 10)
+
+
+def _group_sentence(comparison: Comparison, number: int) -> str:
+    main = main_of(comparison)
+    group = main.groups[number]
+    customers = "customer" if group.customers == 1 else "customers"
+    return (
+        f"{group.name} ({group.customers:,} {customers}, {group.waits.documents:,} documents): "
+        "99 of 100 waited at most "
+        + ", ".join(
+            f"{duration(result.groups[number].waits.p99_us)} in {result.mode}"
+            for result in comparison.results
+        )
+        + "."
+    )
+
+
+# ── For programs ─────────────────────────────────────────────────────────────────────────────────
+
+
+def as_plain(comparison: Comparison) -> dict[str, Any]:
+    """The whole comparison as numbers and names, for JSON."""
+    scenario, rule = comparison.scenario, comparison.rule
+    return {
+        "name": scenario.name,
+        "documents": len(scenario.trace),
+        "customers": len(scenario.trace.names),
+        "workers": scenario.plan.workers,
+        "costs": scenario.costs,
+        "reset": rule.reset,
+        "reset_interval_s": rule.reset_interval_us / SECOND_US,
+        "patience_s": comparison.patience_us / SECOND_US,
+        "headline": headline(comparison),
+        "modes": [_plain_result(result) for result in comparison.results],
+    }
+
+
+def _plain_result(result: Result) -> dict[str, Any]:
+    even = result.evenness
+    return {
+        "mode": result.mode,
+        "ends_at_s": result.ends_at / SECOND_US,
+        "all": _plain_waits(result.all),
+        "groups": [
+            {
+                "name": group.name,
+                "customers": group.customers,
+                **_plain_waits(group.waits),
+                "gap_s": None if group.gap_us is None else group.gap_us / SECOND_US,
+                "lag_documents": {ideal.value: lag for ideal, lag in group.lags.items()},
+            }
+            for group in result.groups
+        ],
+        "jain": None
+        if even is None
+        else {
+            "windows": even.windows,
+            "mean": round(even.mean, 6),
+            "least": round(even.least, 6),
+        },
+        "idle_while_waiting_s": None if result.idle_us is None else result.idle_us / SECOND_US,
+    }
+
+
+def _plain_waits(waits: Waits) -> dict[str, Any]:
+    return {
+        "documents": waits.documents,
+        "cancelled": waits.cancelled,
+        "wait_s": {
+            "mean": waits.mean_us / SECOND_US,
+            "p50": waits.p50_us / SECOND_US,
+            "p95": waits.p95_us / SECOND_US,
+            "p99": waits.p99_us / SECOND_US,
+            "max": waits.max_us / SECOND_US,
+        },
+    }

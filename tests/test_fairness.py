@@ -1,0 +1,167 @@
+"""What docs/fairness.md says: every number of it, made again from the fixed seed."""
+
+import os
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from benchmarks import fairness
+from fairturn.priority import Reset, Rule
+from fairturn.simulator.comparing import Comparison, Discipline, GroupResult, compare
+from fairturn.simulator.workloads import WORKLOADS
+
+PAGE = (Path(__file__).parent.parent / "docs" / "fairness.md").read_text(encoding="utf-8")
+WORDS = " ".join(PAGE.split())
+TRACE = os.environ.get("FAIRTURN_TRACE")
+
+
+@cache
+def simulated(name: str) -> Comparison:
+    return fairness.simulated(name)
+
+
+def rows_on_the_page(name: str) -> list[str]:
+    return [line for line in PAGE.splitlines() if line.startswith(f"| {name} |")]
+
+
+def group(comparison: Comparison, mode: Discipline, name: str) -> GroupResult:
+    (found,) = [of for of in comparison.of(mode).groups if of.name == name]
+    return found
+
+
+def p99_s(comparison: Comparison, mode: Discipline, name: str) -> float:
+    return group(comparison, mode, name).waits.p99_us / 1_000_000
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_page_has_the_numbers_of_every_workload_and_its_bars_hold(name: str) -> None:
+    comparison = simulated(name)
+
+    assert rows_on_the_page(name) == [
+        fairness.line(row)
+        for rows in (fairness.wait_rows, fairness.bound_rows, fairness.turn_rows)
+        for row in rows(comparison)
+    ]
+    for bound in fairness.bounds(comparison):
+        assert bound.holds, f"{name}: {bound}"
+    for result in comparison.results:
+        assert not result.idle_us, f"{name}: workers are idle in {result.mode}"
+
+
+def test_beside_a_dump_quiet_customers_wait_at_least_500_times_shorter_than_with_levels() -> None:
+    dump = simulated("dump")
+
+    fair, levels = (p99_s(dump, mode, "quiet") for mode in (Discipline.FAIR, Discipline.LEVELS))
+
+    assert len(dump.scenario.members(1)) == 1
+    assert group(dump, Discipline.FAIR, "dump").waits.documents == 10_000
+    assert levels >= 500 * fair
+    assert f"wait {fair:.1f} s where the nine levels alone make them wait {levels:,.0f} s" in WORDS
+    assert f"{levels / fair:,.0f} times as long" in WORDS
+
+
+def test_the_dump_pays_little_for_it() -> None:
+    dump = simulated("dump")
+
+    fair, levels = (
+        group(dump, mode, "dump").waits.mean_us for mode in (Discipline.FAIR, Discipline.LEVELS)
+    )
+
+    assert f"Its documents wait {fair / levels - 1:.0%} longer".replace("%", " %") in WORDS
+    ends = {result.ends_at // 1_000_000 for result in dump.results}
+    assert len(ends) == 1
+
+
+@pytest.mark.parametrize("name", ["threes", "threes-overload"])
+def test_turns_cost_those_who_send_three_and_help_those_who_send_one(name: str) -> None:
+    comparison = simulated(name)
+
+    for of, sign in (("threes", 1), ("ones", -1)):
+        fair, fifo = (p99_s(comparison, mode, of) for mode in (Discipline.FAIR, Discipline.FIFO))
+        assert sign * (fair - fifo) > 0
+        assert f"{fair:.0f} s" in WORDS
+        assert f"{fifo:.0f} s" in WORDS
+
+
+@pytest.mark.parametrize(
+    ("name", "of", "gains"),
+    [
+        ("heavy-known", "light", Discipline.EQUAL),
+        ("many-names", "quiet", Discipline.EQUAL),
+        ("newcomers", "regular", Discipline.EQUAL),
+        ("every-20-minutes", "batches", Discipline.FAIR),
+    ],
+)
+def test_what_levels_cost_and_gain_is_told(name: str, of: str, gains: Discipline) -> None:
+    comparison = simulated(name)
+
+    fair, equal = (p99_s(comparison, mode, of) for mode in (Discipline.FAIR, Discipline.EQUAL))
+
+    assert (fair < equal) is (gains is Discipline.FAIR)
+    for value in (fair, equal):
+        assert f"{value:,.0f} s" in WORDS or f"{value:,.1f} s" in WORDS
+
+
+@pytest.mark.parametrize(
+    ("name", "of", "mode"),
+    [
+        ("newcomers", "regular", Discipline.FIFO),
+        ("heavy-known", "light", Discipline.ROUND_ROBIN),
+    ],
+)
+def test_where_another_order_is_named_the_number_is_its_own(
+    name: str, of: str, mode: Discipline
+) -> None:
+    assert f"{p99_s(simulated(name), mode, of):,.0f} s" in WORDS
+
+
+def test_patience_bounds_the_gap_that_a_stream_of_new_customers_makes() -> None:
+    newcomers = simulated("newcomers")
+
+    fair, levels = (
+        group(newcomers, mode, "regular").gap_us or 0
+        for mode in (Discipline.FAIR, Discipline.LEVELS)
+    )
+
+    assert 10 * fair < levels
+    assert f"longest gap at {fair / 1_000_000:,.0f} s" in WORDS
+    assert f"for {levels / 1_000_000:,.0f} s" in WORDS
+
+
+@pytest.mark.skipif(TRACE is None, reason="FAIRTURN_TRACE names no trace")
+def test_the_page_has_the_numbers_of_the_real_trace() -> None:
+    assert TRACE is not None
+    comparison = compare(fairness.trace_scenario(Path(TRACE)), fairness.MODES)
+
+    assert rows_on_the_page("trace") == [
+        fairness.line(row)
+        for rows in (fairness.mean_rows, fairness.wait_rows, fairness.bound_rows)
+        for row in rows(comparison)
+    ]
+    scenario = comparison.scenario
+    load = sum(scenario.trace.cost) / (scenario.trace.at[-1] * scenario.plan.workers)
+    assert load == pytest.approx(0.9, abs=0.01)
+    for mode in (Discipline.FAIR, Discipline.EQUAL):
+        waits = group(comparison, mode, "small").waits
+        for us in (waits.mean_us, waits.p50_us, waits.p99_us):
+            assert f"{us / 1_000_000:,.0f} s" in WORDS
+    shares = Counter(comparison.priorities)
+    for priority in (1, 9):
+        share = shares[priority] / len(comparison.priorities)
+        assert f"{share:.0%} ".replace("%", " %") + f"in level {priority}" in WORDS.replace(
+            "are in", "in"
+        )
+    periodic = compare(scenario, [Discipline.FAIR], rule=Rule(reset=Reset.PERIODIC))
+    mean_us = group(periodic, Discipline.FAIR, "small").waits.mean_us
+    assert f"becomes {mean_us / 1_000_000:,.0f} s" in WORDS
+
+
+def test_every_guarantee_of_the_page_has_an_argument() -> None:
+    listed = PAGE.split("## The guarantees")[1].split("## What is compared")[0]
+
+    guarantees = re.split(r"\n\d\. ", listed)[1:]
+    assert len(guarantees) == 6
+    assert all("*Why:*" in guarantee for guarantee in guarantees)
