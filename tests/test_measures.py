@@ -206,6 +206,12 @@ def test_a_limit_leaves_workers_idle_while_documents_wait() -> None:
     assert measures.idle_while_waiting(made, run(made)) == 20 * SECOND
 
 
+def test_of_many_idle_workers_no_more_count_than_documents_wait() -> None:
+    made = scenario(trace_of(*[(0, "a", 10)] * 3), Plan(workers=9, limits={0: 1}))
+
+    assert measures.idle_while_waiting(made, run(made)) == (2 + 1) * 10 * SECOND
+
+
 # ── Side by side ─────────────────────────────────────────────────────────────────────────────────
 
 

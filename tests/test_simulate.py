@@ -148,6 +148,17 @@ def test_the_costs_and_the_patience_are_those_that_were_asked_for() -> None:
     )
 
 
+def test_without_patience_a_stream_of_new_customers_starves_the_others() -> None:
+    patient, never = (
+        answer("newcomers", "--mode", "fair", "--patience", s)["modes"][0]["groups"][0]
+        for s in (120, 1e6)
+    )
+
+    assert patient["name"] == "regular"
+    assert patient["gap_s"] < 1_000
+    assert never["gap_s"] > 5_000
+
+
 def test_a_workload_log_is_scaled_and_cut(tmp_path: Path) -> None:
     path = tmp_path / "log.swf"
     path.write_text("".join(record(n, 10 * n, 100, n % 3) for n in range(9)) + record(9, 90, -1, 1))

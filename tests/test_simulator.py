@@ -78,9 +78,9 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     for step, customer, cost in steps:
         now += step
         rows.append((now, customer, cost))
-    weights = draw(st.dictionaries(st.sampled_from("abcd"), st.sampled_from([250, 3_000])))
-    trace = trace_of(*rows, weights=weights)
+    trace = trace_of(*rows)
     documents = st.integers(0, len(trace) - 1)
+    trace.weight = draw(st.dictionaries(documents, st.sampled_from([250, 3_000]), max_size=5))
     cancels = draw(st.dictionaries(documents, st.integers(0, 60), max_size=15))
     failures = draw(
         st.dictionaries(documents, st.lists(st.integers(1, 20), min_size=1, max_size=2), max_size=9)

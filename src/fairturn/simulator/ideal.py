@@ -115,6 +115,7 @@ class _Fluid:
             for n in done:
                 self._finish(n)
             if not done:
+                assert happens < _NEVER, "documents wait, and nothing will ever happen again"
                 self.now = happens
                 while submitted < documents and arrivals[submitted] == happens:
                     self._arrive(submitted)

@@ -137,6 +137,7 @@ class _Replay:
             if agenda:
                 now = min(now, agenda[0][0])
                 self._work_off(now, _Step.LEASE)
+            assert now < _NEVER, "documents wait, and nothing will ever happen again"
             while running and running[0][0] == now:
                 self._finish(heappop(running)[1], now)
             while submitted < documents and arrivals[submitted] == now:
