@@ -56,7 +56,10 @@ class Naive:
         failed = self.failed.get(n, 0)
         if failed < len(delays):
             self.failed[n] = failed + 1
-            self.due.append((round(now) + Fraction(delays[failed]), n))
+            if any(c.document == n and c.at < now for c in self.plan.cancels):
+                self.cancelled.add(n)
+            else:
+                self.due.append((round(now) + Fraction(delays[failed]), n))
         else:
             self.finished[n] = now
 

@@ -17,7 +17,6 @@ from fairturn.model import (
     NewDocument,
     Outcome,
     Settings,
-    State,
 )
 from fairturn.priority import Rule
 from fairturn.simulator.comparing import Discipline, order_of
@@ -140,7 +139,7 @@ class Driver:
             if self.trace.at[n] == now and n == len(self.ids):
                 self.submit(n)
         for at, n in sorted(self.plan.cancels):
-            if at == now and self.state(n) in (State.WAITING, State.DELAYED):
+            if at == now:
                 self.store.cancel([self.ids[n]])
         while self.changes and self.changes[0][0] == now:
             self.change(self.changes.pop(0)[1], now)
@@ -151,11 +150,6 @@ class Driver:
             self.log.append((now, n))
             self.running[n] = (now + self.trace.cost[n], claim.fence)
             self.moments.add(now + self.trace.cost[n])
-
-    def state(self, n: int) -> State:
-        stored = self.store.read(self.ids[n])
-        assert stored is not None
-        return stored.document.state
 
     def submit(self, n: int) -> None:
         name = self.trace.names[self.trace.customer[n]]
@@ -281,6 +275,31 @@ def test_a_cancel_ends_what_waits_and_leaves_what_runs() -> None:
 
     assert replayed.cancelled == {1: 5 * SECOND, 3: 5 * SECOND}
     assert [replayed.started_at[n] / SECOND for n in (0, 2)] == [0, 10]
+
+
+@pytest.mark.parametrize(
+    ("plan", "ended_s"),
+    [
+        (Plan(failures={0: (10 * SECOND,)}, cancels=(Cancel(SECOND, 0),)), 2),
+        (
+            Plan(
+                workers=2,
+                losses=(Loss(SECOND, 1, 50 * SECOND),),
+                cancels=(Cancel(5 * SECOND, 0),),
+                lease_us=30 * SECOND,
+            ),
+            31,
+        ),
+    ],
+    ids=["it fails", "its worker is lost"],
+)
+def test_what_is_cancelled_while_it_runs_is_not_tried_again(plan: Plan, ended_s: int) -> None:
+    made = scenario(trace_of((0, "a", 2)), plan)
+
+    replayed = run(made)
+
+    assert replayed.cancelled == {0: ended_s * SECOND}
+    assert len(list(attempts_of(made, replayed))) == 1
 
 
 def test_a_document_that_waits_for_its_retry_can_be_cancelled() -> None:

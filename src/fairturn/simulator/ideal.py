@@ -10,8 +10,8 @@ The computation goes from event to event and is exact but for the rounding of fl
 with more customers than workers the share of each is the same at every moment, so that one virtual
 clock stands for all of them, and an event costs O(log customers).
 
-Who loses a worker here loses no work: the rest goes on, more slowly. A document that has begun is
-not cancelled, as everywhere.
+Who loses a worker here loses no work: the rest goes on, more slowly. What has begun when it is
+cancelled runs on, as everywhere.
 """
 
 from array import array
@@ -93,6 +93,7 @@ class _Fluid:
         self.heaviest = max([WEIGHT_ONE, *trace.weight.values()])
         self.left: dict[int, float] = {}  # of each document that is here
         self.failed: dict[int, int] = {}
+        self.cancelled_at = plan.cancelled_at()
         self.workers = plan.workers
         self.now = 0.0
         self.ended = 0
@@ -299,6 +300,8 @@ class _Fluid:
         if failed < len(delays):
             self.failed[n] = failed + 1
             heappush(self.agenda, (round(self.now) + delays[failed], _DUE, n))
+            if self.cancelled_at.get(n, _NEVER) < self.now:
+                self._take_step(_CANCEL, n)
         else:
             self.result.finished_at[n] = round(self.now)
             self.finished[n] = True
@@ -310,7 +313,7 @@ class _Fluid:
         elif step == _DUE:
             if n not in self.result.cancelled:
                 self._wait(n)
-        elif not self.finished[n] and not self._begun(n):
+        elif not (self.finished[n] or n in self.result.cancelled or self._begun(n)):
             if n in self.left:
                 self._leave(n)
             self.result.cancelled[n] = round(self.now)

@@ -8,7 +8,8 @@ LEASE_US = 30_000_000
 
 
 class Cancel(NamedTuple):
-    """A customer cancels a document. One that has begun runs to its end."""
+    """A customer cancels a document. What has begun runs on, and is not tried again if it fails
+    or its worker is lost."""
 
     at: int
     document: int
@@ -55,6 +56,10 @@ class Plan:
         """(when, how many more workers there are), in order; those that come back are last."""
         lost = [(loss.at, -loss.workers) for loss in self.losses]
         return sorted(lost + [(loss.back_at, loss.workers) for loss in self.losses])
+
+    def cancelled_at(self) -> dict[int, int]:
+        """When each document is cancelled first."""
+        return {document: at for at, document in sorted(self.cancels, reverse=True)}
 
     def alone_us(self, document: int, cost: int) -> int:
         """How long the document takes if nothing else is there: its attempts and its delays."""

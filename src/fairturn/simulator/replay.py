@@ -118,6 +118,7 @@ class _Replay:
         self.running: list[tuple[int, int]] = []  # (when it finishes, number), a heap
         self.picks: dict[int, Pick] = {}
         self.failed: dict[int, int] = {}  # how many attempts at a document failed
+        self.cancelled_at = plan.cancelled_at()
         self.agenda = [(c.at, _Step.CANCEL, c.document) for c in plan.cancels]
         self.agenda += [(at, _Step.WORKERS, change) for at, change in plan.changes()]
         heapify(self.agenda)
@@ -180,6 +181,8 @@ class _Replay:
             self.order.end(pick, None, now)
             self.failed[n] = failed + 1
             self._go_away(n, now, _State.AWAY, now + delays[failed])
+            if self.cancelled_at.get(n, now) < now:
+                self._cancel(n, now)
             return
         self.order.end(pick, self.trace.cost[n], now)
         self.result.finished_at[n] = now
@@ -198,13 +201,21 @@ class _Replay:
             elif step is _Step.WORKERS:
                 self._lose(max(0, -n), now)
                 self.free += max(0, n)
-            elif self.state[n] in (_State.LOST, _State.AWAY):
-                self.state[n] = _State.WAITING
-                self.result.again_at[n] = now
-                if step is _Step.LEASE:
-                    self.order.take_back(self._paper(n), now)
-                else:
-                    self.order.arrive(self._paper(n), now)
+            elif self.state[n] == _State.LOST and self.cancelled_at.get(n, _NEVER) <= now:
+                self.order.end(self.picks.pop(n), None, now)
+                self.state[n] = _State.AWAY
+                self._cancel(n, now)
+            elif self.state[n] == _State.LOST:
+                self._wait_again(n, now)
+                del self.picks[n]
+                self.order.take_back(self._paper(n), now)
+            elif self.state[n] == _State.AWAY:
+                self._wait_again(n, now)
+                self.order.arrive(self._paper(n), now)
+
+    def _wait_again(self, n: int, now: int) -> None:
+        self.state[n] = _State.WAITING
+        self.result.again_at[n] = now
 
     def _lose(self, workers: int, now: int) -> None:
         """Busy workers are lost first, by the numbers of their documents."""
@@ -212,7 +223,6 @@ class _Replay:
         lost = sorted(n for _, n in running)[:workers]
         self.free -= workers - len(lost)
         for n in lost:
-            del self.picks[n]
             self._go_away(n, now, _State.LOST, now + self.plan.lease_us)
         running[:] = [entry for entry in running if self.state[entry[1]] == _State.RUNNING]
         heapify(running)
@@ -226,7 +236,7 @@ class _Replay:
         heappush(self.agenda, (until, step, n))
 
     def _cancel(self, n: int, now: int) -> None:
-        """One that runs or has ended goes on; one that waits for its delay never comes back."""
+        """One that runs or has ended goes on; one that is away never comes back."""
         if self.state[n] == _State.WAITING:
             self.order.leave(self._paper(n), now)
         elif self.state[n] == _State.AWAY:
