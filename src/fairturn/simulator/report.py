@@ -58,11 +58,19 @@ def _section(name: str, lead: str, *parts: str) -> str:
     return f"<section>\n<h2>{safe(name)}</h2>\n<p>{safe(lead)}</p>\n{inner}\n</section>"
 
 
+def _scrolled(picture: str) -> str:
+    """On a narrow screen a picture keeps its size and is moved, or its words could not be read."""
+    return f'<div class="picture" tabindex="0">{picture}</div>'
+
+
 def _figure(caption: str, picture: str, table: str = "") -> str:
-    return f"<figure>\n<figcaption>{safe(caption)}</figcaption>\n{picture}\n{table}</figure>"
+    caption = f"<figcaption>{safe(caption)}</figcaption>"
+    return f"<figure>\n{caption}\n{_scrolled(picture)}\n{table}</figure>"
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str) -> str:
+def _table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str, style: str = "numbers"
+) -> str:
     """Open where it is short; a long one is folded, and printed all the same."""
     rows = list(rows)
     head = "".join(f'<th scope="col">{safe(column)}</th>' for column in columns)
@@ -74,8 +82,8 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str) ->
     )
     return (
         f"<details{' open' if len(rows) <= 8 else ''}>\n<summary>{safe(title)}</summary>\n"
-        f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n'
-        "</tbody></table></div>\n</details>\n"
+        f'<div class="scroll" tabindex="0"><table class="{style}">\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>\n</details>\n"
     )
 
 
@@ -199,7 +207,7 @@ def _service(comparison: Comparison) -> str:
         "customer was being worked on, and the taller and bluer it is, the better was its level. "
         "A thin line: the customer waited and got nothing. Each group shows its customers with "
         "the most documents.",
-        level_key(),
+        _scrolled(level_key()),
         *figures,
     )
 
@@ -305,7 +313,7 @@ def _waits(comparison: Comparison) -> str:
         "How long documents waited",
         "The higher a column, the more documents waited about that long. The axis is logarithmic; "
         "everything up to a tenth of a second is at its beginning.",
-        mark_key(),
+        _scrolled(mark_key()),
         *figures,
     )
 
@@ -349,6 +357,6 @@ def _settings(comparison: Comparison) -> str:
         "What was simulated",
         "The rule and the order of service are those that serve documents; only the clock is "
         "simulated. The same command gives the same page.",
-        _table(("setting", "value"), rows, "Settings"),
-        _table(("mode", "what decides"), modes, "Modes"),
+        _table(("setting", "value"), rows, "Settings", "words"),
+        _table(("mode", "what decides"), modes, "Modes", "words"),
     )

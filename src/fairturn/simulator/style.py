@@ -74,11 +74,25 @@ th, td {{
 }}
 th {{ font-weight: 600; color: var(--soft); }}
 th:first-child {{ text-align: left; color: var(--ink); }}
+.words td, .words th {{ text-align: left; white-space: normal; }}
+@media (max-width: 800px) {{
+  main {{ padding: 24px 10px 40px; }}
+  section {{ padding: 18px 14px; }}
+  h1 {{ font-size: 27px; }}
+  .headline {{ font-size: 18px; }}
+  .picture {{ overflow-x: auto; }}
+  .picture svg {{ min-width: 760px; }}
+}}
 @media print {{
-  body {{ background: none; font-size: 12px; }}
+  body {{ background: none; font-size: 11px; }}
   main {{ max-width: none; padding: 0; }}
-  section {{ border: 0; padding: 0 0 16px; }}
-  figure, tr {{ break-inside: avoid; }}
+  section {{ border: 0; padding: 0 0 12px; }}
+  .scroll, .picture {{ overflow: visible; }}
+  .picture svg {{ min-width: 0; }}
+  table {{ font-size: 9.5px; }}
+  th, td {{ padding: 1px 4px; }}
+  svg, tr {{ break-inside: avoid; }}
+  h2, figcaption, summary {{ break-after: avoid; }}
   details::details-content {{ content-visibility: visible; display: block; }}
   svg, .bar, path {{ print-color-adjust: exact; -webkit-print-color-adjust: exact; }}
 }}
