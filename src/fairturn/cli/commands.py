@@ -39,7 +39,7 @@ SECTIONS = {
         "demo": "Show what a fair turn is, in half a minute.",
         "rule": "Print the priority rule, or what it makes of N documents.",
         "replay": "Serve the documents of FILE on a simulated clock.",
-        "simulate": "Serve a workload in several modes, on a simulated clock, and compare.",
+        "simulate": "Serve a workload in several modes and compare them.",
     },
 }
 COMMANDS = tuple(name for section in SECTIONS.values() for name in section)

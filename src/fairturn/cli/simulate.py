@@ -117,7 +117,9 @@ def command(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Serve a workload in several modes, on a simulated clock, and compare.
+    """Serve a workload in several modes and compare them.
+
+    The rule and the order are those of the queue; only the clock is simulated.
 
     WORKLOAD is a name of --list. FILE is the CSV of `fairturn replay` and `fairturn export`, or a
     trace in the Standard Workload Format (.swf); with .gz at the end it is compressed.
