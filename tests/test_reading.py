@@ -90,17 +90,21 @@ def test_the_csv_of_replay_is_read_too_also_compressed(tmp_path: Path) -> None:
         assert (found.trace.names, list(found.trace.at)) == (["a"], [SECOND])
 
 
+NO_GZIP = {
+    "no gzip at all": b"no gzip",
+    "cut off": gzip.compress(b"x" * 999, mtime=0)[:-9],
+    "its first bytes": b"\x1f\x8b",
+}
+
+
 @pytest.mark.parametrize("name", ["t.swf.gz", "t.csv.gz"])
-@pytest.mark.parametrize("data", [b"", b"no gzip", gzip.compress(b"x" * 999)[:-9], b"\x1f\x8b"])
+@pytest.mark.parametrize("data", NO_GZIP.values(), ids=NO_GZIP.keys())
 def test_a_file_that_is_no_whole_gzip_file_is_refused_by_name(
     tmp_path: Path, name: str, data: bytes
 ) -> None:
     path = tmp_path / name
     path.write_bytes(data)
 
-    if data == b"" and name == "t.swf.gz":
-        assert len(read(path).trace) == 0  # gzip takes nothing for an empty file
-        return
     with pytest.raises(TraceError) as refused:
         read(path)
 
