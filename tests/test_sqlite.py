@@ -608,7 +608,8 @@ def plan_of(file: Path, statement: str) -> list[str]:
     if not re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b", statement):
         return []
     connection = apsw.Connection(str(file), flags=apsw.SQLITE_OPEN_READONLY)
-    bound = max([statement.count("?"), *map(int, re.findall(r"\?(\d+)", statement))])
+    numbered = list(map(int, re.findall(r"\?(\d+)", statement)))
+    bound = max(numbered) if numbered else statement.count("?")
     try:
         rows = connection.execute(f"EXPLAIN QUERY PLAN {statement}", (1,) * bound)
         return [str(row[3]) for row in rows]

@@ -56,9 +56,8 @@ _FLOWS_OF_PAGE = f"""
 _CLAIMED_TO = "SELECT claimed_to FROM flows WHERE customer = ? AND level = ?"
 # The customer itself may be gone: then its flows are about to go, with the weight that they have.
 _SETTINGS = f"""
-    SELECT c.name, {_SETTINGS_COLUMNS} FROM (SELECT ? AS number) n
-        LEFT JOIN customers c ON c.number = n.number
-        LEFT JOIN standings s ON s.customer = n.number"""
+    SELECT (SELECT name FROM customers WHERE number = ?1), {_SETTINGS_COLUMNS}
+    FROM queue LEFT JOIN standings s ON s.customer = ?1"""
 # By flows_head, in its order.
 _HEADS = """
     SELECT head_bound, 0, customer FROM flows INDEXED BY flows_head
