@@ -4,8 +4,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fairturn.cli.terminal import duration
-from fairturn.clock import microseconds
+from fairturn.clock import SECOND_US, microseconds
 from fairturn.priority import LEVELS
 from fairturn.worker.events import DocumentClaimed, DocumentEnded, Event
 
@@ -119,8 +118,11 @@ class Picture:
         row = Text(f"{name:<9}", self._styles[name])
         waits = sorted(watched.waits.get(name, []))
         count = customers[name].count if name in customers else 0
-        middle, longest = (
-            (duration(waits[len(waits) // 2]), duration(waits[-1])) if waits else _NONE
-        )
+        middle, longest = (_short(waits[len(waits) // 2]), _short(waits[-1])) if waits else _NONE
         row.append(f"{count:>6,}{len(waits):>7,}{middle:>8}{longest:>8}", "default")
         return row
+
+
+def _short(us: int) -> str:
+    """A wait in at most seven characters, for as long as a demo takes."""
+    return f"{us / SECOND_US:.1f} s" if us >= SECOND_US else f"{us // 1000} ms"
