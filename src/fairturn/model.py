@@ -65,8 +65,7 @@ class Kind(StrEnum):
     CONTENT = "content"  # bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
+class Submission(NamedTuple):
     """One document to submit with `Queue.submit_many`; `Queue.submit` takes the same words."""
 
     customer: str

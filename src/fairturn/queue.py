@@ -166,8 +166,9 @@ class Queue:
         except _STORED_NOTHING:
             self._take_back(documents)
             raise
-        answered = zip(documents, receipts, strict=True)
-        self._take_back([document for document, receipt in answered if receipt.repeated])
+        if any(receipt.repeated for receipt in receipts):
+            answered = zip(documents, receipts, strict=True)
+            self._take_back([document for document, receipt in answered if receipt.repeated])
         return receipts
 
     def _take_back(self, documents: list[NewDocument]) -> None:

@@ -153,7 +153,7 @@ class _Call:
         customer = self._books.customer(name)
         count = self.counts.get(name, customer.count)
         before = len(admission.documents)
-        if all(map(_is_plain, run)):
+        if len(run) > 1 and all(map(_is_plain, run)):
             # The usual upload: one customer, many documents, nothing special about any.
             values, count = self._rule.burst(count, self._now, len(run))
             admission.counts += values
