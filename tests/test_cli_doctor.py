@@ -16,6 +16,8 @@ from tests.commands import claim, fairturn, lines_of
 @pytest.fixture(autouse=True)
 def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
     monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("FAIRTURN_")]:
+        monkeypatch.delenv(name)  # those of the tests are no settings
     with Queue("documents.db") as opened:
         yield opened
 

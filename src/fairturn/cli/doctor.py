@@ -25,7 +25,7 @@ LOG_BYTES_MANY = 256 * 1_048_576
 LEASE_LATE_US = 10 * SECOND_US  # a worker that lives takes a lease back well before
 CLOCK_STEP_US = 300 * SECOND_US
 YEAR_MIN = 2025  # a clock that is behind this is not set
-_OWN_VARIABLES = {FILE_VARIABLE, "FAIRTURN_CRASH_AT", "FAIRTURN_HYPOTHESIS"}
+_OWN_VARIABLES = {FILE_VARIABLE, "FAIRTURN_CRASH_AT"}
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "wrong": "WRONG  "}
 
 
