@@ -15,7 +15,7 @@ from fairturn.model import CUSTOMER_BYTES_MAX
 from fairturn.simulator import history, trace
 from fairturn.simulator.replay import replay
 from fairturn.simulator.trace import Trace
-from tests.commands import SCRIPT, error_of, fairturn
+from tests.commands import SCRIPT, claim, error_of, fairturn
 
 DAY_US = 86_400 * 1_000_000
 START = 1_780_000_000 * 1_000_000
@@ -220,3 +220,20 @@ def test_a_replayed_history_is_the_history_of_as_many_workers(clock: ManualClock
 
     ended = [document.ended_at or 0 for document in reversed(documents)]
     assert [START + at for at in replayed.finished_at] == ended
+
+
+def test_the_cost_is_what_the_worker_measured_and_not_the_time_claimed_ahead(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock(1_800_000_000_000_000)
+    with Queue(tmp_path / "measured.db", clock=clock) as queue:
+        for _ in range(2):
+            queue.submit("acme", payload={})
+        measured, unmeasured = claim(queue, 2)
+        clock.advance(1)
+        outcomes = [Completed(measured.fence, real_cost=20_000), Completed(unmeasured.fence)]
+        queue.store.finish(outcomes)
+
+        found = history.trace_of(queue.iterate(states=["completed"]))
+
+    assert list(found.cost) == [20_000, 1_000_000]

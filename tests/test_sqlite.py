@@ -246,6 +246,16 @@ def test_threads_that_read_one_after_the_other_share_a_connection(
         assert len(connections) == 2
 
 
+def test_only_the_owner_can_read_a_new_file_and_those_beside_it(file: Path) -> None:
+    with opened(file) as store:
+        store.submit([new()])
+
+        modes = {path.name: path.stat().st_mode & 0o777 for path in file.parent.glob("*.db*")}
+
+    assert len(modes) == 3
+    assert set(modes.values()) == {0o600}
+
+
 def test_the_file_carries_our_id_and_the_number_of_its_schema(file: Path) -> None:
     with opened(file):
         pass

@@ -142,6 +142,7 @@ class Document(NamedTuple):
     name: str | None
     metadata_json: str | None
     parent: str | None
+    real_cost: int | None = None  # of a completed one, as its worker said: the time that it ran
     progress: "Progress | None" = None
 
     @property
@@ -187,7 +188,8 @@ class Claim(NamedTuple):
 
 
 class Completed(NamedTuple):
-    """The attempt did its work. `real_cost` counts where costs are learned."""
+    """The attempt did its work. `real_cost` is what it took, in millionths; a worker says how many
+    seconds. It is kept with the document, and counts where costs are learned."""
 
     fence: Fence
     result: str | None = None  # JSON text
@@ -420,6 +422,11 @@ def cost_in_millionths(cost: float) -> int:
 def real_cost_within(real_cost: int) -> int:
     """What a finished document really cost, within what a document may cost."""
     return min(max(0, real_cost), cost_in_millionths(COST_MAX))
+
+
+def kept_cost(completed: Completed) -> int | None:
+    """What is kept with a document about its cost."""
+    return None if completed.real_cost is None else real_cost_within(completed.real_cost)
 
 
 def check_claim(n: int, worker: str, lease_us: int) -> None:

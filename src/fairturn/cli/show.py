@@ -168,7 +168,7 @@ def _print(queue: "Queue", stored: "Stored") -> None:
         "due": moment(document.due_at),
         "claimed": moment(document.claimed_at),
         "ended": moment(document.ended_at),
-        "took": _took(document.claimed_at, document.ended_at),
+        "took": None if document.real_cost is None else duration(document.real_cost),
         "cost": None if document.cost is None else f"{document.cost / 1_000_000:g}",
         "metadata": json.dumps(document.metadata) if document.metadata else None,
         "carries": f"a {document.kind} of {size(document.size_bytes)}",
@@ -179,12 +179,6 @@ def _print(queue: "Queue", stored: "Stored") -> None:
     for name, value in lines.items():
         if value:
             click.echo(f"{name:9}  {printable(value)}")
-
-
-def _took(claimed_at: int | None, ended_at: int | None) -> str | None:
-    if claimed_at is None or ended_at is None or ended_at < claimed_at:
-        return None
-    return duration(ended_at - claimed_at)
 
 
 def _shown_result(stored: "Stored") -> str | None:

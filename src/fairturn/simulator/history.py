@@ -20,7 +20,8 @@ def trace_of(
     """Completed documents, the newest first as a queue gives them, as a trace from 0 on.
 
     A document takes 24 bytes here. A clock that stepped back counts as no time passed, as in the
-    rule; the cost is the run time of the last attempt. `progress` hears how many were read."""
+    rule; the cost is the run time of the last attempt, as its worker measured it. `progress` hears
+    how many were read."""
     names: dict[str, int] = {}
     at, customer, cost = array("q"), array("l"), array("q")
     for document in newest_first:
@@ -28,7 +29,7 @@ def trace_of(
         assert document.ended_at is not None
         at.append(document.submitted_at)
         customer.append(names.setdefault(document.customer, len(names)))
-        cost.append(max(0, document.ended_at - document.claimed_at))
+        cost.append(_took_us(document, document.ended_at - document.claimed_at))
         if len(at) % _ROWS_AT_ONCE == 0:
             progress(len(at))
     trace = Trace()
@@ -44,6 +45,12 @@ def trace_of(
         trace.customer.append(new.setdefault(number, len(new)))
     trace.names = [by_number[number] for number in new]
     return trace
+
+
+def _took_us(document: Document, since_claimed_us: int) -> int:
+    """How long it ran. If its worker did not say: the time from claim to outcome, which is longer
+    for a document that was claimed ahead."""
+    return max(0, since_claimed_us) if document.real_cost is None else document.real_cost
 
 
 def anonymous(trace: Trace) -> None:

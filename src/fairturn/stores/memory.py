@@ -59,6 +59,7 @@ from fairturn.model import (
     check_claim,
     check_lease,
     check_outcomes,
+    kept_cost,
     level_of,
     real_cost_within,
     weight_in_thousandths,
@@ -104,6 +105,7 @@ class _Row:
     result: str | None = None
     result_content: ContentRef | None = None
     progress: Progress | None = None
+    real_cost: int | None = None
 
 
 class _Books:
@@ -415,6 +417,7 @@ class MemoryStore:
             case Completed():
                 row.result = outcome.result
                 row.result_content = outcome.content
+                row.real_cost = kept_cost(outcome)
                 row.error = None
                 self._end(row, State.COMPLETED, now)
                 if self._settings.costs is Costs.LEARNED:
@@ -699,6 +702,7 @@ class MemoryStore:
             name=row.new.name,
             metadata_json=row.new.metadata,
             parent=row.new.parent,
+            real_cost=row.real_cost,
             progress=row.progress,
         )
 

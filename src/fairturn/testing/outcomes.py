@@ -77,6 +77,18 @@ class Outcomes(StoreSuite):
         record: Record = request.param
         return record
 
+    @pytest.mark.parametrize(("told", "kept"), [(None, None), (20_000, 20_000), (-5, 0)])
+    def test_a_completed_document_keeps_what_it_took(
+        self, store: Store, record: Record, told: int | None, kept: int | None
+    ) -> None:
+        receipt = submit(store)
+        claimed = claim_one(store)
+
+        record(store, [Completed(claimed.fence, real_cost=told)])
+
+        assert claimed.document.real_cost is None
+        assert document(store, receipt.id).real_cost == kept
+
     def test_a_completed_document_keeps_its_result(
         self, store: Store, clock: ManualClock, record: Record
     ) -> None:

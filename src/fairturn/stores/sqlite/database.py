@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
 
@@ -65,6 +65,10 @@ class Database:
         self._all: list[apsw.Connection] = []
         self._closed = False
         refuse_foreign_file(self.path)
+        # What customers send is nobody else's: only the owner may read a new file. SQLite gives the
+        # files beside it the same mode.
+        with suppress(OSError):
+            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         try:
             self._writer = self._connect()
             migrate(self._writer, str(path))
@@ -142,7 +146,10 @@ class Database:
         with self._lock:
             if self._closed:
                 raise StoreUnavailable(f"{self.path} was closed")
-            version: int = self._writer.execute("PRAGMA data_version").get
+            try:
+                version: int = self._writer.execute("PRAGMA data_version").get
+            except apsw.Error as error:
+                raise self.translate(error) from error
             return version
 
     def refuse_if_full(self, size_bytes: int) -> None:

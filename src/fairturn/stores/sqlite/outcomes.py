@@ -22,6 +22,7 @@ from fairturn.model import (
     Released,
     Renewed,
     State,
+    kept_cost,
     level_of,
     real_cost_within,
 )
@@ -50,10 +51,10 @@ _HELD = f"""
     FROM documents d JOIN customers c ON c.number = d.customer
     WHERE d.number = ? AND d.state = {RUNNING} AND d.fence = ?"""
 _COMPLETE = f"""
-    UPDATE documents SET state = {COMPLETED}, ended_at = ?, error = NULL
+    UPDATE documents SET state = {COMPLETED}, ended_at = ?, error = NULL, real_cost = ?
     WHERE number = ? AND state = {RUNNING} AND fence = ?"""
 _END = f"""
-    UPDATE documents SET state = ?, ended_at = ?, error = ?
+    UPDATE documents SET state = ?, ended_at = ?, error = ?, real_cost = ?
     WHERE number = ? AND state = {RUNNING} AND fence = ?"""
 _DELAY = f"""
     UPDATE documents SET state = {DELAYED}, due_at = ?, error = ?
@@ -132,13 +133,13 @@ def _complete(
     """The common case, all completed and nothing to fold in: one statement a document. False if
     some lease was lost: which one it was takes a closer look."""
     decode, key = ids.decode, queue.key
-    ended = [(now, decode(o.fence.document, key), o.fence.number) for o in outcomes]
+    ended = [(now, kept_cost(o), decode(o.fence.document, key), o.fence.number) for o in outcomes]
     before = connection.total_changes()
     connection.executemany(_COMPLETE, ended)
     if connection.total_changes() - before != len(outcomes):
         return False
-    _add_results(connection, zip((row[1] for row in ended), outcomes, strict=True))
-    leave_leases(connection, (row[2] for row in ended))
+    _add_results(connection, zip((row[2] for row in ended), outcomes, strict=True))
+    leave_leases(connection, (row[3] for row in ended))
     return True
 
 
@@ -179,7 +180,7 @@ def _finish(
         left.append(fence)
         customer, level, priority, order, attempts, cancelled, counted, *charged = row
         if isinstance(outcome, Completed):
-            ends.append((COMPLETED, now, None, number, fence))
+            ends.append((COMPLETED, now, None, kept_cost(outcome), number, fence))
             results.append((number, outcome))
             if learned:
                 events.append(_finished(customer, level, charged, outcome, now))
@@ -187,9 +188,9 @@ def _finish(
         elif isinstance(outcome, Failed):
             error = description(outcome.error, ERROR_BYTES_MAX)
             if cancelled:
-                ends.append((CANCELLED, now, error, number, fence))
+                ends.append((CANCELLED, now, error, None, number, fence))
             elif outcome.retry_in_us is None or attempts >= queue.settings.attempts_max:
-                ends.append((DEAD, now, error, number, fence))
+                ends.append((DEAD, now, error, None, number, fence))
             else:
                 due_at = now + max(0, outcome.retry_in_us)
                 connection.execute(_DELAY, (due_at, error, number, fence))
@@ -200,7 +201,7 @@ def _finish(
             events.append(Returned(customer, level, order, charged[3] or 0))
             continue
         else:
-            ends.append((CANCELLED, now, None, number, fence))
+            ends.append((CANCELLED, now, None, None, number, fence))
         if counted:
             events.append(Ended(customer, level, 1))
     connection.executemany(_END, ends)

@@ -54,7 +54,7 @@ ROW_BODY_BYTES_MAX = 1_024
 DOCUMENT_COLUMNS = """
     d.number, c.name, d.state, d.priority, d.count, d.submitted_at, d.due_at, d.order_number,
     d.attempts, d.claimed_at, d.ended_at, d.worker, d.error, d.cancel_requested, d.cost, d.kind,
-    d.size_bytes, d.sha256, d.content_name, d.name, d.metadata, d.parent
+    d.size_bytes, d.sha256, d.content_name, d.name, d.metadata, d.parent, d.real_cost
 """
 
 
@@ -72,6 +72,7 @@ def to_document(row: Row, key: int) -> Document:
             KINDS[row[15]],
             *row[16:21],
             None if parent is None else ids.encode(parent, key),
+            row[22],
             None,  # progress, which only `reading.py` reads
         )
     )
@@ -121,6 +122,7 @@ def to_claims(
         map(KINDS.__getitem__, kinds),
         *contents,
         [None if parent is None else ids.encode(parent, key) for parent in parents],
+        repeat(None),  # real_cost
         repeat(None),  # progress
         strict=False,
     )

@@ -117,6 +117,7 @@ CREATE TABLE documents (
     sha256           BLOB,
     content_name     TEXT,
     body             ANY,                       -- a small one: JSON text, or bytes
+    real_cost        INTEGER,
     progress_done    ANY,                       -- as the handler said it
     progress_total   ANY,
     progress_fence   INTEGER,                   -- the attempt that said it
