@@ -6,7 +6,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fairturn import Completed, Failed, Queue
@@ -183,6 +183,7 @@ rows = st.lists(
 
 
 @given(rows)
+@example([(0, "\r", 0, 0), (1, "plain", 2, 0)])
 def test_what_is_written_is_read_back_as_it_was(
     lines: list[tuple[int, str, int, int]],
 ) -> None:

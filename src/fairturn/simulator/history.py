@@ -76,7 +76,11 @@ def write(
     trace: Trace, out: TextIO, *, progress: Callable[[int], None] = lambda written: None
 ) -> None:
     """Write the CSV that `fairturn replay` and `fairturn simulate` read."""
-    writer = csv.writer(out, lineterminator="\n")
+    # Before Python 3.13 a carriage return in a name is not reason enough for quotes.
+    if any("\r" in name for name in trace.names):
+        writer = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    else:
+        writer = csv.writer(out, lineterminator="\n")
     columns = ["at_s", "customer", "cost_s"]
     writer.writerow([*columns, "weight"] if trace.weight else columns)
     rows = _rows(trace)
