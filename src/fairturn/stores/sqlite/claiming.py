@@ -38,8 +38,8 @@ from fairturn.stores.sqlite.tally import MOVE_COUNTS, Tally
 from fairturn.turns import Turns
 
 # What is kept between the claims of one process: more would be memory rather than speed.
-_STANDINGS_MAX = 10_000
-_ROWS_AHEAD_MAX = 10_000
+_STANDINGS_MAX = 2_000
+_ROWS_AHEAD_MAX = 4_000
 
 # Virtual times end at 2^63; one claim adds less than 2^57.
 CLOCK_MAX = 1 << 60
