@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from fairturn.clock import stopwatch
-from fairturn.worker.frames import Reader, pack, write_all
+from fairturn.worker.frames import PERMIT_BYTES, Reader, pack, write_all
 from fairturn.worker.handling import ClaimedDocument, Running, Told, describe
 from fairturn.worker.loading import load
 
@@ -74,13 +74,14 @@ class Runner:
     def _next(self) -> Told | None:
         """The document that the next permit is for. The worker can take permits back, and then it
         raises the epoch: documents of an older one have gone elsewhere."""
-        epoch = self._permit()
-        if not epoch:
+        permit = self._permit()
+        if not permit:
             return None
+        epoch = int.from_bytes(permit, "big")
         while True:
             if self._waiting:
                 of, told = self._waiting.popleft()
-                if of == epoch[0]:
+                if of == epoch:
                     break
                 continue
             message = self._orders.read()
@@ -93,7 +94,7 @@ class Runner:
     def _permit(self) -> bytes:
         while True:
             try:
-                return os.read(self._permits, 1)
+                return os.read(self._permits, PERMIT_BYTES)
             except BlockingIOError:  # none is there, or the worker was faster
                 poller = select.poll()
                 poller.register(self._permits, select.POLLIN)

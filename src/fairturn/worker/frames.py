@@ -7,6 +7,9 @@ from collections import deque
 FRAME_BYTES_MAX = 64 * 1_048_576  # four times the largest result, which JSON may double
 _LENGTH_BYTES = 4
 _READ_BYTES = 262_144
+# A permit is the epoch that it belongs to: so many that none comes again while a child is busy.
+PERMIT_BYTES = 4
+EPOCHS = 1 << 8 * PERMIT_BYTES
 
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _decode = json.JSONDecoder().decode

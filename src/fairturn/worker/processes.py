@@ -114,7 +114,7 @@ class ProcessCrew:
                 ran_s = now_s - slot.begun_s
                 if limit_s is not None and ran_s >= limit_s:
                     slot.kill(f"time limit of {limit_s:g} s")
-                elif ran_s > STUCK_S and len(slot.given) > 1:
+                elif len(slot.given) > 1 and _is_stuck(slot, now_s):
                     self._ready.extendleft(reversed(slot.take_back()))
                     self._pace.forget()
             slot.see_to_its_end(now_s)
@@ -173,7 +173,12 @@ class ProcessCrew:
         # A child that has to wait for the worker between two documents is idle meanwhile; so it has
         # some of the work in hand, unless its documents take long.
         most = 1 + int(CHUNK_S / max(self._pace.mean_s, 1e-4)) if self._pace.ahead else 1
-        hungry = [slot for slot in self._slots if slot.usable and 2 * len(slot.given) < most]
+        now_s = stopwatch()
+        hungry = [
+            slot
+            for slot in self._slots
+            if slot.usable and 2 * len(slot.given) < most and not _is_stuck(slot, now_s)
+        ]
         hungry.sort(key=lambda slot: len(slot.given))
         for left in range(len(hungry), 0, -1):
             slot = hungry[-left]
@@ -265,6 +270,11 @@ class ProcessCrew:
 
     def _folder_of(self, held: Held) -> str:
         return folder_of(str(self._folder), *held.fence)
+
+
+def _is_stuck(slot: Slot, now_s: float) -> bool:
+    """Whether what it runs turned out slow, so that nothing should wait behind it."""
+    return bool(slot.given) and now_s > slot.begun_s + STUCK_S
 
 
 def _refuse_too_many(concurrency: int) -> None:

@@ -1,6 +1,6 @@
 """One child process, as the worker sees it: what it was given, what it says, how it ended.
 
-A document starts only with a permit, one byte in a pipe that both sides can read from. So what a
+A document starts only with a permit, a few bytes in a pipe that both sides can read from. So what a
 child has not started can be taken back at any time, whatever the child is doing: either it gets the
 permit, or the worker does.
 """
@@ -20,7 +20,7 @@ from fairturn.clock import stopwatch
 from fairturn.model import Progress
 from fairturn.worker import keeper
 from fairturn.worker.crew import Held
-from fairturn.worker.frames import FrameError, Frames, pack
+from fairturn.worker.frames import EPOCHS, PERMIT_BYTES, FrameError, Frames, pack
 from fairturn.worker.handling import AGAIN, DONE, FILE, NEVER, RESULT_BYTES_MAX, Answer
 from fairturn.worker.output import Lines, Output
 
@@ -114,7 +114,7 @@ class Slot:
         self.documents_left -= len(documents)
         self._send([self._epoch, [_for_json(held) for held in documents]])
         with suppress(BrokenPipeError):
-            os.write(self._permits, bytes((self._epoch,)) * len(documents))
+            os.write(self._permits, self._epoch.to_bytes(PERMIT_BYTES, "big") * len(documents))
 
     def take_back(self) -> list[Held]:
         """The documents that have not started. The child knows by the epoch that they are gone."""
@@ -126,10 +126,10 @@ class Slot:
                 break
             if not piece:
                 break
-            unused += len(piece)
+            unused += len(piece) // PERMIT_BYTES
         if not unused:
             return []
-        self._epoch = (self._epoch + 1) % 256
+        self._epoch = (self._epoch + 1) % EPOCHS
         self.documents_left += unused
         taken = [self.given.pop() for _ in range(unused)]
         return taken[::-1]
