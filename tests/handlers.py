@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,18 @@ def try_again_at_first(document: ClaimedDocument) -> int:
     if document.attempt < 3:
         raise TryAgain("the server is busy", after_s=0.01)
     return document.attempt
+
+
+def try_again_at_no_time(document: ClaimedDocument) -> None:
+    raise TryAgain("the server is busy", after_s=timedelta(seconds=5))  # type: ignore[arg-type]
+
+
+def try_again_in_its_own_way(document: ClaimedDocument) -> None:
+    class Busy(TryAgain):
+        def __init__(self, code: int) -> None:
+            self.code = code
+
+    raise Busy(503)
 
 
 def never_again(document: ClaimedDocument) -> None:

@@ -310,6 +310,8 @@ def test_a_handler_says_that_no_attempt_can_succeed(queue: Queue, threads: bool)
     [
         (handlers.fail_with_strange_text, "ValueError: NUL \ufffd and half a character \ufffd xxx"),
         (handlers.fail_without_text, "SilentError: (its text cannot be made)"),
+        (handlers.try_again_at_no_time, "the server is busy"),
+        (handlers.try_again_in_its_own_way, "503"),
         (handlers.answer_with_a_set, "TypeError: the handler's result is not JSON"),
         (handlers.answer_with_too_much, "ValueError: the handler's result has 17,825,794 bytes"),
     ],

@@ -48,6 +48,8 @@ Handler = Callable[["ClaimedDocument"], object]
 class TryAgain(Exception):
     """Raised by a handler: this attempt failed, another one may succeed, `after_s` from now."""
 
+    after_s: float | None = None  # also of one that is made without our `__init__`
+
     def __init__(self, message: str = "", *, after_s: float | None = None) -> None:
         super().__init__(message)
         self.after_s = after_s
@@ -278,11 +280,18 @@ class Running:
         if isinstance(error, NeverAgain):
             return (NEVER, _message(error) or text, None, None)
         if isinstance(error, TryAgain):
-            after_s = error.after_s
-            return (AGAIN, _message(error) or text, None, None if after_s is None else after_s)
+            return (AGAIN, _message(error) or text, None, _seconds(error.after_s))
         if isinstance(error, MemoryError) and self._memory_limit_bytes is not None:
             text = f"memory limit of {self._memory_limit_bytes:,} bytes: {text}"
         return (AGAIN, text, None, None)
+
+
+def _seconds(value: object) -> float | None:
+    """A delay that a handler asked for; None if it is no number, and the usual delay applies."""
+    try:
+        return None if value is None else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 async def _wait(result: "Any") -> object:
