@@ -78,6 +78,23 @@ def use_folder(document: ClaimedDocument) -> str:
     return str(document.folder)
 
 
+def nest_folders(document: ClaimedDocument) -> str:
+    """As deep as an archive from outside may have them."""
+    inside = os.open(document.folder, os.O_RDONLY)
+    for _ in range(3_000):
+        os.mkdir("a", dir_fd=inside)
+        deeper = os.open("a", os.O_RDONLY, dir_fd=inside)
+        os.close(inside)
+        inside = deeper
+    os.close(inside)
+    return str(document.folder)
+
+
+def nest_folders_and_exit(document: ClaimedDocument) -> None:
+    nest_folders(document)
+    os._exit(3)
+
+
 def use_folder_and_hang(document: ClaimedDocument) -> None:
     use_folder(document)
     hang(document)

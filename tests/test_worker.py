@@ -226,6 +226,31 @@ def test_the_folder_of_an_attempt_is_gone_after_it(queue: Queue, threads: bool) 
     assert not Path(queue.result(receipt.id)).exists()
 
 
+@KINDS
+def test_folders_that_are_nested_too_deep_to_follow_are_gone_too(
+    queue: Queue, threads: bool
+) -> None:
+    receipt = queue.submit("acme")
+
+    drain(queue, handlers.nest_folders, threads=threads)
+
+    assert not Path(queue.result(receipt.id)).exists()
+
+
+def test_nested_folders_that_a_crash_left_are_removed_by_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    with Queue(tmp_path / "documents.db", attempts_max=1) as queue:
+        queue.submit("acme")
+
+        drain(queue, handlers.nest_folders_and_exit)
+
+    assert list(temporary.iterdir()) == []
+
+
 def test_a_folder_that_a_killed_worker_left_is_removed_by_the_next(
     queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,11 +6,12 @@ folder without one is left over, and the next worker removes it.
 
 import fcntl
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from fairturn.worker.handling import remove_folder
 
 _PREFIX = "fairturn-worker-"
 _LOCK = "lock"
@@ -30,7 +31,7 @@ def attempts_folder() -> Iterator[Path]:
         finally:
             os.close(lock)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(str(folder))
 
 
 def _remove_left_over(parent: Path) -> None:
@@ -41,6 +42,6 @@ def _remove_left_over(parent: Path) -> None:
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_folder(str(folder))
             finally:
                 os.close(lock)

@@ -230,7 +230,35 @@ def remove_folder(path: str) -> None:
     """Remove a folder with everything in it; what cannot be removed stays."""
     import shutil
 
-    shutil.rmtree(path, ignore_errors=True)
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+    except RecursionError:
+        _remove_nested(path)
+
+
+def _remove_nested(top: str) -> None:
+    """Remove folders that lie deeper in each other than Python can follow, or than a path can say,
+    as an archive can make them: each is brought to the top before one looks into it."""
+    from contextlib import suppress
+    from secrets import token_hex
+
+    folders = [top]
+    while folders:
+        folder = folders.pop()
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in list(entries):
+                with suppress(OSError):
+                    if entry.is_dir(follow_symlinks=False):
+                        raised = f"{top}/{token_hex(16)}"
+                        os.rename(entry.path, raised)
+                        folders.append(raised)
+                    else:
+                        os.unlink(entry.path)
+        if folder != top:
+            with suppress(OSError):
+                os.rmdir(folder)
+    with suppress(OSError):
+        os.rmdir(top)
 
 
 class Running:
