@@ -5,18 +5,20 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import apsw
 import pytest
 
 from fairturn.clock import SECOND_US, Clock, ManualClock
-from fairturn.errors import FairturnError, StoreFull, StoreRefused, StoreUnavailable
+from fairturn.errors import FairturnError, StoreError, StoreFull, StoreRefused, StoreUnavailable
 from fairturn.flows import Costs, Mode
 from fairturn.model import (
     COST_MAX,
@@ -29,7 +31,7 @@ from fairturn.model import (
     State,
     cost_in_millionths,
 )
-from fairturn.stores.sqlite import SqliteStore
+from fairturn.stores.sqlite import SqliteStore, submitting
 from fairturn.stores.sqlite.claiming import CLOCK_MAX
 from fairturn.stores.sqlite.database import refuse_engine
 from fairturn.testing import snapshot
@@ -673,7 +675,7 @@ def test_a_submitter_that_is_interrupted_while_it_waits_leaves_the_line_to_the_o
         somebody.execute("BEGIN IMMEDIATE")  # so that the one who writes has to wait
         leader = threading.Thread(target=store.submit, args=([new("leader")],))
         leader.start()
-        while not store._submitting._writing:
+        while not store._submitting._writer:
             os.sched_yield()
 
         caught = threading.Event()
@@ -703,6 +705,71 @@ def test_a_submitter_that_is_interrupted_while_it_waits_leaves_the_line_to_the_o
 
         documents = store.find(Filter()).documents
         assert [document.customer for document in documents] == ["the next", "leader"]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_process_is_refused_at_once_while_a_thread_of_its_parent_submits(
+    file: Path,
+) -> None:
+    with opened(file) as store:
+        somebody = apsw.Connection(str(file))
+        somebody.execute("BEGIN IMMEDIATE")  # so that the one who writes has to wait
+        writer = threading.Thread(target=store.submit, args=([new()],))
+        writer.start()
+        while not store._submitting._writer:
+            os.sched_yield()
+
+        child = os.fork()
+        if not child:
+            signal.alarm(10)
+            with suppress(StoreError):
+                store.submit([new("forked")])
+                os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        somebody.execute("ROLLBACK")
+        writer.join()
+
+        assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_submitter_that_is_interrupted_at_any_call_holds_up_nobody(file: Path) -> None:
+    interrupted = 0
+    with opened(file, synchronous="NORMAL") as store:
+        while interrupt_at(interrupted + 1, lambda: store.submit([new("interrupted")])):
+            interrupted += 1
+            other = threading.Thread(target=store.submit, args=([new("other")],), daemon=True)
+            other.start()
+            other.join(10)
+            assert not other.is_alive(), f"after an interrupt at call {interrupted}"
+
+        assert interrupted > 50
+        others = store.find(Filter(customer="other"), size=interrupted).documents
+        assert len(others) == interrupted
+
+
+def interrupt_at(number: int, work: Callable[[], object]) -> bool:
+    """Raise where a function of `submitting.py` begins, or has called something, for so many times:
+    there Python handles signals. False if the work ended before."""
+    before = sys.getprofile()
+    seen = 0
+
+    def count(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal seen
+        here = frame.f_code.co_filename == submitting.__file__
+        if here and event in ("call", "c_return"):
+            seen += 1
+            if seen == number:
+                raise KeyboardInterrupt
+
+    sys.setprofile(count)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(before)
+    return False
 
 
 # ── Bounds ───────────────────────────────────────────────────────────────────────────────────────

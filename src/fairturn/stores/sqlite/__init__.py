@@ -70,7 +70,9 @@ class SqliteStore:
         self._clock = clock or SystemClock()
         self._database = Database(Path(path), synchronous=synchronous, allow_network=allow_network)
         self._cache = SettingsCache()
-        self._changed = threading.Condition()
+        # Taken by itself, because a condition's own `with` keeps it if a signal interrupts that.
+        self._change_lock = threading.RLock()
+        self._changed = threading.Condition(self._change_lock)
         self._version = 0
         self._claiming = Claiming()
         self._submitting = Submitting(self._database, self._cache, self._clock.now)
@@ -251,12 +253,12 @@ class SqliteStore:
             left = until - stopwatch()
             if current != version or left <= 0:
                 return current
-            with self._changed:
+            with self._change_lock:
                 if self._version == seen:
                     self._changed.wait(min(left, _POLL_S))
 
     def _note(self) -> None:
-        with self._changed:
+        with self._change_lock:
             self._version += 1
             self._changed.notify_all()
 

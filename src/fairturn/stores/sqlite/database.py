@@ -93,7 +93,7 @@ class Database:
     @contextmanager
     def writing(self, what: str) -> Iterator[apsw.Connection]:
         """One transaction that writes: committed when the block ends, undone if it raises."""
-        self._check_process()
+        self.check_process()
         with self._lock:
             if self._closed:
                 raise StoreUnavailable(f"{self.path} was closed")
@@ -114,7 +114,7 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[apsw.Connection]:
         """One snapshot to read from."""
-        self._check_process()
+        self.check_process()
         connection = self._take_reader()
         try:
             connection.execute("BEGIN")
@@ -142,7 +142,7 @@ class Database:
 
     def changes_elsewhere(self) -> int:
         """A number that changes when another connection has written."""
-        self._check_process()
+        self.check_process()
         with self._lock:
             if self._closed:
                 raise StoreUnavailable(f"{self.path} was closed")
@@ -171,7 +171,8 @@ class Database:
                 connection.close()
             self._all.clear()
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
+        """Refuse to work in a process that was forked from the one that opened the file."""
         if self._pid != os.getpid():
             raise StoreError(
                 "this process was forked from the one that opened the queue; "

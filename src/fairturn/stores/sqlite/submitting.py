@@ -150,38 +150,42 @@ class Submitting:
         self._cache = cache
         self._now = now
         self._lock = threading.Lock()
-        self._writing = False
+        self._writer: _Request | None = None  # whose thread writes at the moment,
+        self._taken: list[_Request] = []  # and for whom
         self._requests: list[_Request] = []
         self._company = 1  # how many submit at the same time, as far as one has seen
         self._first: _Request | None = None  # who waits for the others
 
     def submit(self, documents: Sequence[NewDocument]) -> list[Receipt]:
+        # Before all else: in a forked process nobody is left to finish what was begun here.
+        self._database.check_process()
         request = _Request(documents)
         try:
             with self._lock:
                 self._requests.append(request)
-                taken = self._take()
-                if not taken and self._first is None and not self._writing:
+                taken = self._take(request, self._company)
+                if not taken and self._first is None and self._writer is None:
                     self._first = request
             while not taken and not request.done:
                 taken = self._wait(request)
             if taken:
-                self._write(taken, request)
-        except BaseException:
-            self._leave(request)
+                self._write_all(taken)
+                self._hand_back()
+        except BaseException as interrupt:
+            self._leave(request, interrupt)
             raise
         if request.error is not None:
             raise request.error
         assert request.answer is not None
         return request.answer
 
-    def _take(self) -> list[_Request]:
-        """Take all that wait, to write for them, if their company is complete; under the lock."""
-        if self._writing or len(self._requests) < self._company:
+    def _take(self, writer: _Request, enough: int) -> list[_Request]:
+        """Take all that wait, to write for them, if they are enough; under the lock."""
+        if self._writer is not None or len(self._requests) < enough:
             return []
-        self._writing, self._first = True, None
-        taken, self._requests = self._requests, []
-        return taken
+        self._writer, self._first = writer, None
+        self._taken, self._requests = self._requests, []
+        return self._taken
 
     def _wait(self, request: _Request) -> list[_Request]:
         """Wait to be answered. Whoever is the first takes all when it has waited enough."""
@@ -190,29 +194,26 @@ class Submitting:
             if self._first is not request:
                 return []
             with self._lock:  # all may have come while others were written
-                taken = self._take()
+                taken = self._take(request, self._company)
             if taken:
                 return taken
         if not request.woken.acquire(timeout=_COMPANY_WAIT_S):
             with self._lock:
                 if self._first is request:
-                    self._company = 0
-                    return self._take()
+                    return self._take(request, 1)
         return []
 
-    def _write(self, taken: list[_Request], writer: _Request) -> None:
-        try:
-            self._write_all(taken)
-        finally:
-            for request in taken:
+    def _hand_back(self) -> None:
+        """Let those go whom this thread has written for, and let others write. It can be done once
+        more if it was interrupted, so the writer is forgotten last."""
+        with self._lock:
+            for request in self._taken:
                 request.done = True
-            with self._lock:
-                self._writing = False
-                self._company = len(taken) + len(self._requests)
-                self._wake_first()
-            for request in taken:
-                if request is not writer:
+                if request is not self._writer:
                     _wake(request)
+            self._company = len(self._taken) + len(self._requests)
+            self._wake_first()
+            self._writer, self._taken = None, []
 
     def _wake_first(self) -> None:
         """Let one of those that came meanwhile see to the others; under the lock."""
@@ -220,13 +221,23 @@ class Submitting:
         if self._first is not None:
             _wake(self._first)
 
-    def _leave(self, request: _Request) -> None:
-        """Whoever is interrupted leaves the line: otherwise all others might wait for ever."""
+    def _leave(self, request: _Request, interrupt: BaseException) -> None:
+        """Whoever is interrupted leaves the line, and lets go whom it was to write for: otherwise
+        all others might wait for ever."""
         with self._lock:
             if request in self._requests:
                 self._requests.remove(request)
             if self._first is request:
                 self._wake_first()
+            writes = self._writer is request
+        if writes:
+            for other in self._taken:
+                if other.answer is None and other.error is None:
+                    other.error = StoreUnavailable(
+                        "the thread that wrote this submission together with its own was ended by "
+                        f"{interrupt!r}, perhaps when it was stored already; try again with a key"
+                    )
+            self._hand_back()
 
     def _write_all(self, requests: list[_Request]) -> None:
         try:
@@ -244,11 +255,6 @@ class Submitting:
         except Exception as error:
             for request in requests:
                 request.error = request.error or error
-        except BaseException as interrupt:  # it is the leader's own; the others may try again
-            for request in requests:
-                sentence = f"the transaction that this submission shared was ended by {interrupt!r}"
-                request.error = request.error or StoreUnavailable(f"{sentence}; try again")
-            raise
 
 
 def _wake(request: _Request) -> None:
