@@ -125,7 +125,7 @@ class ProcessCrew:
         for slot in self._slots:
             if slot.given and self._limits.time_s is not None and not slot.killed_for:
                 due.append(slot.begun_s + self._limits.time_s)
-            if len(slot.given) > 1:
+            if len(slot.given) > 1 and not slot.killed_for:
                 due.append(slot.begun_s + STUCK_S)
             if slot.killed_for or slot.silent_s is not None or slot.ending < 0:
                 due.append(stopwatch() + _LOOK_S)
