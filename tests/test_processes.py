@@ -1,16 +1,20 @@
 """Child processes as a crew: who is given what, and what comes back."""
 
+import errno
+import os
+import resource
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from fairturn import Queue
+from fairturn import Queue, State, Worker
 from fairturn.clock import stopwatch
 from fairturn.worker.crew import STUCK_S, Ended, Held
 from fairturn.worker.pacing import Pace
 from fairturn.worker.processes import Limits, ProcessCrew
-from tests.test_handlers import DEADLINE_S, until
+from tests.test_handlers import AT_ONCE, DEADLINE_S, until
 
 TAKEN_BACK = 300  # times: more than a byte can count
 
@@ -63,6 +67,46 @@ def collect(crew: ProcessCrew, n: int) -> list[Ended]:
         crew.wait(0.1)
         ended += crew.collect()
     return ended
+
+
+def test_a_crew_that_cannot_be_completed_leaves_no_process_and_no_descriptor(
+    queue: Queue, tmp_path: Path
+) -> None:
+    descriptors = set(Path("/proc/self/fd").iterdir())
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (400, allowed[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(40):  # enough for some children
+            os.close(taken.pop())
+        with pytest.raises(OSError, match="Too many open files"):
+            Worker(queue, "tests.handlers:nothing", concurrency=20).run(until_empty=True)
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
+
+    assert set(Path("/proc/self/fd").iterdir()) == descriptors
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSYS, "no such call"), AttributeError()])
+def test_a_worker_does_without_descriptors_of_processes_where_there_are_none(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(pid: int) -> int:
+        raise error
+
+    monkeypatch.setattr("os.pidfd_open", refuse)
+    crashed = queue.submit("acme")
+
+    Worker(queue, "tests.handlers:exit_at_once", retry=AT_ONCE).run(until_empty=True)
+
+    assert queue.get(crashed.id).state is State.DEAD
 
 
 def test_a_child_never_runs_what_was_taken_back_however_often(

@@ -70,8 +70,11 @@ def _wait_for_the_end(runner: int, life: int) -> int | None:
     can be known only by taking note of it."""
     poller = select.poll()
     poller.register(life, select.POLLIN)
-    if hasattr(os, "pidfd_open"):  # Linux
+    try:
         poller.register(os.pidfd_open(runner), select.POLLIN)
+    except (AttributeError, OSError):
+        pass  # not Linux, or an old kernel: then we look now and then
+    else:
         poller.poll()
         return None
     while not poller.poll(_LOOK_MS):

@@ -68,7 +68,13 @@ class ProcessCrew:
             growth_bytes=limits.growth_bytes,
         )
         self._output = output
-        self._slots = [self._new_slot() for _ in range(concurrency)]
+        self._slots: list[Slot] = []
+        try:
+            for _ in range(concurrency):
+                self._slots.append(self._new_slot())
+        except BaseException:
+            self.close()
+            raise
 
     def _new_slot(self) -> Slot:
         slot = Slot(self._started, self._output, self._limits.documents)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import deque
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,14 +64,17 @@ class Slot:
         self._lines = Lines(output)
         self._printing = ""  # the document whose output it is
         self._orders_left = bytearray()
+        self.ending = -1  # becomes readable when the process ends; -1 where nothing tells that
         self._open(started)
 
     def _open(self, started: Started) -> None:
-        orders, self.orders = os.pipe()
-        self._permits_read, self._permits = os.pipe()
-        self.replies, replies = os.pipe()
-        life, self._life = os.pipe()
-        self.output, output = os.pipe()
+        (
+            (orders, self.orders),
+            (self._permits_read, self._permits),
+            (self.replies, replies),
+            (life, self._life),
+            (self.output, output),
+        ) = _pipes(5)
         # The other ends of these are others' and stay as they are. Permits are read by both
         # sides through one description of the pipe, so the child knows that it may find nothing.
         for descriptor in (self.orders, self._permits_read, self.replies, self.output):
@@ -87,10 +91,14 @@ class Slot:
                 start_new_session=True,
                 env={k: v for k, v in os.environ.items() if not k.startswith(_SECRET)},
             )
+        except BaseException:
+            self._close_life()
+            self.give_back()
+            raise
         finally:
             for descriptor in (orders, replies, life, output):
                 os.close(descriptor)
-        self.ending = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else -1
+        self.ending = _ending_of(self._process.pid)
         self._send(started._asdict() | {"path": sys.path})
 
     # ── Documents ────────────────────────────────────────────────────────────────────────────────
@@ -279,6 +287,28 @@ class Slot:
     def _kill_by_force(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _pipes(number: int) -> list[tuple[int, int]]:
+    """So many pipes, or none and the error."""
+    pipes: list[tuple[int, int]] = []
+    try:
+        for _ in range(number):
+            pipes.append(os.pipe())
+    except OSError:
+        for descriptor in chain.from_iterable(pipes):
+            os.close(descriptor)
+        raise
+    return pipes
+
+
+def _ending_of(pid: int) -> int:
+    """A descriptor that tells when a process has ended; -1 where the system has none: on macOS, in
+    an old kernel below a new Python, or in a container that forbids it."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return -1
 
 
 def _for_json(held: Held) -> list[object]:
