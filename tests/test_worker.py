@@ -1,6 +1,8 @@
 """The worker: what it promises about claims, leases, outcomes and signals."""
 
+import fcntl
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -248,6 +250,32 @@ def test_nested_folders_that_a_crash_left_are_removed_by_the_worker(
 
         drain(queue, handlers.nest_folders_and_exit)
 
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_folder_that_is_removed_before_it_is_locked_is_made_anew(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    lock = fcntl.flock
+    removed: list[Path] = []
+
+    def remove_first(descriptor: int, operation: int) -> None:
+        """As another worker does that starts at this very moment."""
+        if not removed:
+            removed.extend(temporary.iterdir())
+            shutil.rmtree(removed[0])
+        lock(descriptor, operation)
+
+    monkeypatch.setattr("fcntl.flock", remove_first)
+    receipt = queue.submit("acme")
+
+    drain(queue, handlers.use_folder, concurrency=1)
+
+    assert queue.get(receipt.id).state is State.COMPLETED
+    assert len(removed) == 1
     assert list(temporary.iterdir()) == []
 
 

@@ -22,16 +22,25 @@ def attempts_folder() -> Iterator[Path]:
     """A new folder that only this user can read, gone at the end."""
     parent = Path(tempfile.gettempdir())
     _remove_left_over(parent)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    folder, lock = _new_folder(parent)
     try:
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield folder
-        finally:
-            os.close(lock)
+        yield folder
     finally:
+        os.close(lock)
         remove_folder(str(folder))
+
+
+def _new_folder(parent: Path) -> tuple[Path, int]:
+    """A folder and the lock on it. Another worker that starts at this moment may find the folder
+    before it is locked, and remove it as left over: then there is another one."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        with suppress(FileNotFoundError):
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.fstat(lock).st_nlink:
+                return folder, lock
+            os.close(lock)
 
 
 def _remove_left_over(parent: Path) -> None:
