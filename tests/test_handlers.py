@@ -213,6 +213,15 @@ def test_what_handlers_print_comes_with_the_document_and_cannot_move_the_termina
     }
 
 
+def test_what_a_handler_opens_in_place_of_its_output_is_left_alone(
+    queue: Queue, tmp_path: Path
+) -> None:
+    documents = run(queue, handlers.close_its_output_and_open_a_file, str(tmp_path), documents=2)
+
+    assert [(one.state, one.attempts) for one in documents] == [(State.COMPLETED, 1)] * 2
+    assert [(tmp_path / one.id).read_bytes() for one in documents] == [b"", b""]
+
+
 def test_a_child_knows_nothing_of_the_database(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

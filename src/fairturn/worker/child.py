@@ -26,12 +26,14 @@ class Runner:
         self._orders = Reader(orders)
         self._permits = permits
         self._replies = replies
+        # A handler may close its output, and what it opens next would get these marks.
+        self._marks = marks = os.dup(1)
         self._pid = os.getpid()
         self._waiting: deque[tuple[int, Told]] = deque()
         for descriptor in (orders, permits, replies):
             os.set_inheritable(descriptor, False)
         # A process that a handler forks must neither answer for it nor take its documents.
-        os.register_at_fork(after_in_child=lambda: _close(orders, permits, replies))
+        os.register_at_fork(after_in_child=lambda: _close(orders, permits, replies, marks))
 
     def prepare(self) -> tuple[Running, dict[str, object]] | None:
         """Load the handler as the worker says; None if that cannot be done."""
@@ -88,7 +90,7 @@ class Runner:
             assert isinstance(message, list)
             self._waiting.extend((message[0], told) for told in message[1])
         # What is printed from here on belongs to this document.
-        os.write(1, b"\0%s\n" % told[0].encode())
+        os.write(self._marks, b"\0%s\n" % told[0].encode())
         return _with_bytes(told)
 
     def _permit(self) -> bytes:
