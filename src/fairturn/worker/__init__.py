@@ -80,7 +80,7 @@ class Worker:
         self.name = _checked_name(name) if name is not None else _new_name()
         self._running = False
         self._supervisor: Supervisor | None = None
-        self._stops: list[bool] = []  # asked for before the supervisor was there
+        self._stops: list[bool] = []  # one for each time that somebody asked: now, or not
 
     def run(self, *, until_empty: bool = False) -> "Done":
         """Work until `stop` is called, or the process gets SIGTERM or SIGINT; then finish what
@@ -117,6 +117,7 @@ class Worker:
             grace_s=self._grace_s,
             retry=check(self._retry or Delays()),
             until_empty=until_empty,
+            stops=self._stops,
             on_event=self._on_event,
             random=random.Random().random,
         )
@@ -126,8 +127,6 @@ class Worker:
             try:
                 store, contents = self._queue.store, self._queue.contents
                 self._supervisor = Supervisor(store, contents, crew, pace, plan)
-                for now in self._stops:
-                    self._supervisor.stop(now=now)
                 with handled(self.stop):
                     return self._supervisor.run()
             finally:
@@ -136,11 +135,10 @@ class Worker:
 
     def stop(self, *, now: bool = False) -> None:
         """Ask the worker to stop, from any thread; with `now`, without waiting for what runs."""
+        self._stops.append(now)  # first, so that a supervisor that begins just now sees it
         supervisor = self._supervisor
-        if supervisor is None:
-            self._stops.append(now)
-        else:
-            supervisor.stop(now=now)
+        if supervisor is not None:
+            supervisor.ring()
 
     def _new_crew(self, folder: "Path", pace: "Pace") -> "Crew":
         if self._threads:

@@ -4,7 +4,7 @@ Nothing here waits for a handler. An outcome is recorded together with the next 
 slot is free, and otherwise within 5 ms, so that a fast handler's outcomes share a transaction.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -46,6 +46,7 @@ class Plan(NamedTuple):
     grace_s: float
     retry: Delays
     until_empty: bool
+    stops: Sequence[bool]  # grows when somebody asks to stop: at once, or when all is finished
     on_event: Callable[[events.Event], None] | None
     random: Callable[[], float]
 
@@ -71,16 +72,20 @@ class Supervisor:
         self._dry = False  # the last claim found less than was asked for
         self._pause_s = 0.0
         self._paused_until_s = 0.0
-        self._stops = 0
+        self._stops = plan.stops
         self._stopped_s: float | None = None
         self._over = False  # the time to finish what runs
         self._watch = Watch(store, crew.ring)
         self._counts = dict.fromkeys(Done._fields, 0)
 
-    def stop(self, *, now: bool = False) -> None:
-        """Claim no more; with `now`, wait for nobody. From any thread, or a signal handler."""
-        self._stops = max(self._stops + 1, 2 if now else 1)
+    def ring(self) -> None:
+        """Look whether somebody asked to stop. From any thread, or a signal handler."""
         self._crew.ring()
+
+    @property
+    def _at_once(self) -> bool:
+        """Whether nobody is to be waited for."""
+        return len(self._stops) > 1 or any(self._stops)
 
     def run(self) -> Done:
         """Work until told to stop, or until everything is done."""
@@ -333,10 +338,10 @@ class Supervisor:
             self._stopped_s = now_s
             if self._plan.on_event is not None:
                 running = len(self._crew.running())
-                self._plan.on_event(events.Stopping(self._stops > 1, running))
+                self._plan.on_event(events.Stopping(self._at_once, running))
             self._crew.replace_no_more()
         self._release(self._crew.take_back(), now_s)
-        self._over = self._stops > 1 or now_s >= self._stopped_s + self._plan.grace_s
+        self._over = self._at_once or now_s >= self._stopped_s + self._plan.grace_s
         if self._over:
             self._stop_all(now_s)
 
