@@ -362,6 +362,25 @@ def test_a_backup_that_is_interrupted_leaves_nothing_behind(queue: Queue, phase:
     assert queue.summary().waiting == 3
 
 
+def test_a_backup_that_is_interrupted_after_it_has_its_name_keeps_its_contents(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(queue)
+    sync = os.fsync
+
+    def interrupt(descriptor: int) -> None:
+        if Path("copy.db").exists():
+            raise KeyboardInterrupt
+        sync(descriptor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            back_up(queue, "copy.db")
+
+    assert len(assert_whole()) == 1
+
+
 # ── What is refused ──────────────────────────────────────────────────────────────────────────────
 
 

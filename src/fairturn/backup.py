@@ -72,7 +72,7 @@ def back_up(
         crash.point("backup-after-rename")
     except BaseException:
         _remove(unfinished)
-        if not before:
+        if not before and not path.exists():  # else they belong to a copy that is there
             shutil.rmtree(folder, ignore_errors=True)
         raise
     copying.forget_others()
