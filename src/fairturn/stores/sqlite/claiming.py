@@ -39,7 +39,6 @@ from fairturn.turns import Turns
 
 # What is kept between the claims of one process: more would be memory rather than speed.
 _STANDINGS_MAX = 2_000
-_ROWS_AHEAD_MAX = 4_000
 
 # Virtual times end at 2^63; one claim adds less than 2^57.
 CLOCK_MAX = 1 << 60
@@ -214,7 +213,7 @@ class Claiming:
 
     def save(self, connection: apsw.Connection, queue: QueueRow, tally: Tally) -> None:
         """Write back every flow, standing and clock that has changed."""
-        turns, shelf = self._turns, self._shelf
+        turns = self._turns
         assert turns is not None
         for customer in turns.adjusted:
             _save_standing(connection, turns.standings[customer])
@@ -242,7 +241,7 @@ class Claiming:
         if max(turns.clocks) > CLOCK_MAX:
             connection.execute(_BACK_TO_ZERO)
             self.forget()
-        if len(turns.standings) > _STANDINGS_MAX or shelf.ahead > _ROWS_AHEAD_MAX:
+        if len(turns.standings) > _STANDINGS_MAX:
             self.forget()
 
     def _save_flows(self, connection: apsw.Connection, turns: Turns, tally: Tally) -> None:

@@ -19,7 +19,8 @@ from fairturn.stores.sqlite.outcomes import LOWEST_RETURNED
 from fairturn.stores.sqlite.rows import CLAIM_COLUMNS, COST, ORDER, Row, fetch
 
 _PAGE_MIN = 16
-_AHEAD_MAX = 32
+_AHEAD_MAX = 32  # rows of one flow
+_ROWS_AHEAD_MAX = 8_000  # of all flows; beyond it, only what is needed next is read
 _LOWEST_INT = -(1 << 63)
 
 # By flows_turn, in its order.
@@ -95,7 +96,7 @@ class SqliteShelf:
         self.given = 0  # the highest order before this claim
         self.page = _PAGE_MIN
         self.picked: list[Row] = []  # the rows of what was picked, in order
-        self.ahead = 0  # how many rows were read and not used yet
+        self._ahead = 0  # how many rows were read and not used yet
         self.names: dict[int, str] = {}  # of the customers that were loaded
         # What is in the file, so that only what has changed is written back.
         self.clocks = [0] * (LEVELS + 1)
@@ -143,7 +144,7 @@ class SqliteShelf:
         first = turn[_FIRST]
         if first[ORDER] is not None:
             flow.upcoming, flow.following = [first], turn[_FOLLOWING]
-            self.ahead += 1
+            self._ahead += 1
 
     def _settings(self, customer: int) -> Row:
         (settings,) = fetch(self.connection, _SETTINGS, (customer,))
@@ -202,7 +203,7 @@ class SqliteShelf:
                 return following
         else:
             self.picked.append((flow.upcoming or self._read_ahead(flow)).pop())
-            self.ahead -= 1
+            self._ahead -= 1
             flow.claimed_to = order
         if flow.waiting == 0:
             return None
@@ -225,7 +226,7 @@ class SqliteShelf:
         flow = standing.flows.get(left.level) if standing else None
         if isinstance(flow, StoredFlow) and flow.upcoming is not None:
             kept = [row for row in flow.upcoming if row[ORDER] != left.order]
-            self.ahead -= len(flow.upcoming) - len(kept)
+            self._ahead -= len(flow.upcoming) - len(kept)
             flow.upcoming, flow.following = kept, None
 
     def _returned(self, flow: StoredFlow, order: int) -> Row:
@@ -233,10 +234,11 @@ class SqliteShelf:
         return row
 
     def _read_ahead(self, flow: StoredFlow) -> list[Row]:
-        flow.ahead = size = min(_AHEAD_MAX, 2 * flow.ahead)
+        most = _AHEAD_MAX if self._ahead < _ROWS_AHEAD_MAX else 2
+        flow.ahead = size = min(most, 2 * flow.ahead)
         flow.following = None
         rows = fetch(self.connection, _NEXT, (flow.customer, flow.level, flow.claimed_to, size))
-        self.ahead += len(rows)
+        self._ahead += len(rows)
         rows.reverse()
         flow.upcoming = rows
         return rows
