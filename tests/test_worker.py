@@ -18,7 +18,14 @@ from fairturn.clock import stopwatch
 from fairturn.errors import HandlerNotLoaded, NotFound, StoreUnavailable, WrongState
 from fairturn.model import Claimed, Completed, Fence, Outcome, Progress
 from fairturn.stores.sqlite import SqliteStore
-from fairturn.worker.events import DocumentClaimed, DocumentEnded, DocumentLost, Event, StoreFailed
+from fairturn.worker.events import (
+    DocumentClaimed,
+    DocumentEnded,
+    DocumentLost,
+    Event,
+    LinePrinted,
+    StoreFailed,
+)
 from tests import handlers
 from tests.test_handlers import AT_ONCE, is_gone, until
 
@@ -716,6 +723,62 @@ def test_an_outcome_is_recorded_once_the_store_is_back(tmp_path: Path, threads: 
     assert any(isinstance(event, StoreFailed) for event in worker.events)
     assert not any(isinstance(event, DocumentLost) for event in worker.events)
     assert len(list(tmp_path.glob("began-*"))) == 8
+
+
+# ── When nobody can be told ──────────────────────────────────────────────────────────────────────
+
+
+class Deaf(Exception):
+    """What `on_event` raises, as a closed standard output would."""
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+@pytest.mark.parametrize("kind", [DocumentClaimed, DocumentEnded])
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_an_error_in_on_event_ends_the_worker_and_no_document_stays_running(
+    queue: Queue, threads: bool, kind: type[Event], concurrency: int
+) -> None:
+    receipts = [queue.submit("acme") for _ in range(12)]
+
+    def refuse(event: Event) -> None:
+        if isinstance(event, kind):
+            raise Deaf
+
+    with pytest.raises(Deaf):
+        Worker(
+            queue, handlers.nothing, threads=threads, concurrency=concurrency, on_event=refuse
+        ).run(until_empty=True)
+
+    documents = [queue.get(one.id) for one in receipts]
+    assert {(one.state, one.attempts) for one in documents} <= {
+        (State.WAITING, 0),
+        (State.COMPLETED, 1),
+    }
+
+
+def test_an_error_in_on_event_about_a_line_ends_the_worker_and_gives_back_everything(
+    queue: Queue,
+) -> None:
+    receipts = [queue.submit("acme") for _ in range(4)]
+    heard: set[str] = set()
+
+    def refuse(event: Event) -> None:
+        if isinstance(event, LinePrinted):
+            heard.add(event.document)
+            if len(heard) == 4:
+                raise Deaf
+
+    with pytest.raises(Deaf):
+        Worker(queue, print_for_ever, concurrency=4, on_event=refuse).run(until_empty=True)
+
+    documents = [queue.get(one.id) for one in receipts]
+    assert {(one.state, one.attempts) for one in documents} == {(State.WAITING, 0)}
+
+
+def print_for_ever(document: Any) -> None:
+    while not handlers.FOREVER.wait(0.001):
+        sys.stdout.write("here\n")
+        sys.stdout.flush()
 
 
 # ── Wrong use ────────────────────────────────────────────────────────────────────────────────────

@@ -77,6 +77,7 @@ class Worker:
         self._retry = retry
         self._recycle_after = recycle_after
         self._on_event = on_event
+        self._tell = on_event  # the same, for one run
         self.name = _checked_name(name) if name is not None else _new_name()
         self._running = False
         self._supervisor: Supervisor | None = None
@@ -111,6 +112,7 @@ class Worker:
         from fairturn.worker.signals import handled
         from fairturn.worker.supervisor import Plan, Supervisor
 
+        self._tell = None if self._on_event is None else _until_it_fails(self._on_event)
         plan = Plan(
             name=self.name,
             lease_s=self._lease_s,
@@ -118,7 +120,7 @@ class Worker:
             retry=check(self._retry or Delays()),
             until_empty=until_empty,
             stops=self._stops,
-            on_event=self._on_event,
+            on_event=self._tell,
             random=random.Random().random,
         )
         pace = Pace(refill=0.0 if self._threads else 0.5)
@@ -169,12 +171,30 @@ class Worker:
         )
 
     def _print(self, document: str, line: str) -> None:
-        if self._on_event is not None:
+        if self._tell is not None:
             from fairturn.worker.events import LinePrinted
 
-            self._on_event(LinePrinted(document, line))
+            self._tell(LinePrinted(document, line))
         else:
             sys.stderr.write(f"{document or self.name}: {line}\n")
+
+
+def _until_it_fails(on_event: "Callable[[Event], None]") -> "Callable[[Event], None]":
+    """The same, but deaf after an error: the worker that ends by it has more to tell, such as what
+    its children still print, and must get to the end of giving back."""
+    failed = False
+
+    def tell(event: "Event") -> None:
+        nonlocal failed
+        if failed:
+            return
+        try:
+            on_event(event)
+        except BaseException:
+            failed = True
+            raise
+
+    return tell
 
 
 def _new_name() -> str:

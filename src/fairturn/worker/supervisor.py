@@ -93,8 +93,10 @@ class Supervisor:
             while not self._turn():
                 self._crew.wait(self._next_s() - stopwatch())
         except BaseException:
-            self._crew.close()
-            self._abandon()
+            try:
+                self._crew.close()
+            finally:
+                self._abandon()
             raise
         finally:
             self._watch.close()
@@ -211,13 +213,18 @@ class Supervisor:
             lease_us=self._lease_us,
             outcomes=[outcome for outcome, *_ in recorded],
         )
+        # All are held before anybody hears of one: what an error leaves behind is given back.
+        held = [self._hold(claim, now_s) for claim in claims]
         self._settle(recorded, lost)
         self._look_s = stopwatch() + LOOK_S
         self._dry = len(claims) < wanted
         if self._dry:
             self._watch.look(version)
-        if claims:
-            self._crew.give([self._hold(claim, now_s) for claim in claims])
+        if self._plan.on_event is not None:
+            for claim in claims:
+                self._plan.on_event(events.DocumentClaimed(claim.document, claim.fence))
+        if held:
+            self._crew.give(held)
 
     def _hold(self, claim: Claim, now_s: float) -> Held:
         document = claim.document
@@ -226,8 +233,6 @@ class Supervisor:
             path = str(self._contents.locate(document.content_name))
         held = Held(claim, now_s, path)
         self._held[claim.fence] = held
-        if self._plan.on_event is not None:
-            self._plan.on_event(events.DocumentClaimed(document, claim.fence))
         return held
 
     def _settle(self, recorded: list[tuple[Outcome, Held, float]], lost: list[Fence]) -> None:
