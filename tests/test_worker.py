@@ -326,6 +326,11 @@ def test_progress_can_be_seen_while_the_handler_runs(
     assert took_s < 3
 
 
+def hang_a_moment_and_exit(document: Any) -> None:
+    handlers.FOREVER.wait(0.15)
+    handlers.exit_at_once(document)
+
+
 # ── Failures and retries ─────────────────────────────────────────────────────────────────────────
 
 
@@ -394,6 +399,19 @@ def test_a_result_with_strange_text_comes_back_as_it_was(queue: Queue, threads: 
     drain(queue, handlers.answer_with_strange_text, threads=threads)
 
     assert queue.result(receipt.id) == "NUL \x00 and half a character \ud800"
+
+
+@pytest.mark.parametrize("handler", [handlers.hang, hang_a_moment_and_exit])
+def test_an_attempt_that_hits_a_limit_or_crashes_says_how_long_it_ran(
+    tmp_path: Path, handler: Any
+) -> None:
+    with Queue(tmp_path / "documents.db", attempts_max=1) as queue:
+        queue.submit("acme", payload=str(tmp_path))
+
+        events = drain(queue, handler, concurrency=1, time_limit_s=0.3)
+
+    (ended,) = [event for event in events if isinstance(event, DocumentEnded)]
+    assert 0.1 <= ended.seconds < 5
 
 
 # ── Leases and fences ────────────────────────────────────────────────────────────────────────────
@@ -477,7 +495,7 @@ def test_cancelling_a_running_document_reaches_it_at_the_next_renewal(
     receipt = queue.submit("acme", payload=str(tmp_path))
     handler = handlers.finish_when_told
 
-    with InBackground(queue, handler, threads=threads, lease_s=0.6, concurrency=1):
+    with InBackground(queue, handler, threads=threads, lease_s=0.6, concurrency=1) as background:
         child = has_begun(tmp_path, receipt.id)
         assert queue.cancel(receipt.id) is State.RUNNING
         document = queue.wait(receipt.id, 10)
@@ -486,6 +504,8 @@ def test_cancelling_a_running_document_reaches_it_at_the_next_renewal(
         (tmp_path / "go on").touch()
 
     assert (document.state, queue.get(receipt.id).state) == (State.CANCELLED, State.CANCELLED)
+    (ended,) = [event for event in background.events if isinstance(event, DocumentEnded)]
+    assert ended.seconds > 0
 
 
 # ── Signals ──────────────────────────────────────────────────────────────────────────────────────
@@ -527,7 +547,20 @@ def test_when_the_grace_is_over_the_rest_is_given_back(
     queue: Queue, tmp_path: Path, threads: bool
 ) -> None:
     receipt = queue.submit("acme", payload=str(tmp_path))
-    worker = Worker(queue, handlers.finish_when_told, threads=threads, grace_s=0.2, concurrency=1)
+    ended: list[float] = []
+
+    def note(event: Event) -> None:
+        if isinstance(event, DocumentEnded):
+            ended.append(event.seconds)
+
+    worker = Worker(
+        queue,
+        handlers.finish_when_told,
+        threads=threads,
+        grace_s=0.2,
+        concurrency=1,
+        on_event=note,
+    )
 
     def stop_once_begun() -> None:
         has_begun(tmp_path, receipt.id)
@@ -542,6 +575,7 @@ def test_when_the_grace_is_over_the_rest_is_given_back(
     (tmp_path / "go on").touch()
     assert (done.released, done.completed) == (1, 0)
     assert (queue.get(receipt.id).state, queue.get(receipt.id).attempts) == (State.WAITING, 0)
+    assert ended[0] >= 0.2
 
 
 # ── Pace ─────────────────────────────────────────────────────────────────────────────────────────

@@ -16,13 +16,23 @@ STUCK_S = 0.05
 class Held:
     """A document that this worker has claimed, until its outcome is recorded."""
 
-    __slots__ = ("claim", "claimed_s", "dropped", "fence", "progress", "reported", "told")
+    __slots__ = (
+        "begun_s",
+        "claim",
+        "claimed_s",
+        "dropped",
+        "fence",
+        "progress",
+        "reported",
+        "told",
+    )
 
     def __init__(self, claim: Claim, claimed_s: float, path: str | None) -> None:
         document = claim.document
         self.claim = claim
         self.fence: Fence = claim.fence
         self.claimed_s = claimed_s
+        self.begun_s: float | None = None  # since when its handler runs
         self.dropped = False  # nothing of it is to be recorded any more
         self.progress: Progress | None = None
         self.reported: Progress | None = None
@@ -46,6 +56,10 @@ class Held:
     def report(self, done: float, total: float | None) -> None:
         """What a handler says about its progress."""
         self.progress = Progress(done, total)
+
+    def ran_s(self, now_s: float) -> float:
+        """For how long it has run; 0 if it has not started."""
+        return 0.0 if self.begun_s is None else max(0.0, now_s - self.begun_s)
 
     @property
     def is_content(self) -> bool:

@@ -25,7 +25,7 @@ class DocumentEnded(NamedTuple):
 
     document: Document
     outcome: Outcome
-    seconds: float  # that the handler took
+    seconds: float  # that the handler took; 0 if it was given back before it started
 
 
 class DocumentLost(NamedTuple):

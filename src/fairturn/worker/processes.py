@@ -251,8 +251,9 @@ class ProcessCrew:
         was_ready = slot.was_ready
         unstarted = slot.take_back()
         self._ready.extendleft(reversed(unstarted))
+        now_s = stopwatch()
         for held in slot.given:
-            self._done.append(Ended(held, (AGAIN, slot.why(), None, None), 0.0))
+            self._done.append(Ended(held, (AGAIN, slot.why(), None, None), held.ran_s(now_s)))
             folder = self._folder_of(held)
             self._porter.carry(lambda folder=folder: remove_folder(folder))  # type: ignore[misc]
         slot.given.clear()

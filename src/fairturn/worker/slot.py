@@ -116,9 +116,10 @@ class Slot:
 
     def give(self, documents: list[Held]) -> None:
         """More documents, each with a permit to start it."""
-        if not self.given:
-            self.begun_s = stopwatch()
+        idle = not self.given
         self.given.extend(documents)
+        if idle:
+            self._begin_next()
         self.documents_left -= len(documents)
         self._send([self._epoch, [_for_json(held) for held in documents]])
         with suppress(BrokenPipeError):
@@ -140,7 +141,15 @@ class Slot:
         self._epoch = (self._epoch + 1) % EPOCHS
         self.documents_left += unused
         taken = [self.given.pop() for _ in range(unused)]
+        for held in taken:
+            held.begun_s = None
         return taken[::-1]
+
+    def _begin_next(self) -> None:
+        """The child is free for the next of its documents, if there is one."""
+        self.begun_s = stopwatch()
+        if self.given:
+            self.given[0].begun_s = self.begun_s
 
     def flush(self) -> None:
         """Send what had no room before."""
@@ -168,7 +177,7 @@ class Slot:
         except FrameError as error:
             self.kill(f"the handler said something that is no answer: {error}")
         if ended:
-            self.begun_s = stopwatch()
+            self._begin_next()
         return ended
 
     def _understand(self, message: object, ended: list[Said]) -> None:

@@ -313,7 +313,7 @@ class Supervisor:
             if fence not in ended:
                 held = self._held[fence]
                 self._stop_one(held)
-                self._add(Stopped(fence), held, 0.0, now_s)
+                self._add(Stopped(fence), held, held.ran_s(now_s), now_s)
 
     def _stop_one(self, held: Held) -> None:
         held.dropped = True
@@ -360,7 +360,7 @@ class Supervisor:
         for fence, held in self._held.items():
             if fence not in ended and (fence not in running or not self._crew.can_end):
                 held.dropped = True
-                self._add(Released(fence), held, 0.0, now_s)
+                self._add(Released(fence), held, held.ran_s(now_s), now_s)
 
     def _is_empty(self) -> bool:
         try:

@@ -153,9 +153,9 @@ class ThreadCrew:
     def _run(self, running: Running, number: int, held: Held) -> Ended:
         document = ClaimedDocument(held.told, self._folders, held.report)
         self._started[number] = held, document
-        begun = stopwatch()
+        held.begun_s = begun_s = stopwatch()
         answer = running.run(document)
-        seconds = stopwatch() - begun
+        seconds = stopwatch() - begun_s
         del self._started[number]
         if answer[2] is None:
             return Ended(held, answer, seconds)
