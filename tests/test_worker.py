@@ -369,6 +369,67 @@ def test_a_handler_says_that_no_attempt_can_succeed(queue: Queue, threads: bool)
     assert document.error == "this is not a PDF"
 
 
+def read_a_page(document: Any) -> None:
+    try:
+        document.payload["pages"]
+    except KeyError as error:
+        raise ValueError("there are no pages") from error
+
+
+async def read_a_page_later(document: Any) -> None:
+    read_a_page(document)
+
+
+@KINDS
+@pytest.mark.parametrize("handler", [read_a_page, read_a_page_later])
+def test_the_traceback_of_an_error_is_printed_with_its_document_from_the_handler_on(
+    tmp_path: Path, threads: bool, handler: Any
+) -> None:
+    with Queue(tmp_path / "documents.db", attempts_max=1) as queue:
+        id = queue.submit("acme", payload={}).id
+
+        events = drain(queue, handler, threads=threads, concurrency=1)
+
+    printed = [event for event in events if isinstance(event, LinePrinted)]
+    assert {event.document for event in printed} == {id}
+    lines = [event.line for event in printed]
+    assert lines[-1] == "ValueError: there are no pages"
+    assert '    document.payload["pages"]' in lines
+    places = [line for line in lines if line.startswith("  File ")]
+    assert len(places) == (3 if handler is read_a_page_later else 2)
+    assert all(f'"{__file__}", line ' in place for place in places)
+    kinds = [type(event) for event in events]
+    assert kinds.index(LinePrinted) < kinds.index(DocumentEnded)
+
+
+@KINDS
+def test_an_error_names_the_handlers_line_and_not_one_of_fairturn(
+    tmp_path: Path, threads: bool
+) -> None:
+    with Queue(tmp_path / "documents.db", attempts_max=1) as queue:
+        wrong_kind = queue.submit("acme", payload=1).id
+        drain(queue, read_content, threads=threads, concurrency=1)
+        no_json = queue.submit("acme").id
+        events = drain(queue, handlers.answer_with_a_set, threads=threads, concurrency=1)
+
+        assert (queue.get(wrong_kind).error or "").endswith(", in read_content)")
+        assert (queue.get(no_json).error or "").endswith("is not JSON serializable")
+    assert not any(isinstance(event, LinePrinted) for event in events)
+
+
+def read_content(document: Any) -> None:
+    document.read()
+
+
+@KINDS
+def test_a_handler_that_says_what_to_do_prints_no_traceback(queue: Queue, threads: bool) -> None:
+    queue.submit("acme")
+
+    events = drain(queue, handlers.never_again, threads=threads)
+
+    assert not any(isinstance(event, LinePrinted) for event in events)
+
+
 @KINDS
 @pytest.mark.parametrize(
     "handler, error",
@@ -818,23 +879,73 @@ def print_for_ever(document: Any) -> None:
 # ── Wrong use ────────────────────────────────────────────────────────────────────────────────────
 
 
+@KINDS
 @pytest.mark.parametrize(
     "handler", ["tests.no_such_module:process", "tests.handlers:no_such_function"]
 )
 def test_a_handler_that_cannot_be_loaded_ends_the_worker_and_touches_no_document(
-    queue: Queue, handler: str
+    queue: Queue, handler: str, threads: bool
 ) -> None:
     receipt = queue.submit("acme")
 
-    with pytest.raises(HandlerNotLoaded, match="no_such"):
-        drain(queue, handler)
+    printed: list[Event] = []
+    with pytest.raises(HandlerNotLoaded, match="no_such_[a-z]+'$"):
+        Worker(queue, handler, threads=threads, on_event=printed.append).run(until_empty=True)
 
+    assert printed == []
     assert (queue.get(receipt.id).state, queue.get(receipt.id).attempts) == (State.WAITING, 0)
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "source, why, lines",
+    [
+        ("import json\njson.loads('[')\n", "JSONDecodeError: Expecting value: line 1", 8),
+        ("def process(document)\n", r"SyntaxError: .* \(broken_[a-z]+\.py, line 1\)$", 4),
+    ],
+    ids=["error", "syntax"],
+)
+def test_a_module_that_fails_is_told_once_from_its_own_file_on(
+    *,
+    queue: Queue,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    threads: bool,
+    source: str,
+    why: str,
+    lines: int,
+) -> None:
+    module = f"broken_{'threads' if threads else 'processes'}"
+    (tmp_path / f"{module}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    events: list[Event] = []
+    worker = Worker(queue, f"{module}:process", threads=threads, on_event=events.append)
+
+    with pytest.raises(HandlerNotLoaded, match=why):
+        worker.run()
+
+    printed = [event.line for event in events if isinstance(event, LinePrinted)]
+    assert sum(f'File "{tmp_path / module}.py", line' in line for line in printed) == 1
+    assert not [line for line in printed if "importlib" in line or "fairturn" in line]
+    assert len(printed) >= lines
+
+
+def test_a_module_that_ends_its_process_is_not_tried_for_ever(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ending.py").write_text("import os\nos._exit(3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(HandlerNotLoaded, match="3 child processes in a row ended before"):
+        Worker(queue, "ending:process", concurrency=1).run()
 
 
 WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (lambda document: None, {}, "a lambda or was defined inside a function"),
     ("no colon", {}, "module:function"),
+    ("no colon", {"threads": True}, "module:function"),
+    ("invoices.py:extract", {}, "leave out .py, as in invoices:extract"),
+    ("./paid/invoices.py:extract", {"threads": True}, "leave out .py, as in paid.invoices:extract"),
     ("tests.handlers:nothing", {"concurrency": 0}, "concurrency is 0"),
     ("tests.handlers:nothing", {"lease_s": 0.01}, "lease_s is 0.01"),
     ("tests.handlers:nothing", {"grace_s": -1}, "grace_s is -1"),
@@ -908,3 +1019,19 @@ def test_a_script_without_a_guard_is_told_what_is_missing(tmp_path: Path) -> Non
 
     assert ran.returncode != 0
     assert 'put what starts it below: if __name__ == "__main__":' in ran.stderr
+
+
+def test_a_handler_in_a_script_from_standard_input_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, "-", str(tmp_path / "documents.db")]
+
+    ran = subprocess.run(
+        command,
+        input=SCRIPT.format(guard=""),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    *_, last = ran.stderr.splitlines()
+    assert "the handler process was typed in, or read from standard input" in last

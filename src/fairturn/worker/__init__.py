@@ -67,7 +67,8 @@ class Worker:
                 "ended; leave them out, or leave out threads=True"
             )
         self._queue = queue
-        self._handler = handler if threads else reference_of(handler)
+        named = not threads or isinstance(handler, str)
+        self._handler = reference_of(handler) if named else handler
         self._concurrency = concurrency
         self._threads = threads
         self._time_limit_s = time_limit_s
@@ -146,13 +147,13 @@ class Worker:
         if self._threads:
             from fairturn.worker.threads import ThreadCrew
 
-            handler = load(self._handler) if isinstance(self._handler, str) else self._handler
             return ThreadCrew(
-                handler,
+                self._loaded() if isinstance(self._handler, str) else self._handler,
                 concurrency=self._concurrency,
                 contents=self._queue.contents,
                 folder=folder,
                 pace=pace,
+                output=self._print,
             )
         from fairturn.worker.processes import Limits, ProcessCrew
 
@@ -169,6 +170,21 @@ class Worker:
             pace=pace,
             output=self._print,
         )
+
+    def _loaded(self) -> Handler:
+        """The handler that has a name, in this process."""
+        from fairturn.errors import HandlerNotLoaded
+        from fairturn.worker.output import pass_on
+        from fairturn.worker.tracing import describe, trace
+
+        assert isinstance(self._handler, str)
+        try:
+            return load(self._handler)
+        except Exception as error:
+            pass_on(self._print, "", trace(error))
+            raise HandlerNotLoaded(
+                f"the handler {self._handler} cannot be loaded: {describe(error)}"
+            ) from None
 
     def _print(self, document: str, line: str) -> None:
         if self._tell is not None:

@@ -13,8 +13,9 @@ from contextlib import suppress
 
 from fairturn.clock import stopwatch
 from fairturn.worker.frames import PERMIT_BYTES, Reader, pack, write_all
-from fairturn.worker.handling import ClaimedDocument, Running, Told, describe
+from fairturn.worker.handling import ClaimedDocument, Running, Told
 from fairturn.worker.loading import load
+from fairturn.worker.tracing import describe, trace
 
 PAUSE_BETWEEN_REPORTS_S = 0.25
 
@@ -43,16 +44,14 @@ class Runner:
         try:
             handler = load(said["handler"], said["main"])
         except BaseException as error:
-            import traceback
-
-            traceback.print_exc()
-            self._send(["broken", describe(error)])
+            # The worker prints it, once: every child fails at the same place.
+            self._send(["broken", describe(error), trace(error)])
             return None
         limit = said["memory_limit_bytes"]
         if limit is not None:
             limit_memory(limit)
         self._send(["ready"])
-        return Running(handler, limit), said
+        return Running(handler, _print, limit), said
 
     def serve(self, running: Running, said: dict[str, object]) -> None:
         """Run documents until the worker wants no more."""
@@ -206,6 +205,13 @@ def _has_children() -> bool:
     except ChildProcessError:
         return False
     return True
+
+
+def _print(text: str) -> None:
+    """Add this to the output of the document that runs."""
+    _flush()
+    with suppress(OSError):
+        write_all(2, text.encode("utf-8", "backslashreplace"))
 
 
 def _flush() -> None:

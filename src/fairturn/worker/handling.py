@@ -7,7 +7,8 @@ A child imports this module and little else, so what few handlers need is import
 import json
 import os
 from collections.abc import Callable
-from types import TracebackType
+
+from fairturn.worker.tracing import describe, message_of, trace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from fairturn.model import Fence
 
 RESULT_BYTES_MAX = 16 * 1_048_576  # the same as in the model, which a child does not load
-ERROR_CHARACTERS_MAX = 8_192
 
 # How an attempt ended, as the first value of an answer.
 DONE, FILE, AGAIN, NEVER = "done", "file", "again", "never"
@@ -264,8 +264,14 @@ def _remove_nested(top: str) -> None:
 class Running:
     """Runs one handler, again and again, in one thread."""
 
-    def __init__(self, handler: Handler, memory_limit_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        tell: Callable[[str], None],
+        memory_limit_bytes: int | None = None,
+    ) -> None:
         self._handler = handler
+        self._tell = tell  # gets the traceback of an error, for people
         self._memory_limit_bytes = memory_limit_bytes
         self._loop: Any = None  # of a handler that is a coroutine: one for each thread
 
@@ -279,6 +285,7 @@ class Running:
                 answer = self._answer(result)
         except BaseException as error:
             answer = self._failure(error)
+            self._trace(error)
         if document._folder_made:
             document._end(answer)
         return answer
@@ -306,12 +313,19 @@ class Running:
     def _failure(self, error: BaseException) -> Answer:
         text = describe(error)
         if isinstance(error, NeverAgain):
-            return (NEVER, _message(error) or text, None, None)
+            return (NEVER, message_of(error) or text, None, None)
         if isinstance(error, TryAgain):
-            return (AGAIN, _message(error) or text, None, _seconds(error.after_s))
+            return (AGAIN, message_of(error) or text, None, _seconds(error.after_s))
         if isinstance(error, MemoryError) and self._memory_limit_bytes is not None:
             text = f"memory limit of {self._memory_limit_bytes:,} bytes: {text}"
         return (AGAIN, text, None, None)
+
+    def _trace(self, error: BaseException) -> None:
+        # An answer of ours is no accident, unless it was made of one.
+        meant = isinstance(error, TryAgain | NeverAgain) and error.__cause__ is None
+        out_of_memory = isinstance(error, MemoryError) and self._memory_limit_bytes is not None
+        if not meant and not out_of_memory and (text := trace(error)):
+            self._tell(text)
 
 
 def _seconds(value: object) -> float | None:
@@ -340,32 +354,3 @@ def encode_result(value: object) -> str | None:
             "allowed; return a ResultFile"
         )
     return text
-
-
-def describe(error: BaseException) -> str:
-    """An error in one line: what, why, and where in the handler."""
-    kind = type(error).__name__
-    message = _message(error)
-    if isinstance(error, SystemExit):
-        return f"the handler called sys.exit({message})"
-    place = _place(error.__traceback__)
-    return f"{kind}: {message}{place}" if message else f"{kind}{place}"
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return str(error)[:ERROR_CHARACTERS_MAX]
-    except Exception:
-        return "(its text cannot be made)"
-
-
-def _place(traceback: TracebackType | None) -> str:
-    last = None
-    while traceback is not None:
-        last = traceback
-        traceback = traceback.tb_next
-    if last is None:
-        return ""
-    code = last.tb_frame.f_code
-    file = os.path.basename(code.co_filename)
-    return f" ({file}, line {last.tb_lineno}, in {code.co_name})"

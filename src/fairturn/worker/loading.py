@@ -19,6 +19,11 @@ def reference_of(handler: Handler | str) -> str:
         module, colon, name = handler.partition(":")
         if not (module and colon and name):
             raise ValueError(f"handler is {handler!r}; it must be a function, or module:function")
+        if module.endswith(".py"):
+            right = f"{module.removesuffix('.py').strip('./').replace('/', '.')}:{name}"
+            raise ValueError(f"handler is {handler!r}; leave out .py, as in {right}")
+        if module == "__main__":
+            _refuse_what_was_typed_in(name)
         return handler
     home, path = getattr(handler, "__module__", None), getattr(handler, "__qualname__", None)
     if not isinstance(home, str) or not isinstance(path, str):
@@ -31,12 +36,17 @@ def reference_of(handler: Handler | str) -> str:
             "a lambda or was defined inside a function; move it to the top of a module, "
             "or use threads=True"
         )
-    if home == "__main__" and main_module() is None:
-        raise ValueError(
-            f"the handler {path} was typed in and not read from a file, so no child process can "
-            "import it; move it to a module, or use threads=True"
-        )
+    if home == "__main__":
+        _refuse_what_was_typed_in(path)
     return f"{home}:{path}"
+
+
+def _refuse_what_was_typed_in(path: str) -> None:
+    if main_module() is None:
+        raise ValueError(
+            f"the handler {path} was typed in, or read from standard input, so no child process "
+            "can import it; move it to a module, or use threads=True"
+        )
 
 
 def main_module() -> "dict[str, Any] | None":
@@ -45,8 +55,10 @@ def main_module() -> "dict[str, Any] | None":
     spec = getattr(main, "__spec__", None)
     if spec is not None:
         return {"name": str(spec.name), "argv": sys.argv}
-    file = getattr(main, "__file__", None)
-    return {"file": os.path.abspath(file), "argv": sys.argv} if file else None
+    file = getattr(main, "__file__", None)  # "<stdin>" if the script came through a pipe
+    if not file or not os.path.isfile(file):
+        return None
+    return {"file": os.path.abspath(file), "argv": sys.argv}
 
 
 def load(reference: str, main_module: "dict[str, Any] | None" = None) -> Handler:

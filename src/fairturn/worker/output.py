@@ -12,6 +12,13 @@ _CONTROLS = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 Output = Callable[[str, str], None]
 
 
+def pass_on(output: Output, document: str, text: str) -> None:
+    """Hand on a whole text, line by line."""
+    lines = Lines(output)
+    lines.feed(document, text.encode("utf-8", "backslashreplace"))
+    lines.end(document)
+
+
 class Lines:
     """Cuts one child's output into lines and hands them on, so many bytes for a document."""
 

@@ -11,7 +11,7 @@ from fairturn.content import Contents
 from fairturn.errors import HandlerNotLoaded
 from fairturn.worker.crew import STUCK_S, Bell, Ended, Held
 from fairturn.worker.handling import AGAIN, FILE, Answer, folder_of, remove_folder
-from fairturn.worker.output import Output
+from fairturn.worker.output import Output, pass_on
 from fairturn.worker.pacing import Pace
 from fairturn.worker.results import Porter, keep_file
 from fairturn.worker.slot import Slot, Started
@@ -211,9 +211,10 @@ class ProcessCrew:
         if slot.silent_s is not None:
             self._bell.forget(slot.replies)
         if slot.broken is not None:
+            why, trace = slot.broken
+            pass_on(self._output, "", trace)
             raise HandlerNotLoaded(
-                f"the handler {self._started.handler} cannot be loaded in a child process: "
-                f"{slot.broken}"
+                f"the handler {self._started.handler} cannot be loaded in a child process: {why}"
             )
         if slot.usable:
             self._starts_failed = 0
@@ -258,6 +259,7 @@ class ProcessCrew:
             self._porter.carry(lambda folder=folder: remove_folder(folder))  # type: ignore[misc]
         slot.given.clear()
         slot.wait()
+        self._slots.remove(slot)
         if not was_ready:
             self._starts_failed += 1
             if self._starts_failed >= STARTS_FAILED_MAX:
@@ -265,7 +267,6 @@ class ProcessCrew:
                     f"{self._starts_failed} child processes in a row ended before they had loaded "
                     f"the handler {self._started.handler}: {slot.why()}"
                 )
-        self._slots.remove(slot)
         if self._replacing:
             self._slots.append(self._new_slot())
         self._hand_out()

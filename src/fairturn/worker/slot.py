@@ -54,7 +54,7 @@ class Slot:
         self.documents_left = documents
         self.was_ready = False
         self.worn = False  # it asked to be replaced
-        self.broken: str | None = None
+        self.broken: tuple[str, str] | None = None  # why it has no handler, with a traceback
         self.killed_for: str | None = None
         self.silent_s: float | None = None  # since when nothing more can come from it
         self._killed_s = 0.0
@@ -184,8 +184,8 @@ class Slot:
         match message:
             case ["ready"] if not self.was_ready:
                 self.was_ready = True
-            case ["broken", str(why)] if not self.was_ready:
-                self.broken = why
+            case ["broken", str(why), str(trace)] if not self.was_ready:
+                self.broken = why, trace
             case ["progress", int() | float() as done, int() | float() | None as total]:
                 if self.given:
                     self.given[0].progress = Progress(done, total)

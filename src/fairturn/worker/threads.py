@@ -13,6 +13,7 @@ from fairturn.clock import stopwatch
 from fairturn.content import Contents
 from fairturn.worker.crew import Bell, Ended, Held
 from fairturn.worker.handling import ClaimedDocument, Handler, Running, folder_of
+from fairturn.worker.output import Output, pass_on
 from fairturn.worker.pacing import Pace
 from fairturn.worker.results import keep_file
 
@@ -27,15 +28,24 @@ class ThreadCrew:
     can_end = False
 
     def __init__(
-        self, handler: Handler, *, concurrency: int, contents: Contents, folder: Path, pace: Pace
+        self,
+        handler: Handler,
+        *,
+        concurrency: int,
+        contents: Contents,
+        folder: Path,
+        pace: Pace,
+        output: Output,
     ) -> None:
         self._handler = handler
+        self._output = output
         self._pace = pace
         self._contents = contents
         self._folders = str(folder)
         self._bell = Bell()
         self._ready: deque[Held] = deque()
         self._done: deque[Ended] = deque()
+        self._traces: deque[tuple[str, str]] = deque()  # of documents that failed
         self._started: dict[int, tuple[Held, ClaimedDocument]] = {}
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._idle: set[int] = set()
@@ -82,6 +92,8 @@ class ThreadCrew:
     def collect(self) -> list[Ended]:
         done = self._done
         ended = [done.popleft() for _ in range(len(done))]
+        while self._traces:
+            pass_on(self._output, *self._traces.popleft())
         if ended:
             self._pace.add(sum(one.seconds for one in ended), len(ended))
         return [one for one in ended if not one.held.dropped]
@@ -132,7 +144,11 @@ class ThreadCrew:
             self._bell.close()
 
     def _serve(self, number: int) -> None:
-        running = Running(self._handler)
+        def trace(text: str) -> None:
+            held, _ = self._started[number]
+            self._traces.append((held.fence.document, text))
+
+        running = Running(self._handler, trace)
         while True:
             # Idle first, then look: who gives a document in between sees that it must wake us.
             self._idle.add(number)
