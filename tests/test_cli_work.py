@@ -1,15 +1,22 @@
 """`work`: documents get done from the command line."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from fairturn import Queue, State
+from fairturn.cli.work import Lines
+from fairturn.model import Released
+from fairturn.worker.events import DocumentEnded
 from tests.commands import SCRIPT, error_of, fairturn, lines_of
 
 HANDLERS = """
@@ -18,6 +25,14 @@ from fairturn import NeverAgain
 def extract(document):
     print("reading", document.customer)
     return {"pages": 3}
+
+def fail(document):
+    raise ValueError("page 3 is torn")
+
+def hang(document):
+    import pathlib, threading
+    pathlib.Path("begun").touch()
+    threading.Event().wait()
 
 def refuse(document):
     raise NeverAgain("not a\\x1b[2J PDF")
@@ -36,6 +51,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def queue(folder: Path) -> Iterator[Queue]:
     with Queue("documents.db") as opened:
         yield opened
+
+
+@contextmanager
+def working(*arguments: str) -> "Iterator[subprocess.Popen[str]]":
+    """The program at work on its own, killed at the end if it has not ended."""
+    with subprocess.Popen(
+        [SCRIPT, "work", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as worker:
+        try:
+            yield worker
+        finally:
+            worker.kill()
 
 
 def test_a_real_store_serves_in_the_order_of_a_replay_of_the_same_documents(folder: Path) -> None:
@@ -80,7 +107,8 @@ def test_without_a_handler_documents_are_measured_and_it_says_so(queue: Queue) -
     result = fairturn("work", "--until-empty", "--concurrency", "1")
 
     assert queue.result(id) == {"size_bytes": 5}
-    assert "No handler was named" in result.stderr
+    first, *_ = result.stderr.splitlines()
+    assert "No handler was named: documents are COMPLETED WITHOUT BEING PROCESSED" in first
 
 
 def test_the_handler_and_all_else_can_be_settings(queue: Queue) -> None:
@@ -104,9 +132,108 @@ def test_a_failure_is_told_with_its_reason_and_cannot_steer_a_terminal(queue: Qu
     (line,) = lines_of(fairturn(*work, "--json"))
 
     assert queue.get(id).state is State.DEAD
-    assert "acme  failed: not a\\x1b[2J PDF" in shown
-    assert line["outcome"] == "failed"
+    assert "acme  dead: not a\\x1b[2J PDF" in shown
+    assert (line["outcome"], line["state"]) == ("failed", "dead")
     assert line["retry_in_s"] is None
+
+
+def test_a_line_says_whether_a_failure_is_tried_again_or_was_the_last(folder: Path) -> None:
+    shown = {}
+    for options in ((), ("--json",)):
+        for attempts_max in (1, 2):
+            name = f"{attempts_max}{len(options)}.db"
+            work = ("invoices:fail", "--concurrency", "1", "-d", name, *options)
+            with Queue(name, attempts_max=attempts_max) as queue:
+                queue.submit("acme", payload={})
+                with working(*work) as worker:
+                    assert worker.stdout is not None
+                    shown[options, attempts_max] = worker.stdout.readline()
+
+    assert "acme  dead: ValueError: page 3 is torn (invoices.py, line " in shown[(), 1]
+    assert re.search(r"acme  failed, again in [567]\.\d s: ValueError: page 3", shown[(), 2])
+    last, again = (json.loads(shown[("--json",), n]) for n in (1, 2))
+    assert (last["outcome"], last["state"], last["retry_in_s"]) == ("failed", "dead", None)
+    assert (again["outcome"], again["state"]) == ("failed", "delayed")
+    assert again["retry_in_s"] >= 5
+
+
+def test_a_worker_that_waits_for_the_last_documents_says_once_what_for(queue: Queue) -> None:
+    paused = queue.submit("acme", payload={}).id
+    queue.set_customer("acme", paused=True)
+    delayed = queue.submit("later", payload={}, due_at=datetime(2100, 1, 1, tzinfo=UTC)).id
+
+    with working("invoices:extract", "--until-empty", "--concurrency", "1") as worker:
+        assert worker.stderr is not None
+        said = worker.stderr.readline()
+        queue.cancel(delayed)
+        queue.set_customer("acme", paused=False)
+        _, rest = worker.communicate(timeout=30)
+
+    assert said == (
+        "Nothing can start now; waiting for documents: 1 of customers that are paused or at their "
+        "limit, 1 delayed. Ctrl-C ends the wait.\n"
+    )
+    assert rest == f"{paused}: reading acme\nAttempts: 1 completed.\n"
+
+
+def test_what_had_started_is_told_to_people_when_it_is_given_back(
+    queue: Queue, folder: Path
+) -> None:
+    id = queue.submit("acme", payload={}).id
+
+    with working("invoices:hang", "--concurrency", "1", "--grace", "0.01") as worker:
+        until((folder / "begun").exists)
+        worker.send_signal(signal.SIGTERM)
+        printed, _ = worker.communicate(timeout=30)
+
+    (line,) = printed.splitlines()
+    assert line.startswith(id)
+    assert line.endswith("acme  released")
+
+
+def test_what_was_claimed_ahead_and_given_back_is_told_to_programs_alone(
+    queue: Queue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    id = queue.submit("acme", payload={}).id
+    (claimed,) = queue.store.claim(1, worker="w", lease_us=30_000_000).claims
+    queue.store.finish([Released(claimed.fence)])
+    ended = DocumentEnded(claimed.document, Released(claimed.fence), 0.0)
+
+    Lines(queue, nothing, as_json=False).add(ended)
+    for_people = capsys.readouterr().out
+    Lines(queue, nothing, as_json=True).add(ended)
+    (line,) = capsys.readouterr().out.splitlines()
+
+    assert for_people == ""
+    assert (json.loads(line)["id"], json.loads(line)["state"]) == (id, "waiting")
+
+
+def nothing(done: int, total: int | None = None) -> None:
+    pass
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    over = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < over
+
+
+def test_a_standard_output_that_takes_nothing_leaves_no_document_running(queue: Queue) -> None:
+    for _ in range(8):
+        queue.submit("acme", payload={})
+
+    with Path("/dev/full").open("w") as full:
+        worker = subprocess.run(
+            [SCRIPT, "work", "invoices:extract", "--until-empty"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=30,
+            check=False,
+        )
+
+    assert worker.returncode != 0
+    assert queue.summary().running == 0
 
 
 def test_a_handler_that_cannot_be_loaded_ends_the_worker_and_leaves_the_documents(

@@ -16,7 +16,8 @@ from fairturn.clock import SECOND_US, microseconds
 
 if TYPE_CHECKING:  # loaded when a worker is started
     from fairturn.model import Document, Outcome
-    from fairturn.worker.events import DocumentEnded, Event
+    from fairturn.queue import Queue
+    from fairturn.worker.events import DocumentEnded, Event, Idle
 
 WITHOUT_A_HANDLER = "fairturn.handlers:measure"
 _OF_THE_WORKER = ("concurrency", "threads", "time_limit_s", "lease_s", "grace_s")
@@ -45,7 +46,7 @@ def command(
 
     The handler is a function of a module in this folder, or of one that is installed. It gets the
     document and returns its result; docs/worker.md tells all about it. Without one, documents are
-    only measured, which is good for a first look.
+    completed without being processed, and only their size is noted: good for a first look.
 
     A line is printed for each attempt when it has ended; with --concurrency 1 that is the order
     of the claims. Ctrl-C or SIGTERM: finish what runs; a second time: give it back now.
@@ -69,8 +70,8 @@ def command(
     chosen: str | None = settings["handler"].value
     if chosen is None:
         click.echo(
-            "No handler was named, so documents are only measured. Name yours: "
-            "fairturn work MODULE:FUNCTION",
+            "No handler was named: documents are COMPLETED WITHOUT BEING PROCESSED, and only their "
+            "size is noted. To process them: fairturn work MODULE:FUNCTION",
             err=True,
         )
     from fairturn.worker import Worker
@@ -82,7 +83,7 @@ def command(
     with opened(flags, make=not until_empty) as queue:
         total = queue.summary().waiting if until_empty else None
         with progress("Working", total, beside_output=True) as advance:
-            lines = Lines(advance, as_json=as_json)
+            lines = Lines(queue, advance, as_json=as_json)
             with misuse_is_wrong_use():
                 worker = Worker(queue, chosen or WITHOUT_A_HANDLER, on_event=lines.add, **wanted)
             with redirect_stdout(sys.stderr):  # what handlers in threads print is not an outcome
@@ -96,7 +97,8 @@ class Lines:
     """Turns what happens in a worker into lines: outcomes on standard output, the rest on standard
     error."""
 
-    def __init__(self, advance: Progress, *, as_json: bool) -> None:
+    def __init__(self, queue: "Queue", advance: Progress, *, as_json: bool) -> None:
+        self._queue = queue
         self._out = sys.stdout
         self._advance = advance
         self._as_json = as_json
@@ -121,6 +123,8 @@ class Lines:
                 _warn(f"{event.document}: {event.line}" if event.document else event.line)
             case events.StoreFailed():
                 _warn(f"{event.error}; trying again in {duration(microseconds(event.pause_s))}")
+            case events.Idle():
+                _warn(_idle(event))
             case events.Stopping():
                 what = "ending" if event.now else "finishing"
                 _warn(f"Stopping: {what} what runs ({number(event.running, 'document')}).")
@@ -128,7 +132,10 @@ class Lines:
     def _print_ended(self, event: "DocumentEnded") -> None:
         document = event.document
         claim = self._claims.pop(document.id, 0)
+        state = self._state_after(event)
         name, error, retry_in_s = _told(event.outcome)
+        if state in ("dead", "cancelled"):
+            retry_in_s = None
         if self._as_json:
             line = json_line(
                 {
@@ -141,17 +148,60 @@ class Lines:
                     "claimed_at": document.claimed_at,
                     "attempts": document.attempts,
                     "outcome": name,
+                    "state": state,
                     "seconds": round(event.seconds, 6),
                     "error": error,
                     "retry_in_s": retry_in_s,
                 }
             )
+        elif name == "released" and not event.seconds:
+            return  # it was claimed ahead, and nothing has happened to it
         else:
-            line = _for_people(document, name, error, event.seconds)
+            words = _ending(name, state, retry_in_s)
+            line = _for_people(document, words, error, event.seconds)
         self._out.write(f"{line}\n")
         self._out.flush()
         self._ended += 1
         self._advance(self._ended)
+
+    def _state_after(self, event: "DocumentEnded") -> str | None:
+        """What the outcome made of the document. The store decides whether a failure was the last
+        and whether somebody cancelled it meanwhile; None if it cannot be asked."""
+        from fairturn.errors import NotFound, StoreError
+        from fairturn.model import Completed, Failed, State, Stopped
+
+        if isinstance(event.outcome, Completed):
+            return State.COMPLETED.value
+        if isinstance(event.outcome, Stopped):
+            return State.CANCELLED.value
+        try:
+            now = self._queue.get(event.document.id).state
+        except (StoreError, NotFound):
+            return None
+        failed = isinstance(event.outcome, Failed)
+        if now is State.CANCELLED or (failed and now is State.DEAD):
+            return now.value
+        # Others may have it by now; this is where they took it from.
+        return (State.DELAYED if failed else State.WAITING).value
+
+
+def _ending(name: str, state: str | None, retry_in_s: float | None) -> str:
+    """How an attempt ended, in the words that matter to who looks on."""
+    if state in ("dead", "cancelled"):
+        return state
+    if retry_in_s is not None:
+        return f"{name}, again in {duration(microseconds(retry_in_s))}"
+    return name
+
+
+def _idle(event: "Idle") -> str:
+    parts = (
+        (event.waiting, "of customers that are paused or at their limit"),
+        (event.delayed, "delayed"),
+        (event.running, "running in other workers"),
+    )
+    left = ", ".join(f"{n:,} {what}" for n, what in parts if n)
+    return f"Nothing can start now; waiting for documents: {left}. Ctrl-C ends the wait."
 
 
 def _told(outcome: "Outcome") -> tuple[str, str | None, float | None]:
@@ -164,14 +214,14 @@ def _told(outcome: "Outcome") -> tuple[str, str | None, float | None]:
     return type(outcome).__name__.lower(), None, None
 
 
-def _for_people(document: "Document", name: str, error: str | None, seconds: float) -> str:
+def _for_people(document: "Document", ending: str, error: str | None, seconds: float) -> str:
     assert document.claimed_at is not None
     waited = duration(document.claimed_at - document.submitted_at)
     took = duration(microseconds(seconds))
     why = f": {printable(error)}" if error else ""
     return (
         f"{document.id}  priority {document.priority}  waited {waited}, took {took}"
-        f"  {printable(document.customer)}  {name}{why}"
+        f"  {printable(document.customer)}  {ending}{why}"
     )
 
 

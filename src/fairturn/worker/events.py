@@ -49,6 +49,16 @@ class StoreFailed(NamedTuple):
     pause_s: float
 
 
+class Idle(NamedTuple):
+    """A worker that ends when the queue is empty has had nothing to do for 2 s, and says once how
+    many documents it waits for: these wait and nobody may claim them, because their customers are
+    paused or at their limit; these are delayed; these run in other workers."""
+
+    waiting: int
+    delayed: int
+    running: int
+
+
 class Stopping(NamedTuple):
     """The worker was asked to stop and claims no more."""
 
@@ -63,5 +73,6 @@ Event = (
     | DocumentLost
     | LinePrinted
     | StoreFailed
+    | Idle
     | Stopping
 )

@@ -25,6 +25,7 @@ RECORD_S = 0.005  # that an outcome waits for others while every slot is busy
 RECORD_MAX = 250  # outcomes that wait for others
 HELD_BACK_S = 0.25  # a document that cannot start for so long is given back
 PROGRESS_S = 1.0  # between two reports of one document's progress
+IDLE_S = 2.0  # without work, then a worker that waits for the last documents says so
 PAUSE_S, PAUSE_S_MAX = 0.05, 5.0  # after the store has failed, growing
 
 
@@ -75,6 +76,8 @@ class Supervisor:
         self._stops = plan.stops
         self._stopped_s: float | None = None
         self._over = False  # the time to finish what runs
+        self._idle_since_s: float | None = None
+        self._idle_told = plan.on_event is None
         self._watch = Watch(store, crew.ring)
         self._counts = dict.fromkeys(Done._fields, 0)
 
@@ -120,8 +123,9 @@ class Supervisor:
         if now_s >= self._paused_until_s:
             self._record_and_claim(now_s)
         if self._held:
+            self._idle_since_s = None
             return False
-        return bool(self._stops) or (self._plan.until_empty and self._dry and self._is_empty())
+        return bool(self._stops) or (self._plan.until_empty and self._dry and self._is_empty(now_s))
 
     def _next_s(self) -> float:
         """When the next turn is due."""
@@ -362,12 +366,20 @@ class Supervisor:
                 held.dropped = True
                 self._add(Released(fence), held, held.ran_s(now_s), now_s)
 
-    def _is_empty(self) -> bool:
+    def _is_empty(self, now_s: float) -> bool:
         try:
             summary = self._store.summary()
         except StoreUnavailable:
             return False
-        return not (summary.waiting or summary.delayed or summary.running)
+        left = events.Idle(summary.waiting, summary.delayed, summary.running)
+        if not any(left):
+            return True
+        self._idle_since_s = now_s if self._idle_since_s is None else self._idle_since_s
+        if not self._idle_told and now_s >= self._idle_since_s + IDLE_S:
+            self._idle_told = True
+            assert self._plan.on_event is not None
+            self._plan.on_event(left)
+        return False
 
     def _abandon(self) -> None:
         """Something unforeseen ended the loop: give back what can be given back."""
