@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -59,9 +60,12 @@ def working(*arguments: str) -> "Iterator[subprocess.Popen[str]]":
     with subprocess.Popen(
         [SCRIPT, "work", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as worker:
+        over = threading.Timer(30, worker.kill)  # so that nobody waits for ever for a line
+        over.start()
         try:
             yield worker
         finally:
+            over.cancel()
             worker.kill()
 
 

@@ -68,6 +68,7 @@ class Runner:
             seconds = stopwatch() - begun_s
             if os.getpid() != self._pid:
                 os._exit(0)  # a process that the handler forked, and that came back from it
+            running.explain()
             _flush()
             worn = _has_children() or grown.too_far() or _is_memory(answer)
             self._send([told[0], *answer, seconds, worn])

@@ -273,6 +273,7 @@ class Running:
         self._handler = handler
         self._tell = tell  # gets the traceback of an error, for people
         self._memory_limit_bytes = memory_limit_bytes
+        self._error: BaseException | None = None
         self._loop: Any = None  # of a handler that is a coroutine: one for each thread
 
     def run(self, document: ClaimedDocument) -> Answer:
@@ -285,10 +286,22 @@ class Running:
                 answer = self._answer(result)
         except BaseException as error:
             answer = self._failure(error)
-            self._trace(error)
+            self._error = error
         if document._folder_made:
             document._end(answer)
         return answer
+
+    def explain(self) -> None:
+        """Tell where the handler failed, if it did. It takes a moment, which is not the handler's,
+        and so it is not a part of `run`."""
+        error, self._error = self._error, None
+        if error is None:
+            return
+        # An answer of ours is no accident, unless it was made of one.
+        meant = isinstance(error, TryAgain | NeverAgain) and error.__cause__ is None
+        out_of_memory = isinstance(error, MemoryError) and self._memory_limit_bytes is not None
+        if not meant and not out_of_memory and (text := trace(error)):
+            self._tell(text)
 
     def close(self) -> None:
         """End the loop of a handler that is a coroutine."""
@@ -319,13 +332,6 @@ class Running:
         if isinstance(error, MemoryError) and self._memory_limit_bytes is not None:
             text = f"memory limit of {self._memory_limit_bytes:,} bytes: {text}"
         return (AGAIN, text, None, None)
-
-    def _trace(self, error: BaseException) -> None:
-        # An answer of ours is no accident, unless it was made of one.
-        meant = isinstance(error, TryAgain | NeverAgain) and error.__cause__ is None
-        out_of_memory = isinstance(error, MemoryError) and self._memory_limit_bytes is not None
-        if not meant and not out_of_memory and (text := trace(error)):
-            self._tell(text)
 
 
 def _seconds(value: object) -> float | None:

@@ -172,6 +172,7 @@ class ThreadCrew:
         held.begun_s = begun_s = stopwatch()
         answer = running.run(document)
         seconds = stopwatch() - begun_s
+        running.explain()
         del self._started[number]
         if answer[2] is None:
             return Ended(held, answer, seconds)
