@@ -1,5 +1,6 @@
 """What a handler may do to a worker: nothing. Each of these runs in a real child process."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -254,3 +255,23 @@ def test_a_worker_leaves_no_process_and_no_descriptor_behind(queue: Queue) -> No
 
     assert all(is_gone(queue.result(document.id)["pid"]) for document in documents)
     assert sum(1 for _ in Path("/proc/self/fd").iterdir()) <= before
+
+
+def test_the_traceback_of_a_handler_goes_into_no_file_that_it_opened_in_place_of_its_output(
+    queue: Queue, tmp_path: Path
+) -> None:
+    heard: list[Event] = []
+
+    run(
+        queue, open_in_place_of_its_output_and_fail, str(tmp_path / "opened"), on_event=heard.append
+    )
+
+    assert (tmp_path / "opened").read_bytes() == b""
+    lines = [event.line for event in heard if isinstance(event, LinePrinted)]
+    assert lines.count("ValueError: page 3 is torn") == 2
+
+
+def open_in_place_of_its_output_and_fail(document: ClaimedDocument) -> None:
+    os.close(2)
+    os.open(document.payload, os.O_WRONLY | os.O_CREAT)
+    raise ValueError("page 3 is torn")

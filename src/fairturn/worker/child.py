@@ -27,7 +27,7 @@ class Runner:
         self._orders = Reader(orders)
         self._permits = permits
         self._replies = replies
-        # A handler may close its output, and what it opens next would get these marks.
+        # A handler may close its output, and what it opens next would get what we write there.
         self._marks = marks = os.dup(1)
         self._pid = os.getpid()
         self._waiting: deque[tuple[int, Told]] = deque()
@@ -51,7 +51,7 @@ class Runner:
         if limit is not None:
             limit_memory(limit)
         self._send(["ready"])
-        return Running(handler, _print, limit), said
+        return Running(handler, self._print, limit), said
 
     def serve(self, running: Running, said: dict[str, object]) -> None:
         """Run documents until the worker wants no more."""
@@ -101,6 +101,12 @@ class Runner:
                 poller = select.poll()
                 poller.register(self._permits, select.POLLIN)
                 poller.poll()
+
+    def _print(self, text: str) -> None:
+        """Add this to the output of the document that ran."""
+        _flush()
+        with suppress(OSError):
+            write_all(self._marks, text.encode("utf-8", "backslashreplace"))
 
     def _send(self, message: list[object]) -> None:
         write_all(self._replies, pack(message))
@@ -206,13 +212,6 @@ def _has_children() -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def _print(text: str) -> None:
-    """Add this to the output of the document that runs."""
-    _flush()
-    with suppress(OSError):
-        write_all(2, text.encode("utf-8", "backslashreplace"))
 
 
 def _flush() -> None:
