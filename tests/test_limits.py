@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fairturn import model
 from fairturn.clock import ManualClock
 from fairturn.flows import Costs
 from fairturn.model import (
@@ -27,6 +28,7 @@ from fairturn.model import (
 from fairturn.store import Store
 from fairturn.stores.memory import MemoryStore
 from fairturn.stores.sqlite import SqliteStore
+from fairturn.worker import handling
 
 LEASE_US = 30_000_000
 NOBODY = Fence("000000000000000", 1)
@@ -111,3 +113,7 @@ def test_no_cost_leads_near_the_end_of_64_bits() -> None:
     most_of_one_claim = CLAIM_DOCUMENTS_MAX * int(COST_MAX) * 1_000_000 * 1_000 // 10
 
     assert most_of_one_claim < 2**57
+
+
+def test_a_child_knows_the_same_limit_of_a_result_as_the_stores() -> None:
+    assert handling.RESULT_BYTES_MAX == model.RESULT_BYTES_MAX

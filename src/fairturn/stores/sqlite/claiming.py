@@ -33,7 +33,7 @@ from fairturn.stores.sqlite.rows import (
     take_recorded,
     to_claims,
 )
-from fairturn.stores.sqlite.shelf import SqliteShelf, StoredFlow
+from fairturn.stores.sqlite.shelf import PAGE_MIN, SqliteShelf, StoredFlow
 from fairturn.stores.sqlite.tally import MOVE_COUNTS, Tally
 from fairturn.turns import Turns
 
@@ -171,7 +171,8 @@ class Claiming:
                 weights=shelf.weights,
             )
         self._shelf.connection = connection
-        self._shelf.page = max(16, page + 1)  # the last turn is taken when the one after is known
+        # The last turn is taken when the one after it is known.
+        self._shelf.page = max(PAGE_MIN, page + 1)
         return self._turns
 
     def _prepare(self, turns: Turns, recorded: list[Recorded]) -> None:

@@ -18,7 +18,7 @@ from fairturn.priority import LEVELS
 from fairturn.stores.sqlite.outcomes import LOWEST_RETURNED
 from fairturn.stores.sqlite.rows import CLAIM_COLUMNS, COST, ORDER, Row, fetch
 
-_PAGE_MIN = 16
+PAGE_MIN = 16
 _AHEAD_MAX = 32  # rows of one flow
 _ROWS_AHEAD_MAX = 8_000  # of all flows; beyond it, only what is needed next is read
 _LOWEST_INT = -(1 << 63)
@@ -94,7 +94,7 @@ class SqliteShelf:
     def __init__(self, mode: Mode) -> None:
         self.connection: apsw.Connection  # that of the transaction under way
         self.given = 0  # the highest order before this claim
-        self.page = _PAGE_MIN
+        self.page = PAGE_MIN
         self.picked: list[Row] = []  # the rows of what was picked, in order
         self._ahead = 0  # how many rows were read and not used yet
         self.names: dict[int, str] = {}  # of the customers that were loaded
