@@ -107,6 +107,30 @@ def test_every_command_has_an_example_in_its_help(command: tuple[str, ...]) -> N
     assert all(len(line) <= 80 for line in printed.splitlines())
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", ["--help", "rule", "rule --documents 9999", "replay --json"])
+def test_a_full_disk_behind_standard_output_ends_with_75_and_one_line(
+    arguments: str, unbuffered: str
+) -> None:
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(
+            [SCRIPT, *arguments.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            check=False,
+        )
+
+    said = "Error: standard output cannot be written: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (75, said)
+
+
+def test_a_misspelled_command_is_answered_with_the_one_that_was_meant() -> None:
+    assert fairturn("sumbit").stderr.endswith("no command 'sumbit'; did you mean submit?\n")
+    assert fairturn("xyz").stderr.endswith("no command 'xyz'\n")
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_gets_its_script_for_completion(shell: str) -> None:
     printed = fairturn("completion", shell).stdout
@@ -528,7 +552,7 @@ def test_no_color_prints_no_colour_even_to_a_terminal() -> None:
     printed = shown_on_a_terminal("stdout", "replay", NO_COLOR="1")
 
     assert "Megastore" in printed
-    assert "\x1b[3" not in printed
+    assert "\x1b[" not in printed  # neither colours nor bold and dim
 
 
 # ── Faults ───────────────────────────────────────────────────────────────────────────────────────

@@ -371,3 +371,47 @@ def test_a_name_cannot_steer_the_terminal() -> None:
 
     assert "evil\\x1b[2J" in printed
     assert "\x1b" not in printed + refused
+
+
+# ── Receipts that nobody reads ───────────────────────────────────────────────────────────────────
+
+
+def test_a_reader_who_has_read_enough_receipts_does_not_end_the_submission(
+    queue: Queue, tmp_path: Path
+) -> None:
+    lines = tmp_path / "lines.ndjson"
+    lines.write_text('{"customer": "acme"}\n' * 3_000, encoding="utf-8")
+    with subprocess.Popen(
+        [SCRIPT, "submit", "--ndjson", str(lines), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read()
+
+    assert process.returncode == 0
+    assert queue.summary().waiting == 3_000
+    assert "3,000 documents are stored" in said
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
+def test_a_full_disk_behind_the_receipts_ends_with_75_and_says_what_is_stored(
+    queue: Queue, options: list[str]
+) -> None:
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(
+            [SCRIPT, "submit", "acme", "--payload", "1", *options],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+
+    assert ended.returncode == 75
+    assert "1 document is stored" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert queue.summary().waiting == 1

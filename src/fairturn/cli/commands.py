@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from fairturn.cli.endings import Interrupted, ending_of
+from fairturn.cli.endings import NO_SPACE, Interrupted, ending_of, unwritable
+from fairturn.cli.terminal import silence_output
 from fairturn.errors import FairturnError
 
 # The sentence is the first of the command's own help.
@@ -63,6 +64,19 @@ class Commands(click.Group):
             with formatter.section(title):
                 formatter.write_dl([(f"{name:{width}}", help) for name, help in commands.items()])
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, COMMANDS, n=1)
+            ctx.fail(
+                f"there is no command {name!r}" + (f"; did you mean {close[0]}?" if close else "")
+            )
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -73,3 +87,16 @@ class Commands(click.Group):
         finally:
             # Here, where a closed pipe is still handled, and not when the interpreter ends.
             sys.stdout.flush()
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Also the help, which is printed before anything is invoked, may find a full disk."""
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:
+            # A file that a command reads or writes has a name; standard output has none.
+            if error.errno not in NO_SPACE or error.filename is not None:
+                raise
+            silence_output()
+            ending = unwritable(error)
+            ending.show()
+            sys.exit(ending.exit_code)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from errno import EDQUOT, EFBIG, ENOSPC
 from typing import NoReturn
 
 import click
@@ -16,6 +17,7 @@ from fairturn.errors import (
 )
 
 FAILED, WRONG_USE, NOT_FOUND, TRY_AGAIN = 1, 2, 3, 75  # 75 is EX_TEMPFAIL of sysexits.h
+NO_SPACE = (ENOSPC, EDQUOT, EFBIG)
 INTERRUPTED = 130  # what a shell says of a program that was ended by Ctrl-C
 
 
@@ -51,6 +53,12 @@ def code_of(error: BaseException) -> int:
 def ending_of(error: FairturnError) -> Ending:
     """The ending that says what happened in the world."""
     return Ending(str(error), code_of(error))
+
+
+def unwritable(error: OSError, more: str = "") -> Ending:
+    """The ending of a command whose standard output takes no more; `more` says what was done."""
+    code = TRY_AGAIN if error.errno in NO_SPACE else FAILED
+    return Ending(f"standard output cannot be written: {error.strerror}{more}", code)
 
 
 def wrong_use(sentence: str) -> NoReturn:

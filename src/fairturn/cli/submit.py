@@ -6,13 +6,13 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import click
 
-from fairturn.cli.endings import Ending, code_of, wrong_use
+from fairturn.cli.endings import TRY_AGAIN, Ending, code_of, unwritable, wrong_use
 from fairturn.cli.opening import opened, queue_options
 from fairturn.cli.options import Moment, json_option
 from fairturn.cli.terminal import (
@@ -22,6 +22,7 @@ from fairturn.cli.terminal import (
     print_table,
     printable,
     progress,
+    silence_output,
 )
 from fairturn.errors import FairturnError, StoreError, StoreFull
 
@@ -93,6 +94,8 @@ def command(
         except (Stopped, FairturnError, KeyboardInterrupt) as error:
             _stopped(error, printed.stored, keyed.all)
     printed.end()
+    if printed.unprinted is not None:
+        _tell_unprinted(printed.unprinted, printed.stored, keyed.all)
 
 
 # ── What is handed in ────────────────────────────────────────────────────────────────────────────
@@ -149,7 +152,10 @@ def _given(
     if wait_for_room and _STANDARD_INPUT in files:  # what is refused now is handed in again
         spooled = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES)  # noqa: SIM115
         spool = stack.enter_context(spooled)
-        shutil.copyfileobj(sys.stdin.buffer, spool)
+        try:
+            shutil.copyfileobj(sys.stdin.buffer, spool)
+        except OSError as error:
+            raise Ending(f"standard input cannot be kept: {error.strerror}", TRY_AGAIN) from error
     return iter([_of_files(customer, files, described, spool or sys.stdin.buffer)]), len(files)
 
 
@@ -215,7 +221,11 @@ class _Keyed:
 
 
 class _Receipts:
-    """Prints receipts: a line for each at once, or for people a table of the first few."""
+    """Prints receipts: a line for each at once, or for people a table of the first few.
+
+    If standard output takes no more, the documents are stored all the same: who has read enough
+    of the receipts, such as `head`, has not asked for fewer documents.
+    """
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
@@ -224,13 +234,15 @@ class _Receipts:
         self._customers: set[str] = set()
         self.stored = 0
         self._repeated = 0
+        self.unprinted: OSError | None = None  # why some are not
 
     def add(self, receipts: "list[Receipt]") -> None:
         self.stored += len(receipts)
         if self._as_json:
-            for receipt in receipts:
-                print_line(receipt._asdict())
-            sys.stdout.flush()
+            with self._printing():
+                for receipt in receipts:
+                    print_line(receipt._asdict())
+                sys.stdout.flush()
             return
         self._shown += receipts[: RECEIPTS_SHOWN + 1 - len(self._shown)]
         self._priorities.update(receipt.priority for receipt in receipts)
@@ -238,8 +250,20 @@ class _Receipts:
         self._repeated += sum(receipt.repeated for receipt in receipts)
 
     def end(self) -> None:
-        if self._as_json:
-            return
+        if not self._as_json:
+            with self._printing():
+                self._sum_up()
+                sys.stdout.flush()
+
+    @contextmanager
+    def _printing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.unprinted = error
+            silence_output()
+
+    def _sum_up(self) -> None:
         if 0 < len(self._shown) <= RECEIPTS_SHOWN:
             columns = ("id", "customer", "pending documents count", "priority")
             rows = [
@@ -264,17 +288,29 @@ class _Receipts:
 def _stopped(error: BaseException, stored: int, all_keyed: bool) -> NoReturn:
     """Say where it stopped, what is stored, and whether it can simply be run again."""
     cause = getattr(error, "cause", error)
-    if not stored:
-        kept = "nothing was stored"
-    else:
-        kept = f"the {number(stored, 'document')} before it {'is' if stored == 1 else 'are'} stored"
     unsure = isinstance(cause, StoreError | KeyboardInterrupt) and not isinstance(cause, StoreFull)
-    if unsure:
-        kept += ", and perhaps the batch after them"
-    if all_keyed:
-        again = "every document had a key, so running it again is safe"
+    if stored:
+        kept = f"the {number(stored, 'document')} before it {'is' if stored == 1 else 'are'} stored"
+        kept += ", and perhaps the batch after them" if unsure else ""
     else:
-        again = "running it again is safe only if every document has a key"
+        kept = "nothing was stored, but perhaps the first batch" if unsure else "nothing was stored"
+    again = _again(all_keyed)
     sentence = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
     more = f"; {again}" if stored or unsure else ""
     raise Ending(f"{sentence}; {kept}{more}", code_of(cause)) from error
+
+
+def _tell_unprinted(error: OSError, stored: int, all_keyed: bool) -> None:
+    """A reader that has gone is no failure; a full disk is one, whatever has been stored."""
+    are = "is" if stored == 1 else "are"
+    kept = f"{number(stored, 'document')} {are} stored, without a receipt for each"
+    if isinstance(error, BrokenPipeError):
+        click.echo(f"Nobody reads standard output any more; {kept}.", err=True)
+        return
+    raise unwritable(error, f"; {kept}; {_again(all_keyed)}") from error
+
+
+def _again(all_keyed: bool) -> str:
+    if all_keyed:
+        return "every document had a key, so running it again is safe"
+    return "running it again is safe only if every document has a key"

@@ -1,9 +1,10 @@
 """What goes to a terminal: text that cannot steer it, durations, tables of its width, progress."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fairturn.clock import SECOND_US, to_datetime
@@ -86,11 +87,28 @@ def print_line(value: dict[str, Any]) -> None:
     sys.stdout.write(f"{json_line(value)}\n")
 
 
-def console() -> "Console":
-    """Standard output, with its width and its colours (none with NO_COLOR or in a file)."""
+def silence_output() -> None:
+    """Let what is printed from now on go nowhere, and what is left of before: or the interpreter
+    would try to write it when it ends, and fail with a traceback."""
+    with suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """Standard output, with its width and its colours (none in a file). With NO_COLOR there is no
+    style at all: bold and dim are colours to some terminals."""
     from rich.console import Console
 
-    return Console(highlight=False, markup=False, emoji=False)
+    plain = bool(os.environ.get("NO_COLOR"))
+    return Console(
+        stderr=stderr,
+        color_system=None if plain else "auto",
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
 
 
 @contextmanager
@@ -106,13 +124,12 @@ def progress(
         yield lambda done, total=None: None
         return
     from rich import progress as bars
-    from rich.console import Console
 
     columns = [bars.TextColumn("{task.description}"), bars.BarColumn(), bars.TaskProgressColumn()]
     with bars.Progress(
         *columns,
         bars.TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=console(stderr=True),
         transient=True,
         redirect_stdout=False,  # what is printed meanwhile stays on standard output
     ) as bar:
