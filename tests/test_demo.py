@@ -1,11 +1,16 @@
 """`demo`: the traffic, the picture, and the whole in a few seconds."""
 
 import json
+import os
+import signal
+import subprocess
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from fairturn.cli.demo import closing_words
 from fairturn.cli.lanes import Picture, Watched
 from fairturn.clock import microseconds
 from fairturn.demo.traffic import (
@@ -20,7 +25,7 @@ from fairturn.demo.traffic import (
 from fairturn.model import Customer, CustomerSettings, Document, Fence, Kind, State
 from fairturn.priority import Count, Rule
 from fairturn.worker.events import DocumentClaimed
-from tests.commands import fairturn, lines_of
+from tests.commands import SCRIPT, fairturn, lines_of
 
 
 def test_the_quiet_customers_sink_to_level_9_and_one_pauses_and_is_reset() -> None:
@@ -59,6 +64,13 @@ def customer(name: str, waiting: dict[int, int]) -> Customer:
     )
 
 
+def drawn(customers: dict[str, Customer], watched: Watched, *, now: int, width: int) -> list[str]:
+    printed = StringIO()
+    picture = Picture(QUIET, BULK).draw("title", customers, watched, now=now, width=width)
+    Console(file=printed, width=width).print(picture)
+    return printed.getvalue().splitlines()
+
+
 def test_the_picture_fits_a_small_terminal_and_shows_everybody_who_waits() -> None:
     customers = {name: customer(name, {9: 1}) for name in QUIET}
     customers[BULK] = customer(BULK, {1: 3, 9: 1_980})
@@ -66,11 +78,8 @@ def test_the_picture_fits_a_small_terminal_and_shows_everybody_who_waits() -> No
     for n in range(300):
         document = claimed((*QUIET, BULK)[n % 11], 99_900_000)
         watched.add(DocumentClaimed(document, Fence(document.id, n)))
-    printed = StringIO()
 
-    picture = Picture(QUIET, BULK).draw("title", customers, watched, 80)
-    Console(file=printed, width=80).print(picture)
-    lines = printed.getvalue().splitlines()
+    lines = drawn(customers, watched, now=200_000_000, width=80)
 
     assert len(lines) < 24
     assert max(map(len, lines)) <= 80
@@ -81,10 +90,37 @@ def test_the_picture_fits_a_small_terminal_and_shows_everybody_who_waits() -> No
     assert last.split()[-1] == "1,990"
 
 
+def test_in_a_narrow_terminal_customers_stand_below_each_other_and_nothing_is_cut() -> None:
+    customers = {name: customer(name, {9: 1}) for name in (*QUIET, BULK)}
+    watched = Watched()
+    document = claimed(BULK, 99_900_000)
+    watched.add(DocumentClaimed(document, Fence(document.id, 1)))
+
+    lines = drawn(customers, watched, now=200_000_000, width=60)
+
+    assert len(lines) < 24
+    assert max(map(len, lines)) <= 60
+    assert [line.split()[0] for line in lines[-11:]] == [*QUIET, BULK]
+    assert lines[-1].split() == [BULK, "-1,999", "1", "99.9", "s", "99.9", "s"]
+
+
+def test_a_document_that_was_served_at_once_is_seen_in_its_lane_for_a_moment() -> None:
+    customers = {"oak": customer("oak", {2: 1})}
+    watched = Watched()
+    document = claimed("elm", 1_000_000)._replace(priority=2)
+    watched.add(DocumentClaimed(document, Fence(document.id, 1)))
+
+    def lane(now: int) -> list[str]:
+        return drawn(customers, watched, now=now, width=80)[3].split()
+
+    assert lane(1_599_999) == ["priority", "2", "Oe", "1"]
+    assert lane(1_600_000) == ["priority", "2", "O", "1"]
+
+
 def claimed(name: str, wait_us: int) -> Document:
     values = dict.fromkeys(Document._fields)
     values |= {"id": "0" * 15, "customer": name, "state": State.RUNNING, "kind": Kind.PAYLOAD}
-    values |= {"submitted_at": 0, "claimed_at": wait_us}
+    values |= {"submitted_at": 0, "claimed_at": wait_us, "priority": 9}
     return Document(**values)  # type: ignore[arg-type]
 
 
@@ -99,6 +135,54 @@ def test_a_short_demo_ends_with_the_waits_in_three_orders() -> None:
     assert all(0 <= line["wait_s_p50"] <= line["wait_s_p99"] for line in lines)
     first_come, _, fair = lines
     assert fair["wait_s_p99"] < first_come["wait_s_p99"], json.dumps(lines)
+
+
+SAYINGS = ("Behind the dump", "The nine levels help only", "In turns, nobody waits")
+LITTLE = "There is not much between them"
+
+
+@pytest.mark.parametrize(
+    ("waits_ms", "said"),
+    [
+        (((9_000, 20_000), (7, 3_600), (10, 40)), SAYINGS),
+        (((8_300, 10_300), (4, 18), (8, 41)), (SAYINGS[0], SAYINGS[2])),
+        (((0, 950), (0, 22), (4, 131)), (SAYINGS[2],)),
+        (((0, 950), (0, 22), (4, 400)), (LITTLE,)),
+    ],
+)
+def test_the_closing_words_say_what_the_numbers_show(
+    waits_ms: tuple[tuple[int, int], ...], said: tuple[str, ...]
+) -> None:
+    orders = ("first come first served", "nine levels alone", "fair")
+    found = {
+        order: {50: p50 * 1_000, 99: p99 * 1_000}
+        for order, (p50, p99) in zip(orders, waits_ms, strict=True)
+    }
+
+    words = closing_words(found)
+
+    assert tuple(saying for saying in (*SAYINGS, LITTLE) if saying in words) == said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_that_is_stopped_leaves_nothing_behind(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with subprocess.Popen(
+        [SCRIPT, "demo"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert "wait" in process.stdout.readline()
+        process.send_signal(number)
+        said = process.stderr.read()
+
+    assert (process.returncode, said) == (130, "Error: interrupted\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("option", ["--documents=0", "--seconds=0"])

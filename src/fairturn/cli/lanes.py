@@ -15,6 +15,10 @@ if TYPE_CHECKING:  # rich is loaded when there is something to show
     from fairturn.model import Customer
 
 _SERVED_SHOWN = 200
+# A document that is served at once never waits long enough to be seen: it stays in its lane, dim
+# and as a small letter, for so long after it was claimed.
+_STAYS_US = 600_000
+_TWO_COLUMNS = 80
 _BEFORE_LANE, _AFTER_LANE = 12, 6
 _HEADINGS = f"{'customer':<9}{'count':>6}{'served':>7}{'wait':>8}{'longest':>8}"
 _NONE = ("", "")
@@ -38,12 +42,21 @@ class Watched:
     def __init__(self) -> None:
         self.waits: dict[str, list[int]] = {}  # of each customer, in the order of the claims
         self.served: deque[str] = deque(maxlen=_SERVED_SHOWN)
+        self._lately: deque[tuple[int, int, str]] = deque(maxlen=_SERVED_SHOWN)
         self.took_us: dict[str, int] = {}  # by the document's id, as the handler was measured
 
     @property
     def completed(self) -> int:
         """How many documents are done."""
         return len(self.took_us)
+
+    def served_lately(self, level: int, now: int) -> list[str]:
+        """Whose documents of this priority were claimed a moment ago, the oldest first."""
+        return [
+            name
+            for at, priority, name in list(self._lately)  # at once: the worker goes on meanwhile
+            if priority == level and now - at < _STAYS_US
+        ]
 
     def add(self, event: Event) -> None:
         """Take in what happened."""
@@ -53,12 +66,14 @@ class Watched:
             waits = self.waits.setdefault(document.customer, [])
             waits.append(document.claimed_at - document.submitted_at)
             self.served.append(document.customer)
+            self._lately.append((document.claimed_at, document.priority, document.customer))
         elif isinstance(event, DocumentEnded):
             self.took_us[event.document.id] = microseconds(event.seconds)
 
 
 class Picture:
-    """Customers have a letter and a colour each; the loud one is red. 80 x 24 characters do."""
+    """Customers have a letter and a colour each; the loud one is red. 80 x 24 characters do. In
+    fewer columns the customers stand below each other."""
 
     def __init__(self, quiet: Sequence[str], loud: str) -> None:
         self._quiet = quiet
@@ -67,30 +82,40 @@ class Picture:
         self._styles[loud] = "bold red"
 
     def draw(
-        self, title: str, customers: Mapping[str, "Customer"], watched: Watched, width: int
+        self,
+        title: str,
+        customers: Mapping[str, "Customer"],
+        watched: Watched,
+        *,
+        now: int,
+        width: int,
     ) -> "Group":
-        """The picture as it is now."""
+        """The picture as it is at this moment."""
         from rich.console import Group
         from rich.text import Text
 
         room = max(10, width - _BEFORE_LANE - _AFTER_LANE)
-        parts = [Text(title), Text()]
+        gap = [Text()] if width >= _TWO_COLUMNS else []  # where rows are many, lines are few
+        parts = [Text(title), *gap]
         for level in range(1, LEVELS + 1):
             waiting = {
                 name: customers[name].waiting_by_priority[level - 1]
                 for name in (*self._quiet, self._loud)
                 if name in customers
             }
-            parts.append(self._lane(level, waiting, room))
-        parts += [self._served(watched, room), Text(), Text(f"{_HEADINGS}   {_HEADINGS}", "dim")]
+            parts.append(self._lane(level, waiting, watched.served_lately(level, now), room))
+        parts += [self._served(watched, room), *gap]
         rows = [self._row(name, customers, watched) for name in self._quiet]
-        half = -(-len(rows) // 2)
-        for n, left in enumerate(rows[:half]):
-            parts.append(Text("   ").join([left, *rows[half + n : half + n + 1]]))
+        columns = 2 if width >= _TWO_COLUMNS else 1
+        each = -(-len(rows) // columns)
+        parts.append(Text("   ".join([_HEADINGS] * columns), "dim"))
+        parts += [Text("   ").join(rows[n::each]) for n in range(each)]
         parts.append(self._row(self._loud, customers, watched))
         return Group(*parts)
 
-    def _lane(self, level: int, waiting: Mapping[str, int], room: int) -> "Text":
+    def _lane(
+        self, level: int, waiting: Mapping[str, int], served: Sequence[str], room: int
+    ) -> "Text":
         from rich.text import Text
 
         total = sum(waiting.values())
@@ -99,6 +124,8 @@ class Picture:
             # Where not all fit, each customer has its share of the lane, but a letter at least.
             letters = n if total <= room else -(-n * room // total)
             lane.append(name[0].upper() * letters, self._styles[name])
+        for name in served:
+            lane.append(name[0].lower(), f"dim {self._styles[name]}")
         lane.truncate(_BEFORE_LANE + room, pad=True)
         lane.append(f"{total:>{_AFTER_LANE},}" if total else "")
         return lane
