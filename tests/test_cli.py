@@ -532,9 +532,18 @@ def test_tables_fit_the_terminal_and_cut_no_number(
     printed = fairturn("replay", "-", stdin=trace).stdout
 
     rows = [line for line in printed.splitlines() if line.startswith("nnn")]
-    assert all(len(line) <= max(int(columns), 56) for line in printed.splitlines())
+    assert all(len(line) <= max(int(columns), 62) for line in printed.splitlines())
     assert len(rows) == 6
     assert rows[-1].split()[-2:] == ["4.0", "5.0"]
+
+
+def test_no_heading_is_broken_inside_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+
+    printed = fairturn("replay", "-", stdin=HEADER + "0,acme,1\n").stdout
+
+    words = printed.split()
+    assert all(word in words for word in ("documents", "priorities", "priority", "finished"))
 
 
 def test_a_name_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,35 @@ def test_people_get_a_table_for_each_group_and_what_happened_in_words(csv_file: 
     assert "No worker was idle while a document waited" in result.stdout.replace("\n", " ")
 
 
+@pytest.mark.parametrize("workload", ["dump", "two-dumps", "weights"])
+def test_the_tables_of_a_workload_fit_80_columns(
+    workload: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+    assert max(map(len, simulate(workload).stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("modes", "said"),
+    [
+        (("fair", "levels", "fifo"), "Nobody waits longer on average in fair than in levels or"),
+        (("fair", "levels"), "Nobody waits longer on average in fair than in levels."),
+        (("fair", "equal"), None),
+    ],
+)
+def test_no_mode_is_named_that_was_not_simulated(
+    tmp_path: Path, modes: tuple[str, ...], said: str | None
+) -> None:
+    path = tmp_path / "arrivals.csv"
+    path.write_text("at_s,customer,cost_s\n0,acme,1\n", encoding="utf-8")
+
+    printed = simulate(path, *(part for mode in modes for part in ("--mode", mode))).stdout
+
+    words = printed.replace("\n", " ").replace("  ", " ")
+    assert said in words if said is not None else "Nobody" not in words
+
+
 def test_programs_get_one_object_with_every_measure(csv_file: Path) -> None:
     found = answer(csv_file, "--workers", 1)
 

@@ -14,7 +14,7 @@ from fairturn.cli.terminal import (
     print_table,
     printable,
     progress,
-    seconds,
+    short_seconds,
 )
 from fairturn.clock import SECOND_US, microseconds
 from fairturn.flows import PATIENCE_US, Costs
@@ -34,7 +34,7 @@ WORKERS_MAX = 100_000
 FILE_WORKERS = 4
 # Shorter simulations are over before a progress bar could be read.
 DOCUMENTS_WITH_PROGRESS = 20_000
-COLUMNS = ("mode", "number", "mean", "p50", "p95", "p99", "max", "gap", "lag")
+COLUMNS = ("mode", "n", "mean", "p50", "p95", "p99", "max", "gap", "lag")
 Named = tuple[tuple[str | None, float], ...]
 
 
@@ -242,9 +242,9 @@ def _print_tables(comparison: "Comparison") -> None:
     out.print(
         f"{printable(scenario.name)}: {number(len(scenario.trace), 'document')} of "
         f"{number(len(scenario.trace.names), 'customer')}, "
-        f"{number(scenario.plan.workers, 'worker')}, costs {scenario.costs}. Waits in seconds; "
-        "gap: the longest time without a claim while waiting; lag: documents behind the ideals, "
-        "inside levels / blind to them, at the worst moment.\n"
+        f"{number(scenario.plan.workers, 'worker')}, costs {scenario.costs}. n: documents; waits "
+        "in seconds; gap: the longest time without a claim while waiting; lag: documents behind the "
+        "ideals, inside levels/blind to them, at the worst moment.\n"
     )
     if not len(scenario.trace):
         return
@@ -261,11 +261,11 @@ def _cells(result: "Result", group_number: int) -> list[str]:
     group = result.groups[group_number]
     waits = group.waits
     times = (waits.mean_us, waits.p50_us, waits.p95_us, waits.p99_us, waits.max_us)
-    lags = " / ".join(f"{lag:,}" for lag in group.lags.values())
+    lags = "/".join(f"{lag}" for lag in group.lags.values())
     return [
         result.mode,
         f"{waits.documents:,}",
-        *(seconds(us) for us in times),
-        "" if group.gap_us is None else seconds(group.gap_us),
+        *(short_seconds(us) for us in times),
+        "" if group.gap_us is None else short_seconds(group.gap_us),
         lags,
     ]

@@ -35,6 +35,11 @@ def seconds(us: int) -> str:
     return f"{us / SECOND_US:,.1f}"
 
 
+def short_seconds(us: int) -> str:
+    """The same where there is little room: a decimal only while it matters."""
+    return seconds(us) if us < 1_000 * SECOND_US else f"{us / SECOND_US:,.0f}"
+
+
 def duration(us: int) -> str:
     """A duration for people, in the unit that suits it."""
     s = us / SECOND_US
@@ -158,6 +163,10 @@ def print_table(
         max((len(row[n]) for row in rows if row and n < len(row)), default=1)
         for n in range(len(columns))
     ]
+    least = [
+        max(width, *map(len, column.split()), 0)
+        for width, column in zip(widest, columns, strict=True)
+    ]
     wanted = [max(width, len(column)) for width, column in zip(widest, columns, strict=True)]
     whole = [n for n in range(len(columns)) if n not in texts]
     gaps = _GAP * (len(columns) - 1)
@@ -170,14 +179,14 @@ def print_table(
             made.add_column(column, no_wrap=True, overflow="ellipsis", max_width=width)
         else:
             side: Literal["left", "right"] = "left" if n in words else "right"
-            made.add_column(column, justify=side, overflow="fold", min_width=widest[n])
+            made.add_column(column, justify=side, overflow="fold", min_width=least[n])
     for row in rows:
         if row is None:
             made.add_section()
         else:
             made.add_row(*row)
-    least = sum(given) + sum(widest[n] for n in whole) + gaps
-    out.print(made, width=max(out.width, least), crop=False)
+    narrowest = sum(given) + sum(least[n] for n in whole) + gaps
+    out.print(made, width=max(out.width, narrowest), crop=False)
 
 
 def _shared(width: int, wanted: Sequence[int]) -> list[int]:

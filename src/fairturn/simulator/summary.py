@@ -77,18 +77,19 @@ def sentences(comparison: Comparison) -> list[str]:
     main = main_of(comparison)
     others = others_of(comparison)
     said = [_group_sentence(comparison, number) for number in range(len(main.groups))]
+    compared = [r for r in others if r.mode in (Discipline.LEVELS, Discipline.FIFO)]
     payers = [
         f"{group.name} by {after - 1:.0%} against {other.mode}"
-        for other in others
-        if other.mode in (Discipline.LEVELS, Discipline.FIFO)
+        for other in compared
         for group, of in zip(main.groups, other.groups, strict=True)
         if of.waits.mean_us > SECOND_US
         and (after := group.waits.mean_us / of.waits.mean_us) > 1.005
     ]
     if payers:
         said.append(f"Who waits longer on average in {main.mode}: {', '.join(payers)}.")
-    elif others:
-        said.append(f"Nobody waits longer on average in {main.mode} than in levels or fifo.")
+    elif compared:
+        modes = " or ".join(r.mode for r in compared)
+        said.append(f"Nobody waits longer on average in {main.mode} than in {modes}.")
     gaps = [(r, max((g.gap_us or 0) for g in r.groups)) for r in (main, *others) if r.groups]
     if gaps and main.mode not in IDEALS:
         said.append(
