@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import apsw
 import pytest
 
-from fairturn import Completed, Document, Queue
-from fairturn.model import ContentRef
+from fairturn import Completed, Document, Failed, Queue
+from fairturn.clock import SystemClock
+from fairturn.model import ContentRef, Progress
 from tests.commands import (
+    LEASE_US,
     SCRIPT,
     claim,
     complete,
@@ -227,6 +230,40 @@ def test_an_error_is_shown(queue: Queue) -> None:
     (id,) = kill(queue, error="no such page")
 
     assert "no such page" in fairturn("show", id).stdout
+
+
+def rows_of(id: str) -> dict[str, str]:
+    """What is shown of a document, by the name of the row."""
+    lines = fairturn("show", id).stdout.splitlines()
+    return dict(re.split(r" {2,}", line, maxsplit=1) for line in lines)
+
+
+def test_of_a_running_document_its_progress_and_its_worker_are_shown(queue: Queue) -> None:
+    submit(queue, 2)
+    first, second = claim(queue, 2)
+    progress = {first.fence: Progress(3, 12), second.fence: Progress(2.5)}
+    queue.store.renew([first.fence, second.fence], lease_us=LEASE_US, progress=progress)
+
+    shown = [rows_of(each.document.id) for each in (first, second)]
+
+    assert [rows["progress"] for rows in shown] == ["3 of 12 (25%)", "2.5"]
+    assert [rows["worker"] for rows in shown] == ["w", "w"]
+
+
+def test_a_due_time_is_shown_while_it_lies_ahead(queue: Queue) -> None:
+    later = SystemClock().now() + 3_600_000_000
+    delayed = queue.submit("acme", due_at=later).id
+    past = queue.submit("acme", due_at=1_000_000).id
+    failed = queue.submit("acme").id
+    by_id = {each.document.id: each.fence for each in claim(queue, 2)}
+    queue.store.finish([Failed(by_id[failed], "unreadable", retry_in_us=3_600_000_000)])
+
+    assert "due" in rows_of(delayed)
+    assert "due" not in rows_of(past)
+    again = rows_of(failed)
+    assert again["tried again at"] > again["submitted"]
+    assert "due" not in again
+    assert "worker" not in again
 
 
 def test_a_long_payload_is_shown_in_short_and_given_whole(queue: Queue) -> None:

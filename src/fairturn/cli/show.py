@@ -16,9 +16,10 @@ from fairturn.cli.opening import opened, queue_options
 from fairturn.cli.options import json_option
 from fairturn.cli.terminal import duration, moment, number, print_line, printable, size
 from fairturn.cli.values import document_as_json, stopping
+from fairturn.clock import SystemClock
 
 if TYPE_CHECKING:
-    from fairturn.model import Stored
+    from fairturn.model import Document, Stored
     from fairturn.queue import Queue
 
 PREVIEW_CHARACTERS = 1_000
@@ -77,7 +78,7 @@ def command(
         elif as_json:
             print_line(_as_json(queue, stored))
         else:
-            _print(queue, stored)
+            _print(queue, stored, SystemClock().now())
 
 
 # ── What it carries, and its result ──────────────────────────────────────────────────────────────
@@ -151,9 +152,10 @@ def _as_json(queue: "Queue", stored: "Stored") -> dict[str, Any]:
     return line
 
 
-def _print(queue: "Queue", stored: "Stored") -> None:
+def _print(queue: "Queue", stored: "Stored", now: int) -> None:
     document = stored.document
     settings = queue.settings
+    ahead = document.due_at is not None and document.due_at > now
     lines = {
         "id": document.id,
         "customer": document.customer,
@@ -161,11 +163,15 @@ def _print(queue: "Queue", stored: "Stored") -> None:
         "state": f"{document.state}, asked to stop" if stopping(document) else document.state.value,
         "priority": f"{document.priority} (pending documents count {document.count})",
         "attempts": f"{document.attempts} of {settings.attempts_max}",
+        "progress": _progress(document),
         "error": document.error,
-        "worker": document.worker,
+        # One that waits has no worker; the store remembers who had it last.
+        "worker": None if document.state in ("waiting", "delayed") else document.worker,
         "parent": document.parent,
         "submitted": moment(document.submitted_at),
-        "due": moment(document.due_at),
+        "tried again at" if document.attempts else "due": moment(document.due_at)
+        if ahead
+        else None,
         "claimed": moment(document.claimed_at),
         "ended": moment(document.ended_at),
         "took": None if document.real_cost is None else duration(document.real_cost),
@@ -176,9 +182,19 @@ def _print(queue: "Queue", stored: "Stored") -> None:
         "payload": _preview(queue.payload(document.id)) if document.kind == "payload" else None,
         "result": _shown_result(stored),
     }
-    for name, value in lines.items():
-        if value:
-            click.echo(f"{name:9}  {printable(value)}")
+    shown = {name: value for name, value in lines.items() if value}
+    width = max(map(len, shown))
+    for name, value in shown.items():
+        click.echo(f"{name:{width}}  {printable(value)}")
+
+
+def _progress(document: "Document") -> str | None:
+    if document.state != "running" or document.progress is None:
+        return None
+    done, total = document.progress
+    if not total:
+        return f"{done:g}"
+    return f"{done:g} of {total:g} ({done / total:.0%})"
 
 
 def _shown_result(stored: "Stored") -> str | None:

@@ -243,8 +243,8 @@ def _print_tables(comparison: "Comparison") -> None:
         f"{printable(scenario.name)}: {number(len(scenario.trace), 'document')} of "
         f"{number(len(scenario.trace.names), 'customer')}, "
         f"{number(scenario.plan.workers, 'worker')}, costs {scenario.costs}. n: documents; waits "
-        "in seconds; gap: the longest time without a claim while waiting; lag: documents behind the "
-        "ideals, inside levels/blind to them, at the worst moment.\n"
+        "in seconds; gap: the longest time without a claim while waiting; lag: documents behind "
+        "the ideals, inside levels/blind to them, at the worst moment.\n"
     )
     if not len(scenario.trace):
         return
