@@ -777,13 +777,14 @@ def test_pruning_forgets_ended_documents_past_their_age_with_their_contents(
     waiting = queue.submit("acme", content=LARGE).id
     orphan = queue.contents.put([b"orphan"])
     clock.advance(7 * DAY_S)
-    queue.prune()
+    swept = queue.prune()
     kept = contents_in(queue)
     clock.advance(1)
     batches: list[int] = []
 
-    queue.prune(batches.append)
+    pruned = queue.prune(batches.append)
 
+    assert (swept, pruned) == ((0, 1), (1, 1))
     assert orphan.name not in kept
     assert len(kept) == 3
     assert {d.id for d in queue.iterate()} == {dead, waiting}

@@ -301,6 +301,13 @@ class CustomerPage(NamedTuple):
     next: str | None
 
 
+class Pruned(NamedTuple):
+    """How much was forgotten."""
+
+    documents: int
+    contents: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """The whole queue in a few numbers."""

@@ -34,6 +34,7 @@ from fairturn.model import (
     Document,
     NewDocument,
     Page,
+    Pruned,
     Receipt,
     Settings,
     State,
@@ -402,16 +403,33 @@ class Queue:
         self.store.configure(settings)
         return settings
 
-    def prune(self, progress: Callable[[int], None] = lambda batches: None) -> None:
+    def prune(self, progress: Callable[[int], None] = lambda batches: None) -> Pruned:
         """Forget what nobody needs any more: ended documents past their age, old keys, idle
-        customers, contents without a document. `progress` hears how many batches are done."""
-        batches = 0
+        customers, contents without a document. `progress` hears how many batches are done.
+
+        Answers with how many documents were past their age, and how many contents were deleted.
+        """
+        documents = self._past_their_age()
+        batches = contents = 0
         while (names := self.store.prune()) is not None:
             crash.point("prune-after-delete")
             self.contents.delete(names)
+            contents += len(names)
             batches += 1
             progress(batches)
-        self.sweep()
+        return Pruned(documents, contents + self.sweep())
+
+    def _past_their_age(self) -> int:
+        settings, now = self.settings, self._clock.now()
+        number = 0
+        for state in ENDED:
+            before = now - settings.kept_us(state)
+            if before > 0:
+                number += sum(
+                    document.ended_at is not None and document.ended_at < before
+                    for document in self.iterate(states=state, submitted_before=before)
+                )
+        return number
 
     def sweep(self) -> int:
         """Delete contents, left by crashes, that no document refers to; answers how many."""

@@ -32,6 +32,7 @@ SECTIONS = {
     "The queue": {
         "config": "Show and change settings.",
         "doctor": "Check that all is well.",
+        "prune": "Forget what is past its age.",
         "backup": "Copy the queue while it is in use.",
         "export": "Write the completed documents of a queue as CSV, oldest first.",
         "completion": "Print the script that completes commands in a shell.",

@@ -267,7 +267,7 @@ def _contents(examiner: "Examiner", clock: Clock, *, thorough: bool) -> Iterator
         yield warning(
             "strays",
             f"{number(len(stray), 'content')} without a document, left by a crash; "
-            "queue.prune() deletes them",
+            "fairturn prune deletes them",
         )
 
 

@@ -1,0 +1,32 @@
+"""`fairturn prune`: forgetting what nobody needs any more."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from fairturn.cli.opening import opened, queue_options
+from fairturn.cli.options import json_option
+from fairturn.cli.terminal import number, print_line, progress
+
+
+@click.command("prune")
+@json_option
+@queue_options
+def command(*, as_json: bool, flags: Mapping[str, Any]) -> None:
+    """Forget what is past its age.
+
+    Documents that ended longer ago than the queue keeps them (completed_kept_s, cancelled_kept_s
+    and dead_kept_s of `fairturn config`), old idempotency keys, idle customers, and contents that
+    a crash left behind. It works in small batches, while the queue is in use: run it daily.
+
+    \b
+    fairturn prune
+    """
+    with opened(flags) as queue, progress("Forgetting") as advance:
+        pruned = queue.prune(advance)
+    if as_json:
+        print_line(pruned._asdict())
+    else:
+        documents = number(pruned.documents, "document")
+        click.echo(f"Forgot {documents} and {number(pruned.contents, 'content')}.")
