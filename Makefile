@@ -24,7 +24,7 @@ CHECKED := $(wildcard src tests benchmarks examples)
 
 help: ## List these targets.
 	@echo "make <target>, with one of these targets:"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 	@echo "PYTHON=python3.12 chooses the Python; ARGS='-k claim' goes to pytest or to the benchmark."
 
 run: $(WHEEL) ## Set up, then show a dump beside quiet customers, live in the terminal.

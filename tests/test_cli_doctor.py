@@ -64,6 +64,8 @@ def test_a_healthy_queue_has_a_line_for_each_check_and_ends_with_0(queue: Queue)
         "checksums",
     ]
     assert all(line.startswith("ok ") for line in printed.splitlines())
+    assert found["contents"][1] == "the only content is there"
+    assert found["checksums"][1] == "the only content is as when it was stored"
 
 
 def test_looking_changes_nothing_and_makes_nothing(queue: Queue, tmp_path: Path) -> None:
@@ -149,6 +151,9 @@ def test_settings_that_cannot_be_read_are_wrong(queue: Queue) -> None:
 def test_documents_that_nobody_works_on_are_told(queue: Queue) -> None:
     queue.submit("acme")
 
+    assert examined()["waiting"][0] == "ok"  # a worker may be about to claim it
+
+    execute("UPDATE documents SET submitted_at = submitted_at - 60000000")
     state, sentence = examined()["waiting"]
 
     assert state == "warning"

@@ -122,7 +122,9 @@ def test_many_documents_are_summed_up_for_people() -> None:
         (["acme", "a.pdf", "--due-at", "tomorrow"], "not a moment with a time zone"),
         (["acme", "a.pdf", "--due-at", "2030-01-01T00:00"], "not a moment with a time zone"),
         (["acme", "a.pdf", "--cost", "-1"], "a.pdf: cost is -1.0; it must be between 0"),
-        (["", "a.pdf"], "customer is empty"),
+        (["", "a.pdf"], "CUSTOMER is empty"),
+        (["", "--payload", "1"], "CUSTOMER is empty"),
+        (["acme", "--payload", "1", "--key", ""], "key is empty"),
         (["--ndjson", "absent.ndjson"], "absent.ndjson cannot be read"),
         (["--ndjson", "-", "--key", "k"], "leave out --key"),
         (["--ndjson", "-", "--due-at", "2030-01-01T00:00Z"], "leave out --due-at"),
@@ -135,6 +137,7 @@ def test_wrong_use_ends_with_2_and_stores_nothing(arguments: list[str], sentence
     refused = error_of(fairturn("submit", *arguments), 2)
 
     assert sentence in refused
+    assert "--payload: " not in refused
     if Path("documents.db").exists():
         with Queue("documents.db") as queue:
             assert queue.list().documents == []
@@ -203,7 +206,7 @@ BAD_LINES = {
     "wrong due time": ('{"customer":"a","due_at":"soon"}', "'soon' is not a moment"),
     "wrong cost": ('{"customer":"a","cost":"x"}', "cost is 'x'; it must be a number"),
     "two bodies": ('{"customer":"a","payload":1,"file":"x"}', "payload and file were given"),
-    "absent file": ('{"customer":"a","file":"absent.pdf"}', "No such file"),
+    "absent file": ('{"customer":"a","file":"absent.pdf"}', "absent.pdf: No such file"),
     "no file": ('{"customer":"a","file":"."}', "is not a regular file"),
     "deep": ('{"customer":"a","payload":' + "[" * 99_999 + "}", "too many lists"),
 }
@@ -227,6 +230,22 @@ def test_a_bad_line_is_named_and_all_before_it_are_stored(
     assert "safe only if every document has a key" in refused
     assert payloads(queue) == list(range(1_200))
     assert len(result.stdout.splitlines()) == 1_200
+
+
+def test_a_first_line_that_is_wrong_makes_no_queue() -> None:
+    refused = error_of(fairturn("submit", "--ndjson", "-", stdin='\n{"payload":1}\n'), 2)
+
+    assert refused.endswith(
+        "the line has no customer, and none was given as CUSTOMER; nothing was stored"
+    )
+    assert not Path("documents.db").exists()
+
+
+def test_one_document_that_was_there_is_not_one_of_them(queue: Queue) -> None:
+    arguments = ("submit", "acme", "--payload", "1", "--key", "k")
+    fairturn(*arguments)
+
+    assert fairturn(*arguments).stdout.endswith("It was there already, under the same key.\n")
 
 
 def test_running_it_again_with_keys_stores_each_document_once(queue: Queue) -> None:

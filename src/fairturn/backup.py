@@ -194,7 +194,7 @@ def _refuse_target(source: Path, path: Path, *, overwrite: bool) -> None:
     present = [str(there) for there in (path, contents_beside(path)) if there.exists()]
     if present and not overwrite:
         raise StoreRefused(
-            f"{' and '.join(present)} exist already; overwrite=True (--force) replaces a copy"
+            f"{' and '.join(present)} exist already; overwrite=True replaces an older copy"
         )
     if path.exists():
         refuse_foreign_file(path)

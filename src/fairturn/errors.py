@@ -32,8 +32,9 @@ class QueueFull(Refused):
 
     def __init__(self, *, limit: str, maximum: int, waiting: int, customer: str | None) -> None:
         whose = f"customer {customer!r} has" if customer is not None else "the queue has"
+        documents = "document" if waiting == 1 else "documents"
         super().__init__(
-            f"{whose} {waiting:,} documents waiting and the limit {limit} is {maximum:,}; "
+            f"{whose} {waiting:,} {documents} waiting and the limit {limit} is {maximum:,}; "
             f"submit again when some are done, or raise {limit}"
         )
         self.limit = limit

@@ -209,7 +209,7 @@ def _opened(file: str | os.PathLike[str]) -> BinaryIO:
         raise TypeError(f"file must be a path, not {type(file).__name__}")
     # Whether it is a regular file is asked before it is opened: opening a pipe would wait.
     if not stat.S_ISREG(Path(file).stat().st_mode):
-        raise ValueError(f"{os.fspath(file)!r} is not a regular file; pass its bytes as content=")
+        raise ValueError(f"{os.fspath(file)!r} is not a regular file; submit its bytes instead")
     return Path(file).open("rb")
 
 

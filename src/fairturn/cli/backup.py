@@ -29,7 +29,12 @@ def command(*, file: Path, force: bool, as_json: bool, flags: Mapping[str, Any])
     fairturn backup /backups/documents.db --force
     """
     from fairturn.backup import back_up
+    from fairturn.config import contents_beside
 
+    there = [str(path) for path in (file, contents_beside(file)) if path.exists()]
+    if there and not force:
+        exist = "exists" if len(there) == 1 else "exist"
+        raise Ending(f"{' and '.join(there)} {exist} already; --force replaces an older copy")
     with opened(flags) as queue, progress("Copying") as advance:
         made = back_up(queue, file, overwrite=force, progress=advance)
     if as_json:

@@ -13,8 +13,9 @@ from fairturn.cli.settings import (
     Found,
     known_settings,
     read_queue_setting,
+    worded,
 )
-from fairturn.cli.terminal import console, plain_number, print_line, print_table, printable
+from fairturn.cli.terminal import console, print_line, print_table, printable
 
 
 class _Shown(NamedTuple):
@@ -49,13 +50,13 @@ def command(ctx: click.Context, *, as_json: bool, flags: Mapping[str, Any]) -> N
         for setting in shown:
             print_line(setting._asdict())
         return
-    rows = [[setting.name, _worded(setting.value), printable(setting.origin)] for setting in shown]
+    rows = [[setting.name, worded(setting.value), printable(setting.origin)] for setting in shown]
     print_table(console(), ("setting", "value", "from"), rows, texts=(0, 1, 2))
     for name, found in settings.items():
         if found.given and name in in_force and found.value != in_force[name]:
             click.echo(
-                f"\n{name} is {_worded(found.value)} in {found.origin}, which is for a new queue; "
-                f"to change this one: fairturn config set {name}={_worded(found.value)}"
+                f"\n{name} is {worded(found.value)} in {found.origin}, which is for a new queue; "
+                f"to change this one: fairturn config set {name}={worded(found.value)}"
             )
 
 
@@ -90,9 +91,9 @@ def set_(*, assignments: tuple[str, ...], as_json: bool, flags: Mapping[str, Any
         if as_json:
             print_line({"name": name, "value": new, "before": old})
         elif old == new:
-            click.echo(f"{name} is {_worded(new)}, as before.")
+            click.echo(f"{name} is {worded(new)}, as before.")
         else:
-            click.echo(f"{name} is {_worded(new)} now; it was {_worded(old)}.")
+            click.echo(f"{name} is {worded(new)} now; it was {worded(old)}.")
 
 
 def _in_force(settings: Mapping[str, Found]) -> dict[str, Any]:
@@ -112,14 +113,3 @@ def _shown(settings: Mapping[str, Found], in_force: Mapping[str, Any]) -> Iterat
             yield _Shown(name, in_force[name], f"the queue {settings['database'].value}")
         else:
             yield _Shown(name, found.value, found.origin)
-
-
-def _worded(value: Any) -> str:
-    """A value as it is written in `config set`."""
-    if value is None:
-        return "not set"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return plain_number(value) if isinstance(value, float) else printable(str(value))

@@ -14,7 +14,7 @@ import click
 
 from fairturn.cli.endings import Ending
 from fairturn.cli.options import json_option
-from fairturn.cli.terminal import console, duration, print_line, print_table
+from fairturn.cli.terminal import console, duration, number, print_line, print_table
 from fairturn.clock import SystemClock, microseconds
 
 if TYPE_CHECKING:  # loaded when the demo runs
@@ -192,7 +192,7 @@ def _tell(queue: "Queue", watched: "Watched", *, as_json: bool) -> None:
     out = console()
     out.print(
         f"\nHow long the documents of the quiet customers waited "
-        f"({len(waits[_FAIR])} documents, the same arrivals in each column):\n"
+        f"({number(len(waits[_FAIR]), 'document')}, the same arrivals in each column):\n"
     )
     columns = ("", f"{_FIFO} (simulated)", f"{_LEVELS} (simulated)", f"{_FAIR} (served for real)")
     rows = [[f"p{p}", *(duration(found[name][p]) for name in found)] for p in _PERCENTS]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FREE_BYTES_FEW = 512 * 1_048_576
 LOG_BYTES_MANY = 256 * 1_048_576
+WAITING_LONG_US = 60 * SECOND_US  # without anything running: nobody works
 LEASE_LATE_US = 10 * SECOND_US  # a worker that lives takes a lease back well before
 CLOCK_STEP_US = 300 * SECOND_US
 YEAR_MIN = 2025  # a clock that is behind this is not set
@@ -203,7 +204,7 @@ def _waiting(found: "Findings", now: int) -> Finding:
     if found.oldest_waiting_at is None:
         return ok("waiting", "no document waits")
     said = f"the oldest document waits since {moment(found.oldest_waiting_at)}"
-    if not found.running:
+    if not found.running and now - found.oldest_waiting_at >= WAITING_LONG_US:
         return warning("waiting", f"{said}, and none is running; is a worker running?")
     return ok("waiting", f"{said}, {duration(max(0, now - found.oldest_waiting_at))}")
 
@@ -259,7 +260,7 @@ def _contents(examiner: "Examiner", clock: Clock, *, thorough: bool) -> Iterator
             f"such as {min(missing)}; restore from a backup",
         )
     else:
-        yield ok("contents", f"all {number(len(refs), 'content')} there")
+        yield ok("contents", f"{_all(len(refs))} there")
     if thorough:
         yield _checksums(folder.open, [refs[name] for name in refs.keys() & present])
     stray = old - refs.keys()
@@ -282,4 +283,8 @@ def _checksums(read: Callable[[Any], Any], refs: list[Any]) -> Finding:
             advance(n + 1)
     if damaged:
         return wrong("checksums", f"{number(len(damaged), 'content')} damaged: {damaged[0]}")
-    return ok("checksums", f"all {number(len(refs), 'content')} as they were stored")
+    return ok("checksums", f"{_all(len(refs))} as when it was stored")
+
+
+def _all(contents: int) -> str:
+    return "the only content is" if contents == 1 else f"each of {contents:,} contents is"

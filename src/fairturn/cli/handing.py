@@ -15,7 +15,7 @@ BATCH_BYTES = 256 * 1_048_576
 
 
 class Given(NamedTuple):
-    """A document to hand in, and where it stands: what an error calls it."""
+    """A document to hand in, and where it stands: what an error calls it, if there are several."""
 
     where: str
     submission: "Submission"
@@ -26,7 +26,7 @@ class Stopped(Exception):
     """A document was not accepted. All before it are stored, and nothing after it."""
 
     def __init__(self, where: str, cause: Exception, sentence: str | None = None) -> None:
-        super().__init__(f"{where}: {sentence or cause}")
+        super().__init__(f"{where}: {sentence or cause}" if where else sentence or str(cause))
         self.cause = cause
 
 
@@ -76,9 +76,8 @@ def _store(queue: "Queue", batch: list[Given], wait_for_room: bool) -> Iterator[
         # Each is checked before the next is pulled, so the last one pulled is the wrong one.
         if pulled > 1:
             yield from _store(queue, batch[: pulled - 1], wait_for_room)
-        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        said = said.removeprefix(f"submission {pulled - 1}: ")
-        raise Stopped(batch[pulled - 1].where, error, said) from error
+        where = batch[pulled - 1].where
+        raise Stopped(where, error, _said(error, where, pulled - 1)) from error
     except (Refused, NotFound) as error:
         yield from _store_refused(queue, batch, wait_for_room, error)
     else:
@@ -98,3 +97,11 @@ def _store_refused(
         yield from _store(queue, batch, wait_for_room)
     else:
         raise Stopped(batch[0].where, error) from error
+
+
+def _said(error: Exception, where: str, n: int) -> str:
+    """What is wrong with the n-th submission; a file is named, unless it is what is handed in."""
+    if isinstance(error, OSError) and error.strerror:
+        named = error.filename is not None and str(error.filename) != where
+        return f"{error.filename}: {error.strerror}" if named else error.strerror
+    return str(error).removeprefix(f"submission {n}: ")

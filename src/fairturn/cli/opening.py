@@ -18,11 +18,13 @@ from fairturn.cli.settings import (
     read_file,
     resolve,
     variable_of,
+    worded,
 )
 from fairturn.errors import SettingsConflict
 
 if TYPE_CHECKING:  # loaded when a queue is opened
     from fairturn.config import Queue
+    from fairturn.model import Settings
 
 IN_MEMORY = ":memory:"
 
@@ -133,9 +135,25 @@ def opened_at(
                 **new,
             )
     except SettingsConflict as error:
-        said = ", ".join(f"{name} from {settings[name].origin}" for name in new)
-        raise Ending(
-            f"{error} (on the command line: fairturn config set NAME=VALUE). Given were: {said}"
-        ) from error
+        with opened_at(path, settings, {}) as present:
+            kept = present.settings
+        raise Ending(_conflict(path, kept, settings, new)) from error
     with queue:
         yield queue
+
+
+def _conflict(
+    path: Path, kept: "Settings", settings: Mapping[str, Found], new: Mapping[str, Any]
+) -> str:
+    """Which settings of a new queue this one has not, who gave them, and what to do."""
+    differing = [name for name in new if getattr(kept, name) != new[name]]
+    said = (
+        f"{name} is {worded(getattr(kept, name))} and {settings[name].origin} says "
+        f"{worded(new[name])}"
+        for name in differing
+    )
+    change = " ".join(f"{name}={worded(new[name])}" for name in differing)
+    return (
+        f"{path} exists with other settings: {'; '.join(said)}. Leave that out, or change them "
+        f"for every process: fairturn config set {change}"
+    )

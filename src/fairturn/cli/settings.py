@@ -12,6 +12,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fairturn.cli.terminal import plain_number, printable
+
 FILE = "fairturn.toml"
 FILE_VARIABLE = "FAIRTURN_CONFIG"
 FILE_BYTES_MAX = 1_048_576
@@ -143,8 +145,21 @@ def variable_of(name: str) -> str:
 
 
 def flag_of(name: str) -> str:
-    """The option of a setting: the unit at its end is left out."""
-    return "--" + name.removesuffix("_s").replace("_", "-")
+    """The option of a setting: the unit at its end is left out. The handler is an argument."""
+    return (
+        "MODULE:FUNCTION" if name == "handler" else "--" + name.removesuffix("_s").replace("_", "-")
+    )
+
+
+def worded(value: Any) -> str:
+    """A value as it is written in `config set`."""
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return plain_number(value) if isinstance(value, float) else printable(str(value))
 
 
 def _in_file(file: File, known: Mapping[str, Known]) -> dict[str, Any]:

@@ -7,12 +7,20 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import click
 
-from fairturn.cli.endings import TRY_AGAIN, Ending, code_of, unwritable, wrong_use
+from fairturn.cli.endings import (
+    TRY_AGAIN,
+    Ending,
+    code_of,
+    misuse_is_wrong_use,
+    unwritable,
+    wrong_use,
+)
 from fairturn.cli.opening import opened, queue_options
 from fairturn.cli.options import Moment, json_option
 from fairturn.cli.terminal import (
@@ -25,6 +33,7 @@ from fairturn.cli.terminal import (
     silence_output,
 )
 from fairturn.errors import FairturnError, StoreError, StoreFull
+from fairturn.text import identity
 
 if TYPE_CHECKING:
     from fairturn.cli.handing import Given
@@ -81,12 +90,16 @@ def command(
     _refuse_contradictions(customer, files, ndjson, fields)
     with ExitStack() as stack:
         groups, total = _given(stack, customer, files, ndjson, fields, wait_for_room=wait_for_room)
-        queue = stack.enter_context(opened(flags, make=True))
         printed = _Receipts(as_json)
-        advance = stack.enter_context(progress("Submitting", total, beside_output=True))
         from fairturn.cli.handing import Stopped, hand_in
 
         keyed = _Keyed(groups)
+        try:
+            keyed.begin()
+        except Stopped as error:
+            _stopped(error, 0, keyed.all)
+        queue = stack.enter_context(opened(flags, make=True))
+        advance = stack.enter_context(progress("Submitting", total, beside_output=True))
         try:
             for receipts in hand_in(queue, keyed, wait_for_room=wait_for_room):
                 printed.add(receipts)
@@ -112,6 +125,10 @@ def _refuse_contradictions(
         return
     if customer is None:
         wrong_use("name the CUSTOMER, then what to hand in: fairturn submit acme invoice.pdf")
+    from fairturn.model import CUSTOMER_BYTES_MAX
+
+    with misuse_is_wrong_use():
+        identity(customer, "CUSTOMER", CUSTOMER_BYTES_MAX)
     if fields["payload"] is not None and files:
         wrong_use("a document is a file or a --payload, not both")
     if fields["payload"] is None and not files:
@@ -174,7 +191,7 @@ def _of_payload(customer: str, payload: str, described: dict[str, Any]) -> "list
         value = json.loads(payload)
     except (ValueError, RecursionError) as error:
         wrong_use(f"--payload is not JSON: {error}; a text needs its own quotes: '\"text\"'")
-    return [Given("--payload", Submission(customer=customer, payload=value, **described))]
+    return [Given("", Submission(customer=customer, payload=value, **described))]
 
 
 def _of_files(
@@ -210,6 +227,11 @@ class _Keyed:
     def __init__(self, groups: "Iterator[list[Given]]") -> None:
         self._groups = groups
         self.all = True
+
+    def begin(self) -> None:
+        """Read on until there is a document: what is wrong before makes no queue."""
+        first = next(filter(None, self._groups), [])
+        self._groups = chain([first], self._groups)
 
     def __iter__(self) -> "Iterator[list[Given]]":
         for group in self._groups:
@@ -282,7 +304,8 @@ class _Receipts:
             )
         if self._repeated:
             was = "was" if self._repeated == 1 else "were"
-            click.echo(f"{self._repeated:,} of them {was} there already, under the same key.")
+            which = "It" if self.stored == 1 else f"{self._repeated:,} of them"
+            click.echo(f"{which} {was} there already, under the same key.")
 
 
 def _stopped(error: BaseException, stored: int, all_keyed: bool) -> NoReturn:
@@ -293,7 +316,7 @@ def _stopped(error: BaseException, stored: int, all_keyed: bool) -> NoReturn:
         kept = f"the {number(stored, 'document')} before it {'is' if stored == 1 else 'are'} stored"
         kept += ", and perhaps the batch after them" if unsure else ""
     else:
-        kept = "nothing was stored, but perhaps the first batch" if unsure else "nothing was stored"
+        kept = "perhaps the first batch is stored" if unsure else "nothing was stored"
     again = _again(all_keyed)
     sentence = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
     more = f"; {again}" if stored or unsure else ""

@@ -129,8 +129,9 @@ def _group_sentence(comparison: Comparison, number: int) -> str:
     main = main_of(comparison)
     group = main.groups[number]
     customers = "customer" if group.customers == 1 else "customers"
+    documents = "document" if group.waits.documents == 1 else "documents"
     return (
-        f"{group.name} ({group.customers:,} {customers}, {group.waits.documents:,} documents): "
+        f"{group.name} ({group.customers:,} {customers}, {group.waits.documents:,} {documents}): "
         "99 of 100 waited at most "
         + ", ".join(
             f"{duration(result.groups[number].waits.p99_us)} in {result.mode}"
