@@ -1,12 +1,13 @@
 """Settings: who says so, in which order, and what `fairturn config` tells about it."""
 
 import os
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fairturn import Queue, Settings
+from fairturn import Queue, Settings, Worker
 from fairturn.cli.opening import IN_MEMORY
 from fairturn.cli.settings import (
     DEFAULT,
@@ -66,6 +67,16 @@ def test_the_defaults_are_those_of_the_queue_itself() -> None:
     }
     assert SYNCHRONOUS == DATABASE_SYNCHRONOUS
     assert IN_MEMORY == QUEUE_IN_MEMORY
+
+
+def test_the_defaults_are_those_of_the_worker_itself() -> None:
+    of_the_worker = signature(Worker).parameters
+
+    found = resolve({}, {}, None)
+
+    for name in ("concurrency", "threads", "time_limit_s", "lease_s", "grace_s"):
+        assert found[name].value == of_the_worker[name].default
+    assert found["concurrency"].value == 4
 
 
 def test_a_database_named_in_a_file_lies_beside_that_file() -> None:

@@ -1,4 +1,4 @@
-"""`fairturn rule`: the rule in force, or what it makes of a row of documents."""
+"""`fairturn rule`: the rule, or what it makes of a row of documents."""
 
 import json
 from typing import Any
@@ -24,8 +24,10 @@ _SINCE = {
 @click.option("--reset-interval", type=Seconds(), help="The reset interval; 1500 by default.")
 @click.option("--bounds", type=Bounds(), help="The eight thresholds, from -2 to -20 by default.")
 @click.option(
+    "-d",
     "--database",
     type=click.Path(),
+    metavar="FILE",
     help="Print the rule in force in this queue.",
 )
 @click.option(
@@ -48,8 +50,11 @@ def command(
 ) -> None:
     """Print the priority rule, or what it makes of N documents.
 
+    It is the default rule; --database prints the one in force in a queue.
+
     \b
     fairturn rule
+    fairturn rule --database documents.db
     fairturn rule --documents 30 --every 60
     """
     if every is not None and documents is None:

@@ -116,14 +116,14 @@ def known_settings() -> dict[str, Known]:
         "database": Known("", _text, "documents.db", "the file that the queue is"),
         "synchronous": Known("", _synchronous, "FULL", "NORMAL may lose the last documents"),
         "allow_network": Known("", _yes_or_no, False, "open a file on a network file system"),
-        # What nobody says is left to the worker.
+        # The worker's own defaults; what is None it has none for.
         "handler": Known(WORKER, _handler, None, "the function to run, as module:function"),
-        "concurrency": Known(WORKER, _count, None, "documents at once"),
+        "concurrency": Known(WORKER, _count, 4, "documents at once"),
         "threads": Known(WORKER, _yes_or_no, False, "run handlers in threads, not processes"),
         "time_limit_s": Known(WORKER, _seconds, None, "for one document"),
         "memory_limit": Known(WORKER, _size, None, "of one process, such as 512MiB"),
-        "lease_s": Known(WORKER, _seconds, None, "how long a claim lasts without renewal"),
-        "grace_s": Known(WORKER, _seconds, None, "to finish in after a SIGTERM"),
+        "lease_s": Known(WORKER, _seconds, 30.0, "how long a claim lasts without renewal"),
+        "grace_s": Known(WORKER, _seconds, 30.0, "to finish in after a SIGTERM"),
         **_of_a_new_queue(),
     }
 
