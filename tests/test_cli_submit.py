@@ -418,6 +418,25 @@ def test_a_reader_who_has_read_enough_receipts_does_not_end_the_submission(
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
+def test_receipts_that_nobody_reads_are_no_failure(queue: Queue, options: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run(
+            [SCRIPT, "submit", "acme", "--payload", "1", *options],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+
+    assert ended.returncode == 0
+    assert "1 document is stored" in ended.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
 def test_a_full_disk_behind_the_receipts_ends_with_75_and_says_what_is_stored(
     queue: Queue, options: list[str]
 ) -> None:

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from errno import EPIPE
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fairturn.clock import SECOND_US, to_datetime
@@ -106,8 +107,13 @@ def console(*, stderr: bool = False) -> "Console":
     style at all: bold and dim are colours to some terminals."""
     from rich.console import Console
 
+    class Output(Console):
+        def on_broken_pipe(self) -> None:
+            # Rich itself would end the process, also where the command has more to do.
+            raise BrokenPipeError(EPIPE, os.strerror(EPIPE))
+
     plain = bool(os.environ.get("NO_COLOR"))
-    return Console(
+    return Output(
         stderr=stderr,
         color_system=None if plain else "auto",
         highlight=False,
