@@ -33,7 +33,7 @@ from fairturn.model import (
 )
 from fairturn.stores.sqlite import SqliteStore, submitting
 from fairturn.stores.sqlite.claiming import CLOCK_MAX
-from fairturn.stores.sqlite.database import refuse_engine
+from fairturn.stores.sqlite.database import migrate, refuse_engine
 from fairturn.testing import snapshot
 
 START = 1_700_000_000 * SECOND_US
@@ -126,6 +126,26 @@ def test_a_file_that_is_not_ours_is_refused_and_left_untouched(file: Path, what:
     assert file.read_bytes() == before
     assert file.stat().st_mtime_ns == modified_at
     assert [each.name for each in file.parent.iterdir()] == [file.name]
+
+
+def test_a_file_that_another_process_makes_in_this_moment_is_not_foreign(file: Path) -> None:
+    late, early = apsw.Connection(str(file)), apsw.Connection(str(file))
+    late.pragma("journal_mode", "wal")
+    made: list[Path] = []
+
+    def make_it_meanwhile(_: object, statement: str, __: object) -> bool:
+        if "sqlite_schema" in statement and not made:
+            migrate(early, str(file))
+            made.append(file)
+        return True
+
+    late.exec_trace = make_it_meanwhile
+    migrate(late, str(file))
+
+    assert made
+    assert late.execute("SELECT count(*) FROM queue").get is not None
+    late.close()
+    early.close()
 
 
 def test_a_folder_that_does_not_exist_is_refused_by_name(tmp_path: Path) -> None:

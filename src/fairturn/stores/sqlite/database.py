@@ -283,9 +283,12 @@ def migrate(connection: apsw.Connection, name: str) -> None:
     """Bring the file to this version's schema, one transaction a step; refuse a newer one."""
     steps = migrations()
     newest = steps[-1][0]
-    if _schema(connection, name, newest) == newest:
-        return
-    for number, script in steps:
+    connection.execute("BEGIN")  # one snapshot: another process may be making this schema now
+    try:
+        version = _schema(connection, name, newest)
+    finally:
+        connection.execute("COMMIT")
+    for number, script in steps if version < newest else ():
         connection.execute("BEGIN IMMEDIATE")
         try:
             if _schema(connection, name, newest) < number:
