@@ -7,7 +7,7 @@ answer alike and show alike: receipts, claims, fences, lost attempts, documents,
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -35,6 +35,7 @@ from fairturn.model import (
     Settings,
     Stopped,
 )
+from fairturn.position import position
 from fairturn.priority import Reset
 from fairturn.store import Store
 from fairturn.stores.memory import MemoryStore
@@ -306,6 +307,8 @@ class Machine:
         self._same(operation, lambda store: store.summary())
         self._same(operation, lambda store: store.customers())
         self._same(operation, lambda store: store.find(Filter(), size=1_000))
+        some = {self._at(self.documents, pointer) for pointer in (0, 7, 20)} - {None}
+        self._same(operation, lambda store: [_situation(store, id) for id in sorted(some)])
 
     def end(self) -> None:
         """Let everything that is left be claimed in its order, through all its attempts."""
@@ -390,6 +393,32 @@ class Machine:
                 return sorted(contents)
             contents += batch
         raise AssertionError("pruned 1,000 times, and still something is left to forget")
+
+
+def _situation(store: Store, id: str) -> Any:
+    """What is known about a document, and what follows from it. The numbers of customers, which
+    lines are told apart and which attempts are remembered are each store's own business."""
+    found = store.situation(id)
+    if found is None:
+        return None
+    place = None
+    if found.lineup is not None:
+        line, settings = found.lineup, found.settings
+        answer = position(line, mode=settings.mode, costs=settings.costs)
+        place = (
+            (line.rank, line.number, line.clock),
+            [(front.since, front.order, front.level) for front in line.fronts],
+            answer and replace(answer, turns={}),
+            answer and {found.names[customer]: n for customer, n in answer.turns.items()},
+        )
+    return (
+        (found.document, found.parent_count, found.customer_settings, found.count),
+        (found.waiting, found.running, found.delayed),
+        found.served and {found.names[c]: n for c, n in found.served.by_customer.items()},
+        [(work.worker, work.claimed_at, work.alive) for work in found.service.running],
+        [(arrival.at, arrival.level) for arrival in found.service.arrivals],
+        place,
+    )
 
 
 @contextmanager

@@ -21,13 +21,14 @@ ROOT = Path(__file__).parent.parent
 # Lowest first. A part is a module of fairturn, or a package with all its modules. It imports from
 # the lines before its own; the modules of one package may import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "text", "crash", "ids", "clock", "priority"),
+    ("errors", "text", "crash", "ids", "clock", "priority", "locales"),
     ("flows",),
     ("turns", "model"),
-    ("store",),
-    ("content", "stores"),
-    ("submission", "filters"),
-    ("queue", "explain"),
+    ("situation",),
+    ("store", "position"),
+    ("content", "stores", "forecast"),
+    ("submission", "filters", "explain"),
+    ("queue", "sentences"),
     ("worker",),
     ("config", "handlers"),
     ("backup", "demo"),

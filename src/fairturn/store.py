@@ -31,6 +31,7 @@ from fairturn.model import (
     Stored,
     Summary,
 )
+from fairturn.situation import Situation
 
 
 class Store(Protocol):
@@ -135,6 +136,14 @@ class Store(Protocol):
 
     def summary(self) -> Summary:
         """How many documents wait in each priority, are delayed and run. Never counts a table."""
+        ...
+
+    def situation(self, id: str) -> Situation | None:
+        """A document and all that stands around it, from one snapshot: what `explain.py` needs.
+
+        It is as the next claim will find it, with everything folded in that happened since the
+        last one. Nothing is changed by asking. None: there is no such document.
+        """
         ...
 
     def prune(self, *, documents_max: int = 1_000) -> list[str] | None:

@@ -65,7 +65,9 @@ from fairturn.model import (
     weight_in_thousandths,
 )
 from fairturn.priority import Count
+from fairturn.situation import WORKERS_KEPT_US, Notes, Seen, Situation
 from fairturn.stores.admission import CustomerBook, KnownKey, ParentBook, admit
+from fairturn.stores.foreseeing import Kept, KeptCustomer, foresee, situation
 from fairturn.text import description
 from fairturn.turns import Turns
 
@@ -183,6 +185,8 @@ class MemoryStore:
         self._delayed: list[tuple[int, int]] = []  # (due_at, number), a heap
         self._backlog = Backlog()
         self._turns = self._new_turns()
+        self._notes = Notes()
+        self._workers: dict[str, int] = {}  # when each was seen
 
     # ── Settings ─────────────────────────────────────────────────────────────────────────────────
 
@@ -322,6 +326,8 @@ class MemoryStore:
                 claims.append(Claim(attempt, self._document(row), row.new.body, now + lease_us))
             if claims or outcomes:
                 self._note()
+            if self._notes.due(worker, now):
+                self._workers[worker] = now
             return Claimed(claims, lost)
 
     def _fold(self, now: int) -> None:
@@ -557,6 +563,48 @@ class MemoryStore:
                 running=states[State.RUNNING],
             )
 
+    def situation(self, id: str) -> Situation | None:
+        with self._changed:
+            row = self._row(id)
+            if row is None:
+                return None
+            now = self._clock.now()
+            parent = None if row.new.parent is None else self._row(row.new.parent)
+            documents = [self._kept(each) for each in self._documents.values()]
+            return situation(
+                document=self._document(row),
+                parent_count=None if parent is None else parent.count,
+                number=row.number,
+                now=now,
+                settings=self._settings,
+                documents=documents,
+                customers=[
+                    KeptCustomer(known.number, known.name, known.settings, known.count)
+                    for known in self._customers.values()
+                ],
+                foreseen=foresee(self._turns, documents, self._recorded, now, self._next_number),
+                workers=[Seen(worker, at) for worker, at in self._workers.items()],
+            )
+
+    def _kept(self, row: _Row) -> Kept:
+        boot, at = self._clock.uptime()
+        return Kept(
+            number=row.number,
+            customer=row.customer.number,
+            priority=row.priority,
+            level=row.level,
+            order=row.order,
+            state=row.state,
+            submitted_at=row.submitted_at,
+            due_at=row.due_at,
+            claimed_at=row.claimed_at,
+            ended_at=row.ended_at,
+            lease_until=row.lease_until,
+            leased=boot == self._boot and row.lease_until > at,
+            last_attempt=row.cancel_requested or row.attempts >= self._settings.attempts_max,
+            worker=row.worker,
+        )
+
     # ── Forgetting ───────────────────────────────────────────────────────────────────────────────
 
     def prune(self, *, documents_max: int = 1_000) -> list[str] | None:
@@ -582,6 +630,9 @@ class MemoryStore:
             idle = self._idle_customers(now)
             for name in idle:
                 del self._customers[name]
+            for worker, seen_at in list(self._workers.items()):
+                if seen_at < now - WORKERS_KEPT_US:
+                    del self._workers[worker]
             self._note()
             return contents if old or keys or idle else None
 

@@ -26,6 +26,7 @@ pytest.register_assert_rewrite(
             "outcomes",
             "cancelling",
             "reading",
+            "explaining",
             "configuring",
             "forgetting",
             "watching",

@@ -8,6 +8,7 @@ from fairturn.testing.cancelling import Cancelling, Retrying
 from fairturn.testing.claiming import Claiming, Turning
 from fairturn.testing.configuring import Configuring
 from fairturn.testing.durability import Durability
+from fairturn.testing.explaining import Explaining
 from fairturn.testing.forgetting import Pruning, Purging
 from fairturn.testing.leases import Leases, Renewing
 from fairturn.testing.limits import DueTimes, Limits
@@ -35,6 +36,7 @@ class StoreConformance(
     Finding,
     Customers,
     Numbers,
+    Explaining,
     Configuring,
     Pruning,
     Purging,

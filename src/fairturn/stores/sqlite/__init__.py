@@ -32,7 +32,8 @@ from fairturn.model import (
     check_outcomes,
     weight_in_thousandths,
 )
-from fairturn.stores.sqlite import forgetting, outcomes, reading, rebuilding
+from fairturn.situation import Situation
+from fairturn.stores.sqlite import forgetting, outcomes, reading, rebuilding, situating
 from fairturn.stores.sqlite.claiming import Claiming
 from fairturn.stores.sqlite.copying import Snapshot
 from fairturn.stores.sqlite.database import Database
@@ -143,6 +144,7 @@ class SqliteStore:
                     uptime=self._clock.uptime(),
                 )
                 changed = connection.total_changes() != before
+                self._claiming.note(connection, worker, now)
         except BaseException:
             self._claiming.forget()
             raise
@@ -217,6 +219,12 @@ class SqliteStore:
         """The file as it is now, held still while the block runs; others write on."""
         with self._database.reading() as connection:
             yield Snapshot(connection)
+
+    def situation(self, id: str) -> Situation | None:
+        now, uptime = self._clock.now(), self._clock.uptime()
+        with self._database.reading() as connection:
+            queue = QueueRow(connection, self._cache)
+            return situating.situation(connection, queue, id, now, uptime)
 
     # ── Forgetting ───────────────────────────────────────────────────────────────────────────────
 

@@ -21,6 +21,7 @@ from fairturn.flows import (
 )
 from fairturn.model import Claim
 from fairturn.priority import LEVELS
+from fairturn.situation import Notes
 from fairturn.stores.sqlite.outcomes import end_expired, promote_due
 from fairturn.stores.sqlite.rows import (
     BODY,
@@ -85,6 +86,9 @@ _SAVE_QUEUE = f"""
         boot = ?, {MOVE_COUNTS}"""
 
 
+_SEEN = "INSERT OR REPLACE INTO workers (name, seen_at) VALUES (?, ?)"
+
+
 class Claiming:
     """The engine of one process. It is kept from claim to claim, and read anew from the file when
     another process has claimed in between or a transaction has failed."""
@@ -94,6 +98,12 @@ class Claiming:
         self._shelf = SqliteShelf(Mode.FAIR)
         self._version = -1
         self._purged: list[tuple[int]] = []  # nothing is to be left of them
+        self._notes = Notes()
+
+    def note(self, connection: apsw.Connection, worker: str, now: int) -> None:
+        """Note, once in some seconds, that the worker is there."""
+        if self._notes.due(worker, now):
+            connection.execute(_SEEN, (worker, now))
 
     def claim(
         self,
@@ -193,24 +203,8 @@ class Claiming:
         connection.executemany(_COUNTED, {(change.customer,) for change in changes})
         connection.execute(COUNT_COUNTED)
         limited = {change.customer for change in changes if change.limit is not None}
-        running: dict[int, dict[int, int]] = {
-            customer: dict(connection.execute(_RUNNING_OF, (customer,))) for customer in limited
-        }
-        counted = []
-        for at, events in reversed(recorded):
-            with_counts: list[Event] = []
-            for event in reversed(events):
-                with_counts.append(event)
-                if event.customer not in limited:
-                    continue
-                now = running[event.customer]
-                if isinstance(event, Ended | Finished | Returned):
-                    ended = event.n if isinstance(event, Ended) else 1
-                    now[event.level] = now.get(event.level, 0) + ended
-                elif type(event) is Changed and event.limit is not None:
-                    with_counts.append(Counted(event.customer, dict(now)))
-            counted.append(Recorded(at, tuple(reversed(with_counts))))
-        return counted[::-1]
+        running = {c: dict(connection.execute(_RUNNING_OF, (c,))) for c in limited}
+        return with_counts(recorded, running)
 
     def save(self, connection: apsw.Connection, queue: QueueRow, tally: Tally) -> None:
         """Write back every flow, standing and clock that has changed."""
@@ -305,6 +299,26 @@ class Claiming:
         """Read everything anew next time."""
         self._turns = None
         self._purged.clear()
+
+
+def with_counts(recorded: list[Recorded], running: dict[int, dict[int, int]]) -> list[Recorded]:
+    """What was recorded, with a count before each limit that one of these customers got. Given is
+    what runs now, in each level; from there it goes back over what ended."""
+    counted = []
+    for at, events in reversed(recorded):
+        backwards: list[Event] = []
+        for event in reversed(events):
+            backwards.append(event)
+            if event.customer not in running:
+                continue
+            now = running[event.customer]
+            if isinstance(event, Ended | Finished | Returned):
+                ended = event.n if isinstance(event, Ended) else 1
+                now[event.level] = now.get(event.level, 0) + ended
+            elif type(event) is Changed and event.limit is not None:
+                backwards.append(Counted(event.customer, dict(now)))
+        counted.append(Recorded(at, tuple(reversed(backwards))))
+    return counted[::-1]
 
 
 def _start(

@@ -6,6 +6,7 @@ import apsw
 
 from fairturn.flows import Costs, Mode, Purged
 from fairturn.model import ENDED, KEY_KEPT_US
+from fairturn.situation import WORKERS_KEPT_US
 from fairturn.stores.sqlite.outcomes import leave_leases
 from fairturn.stores.sqlite.rows import (
     CODES,
@@ -50,6 +51,7 @@ _DELETE = (
 _OLD_KEYS = """
     DELETE FROM keys WHERE (customer, key) IN (
         SELECT customer, key FROM keys WHERE submitted_at < ? LIMIT ?)"""
+_OLD_WORKERS = "DELETE FROM workers WHERE seen_at < ?"
 _BUSY = f"""
     SELECT DISTINCT d.customer FROM leases l, json_each(l.documents) j
         JOIN documents d ON d.number = j.value
@@ -95,6 +97,7 @@ def prune(
         )
     if documents_from == _DONE:
         connection.execute(_OLD_KEYS, (now - KEY_KEPT_US, documents_max))
+        connection.execute(_OLD_WORKERS, (now - WORKERS_KEPT_US,))
         customers_from = _prune_customers(connection, queue, now, customers_from, documents_max)
     at_the_end = documents_from == customers_from == _DONE
     changed = connection.total_changes() != before

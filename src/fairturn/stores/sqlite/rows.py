@@ -166,15 +166,28 @@ def record(connection: apsw.Connection, at: int, events: Iterable[Event]) -> Non
 
 def take_recorded(connection: apsw.Connection) -> list[Recorded]:
     """What was recorded since the last claim; it is gone from the file afterwards."""
-    recorded = []
-    last = None
-    for number, at, events in fetch(connection, _RECORDED):
-        decoded = tuple(_EVENTS[code](*rest) for code, *rest in json.loads(events))
-        recorded.append(Recorded(at, decoded))
-        last = number
-    if last is not None:
-        connection.execute(_FORGET_RECORDED, (last,))
-    return recorded
+    rows = fetch(connection, _RECORDED)
+    if rows:
+        connection.execute(_FORGET_RECORDED, (rows[-1][0],))
+    return _decoded(rows)
+
+
+def look_at_recorded(connection: apsw.Connection, characters_max: int) -> list[Recorded] | None:
+    """What was recorded since the last claim, which stays in the file; None if it is too much."""
+    rows = []
+    for row in connection.execute(_RECORDED):
+        characters_max -= len(row[2])
+        if characters_max < 0:
+            return None
+        rows.append(row)
+    return _decoded(rows)
+
+
+def _decoded(rows: list[Row]) -> list[Recorded]:
+    return [
+        Recorded(at, tuple(_EVENTS[code](*rest) for code, *rest in json.loads(events)))
+        for _, at, events in rows
+    ]
 
 
 def customers_in_recorded(connection: apsw.Connection) -> set[int]:

@@ -144,6 +144,12 @@ CREATE TABLE leases (
 ) STRICT;
 CREATE INDEX leases_until ON leases (until);
 
+-- Who claims: for explanations. Each worker writes here once in some seconds, as a part of a claim.
+CREATE TABLE workers (
+    name    TEXT    PRIMARY KEY,
+    seen_at INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
 -- Larger bodies, so that a change of state does not rewrite them.
 CREATE TABLE bodies (
     document INTEGER PRIMARY KEY,

@@ -1,0 +1,215 @@
+"""What an explanation is made from: a document and what stands around it, from one snapshot.
+
+A store fills these values in, with everything folded in that the next claim would fold in first;
+`position.py`, `forecast.py` and `explain.py` read nothing else. Customers are numbers here, because
+whoever reads an explanation may not be meant to know their names.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fairturn.flows import COST_ONE, Costs, Mode, Standing
+from fairturn.model import CustomerSettings, Document, Settings
+from fairturn.priority import Count
+
+# So many of each are enough for a forecast, and few enough to be read in a moment.
+ATTEMPTS_MAX = 128
+ARRIVALS_MAX = 512
+WORKERS_MAX = 1_000
+# How far around a document that was claimed the others are looked for that were served meanwhile.
+NEIGHBOURS_MAX = 2_000
+# A store notes at most so often that a worker has claimed, or asked for something to claim. One
+# with nothing to do asks every second; who was not noted for so long is gone, or busy.
+NOTED_EVERY_US = 5_000_000
+ALIVE_US = 3 * NOTED_EVERY_US
+WORKERS_KEPT_US = 24 * 3_600 * 1_000_000
+
+
+class Line(NamedTuple):
+    """Documents of one customer that wait in one level, and the turn that they have."""
+
+    level: int
+    virtual_time: int
+    tick: int
+    customer: int
+    waiting: int  # in mode `levels`, in the document's own level: only those before it
+    charge: int  # what one turn costs; 0 in mode `levels`, where there are no turns
+    room: int | None = None  # how many more of the customer may run; None: no limit
+
+
+class Front(NamedTuple):
+    """The oldest document of a customer whose patience has run out."""
+
+    since: int
+    order: int
+    customer: int
+    level: int
+
+
+class Between(NamedTuple):
+    """A number that is known exactly, or only between two bounds."""
+
+    least: int
+    most: int
+
+    @property
+    def exact(self) -> bool:
+        return self.least == self.most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineup:
+    """All that decides when a waiting document has its turn."""
+
+    customer: int
+    level: int
+    rank: Between  # documents of its own line that come before it
+    number: int  # of the last claim
+    clock: int  # of its level: where newcomers start
+    lines: tuple[Line, ...]  # of its level, and of those better levels where it matters whose
+    crowds: Mapping[int, int]  # in better levels: documents of all other lines
+    fronts: tuple[Front, ...]  # in every level, in their order
+    uncounted: int = 0  # more documents that may be before it; where there were too many to count
+    folded: bool = True  # whether all that was recorded could be folded in
+
+
+class Working(NamedTuple):
+    """A document that runs: by whom, since when, whose, and whether its lease still holds."""
+
+    worker: str
+    claimed_at: int
+    customer: int
+    alive: bool
+
+
+class Seen(NamedTuple):
+    """A worker, and when it last claimed or asked for something to claim."""
+
+    worker: str
+    seen_at: int
+
+
+class Arrival(NamedTuple):
+    """A document that was submitted lately."""
+
+    at: int
+    customer: int
+    level: int
+
+
+class Attempt(NamedTuple):
+    """An attempt that ended lately: whose document it was, and how long it took. Of an attempt
+    that is to be repeated that is not kept."""
+
+    customer: int
+    duration: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """How the queue is served: what runs, who works, how long it takes, how much comes in."""
+
+    running: tuple[Working, ...]
+    workers: tuple[Seen, ...]
+    attempts: tuple[Attempt, ...]  # some that ended lately
+    arrivals: tuple[Arrival, ...]  # the newest first
+
+
+class Served(NamedTuple):
+    """Documents claimed while another one waited, by customer. There may have been more, unless
+    `complete`: only those submitted shortly before or after it are looked at."""
+
+    by_customer: Mapping[int, int]
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """A document, its customer, and what stands around them, at one moment."""
+
+    at: int
+    settings: Settings
+    document: Document
+    parent_count: int | None  # of the document that made it, if that is kept
+    customer: int
+    customer_settings: CustomerSettings
+    count: Count | None  # of the customer, as it is kept
+    waiting: int  # documents of the customer
+    running: int
+    delayed: int
+    lineup: Lineup | None  # None: the next claim will not find it waiting
+    service: Service
+    served: Served | None  # only for a document that was claimed
+    names: Mapping[int, str]  # of customers, as far as the answer may need them
+
+
+# ── For stores ───────────────────────────────────────────────────────────────────────────────────
+
+
+def charge_of(settings: Settings, weight: int, recent_costs: tuple[int, ...]) -> int:
+    """What the next turn of a customer costs, as far as that is known before a document is read."""
+    if settings.mode is Mode.LEVELS:
+        return 0
+    cost, costs = COST_ONE, settings.costs
+    if costs is Costs.LEARNED and recent_costs:
+        cost = sum(recent_costs) // len(recent_costs)
+    return max(1, cost * 1000 // weight)
+
+
+def room_of(standing: Standing) -> int | None:
+    """How many more documents of the customer may run; None if there is no limit."""
+    return None if standing.limit is None else max(0, standing.limit - standing.running)
+
+
+def lines_of(standing: Standing, settings: Settings) -> Iterator[Line]:
+    """The lines of one customer, unless it is paused."""
+    if standing.paused:
+        return
+    charge = charge_of(settings, standing.weight, standing.recent_costs)
+    room = room_of(standing)
+    for flow in standing.flows.values():
+        if flow.waiting > 0:
+            yield Line(
+                flow.level,
+                flow.virtual_time,
+                flow.tick,
+                flow.customer,
+                flow.waiting,
+                charge,
+                room,
+            )
+
+
+def front_of(standing: Standing, settings: Settings, now: int) -> Front | None:
+    """The customer's oldest document, if it may have the next turn for the longest waiting."""
+    since, order = standing.head_since, standing.head_order
+    if settings.mode is Mode.LEVELS or standing.held or order is None:
+        return None
+    if now - since <= settings.patience_us:
+        return None
+    level = next(flow.level for flow in standing.flows.values() if flow.head_order == order)
+    return Front(since, order, standing.customer, level)
+
+
+class Notes:
+    """Which workers a process has noted lately, so that it need not be done with every claim."""
+
+    def __init__(self) -> None:
+        self._noted_at: dict[str, int] = {}
+
+    def due(self, worker: str, now: int) -> bool:
+        """Whether to note the worker again; then that is taken for done."""
+        before = self._noted_at.get(worker)
+        if before is not None and 0 <= now - before < NOTED_EVERY_US:
+            return False
+        if len(self._noted_at) >= WORKERS_MAX:
+            self._noted_at.clear()
+        self._noted_at[worker] = now
+        return True
+
+
+def told_apart(fronts: Iterable[Front], level: int) -> Set[int]:
+    """The levels whose lines are to be told apart: the document's own, and better ones in which
+    some oldest document may have its turn as such."""
+    return {level} | {front.level for front in fronts if front.level < level}

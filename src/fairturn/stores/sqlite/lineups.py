@@ -1,0 +1,305 @@
+"""What stands before a waiting document, read from one snapshot of the file.
+
+The engine of `turns.py` folds in what the next claim would fold in first, and is thrown away. Flows
+are read, and documents only where they must be counted, up to a bound: the time does not depend on
+how many wait.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Set
+from typing import NamedTuple
+
+import apsw
+
+from fairturn.clock import Uptime
+from fairturn.flows import WEIGHT_ONE, Arrived, Changed, Ended, Event, Mode, Returned
+from fairturn.model import Settings
+from fairturn.situation import (
+    Between,
+    Front,
+    Line,
+    Lineup,
+    charge_of,
+    front_of,
+    lines_of,
+    told_apart,
+)
+from fairturn.stores.sqlite.claiming import with_counts
+from fairturn.stores.sqlite.rows import DELAYED, RUNNING, QueueRow, Row, fetch, look_at_recorded
+from fairturn.stores.sqlite.shelf import SqliteShelf
+from fairturn.turns import Turns
+
+# Of documents that are counted one by one, at most: a million take some 50 ms.
+COUNTED_MAX = 1_000_000
+# Of what was recorded since the last claim, in characters: as much is folded in within 100 ms.
+RECORDED_MAX = 1_000_000
+
+_LEVELS = "SELECT level, clock, weight FROM levels"
+_RUNNING = f"""
+    SELECT d.lease_until, d.number, d.customer, d.level, d.order_number, d.attempts,
+        d.cancel_requested, d.worker, d.claimed_at
+    FROM leases l CROSS JOIN json_each(l.documents) j CROSS JOIN documents d
+    WHERE d.number = j.value AND d.state = {RUNNING} AND d.fence = l.fence"""
+# By documents_delayed, in its order.
+_DUE = f"""
+    SELECT number, customer, level, order_number, due_at
+    FROM documents INDEXED BY documents_delayed
+    WHERE state = {DELAYED} AND due_at <= ? ORDER BY due_at, number"""
+
+_SETTINGS = "SELECT customer, weight, running_max, recent_costs FROM standings"
+# By flows_head.
+_FRONTS = """
+    SELECT head_since, head_order, customer, level FROM flows INDEXED BY flows_head
+    WHERE head_bound IS NOT NULL AND held = 0 AND head_bound < ?1 AND head_since < ?1"""
+# These walk the flows, which is faster than to look each of them up by an index.
+_LINES = """
+    SELECT f.level, f.place, f.tick, f.customer, f.folded, c.name
+    FROM flows f NOT INDEXED LEFT JOIN customers c ON c.number = f.customer
+    WHERE f.folded > 0 AND f.held = 0 AND f.level IN (SELECT value FROM json_each(?))"""
+_CROWDS = """
+    SELECT level, sum(folded) FROM flows NOT INDEXED
+    WHERE folded > 0 AND held = 0 AND level < ? AND customer NOT IN (SELECT value FROM json_each(?))
+    GROUP BY level"""
+_WAITING = "SELECT coalesce(sum(waiting), 0) FROM flows WHERE customer = ?"
+_PAUSED = "SELECT paused FROM customers WHERE number = ?"
+
+# By documents_flow, which answers by itself, from claimed_to on: there everything waits.
+_IN_FLOW = "FROM documents INDEXED BY documents_flow WHERE customer = ? AND level = ?"
+_COUNT_LOWER = f"""
+    SELECT count(*) FROM (
+        SELECT 1 {_IN_FLOW} AND order_number > ? AND order_number < ? LIMIT ?)"""
+_COUNT_HIGHER = f"SELECT count(*) FROM (SELECT 1 {_IN_FLOW} AND order_number >= ? LIMIT ?)"
+_CLAIMED_TO = "SELECT claimed_to, waiting FROM flows WHERE customer = ? AND level = ?"
+# By documents_returned.
+_RETURNED = """
+    SELECT count(*) FROM documents INDEXED BY documents_returned
+    WHERE returned = 1 AND customer = ? AND level = ? AND order_number < ?"""
+_NO_ORDER = (1 << 63) - 1
+# In mode `levels`: what is before an order, in all flows of a level.
+_WAITING_IN_LEVEL = "SELECT coalesce(sum(waiting), 0) FROM flows NOT INDEXED WHERE level = ?"
+_LOWER = """
+    SELECT f.customer, (
+            SELECT count(*) FROM documents d INDEXED BY documents_flow
+            WHERE d.customer = f.customer AND d.level = f.level
+                AND d.order_number > f.claimed_to AND d.order_number < ?1) + (
+            SELECT count(*) FROM documents r INDEXED BY documents_returned
+            WHERE r.returned = 1 AND r.customer = f.customer AND r.level = f.level
+                AND r.order_number < ?1)
+    FROM flows f NOT INDEXED WHERE f.level = ?2 AND f.waiting > 0"""
+
+
+class Place(NamedTuple):
+    """Where a document waits."""
+
+    customer: int
+    level: int
+    order: int
+
+
+class Ahead(NamedTuple):
+    """The queue as the next claim will find it, when it has folded in what happened."""
+
+    turns: Turns
+    shelf: SqliteShelf
+    joining: dict[int, Place]  # by number: was taken back, or became due, and so waits too
+    running: list[Row]  # of `_RUNNING`
+    expired: set[int]  # of those, the numbers whose leases ran out
+    folded: bool  # False: that was too much
+
+
+def look_ahead(connection: apsw.Connection, queue: QueueRow, now: int, uptime: Uptime) -> Ahead:
+    """Fold in what happened since the last claim, in an engine that is not saved."""
+    settings = queue.settings
+    shelf = SqliteShelf(settings.mode)
+    shelf.connection = connection
+    shelf.given = queue.next_number - 1
+    for level, clock, weight in connection.execute(_LEVELS):
+        shelf.clocks[level], shelf.weights[level] = clock, weight
+    turns = Turns(
+        shelf,
+        mode=settings.mode,
+        costs=settings.costs,
+        patience_us=settings.patience_us,
+        number=queue.claims,
+        tick=queue.tick,
+        clocks=shelf.clocks,
+        weights=shelf.weights,
+    )
+    running = sorted(fetch(connection, _RUNNING))
+    ahead = Ahead(turns, shelf, {}, running, set(), folded=True)
+    expired = _expired(ahead, queue, uptime)
+    due = _due(connection, ahead, queue, now)
+    recorded = look_at_recorded(connection, RECORDED_MAX)
+    if recorded is None:
+        return ahead._replace(folded=False)
+    limited = {e.customer for _, es in recorded for e in es if type(e) is Changed and e.limit}
+    still = [row for row in running if row[1] not in ahead.expired]
+    counts = {c: dict(Counter(row[3] for row in still if row[2] == c)) for c in limited}
+    turns.fold(now, expired=expired, recorded=with_counts(recorded, counts), due=due)
+    return ahead
+
+
+def _expired(ahead: Ahead, queue: QueueRow, uptime: Uptime) -> list[Event]:
+    """Leases that ran out, oldest first; after a restart of the machine, all."""
+    events: list[Event] = []
+    for until, number, customer, level, order, attempts, cancelled, *_ in ahead.running:
+        if queue.boot == uptime.boot and until > uptime.at:
+            continue
+        ahead.expired.add(number)
+        if cancelled or attempts >= queue.settings.attempts_max:
+            events.append(Ended(customer, level, 1))
+        else:
+            events.append(Returned(customer, level, order, 0))
+            ahead.joining[number] = Place(customer, level, order)
+    return events
+
+
+def _due(
+    connection: apsw.Connection, ahead: Ahead, queue: QueueRow, now: int
+) -> list[tuple[int, Arrived]]:
+    """Delays that are over; who has no order yet gets the next one."""
+    due: list[tuple[int, Arrived]] = []
+    following = queue.next_number
+    for number, customer, level, given, due_at in fetch(connection, _DUE, (now,)):
+        order = following if given is None else given
+        following += given is None
+        ahead.joining[number] = Place(customer, level, order)
+        due.append((due_at, Arrived(customer, level, order, 1)))
+    return due
+
+
+# ── Lines ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def lineup(
+    connection: apsw.Connection, queue: QueueRow, ahead: Ahead, place: Place, now: int
+) -> Lineup:
+    """What stands before the document that waits at this place."""
+    rank = _rank(connection, ahead, place)
+    if not ahead.folded:
+        return _unfolded(connection, queue, ahead, place, rank)
+    settings = queue.settings
+    fronts = _fronts(connection, ahead, settings, now)
+    lines, crowds = _lines(connection, ahead, settings, place, told_apart(fronts, place.level))
+    uncounted = 0
+    if settings.mode is Mode.LEVELS:
+        lines, uncounted = _before_in_order(connection, ahead, lines, place)
+    return Lineup(
+        customer=place.customer,
+        level=place.level,
+        rank=rank,
+        number=ahead.turns.number,
+        clock=ahead.turns.clocks[place.level],
+        lines=tuple(sorted(lines)),
+        crowds=crowds,
+        fronts=tuple(fronts),
+        uncounted=uncounted,
+    )
+
+
+def _unfolded(
+    connection: apsw.Connection, queue: QueueRow, ahead: Ahead, place: Place, rank: Between
+) -> Lineup:
+    """Too much has happened since the last claim: only how many wait in all is known."""
+    customer, level, _ = place
+    paused = connection.execute(_PAUSED, (customer,)).get
+    waiting = connection.execute(_WAITING, (customer,)).get
+    own = Line(level, 0, 0, customer, max(waiting, rank.most + 1), WEIGHT_ONE)
+    return Lineup(
+        customer=customer,
+        level=level,
+        rank=rank,
+        number=queue.claims,
+        clock=0,
+        lines=() if paused else (own,),
+        crowds={},
+        fronts=(),
+        uncounted=sum(queue.waiting) + len(ahead.joining),
+        folded=False,
+    )
+
+
+def _rank(connection: apsw.Connection, ahead: Ahead, place: Place) -> Between:
+    """How many documents of the flow have a lower order, counted from either end."""
+    flow, order = place[:2], place.order
+    others = connection.execute(_RETURNED, (*flow, order)).get
+    others += sum(joined[:2] == flow and joined.order < order for joined in ahead.joining.values())
+    found = fetch(connection, _CLAIMED_TO, flow)
+    if not found:
+        return Between(others, others)
+    ((claimed_to, waiting),) = found
+    lower = connection.execute(_COUNT_LOWER, (*flow, claimed_to, order, COUNTED_MAX)).get
+    if lower < COUNTED_MAX:
+        return Between(lower + others, lower + others)
+    higher = connection.execute(_COUNT_HIGHER, (*flow, order, COUNTED_MAX)).get
+    in_line = waiting - connection.execute(_RETURNED, (*flow, _NO_ORDER)).get
+    if higher < COUNTED_MAX:
+        return Between(in_line - higher + others, in_line - higher + others)
+    # Orders are whole numbers: between two of them there is room for so many, and no more.
+    most = min(in_line - higher, order - claimed_to - 1)
+    return Between(lower + others, most + others)
+
+
+def _fronts(connection: apsw.Connection, ahead: Ahead, settings: Settings, now: int) -> list[Front]:
+    if settings.mode is Mode.LEVELS:
+        return []
+    standings = ahead.turns.standings
+    rows = fetch(connection, _FRONTS, (now - settings.patience_us,))
+    fronts = [Front._make(row) for row in rows if row[2] not in standings]
+    folded = (front_of(standing, settings, now) for standing in standings.values())
+    fronts += (front for front in folded if front is not None)
+    fronts.sort()
+    return fronts
+
+
+def _lines(
+    connection: apsw.Connection, ahead: Ahead, settings: Settings, place: Place, apart: Set[int]
+) -> tuple[list[Line], dict[int, int]]:
+    """The lines of some levels, and how many documents wait in the others. There only the lines of
+    those are told apart that have a limit, or were changed since the last claim, or are its own."""
+    known = fetch(connection, _SETTINGS)
+    singled = dict(ahead.turns.standings)
+    for customer in [place.customer, *(row[0] for row in known if row[2] is not None)]:
+        if customer not in singled:
+            singled[customer] = ahead.shelf.standing(customer)
+    lines = [
+        line
+        for standing in singled.values()
+        for line in lines_of(standing, settings)
+        if line.level <= place.level
+    ]
+    charges = {
+        customer: charge_of(settings, weight, tuple(json.loads(costs)))
+        for customer, weight, _, costs in known
+    }
+    plain = charge_of(settings, WEIGHT_ONE, ())
+    rows = fetch(connection, _LINES, (json.dumps([*apart]),))
+    ahead.shelf.names.update({row[3]: row[5] for row in rows})
+    lines += [
+        Line(level, turn, tick, customer, n, charges.get(customer, plain))
+        for level, turn, tick, customer, n, _ in rows
+        if customer not in singled
+    ]
+    crowds = fetch(connection, _CROWDS, (place.level, json.dumps([*singled])))
+    return lines, {level: n for level, n in crowds if level not in apart}
+
+
+def _before_in_order(
+    connection: apsw.Connection, ahead: Ahead, lines: list[Line], place: Place
+) -> tuple[list[Line], int]:
+    """In mode `levels`: the lines of its level with only those documents that come before it; and
+    how many more there may be, if they are too many to count."""
+    own, level, order = place
+    waiting: int = connection.execute(_WAITING_IN_LEVEL, (level,)).get
+    lower: Counter[int] = Counter()
+    if waiting <= COUNTED_MAX:
+        lower.update(dict(connection.execute(_LOWER, (order, level))))
+        lower.update(c for c, n, o in ahead.joining.values() if n == level and o < order)
+    counted = [
+        line
+        if line.level < level or line.customer == own
+        else line._replace(waiting=lower[line.customer])
+        for line in lines
+    ]
+    return counted, 0 if waiting <= COUNTED_MAX else waiting
