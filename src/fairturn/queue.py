@@ -20,6 +20,7 @@ from fairturn import content, crash, ids, text
 from fairturn.clock import Clock, SystemClock, stopwatch
 from fairturn.content import Contents
 from fairturn.errors import NotFound, Refused, StoreError, StoreFull, WrongState
+from fairturn.explain import Audience, Explanation, explain
 from fairturn.filters import Filters, to_filter
 from fairturn.flows import Costs, Mode
 from fairturn.model import (
@@ -290,6 +291,18 @@ class Queue:
             if document.ended:
                 return document
         raise TimeoutError(f"document {id} is still {document.state} after {timeout_s} s")
+
+    def explain(self, id: str, audience: Audience | str = Audience.OPERATOR) -> Explanation:
+        """Why the document has its priority, what is before it, and when it will start; or what
+        happened to it. `fairturn.sentences.tell` makes sentences of it.
+
+        What is made for a `"customer"` says of other customers only how many they are.
+        """
+        audience = Audience(audience)
+        situation = self.store.situation(id)
+        if situation is None:
+            raise NotFound(f"there is no document {id!r}")
+        return explain(situation, audience)
 
     def _looks(self, timeout_s: float | None) -> Iterator[None]:
         """Once at once, then again whenever the store has changed, until the time is over."""

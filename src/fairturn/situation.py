@@ -84,10 +84,12 @@ class Working(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A worker, and when it last claimed or asked for something to claim."""
+    """A worker, when it claimed or asked for something to claim, and how many more documents it
+    would have taken then."""
 
     worker: str
     seen_at: int
+    idle: int
 
 
 class Arrival(NamedTuple):

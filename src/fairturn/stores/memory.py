@@ -186,7 +186,7 @@ class MemoryStore:
         self._backlog = Backlog()
         self._turns = self._new_turns()
         self._notes = Notes()
-        self._workers: dict[str, int] = {}  # when each was seen
+        self._workers: dict[str, Seen] = {}
 
     # ── Settings ─────────────────────────────────────────────────────────────────────────────────
 
@@ -327,7 +327,7 @@ class MemoryStore:
             if claims or outcomes:
                 self._note()
             if self._notes.due(worker, now):
-                self._workers[worker] = now
+                self._workers[worker] = Seen(worker, now, n - len(claims))
             return Claimed(claims, lost)
 
     def _fold(self, now: int) -> None:
@@ -583,7 +583,7 @@ class MemoryStore:
                     for known in self._customers.values()
                 ],
                 foreseen=foresee(self._turns, documents, self._recorded, now, self._next_number),
-                workers=[Seen(worker, at) for worker, at in self._workers.items()],
+                workers=self._workers.values(),
             )
 
     def _kept(self, row: _Row) -> Kept:
@@ -630,9 +630,9 @@ class MemoryStore:
             idle = self._idle_customers(now)
             for name in idle:
                 del self._customers[name]
-            for worker, seen_at in list(self._workers.items()):
-                if seen_at < now - WORKERS_KEPT_US:
-                    del self._workers[worker]
+            for seen in list(self._workers.values()):
+                if seen.seen_at < now - WORKERS_KEPT_US:
+                    del self._workers[seen.worker]
             self._note()
             return contents if old or keys or idle else None
 

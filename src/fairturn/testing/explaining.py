@@ -8,7 +8,7 @@ from fairturn.clock import SECOND_US, ManualClock
 from fairturn.flows import Costs, Mode
 from fairturn.model import Completed, Settings, State
 from fairturn.position import Position, position
-from fairturn.situation import ALIVE_US, NOTED_EVERY_US, Attempt, Between, Situation
+from fairturn.situation import ALIVE_US, NOTED_EVERY_US, Attempt, Between, Seen, Situation
 from fairturn.store import Store
 from fairturn.testing.steps import (
     LEASE_S,
@@ -163,9 +163,9 @@ class Explaining(StoreSuite):
         clock.advance(ALIVE_US / SECOND_US)
         claim(store, worker="idle")
 
-        seen = dict(situation(store, id).service.workers)
+        seen = situation(store, id).service.workers
 
-        assert seen == {"worker-1": START, "idle": clock.now()}
+        assert seen == (Seen("idle", clock.now(), 1), Seen("worker-1", START, 0))
 
     def test_that_a_worker_is_there_is_noted_once_in_some_seconds(
         self, store: Store, clock: ManualClock
@@ -173,12 +173,12 @@ class Explaining(StoreSuite):
         id = make(store, State.COMPLETED)
         clock.advance(NOTED_EVERY_US / SECOND_US - 1)
         claim(store)
-        assert dict(situation(store, id).service.workers) == {"worker-1": START}
+        assert situation(store, id).service.workers == (Seen("worker-1", START, 0),)
 
         clock.advance(1)
         claim(store)
 
-        assert dict(situation(store, id).service.workers) == {"worker-1": clock.now()}
+        assert situation(store, id).service.workers == (Seen("worker-1", clock.now(), 1),)
 
     def test_a_look_that_finds_nothing_wakes_nobody(self, store: Store) -> None:
         submit(store)

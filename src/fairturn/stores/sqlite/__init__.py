@@ -32,7 +32,7 @@ from fairturn.model import (
     check_outcomes,
     weight_in_thousandths,
 )
-from fairturn.situation import Situation
+from fairturn.situation import Seen, Situation
 from fairturn.stores.sqlite import forgetting, outcomes, reading, rebuilding, situating
 from fairturn.stores.sqlite.claiming import Claiming
 from fairturn.stores.sqlite.copying import Snapshot
@@ -144,7 +144,7 @@ class SqliteStore:
                     uptime=self._clock.uptime(),
                 )
                 changed = connection.total_changes() != before
-                self._claiming.note(connection, worker, now)
+                self._claiming.note(connection, Seen(worker, now, n - len(claims)))
         except BaseException:
             self._claiming.forget()
             raise

@@ -21,7 +21,7 @@ from fairturn.flows import (
 )
 from fairturn.model import Claim
 from fairturn.priority import LEVELS
-from fairturn.situation import Notes
+from fairturn.situation import Notes, Seen
 from fairturn.stores.sqlite.outcomes import end_expired, promote_due
 from fairturn.stores.sqlite.rows import (
     BODY,
@@ -86,7 +86,7 @@ _SAVE_QUEUE = f"""
         boot = ?, {MOVE_COUNTS}"""
 
 
-_SEEN = "INSERT OR REPLACE INTO workers (name, seen_at) VALUES (?, ?)"
+_SEEN = "INSERT OR REPLACE INTO workers (name, seen_at, idle) VALUES (?, ?, ?)"
 
 
 class Claiming:
@@ -100,10 +100,10 @@ class Claiming:
         self._purged: list[tuple[int]] = []  # nothing is to be left of them
         self._notes = Notes()
 
-    def note(self, connection: apsw.Connection, worker: str, now: int) -> None:
+    def note(self, connection: apsw.Connection, seen: Seen) -> None:
         """Note, once in some seconds, that the worker is there."""
-        if self._notes.due(worker, now):
-            connection.execute(_SEEN, (worker, now))
+        if self._notes.due(seen.worker, seen.seen_at):
+            connection.execute(_SEEN, seen)
 
     def claim(
         self,

@@ -39,7 +39,7 @@ _CUSTOMER = """
 _WAITING = "SELECT coalesce(sum(waiting), 0) FROM flows WHERE customer = ?"
 _NAMES = "SELECT number, name FROM customers WHERE number IN (SELECT value FROM json_each(?))"
 
-_WORKERS = "SELECT name, seen_at FROM workers ORDER BY name LIMIT ?"
+_WORKERS = "SELECT name, seen_at, idle FROM workers ORDER BY name LIMIT ?"
 # By the primary key.
 _ARRIVALS = "SELECT submitted_at, customer, priority FROM documents ORDER BY number DESC LIMIT ?"
 _NEIGHBOURS = """

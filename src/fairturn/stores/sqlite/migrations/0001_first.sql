@@ -147,7 +147,8 @@ CREATE INDEX leases_until ON leases (until);
 -- Who claims: for explanations. Each worker writes here once in some seconds, as a part of a claim.
 CREATE TABLE workers (
     name    TEXT    PRIMARY KEY,
-    seen_at INTEGER NOT NULL
+    seen_at INTEGER NOT NULL,
+    idle    INTEGER NOT NULL                    -- how many more documents it would have taken then
 ) STRICT, WITHOUT ROWID;
 
 -- Larger bodies, so that a change of state does not rewrite them.
