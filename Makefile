@@ -20,7 +20,8 @@ SOURCES := $(shell find src -name __pycache__ -prune -o -print)
 # Those that exist; a folder that does not exist yet would be an error for the tools.
 CHECKED := $(wildcard src tests benchmarks examples)
 
-.PHONY: help run test check bench-store bench-embedded bench-replay fairness lock clean python-is-new-enough
+.PHONY: help run test check locales bench-store bench-embedded bench-replay bench-explain fairness lock \
+	clean python-is-new-enough
 
 help: ## List these targets.
 	@echo "make <target>, with one of these targets:"
@@ -33,7 +34,7 @@ run: $(WHEEL) ## Set up, then show a dump beside quiet customers, live in the te
 test: $(WHEEL) ## Run the tests, on the installed wheel.
 	@$(BIN)/python -m pytest -n auto tests $(ARGS)
 
-check: $(WHEEL) ## Check style, format, types and the rules of the architecture.
+check: $(WHEEL) ## Check style, format, types, the rules of the architecture, and the languages.
 	@echo "Checking the style."
 	@$(BIN)/python -m ruff check --quiet $(CHECKED)
 	@echo "Checking the format."
@@ -43,6 +44,11 @@ check: $(WHEEL) ## Check style, format, types and the rules of the architecture.
 	@$(BIN)/python -m mypy --strict $(CHECKED)
 	@echo "Checking the architecture."
 	@$(BIN)/python -m pytest -q tests/test_architecture.py
+	@echo "Checking the languages."
+	@$(BIN)/python -m pytest -q tests/test_locales.py
+
+locales: $(WHEEL) ## Compile the catalogues of the languages.
+	@$(BIN)/python -m tests.catalogues
 
 bench-store: $(WHEEL) ## Measure the stores.
 	@$(BIN)/python -m benchmarks.store $(ARGS)
@@ -52,6 +58,9 @@ bench-embedded: $(WHEEL) $(PEERS) ## Measure the worker beside other queues.
 
 bench-replay: $(WHEEL) ## Measure the replay of a million documents.
 	@$(BIN)/python -m benchmarks.replay $(ARGS)
+
+bench-explain: $(WHEEL) ## Measure explanations among 10,000 customers and a million documents.
+	@$(BIN)/python -m benchmarks.explain $(ARGS)
 
 fairness: $(WHEEL) ## Print what each order does to whom, as in docs/fairness.md.
 	@$(BIN)/python -m benchmarks.fairness $(ARGS)
