@@ -1,5 +1,6 @@
 """Explanations: which reasons apply to which document, with their parameters, and for whom."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -384,6 +385,13 @@ def test_an_audience_that_is_none_is_refused(queue: Queue) -> None:
 
 def test_every_code_names_its_parameters() -> None:
     assert set(PARAMETERS) == set(Code)
+
+
+def test_every_code_stands_in_the_page_with_its_parameters() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "explain.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", page.partition("## The codes")[2], re.MULTILINE)
+
+    assert {code: tuple(re.findall(r"`(\w+)`", names)) for code, names in rows} == PARAMETERS
 
 
 def test_an_explanation_follows_from_the_situation_alone(queue: Queue, clock: ManualClock) -> None:

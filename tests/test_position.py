@@ -286,11 +286,17 @@ def test_where_documents_cost_differently_the_bounds_hold(
 # ── Cases by hand ────────────────────────────────────────────────────────────────────────────────
 
 
-def lineup(*lines: Line, rank: int = 0, number: int = 0, fronts: tuple[Front, ...] = ()) -> Lineup:
-    """Customer 1 has the document, in level 1."""
+def lineup(
+    *lines: Line,
+    rank: int = 0,
+    number: int = 0,
+    fronts: tuple[Front, ...] = (),
+    level: int = 1,
+) -> Lineup:
+    """Customer 1 has the document."""
     return Lineup(
         customer=1,
-        level=1,
+        level=level,
         rank=Between(rank, rank),
         number=number,
         clock=0,
@@ -332,6 +338,16 @@ def test_every_tenth_claim_before_it_is_for_the_longest_waiting_as_long_as_there
     # 90 ordinary claims and five others: the claims with the numbers 10, 20, 30, 40 and 50.
     assert answer is not None
     assert answer.before == Before(other_turns=45, longest_waiting=5, own=45)
+
+
+def test_a_document_that_had_its_turn_as_the_longest_waiting_has_no_other_one() -> None:
+    own, other = Line(2, 5, 3, 1, 1, 1_000), Line(2, 0, 2, 2, 1, 1_000)
+    line = lineup(own, other, Line(1, 0, 1, 3, 15, 1_000), fronts=(Front(0, 1, 2, 2),), level=2)
+
+    answer = position(line, mode=Mode.FAIR, costs=Costs.EQUAL)
+
+    assert answer is not None
+    assert answer.before == Before(better_levels=15, longest_waiting=1)
 
 
 def test_a_million_documents_are_counted_without_taking_a_turn() -> None:

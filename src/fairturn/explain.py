@@ -7,6 +7,7 @@ them. What is not meant for a customer is left out of it here, so that it cannot
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from heapq import nsmallest
 
 from fairturn.clock import SECOND_US
 from fairturn.flows import Mode
@@ -415,6 +416,6 @@ def _history(situation: Situation) -> Iterator[Reason]:
 
 def _largest(situation: Situation, documents: Mapping[int, int]) -> tuple[tuple[str, int], ...]:
     """The customers with most documents, by name."""
-    most = sorted(documents.items(), key=lambda item: (-item[1], item[0]))[:LARGEST]
+    most = nsmallest(LARGEST, ((-n, customer) for customer, n in documents.items()))
     names = situation.names
-    return tuple((names[customer], n) for customer, n in most if customer in names)
+    return tuple((names[customer], -n) for n, customer in most if customer in names)

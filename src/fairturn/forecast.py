@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from fairturn.flows import Mode
 from fairturn.position import Cause, Position
-from fairturn.position.counting import own_line
 from fairturn.situation import ALIVE_US, Lineup, Seen, Service
 from fairturn.turns import PATIENCE_EVERY
 
@@ -186,7 +185,7 @@ def _overtaking(lineup: Lineup, position: Position, service: Service, at: int) -
 def _newcomers_first(lineup: Lineup) -> bool:
     """Whether somebody who comes now has a turn in the level before the document. In mode `levels`
     nobody has."""
-    own = own_line(lineup)
+    own = lineup.own
     return own is not None and own.virtual_time + lineup.rank.most * own.charge > lineup.clock
 
 
@@ -195,7 +194,8 @@ def _with_patience(
 ) -> float:
     """Nobody waits longer than until the turn for the longest waiting comes round to them, and to
     each of their documents after the other."""
-    customers = {line.customer for line in lineup.lines} | {f.customer for f in lineup.fronts}
-    turn = patience_us + PATIENCE_EVERY * (1 + len(customers)) * claim_us
+    in_level = sum(line.level == lineup.level for line in lineup.lines)
+    customers = max(in_level, len(lineup.fronts))
+    turn = patience_us + PATIENCE_EVERY * (1 + customers) * claim_us
     patient = (lineup.rank.most + 1) * turn
     return patient if latest is None else min(latest, patient)

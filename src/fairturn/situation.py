@@ -6,7 +6,7 @@ whoever reads an explanation may not be meant to know their names.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fairturn.flows import COST_ONE, Costs, Mode, Standing
@@ -68,10 +68,16 @@ class Lineup:
     number: int  # of the last claim
     clock: int  # of its level: where newcomers start
     lines: tuple[Line, ...]  # of its level, and of those better levels where it matters whose
+    own: Line | None = field(init=False, compare=False)  # its own; None while it is paused
     crowds: Mapping[int, int]  # in better levels: documents of all other lines
     fronts: tuple[Front, ...]  # in every level, in their order
     uncounted: int = 0  # more documents that may be before it; where there were too many to count
     folded: bool = True  # whether all that was recorded could be folded in
+
+    def __post_init__(self) -> None:
+        place = (self.customer, self.level)
+        own = next((line for line in self.lines if (line[3], line[0]) == place), None)
+        object.__setattr__(self, "own", own)
 
 
 class Working(NamedTuple):

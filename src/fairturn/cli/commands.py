@@ -21,6 +21,7 @@ SECTIONS = {
         "work": "Work on documents: run a handler on each, in the order of service.",
         "list": "List documents, the newest first.",
         "show": "Show everything about one document.",
+        "explain": "Say why a document waits, and when it will start.",
         "wait": "Wait until documents have ended.",
         "cancel": "Cancel documents.",
         "retry": "Try dead documents again.",

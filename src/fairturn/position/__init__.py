@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from fairturn.flows import Costs, Mode
-from fairturn.position.counting import Before, Counted, count, own_line, slots_within
+from fairturn.position.counting import Before, Counted, count, slots_within
 from fairturn.position.walking import STEPS_MAX, walk
 from fairturn.situation import Between, Line, Lineup
 from fairturn.turns import PATIENCE_EVERY
@@ -48,7 +48,7 @@ def position(
     lineup: Lineup, *, mode: Mode, costs: Costs, steps_max: int = STEPS_MAX
 ) -> Position | None:
     """The position of a waiting document; None while its customer is paused."""
-    own = own_line(lineup)
+    own = lineup.own
     if own is None:
         return None
     causes = [cause for cause, applies in _known_causes(lineup, mode, costs) if applies]

@@ -27,14 +27,6 @@ class Counted(NamedTuple):
     reached: bool  # before its customer comes to its limit
 
 
-def own_line(lineup: Lineup) -> Line | None:
-    """The line that the document stands in."""
-    for line in lineup.lines:
-        if line.customer == lineup.customer and line.level == lineup.level:
-            return line
-    return None
-
-
 def turns_before(line: Line, place: int, tick: int) -> int:
     """How many turns the line has before (place, tick), if enough documents wait in it."""
     distance = place - line.virtual_time
@@ -46,34 +38,38 @@ def turns_before(line: Line, place: int, tick: int) -> int:
 
 def count(lineup: Lineup) -> Counted:
     """The documents before one, without turns for the longest waiting."""
-    own = own_line(lineup)
+    own, own_level = lineup.own, lineup.level
     assert own is not None
     place, tick = own.virtual_time + lineup.rank.least * own.charge, own.tick
-    rooms: dict[int, int] = {}
-    better, mine = sum(lineup.crowds.values()), 0
+    better = sum(lineup.crowds.values())
     turns: dict[int, int] = {}
-    for line in lineup.lines:  # better levels come first, and use up room first
-        level, customer = line.level, line.customer
-        if level > lineup.level:
-            break
-        if level < lineup.level:
-            n = line.waiting
-        elif line is own:
-            n = lineup.rank.least
-        elif line.charge:
-            n = min(line.waiting, turns_before(line, place, tick))
+    special: list[tuple[Line, int]] = []  # with a limit, or its own
+    for line in lineup.lines:
+        level, _, _, customer, waiting, charge, room = line
+        if level < own_level or not charge:
+            n = waiting  # in mode `levels` only those before it are told
         else:
-            n = line.waiting  # in mode `levels` only those before it are told
-        if line.room is not None:
-            left = rooms.get(customer, line.room)
-            n = min(n, left)
-            rooms[customer] = left - n
-        if customer == lineup.customer:
-            mine += n
-        elif level < lineup.level:
+            n = min(waiting, turns_before(line, place, tick))
+        if room is not None or customer == lineup.customer:
+            special.append((line, lineup.rank.least if line is own else n))
+        elif level < own_level:
             better += n
         elif n:
             turns[customer] = n
+    mine = 0
+    rooms: dict[int, int] = {}
+    for line, wanted in sorted(special):  # better levels come first, and use up room first
+        n = wanted
+        if line.room is not None:
+            left = rooms.get(line.customer, line.room)
+            n = min(wanted, left)
+            rooms[line.customer] = left - n
+        if line.customer == lineup.customer:
+            mine += n
+        elif line.level < own_level:
+            better += n
+        elif n:
+            turns[line.customer] = n
     reached = own.room is None or mine < own.room
     before = Before(better_levels=better, other_turns=sum(turns.values()), own=mine)
     return Counted(before, turns, reached)

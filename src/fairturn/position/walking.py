@@ -51,10 +51,13 @@ class _Walk:
         self.steps = steps_max
         self.number = lineup.number
         self.crowds = lineup.crowds
-        self.lanes: dict[int, dict[int, _Lane]] = {}
+        assert lineup.own is not None
+        self.own = _Lane(lineup.own)
+        self.lines: dict[int, list[Line]] = {level: [] for level in range(1, self.level + 1)}
         for line in lineup.lines:
-            self.lanes.setdefault(line.level, {})[line.customer] = _Lane(line)
-        self.own = self.lanes[self.level][self.customer]
+            self.lines[line[0]].append(line)
+        self.lanes: dict[int, dict[int, _Lane]] = {}  # of the levels where they are needed
+        self.taken: set[tuple[int, int]] = set()  # (level, customer) that had a slot
         self.room = {line.customer: line.room for line in lineup.lines if line.room is not None}
         self.fronts = iter(lineup.fronts)
         self.at_front = {front.customer: front.level for front in lineup.fronts}  # yet to be served
@@ -76,8 +79,18 @@ class _Walk:
 
     # ── Level by level ───────────────────────────────────────────────────────────────────────────
 
+    def _lanes(self, level: int) -> dict[int, _Lane]:
+        """The lanes of a level, made when it is that level's turn."""
+        lanes = self.lanes[level] = {line.customer: _Lane(line) for line in self.lines[level]}
+        if level == self.level:
+            lanes[self.customer] = self.own
+        for at, customer in self.taken:
+            if at == level:
+                lanes[customer].left -= 1
+        return lanes
+
     def _better_level(self, level: int) -> None:
-        lanes = self.lanes.get(level, {})
+        lanes = self._lanes(level)
         end = self._order_matters_up_to(level, lanes.values())
         if self.customer in lanes and self._is_at_front():
             end = _AT_THE_END  # it may have its turn here; then it matters what came before
@@ -85,31 +98,60 @@ class _Walk:
             if self.crowds.get(level):
                 raise _GaveUp  # in which order they come is not known
             self._step(lanes.values(), end)
+        rest = self.crowds.get(level, 0)
         for lane in lanes.values():
-            n = self._open(lane)
-            self._take(lane, n)
-            self._pass(n, lane)
-        self._pass(self.crowds.get(level, 0), None)
+            if lane.customer in self.room or lane.customer == self.customer:
+                n = self._open(lane)
+                self._take(lane, n)
+                self._pass(n, lane)
+            else:
+                rest += lane.left
+        self._pass(rest, None, level)
 
     def _own_level(self) -> None:
-        lanes = self.lanes[self.level].values()
         target = self._target()
-        end = self._order_matters_up_to(self.level, [lane for lane in lanes if lane.key < target])
-        if end is not None:
-            self._step(lanes, min(end, target))
-        place, tick = self._target()
-        for lane in lanes:
-            if lane is not self.own:
-                n = min(self._open(lane), turns_before(lane.line, place, tick) - lane.had)
-                if n > 0:
-                    self._take(lane, n)
-                    self._pass(n, lane)
+        if self.room or any(self.at_front.get(line[3]) for line in self.lines[self.level]):
+            lanes = self._lanes(self.level).values()
+            near = [lane for lane in lanes if lane.key < target]
+            end = self._order_matters_up_to(self.level, near)
+            if self._is_at_front() and self._turns_before(near, target) <= self.steps:
+                end = target  # it may have its turn any time, and then it matters whose came before
+            if end is not None:
+                self._step(lanes, min(end, target))
+            self._count_lanes(lanes)
+        else:
+            self._count_lines()
         n = min(self.rank, self._open(self.own))
         self._take(self.own, n)
         self._pass(n, self.own)
         self.rank -= n
         self._slot()
         self._own_turn()
+
+    def _turns_before(self, lanes: Collection[_Lane], key: Key) -> int:
+        return sum(min(lane.left, turns_before(lane.line, *key)) for lane in lanes)
+
+    def _count_lanes(self, lanes: Collection[_Lane]) -> None:
+        """The turns of others that are left before the document's own."""
+        place, tick = self._target()
+        for lane in lanes:
+            n = min(lane.left, turns_before(lane.line, place, tick) - lane.had)
+            if n > 0 and lane is not self.own:
+                if lane.customer in self.room:
+                    n = min(n, self.room[lane.customer])
+                    self.room[lane.customer] -= n
+                self._pass(n, lane)
+
+    def _count_lines(self) -> None:
+        """The same, where nobody has a limit and nobody in the level may be the longest waiting."""
+        place, tick = self._target()
+        served = {customer for level, customer in self.taken if level == self.level}
+        for line in self.lines[self.level]:
+            customer = line.customer
+            n = min(line.waiting - (customer in served), turns_before(line, place, tick))
+            if n > 0 and customer != self.customer:
+                self.turns[customer] = n
+        self._pass(sum(self.turns.values()), None, self.level)
 
     def _target(self) -> Key:
         """The place of the document's own turn."""
@@ -126,9 +168,11 @@ class _Walk:
         end: Key | None = None
         for lane in lanes:
             at = self.at_front.get(lane.customer)
+            if at is None:
+                continue
             if at == level:
-                end = lane.key if end is None else max(end, lane.key)
-            elif at is not None and self.room.get(lane.customer, lane.left + 1) <= lane.left:
+                end = lane.key if end is None or lane.key > end else end
+            elif self.room.get(lane.customer, lane.left + 1) <= lane.left:
                 return _AT_THE_END
         return end
 
@@ -142,26 +186,31 @@ class _Walk:
         for lane in lanes:
             line = lane.line
             n = min(self._open(lane), turns_before(line, place, tick))
+            if n <= 0:
+                continue
             self.steps -= n
             if self.steps < 0:
                 raise _GaveUp
             by_tick[line.tick] = lane
-            turns += [(line.virtual_time + k * line.charge, line.tick) for k in range(n)]
+            turns.append(lane.key)
+            turns += [(line.virtual_time + k * line.charge, line.tick) for k in range(1, n)]
         turns.sort()
         for _, tick in turns:
             lane = by_tick[tick]
-            if self._open(lane) > 0:
+            if lane.left > 0 and (not self.room or self._open(lane) > 0):
                 self._turn(lane)
 
     def _turn(self, lane: _Lane) -> None:
-        self._slot()
-        if lane is self.own and self.rank == 0:
-            self._own_turn()
-        if self._open(lane) <= 0:
-            return  # the slot took its last document, or the last room of its customer
+        if self.number % PATIENCE_EVERY == PATIENCE_EVERY - 1:
+            self._slot()
+            if self._open(lane) <= 0 and lane is not self.own:
+                return  # the slot took its last document, or the last room of its customer
+        if lane is self.own:
+            if self.rank == 0:
+                self._own_turn()
+            self.rank -= 1
         self._take(lane, 1)
         self._count(1, lane)
-        self.rank -= lane is self.own
 
     def _own_turn(self) -> None:
         self.reached = self._open(self.own) > 0
@@ -176,29 +225,31 @@ class _Walk:
         """Ordinary turns of a line."""
         if n <= 0:
             return
+        customer = lane.customer
         lane.had += n
         lane.left -= n
-        if lane.customer in self.room:
-            self.room[lane.customer] -= n
-        if self.at_front.get(lane.customer) == lane.level:
-            del self.at_front[lane.customer]  # the first of them was the oldest
+        if customer in self.room:
+            self.room[customer] -= n
+        if self.at_front.get(customer) == lane.level:
+            del self.at_front[customer]  # the first of them was the oldest
 
     # ── Counting claims ──────────────────────────────────────────────────────────────────────────
 
-    def _pass(self, ordinary: int, lane: _Lane | None) -> None:
+    def _pass(self, ordinary: int, lane: _Lane | None, level: int = 0) -> None:
         """Count ordinary claims, and in between those for the longest waiting."""
         while ordinary > 0:
             n = min(ordinary, self._until_slot()) if self.at_front else ordinary
-            self._count(n, lane)
+            self._count(n, lane, level)
             ordinary -= n
             if ordinary and self.at_front:
                 self._slot()
 
-    def _count(self, n: int, lane: _Lane | None) -> None:
-        """Count ordinary claims of a line; None is the crowd of a better level."""
+    def _count(self, n: int, lane: _Lane | None, level: int = 0) -> None:
+        """Count ordinary claims of a line; without one, they are of others in this level."""
         self.number += n
         if lane is None:
-            self.better += n
+            self.better += n if level < self.level else 0
+            self.others += n if level == self.level else 0
         elif lane.customer == self.customer:
             self.mine += n
         elif lane.level < self.level:
@@ -227,8 +278,12 @@ class _Walk:
         self.number += 1
         self.longest += 1
         lane = self.lanes.get(level, {}).get(customer)
-        if lane is not None:
+        if customer == self.customer and level == self.level:
+            self.own.left -= 1
+        elif lane is not None:
             lane.left -= 1
+        else:
+            self.taken.add((level, customer))
         if customer in self.room:
             self.room[customer] -= 1
 

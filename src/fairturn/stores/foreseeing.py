@@ -208,7 +208,7 @@ def _lineup(
         rank=Between(before[kept.customer], before[kept.customer]),
         number=foreseen.number,
         clock=foreseen.clocks[level],
-        lines=tuple(sorted(lines)),
+        lines=tuple(lines),
         crowds={},
         fronts=tuple(sorted(fronts)),
     )

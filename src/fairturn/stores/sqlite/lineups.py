@@ -8,6 +8,7 @@ how many wait.
 import json
 from collections import Counter
 from collections.abc import Set
+from operator import itemgetter
 from typing import NamedTuple
 
 import apsw
@@ -47,20 +48,22 @@ _DUE = f"""
     FROM documents INDEXED BY documents_delayed
     WHERE state = {DELAYED} AND due_at <= ? ORDER BY due_at, number"""
 
-_SETTINGS = "SELECT customer, weight, running_max, recent_costs FROM standings"
+_SETTINGS = "SELECT customer, weight, running_max, paused, recent_costs FROM standings"
 # By flows_head.
 _FRONTS = """
     SELECT head_since, head_order, customer, level FROM flows INDEXED BY flows_head
     WHERE head_bound IS NOT NULL AND held = 0 AND head_bound < ?1 AND head_since < ?1"""
-# These walk the flows, which is faster than to look each of them up by an index.
+# The columns of a `Line`, and the name. It walks the flows, which is faster than to look each of
+# them up by an index.
 _LINES = """
-    SELECT f.level, f.place, f.tick, f.customer, f.folded, c.name
+    SELECT f.level, f.place, f.tick, f.customer, f.folded, ?, NULL, c.name
     FROM flows f NOT INDEXED LEFT JOIN customers c ON c.number = f.customer
     WHERE f.folded > 0 AND f.held = 0 AND f.level IN (SELECT value FROM json_each(?))"""
-_CROWDS = """
-    SELECT level, sum(folded) FROM flows NOT INDEXED
-    WHERE folded > 0 AND held = 0 AND level < ? AND customer NOT IN (SELECT value FROM json_each(?))
-    GROUP BY level"""
+_LINE, _NAME = itemgetter(slice(7)), itemgetter(3, 7)
+# By the primary key.
+_WAITING_OF = """
+    SELECT level, sum(waiting) FROM flows
+    WHERE customer IN (SELECT value FROM json_each(?)) GROUP BY level"""
 _WAITING = "SELECT coalesce(sum(waiting), 0) FROM flows WHERE customer = ?"
 _PAUSED = "SELECT paused FROM customers WHERE number = ?"
 
@@ -181,7 +184,7 @@ def lineup(
         return _unfolded(connection, queue, ahead, place, rank)
     settings = queue.settings
     fronts = _fronts(connection, ahead, settings, now)
-    lines, crowds = _lines(connection, ahead, settings, place, told_apart(fronts, place.level))
+    lines, crowds = _lines(connection, queue, ahead, place, told_apart(fronts, place.level))
     uncounted = 0
     if settings.mode is Mode.LEVELS:
         lines, uncounted = _before_in_order(connection, ahead, lines, place)
@@ -191,7 +194,7 @@ def lineup(
         rank=rank,
         number=ahead.turns.number,
         clock=ahead.turns.clocks[place.level],
-        lines=tuple(sorted(lines)),
+        lines=tuple(lines),
         crowds=crowds,
         fronts=tuple(fronts),
         uncounted=uncounted,
@@ -246,7 +249,9 @@ def _fronts(connection: apsw.Connection, ahead: Ahead, settings: Settings, now: 
         return []
     standings = ahead.turns.standings
     rows = fetch(connection, _FRONTS, (now - settings.patience_us,))
-    fronts = [Front._make(row) for row in rows if row[2] not in standings]
+    fronts = list(map(Front._make, rows))
+    if standings:
+        fronts = [front for front in fronts if front.customer not in standings]
     folded = (front_of(standing, settings, now) for standing in standings.values())
     fronts += (front for front in folded if front is not None)
     fronts.sort()
@@ -254,35 +259,37 @@ def _fronts(connection: apsw.Connection, ahead: Ahead, settings: Settings, now: 
 
 
 def _lines(
-    connection: apsw.Connection, ahead: Ahead, settings: Settings, place: Place, apart: Set[int]
+    connection: apsw.Connection, queue: QueueRow, ahead: Ahead, place: Place, apart: Set[int]
 ) -> tuple[list[Line], dict[int, int]]:
     """The lines of some levels, and how many documents wait in the others. There only the lines of
     those are told apart that have a limit, or were changed since the last claim, or are its own."""
+    settings = queue.settings
     known = fetch(connection, _SETTINGS)
     singled = dict(ahead.turns.standings)
-    for customer in [place.customer, *(row[0] for row in known if row[2] is not None)]:
+    held = [customer for customer, _, limit, paused, _ in known if limit is not None or paused]
+    for customer in [place.customer, *held]:
         if customer not in singled:
             singled[customer] = ahead.shelf.standing(customer)
-    lines = [
-        line
-        for standing in singled.values()
-        for line in lines_of(standing, settings)
-        if line.level <= place.level
-    ]
-    charges = {
-        customer: charge_of(settings, weight, tuple(json.loads(costs)))
-        for customer, weight, _, costs in known
-    }
     plain = charge_of(settings, WEIGHT_ONE, ())
-    rows = fetch(connection, _LINES, (json.dumps([*apart]),))
-    ahead.shelf.names.update({row[3]: row[5] for row in rows})
-    lines += [
-        Line(level, turn, tick, customer, n, charges.get(customer, plain))
-        for level, turn, tick, customer, n, _ in rows
-        if customer not in singled
-    ]
-    crowds = fetch(connection, _CROWDS, (place.level, json.dumps([*singled])))
-    return lines, {level: n for level, n in crowds if level not in apart}
+    rows = fetch(connection, _LINES, (plain, json.dumps([*apart])))
+    ahead.shelf.names.update(map(_NAME, rows))
+    lines = list(map(Line._make, map(_LINE, rows)))
+    if known or singled:
+        charges = {
+            customer: charge_of(settings, weight, tuple(json.loads(costs)))
+            for customer, weight, _, _, costs in known
+        }
+        lines = [
+            line if line.customer not in charges else line._replace(charge=charges[line.customer])
+            for line in lines
+            if line.customer not in singled
+        ]
+    for standing in singled.values():
+        lines += (line for line in lines_of(standing, settings) if line.level <= place.level)
+    others = dict(connection.execute(_WAITING_OF, (json.dumps([*singled]),)))
+    better = (level for level in range(1, place.level) if level not in apart)
+    crowds = {level: queue.waiting[level - 1] - others.get(level, 0) for level in better}
+    return lines, {level: n for level, n in crowds.items() if n}
 
 
 def _before_in_order(

@@ -1,0 +1,88 @@
+"""How long an explanation takes: `make bench-explain`.
+
+A file with 10,000 customers and a million waiting documents, 100 of each, in all nine levels; every
+customer has waited beyond the patience, so that turns for the longest waiting are walked through
+too. Documents are asked for at random. It fails if one in a hundred answers takes over 200 ms.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+from random import Random
+
+from fairturn import Queue, Submission
+from fairturn.clock import SECOND_US, SystemClock
+from fairturn.sentences import tell
+
+BAR_MS = 200
+BATCH = 10_000
+
+
+class Later(SystemClock):
+    """The clock of this machine, some time from now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_us = 0
+
+    def now(self) -> int:
+        return super().now() + self.by_us
+
+
+def main() -> None:
+    arguments = _arguments()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        clock = Later()
+        with Queue(Path(folder) / "documents.db", clock=clock, synchronous="NORMAL") as queue:
+            ids = _fill(queue, arguments.customers, arguments.documents)
+            queue.configure(mode=arguments.mode)
+            queue.store.claim(50, worker="w", lease_us=3_600 * SECOND_US)
+            clock.by_us = 300 * SECOND_US
+            times = _ask(queue, ids, arguments.asks)
+    p50, p99 = times[len(times) // 2], times[int(0.99 * len(times))]
+    print(
+        f"{arguments.customers:,} customers, {arguments.documents:,} documents, "
+        f"mode {arguments.mode}, {len(times)} answers: "
+        f"p50 {p50:.0f} ms, p99 {p99:.0f} ms (bar {BAR_MS} ms), longest {times[-1]:.0f} ms"
+    )
+    sys.exit(p99 > BAR_MS)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--customers", type=int, default=10_000)
+    parser.add_argument("--documents", type=int, default=1_000_000)
+    parser.add_argument("--asks", type=int, default=200)
+    parser.add_argument("--mode", choices=["fair", "equal", "levels"], default="fair")
+    parser.add_argument("--folder", help="where the file is made; the system's by default")
+    return parser.parse_args()
+
+
+def _fill(queue: Queue, customers: int, documents: int) -> list[str]:
+    ids: list[str] = []
+    for first in range(0, documents, BATCH):
+        numbers = range(first, min(first + BATCH, documents))
+        receipts = queue.submit_many(
+            Submission(customer=f"customer-{n % customers:06}", payload=n) for n in numbers
+        )
+        ids += [receipt.id for receipt in receipts]
+        print(f"\rsubmitted {len(ids):,}", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    return ids
+
+
+def _ask(queue: Queue, ids: list[str], asks: int) -> list[float]:
+    chance = Random(1)
+    times = []
+    for _ in range(asks):
+        id = chance.choice(ids)
+        begun = time.perf_counter()
+        tell(queue.explain(id))
+        times.append(1_000 * (time.perf_counter() - begun))
+    return sorted(times)
+
+
+if __name__ == "__main__":
+    main()

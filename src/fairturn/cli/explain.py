@@ -1,0 +1,78 @@
+"""`fairturn explain`: why a document waits, what is before it, when it will start; in words."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fairturn.cli.endings import misuse_is_wrong_use
+from fairturn.cli.opening import opened, queue_options
+from fairturn.cli.options import json_option
+from fairturn.cli.terminal import print_line, printable
+
+if TYPE_CHECKING:
+    from fairturn.explain import Explanation
+
+AUDIENCES = ("operator", "customer")
+
+
+@click.command("explain")
+@click.argument("id")
+@click.option("--lang", metavar="LANGUAGE", help="en, de, es, pl or pt; the locale's by default.")
+@click.option(
+    "--for",
+    "audience",
+    type=click.Choice(AUDIENCES),
+    default=AUDIENCES[0],
+    help="Who reads it: to a customer, other customers are numbers, never names.",
+)
+@json_option
+@queue_options
+def command(
+    *, id: str, lang: str | None, audience: str, as_json: bool, flags: Mapping[str, Any]
+) -> None:
+    """Say why a document waits, and when it will start.
+
+    Of a document that runs or has ended, it says what happened.
+
+    \b
+    fairturn explain 0c2f1d4b5a69788
+    fairturn explain 0c2f1d4b5a69788 --lang de --for customer
+    """
+    from fairturn.locales import load, preferred
+    from fairturn.sentences import tell
+
+    language = preferred(os.environ) if lang is None else lang
+    with misuse_is_wrong_use():
+        load(language)
+    with opened(flags) as queue:
+        explanation = queue.explain(id, audience)
+    sentences = tell(explanation, language)
+    if as_json:
+        print_line({**_as_json(explanation), "language": language, "sentences": sentences})
+    else:
+        for sentence in sentences:
+            click.echo(printable(sentence))
+
+
+def _as_json(explanation: "Explanation") -> dict[str, Any]:
+    position, forecast = explanation.position, explanation.forecast
+    return {
+        "id": explanation.id,
+        "at": explanation.at,
+        "state": explanation.state,
+        "priority": explanation.priority,
+        "count": explanation.count,
+        "position": None
+        if position is None
+        else {
+            **position.bounds._asdict(),
+            "before": position.before._asdict(),
+            "reached": position.reached,
+            "causes": position.causes,
+        },
+        "forecast": None if forecast is None else asdict(forecast),
+        "reasons": [{"code": reason.code, **reason.parameters} for reason in explanation.reasons],
+    }
