@@ -85,7 +85,7 @@ def steps(limits: st.SearchStrategy[int | None], costs: st.SearchStrategy[int | 
             st.builds(Serve, st.integers(1, 6), st.sampled_from([5, 3_600, 3_600])),
             st.builds(End, st.integers(0, 9), st.sampled_from(["done", "back", "again"])),
             st.builds(Cancel, st.integers(0, 30)),
-            st.builds(Adjust, letters, weights, limits, st.sampled_from([False] * 9 + [True])),
+            st.builds(Adjust, letters, weights, limits, st.sampled_from([False] * 4 + [True])),
             st.builds(Advance, st.sampled_from([1, 6, PATIENCE_S, PATIENCE_S + 1])),
         ),
         max_size=25,
@@ -357,6 +357,22 @@ def test_a_million_documents_are_counted_without_taking_a_turn() -> None:
 
     assert answer is not None
     assert answer.bounds == Between(990_000, 990_000)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_bounds_know_that_the_customers_oldest_may_have_its_turn_free_of_charge(rank: int) -> None:
+    own, other = Line(1, 0, 2, 1, 5, 1_000), Line(1, 0, 1, 2, 100, 100)
+    fronts = (Front(0, 1, 1, 1), Front(1, 2, 2, 1))
+    line = lineup(own, other, rank=rank, number=9, fronts=fronts)
+
+    taken = position(line, mode=Mode.FAIR, costs=Costs.EQUAL)
+    bounded = position(line, mode=Mode.FAIR, costs=Costs.EQUAL, steps_max=0)
+
+    assert taken is not None
+    assert bounded is not None
+    assert taken.before == (Before() if rank == 0 else Before(other_turns=1, longest_waiting=1))
+    assert bounded.causes == (Cause.MANY_TURNS,)
+    assert bounded.bounds.least <= taken.before.total <= bounded.bounds.most
 
 
 def test_documents_that_were_not_counted_widen_the_bounds() -> None:

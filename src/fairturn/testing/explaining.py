@@ -114,6 +114,21 @@ class Explaining(StoreSuite):
         assert found.lineup is not None
         assert position(found.lineup, mode=Mode.FAIR, costs=Costs.EQUAL) is None
 
+    def test_who_is_paused_or_at_its_limit_is_not_among_the_longest_waiting(
+        self, store: Store, clock: ManualClock
+    ) -> None:
+        receipts = submit_each(store, "abbcd")
+        adjust(store, "a", paused=True)
+        adjust(store, "b", limit=1)
+        claim(store, 1)  # of b
+        clock.advance(1_000)
+
+        found = situation(store, receipts[-1].id)
+
+        assert found.lineup is not None
+        fronts = [found.names[front.customer] for front in found.lineup.fronts]
+        assert fronts == ["c", "d"]
+
     def test_a_limit_that_was_just_set_is_known_with_what_runs(self, store: Store) -> None:
         ids_of_a = ids(submit_each(store, "aaaa"))
         claim(store, 1)
