@@ -201,14 +201,14 @@ class _Walk:
                 self._turn(lane)
 
     def _turn(self, lane: _Lane) -> None:
-        if self.number % PATIENCE_EVERY == PATIENCE_EVERY - 1:
+        slot = not self._until_slot()
+        if slot:
             self._slot()
-            if self._open(lane) <= 0 and lane is not self.own:
-                return  # the slot took its last document, or the last room of its customer
-        if lane is self.own:
-            if self.rank == 0:
-                self._own_turn()
-            self.rank -= 1
+        if lane is self.own and self.rank == 0:
+            self._own_turn()
+        if slot and self._open(lane) <= 0:
+            return  # the slot took its last document, or the last room of its customer
+        self.rank -= lane is self.own
         self._take(lane, 1)
         self._count(1, lane)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import apsw
 
 from fairturn.clock import Uptime
-from fairturn.flows import WEIGHT_ONE, Arrived, Changed, Ended, Event, Mode, Returned
+from fairturn.flows import WEIGHT_ONE, Arrived, Changed, Ended, Event, Mode, Returned, Standing
 from fairturn.model import Settings
 from fairturn.situation import (
     Between,
@@ -48,7 +48,8 @@ _DUE = f"""
     FROM documents INDEXED BY documents_delayed
     WHERE state = {DELAYED} AND due_at <= ? ORDER BY due_at, number"""
 
-_SETTINGS = "SELECT customer, weight, running_max, paused, recent_costs FROM standings"
+_HELD = "SELECT customer FROM standings WHERE running_max IS NOT NULL OR paused <> 0"
+_CHARGED = "SELECT customer, weight, recent_costs FROM standings"
 # By flows_head.
 _FRONTS = """
     SELECT head_since, head_order, customer, level FROM flows INDEXED BY flows_head
@@ -58,7 +59,7 @@ _FRONTS = """
 _LINES = """
     SELECT f.level, f.place, f.tick, f.customer, f.folded, ?, NULL, c.name
     FROM flows f NOT INDEXED LEFT JOIN customers c ON c.number = f.customer
-    WHERE f.folded > 0 AND f.held = 0 AND f.level IN (SELECT value FROM json_each(?))"""
+    WHERE f.folded > 0 AND f.level IN (SELECT value FROM json_each(?))"""
 _LINE, _NAME = itemgetter(slice(7)), itemgetter(3, 7)
 # By the primary key.
 _WAITING_OF = """
@@ -82,14 +83,15 @@ _NO_ORDER = (1 << 63) - 1
 # In mode `levels`: what is before an order, in all flows of a level.
 _WAITING_IN_LEVEL = "SELECT coalesce(sum(waiting), 0) FROM flows NOT INDEXED WHERE level = ?"
 _LOWER = """
-    SELECT f.customer, (
+    SELECT f.level, 0, 0, f.customer, (
             SELECT count(*) FROM documents d INDEXED BY documents_flow
             WHERE d.customer = f.customer AND d.level = f.level
                 AND d.order_number > f.claimed_to AND d.order_number < ?1) + (
             SELECT count(*) FROM documents r INDEXED BY documents_returned
             WHERE r.returned = 1 AND r.customer = f.customer AND r.level = f.level
-                AND r.order_number < ?1)
-    FROM flows f NOT INDEXED WHERE f.level = ?2 AND f.waiting > 0"""
+                AND r.order_number < ?1), 0, NULL, c.name
+    FROM flows f NOT INDEXED LEFT JOIN customers c ON c.number = f.customer
+    WHERE f.level = ?2 AND f.waiting > 0"""
 
 
 class Place(NamedTuple):
@@ -184,10 +186,17 @@ def lineup(
         return _unfolded(connection, queue, ahead, place, rank)
     settings = queue.settings
     fronts = _fronts(connection, ahead, settings, now)
-    lines, crowds = _lines(connection, queue, ahead, place, told_apart(fronts, place.level))
+    singled = _singled(connection, ahead, place)
+    lines = [line for s in singled.values() for line in lines_of(s, settings)]
+    lines = [line for line in lines if line.level <= place.level]
+    apart: Set[int] = {place.level}
     uncounted = 0
     if settings.mode is Mode.LEVELS:
-        lines, uncounted = _before_in_order(connection, ahead, lines, place)
+        uncounted = _add_lower(connection, ahead, singled, lines, place)
+    else:
+        apart = told_apart(fronts, place.level)
+        lines += _others(connection, ahead, singled, settings, apart)
+    better = [level for level in range(1, place.level) if level not in apart]
     return Lineup(
         customer=place.customer,
         level=place.level,
@@ -195,7 +204,7 @@ def lineup(
         number=ahead.turns.number,
         clock=ahead.turns.clocks[place.level],
         lines=tuple(lines),
-        crowds=crowds,
+        crowds=_crowds(connection, queue, singled, better),
         fronts=tuple(fronts),
         uncounted=uncounted,
     )
@@ -258,55 +267,69 @@ def _fronts(connection: apsw.Connection, ahead: Ahead, settings: Settings, now: 
     return fronts
 
 
-def _lines(
-    connection: apsw.Connection, queue: QueueRow, ahead: Ahead, place: Place, apart: Set[int]
-) -> tuple[list[Line], dict[int, int]]:
-    """The lines of some levels, and how many documents wait in the others. There only the lines of
-    those are told apart that have a limit, or were changed since the last claim, or are its own."""
-    settings = queue.settings
-    known = fetch(connection, _SETTINGS)
+def _singled(connection: apsw.Connection, ahead: Ahead, place: Place) -> dict[int, Standing]:
+    """The customers whose lines are told apart in every level: those that were changed since the
+    last claim, have a limit or are paused; and its own."""
     singled = dict(ahead.turns.standings)
-    held = [customer for customer, _, limit, paused, _ in known if limit is not None or paused]
+    held = [customer for (customer,) in fetch(connection, _HELD)]
     for customer in [place.customer, *held]:
         if customer not in singled:
             singled[customer] = ahead.shelf.standing(customer)
+    return singled
+
+
+def _others(
+    connection: apsw.Connection,
+    ahead: Ahead,
+    singled: dict[int, Standing],
+    settings: Settings,
+    levels: Set[int],
+) -> list[Line]:
+    """The lines of all others in these levels."""
     plain = charge_of(settings, WEIGHT_ONE, ())
-    rows = fetch(connection, _LINES, (plain, json.dumps([*apart])))
+    rows = fetch(connection, _LINES, (plain, json.dumps([*levels])))
     ahead.shelf.names.update(map(_NAME, rows))
-    lines = list(map(Line._make, map(_LINE, rows)))
-    if known or singled:
-        charges = {
-            customer: charge_of(settings, weight, tuple(json.loads(costs)))
-            for customer, weight, _, _, costs in known
-        }
-        lines = [
-            line if line.customer not in charges else line._replace(charge=charges[line.customer])
-            for line in lines
-            if line.customer not in singled
-        ]
-    for standing in singled.values():
-        lines += (line for line in lines_of(standing, settings) if line.level <= place.level)
-    others = dict(connection.execute(_WAITING_OF, (json.dumps([*singled]),)))
-    better = (level for level in range(1, place.level) if level not in apart)
-    crowds = {level: queue.waiting[level - 1] - others.get(level, 0) for level in better}
-    return lines, {level: n for level, n in crowds.items() if n}
+    charges = {
+        customer: charge_of(settings, weight, tuple(json.loads(costs)))
+        for customer, weight, costs in fetch(connection, _CHARGED)
+    }
+    return [
+        line if line.customer not in charges else line._replace(charge=charges[line.customer])
+        for line in map(Line._make, map(_LINE, rows))
+        if line.customer not in singled
+    ]
 
 
-def _before_in_order(
-    connection: apsw.Connection, ahead: Ahead, lines: list[Line], place: Place
-) -> tuple[list[Line], int]:
-    """In mode `levels`: the lines of its level with only those documents that come before it; and
-    how many more there may be, if they are too many to count."""
+def _crowds(
+    connection: apsw.Connection, queue: QueueRow, singled: dict[int, Standing], levels: list[int]
+) -> dict[int, int]:
+    """How many documents of all others wait in these levels, which are no others than priorities:
+    in mode `equal` there are none."""
+    if not levels:
+        return {}
+    told = dict(connection.execute(_WAITING_OF, (json.dumps([*singled]),)))
+    crowds = {level: queue.waiting[level - 1] - told.get(level, 0) for level in levels}
+    return {level: n for level, n in crowds.items() if n}
+
+
+def _add_lower(
+    connection: apsw.Connection,
+    ahead: Ahead,
+    singled: dict[int, Standing],
+    lines: list[Line],
+    place: Place,
+) -> int:
+    """In mode `levels`: let the lines of its level have only those documents that come before it,
+    and add those of all others. The answer is how many more there may be, if that is too many."""
     own, level, order = place
     waiting: int = connection.execute(_WAITING_IN_LEVEL, (level,)).get
-    lower: Counter[int] = Counter()
-    if waiting <= COUNTED_MAX:
-        lower.update(dict(connection.execute(_LOWER, (order, level))))
-        lower.update(c for c, n, o in ahead.joining.values() if n == level and o < order)
-    counted = [
-        line
-        if line.level < level or line.customer == own
-        else line._replace(waiting=lower[line.customer])
-        for line in lines
-    ]
-    return counted, 0 if waiting <= COUNTED_MAX else waiting
+    rows = fetch(connection, _LOWER, (order, level)) if waiting <= COUNTED_MAX else []
+    ahead.shelf.names.update(map(_NAME, rows))
+    lower = Counter({row[3]: row[4] for row in rows})
+    lower.update(c for c, n, o in ahead.joining.values() if n == level and o < order)
+    for n, line in enumerate(lines):
+        if line.level == level and line.customer != own:
+            lines[n] = line._replace(waiting=lower[line.customer])
+    others = (row for row in rows if row[4] and row[3] not in singled)
+    lines += map(Line._make, map(_LINE, others))
+    return 0 if waiting <= COUNTED_MAX else waiting
