@@ -113,7 +113,7 @@ class Stored:
         self.orders: dict[tuple[int, int], list[int]] = {}
         self.costs: dict[int, int] = {}
         self.standings: dict[int, StandingRow] = {}
-        self.flows: dict[tuple[int, int], FlowRow] = {}
+        self.rows: dict[tuple[int, int], FlowRow] = {}
         self.reads: Counter[str] = Counter()
 
     def add(self, customer: int, level: int, order: int, cost: int | None = None) -> None:
@@ -132,14 +132,24 @@ class Stored:
         if customer in self.standings:
             standing.weight, standing.limit, standing.paused, costs = self.standings[customer]
             standing.recent_costs = costs
-        for level in range(1, LEVELS + 1):
-            row = self.flows.get((customer, level))
-            if row is not None:
-                standing.flows[level] = to_flow(customer, level, row)
-                standing.running += row.running
-                if row.head_since is not None:
-                    standing.head_order, standing.head_since = row.head_order, row.head_since
+        for flow in self.flows(customer):
+            row = self.rows[customer, flow.level]
+            if row.head_since is not None:
+                standing.head_order, standing.head_since = row.head_order, row.head_since
+            elif customer not in self.standings and standing.head_order is not None:
+                # The head is here already, and nothing holds its flows together.
+                standing.whole = False
+                if row.head_order is not None:
+                    standing.elsewhere = min(row.head_order, standing.elsewhere or row.head_order)
+                continue
+            standing.flows[flow.level] = flow
+            standing.running += flow.running
         return standing
+
+    def flows(self, customer: int) -> list[Flow]:
+        return [
+            to_flow(customer, level, row) for (c, level), row in self.rows.items() if c == customer
+        ]
 
     def flow(self, customer: int, level: int) -> Flow:
         return Flow(customer, level)
@@ -148,7 +158,7 @@ class Stored:
         by_order = self.mode is Mode.LEVELS
         rows = [
             (level, row.head_order or 0 if by_order else row.virtual_time, row.tick, customer)
-            for (customer, level), row in self.flows.items()
+            for (customer, level), row in self.rows.items()
             if row.waiting > 0 and not row.held
         ]
         return self._counted("turns", sorted(rows))
@@ -156,7 +166,7 @@ class Stored:
     def heads(self) -> Iterator[tuple[int, int, int]]:
         rows = [
             (row.head_since, row.head_order or 0, customer)
-            for (customer, _), row in self.flows.items()
+            for (customer, _), row in self.rows.items()
             if row.head_since is not None and not row.held
         ]
         return self._counted("heads", sorted(rows))
@@ -187,7 +197,7 @@ class Stored:
         for flow in turns.touched:
             standing = turns.standings[flow.customer]
             is_head = flow.head_order is not None and flow.head_order == standing.head_order
-            self.flows[flow.customer, flow.level] = FlowRow(
+            self.rows[flow.customer, flow.level] = FlowRow(
                 flow.virtual_time,
                 flow.tick,
                 flow.waiting,
@@ -200,9 +210,9 @@ class Stored:
         turns.touched.clear()
 
     def forget(self, turns: Turns) -> None:
-        for (customer, level), row in list(self.flows.items()):
+        for (customer, level), row in list(self.rows.items()):
             if turns.forgettable(to_flow(customer, level, row)):
-                del self.flows[customer, level]
+                del self.rows[customer, level]
 
 
 def to_flow(customer: int, level: int, row: FlowRow) -> Flow:
@@ -393,7 +403,7 @@ class KeepingDesk(Desk):
             self.shelf.discard(pick.customer, pick.level, pick.order)
         self.shelf.write(turns)
         weights = [0] * (LEVELS + 1)
-        for (customer, level), row in self.shelf.flows.items():
+        for (customer, level), row in self.shelf.rows.items():
             if row.waiting > 0 and not row.held:
                 standing = self.shelf.standings.get(customer)
                 weights[level] += standing.weight if standing else 1_000
@@ -972,7 +982,7 @@ def test_a_drained_flow_at_its_clock_is_forgotten(office: Office) -> None:
     office.desk.forget()
 
     shelf = office.desk.shelf
-    assert not (shelf.flows if isinstance(shelf, Stored) else office.desk.engine.standings)
+    assert not (shelf.rows if isinstance(shelf, Stored) else office.desk.engine.standings)
 
 
 def test_forgetting_a_customer_does_not_disturb_the_turns_for_the_longest_waiting(

@@ -4,7 +4,7 @@ A flow is one customer in one level (in mode `equal`: one customer). All virtual
 integers: a document of cost 1 is 1,000,000, a weight of 1 is 1000. `turns.py` decides over them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
@@ -141,7 +141,11 @@ class Flow:
 
 @dataclass(slots=True, eq=False)
 class Standing:
-    """A customer with its flows. `head_since`: when its lowest waiting document became that."""
+    """A customer with its flows. `head_since`: when its lowest waiting document became that.
+
+    One without a limit and not paused may be loaded with the flow that has its turn alone, if its
+    head is there. Then it is not `whole`, and `elsewhere` is the lowest order in its other flows.
+    """
 
     customer: int
     weight: int = WEIGHT_ONE
@@ -153,6 +157,8 @@ class Standing:
     recent_costs: tuple[int, ...] = ()
     running: int = 0
     entry: "Head | None" = None  # what stands for it among the heads
+    whole: bool = True
+    elsewhere: int | None = None
 
     @property
     def held(self) -> bool:
@@ -187,7 +193,11 @@ class Shelf(Protocol):
     of its own: there every customer is loaded already."""
 
     def standing(self, customer: int) -> Standing:
-        """The customer with all its flows, as the last claim left them."""
+        """The customer as the last claim left it, with all its flows or not `whole`."""
+        ...
+
+    def flows(self, customer: int) -> Iterable[Flow]:
+        """All flows of a customer that was not loaded as a whole, as the last claim left them."""
         ...
 
     def flow(self, customer: int, level: int) -> Flow:
@@ -247,6 +257,9 @@ class Backlog:
 
     def standing(self, customer: int) -> Standing:
         return Standing(customer)
+
+    def flows(self, customer: int) -> Iterable[Flow]:
+        return ()
 
     def flow(self, customer: int, level: int) -> Flow:
         return Flow(customer, level)

@@ -8,7 +8,7 @@ and writes back what `Turns` has touched. The simulator does the same on a simul
 All virtual quantities are integers: a document of cost 1 is 1,000,000, a weight of 1 is 1000.
 """
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Generic, TypeVar
 
@@ -54,12 +54,12 @@ class _Stream(Generic[Entry]):
         self._first: Entry | None = None
         self._read = False
 
-    def first_not_in(self, loaded: Container[int]) -> Entry | None:
-        """The first entry whose customer, its last part, is not loaded yet."""
+    def first_unless(self, loaded: Callable[[Entry], bool]) -> Entry | None:
+        """The first entry that stands for something that is not loaded yet."""
         if not self._read:
             self._read = True
             self._first = next(self._entries, None)
-        while self._first is not None and self._first[-1] in loaded:
+        while self._first is not None and loaded(self._first):
             self._first = next(self._entries, None)
         return self._first
 
@@ -146,6 +146,8 @@ class Turns:
         self._settle(standing, at)
 
     def _apply(self, standing: Standing, event: Event) -> None:
+        if isinstance(event, Changed | Purged | Counted):
+            self._complete(standing)
         match event:
             case Left():
                 flow = self._flow(standing, event.level)
@@ -233,6 +235,11 @@ class Turns:
                     first, head = flow, order
                 if order == standing.head_order:
                     self.touched.add(flow)  # it may be the head no longer
+        elsewhere = standing.elsewhere
+        if elsewhere is not None and (head is None or elsewhere < head):
+            self._complete(standing)
+            self._move_head(standing, at)
+            return
         if head != standing.head_order:
             standing.head_order = head
             standing.head_since = at
@@ -304,12 +311,22 @@ class Turns:
 
     def _next_turn(self) -> Flow | None:
         """The active flow with the smallest (level, virtual_time, tick)."""
-        while True:
-            first = self._first_place()
-            stored = self._stored_places.first_not_in(self.standings)
-            if stored is None or (first is not None and self._places[0] < stored):
-                return first
-            self._load(stored[3])
+        first = self._first_place()
+        stored = self._stored_places.first_unless(self._has_flow)
+        if stored is None or (first is not None and self._places[0] < stored):
+            return first
+        level, _, _, customer = stored
+        standing = self.standings.get(customer) or self._load(customer)
+        if level not in standing.flows:
+            self._complete(standing)
+        return standing.flows[level]
+
+    def _has_flow(self, place: Place) -> bool:
+        standing = self.standings.get(place[3])
+        return standing is not None and (standing.whole or place[0] in standing.flows)
+
+    def _has_customer(self, head: Head) -> bool:
+        return head[2] in self.standings
 
     def _first_place(self) -> Flow | None:
         places, standings = self._places, self.standings
@@ -324,34 +341,45 @@ class Turns:
     def _longest_waiting(self, now: int) -> Flow | None:
         """The flow with the first document of the customer, not held, that waits longest: if that
         document has been its customer's oldest for more than the patience."""
+        before = now - self.patience_us
         while True:
-            first = self._first_head()
-            stored = self._stored_heads.first_not_in(self.standings)
-            if stored is not None and not (first is not None and first < stored):
-                if now - stored[0] <= self.patience_us:
-                    return None
-                self._load(stored[2])
-            elif first is None or now - first[0] <= self.patience_us:
-                return None
-            else:
-                flows = self.standings[first[2]].flows.values()
-                return next(flow for flow in flows if flow.head_order == first[1])
+            first = self._first_head(before)
+            stored = self._stored_heads.first_unless(self._has_customer)
+            if stored is None or stored[0] >= before or (first is not None and first < stored):
+                break
+            self._load(stored[2])
+        if first is None:
+            return None
+        flows = self.standings[first[2]].flows.values()
+        return next(flow for flow in flows if flow.head_order == first[1])
 
     # ── Places and heads: heaps whose outdated entries are dropped when they come up ─────────────
 
     def _load(self, customer: int) -> Standing:
         standing = self.standings[customer] = self._shelf.standing(customer)
-        by_order, places = self.mode is Mode.LEVELS, self._places
         for flow in standing.flows.values():
             if flow.active:
-                key = flow.head_order or 0 if by_order else flow.virtual_time
-                flow.entry = (flow.level, key, flow.tick, customer)
-                heappush(places, flow.entry)
+                self._place(flow)
         self._seat(standing)
         return standing
 
+    def _complete(self, standing: Standing) -> None:
+        """Load the flows that were left out."""
+        if standing.whole:
+            return
+        standing.whole, standing.elsewhere = True, None
+        for flow in self._shelf.flows(standing.customer):
+            if flow.level not in standing.flows:
+                standing.flows[flow.level] = flow
+                standing.running += flow.running
+                if flow.active:
+                    self._place(flow)
+
     def _flow(self, standing: Standing, level: int) -> Flow:
         flow = standing.flows.get(level)
+        if flow is None:
+            self._complete(standing)
+            flow = standing.flows.get(level)
         if flow is None:
             flow = standing.flows[level] = self._shelf.flow(standing.customer, level)
         return flow
@@ -386,10 +414,10 @@ class Turns:
         if len(self._heads) > 2 * len(self.standings) + _HEAP_SLACK:
             self._drop_outdated()
 
-    def _first_head(self) -> Head | None:
-        """The customer, not held, whose head comes first."""
+    def _first_head(self, before: int) -> Head | None:
+        """The customer, not held, whose head comes first, if it is that since before a moment."""
         heads = self._heads
-        while heads:
+        while heads and heads[0][0] < before:
             entry = heads[0]
             standing = self.standings[entry[2]]
             head = standing.head_order

@@ -29,32 +29,37 @@ _PAGE_OF_TURNS = """
     WHERE folded > 0 AND held = 0 AND (level, place, tick) > (?1, ?2, ?3)
     ORDER BY level, place, tick LIMIT ?4"""
 _SETTINGS_COLUMNS = "s.weight, s.running_max, s.paused, s.recent_costs"
-# With each turn what its customer needs to be loaded, the flow's first document if that was not
-# returned, and the order of the second. By documents_flow and the primary keys.
+_FLOW_COLUMNS = """
+    f.level, f.place, f.tick, f.customer, f.claimed_to, f.folded, f.running, f.head_order,
+    f.head_since, f.head_bound, f.held"""
+# With each turn what its customer needs to be loaded, the lowest order in its other flows, the
+# flow's first document if that was not returned, and the order of the second. By documents_flow and
+# the primary keys.
 _TURNS = f"""
-    SELECT f.level, f.place, f.tick, f.customer, c.name, {_SETTINGS_COLUMNS}, (
+    SELECT {_FLOW_COLUMNS}, c.name, {_SETTINGS_COLUMNS}, (
+            SELECT min(o.head_order) FROM flows o
+            WHERE o.customer = f.customer AND o.level <> f.level), (
             SELECT min(n.order_number) FROM documents n INDEXED BY documents_flow
             WHERE n.customer = f.customer AND n.level = f.level AND n.order_number > f.head_order),
         {CLAIM_COLUMNS}
-    FROM (SELECT customer, level, place, tick, head_order, claimed_to {_PAGE_OF_TURNS}) f
+    FROM (SELECT * {_PAGE_OF_TURNS}) f
         LEFT JOIN customers c ON c.number = f.customer
         LEFT JOIN standings s ON s.customer = f.customer
         LEFT JOIN documents d INDEXED BY documents_flow
             ON d.customer = f.customer AND d.level = f.level AND d.order_number = f.head_order
             AND f.head_order > f.claimed_to
     ORDER BY f.level, f.place, f.tick"""
-_TURN, _CUSTOMER, _NAME_AND_SETTINGS = slice(4), 3, slice(4, 9)  # where they stand in such a row
-_FOLLOWING, _FIRST = 9, slice(10, None)
-_FIRST_PART = itemgetter(0)
-_FLOW_COLUMNS = """
-    customer, level, claimed_to, place, tick, folded, running, head_order, head_since, head_bound,
-    held"""
+# Where what stands in such a row.
+_TURN, _CUSTOMER, _SINCE, _FLOW = slice(4), 3, 8, slice(11)
+_NAME_AND_SETTINGS, _NAME, _WEIGHT, _ELSEWHERE, _FOLLOWING = slice(11, 16), 11, 12, 16, 17
+_FIRST, _FIRST_ORDER = slice(18, None), 18 + ORDER
+_BY_CUSTOMER = itemgetter(_CUSTOMER)
 # By the primary key. The second is for all customers on a page of `_TURNS`.
-_FLOWS = f"SELECT {_FLOW_COLUMNS} FROM flows WHERE customer = ?"
+_FLOWS = f"SELECT {_FLOW_COLUMNS} FROM flows f WHERE f.customer = ?"
 _FLOWS_OF_PAGE = f"""
-    SELECT {_FLOW_COLUMNS} FROM flows WHERE customer IN (SELECT customer {_PAGE_OF_TURNS})
-    ORDER BY customer"""
-_CLAIMED_TO = "SELECT claimed_to FROM flows WHERE customer = ? AND level = ?"
+    SELECT {_FLOW_COLUMNS} FROM flows f WHERE f.customer IN (SELECT customer {_PAGE_OF_TURNS})
+    ORDER BY f.customer"""
+_FLOW_OF_LEVEL = f"{_FLOWS} AND f.level = ?"
 # The customer itself may be gone: then its flows are about to go, with the weight that they have.
 _SETTINGS = f"""
     SELECT (SELECT name FROM customers WHERE number = ?1), {_SETTINGS_COLUMNS}
@@ -88,6 +93,12 @@ class StoredFlow(Flow):
     ahead: int = 1  # how many were read the last time
 
 
+def _is_enough(turn: Row) -> bool:
+    """Whether its customer can be loaded with this flow alone: its head is here, and it has no
+    settings that hold all of its flows together."""
+    return turn[_SINCE] is not None and turn[_WEIGHT] is None and turn[_NAME] is not None
+
+
 class SqliteShelf:
     """The file as the last claim left it, read ahead a little."""
 
@@ -102,49 +113,81 @@ class SqliteShelf:
         self.clocks = [0] * (LEVELS + 1)
         self.weights = [0] * (LEVELS + 1)
         self._mode = mode
-        # Of customers that will be loaded soon: all their flows, and those on the page of turns.
-        self._flows: dict[int, list[Row]] = {}
-        self._turns: dict[tuple[int, int], Row] = {}
+        self._turn: Row | None = None  # whose customer will be loaded next, as a rule
+        self._flows: dict[int, list[Row]] = {}  # of customers on the page that have several
 
     # ── Flows ────────────────────────────────────────────────────────────────────────────────────
 
     def standing(self, customer: int) -> Standing:
-        rows = self._flows.pop(customer, None)
-        if rows is None:
-            rows = fetch(self.connection, _FLOWS, (customer,))
-        standing = Standing(customer)
-        settings: Row | None = None
-        by_order = self._mode is Mode.LEVELS
-        for _, level, claimed_to, place, tick, folded, running, order, since, bound, held in rows:
-            flow = standing.flows[level] = StoredFlow(
-                customer,
-                level,
-                0 if by_order else place,
-                tick,
-                folded,
-                running,
-                order,
-                folded > 0 and not held,
-                None,
-                claimed_to,
-                bound,
-                held,
-            )
-            standing.running += running
-            if since is not None:
-                standing.head_order, standing.head_since = order, since
-            turn = self._turns.pop((customer, level), None)
-            if turn is not None:
-                settings = turn[_NAME_AND_SETTINGS]
-                self._expect(flow, turn)
-        self._set(standing, settings or self._settings(customer))
+        turn = self._turn
+        if turn is None or turn[_CUSTOMER] != customer:
+            standing = self._standing(customer)
+            self._set(standing, self._settings(customer))
+            return standing
+        self._turn = None
+        if _is_enough(turn):
+            return self._with_this_flow(turn)
+        standing = self._standing(customer)
+        flow = standing.flows[turn[0]]
+        assert isinstance(flow, StoredFlow)
+        self._expect(flow, turn)
+        self._set(standing, turn[_NAME_AND_SETTINGS])
         return standing
 
+    def _with_this_flow(self, turn: Row) -> Standing:
+        flow = self._to_flow(turn)
+        self._expect(flow, turn)
+        customer = flow.customer
+        self.names[customer] = turn[_NAME]
+        return Standing(
+            customer,
+            flows={flow.level: flow},
+            head_order=flow.head_order,
+            head_since=turn[_SINCE],
+            running=flow.running,
+            whole=False,
+            elsewhere=turn[_ELSEWHERE],
+        )
+
     def _expect(self, flow: StoredFlow, turn: Row) -> None:
-        first = turn[_FIRST]
-        if first[ORDER] is not None:
-            flow.upcoming, flow.following = [first], turn[_FOLLOWING]
+        if turn[_FIRST_ORDER] is not None:
+            flow.upcoming, flow.following = [turn[_FIRST]], turn[_FOLLOWING]
             self._ahead += 1
+
+    def _standing(self, customer: int) -> Standing:
+        standing = Standing(customer)
+        for row in self._rows(customer):
+            flow = standing.flows[row[0]] = self._to_flow(row)
+            standing.running += flow.running
+            if row[_SINCE] is not None:
+                standing.head_order, standing.head_since = flow.head_order, row[_SINCE]
+        return standing
+
+    def _rows(self, customer: int) -> list[Row]:
+        rows = self._flows.pop(customer, None)
+        return fetch(self.connection, _FLOWS, (customer,)) if rows is None else rows
+
+    def _to_flow(self, row: Row) -> StoredFlow:
+        level, place, tick, customer, claimed_to, folded, running, order, _, bound, held = row[
+            _FLOW
+        ]
+        return StoredFlow(
+            customer,
+            level,
+            0 if self._mode is Mode.LEVELS else place,
+            tick,
+            folded,
+            running,
+            order,
+            folded > 0 and not held,
+            None,
+            claimed_to,
+            bound,
+            held,
+        )
+
+    def flows(self, customer: int) -> list[StoredFlow]:
+        return list(map(self._to_flow, self._rows(customer)))
 
     def _settings(self, customer: int) -> Row:
         (settings,) = fetch(self.connection, _SETTINGS, (customer,))
@@ -161,8 +204,10 @@ class SqliteShelf:
     def flow(self, customer: int, level: int) -> StoredFlow:
         """It may be in the file, since its customer was read. If it is not, nothing waits in it up
         to the orders that were given, but what was returned."""
-        found = fetch(self.connection, _CLAIMED_TO, (customer, level))
-        return StoredFlow(customer, level, claimed_to=found[0][0] if found else self.given)
+        found = fetch(self.connection, _FLOW_OF_LEVEL, (customer, level))
+        if found:
+            return self._to_flow(found[0])
+        return StoredFlow(customer, level, claimed_to=self.given)
 
     # Whoever is not loaded stays where it is in the file: what changes it loads it. So a stream
     # goes on from claim to claim, and never begins again.
@@ -172,14 +217,20 @@ class SqliteShelf:
         while True:
             from_here = (*last, self.page)
             page: list[Any] = fetch(self.connection, _TURNS, from_here)
-            self._turns = {(row[_CUSTOMER], row[0]): row for row in page}
-            rows = fetch(self.connection, _FLOWS_OF_PAGE, from_here)
-            self._flows = {customer: list(flows) for customer, flows in groupby(rows, _FIRST_PART)}
+            self._flows = self._flows_of(page, from_here)
             for row in page:
+                self._turn = row
                 yield row[_TURN]
             if len(page) < from_here[-1]:
                 return
             last = page[-1][:3]
+
+    def _flows_of(self, page: list[Row], from_here: Row) -> dict[int, list[Row]]:
+        """All flows of the customers on the page, if there is one of whom they are needed."""
+        if all(map(_is_enough, page)):
+            return {}
+        rows = fetch(self.connection, _FLOWS_OF_PAGE, from_here)
+        return {customer: list(flows) for customer, flows in groupby(rows, _BY_CUSTOMER)}
 
     def heads(self) -> Iterator[tuple[int, int, int]]:
         last = (_LOWEST_INT, 0)
@@ -222,7 +273,8 @@ class SqliteShelf:
 
     def cancelled(self, standing: Standing | None, left: Left) -> None:
         """A waiting document was cancelled, which may have been read ahead."""
-        self._turns.pop((left.customer, left.level), None)
+        if self._turn is not None and self._turn[_CUSTOMER] == left.customer:
+            self._turn = None
         flow = standing.flows.get(left.level) if standing else None
         if isinstance(flow, StoredFlow) and flow.upcoming is not None:
             kept = [row for row in flow.upcoming if row[ORDER] != left.order]
