@@ -28,7 +28,7 @@ from fairturn.situation import (
     Seen,
     Service,
     Working,
-    front_of,
+    fronts_of,
     lines_of,
 )
 
@@ -120,6 +120,7 @@ class Asking(RealOrder):
                 for line in lines
             ]
         rank = before.get(paper.customer, 0)
+        fronts, stalled = fronts_of(standings, settings, at)
         lineup = Lineup(
             customer=paper.customer,
             level=level,
@@ -128,7 +129,9 @@ class Asking(RealOrder):
             clock=turns.clocks[level],
             lines=tuple(sorted(lines)),
             crowds={},
-            fronts=tuple(sorted(f for s in standings if (f := front_of(s, settings, at)))),
+            fronts=tuple(fronts),
+            stalled=tuple(stalled),
+            waiting=len(self._waiting),
         )
         found = position(lineup, mode=settings.mode, costs=settings.costs)
         assert found is not None
@@ -190,6 +193,8 @@ def lineup(waiting: int = 10, rank: int = 0) -> Lineup:
         lines=(Line(1, 0, 1, 1, waiting, 1_000_000),),
         crowds={},
         fronts=(),
+        stalled=(),
+        waiting=waiting,
     )
 
 

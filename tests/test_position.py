@@ -1,8 +1,8 @@
 """The position of a document, against the real engine: the queue is drained, and compared.
 
 A case is a list of plain values that brings a store into some state. Then time stands still: every
-waiting document is asked for its position, and the queue is drained twice, once so that nothing
-that runs ends, and once so that everything ends at once.
+waiting document is asked for its position, and the queue is drained: so that nothing that runs
+ends, so that everything ends at once, and so that something ends only when nothing else is left.
 """
 
 from dataclasses import replace
@@ -19,10 +19,12 @@ from fairturn.model import (
     Completed,
     CustomerSettings,
     Failed,
+    Fence,
     NewDocument,
     Outcome,
     Released,
     Settings,
+    State,
 )
 from fairturn.position import Cause, Position, position
 from fairturn.position.counting import Before
@@ -126,15 +128,26 @@ def store_after(program: list[Step], queue: Settings) -> tuple[MemoryStore, list
     return store, documents
 
 
-def drained(store: MemoryStore, *, ending: bool) -> dict[str, int]:
-    """The place of each document in the order in which all of them are claimed."""
+def drained(store: MemoryStore, *, ending: str = "never") -> dict[str, int]:
+    """The place of each document in the order in which all of them are claimed. What runs ends
+    `"never"`, `"at once"`, or `"late"`: the last one, when nothing else can be claimed."""
     places: dict[str, int] = {}
-    ended: list[Outcome] = []
-    while claims := store.claim(1, worker="w", lease_us=LEASE_US, outcomes=ended).claims:
-        (claim,) = claims
-        places[claim.document.id] = len(places)
-        ended = [Completed(claim.fence)] if ending else []
-    return places
+    running = [
+        Fence(store._id(row.number), row.fence)
+        for row in store._documents.values()
+        if row.state is State.RUNNING and row.lease_until > store._clock.uptime().at
+    ]
+    while True:
+        if ending == "at once":
+            store.finish([Completed(fence) for fence in running])
+            running.clear()
+        if claims := store.claim(1, worker="w", lease_us=LEASE_US).claims:
+            places[claims[0].document.id] = len(places)
+            running.append(claims[0].fence)
+        elif ending == "never" or not running:
+            return places
+        else:
+            store.finish([Completed(running.pop())])
 
 
 def positions(store: MemoryStore, ids: list[str], **options: Any) -> dict[str, Position | None]:
@@ -218,15 +231,17 @@ def parts(before: list[Claimed], target: Claimed) -> Before:
     bounds=st.sampled_from([STEEP, Settings().bounds]),
 )
 @settings(max_examples=120)
-def test_with_limits_it_is_exact_if_nothing_ends_and_the_bounds_hold_if_everything_does(
+def test_with_limits_it_is_exact_if_nothing_ends_and_the_bounds_hold_whatever_ends(
     mode: Mode, program: list[Step], bounds: tuple[int, ...]
 ) -> None:
     queue = Settings(mode=mode, bounds=bounds, patience_s=PATIENCE_S)
     store, ids = store_after(program, queue)
 
     found = positions(store, ids)
-    standing = drained(store, ending=False)
-    flowing = drained(store_after(program, queue)[0], ending=True)
+    standing = drained(store)
+    flowing, stalling = (
+        drained(store_after(program, queue)[0], ending=ending) for ending in ("at once", "late")
+    )
 
     for id, answer in found.items():
         if answer is None:
@@ -235,7 +250,7 @@ def test_with_limits_it_is_exact_if_nothing_ends_and_the_bounds_hold_if_everythi
         assert answer.reached is (id in standing)
         if answer.reached:
             assert answer.before.total == standing[id]
-        for place in (standing.get(id), flowing.get(id)):
+        for place in (standing.get(id), flowing.get(id), stalling.get(id)):
             assert place is None or answer.bounds.least <= place <= answer.bounds.most
         assert answer.bounds.exact is not bool(answer.causes)
         event(f"exact: {answer.bounds.exact}, reached: {answer.reached}")
@@ -250,7 +265,7 @@ def test_where_turns_are_too_many_to_take_the_bounds_hold(
     store, ids = store_after(program, queue)
 
     found = positions(store, ids, steps_max=steps_max)
-    standing = drained(store, ending=False)
+    standing = drained(store)
 
     for id, answer in found.items():
         if answer is not None and id in standing:
@@ -273,11 +288,13 @@ def test_where_documents_cost_differently_the_bounds_hold(
     store, ids = store_after(program, queue)
 
     found = positions(store, ids)
-    standing = drained(store, ending=False)
-    flowing = drained(store_after(program, queue)[0], ending=True)
+    standing = drained(store)
+    flowing, stalling = (
+        drained(store_after(program, queue)[0], ending=ending) for ending in ("at once", "late")
+    )
 
     for id, answer in found.items():
-        for place in (standing.get(id), flowing.get(id)):
+        for place in (standing.get(id), flowing.get(id), stalling.get(id)):
             if answer is not None and place is not None:
                 assert answer.bounds.least <= place <= answer.bounds.most
                 event(f"exact: {answer.bounds.exact}")
@@ -303,6 +320,8 @@ def lineup(
         lines=tuple(sorted(lines)),
         crowds={},
         fronts=fronts,
+        stalled=(),
+        waiting=sum(line.waiting for line in lines),
     )
 
 
@@ -375,6 +394,34 @@ def test_bounds_know_that_the_customers_oldest_may_have_its_turn_free_of_charge(
     assert bounded.bounds.least <= taken.before.total <= bounded.bounds.most
 
 
+def test_until_something_of_its_customer_ends_everything_in_the_queue_may_come_before_it() -> None:
+    line = lineup(Line(1, 0, 1, 1, 5, 1_000, room=0), Line(1, 0, 2, 2, 3, 1_000), rank=1)
+    queue = replace(line, waiting=1_000)  # the others are in worse levels
+
+    answer = position(queue, mode=Mode.FAIR, costs=Costs.EQUAL)
+
+    assert answer is not None
+    assert answer.before == Before(other_turns=1, own=1)
+    assert not answer.reached
+    assert answer.bounds == Between(2, 996)  # without it, and three of its line behind it
+
+
+def test_a_customer_at_its_limit_may_have_a_turn_as_the_longest_waiting_when_something_ends() -> (
+    None
+):
+    line = lineup(Line(1, 0, 1, 1, 1, 1_000), number=9)
+    stalled = replace(line, stalled=(Front(0, 1, 2, 5),), waiting=2)
+
+    answer = position(stalled, mode=Mode.FAIR, costs=Costs.EQUAL)
+
+    assert answer is not None
+    assert answer.bounds == Between(0, 1)
+    assert answer.causes == (Cause.LIMITS,)
+    soon = position(replace(stalled, number=8), mode=Mode.FAIR, costs=Costs.EQUAL)
+    assert soon is not None
+    assert soon.bounds == Between(0, 0)  # the claim after it is for the longest waiting
+
+
 def test_documents_that_were_not_counted_widen_the_bounds() -> None:
     line = lineup(Line(1, 0, 1, 1, 100, 1_000))
     unsure = replace(line, rank=Between(3, 50), uncounted=7)
@@ -388,10 +435,10 @@ def test_documents_that_were_not_counted_widen_the_bounds() -> None:
 
 def test_what_is_not_folded_in_leaves_only_what_waits_in_all() -> None:
     line = lineup(Line(1, 0, 1, 1, 100, 1_000), rank=4)
-    unsure = replace(line, folded=False, uncounted=1_000)
+    unsure = replace(line, folded=False, waiting=1_000)
 
     answer = position(unsure, mode=Mode.FAIR, costs=Costs.EQUAL)
 
     assert answer is not None
-    assert answer.bounds == Between(0, 1_004)
+    assert answer.bounds == Between(0, 904)  # of 1,000 it is one, and 95 of its line are behind it
     assert Cause.UNFOLDED in answer.causes

@@ -71,6 +71,8 @@ class Lineup:
     own: Line | None = field(init=False, compare=False)  # its own; None while it is paused
     crowds: Mapping[int, int]  # in better levels: documents of all other lines
     fronts: tuple[Front, ...]  # in every level, in their order
+    stalled: tuple[Front, ...]  # the same of customers at their limit: until something ends
+    waiting: int  # documents in the whole queue, itself included, of customers who are not paused
     uncounted: int = 0  # more documents that may be before it; where there were too many to count
     folded: bool = True  # whether all that was recorded could be folded in
 
@@ -190,14 +192,28 @@ def lines_of(standing: Standing, settings: Settings) -> Iterator[Line]:
 
 
 def front_of(standing: Standing, settings: Settings, now: int) -> Front | None:
-    """The customer's oldest document, if it may have the next turn for the longest waiting."""
+    """The customer's oldest document, if its patience has run out and it is not paused."""
     since, order = standing.head_since, standing.head_order
-    if settings.mode is Mode.LEVELS or standing.held or order is None:
+    if settings.mode is Mode.LEVELS or standing.paused or order is None:
         return None
     if now - since <= settings.patience_us:
         return None
     level = next(flow.level for flow in standing.flows.values() if flow.head_order == order)
     return Front(since, order, standing.customer, level)
+
+
+def fronts_of(
+    standings: Iterable[Standing], settings: Settings, now: int
+) -> tuple[list[Front], list[Front]]:
+    """Those of them that may have the next turn for the longest waiting, in their order; and those
+    whose customers are at their limit."""
+    fronts: list[Front] = []
+    stalled: list[Front] = []
+    for standing in standings:
+        front = front_of(standing, settings, now)
+        if front is not None:
+            (stalled if standing.held else fronts).append(front)
+    return sorted(fronts), sorted(stalled)
 
 
 class Notes:
@@ -217,7 +233,18 @@ class Notes:
         return True
 
 
-def told_apart(fronts: Iterable[Front], level: int) -> Set[int]:
-    """The levels whose lines are to be told apart: the document's own, and better ones in which
-    some oldest document may have its turn as such."""
-    return {level} | {front.level for front in fronts if front.level < level}
+def told_apart(
+    fronts: Iterable[Front], lines: Iterable[Line], customer: int, level: int
+) -> Set[int]:
+    """The levels whose lines are to be told apart: the document's own, and better ones in which it
+    matters who comes when. That is where some oldest document may have its turn as such; or where a
+    customer with a limit, or its own, has documents, and its oldest one in another level.
+
+    Given are the lines of its own customer and of those with a limit."""
+    at_front = {front.customer: front.level for front in fronts}
+    levels = {level, *at_front.values()}
+    for line in lines:
+        matters = line.room is not None or line.customer == customer
+        if matters and at_front.get(line.customer, line.level) != line.level:
+            levels.add(line.level)
+    return {each for each in levels if each <= level}

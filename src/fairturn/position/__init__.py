@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from fairturn.flows import Costs, Mode
-from fairturn.position.counting import Before, Counted, count, slots_within
+from fairturn.position.counting import Before, Counted, count, slots_within, until_slot
 from fairturn.position.walking import STEPS_MAX, walk
 from fairturn.situation import Between, Line, Lineup
-from fairturn.turns import PATIENCE_EVERY
 
 
 class Cause(StrEnum):
@@ -95,9 +94,13 @@ def _limits_matter(lineup: Lineup) -> bool:
     """Whether another customer may come to its limit before the document, or is at it and would
     have turns before it."""
     limited = [line for line in lineup.lines if line.room is not None]
-    if not limited:
+    stalled = [front for front in lineup.stalled if front.customer != lineup.customer]
+    if not limited and not stalled:
         return False
-    wanted = dict(count(replace(lineup, lines=tuple(_unlimited(lineup)))).turns)
+    counted = count(replace(lineup, lines=tuple(_unlimited(lineup))))
+    if stalled and slots_within(lineup.number, counted.before.total, 1):
+        return True
+    wanted = dict(counted.turns)
     for line in limited:
         if line.level < lineup.level:
             wanted[line.customer] = wanted.get(line.customer, 0) + line.waiting
@@ -126,7 +129,7 @@ def _least(lineup: Lineup, own: Line, causes: list[Cause]) -> int:
     if Cause.UNFOLDED in causes:
         return 0
     rank = lineup.rank.least
-    at_front = any(f.customer == own.customer and f.level == own.level for f in lineup.fronts)
+    at_front = _front_level(lineup) == own.level
     if at_front and rank:
         rank -= 1  # the first of them may have its turn as the longest waiting, free of charge
     lines = _unlimited(lineup, own.customer)
@@ -134,27 +137,40 @@ def _least(lineup: Lineup, own: Line, causes: list[Cause]) -> int:
         lines = [line for line in lines if line.level < own.level or line.customer == own.customer]
     least = count(replace(lineup, lines=tuple(lines), rank=Between(rank, rank))).before.total
     if at_front and not lineup.rank.least:
-        least = min(least, _until_slot(lineup.number))
+        least = min(least, until_slot(lineup.number))
     return least
 
 
 def _most(lineup: Lineup, own: Line, causes: list[Cause]) -> int:
+    if Cause.UNFOLDED in causes or _may_stall(lineup, own):
+        return lineup.waiting - (
+            own.waiting - lineup.rank.most
+        )  # all but itself and its line's rest
     lines = _unlimited(lineup)
-    place = (own.customer, own.level)
-    limited = {line.customer for line in lineup.lines if line.room is not None}
-    if {Cause.COSTS, Cause.UNFOLDED} & set(causes) or (
-        Cause.LIMITS in causes and own.customer in limited
-    ):
+    if Cause.COSTS in causes:
+        place = (own.customer, own.level)
         most = sum(line.waiting for line in lines if (line.customer, line.level) != place)
         most += lineup.rank.most + sum(lineup.crowds.values())
     else:
         all_of_it = replace(lineup, lines=tuple(lines), rank=Between(*[lineup.rank.most] * 2))
         most = count(all_of_it).before.total
     most += lineup.uncounted
-    fronts = len(lineup.fronts) + len(limited)
-    return most + slots_within(lineup.number, most, fronts) if fronts else most
+    return most + slots_within(lineup.number, most, len(lineup.fronts) + len(lineup.stalled))
 
 
-def _until_slot(number: int) -> int:
-    """Claims before the next one that is for the longest waiting."""
-    return PATIENCE_EVERY - 1 - number % PATIENCE_EVERY
+def _may_stall(lineup: Lineup, own: Line) -> bool:
+    """Whether its customer may come to its limit before the document. Then anything that waits in
+    the queue can be claimed until something of this customer ends."""
+    if own.room is None:
+        return False
+    mine = [line for line in lineup.lines if line.customer == own.customer]
+    better = sum(line.waiting for line in mine if line.level < own.level)
+    # Its oldest may have a turn as the longest waiting, in a worse level too.
+    worse = _front_level(lineup) > own.level
+    return lineup.rank.most + better + worse >= own.room
+
+
+def _front_level(lineup: Lineup) -> int:
+    """The level of its customer's oldest document, if that has waited beyond the patience."""
+    fronts = (*lineup.fronts, *lineup.stalled)
+    return next((front.level for front in fronts if front.customer == lineup.customer), 0)

@@ -75,10 +75,15 @@ def count(lineup: Lineup) -> Counted:
     return Counted(before, turns, reached)
 
 
+def until_slot(number: int) -> int:
+    """Ordinary claims after the one of this number, until the next is for the longest waiting."""
+    return PATIENCE_EVERY - 1 - number % PATIENCE_EVERY
+
+
 def slots_within(number: int, ordinary: int, fronts: int) -> int:
     """How many turns for the longest waiting there are among so many ordinary ones and just before
     the next, after the claim of this number, if so many customers are waiting for one."""
-    until = PATIENCE_EVERY - 1 - number % PATIENCE_EVERY
+    until = until_slot(number)
     if ordinary < until:
         return 0
     return min(fronts, 1 + (ordinary - until) // (PATIENCE_EVERY - 1))

@@ -8,9 +8,8 @@ tenth claim goes to the next of those that stand in worse levels.
 
 from collections.abc import Collection
 
-from fairturn.position.counting import Before, Counted, turns_before
+from fairturn.position.counting import Before, Counted, turns_before, until_slot
 from fairturn.situation import Front, Line, Lineup
-from fairturn.turns import PATIENCE_EVERY
 
 # Turns that are taken one by one, at most: some 50 ms.
 STEPS_MAX = 20_000
@@ -201,7 +200,7 @@ class _Walk:
                 self._turn(lane)
 
     def _turn(self, lane: _Lane) -> None:
-        slot = not self._until_slot()
+        slot = not until_slot(self.number)
         if slot:
             self._slot()
         if lane is self.own and self.rank == 0:
@@ -238,7 +237,7 @@ class _Walk:
     def _pass(self, ordinary: int, lane: _Lane | None, level: int = 0) -> None:
         """Count ordinary claims, and in between those for the longest waiting."""
         while ordinary > 0:
-            n = min(ordinary, self._until_slot()) if self.at_front else ordinary
+            n = min(ordinary, until_slot(self.number)) if self.at_front else ordinary
             self._count(n, lane, level)
             ordinary -= n
             if ordinary and self.at_front:
@@ -258,13 +257,9 @@ class _Walk:
             self.others += n
             self.turns[lane.customer] = self.turns.get(lane.customer, 0) + n
 
-    def _until_slot(self) -> int:
-        """Ordinary claims until the next one that is for the longest waiting."""
-        return PATIENCE_EVERY - 1 - self.number % PATIENCE_EVERY
-
     def _slot(self) -> None:
         """If the next claim is for the longest waiting, and somebody waits for it: take it."""
-        if self._until_slot():
+        if until_slot(self.number):
             return
         front = self._next_front()
         if front is None:

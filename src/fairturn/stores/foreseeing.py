@@ -16,15 +16,13 @@ from fairturn.situation import (
     Arrival,
     Attempt,
     Between,
-    Front,
-    Line,
     Lineup,
     Seen,
     Served,
     Service,
     Situation,
     Working,
-    front_of,
+    fronts_of,
     lines_of,
 )
 from fairturn.turns import Turns
@@ -191,13 +189,9 @@ def _lineup(
     for d in documents:
         if d.level == level and foreseen.orders.get(d.number, order) < order:
             before[d.customer] += 1
-    lines: list[Line] = []
-    fronts: list[Front] = []
-    for standing in foreseen.standings.values():
-        lines += (line for line in lines_of(standing, settings) if line.level <= level)
-        front = front_of(standing, settings, now)
-        if front is not None:
-            fronts.append(front)
+    standings = foreseen.standings.values()
+    lines = [line for s in standings for line in lines_of(s, settings) if line.level <= level]
+    fronts, stalled = fronts_of(standings, settings, now)
     if settings.mode is Mode.LEVELS:
         lines = [
             line
@@ -213,7 +207,9 @@ def _lineup(
         clock=foreseen.clocks[level],
         lines=tuple(lines),
         crowds={},
-        fronts=tuple(sorted(fronts)),
+        fronts=tuple(fronts),
+        stalled=tuple(stalled),
+        waiting=sum(f.waiting for s in standings if not s.paused for f in s.flows.values()),
     )
 
 

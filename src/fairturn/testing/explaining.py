@@ -8,6 +8,7 @@ from fairturn.clock import SECOND_US, ManualClock
 from fairturn.flows import Costs, Mode
 from fairturn.model import Completed, Settings, State
 from fairturn.position import Position, position
+from fairturn.position.counting import Before
 from fairturn.situation import ALIVE_US, NOTED_EVERY_US, Attempt, Between, Seen, Situation
 from fairturn.store import Store
 from fairturn.testing.steps import (
@@ -103,6 +104,23 @@ class Explaining(StoreSuite):
             answer = position(found.lineup, mode=mode, costs=Costs.EQUAL)
             assert answer is not None
             assert answer.bounds == Between(order.index(id), order.index(id))
+
+    @pytest.mark.parametrize("limit", [None, 3])
+    def test_the_oldest_of_a_customer_is_placed_exactly_though_newer_ones_have_a_better_priority(
+        self, store: Store, clock: ManualClock, limit: int | None
+    ) -> None:
+        *first, oldest = ids(submit_each(store, "aaaa"))
+        store.cancel(first)
+        clock.advance(1_501)  # beyond the patience, and the count is reset
+        submit_each(store, "babab")
+        adjust(store, "a", limit=limit)
+        claim_one(store)  # of b; with it everything is folded in
+
+        answer = place(store, oldest)
+
+        assert answer.bounds == Between(4, 4)
+        assert answer.before == Before(better_levels=2, own=2)
+        assert ids(claim_each(store))[4:] == [oldest]
 
     def test_a_document_of_a_paused_customer_has_no_position(self, store: Store) -> None:
         id = submit(store, "a").id

@@ -22,7 +22,7 @@ from fairturn.situation import (
     Line,
     Lineup,
     charge_of,
-    front_of,
+    fronts_of,
     lines_of,
     told_apart,
 )
@@ -65,7 +65,6 @@ _LINE, _NAME = itemgetter(slice(7)), itemgetter(3, 7)
 _WAITING_OF = """
     SELECT level, sum(waiting) FROM flows
     WHERE customer IN (SELECT value FROM json_each(?)) GROUP BY level"""
-_WAITING = "SELECT coalesce(sum(waiting), 0) FROM flows WHERE customer = ?"
 _PAUSED = "SELECT paused FROM customers WHERE number = ?"
 
 # By documents_flow, which answers by itself, from claimed_to on: there everything waits.
@@ -185,8 +184,8 @@ def lineup(
     if not ahead.folded:
         return _unfolded(connection, queue, ahead, place, rank)
     settings = queue.settings
-    fronts = _fronts(connection, ahead, settings, now)
     singled = _singled(connection, ahead, place)
+    fronts, stalled = _fronts(connection, singled, settings, now)
     lines = [line for s in singled.values() for line in lines_of(s, settings)]
     lines = [line for line in lines if line.level <= place.level]
     apart: Set[int] = {place.level}
@@ -194,7 +193,7 @@ def lineup(
     if settings.mode is Mode.LEVELS:
         uncounted = _add_lower(connection, ahead, singled, lines, place)
     else:
-        apart = told_apart(fronts, place.level)
+        apart = told_apart(fronts, lines, place.customer, place.level)
         lines += _others(connection, ahead, singled, settings, apart)
     better = [level for level in range(1, place.level) if level not in apart]
     return Lineup(
@@ -206,6 +205,8 @@ def lineup(
         lines=tuple(lines),
         crowds=_crowds(connection, queue, singled, better),
         fronts=tuple(fronts),
+        stalled=tuple(stalled),
+        waiting=_waiting(queue, ahead, singled),
         uncounted=uncounted,
     )
 
@@ -216,8 +217,7 @@ def _unfolded(
     """Too much has happened since the last claim: only how many wait in all is known."""
     customer, level, _ = place
     paused = connection.execute(_PAUSED, (customer,)).get
-    waiting = connection.execute(_WAITING, (customer,)).get
-    own = Line(level, 0, 0, customer, max(waiting, rank.most + 1), WEIGHT_ONE)
+    own = Line(level, 0, 0, customer, rank.most + 1, WEIGHT_ONE)
     return Lineup(
         customer=customer,
         level=level,
@@ -227,9 +227,16 @@ def _unfolded(
         lines=() if paused else (own,),
         crowds={},
         fronts=(),
-        uncounted=sum(queue.waiting) + len(ahead.joining),
+        stalled=(),
+        waiting=_waiting(queue, ahead, {}),
         folded=False,
     )
+
+
+def _waiting(queue: QueueRow, ahead: Ahead, singled: dict[int, Standing]) -> int:
+    """How many documents wait in the queue. Whoever is paused is singled out."""
+    held = (flow.waiting for s in singled.values() if s.paused for flow in s.flows.values())
+    return sum(queue.waiting) + len(ahead.joining) - sum(held)
 
 
 def _rank(connection: apsw.Connection, ahead: Ahead, place: Place) -> Between:
@@ -253,18 +260,17 @@ def _rank(connection: apsw.Connection, ahead: Ahead, place: Place) -> Between:
     return Between(lower + others, most + others)
 
 
-def _fronts(connection: apsw.Connection, ahead: Ahead, settings: Settings, now: int) -> list[Front]:
+def _fronts(
+    connection: apsw.Connection, singled: dict[int, Standing], settings: Settings, now: int
+) -> tuple[list[Front], list[Front]]:
+    """The oldest documents beyond their patience, and those of customers at their limit."""
     if settings.mode is Mode.LEVELS:
-        return []
-    standings = ahead.turns.standings
+        return [], []
+    fronts, stalled = fronts_of(singled.values(), settings, now)
     rows = fetch(connection, _FRONTS, (now - settings.patience_us,))
-    fronts = list(map(Front._make, rows))
-    if standings:
-        fronts = [front for front in fronts if front.customer not in standings]
-    folded = (front_of(standing, settings, now) for standing in standings.values())
-    fronts += (front for front in folded if front is not None)
+    fronts += (front for front in map(Front._make, rows) if front.customer not in singled)
     fronts.sort()
-    return fronts
+    return fronts, stalled
 
 
 def _singled(connection: apsw.Connection, ahead: Ahead, place: Place) -> dict[int, Standing]:
