@@ -99,10 +99,11 @@ def problems(entries: list[Entry], language: str) -> Iterator[str]:
     for one, many, texts in rest:
         if len(texts) != (1 if many is None else int(forms[1])):
             yield f"it has {len(texts)} forms of: {one}"
-        for text in texts:
+        for form, text in enumerate(texts):
+            english = one if form == 0 or many is None else many
             if not text.strip():
                 yield f"it has no text for: {one}"
-            elif placeholders(text) != placeholders(one):
+            elif placeholders(text) != placeholders(english):
                 yield f"other placeholders than in English: {text}"
 
 

@@ -413,8 +413,9 @@ def _situation(store: Store, id: str) -> Any:
         )
     return (
         (found.document, found.parent_count, found.customer_settings, found.count),
-        (found.waiting, found.running, found.delayed),
+        (found.waiting, found.running, found.delayed, found.leased),
         found.served and {found.names[c]: n for c, n in found.served.by_customer.items()},
+        found.served and found.served.complete,
         [(work.worker, work.claimed_at, work.alive) for work in found.service.running],
         [(arrival.at, arrival.level) for arrival in found.service.arrivals],
         place,

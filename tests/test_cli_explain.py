@@ -28,7 +28,7 @@ def test_a_document_that_waits_is_explained_in_sentences(file: Path) -> None:
     first, *sentences = result.stdout.splitlines()
     assert first == f"Document {id} is waiting."
     assert "3 documents will be started before it." in sentences
-    assert "Most of them: beta (2)." in sentences
+    assert "By customer: beta (2)." in sentences
     assert "No worker is running." in sentences
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from fairturn import Completed, Failed, NotFound, Queue, Submission
 from fairturn.clock import SECOND_US, ManualClock
-from fairturn.explain import PARAMETERS, Audience, Code, Explanation, explain
+from fairturn.explain import Audience, Explanation, explain
 from fairturn.flows import Mode
 from fairturn.model import Claim
+from fairturn.reasons import PARAMETERS, Code
 from fairturn.situation import Between, Situation
 
 START = 1_700_000_000 * SECOND_US
@@ -98,6 +99,16 @@ def test_a_document_made_by_another_has_its_priority_from_it(queue: Queue) -> No
         "priority": 2,
         "parent": parent,
     }
+
+
+def test_a_document_made_by_one_that_is_gone_is_not_counted_among_those_that_were_checked(
+    queue: Queue,
+) -> None:
+    *_, parent = submit(queue, "aaaa")
+    child = queue.submit("a", parent=parent).id
+    found = replace(situation(queue, child), parent_count=None)
+
+    assert codes(explain(found))[0] is Code.PRIORITY_OF_PARENT
 
 
 @pytest.mark.parametrize(
@@ -197,6 +208,20 @@ def test_a_limit_that_is_reached_is_an_answer(queue: Queue) -> None:
 
     assert parameters(told, Code.LIMIT_REACHED) == {"limit": 4}
     assert told.forecast is None
+
+
+def test_a_document_that_has_lost_its_lease_does_not_count_for_the_limit(
+    queue: Queue, clock: ManualClock
+) -> None:
+    first, second = submit(queue, "aa")
+    queue.set_customer("a", limit=1)
+    claim(queue)
+    assert Code.LIMIT_REACHED in codes(queue.explain(second))
+
+    clock.advance(3_601)
+
+    assert Code.LIMIT_REACHED not in codes(queue.explain(first))  # itself is the one that had it
+    assert codes(queue.explain(second)).count(Code.LIMIT_AHEAD) == 1
 
 
 def test_a_limit_that_will_be_reached_before_it_is_told_too(queue: Queue) -> None:
@@ -336,8 +361,15 @@ def test_ended_documents_say_how_they_ended(queue: Queue, clock: ManualClock) ->
     clock.advance(4)
     queue.store.finish([Completed(first.fence), Failed(second.fence, "unreadable")])
 
-    assert parameters(queue.explain(done), Code.COMPLETED)["took_us"] == 4 * SECOND_US
-    assert parameters(queue.explain(dead), Code.DEAD)["error"] == "unreadable"
+    clock.advance(2)
+    ended = {
+        "claimed_at": START,
+        "ended_at": START + 4 * SECOND_US,
+        "ended_us": 2 * SECOND_US,
+        "worker": "w",
+    }
+    assert parameters(queue.explain(done), Code.COMPLETED) == ended | {"took_us": 4 * SECOND_US}
+    assert parameters(queue.explain(dead), Code.DEAD) == ended | {"error": "unreadable"}
     assert Code.CANCELLED in codes(queue.explain(gone))
 
 
@@ -353,6 +385,69 @@ def test_a_document_whose_worker_is_gone_will_be_claimed_again(
     told = queue.explain(id)
     assert Code.LEASE_RAN_OUT in codes(told)
     assert told.position is not None
+    assert not {Code.RUNNING, Code.WAITED} & set(codes(told))
+    assert parameters(told, Code.ATTEMPTS)["attempts"] == 1
+
+
+def test_a_document_whose_worker_is_gone_for_the_last_time_is_told_so(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.configure(attempts_max=1)
+    (id,) = submit(queue, "a")
+    claim(queue)
+    clock.advance(3_601)
+
+    told = queue.explain(id)
+
+    assert Code.LEASE_RAN_OUT_LAST in codes(told)
+    assert not {Code.RUNNING, Code.LEASE_RAN_OUT} & set(codes(told))
+
+
+def test_a_document_with_a_due_time_waited_from_then_on(queue: Queue, clock: ManualClock) -> None:
+    id = queue.submit("a", due_at=START + 60 * SECOND_US).id
+    submit(queue, "b")
+    clock.advance(59)
+    claim(queue)  # of b, before it is due
+    clock.advance(4)
+    claim(queue)
+
+    told = queue.explain(id)
+
+    assert parameters(told, Code.WAITED)["waited_us"] == 3 * SECOND_US
+    assert Code.SERVED_MEANWHILE not in codes(told)
+
+
+def test_the_error_of_the_last_attempt_is_told_as_long_as_there_is_another_one(
+    queue: Queue, clock: ManualClock
+) -> None:
+    (id,) = submit(queue, "a")
+    (claimed,) = claim(queue)
+    queue.store.finish([Failed(claimed.fence, "unreadable", SECOND_US)])
+
+    assert parameters(queue.explain(id), Code.LAST_ERROR) == {"error": "unreadable"}
+    clock.advance(2)
+    assert parameters(queue.explain(id), Code.LAST_ERROR) == {"error": "unreadable"}
+    (claimed,) = claim(queue)
+    queue.store.finish([Completed(claimed.fence)])
+    assert Code.LAST_ERROR not in codes(queue.explain(id))
+
+
+def test_what_was_claimed_again_later_may_have_been_served_meanwhile_too(
+    queue: Queue, clock: ManualClock
+) -> None:
+    submit(queue, "bc")
+    (target,) = submit(queue, "a")
+    clock.advance(1)
+    first, _ = claim(queue, 2)
+    clock.advance(1)
+    claim(queue)
+    assert parameters(queue.explain(target), Code.SERVED_MEANWHILE)["documents"] == 2
+    queue.store.finish([Failed(first.fence, "x", SECOND_US)])
+    clock.advance(2)
+
+    claim(queue)
+
+    assert parameters(queue.explain(target), Code.SERVED_AT_LEAST)["documents"] == 1
 
 
 def test_the_number_of_attempts_is_told_when_there_was_more_than_one(

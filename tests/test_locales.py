@@ -7,9 +7,10 @@ from io import BytesIO
 import pytest
 
 from fairturn.clock import SECOND_US
-from fairturn.explain import PARAMETERS, Code, Explanation, Reason, Value
+from fairturn.explain import Explanation
 from fairturn.locales import languages, load, preferred
 from fairturn.model import State
+from fairturn.reasons import PARAMETERS, Code, Reason, Value
 from fairturn.sentences import MESSAGES, PHRASES, STATES, tell
 from tests import catalogues
 from tests.catalogues import FOLDER, Entry, placeholders, problems, read
@@ -53,6 +54,9 @@ def reasons() -> Iterator[Reason]:
     yield reason(Code.PATIENCE_OVER, customers=0)
     yield reason(Code.RUNNING, worker=None)
     yield reason(Code.DEAD, error=None)
+    yield reason(Code.COMPLETED, worker=None)
+    yield reason(Code.STARTS_AFTER, earliest_us=SECOND_US)
+    yield reason(Code.SERVED_MEANWHILE, customers=2)
     yield reason(Code.WAITED, attempts=1)
 
 
@@ -145,7 +149,7 @@ def test_placeholders_are_parameters_of_the_code() -> None:
         message = MESSAGES[code]
         assert placeholders(message.one) | placeholders(message.many or "") <= known, code
         assert message.by in ("", *PARAMETERS[code])
-    assert all(placeholders(phrase.one) for name, phrase in PHRASES.items() if name != "moment")
+    assert all(placeholders(p.many or p.one) for name, p in PHRASES.items() if name != "moment")
 
 
 # ── Plurals, numbers, durations ──────────────────────────────────────────────────────────────────
@@ -154,13 +158,13 @@ def test_placeholders_are_parameters_of_the_code() -> None:
 @pytest.mark.parametrize(
     ("n", "expected"),
     [
-        (1, "Wcześniej zostanie rozpoczęty 1 dokument."),
-        (2, "Wcześniej zostaną rozpoczęte 2 dokumenty."),
-        (4, "Wcześniej zostaną rozpoczęte 4 dokumenty."),
-        (5, "Wcześniej zostanie rozpoczętych 5 dokumentów."),
-        (12, "Wcześniej zostanie rozpoczętych 12 dokumentów."),
-        (22, "Wcześniej zostaną rozpoczęte 22 dokumenty."),
-        (112, "Wcześniej zostanie rozpoczętych 112 dokumentów."),
+        (1, "Wcześniej przyjdzie kolej na 1 dokument."),
+        (2, "Wcześniej przyjdzie kolej na 2 dokumenty."),
+        (4, "Wcześniej przyjdzie kolej na 4 dokumenty."),
+        (5, "Wcześniej przyjdzie kolej na 5 dokumentów."),
+        (12, "Wcześniej przyjdzie kolej na 12 dokumentów."),
+        (22, "Wcześniej przyjdzie kolej na 22 dokumenty."),
+        (112, "Wcześniej przyjdzie kolej na 112 dokumentów."),
     ],
 )
 def test_polish_has_three_forms(n: int, expected: str) -> None:
@@ -173,9 +177,9 @@ def test_polish_has_three_forms(n: int, expected: str) -> None:
     ("language", "one", "two"),
     [
         ("en", "1 document will be started", "2 documents will be started"),
-        ("de", "wird noch 1 Dokument begonnen", "werden noch 2 Dokumente begonnen"),
-        ("es", "se empezará 1 documento", "se empezarán 2 documentos"),
-        ("pt", "será iniciado 1 documento", "serão iniciados 2 documentos"),
+        ("de", "ist noch 1 Dokument an der Reihe", "sind noch 2 Dokumente an der Reihe"),
+        ("es", "1 documento por delante", "2 documentos por delante"),
+        ("pt", "Há 1 documento antes", "Há 2 documentos antes"),
     ],
 )
 def test_one_is_not_many(language: str, one: str, two: str) -> None:
@@ -217,7 +221,56 @@ def test_durations_are_told_in_two_units_at_most(seconds: float, english: str, g
     told = reason(Code.RUNNING, running_us=round(seconds * SECOND_US), worker=None)
 
     assert tell(explanation(told))[1] == f"It has been running for {english}."
-    assert tell(explanation(told), "de")[1] == f"Es läuft seit {german}."
+    assert tell(explanation(told), "de")[1] == f"Es wird seit {german} bearbeitet."
+
+
+@pytest.mark.parametrize(
+    ("language", "one", "two"),
+    [
+        ("en", "3 turns of another customer", "3 turns of 2 other customers"),
+        ("de", "3 Dokumente eines anderen Kunden", "3 Dokumente von 2 anderen Kunden"),
+        ("es", "3 turnos de otro cliente", "3 turnos de otros 2 clientes"),
+        ("pl", "3 dokumenty innego klienta", "3 dokumenty 2 innych klientów"),
+        ("pt", "3 documentos de outro cliente", "3 documentos de outros 2 clientes"),
+    ],
+)
+def test_one_other_customer_is_another_one(language: str, one: str, two: str) -> None:
+    for n, expected in ((1, one), (2, two)):
+        told = reason(Code.BEFORE_OTHER_CUSTOMERS, documents=3, customers=n)
+        assert expected in tell(explanation(told), language)[1]
+
+
+def test_customers_are_listed_with_their_numbers_and_whether_there_are_more() -> None:
+    both = reason(Code.SERVED_MEANWHILE, documents=4, customers=2)
+    some = reason(Code.SERVED_MEANWHILE, documents=9, customers=7)
+
+    assert tell(explanation(both))[2] == "By customer: acme (3), beta (1)."
+    assert tell(explanation(some))[2] == "By customer: acme (3), beta (1) and others."
+
+
+def test_a_start_that_nobody_can_tell_is_not_put_into_less_than_a_second() -> None:
+    (_, soon), (_, later) = (
+        tell(explanation(reason(Code.STARTS_AFTER, earliest_us=us))) for us in (0, 2 * SECOND_US)
+    )
+
+    assert soon.startswith("When it will start cannot be said")
+    assert later.startswith("It will probably not start within 2 seconds.")
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "expected"),
+    [
+        (State.DELAYED, Code.NOT_DUE, "does not wait for its turn yet"),
+        (State.DELAYED, Code.RETRIED_LATER, "does not wait for its turn yet"),
+        (State.DELAYED, Code.NEXT, "is waiting"),
+        (State.RUNNING, Code.RUNNING, "is running"),
+        (State.RUNNING, Code.LEASE_RAN_OUT, "is waiting"),
+    ],
+)
+def test_the_first_sentence_says_how_the_next_claim_will_find_it(
+    state: State, code: Code, expected: str
+) -> None:
+    assert expected in tell(explanation(reason(code), state=state))[0]
 
 
 # ── Which language ───────────────────────────────────────────────────────────────────────────────

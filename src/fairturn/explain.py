@@ -15,7 +15,8 @@ from fairturn.forecast import CONFIDENCE, Forecast, alive, forecast
 from fairturn.model import State
 from fairturn.position import Position, position
 from fairturn.priority import Reset
-from fairturn.situation import Situation
+from fairturn.reasons import Code, Reason, Value, reason
+from fairturn.situation import Situation, waiting_since
 
 LARGEST = 5  # customers who are named to an operator
 
@@ -25,117 +26,6 @@ class Audience(StrEnum):
 
     CUSTOMER = "customer"  # is told of other customers only how many they are
     OPERATOR = "operator"
-
-
-class Code(StrEnum):
-    """What a reason says. Codes are stable: programs may rely on them. `PARAMETERS` has the names
-    of what comes with each; moments end in `_at`, durations in `_us`."""
-
-    # The priority.
-    PRIORITY_FIRST = "priority_first"
-    PRIORITY_COUNTED = "priority_counted"
-    PRIORITY_OF_PARENT = "priority_of_parent"
-    COUNT_RESETS = "count_resets"
-    COUNT_IS_RESET = "count_is_reset"
-    MODE_LEVELS = "mode_levels"
-    MODE_EQUAL = "mode_equal"
-    # Why it cannot start now.
-    NOT_DUE = "not_due"
-    RETRIED_LATER = "retried_later"
-    CUSTOMER_PAUSED = "customer_paused"
-    LIMIT_REACHED = "limit_reached"
-    LIMIT_AHEAD = "limit_ahead"
-    NO_WORKER = "no_worker"
-    LEASE_RAN_OUT = "lease_ran_out"
-    # The position.
-    NEXT = "next"
-    POSITION = "position"
-    POSITION_BETWEEN = "position_between"
-    BEFORE_BETTER_LEVELS = "before_better_levels"
-    BEFORE_OTHER_CUSTOMERS = "before_other_customers"
-    BEFORE_LONGEST_WAITING = "before_longest_waiting"
-    BEFORE_OWN = "before_own"
-    BETWEEN_LIMITS = "between_limits"
-    BETWEEN_COSTS = "between_costs"
-    BETWEEN_MANY_TURNS = "between_many_turns"
-    BETWEEN_MANY_DOCUMENTS = "between_many_documents"
-    BETWEEN_UNFOLDED = "between_unfolded"
-    WEIGHT = "weight"
-    PATIENCE_OVER = "patience_over"
-    # The start.
-    STARTS_NOW = "starts_now"
-    STARTS_BETWEEN = "starts_between"
-    STARTS_WITHIN = "starts_within"
-    STARTS_AFTER = "starts_after"
-    START_UNKNOWN = "start_unknown"
-    WORKERS = "workers"
-    # What happened.
-    RUNNING = "running"
-    STOPPING = "stopping"
-    COMPLETED = "completed"
-    DEAD = "dead"
-    CANCELLED = "cancelled"
-    ATTEMPTS = "attempts"
-    WAITED = "waited"
-    SERVED_MEANWHILE = "served_meanwhile"
-    SERVED_AT_LEAST = "served_at_least"
-
-
-Value = int | float | str | None | tuple[tuple[str, int], ...]
-
-PARAMETERS: Mapping[Code, tuple[str, ...]] = {
-    Code.PRIORITY_FIRST: ("priority",),
-    Code.PRIORITY_COUNTED: ("priority", "count", "document"),
-    Code.PRIORITY_OF_PARENT: ("priority", "parent"),
-    Code.COUNT_RESETS: ("count", "resets_at", "resets_in_us", "reset"),
-    Code.COUNT_IS_RESET: (),
-    Code.MODE_LEVELS: (),
-    Code.MODE_EQUAL: (),
-    Code.NOT_DUE: ("due_at", "due_in_us"),
-    Code.RETRIED_LATER: ("due_at", "due_in_us", "attempts"),
-    Code.CUSTOMER_PAUSED: (),
-    Code.LIMIT_REACHED: ("limit",),
-    Code.LIMIT_AHEAD: ("limit",),
-    Code.NO_WORKER: ("seen_at", "seen_us"),
-    Code.LEASE_RAN_OUT: ("attempts",),
-    Code.NEXT: (),
-    Code.POSITION: ("documents",),
-    Code.POSITION_BETWEEN: ("least", "most"),
-    Code.BEFORE_BETTER_LEVELS: ("documents",),
-    Code.BEFORE_OTHER_CUSTOMERS: ("documents", "customers", "largest"),
-    Code.BEFORE_LONGEST_WAITING: ("documents",),
-    Code.BEFORE_OWN: ("documents",),
-    Code.BETWEEN_LIMITS: (),
-    Code.BETWEEN_COSTS: (),
-    Code.BETWEEN_MANY_TURNS: (),
-    Code.BETWEEN_MANY_DOCUMENTS: (),
-    Code.BETWEEN_UNFOLDED: (),
-    Code.WEIGHT: ("weight",),
-    Code.PATIENCE_OVER: ("since_at", "since_us", "customers"),
-    Code.STARTS_NOW: (),
-    Code.STARTS_BETWEEN: ("earliest_at", "earliest_us", "latest_at", "latest_us", "confidence"),
-    Code.STARTS_WITHIN: ("latest_at", "latest_us", "confidence"),
-    Code.STARTS_AFTER: ("earliest_at", "earliest_us", "confidence"),
-    Code.START_UNKNOWN: (),
-    Code.WORKERS: ("workers", "running"),
-    Code.RUNNING: ("claimed_at", "running_us", "worker"),
-    Code.STOPPING: (),
-    Code.COMPLETED: ("ended_at", "took_us"),
-    Code.DEAD: ("ended_at", "error"),
-    Code.CANCELLED: ("ended_at", "ended_us"),
-    Code.ATTEMPTS: ("attempts", "attempts_max"),
-    Code.WAITED: ("waited_us", "attempts"),
-    Code.SERVED_MEANWHILE: ("documents", "customers", "largest"),
-    Code.SERVED_AT_LEAST: ("documents", "customers", "largest"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """One thing that is so, as a code and what belongs to it."""
-
-    code: Code
-    parameters: Mapping[str, Value]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +58,7 @@ def explain(situation: Situation, audience: Audience | str = Audience.OPERATOR) 
         *_history(situation),
     ]
     if audience is Audience.CUSTOMER:
-        reasons = [_for_customer(reason) for reason in reasons]
+        reasons = [_for_customer(each) for each in reasons]
         found = found and replace(found, turns={})
     document = situation.document
     return Explanation(
@@ -183,16 +73,11 @@ def explain(situation: Situation, audience: Audience | str = Audience.OPERATOR) 
     )
 
 
-def _for_customer(reason: Reason) -> Reason:
+def _for_customer(full: Reason) -> Reason:
     """A reason without the names of others."""
     hidden: dict[str, Value] = {"largest": (), "worker": None}
-    shown = {name: hidden.get(name, value) for name, value in reason.parameters.items()}
-    return Reason(reason.code, shown)
-
-
-def _reason(code: Code, **parameters: Value) -> Reason:
-    assert tuple(parameters) == PARAMETERS[code], code
-    return Reason(code, parameters)
+    shown = {name: hidden.get(name, value) for name, value in full.parameters.items()}
+    return Reason(full.code, shown)
 
 
 # ── The priority ─────────────────────────────────────────────────────────────────────────────────
@@ -200,12 +85,13 @@ def _reason(code: Code, **parameters: Value) -> Reason:
 
 def _priority(situation: Situation) -> Iterator[Reason]:
     document = situation.document
-    if document.parent is not None and situation.parent_count == document.count:
-        yield _reason(Code.PRIORITY_OF_PARENT, priority=document.priority, parent=document.parent)
+    # A parent that is no longer kept is taken for the reason too: only its 21st is checked itself.
+    if document.parent is not None and situation.parent_count in (None, document.count):
+        yield reason(Code.PRIORITY_OF_PARENT, priority=document.priority, parent=document.parent)
     elif document.count == 0:
-        yield _reason(Code.PRIORITY_FIRST, priority=document.priority)
+        yield reason(Code.PRIORITY_FIRST, priority=document.priority)
     else:
-        yield _reason(
+        yield reason(
             Code.PRIORITY_COUNTED,
             priority=document.priority,
             count=document.count,
@@ -214,10 +100,10 @@ def _priority(situation: Situation) -> Iterator[Reason]:
     rule, last = situation.settings.rule, situation.count
     shown = rule.shown(last, situation.at)
     if last is None or situation.at > rule.resets_at(last):
-        yield _reason(Code.COUNT_IS_RESET)
+        yield reason(Code.COUNT_IS_RESET)
     else:
         resets_at = rule.resets_at(last)
-        yield _reason(
+        yield reason(
             Code.COUNT_RESETS,
             count=shown,
             resets_at=resets_at,
@@ -226,9 +112,9 @@ def _priority(situation: Situation) -> Iterator[Reason]:
         )
     if document.state in (State.WAITING, State.DELAYED):
         if situation.settings.mode is Mode.EQUAL:
-            yield _reason(Code.MODE_EQUAL)
+            yield reason(Code.MODE_EQUAL)
         elif situation.settings.mode is Mode.LEVELS:
-            yield _reason(Code.MODE_LEVELS)
+            yield reason(Code.MODE_LEVELS)
 
 
 # ── Why it waits ─────────────────────────────────────────────────────────────────────────────────
@@ -260,32 +146,37 @@ def _obstacles(situation: Situation, found: Position | None) -> Iterator[Reason]
     due_at = document.due_at
     if document.state is State.DELAYED and due_at is not None and due_at > at:
         if document.attempts:
-            yield _reason(
+            yield reason(
                 Code.RETRIED_LATER,
                 due_at=due_at,
                 due_in_us=due_at - at,
                 attempts=document.attempts,
             )
         else:
-            yield _reason(Code.NOT_DUE, due_at=due_at, due_in_us=due_at - at)
+            yield reason(Code.NOT_DUE, due_at=due_at, due_in_us=due_at - at)
     if document.ended:
         return
     if document.state is State.RUNNING:
-        if situation.lineup is not None:
-            yield _reason(Code.LEASE_RAN_OUT, attempts=document.attempts)
-        else:
+        if situation.leased:
             return
+        if situation.lineup is None:
+            yield reason(Code.LEASE_RAN_OUT_LAST, attempts=document.attempts)
+            return
+        yield reason(Code.LEASE_RAN_OUT, attempts=document.attempts)
     settings = situation.customer_settings
     if settings.paused:
-        yield _reason(Code.CUSTOMER_PAUSED)
-    if settings.limit is not None and situation.running >= settings.limit:
-        yield _reason(Code.LIMIT_REACHED, limit=settings.limit)
+        yield reason(Code.CUSTOMER_PAUSED)
+    # What has lost its lease counts no more: the next claim takes it back first.
+    working = situation.service.running
+    running = sum(work.alive and work.customer == situation.customer for work in working)
+    if settings.limit is not None and running >= settings.limit:
+        yield reason(Code.LIMIT_REACHED, limit=settings.limit)
     elif settings.limit is not None and found is not None and not found.reached:
-        yield _reason(Code.LIMIT_AHEAD, limit=settings.limit)
+        yield reason(Code.LIMIT_AHEAD, limit=settings.limit)
     if not alive(situation.service, at):
         seen_at = max((seen.seen_at for seen in situation.service.workers), default=None)
         ago = None if seen_at is None else max(0, at - seen_at)
-        yield _reason(Code.NO_WORKER, seen_at=seen_at, seen_us=ago)
+        yield reason(Code.NO_WORKER, seen_at=seen_at, seen_us=ago)
 
 
 def _place(situation: Situation, found: Position | None) -> Iterator[Reason]:
@@ -293,29 +184,29 @@ def _place(situation: Situation, found: Position | None) -> Iterator[Reason]:
         return
     least, most = found.bounds
     if least != most:
-        yield _reason(Code.POSITION_BETWEEN, least=least, most=most)
+        yield reason(Code.POSITION_BETWEEN, least=least, most=most)
     elif most == 0:
-        yield _reason(Code.NEXT)
+        yield reason(Code.NEXT)
     else:
-        yield _reason(Code.POSITION, documents=most)
+        yield reason(Code.POSITION, documents=most)
     before = found.before
     if before.better_levels:
-        yield _reason(Code.BEFORE_BETTER_LEVELS, documents=before.better_levels)
+        yield reason(Code.BEFORE_BETTER_LEVELS, documents=before.better_levels)
     if before.other_turns:
-        yield _reason(
+        yield reason(
             Code.BEFORE_OTHER_CUSTOMERS,
             documents=before.other_turns,
             customers=len(found.turns),
             largest=_largest(situation, found.turns),
         )
     if before.longest_waiting:
-        yield _reason(Code.BEFORE_LONGEST_WAITING, documents=before.longest_waiting)
+        yield reason(Code.BEFORE_LONGEST_WAITING, documents=before.longest_waiting)
     if before.own:
-        yield _reason(Code.BEFORE_OWN, documents=before.own)
+        yield reason(Code.BEFORE_OWN, documents=before.own)
     for cause in found.causes:
-        yield _reason(Code(f"between_{cause}"))
+        yield reason(Code(f"between_{cause}"))
     if situation.customer_settings.weight != 1 and situation.settings.mode is not Mode.LEVELS:
-        yield _reason(Code.WEIGHT, weight=situation.customer_settings.weight)
+        yield reason(Code.WEIGHT, weight=situation.customer_settings.weight)
     yield from _patience(situation)
 
 
@@ -325,7 +216,7 @@ def _patience(situation: Situation) -> Iterator[Reason]:
     for place, front in enumerate(lineup.fronts):
         if (front.customer, front.level) == (lineup.customer, lineup.level):
             if lineup.rank.most == 0:
-                yield _reason(
+                yield reason(
                     Code.PATIENCE_OVER,
                     since_at=front.since,
                     since_us=situation.at - front.since,
@@ -342,27 +233,27 @@ def _start(
     workers, at = alive(situation.service, situation.at), situation.at
     running = sum(working.alive for working in situation.service.running)
     if workers:
-        yield _reason(Code.WORKERS, workers=len(workers), running=running)
+        yield reason(Code.WORKERS, workers=len(workers), running=running)
     if starts is None:
         if workers and found.reached:
-            yield _reason(Code.START_UNKNOWN)
+            yield reason(Code.START_UNKNOWN)
         return
     earliest, latest = starts.earliest_at, starts.latest_at
     if latest is None:
-        yield _reason(
+        yield reason(
             Code.STARTS_AFTER,
             earliest_at=earliest,
             earliest_us=earliest - at,
             confidence=CONFIDENCE,
         )
     elif latest - at <= 2 * SECOND_US:
-        yield _reason(Code.STARTS_NOW)
+        yield reason(Code.STARTS_NOW)
     elif earliest - at < SECOND_US:
-        yield _reason(
+        yield reason(
             Code.STARTS_WITHIN, latest_at=latest, latest_us=latest - at, confidence=CONFIDENCE
         )
     else:
-        yield _reason(
+        yield reason(
             Code.STARTS_BETWEEN,
             earliest_at=earliest,
             earliest_us=earliest - at,
@@ -376,42 +267,68 @@ def _start(
 
 
 def _history(situation: Situation) -> Iterator[Reason]:
-    document, at = situation.document, situation.at
-    claimed_at, ended_at = document.claimed_at, document.ended_at
-    if document.state is State.RUNNING and claimed_at is not None:
-        yield _reason(
-            Code.RUNNING,
-            claimed_at=claimed_at,
-            running_us=max(0, at - claimed_at),
-            worker=document.worker,
-        )
-        if document.cancel_requested:
-            yield _reason(Code.STOPPING)
-    elif document.state is State.COMPLETED and ended_at is not None:
-        took = max(0, ended_at - (ended_at if claimed_at is None else claimed_at))
-        yield _reason(Code.COMPLETED, ended_at=ended_at, took_us=took)
-    elif document.state is State.DEAD:
-        yield _reason(Code.DEAD, ended_at=ended_at, error=document.error)
-    elif document.state is State.CANCELLED and ended_at is not None:
-        yield _reason(Code.CANCELLED, ended_at=ended_at, ended_us=max(0, at - ended_at))
-    if document.attempts > (document.state is State.RUNNING or document.ended):
-        yield _reason(
+    document = situation.document
+    yield from _last_event(situation)
+    began = document.ended or (document.state is State.RUNNING and situation.leased)
+    if document.attempts > began:
+        yield reason(
             Code.ATTEMPTS,
             attempts=document.attempts,
             attempts_max=situation.settings.attempts_max,
         )
-    if claimed_at is None or document.state in (State.WAITING, State.DELAYED):
+    if document.error is not None and not document.ended:
+        yield reason(Code.LAST_ERROR, error=document.error)
+    if document.claimed_at is None or not began:
         return
-    waited = max(0, claimed_at - document.submitted_at)
-    yield _reason(Code.WAITED, waited_us=waited, attempts=document.attempts)
+    waited = max(0, document.claimed_at - waiting_since(document))
+    yield reason(Code.WAITED, waited_us=waited, attempts=document.attempts)
     served = situation.served
     if served is not None and served.by_customer:
-        yield _reason(
+        yield reason(
             Code.SERVED_MEANWHILE if served.complete else Code.SERVED_AT_LEAST,
             documents=sum(served.by_customer.values()),
             customers=len(served.by_customer),
             largest=_largest(situation, served.by_customer),
         )
+
+
+def _last_event(situation: Situation) -> Iterator[Reason]:
+    """Since when it runs, or how it ended."""
+    document, at = situation.document, situation.at
+    claimed_at, ended_at = document.claimed_at, document.ended_at
+    if document.state is State.RUNNING and claimed_at is not None:
+        if situation.leased:
+            yield reason(
+                Code.RUNNING,
+                claimed_at=claimed_at,
+                running_us=max(0, at - claimed_at),
+                worker=document.worker,
+            )
+        if document.cancel_requested:
+            yield reason(Code.STOPPING)
+    if ended_at is None:
+        return
+    ago = max(0, at - ended_at)
+    if document.state is State.COMPLETED:
+        yield reason(
+            Code.COMPLETED,
+            claimed_at=claimed_at,
+            ended_at=ended_at,
+            ended_us=ago,
+            took_us=max(0, ended_at - (ended_at if claimed_at is None else claimed_at)),
+            worker=document.worker,
+        )
+    elif document.state is State.DEAD:
+        yield reason(
+            Code.DEAD,
+            claimed_at=claimed_at,
+            ended_at=ended_at,
+            ended_us=ago,
+            error=document.error,
+            worker=document.worker,
+        )
+    elif document.state is State.CANCELLED:
+        yield reason(Code.CANCELLED, ended_at=ended_at, ended_us=ago)
 
 
 def _largest(situation: Situation, documents: Mapping[int, int]) -> tuple[tuple[str, int], ...]:

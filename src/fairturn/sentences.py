@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from fairturn.clock import SECOND_US
-from fairturn.explain import Code, Explanation, Reason, Value
+from fairturn.explain import Explanation
 from fairturn.locales import Language, load
+from fairturn.model import State
+from fairturn.reasons import Code, Reason, Value
 
 
 class Message(NamedTuple):
@@ -83,6 +85,7 @@ MESSAGES = {
     "no_worker": Message("No worker is running."),
     "no_worker_since": Message("No worker is running. The last one was seen {seen} ago."),
     "lease_ran_out": Message("The worker that had it is gone. Another one will get it."),
+    "lease_ran_out_last": Message("The worker that had it is gone. It will not be tried again."),
     "next": Message("It is the next document to be started."),
     "position": Message(
         "{documents} document will be started before it.",
@@ -95,7 +98,7 @@ MESSAGES = {
         "most",
     ),
     "before_better_levels": Message(
-        "Before it: {documents} document of other customers with a better priority.",
+        "Before it: {documents} document of another customer with a better priority.",
         "Before it: {documents} documents of other customers with a better priority.",
         "documents",
     ),
@@ -148,6 +151,9 @@ MESSAGES = {
         "It will probably not start within {earliest}. When it will cannot be said, because as "
         "much comes in before it as is done."
     ),
+    "starts_sometime": Message(
+        "When it will start cannot be said, because as much comes in before it as is done."
+    ),
     "start_unknown": Message(
         "When it will start cannot be said yet, because no document has ended so far."
     ),
@@ -155,15 +161,17 @@ MESSAGES = {
     "running": Message("It has been running for {running}."),
     "running_on": Message("It has been running for {running} on worker {worker}."),
     "stopping": Message("It was asked to stop."),
-    "completed": Message("The work took {took}."),
-    "dead": Message("The error was: {error}"),
-    "dead_without_error": Message("No error was recorded."),
+    "completed": Message("That was {ended} ago. The work took {took}."),
+    "completed_on": Message("That was {ended} ago. The work took {took} on worker {worker}."),
+    "dead": Message("That was {ended} ago. The error was: {error}"),
+    "dead_without_error": Message("That was {ended} ago. No error was recorded."),
     "cancelled": Message("That was {ended} ago."),
     "attempts": Message(
         "It had {attempts} attempt; {attempts_max} are allowed.",
         "It had {attempts} attempts; {attempts_max} are allowed.",
         "attempts",
     ),
+    "last_error": Message("The last error was: {error}"),
     "waited": Message("It waited {waited} for its start."),
     "waited_again": Message("Its last attempt began {waited} after it was submitted."),
     "served_meanwhile": Message(
@@ -179,9 +187,10 @@ MESSAGES = {
 }
 
 PHRASES = {
-    "of_others": Message("of {n} other customer", "of {n} other customers"),
-    "of_customers": Message("of {n} customer", "of {n} customers"),
-    "largest": Message("Most of them: {names}."),
+    "of_others": Message("of another customer", "of {n} other customers"),
+    "of_customers": Message("of one customer", "of {n} customers"),
+    "largest": Message("By customer: {names}."),
+    "largest_of_many": Message("By customer: {names} and others."),
     "moment": Message("less than a second"),
     "two_units": Message("{first} {second}"),
     "second": Message("{n} second", "{n} seconds"),
@@ -195,7 +204,7 @@ _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 def tell(explanation: Explanation, language: str = "en") -> list[str]:
     """The explanation as sentences, the first one with the state of the document."""
     teller = _Teller(load(language))
-    sentences = [teller.say(STATES[explanation.state], {"id": explanation.id})]
+    sentences = [teller.say(STATES[_state(explanation)], {"id": explanation.id})]
     for reason in explanation.reasons:
         sentences += teller.tell(reason)
     return sentences
@@ -215,7 +224,8 @@ class _Teller:
         largest = values.get("largest")
         if isinstance(largest, tuple) and largest:
             names = ", ".join(f"{name} ({self.number(n)})" for name, n in largest)
-            yield self.say(PHRASES["largest"], {"names": names})
+            phrase = "largest" if len(largest) == values["customers"] else "largest_of_many"
+            yield self.say(PHRASES[phrase], {"names": names})
 
     def say(self, message: Message, values: Mapping[str, str], n: Value = 1) -> str:
         """The message in the language, with the values in it."""
@@ -266,6 +276,14 @@ class _Teller:
         return self.say(PHRASES["two_units"], {"first": parts[0], "second": parts[1]})
 
 
+def _state(explanation: Explanation) -> str:
+    """What it does: as the next claim will find it, which lets documents wait whose delays are over
+    and takes back those whose leases ran out."""
+    codes = {reason.code for reason in explanation.reasons}
+    late = explanation.state is State.DELAYED and not codes & {Code.NOT_DUE, Code.RETRIED_LATER}
+    return State.WAITING if late or Code.LEASE_RAN_OUT in codes else explanation.state
+
+
 def _variant(code: Code, values: Mapping[str, Value]) -> str:
     """The message of a reason: for some, it depends on what is known."""
     if code is Code.COUNT_RESETS and values["reset"] == "periodic":
@@ -276,8 +294,16 @@ def _variant(code: Code, values: Mapping[str, Value]) -> str:
         return "patience_first"
     if code is Code.RUNNING and values["worker"] is not None:
         return "running_on"
+    if code is Code.COMPLETED and values["worker"] is not None:
+        return "completed_on"
+    if code is Code.STARTS_AFTER and not _told_in_seconds(values["earliest_us"]):
+        return "starts_sometime"
     if code is Code.DEAD and values["error"] is None:
         return "dead_without_error"
     if code is Code.WAITED and values["attempts"] != 1:
         return "waited_again"
     return code
+
+
+def _told_in_seconds(us: Value) -> bool:
+    return isinstance(us, int) and us >= SECOND_US

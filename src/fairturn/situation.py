@@ -1,7 +1,7 @@
 """What an explanation is made from: a document and what stands around it, from one snapshot.
 
 A store fills these values in, with everything folded in that the next claim would fold in first;
-`position.py`, `forecast.py` and `explain.py` read nothing else. Customers are numbers here, because
+`position/`, `forecast.py` and `explain.py` read nothing else. Customers are numbers here, because
 whoever reads an explanation may not be meant to know their names.
 """
 
@@ -128,7 +128,8 @@ class Service:
 
 class Served(NamedTuple):
     """Documents claimed while another one waited, by customer. There may have been more, unless
-    `complete`: only those submitted shortly before or after it are looked at."""
+    `complete`: only those submitted shortly before or after it are looked at, and of each of them
+    only the last claim is known."""
 
     by_customer: Mapping[int, int]
     complete: bool
@@ -148,10 +149,19 @@ class Situation:
     waiting: int  # documents of the customer
     running: int
     delayed: int
+    leased: bool  # it runs, and its lease has not run out
     lineup: Lineup | None  # None: the next claim will not find it waiting
     service: Service
     served: Served | None  # only for a document that was claimed
     names: Mapping[int, str]  # of customers, as far as the answer may need them
+
+
+def waiting_since(document: Document) -> int:
+    """When a document that was claimed began to wait: it was submitted, or became due. Of several
+    attempts nobody knows more than when the first wait began."""
+    if document.due_at is None or document.attempts > 1:
+        return document.submitted_at
+    return max(document.submitted_at, document.due_at)
 
 
 # ── For stores ───────────────────────────────────────────────────────────────────────────────────

@@ -24,6 +24,7 @@ from fairturn.situation import (
     Working,
     fronts_of,
     lines_of,
+    waiting_since,
 )
 from fairturn.turns import Turns
 
@@ -72,6 +73,7 @@ class Kept(NamedTuple):
     submitted_at: int
     due_at: int | None
     claimed_at: int | None
+    attempts: int
     ended_at: int | None
     lease_until: int
     leased: bool
@@ -166,6 +168,7 @@ def situation(
         waiting=states[State.WAITING],
         running=states[State.RUNNING],
         delayed=states[State.DELAYED],
+        leased=kept.state is State.RUNNING and kept.leased,
         lineup=_lineup(kept, documents, foreseen, settings, now),
         service=Service(
             running=_running(documents),
@@ -173,7 +176,7 @@ def situation(
             attempts=_attempts(documents),
             arrivals=_arrivals(documents, settings.mode),
         ),
-        served=_served(kept, documents),
+        served=_served(kept, waiting_since(document), documents),
         names={c.number: c.name for c in customers},
     )
 
@@ -238,7 +241,7 @@ def _arrivals(documents: Iterable[Kept], mode: Mode) -> tuple[Arrival, ...]:
     return tuple(Arrival(d.submitted_at, d.customer, level_of(d.priority, mode)) for d in newest)
 
 
-def _served(kept: Kept, documents: Iterable[Kept]) -> Served | None:
+def _served(kept: Kept, since: int, documents: Iterable[Kept]) -> Served | None:
     if kept.claimed_at is None:
         return None
     served: Counter[int] = Counter()
@@ -246,6 +249,10 @@ def _served(kept: Kept, documents: Iterable[Kept]) -> Served | None:
     for d in documents:
         if abs(d.number - kept.number) > NEIGHBOURS_MAX:
             complete = False
-        elif d.claimed_at is not None and kept.submitted_at <= d.claimed_at < kept.claimed_at:
+        elif d.claimed_at is None or d.number == kept.number:
+            continue
+        elif since <= d.claimed_at < kept.claimed_at:
             served[d.customer] += 1
+        elif d.attempts > 1 and d.submitted_at < kept.claimed_at <= d.claimed_at:
+            complete = False  # it may have been claimed meanwhile too
     return Served(served, complete)

@@ -598,6 +598,7 @@ class MemoryStore:
             submitted_at=row.submitted_at,
             due_at=row.due_at,
             claimed_at=row.claimed_at,
+            attempts=row.attempts,
             ended_at=row.ended_at,
             lease_until=row.lease_until,
             leased=boot == self._boot and row.lease_until > at,

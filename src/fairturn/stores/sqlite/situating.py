@@ -21,6 +21,7 @@ from fairturn.situation import (
     Service,
     Situation,
     Working,
+    waiting_since,
 )
 from fairturn.stores.sqlite.lineups import Ahead, Place, lineup, look_ahead
 from fairturn.stores.sqlite.reading import find
@@ -45,9 +46,14 @@ _ARRIVALS = "SELECT submitted_at, customer, priority FROM documents ORDER BY num
 _NEIGHBOURS = """
     SELECT customer, count(*) FROM documents
     WHERE number BETWEEN ? AND ? AND claimed_at >= ? AND claimed_at < ? GROUP BY customer"""
-_OTHERS_FURTHER = """
-    SELECT EXISTS (SELECT 1 FROM documents WHERE number < ?)
-        OR EXISTS (SELECT 1 FROM documents WHERE number > ?)"""
+# Others further away, or near ones that were claimed again later: of these only that is known.
+_MAYBE_MORE = """
+    SELECT EXISTS (SELECT 1 FROM documents WHERE number < ?1)
+        OR EXISTS (SELECT 1 FROM documents WHERE number > ?2)
+        OR EXISTS (
+            SELECT 1 FROM documents
+            WHERE number BETWEEN ?1 AND ?2 AND number <> ?3 AND attempts > 1
+                AND claimed_at >= ?4 AND submitted_at < ?4)"""
 
 # The flows with the highest places were served last, and what they had last has the highest orders
 # up to their claimed_to. By flows_turn or the primary key, and documents_flow.
@@ -111,6 +117,7 @@ def situation(
         waiting=connection.execute(_WAITING, (customer,)).get,
         running=sum(row[2] == customer for row in ahead.running),
         delayed=delayed,
+        leased=document.state is State.RUNNING and number not in ahead.expired,
         lineup=line,
         service=_service(connection, queue, ahead, (customer, level)),
         served=served,
@@ -152,6 +159,7 @@ def _served(connection: apsw.Connection, document: Document, number: int) -> Ser
     if document.claimed_at is None:
         return None
     first, last = number - NEIGHBOURS_MAX, number + NEIGHBOURS_MAX
-    meanwhile = (document.submitted_at, document.claimed_at)
+    meanwhile = (waiting_since(document), document.claimed_at)
     served = dict(connection.execute(_NEIGHBOURS, (first, last, *meanwhile)))
-    return Served(served, not connection.execute(_OTHERS_FURTHER, (first, last)).get)
+    more = connection.execute(_MAYBE_MORE, (first, last, number, document.claimed_at)).get
+    return Served(served, not more)
