@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from fairturn import Completed, Queue, Submission
+from fairturn.clock import SECOND_US, ManualClock
 from fairturn.model import SETTING_NAMES, Settings
 from fairturn.priority import Rule
+from fairturn.sentences import tell
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -43,6 +46,24 @@ def test_the_program_on_the_first_screen_runs_as_written_and_prints_what_it_says
 
 def test_the_programs_of_the_python_page_run_one_after_the_other(tmp_path: Path) -> None:
     assert run("\n".join(programs_in(PYTHON_PAGE)), tmp_path) == []
+
+
+def test_the_explanation_on_the_first_page_is_what_a_queue_in_that_state_says() -> None:
+    shown = README.partition("## Why a document waits")[2].partition("```text\n")[2]
+    clock = ManualClock(1_700_000_000 * SECOND_US)
+    with Queue(":memory:", clock=clock) as queue:
+        dump = queue.submit_many(Submission(customer="bulk") for _ in range(100))
+        for _ in range(5):
+            claims = queue.store.claim(4, worker="w", lease_us=60 * SECOND_US).claims
+            clock.advance(2)
+            queue.store.finish([Completed(claimed.fence) for claimed in claims])
+        queue.submit_many(Submission(customer=c) for c in ["acme", "beta"] * 2 + ["acme"] * 22)
+        queue.store.claim(4, worker="w", lease_us=60 * SECOND_US)
+        clock.advance(1)
+
+        _, *sentences = tell(queue.explain(dump[49].id, "customer"))
+
+    assert shown.partition("```")[0].splitlines()[1:] == sentences
 
 
 def test_the_table_of_thresholds_is_the_rule() -> None:
