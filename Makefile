@@ -20,8 +20,8 @@ SOURCES := $(shell find src -name __pycache__ -prune -o -print)
 # Those that exist; a folder that does not exist yet would be an error for the tools.
 CHECKED := $(wildcard src tests benchmarks examples)
 
-.PHONY: help run test check locales bench-store bench-embedded bench-replay bench-explain fairness lock \
-	clean python-is-new-enough
+.PHONY: help run test check locales bench-store bench-embedded bench-replay bench-explain \
+	bench-forecast fairness lock clean python-is-new-enough
 
 help: ## List these targets.
 	@echo "make <target>, with one of these targets:"
@@ -61,6 +61,9 @@ bench-replay: $(WHEEL) ## Measure the replay of a million documents.
 
 bench-explain: $(WHEEL) ## Measure explanations among 10,000 customers and a million documents.
 	@$(BIN)/python -m benchmarks.explain $(ARGS)
+
+bench-forecast: $(WHEEL) ## Measure how often the expected start was right.
+	@$(BIN)/python -m benchmarks.forecast $(ARGS)
 
 fairness: $(WHEEL) ## Print what each order does to whom, as in docs/fairness.md.
 	@$(BIN)/python -m benchmarks.fairness $(ARGS)

@@ -105,7 +105,9 @@ def forecast(
     at_once = idle * durations.all[0]
     earliest = max(0.0, (mean * fewest - at_once - spread) / slots)
     # What fails comes back, and one more customer may come who has as many turns as this one.
-    again = mean / (1 - min(_FAILING_MAX, _failing(service)))
+    own, _ = durations.work({lineup.customer: before.own}, 0)
+    again = (mean - own) / (1 - _failing(service))
+    again += own / (1 - _failing_at_most(service, lineup.customer))
     joining, its_variance = durations.work(
         {}, lineup.rank.most + 1 if _newcomers_first(lineup) else 0
     )
@@ -153,7 +155,18 @@ def _failing(service: Service) -> float:
     """The share of attempts that fail, and are repeated."""
     if not service.attempts:
         return 0.0
-    return sum(attempt.duration is None for attempt in service.attempts) / len(service.attempts)
+    failed = sum(attempt.duration is None for attempt in service.attempts)
+    return min(_FAILING_MAX, failed / len(service.attempts))
+
+
+def _failing_at_most(service: Service, customer: int) -> float:
+    """The share of one customer's attempts that fail, at most: as long as few have ended, nobody
+    knows. What a customer sends together is likely to fail together."""
+    ended = [a.duration for a in service.attempts if a.customer == customer]
+    failed, done = ended.count(None) + 1, len(ended) - ended.count(None) + 1
+    n = failed + done  # a beta distribution, from a share of which nothing is known
+    deviation = sqrt(failed * done / (n + 1)) / n
+    return min(_FAILING_MAX, failed / n + _Z * deviation)
 
 
 def _overtaking(lineup: Lineup, position: Position, service: Service, at: int) -> float:
