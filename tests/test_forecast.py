@@ -275,6 +275,17 @@ def test_what_fails_and_comes_back_makes_it_later() -> None:
     assert (bad[1] or 0) > 500 + (good[1] or 0)
 
 
+def test_of_a_first_upload_nobody_knows_yet_whether_it_fails() -> None:
+    others = replace(service(running=2), attempts=(Attempt(2, 10 * SECOND_US),) * 20)
+    some = replace(others, attempts=others.attempts[:10] + (Attempt(1, 10 * SECOND_US),) * 10)
+
+    unknown = seconds(asked(lineup(101, 100), others))
+    known = seconds(asked(lineup(101, 100), some))
+
+    assert unknown[0] == known[0]
+    assert (unknown[1] or 0) > 2 * (known[1] or 0)
+
+
 def test_as_much_before_it_as_is_done_leaves_only_the_turn_for_the_longest_waiting() -> None:
     worse = replace(lineup(), level=9, lines=(Line(9, 0, 1, 1, 10, 1_000_000),))
     flood = tuple(Arrival(AT - n * SECOND_US, 100 + n, 1) for n in range(120))
