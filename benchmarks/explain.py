@@ -76,8 +76,10 @@ def _fill(queue: Queue, customers: int, documents: int) -> list[str]:
             Submission(customer=f"customer-{n % customers:06}", payload=n) for n in numbers
         )
         ids += [receipt.id for receipt in receipts]
-        print(f"\rsubmitted {len(ids):,}", end="", file=sys.stderr)
-    print(file=sys.stderr)
+        if sys.stderr.isatty():
+            print(f"\rsubmitted {len(ids):,}", end="", file=sys.stderr)
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
     return ids
 
 

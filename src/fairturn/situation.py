@@ -247,14 +247,17 @@ def told_apart(
     fronts: Iterable[Front], lines: Iterable[Line], customer: int, level: int
 ) -> Set[int]:
     """The levels whose lines are to be told apart: the document's own, and better ones in which it
-    matters who comes when. That is where some oldest document may have its turn as such; or where a
-    customer with a limit, or its own, has documents, and its oldest one in another level.
+    matters who comes when. That is where some oldest document may have its turn as such; where a
+    customer with a limit has documents, and its oldest one in another level; or where its own
+    customer has some, and the oldest one in its own level, which may be the document itself.
 
     Given are the lines of its own customer and of those with a limit."""
     at_front = {front.customer: front.level for front in fronts}
     levels = {level, *at_front.values()}
     for line in lines:
-        matters = line.room is not None or line.customer == customer
-        if matters and at_front.get(line.customer, line.level) != line.level:
+        at = at_front.get(line.customer, line.level)
+        if at != line.level and (
+            line.room is not None or (line.customer == customer and at == level)
+        ):
             levels.add(line.level)
     return {each for each in levels if each <= level}
