@@ -3,7 +3,7 @@
 import errno
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 from fairturn import Queue, State, Worker
 from fairturn.clock import stopwatch
 from fairturn.worker.crew import STUCK_S, Ended, Held
+from fairturn.worker.frames import FrameError
 from fairturn.worker.pacing import Pace
 from fairturn.worker.processes import Limits, ProcessCrew
 from tests.test_handlers import AT_ONCE, DEADLINE_S, until
@@ -40,10 +41,7 @@ def crew(queue: Queue, tmp_path: Path) -> Iterator[ProcessCrew]:
         pace=pace,
         output=lambda document, line: None,
     )
-    over = stopwatch() + DEADLINE_S
-    while not crew.free():
-        assert stopwatch() < over, "the child did not start"
-        crew.wait(0.1)
+    wait_until(crew, lambda: crew.free() == 1, "the child starts")
     yield crew
     crew.close()
 
@@ -53,6 +51,13 @@ def claim(queue: Queue, payloads: list[str | None]) -> list[Held]:
         queue.submit("acme", payload=payload)
     claims, _ = queue.store.claim(len(payloads), worker="w", lease_us=60_000_000)
     return [Held(one, stopwatch(), None) for one in claims]
+
+
+def wait_until(crew: ProcessCrew, condition: Callable[[], bool], what: str) -> None:
+    over = stopwatch() + DEADLINE_S
+    while not condition():
+        assert stopwatch() < over, f"not within {DEADLINE_S} s: {what}"
+        crew.wait(0.1)
 
 
 def has_begun(folder: Path, held: Held) -> None:
@@ -143,3 +148,62 @@ def test_nothing_is_given_to_a_child_whose_document_turned_out_slow(
     assert crew.unstarted_since_s() == fast.claimed_s
     (tmp_path / "go on").touch()
     assert [one.held for one in collect(crew, 2)] == [slow, fast]
+
+
+def test_a_child_that_cannot_be_replaced_is_replaced_when_there_is_room_again(
+    queue: Queue, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    crew = ProcessCrew(
+        "tests.handlers:exit_at_once",
+        None,
+        concurrency=1,
+        limits=Limits(None, None, 10_000, 1 << 40),
+        contents=queue.contents,
+        folder=tmp_path,
+        pace=Pace(),
+        output=lambda _, line: said.append(line),
+    )
+    try:
+        wait_until(crew, lambda: crew.free() == 1, "the child starts")
+        crew.give(claim(queue, [None]))
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, allowed[1]))
+        try:
+            wait_until(crew, lambda: bool(said), "it cannot be replaced")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
+        (ended,) = crew.collect()
+        assert ended.answer[0] == "again"
+        assert "cannot be started (Too many open files); 0 of 1 go on" in said[0]
+        assert not crew.free()
+        again_at = crew.due_s()
+        assert again_at is not None
+
+        crew.tend(again_at)
+
+        wait_until(crew, lambda: crew.free() == 1, "it is replaced")
+    finally:
+        crew.close()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        ["progress", 10**400, None],
+        ["progress", 1, float("inf")],
+        ["answer", "done", None, None, None, float("inf"), False],
+        ["answer", "again", "no", None, float("nan"), 0.1, False],
+    ],
+)
+def test_a_child_that_says_senseless_numbers_is_ended(
+    queue: Queue, crew: ProcessCrew, tmp_path: Path, message: list[object]
+) -> None:
+    (held,) = claim(queue, [str(tmp_path)])
+    (slot,) = crew._slots
+    crew.give([held])
+    has_begun(tmp_path, held)
+    said = [held.fence.document if part == "answer" else part for part in message]
+
+    with pytest.raises(FrameError, match="a number that is none"):
+        slot._understand(said, [])

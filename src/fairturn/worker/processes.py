@@ -17,6 +17,7 @@ from fairturn.worker.results import Porter, keep_file
 from fairturn.worker.slot import Slot, Started
 
 STARTS_FAILED_MAX = 3  # in a row, then the worker gives up
+START_AGAIN_S = 1.0  # after the system had no room for one more process
 CHUNK_S = 0.01  # of measured work that one child has in hand
 DESCRIPTORS_PER_SLOT, _OTHER_DESCRIPTORS = 8, 64
 _LOOK_S = 0.05  # while documents wait inside children
@@ -58,6 +59,8 @@ class ProcessCrew:
         self._ready: deque[Held] = deque()
         self._done: deque[Ended] = deque()
         self._starts_failed = 0
+        self._concurrency = concurrency
+        self._start_again_s = 0.0  # not before
         self._replacing = True
         self._closed = False
         self._started = Started(
@@ -124,10 +127,13 @@ class ProcessCrew:
                     self._ready.extendleft(reversed(slot.take_back()))
                     self._pace.forget()
             slot.see_to_its_end(now_s)
+        self._fill(now_s)
         self._hand_out()
 
     def due_s(self) -> float | None:
         due: list[float] = []
+        if self._replacing and len(self._slots) < self._concurrency:
+            due.append(self._start_again_s)
         for slot in self._slots:
             if slot.given and self._limits.time_s is not None and not slot.killed_for:
                 due.append(slot.begun_s + self._limits.time_s)
@@ -267,9 +273,26 @@ class ProcessCrew:
                     f"{self._starts_failed} child processes in a row ended before they had loaded "
                     f"the handler {self._started.handler}: {slot.why()}"
                 )
-        if self._replacing:
-            self._slots.append(self._new_slot())
+        self._fill(now_s)
         self._hand_out()
+
+    def _fill(self, now_s: float) -> None:
+        """Start the children that are missing. If the system has no room for one more, the others
+        go on, and it is tried again."""
+        if not self._replacing or now_s < self._start_again_s:
+            return
+        try:
+            while len(self._slots) < self._concurrency:
+                self._slots.append(self._new_slot())
+        except OSError as error:
+            self._start_again_s = now_s + START_AGAIN_S
+            pass_on(
+                self._output,
+                "",
+                f"a child process cannot be started ({error.strerror}); "
+                f"{len(self._slots)} of {self._concurrency} go on, the next try is in "
+                f"{START_AGAIN_S:g} s",
+            )
 
     def _forget(self, slot: Slot) -> None:
         for descriptor in (slot.replies, slot.output, slot.ending, slot.orders):

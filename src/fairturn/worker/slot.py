@@ -29,6 +29,7 @@ READ_BYTES = 262_144
 _MARK = re.compile(rb"\0([0-9a-f]{15})\n")  # in the output of a child: this document begins
 _END_S = 2.0  # for a keeper to end everything below it; then we do what we can ourselves
 _SILENT_S = 0.5  # for a process to end after it has closed its pipe
+_NUMBER_MAX = 1 << 53  # seconds, and how far a handler is; larger ones no database could keep
 _SECRET = "FAIRTURN_DATABASE"  # the beginning of names in the environment that no handler sees
 
 # A document that a child has ended, what it says of it, and the seconds that it took.
@@ -153,10 +154,14 @@ class Slot:
 
     def flush(self) -> None:
         """Send what had no room before."""
-        with suppress(BlockingIOError, BrokenPipeError):
+        try:
             while self._orders_left:
                 sent = os.write(self.orders, self._orders_left)
                 del self._orders_left[:sent]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            self._orders_left.clear()  # nobody is left to read it
 
     def _send(self, message: object) -> None:
         self._orders_left += pack(message)
@@ -187,6 +192,7 @@ class Slot:
             case ["broken", str(why), str(trace)] if not self.was_ready:
                 self.broken = why, trace
             case ["progress", int() | float() as done, int() | float() | None as total]:
+                _refuse_senseless(done, total)
                 if self.given:
                     self.given[0].progress = Progress(done, total)
             case [
@@ -200,6 +206,7 @@ class Slot:
             ]:
                 if not self.given or self.given[0].fence.document != document:
                     raise FrameError(f"an answer for {document!r}, which it does not run")
+                _refuse_senseless(after_s, seconds)
                 self.worn |= worn
                 held = self.given.popleft()
                 ended.append((held, _checked(kind, text, path, after_s), max(0.0, seconds)))
@@ -327,6 +334,12 @@ def _for_json(held: Held) -> list[object]:
     if isinstance(values[13], bytes):
         values[13] = values[13].hex()
     return values
+
+
+def _refuse_senseless(*numbers: float | None) -> None:
+    for number in numbers:
+        if number is not None and not -_NUMBER_MAX <= number <= _NUMBER_MAX:
+            raise FrameError("a number that is none, or too large")
 
 
 def _checked(kind: str, text: str | None, path: str | None, after_s: float | None) -> Answer:
