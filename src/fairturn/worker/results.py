@@ -7,7 +7,6 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from fairturn.content import Contents, chunks_of
-from fairturn.errors import FairturnError
 from fairturn.model import ContentRef
 from fairturn.worker.handling import AGAIN, FILE, Answer, remove_folder
 
@@ -23,7 +22,7 @@ def keep_file(contents: Contents, answer: Answer, folder: str) -> tuple[Answer, 
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise OSError(f"{answer[2]} is not a plain file")
             return answer, contents.put(chunks_of(file))
-    except (OSError, ValueError, FairturnError) as error:
+    except Exception as error:  # whatever the contents raise: the thread must go on
         return (AGAIN, f"the result {answer[2]} could not be kept: {error}", None, None), None
     finally:
         remove_folder(folder)

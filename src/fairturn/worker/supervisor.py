@@ -133,6 +133,9 @@ class Supervisor:
         crew_s = self._crew.due_s()
         if crew_s is not None:
             due.append(crew_s)
+        since_s = self._crew.unstarted_since_s()
+        if since_s is not None and not self._stops:
+            due.append(since_s + HELD_BACK_S)
         if self._ended:
             due.append(max(self._oldest_s + RECORD_S, self._paused_until_s))
         if self._held:
@@ -329,7 +332,7 @@ class Supervisor:
     def _give_back_what_is_held_up(self, now_s: float) -> None:
         """Give back what was claimed ahead and cannot start, because others turned out slow."""
         since_s = self._crew.unstarted_since_s()
-        if since_s is not None and now_s > since_s + HELD_BACK_S:
+        if since_s is not None and now_s >= since_s + HELD_BACK_S:
             self._pace.forget()
             self._release(self._crew.take_back(), now_s)
 
