@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from fairturn.flows import Arrived, Ended, Event, Flow, Mode, Recorded, Returned, Standing
+from fairturn.flows import Arrived, Event, Flow, Mode, Recorded, Standing
 from fairturn.model import CustomerSettings, Document, Settings, State, level_of
 from fairturn.priority import Count
 from fairturn.situation import (
@@ -26,6 +26,7 @@ from fairturn.situation import (
     lines_of,
     waiting_since,
 )
+from fairturn.stores.ending import Ending
 from fairturn.turns import Turns
 
 
@@ -77,7 +78,7 @@ class Kept(NamedTuple):
     ended_at: int | None
     lease_until: int
     leased: bool
-    last_attempt: bool  # the end of its lease is its end
+    lost: Ending | None  # what the end of its lease makes of it, if that ran out
     worker: str | None
 
 
@@ -111,12 +112,10 @@ def foresee(
     orders = {d.number: d.order for d in documents if d.state is State.WAITING if d.order}
     expired: list[Event] = []
     for d in sorted(documents, key=lambda d: (d.lease_until, d.number)):
-        if d.state is State.RUNNING and not d.leased:
+        if d.lost is not None:
             assert d.order is not None
-            if d.last_attempt:
-                expired.append(Ended(d.customer, d.level, 1))
-            else:
-                expired.append(Returned(d.customer, d.level, d.order, 0))
+            expired.append(d.lost.event)
+            if d.lost.state is State.WAITING:
                 orders[d.number] = d.order
     due: list[tuple[int, Arrived]] = []
     delayed = [(d.due_at, d) for d in documents if d.state is State.DELAYED and d.due_at]

@@ -15,22 +15,17 @@ from fairturn.flows import (
     Arrived,
     Backlog,
     Changed,
-    Costs,
     Ended,
     Event,
-    Finished,
     Left,
     Pick,
     Purged,
     Recorded,
     Resumed,
-    Returned,
 )
 from fairturn.model import (
     ENDED,
-    ERROR_BYTES_MAX,
     KEY_KEPT_US,
-    LEASE_RAN_OUT,
     NO_PROGRESS,
     Claim,
     Claimed,
@@ -40,7 +35,6 @@ from fairturn.model import (
     CustomerPage,
     CustomerSettings,
     Document,
-    Failed,
     Fence,
     Filter,
     NewDocument,
@@ -48,27 +42,23 @@ from fairturn.model import (
     Page,
     Progress,
     Receipt,
-    Released,
     Renewed,
     Settings,
     State,
-    Stopped,
     Stored,
     Summary,
     by_priority,
     check_claim,
     check_lease,
     check_outcomes,
-    kept_cost,
     level_of,
-    real_cost_within,
     weight_in_thousandths,
 )
 from fairturn.priority import Count
 from fairturn.situation import WORKERS_KEPT_US, Notes, Seen, Situation
 from fairturn.stores.admission import CustomerBook, KnownKey, ParentBook, admit
+from fairturn.stores.ending import Attempt, Ending, end_of, end_of_lease
 from fairturn.stores.foreseeing import Kept, KeptCustomer, foresee, situation
-from fairturn.text import description
 from fairturn.turns import Turns
 
 
@@ -108,6 +98,15 @@ class _Row:
     result_content: ContentRef | None = None
     progress: Progress | None = None
     real_cost: int | None = None
+
+    def attempt(self) -> Attempt:
+        """It, while it is running."""
+        assert self.order is not None
+        assert self.claimed_at is not None
+        charged = (self.pick.cost, self.pick.weight, self.pick.charge) if self.pick else ()
+        asked = self.cancel_requested
+        flow = (self.customer.number, self.level)
+        return Attempt(*flow, self.order, self.attempts, asked, self.claimed_at, *charged)
 
 
 class _Books:
@@ -349,15 +348,10 @@ class MemoryStore:
         now = self._clock.now()
         for _, number in expired:
             row = self._documents[number]
-            if row.cancel_requested or row.attempts >= self._settings.attempts_max:
-                row.error = None if row.cancel_requested else LEASE_RAN_OUT
-                self._end(row, State.CANCELLED if row.cancel_requested else State.DEAD, now)
-                events.append(Ended(row.customer.number, row.level, 1))
-            else:
-                row.error = LEASE_RAN_OUT
-                self._wait(row)
-                assert row.order is not None
-                events.append(Returned(row.customer.number, row.level, row.order, 0))
+            ending = end_of_lease(row.attempt(), self._settings)
+            row.error = ending.error
+            self._become(row, ending, now)
+            events.append(ending.event)
         return events
 
     def _due(self, now: int) -> list[tuple[int, Arrived]]:
@@ -418,41 +412,26 @@ class MemoryStore:
         return row
 
     def _apply(self, outcome: Outcome, row: _Row, now: int) -> Event:
-        ended = Ended(row.customer.number, row.level, 1)
-        match outcome:
-            case Completed():
-                row.result = outcome.result
-                row.result_content = outcome.content
-                row.real_cost = kept_cost(outcome)
-                row.error = None
-                self._end(row, State.COMPLETED, now)
-                if self._settings.costs is Costs.LEARNED:
-                    assert row.claimed_at is not None
-                    real = now - row.claimed_at if outcome.real_cost is None else outcome.real_cost
-                    cost, weight = (row.pick.cost, row.pick.weight) if row.pick else (None, None)
-                    return Finished(
-                        row.customer.number, row.level, cost, weight, real_cost_within(real)
-                    )
-            case Failed():
-                row.error = description(outcome.error, ERROR_BYTES_MAX)
-                if row.cancel_requested:
-                    self._end(row, State.CANCELLED, now)
-                elif outcome.retry_in_us is None or row.attempts >= self._settings.attempts_max:
-                    self._end(row, State.DEAD, now)
-                else:
-                    row.state = State.DELAYED
-                    row.due_at = now + max(0, outcome.retry_in_us)
-                    heappush(self._delayed, (row.due_at, row.number))
-            case Released() if not row.cancel_requested:
-                row.attempts -= 1
-                self._wait(row)
-                assert row.order is not None
-                refund = row.pick.charge if row.pick else 0
-                return Returned(row.customer.number, row.level, row.order, refund)
-            case Released() | Stopped():
-                row.error = None
-                self._end(row, State.CANCELLED, now)
-        return ended
+        ending = end_of(row.attempt(), outcome, self._settings, now)
+        if isinstance(outcome, Completed):
+            row.result, row.result_content = outcome.result, outcome.content
+            row.real_cost = ending.real_cost
+        if ending.state is State.WAITING:
+            row.attempts -= 1
+        else:
+            row.error = ending.error
+        self._become(row, ending, now)
+        return ending.event
+
+    def _become(self, row: _Row, ending: Ending, now: int) -> None:
+        if ending.state is State.WAITING:
+            self._wait(row)
+        elif ending.state is State.DELAYED:
+            row.state = State.DELAYED
+            row.due_at = ending.due_at
+            heappush(self._delayed, (row.due_at, row.number))
+        else:
+            self._end(row, ending.state, now)
 
     def _end(self, row: _Row, state: State, now: int) -> None:
         row.state = state
@@ -588,6 +567,10 @@ class MemoryStore:
 
     def _kept(self, row: _Row) -> Kept:
         boot, at = self._clock.uptime()
+        leased = boot == self._boot and row.lease_until > at
+        lost = None
+        if row.state is State.RUNNING and not leased:
+            lost = end_of_lease(row.attempt(), self._settings)
         return Kept(
             number=row.number,
             customer=row.customer.number,
@@ -601,8 +584,8 @@ class MemoryStore:
             attempts=row.attempts,
             ended_at=row.ended_at,
             lease_until=row.lease_until,
-            leased=boot == self._boot and row.lease_until > at,
-            last_attempt=row.cancel_requested or row.attempts >= self._settings.attempts_max,
+            leased=leased,
+            lost=lost,
             worker=row.worker,
         )
 

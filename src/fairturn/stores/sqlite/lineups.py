@@ -14,8 +14,8 @@ from typing import NamedTuple
 import apsw
 
 from fairturn.clock import Uptime
-from fairturn.flows import WEIGHT_ONE, Arrived, Changed, Ended, Event, Mode, Returned, Standing
-from fairturn.model import Settings
+from fairturn.flows import WEIGHT_ONE, Arrived, Changed, Event, Mode, Standing
+from fairturn.model import Settings, State
 from fairturn.situation import (
     Between,
     Front,
@@ -26,6 +26,7 @@ from fairturn.situation import (
     lines_of,
     told_apart,
 )
+from fairturn.stores.ending import Attempt, end_of_lease
 from fairturn.stores.sqlite.claiming import with_counts
 from fairturn.stores.sqlite.rows import DELAYED, RUNNING, QueueRow, Row, fetch, look_at_recorded
 from fairturn.stores.sqlite.shelf import SqliteShelf
@@ -147,15 +148,15 @@ def look_ahead(connection: apsw.Connection, queue: QueueRow, now: int, uptime: U
 def _expired(ahead: Ahead, queue: QueueRow, uptime: Uptime) -> list[Event]:
     """Leases that ran out, oldest first; after a restart of the machine, all."""
     events: list[Event] = []
-    for until, number, customer, level, order, attempts, cancelled, *_ in ahead.running:
+    for until, number, *rest in ahead.running:
         if queue.boot == uptime.boot and until > uptime.at:
             continue
         ahead.expired.add(number)
-        if cancelled or attempts >= queue.settings.attempts_max:
-            events.append(Ended(customer, level, 1))
-        else:
-            events.append(Returned(customer, level, order, 0))
-            ahead.joining[number] = Place(customer, level, order)
+        attempt = Attempt(*rest[:5])
+        ending = end_of_lease(attempt, queue.settings)
+        events.append(ending.event)
+        if ending.state is State.WAITING:
+            ahead.joining[number] = Place(attempt.customer, attempt.level, attempt.order)
     return events
 
 

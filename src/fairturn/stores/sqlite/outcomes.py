@@ -10,24 +10,21 @@ import apsw
 
 from fairturn import ids
 from fairturn.clock import Uptime
-from fairturn.flows import Arrived, Costs, Ended, Event, Finished, Left, Returned
+from fairturn.flows import Arrived, Costs, Ended, Event, Left
 from fairturn.model import (
-    ERROR_BYTES_MAX,
-    LEASE_RAN_OUT,
     Completed,
-    Failed,
     Fence,
     Outcome,
     Progress,
-    Released,
     Renewed,
     State,
     kept_cost,
     level_of,
-    real_cost_within,
 )
+from fairturn.stores.ending import Attempt, end_of, end_of_lease
 from fairturn.stores.sqlite.rows import (
     CANCELLED,
+    CODES,
     COMPLETED,
     DEAD,
     DELAYED,
@@ -41,13 +38,11 @@ from fairturn.stores.sqlite.rows import (
     record,
 )
 from fairturn.stores.sqlite.tally import Tally
-from fairturn.text import description
 
 # By the primary key; state and fence make every change conditional on the lease.
 _HELD = f"""
-    SELECT d.number, d.fence, d.customer, d.level, d.priority, d.order_number, d.attempts,
-        d.cancel_requested, c.counted,
-        d.claimed_at, d.charged_cost, d.charged_weight, d.charge
+    SELECT d.number, d.fence, d.priority, c.counted, d.customer, d.level, d.order_number,
+        d.attempts, d.cancel_requested, d.claimed_at, d.charged_cost, d.charged_weight, d.charge
     FROM documents d JOIN customers c ON c.number = d.customer
     WHERE d.number = ? AND d.state = {RUNNING} AND d.fence = ?"""
 _COMPLETE = f"""
@@ -79,7 +74,7 @@ _END_LEASE = "DELETE FROM leases WHERE fence = ? AND running <= 0"
 _EXPIRED_LEASES = "SELECT fence, documents FROM leases WHERE until <= ?"
 _LEASES = "SELECT fence, documents FROM leases"
 _IN_LEASE = f"""
-    SELECT lease_until, number, customer, level, priority, order_number, attempts,
+    SELECT lease_until, number, priority, customer, level, order_number, attempts,
         cancel_requested
     FROM documents WHERE number = ? AND state = {RUNNING} AND fence = ?"""
 _SHRINK_LEASE = "UPDATE leases SET until = ?, running = ?, documents = ? WHERE fence = ?"
@@ -165,7 +160,6 @@ def _finish(
 ) -> list[Fence]:
     numbers = [(ids.decode(o.fence.document, queue.key), o.fence.number) for o in outcomes]
     held = {row[:2]: row[2:] for row in fetch_each(connection, _HELD, numbers)}
-    learned = queue.settings.costs is Costs.LEARNED
     lost: list[Fence] = []
     ends: list[Row] = []
     results: list[tuple[Any, Completed]] = []
@@ -178,46 +172,27 @@ def _finish(
             lost.append(outcome.fence)
             continue
         left.append(fence)
-        customer, level, priority, order, attempts, cancelled, counted, *charged = row
-        if isinstance(outcome, Completed):
-            ends.append((COMPLETED, now, None, kept_cost(outcome), number, fence))
-            results.append((number, outcome))
-            if learned:
-                events.append(_finished(customer, level, charged, outcome, now))
-                continue
-        elif isinstance(outcome, Failed):
-            error = description(outcome.error, ERROR_BYTES_MAX)
-            if cancelled:
-                ends.append((CANCELLED, now, error, None, number, fence))
-            elif outcome.retry_in_us is None or attempts >= queue.settings.attempts_max:
-                ends.append((DEAD, now, error, None, number, fence))
-            else:
-                due_at = now + max(0, outcome.retry_in_us)
-                connection.execute(_DELAY, (due_at, error, number, fence))
-                tally.delay(customer)
-        elif isinstance(outcome, Released) and not cancelled:
+        priority, counted, *rest = row
+        attempt = Attempt(*rest)
+        state, event, error, real_cost, due_at = end_of(attempt, outcome, queue.settings, now)
+        if state is State.DELAYED:
+            connection.execute(_DELAY, (due_at, error, number, fence))
+            tally.delay(attempt.customer)
+        elif state is State.WAITING:
             connection.execute(_GIVE_BACK, (number, fence))
-            tally.wait(customer, level, priority)
-            events.append(Returned(customer, level, order, charged[3] or 0))
-            continue
+            tally.wait(attempt.customer, attempt.level, priority)
         else:
-            ends.append((CANCELLED, now, None, None, number, fence))
-        if counted:
-            events.append(Ended(customer, level, 1))
+            ends.append((CODES[state], now, error, real_cost, number, fence))
+        if isinstance(outcome, Completed):
+            results.append((number, outcome))
+        if counted or type(event) is not Ended:
+            events.append(event)
     connection.executemany(_END, ends)
     _add_results(connection, results)
     leave_leases(connection, left)
     tally.write(connection, queue.next_number)
     record(connection, now, events)
     return lost
-
-
-def _finished(
-    customer: int, level: int, charged: list[Any], outcome: Completed, now: int
-) -> Finished:
-    claimed_at, cost, weight, _ = charged
-    real = now - claimed_at if outcome.real_cost is None else outcome.real_cost
-    return Finished(customer, level, cost, weight, real_cost_within(real))
 
 
 def renew(
@@ -251,17 +226,17 @@ def end_expired(
     """Take back documents whose leases ran out, oldest first; after a restart of the machine,
     all that run."""
     events: list[Event] = []
-    for _, number, customer, level, priority, order, attempts, cancelled in _take_expired(
+    for _, number, priority, *rest in _take_expired(
         connection, uptime.at, all_of_them=queue.boot != uptime.boot
     ):
-        if cancelled or attempts >= queue.settings.attempts_max:
-            state, error = (CANCELLED, None) if cancelled else (DEAD, LEASE_RAN_OUT)
-            connection.execute(_EXPIRE_LAST, (state, now, error, number))
-            events.append(Ended(customer, level, 1))
+        attempt = Attempt(*rest)
+        state, event, error, *_ = end_of_lease(attempt, queue.settings)
+        if state is State.WAITING:
+            connection.execute(_EXPIRE, (error, number))
+            tally.wait(attempt.customer, attempt.level, priority)
         else:
-            connection.execute(_EXPIRE, (LEASE_RAN_OUT, number))
-            tally.wait(customer, level, priority)
-            events.append(Returned(customer, level, order, 0))
+            connection.execute(_EXPIRE_LAST, (CODES[state], now, error, number))
+        events.append(event)
     return events
 
 
