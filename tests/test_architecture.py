@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("situation",),
     ("store", "position"),
     ("content", "stores", "forecast"),
-    ("submission", "filters", "explain"),
+    ("submission", "filters", "explain", "counts"),
     ("queue", "sentences"),
     ("worker",),
     ("config", "handlers"),

@@ -12,6 +12,9 @@ from typing import NamedTuple, Protocol
 SECOND_US = 1_000_000
 MOMENT_MAX = 1 << 62  # far beyond the year 9999
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# The moment on the clock of a PostgreSQL server, read when it is evaluated: not when the
+# transaction began, which may have waited for a lock since.
+SERVER_NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 

@@ -8,8 +8,11 @@ from typing import Unpack
 from fairturn import queue
 from fairturn.clock import Clock, SystemClock
 from fairturn.content import Contents, Folder, TemporaryFolder
+from fairturn.counts import Counts
+from fairturn.counts.memory import MemoryCounts
 from fairturn.errors import SettingsConflict, StoreRefused
 from fairturn.model import Settings
+from fairturn.priority import Rule
 from fairturn.queue import SettingChanges, changed
 from fairturn.store import Store
 from fairturn.stores.memory import MemoryStore
@@ -90,6 +93,47 @@ def open_store(
         synchronous=synchronous,
         allow_network=allow_network,
     )
+
+
+def open_counts(
+    place: str | os.PathLike[str], *, rule: Rule | None = None, clock: Clock | None = None
+) -> Counts:
+    """Counts without a queue, behind an address or the name of a file. Nothing is connected yet."""
+    rule = rule or Rule()
+    place = os.fspath(place)
+    if not place:
+        raise ValueError("the place of the counts is empty; name one, such as redis://localhost")
+    if place == IN_MEMORY:
+        return MemoryCounts(rule=rule, clock=clock)
+    address = _ADDRESS.match(place)
+    scheme = address[1].lower() if address is not None else ""
+    try:
+        if scheme in ("redis", "rediss", "valkey", "valkeys", "unix"):
+            from fairturn.counts.redis import RedisCounts
+
+            return RedisCounts(place, rule=rule, clock=clock)
+        if scheme in ("redis+cluster", "rediss+cluster"):
+            from fairturn.counts.redis import RedisClusterCounts
+
+            return RedisClusterCounts(place, rule=rule, clock=clock)
+        if scheme in ("postgresql", "postgres"):
+            from fairturn.counts.postgres import PostgresCounts
+
+            return PostgresCounts(place, rule=rule, clock=clock)
+    except ModuleNotFoundError as error:
+        extra = "postgres" if scheme.startswith("postgres") else "redis"
+        raise StoreRefused(
+            f"counts at {scheme}:// need the package {error.name}; "
+            f"install it: python -m pip install 'fairturn[{extra}]'"
+        ) from None
+    if scheme:
+        raise StoreRefused(
+            f"fairturn keeps no counts at {scheme}:// addresses; name redis://, valkey://, "
+            "redis+cluster://, postgresql:// or a file, such as counts.db"
+        )
+    from fairturn.counts.sqlite import SqliteCounts
+
+    return SqliteCounts(place, rule=rule, clock=clock)
 
 
 def contents_beside(database: Path) -> Path:

@@ -1,0 +1,157 @@
+"""Counts in PostgreSQL: one small row a customer, locked while the rule decides.
+
+A check is one transaction of two round trips and leaves no session state, so a pooler between may
+give each transaction another connection. It does not wait for the disk: a crash of the server may
+take back the last counts, and then customers are served a little better than they should be.
+"""
+
+import os
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import psycopg
+from psycopg import errors
+
+from fairturn.clock import SERVER_NOW, Clock
+from fairturn.counts import TIMEOUT_S, Answer
+from fairturn.counts.bounded import within
+from fairturn.errors import StoreError, StoreRefused, StoreUnavailable
+from fairturn.priority import Count, Rule
+
+IDLE_CONNECTIONS_MAX = 64
+FORGOTTEN_AT_ONCE = 10
+# A dead server is noticed by the kernel after this, so that a thread does not wait for it for ever.
+_UNANSWERED_MS = 2_000
+
+SCHEMA = """
+    CREATE TABLE IF NOT EXISTS fairturn_counts (
+        customer text PRIMARY KEY,
+        value bigint,
+        updated_at bigint
+    ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01);
+    CREATE INDEX IF NOT EXISTS fairturn_counts_by_age ON fairturn_counts (updated_at)
+"""
+_LAZY = "SET LOCAL synchronous_commit TO off"
+_MAKE = "INSERT INTO fairturn_counts (customer) VALUES (%s) ON CONFLICT (customer) DO NOTHING"
+_LOCK = "SELECT value, updated_at FROM fairturn_counts WHERE customer = %s FOR UPDATE"
+_MOMENT = f"SELECT {SERVER_NOW}"
+_WRITE = "UPDATE fairturn_counts SET value = %s, updated_at = %s WHERE customer = %s"
+_FORGET = """
+    DELETE FROM fairturn_counts WHERE customer IN (
+        SELECT customer FROM fairturn_counts WHERE updated_at < %s LIMIT %s FOR UPDATE SKIP LOCKED
+    )
+"""  # fairturn_counts_by_age
+
+
+class PostgresCounts:
+    """Counts at an address such as `postgresql://user@host/database`, in a table that is made if it
+    is missing. The server's clock counts, unless one is handed in."""
+
+    def __init__(self, url: str, *, rule: Rule | None = None, clock: Clock | None = None) -> None:
+        self._url = url
+        self._rule = rule or Rule()
+        self._clock = clock
+        try:
+            facts = psycopg.conninfo.conninfo_to_dict(url)
+        except psycopg.Error:
+            raise StoreRefused("the address of the counts is not one of PostgreSQL") from None
+        self._name = f"PostgreSQL at {facts.get('host') or 'the local socket'}"
+        self._idle: deque[psycopg.Connection[Any]] = deque(maxlen=IDLE_CONNECTIONS_MAX)
+        self._pid = os.getpid()
+
+    def begin(self, customer: str) -> Answer:
+        # The driver waits for an answer without an end, so all of it is waited for from outside.
+        count = within(TIMEOUT_S, self._name, partial(self._check, customer))
+        return lambda: count
+
+    def concerns(self) -> list[str]:
+        within(8 * TIMEOUT_S, self._name, self._make_table)
+        return []
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    def _check(self, customer: str) -> int:
+        connection, fresh = self._connection()
+        try:
+            try:
+                count = self._decide(connection, customer)
+            except errors.UndefinedTable:
+                self._make_table()
+                count = self._decide(connection, customer)
+        except psycopg.Error as error:
+            restarted = connection.broken and not fresh
+            connection.close()
+            if restarted:
+                self.close()  # so are the other connections from before
+                return self._check(customer)
+            raise self._translate(error) from error
+        self._idle.append(connection)
+        return count
+
+    def _decide(self, connection: psycopg.Connection[Any], customer: str) -> int:
+        with connection.transaction():
+            with connection.pipeline():
+                connection.execute(_LAZY)
+                connection.execute(_MAKE, (customer,))
+                row = connection.execute(_LOCK, (customer,))
+                # After the lock: a moment from before it could be earlier than another's update.
+                moment = connection.execute(_MOMENT)
+            ((value, updated_at),), ((now,),) = row.fetchall(), moment.fetchall()
+            if self._clock is not None:
+                now = self._clock.now()
+            last = None if value is None else Count(value, updated_at)
+            count = self._rule.check(last, now)
+            connection.execute(_WRITE, (*count, customer))
+            if count.value == 0:
+                old = now - self._rule.reset_interval_us
+                connection.execute(_FORGET, (old, FORGOTTEN_AT_ONCE))
+        return count.value
+
+    def _connection(self) -> tuple[psycopg.Connection[Any], bool]:
+        """A connection that nobody uses, and whether it is new."""
+        if self._pid != os.getpid():
+            self._idle = deque(maxlen=IDLE_CONNECTIONS_MAX)  # those of the process before the fork
+            self._pid = os.getpid()
+        with suppress(IndexError):
+            return self._idle.pop(), False
+        return self._connect(), True
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        try:
+            return psycopg.connect(
+                self._url,
+                autocommit=True,
+                prepare_threshold=None,  # a pooler may give the next transaction another server
+                connect_timeout=2,
+                tcp_user_timeout=_UNANSWERED_MS,
+                application_name="fairturn counts",
+            )
+        except psycopg.Error as error:
+            raise self._translate(error) from error
+
+    def _make_table(self) -> None:
+        connection = self._connect()
+        try:
+            # Two that make it at once: one of them is told that it is there.
+            with suppress(errors.UniqueViolation, errors.DuplicateTable):
+                connection.execute(SCHEMA)
+        except errors.InsufficientPrivilege:
+            raise StoreRefused(
+                f"{self._name} has no table fairturn_counts and this role may not make it; have "
+                f"the owner run: {' '.join(SCHEMA.split())}"
+            ) from None
+        except psycopg.Error as error:
+            raise self._translate(error) from error
+        finally:
+            connection.close()
+
+    def _translate(self, error: psycopg.Error) -> StoreError:
+        # The first line says it; the others may repeat the statement with the customer's name.
+        said = str(error).strip().partition("\n")[0]
+        if isinstance(error, errors.InvalidPassword | errors.InvalidAuthorizationSpecification):
+            return StoreRefused(f"{self._name} does not let us in: {said}")
+        return StoreUnavailable(f"{self._name} cannot count now: {said}")

@@ -1,0 +1,301 @@
+"""Counts in Redis or Valkey: one key a customer, one script a check.
+
+The script is sent and its answer read on a connection of the driver, below its client: what the
+client adds to one command (a pool, retries, callbacks) takes longer than the server needs.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from hashlib import sha1
+from importlib import resources
+from typing import Any, Protocol, TypeVar, cast
+
+import redis
+from redis import exceptions as failures
+from redis.backoff import NoBackoff
+from redis.connection import ConnectionPool
+from redis.retry import Retry
+
+from fairturn.clock import Clock
+from fairturn.counts import TIMEOUT_S, Answer
+from fairturn.counts.bounded import within
+from fairturn.errors import StoreError, StoreRefused, StoreUnavailable
+from fairturn.priority import Rule
+
+PREFIX = "fairturn"
+IDLE_CONNECTIONS_MAX = 64
+
+T = TypeVar("T")
+_SCRIPT = (resources.files("fairturn.counts") / "check.lua").read_bytes()
+_SHA = sha1(_SCRIPT, usedforsecurity=False).hexdigest().encode()
+
+
+class _Connection(Protocol):
+    """What we use of the driver's connections."""
+
+    def connect(self) -> None: ...
+
+    def send_packed_command(self, command: tuple[bytes, ...], check_health: bool) -> None: ...
+
+    def read_response(self) -> Any: ...
+
+    def disconnect(self) -> None: ...
+
+
+class RedisCounts:
+    """Counts at an address such as `redis://localhost:6379/0`.
+
+    `rediss://`, `valkey://`, `valkeys://` and `unix://` addresses are understood as well. Apps that
+    share a server and not their customers take a `prefix` each. The server's clock counts, unless
+    one is handed in.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        rule: Rule | None = None,
+        clock: Clock | None = None,
+        prefix: str = PREFIX,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._script = _Script(rule or Rule(), clock, prefix)
+        self._timeout_s = timeout_s
+        self._pool = _pool(url, timeout_s)
+        self._name = _name(self._pool.connection_kwargs)
+        self._idle: deque[_Connection] = deque(maxlen=IDLE_CONNECTIONS_MAX)
+        self._pid = os.getpid()
+
+    def begin(self, customer: str) -> Answer:
+        if self._pid != os.getpid():
+            self._idle.clear()  # the connections of the process that this one was forked from
+            self._pid = os.getpid()
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            return self._begin_anew(customer)
+        try:
+            connection.send_packed_command((self._script.command(customer),), check_health=False)
+        except failures.RedisError:
+            return self._begin_anew(customer)
+        return partial(self._answer, connection, customer)
+
+    def concerns(self) -> list[str]:
+        def ask() -> bytes:
+            connection = self._connect()
+            connection.send_packed_command((_packed(b"INFO", b"memory"),), check_health=False)
+            told: bytes = connection.read_response()
+            self._idle.append(connection)
+            return told
+
+        return memory_concerns(self._name, self._bounded(ask).decode(errors="replace"))
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().disconnect()
+
+    def _answer(self, connection: _Connection, customer: str) -> int:
+        try:
+            return self._read(connection, customer)
+        except failures.TimeoutError as error:
+            raise translated(error, self._name, self._timeout_s) from error
+        except failures.ConnectionError:
+            # A connection from before the server was restarted: it says so at once. So are the
+            # others.
+            self.close()
+            return self._begin_anew(customer)()
+        except failures.RedisError as error:
+            raise translated(error, self._name, self._timeout_s) from error
+
+    def _begin_anew(self, customer: str) -> Answer:
+        """The whole check on a new connection, which takes several steps, bounded together."""
+
+        def check() -> int:
+            connection = self._connect()
+            connection.send_packed_command((self._script.command(customer),), check_health=False)
+            return self._read(connection, customer)
+
+        count = self._bounded(check)
+        return lambda: count
+
+    def _read(self, connection: _Connection, customer: str) -> int:
+        """The answer to the script; then the connection is free for others."""
+        try:
+            try:
+                count = connection.read_response()
+            except failures.NoScriptError:
+                # A server that was started anew, or told to forget its scripts.
+                whole = self._script.command(customer, whole=True)
+                connection.send_packed_command((whole,), check_health=False)
+                count = connection.read_response()
+        except BaseException:
+            connection.disconnect()  # or the next check would read this one's answer
+            raise
+        self._idle.append(connection)
+        return int(count)
+
+    def _connect(self) -> _Connection:
+        connection = cast("_Connection", self._pool.make_connection())
+        connection.connect()
+        return connection
+
+    def _bounded(self, call: Callable[[], T]) -> T:
+        try:
+            return within(self._timeout_s, self._name, call)
+        except failures.RedisError as error:
+            raise translated(error, self._name, self._timeout_s) from error
+
+
+class RedisClusterCounts:
+    """Counts in a cluster: `redis+cluster://host:port`, with any of its nodes.
+
+    Each check has one key, so it belongs to one node, wherever that is at the moment.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        rule: Rule | None = None,
+        clock: Clock | None = None,
+        prefix: str = PREFIX,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._script = _Script(rule or Rule(), clock, prefix)
+        self._url = as_redis(url)
+        self._timeout_s = timeout_s
+        self._name = _name(_pool(url, timeout_s).connection_kwargs)
+        self._client: redis.RedisCluster | None = None
+        self._pid = os.getpid()
+
+    def begin(self, customer: str) -> Answer:
+        count = self._bounded(partial(self._check, customer))
+        return lambda: count
+
+    def concerns(self) -> list[str]:
+        def ask() -> list[str]:
+            memories = self._cluster().info("memory", target_nodes="primaries")
+            return [
+                concern
+                for node, facts in memories.items()
+                for concern in memory_concerns(
+                    node, "".join(f"{k}:{v}\n" for k, v in facts.items())
+                )
+            ]
+
+        return self._bounded(ask)
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _check(self, customer: str) -> int:
+        cluster, script = self._cluster(), self._script
+        key, arguments = script.key(customer), script.arguments()
+        try:
+            return int(cluster.evalsha(_SHA.decode(), 1, key, *arguments))
+        except failures.NoScriptError:
+            return int(cluster.eval(_SCRIPT.decode(), 1, key, *arguments))
+
+    def _cluster(self) -> redis.RedisCluster:
+        if self._client is None or self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._client = redis.RedisCluster.from_url(
+                self._url,
+                protocol=2,
+                socket_timeout=self._timeout_s,
+                socket_connect_timeout=self._timeout_s,
+            )
+        return self._client
+
+    def _bounded(self, call: Callable[[], T]) -> T:
+        # Looking for the right node may take several steps, so they are bounded together.
+        try:
+            return within(self._timeout_s, self._name, call)
+        except failures.RedisError as error:
+            raise translated(error, self._name, self._timeout_s) from error
+
+
+class _Script:
+    """The call of the script for a customer."""
+
+    def __init__(self, rule: Rule, clock: Clock | None, prefix: str) -> None:
+        self._settings = (str(rule.reset_interval_us).encode(), rule.reset.value.encode())
+        self._clock = clock
+        self._prefix = prefix.encode()
+
+    def key(self, customer: str) -> bytes:
+        # The braces are for a cluster: what stands in them decides where a key lives.
+        return b"%b:{%b}:count" % (self._prefix, customer.encode())
+
+    def arguments(self) -> tuple[bytes, ...]:
+        if self._clock is None:
+            return self._settings
+        return (*self._settings, str(self._clock.now()).encode())
+
+    def command(self, customer: str, *, whole: bool = False) -> bytes:
+        name, script = (b"EVAL", _SCRIPT) if whole else (b"EVALSHA", _SHA)
+        return _packed(name, script, b"1", self.key(customer), *self.arguments())
+
+
+def as_redis(url: str) -> str:
+    """The address in the words of the driver, for which Valkey is a Redis."""
+    for ours, its in (
+        ("redis+cluster", "redis"),
+        ("rediss+cluster", "rediss"),
+        ("valkey", "redis"),
+    ):
+        if url.startswith(f"{ours}://"):
+            return its + url[len(ours) :]
+    return "rediss" + url[len("valkeys") :] if url.startswith("valkeys://") else url
+
+
+def memory_concerns(name: str, memory: str) -> list[str]:
+    """What `INFO memory` says that an operator should know."""
+    facts = dict(line.split(":", 1) for line in memory.splitlines() if ":" in line)
+    policy = facts.get("maxmemory_policy", "").strip()
+    if not policy.startswith("allkeys") or facts.get("maxmemory", "0").strip() == "0":
+        return []
+    return [
+        f"{name} forgets any key when its memory is full (maxmemory-policy is {policy}), so a "
+        "customer's count can be 0 again at any moment; set it to noeviction or volatile-ttl"
+    ]
+
+
+def translated(error: failures.RedisError, name: str, timeout_s: float) -> StoreError:
+    """A driver's error as one of ours."""
+    if isinstance(error, failures.AuthenticationError | failures.NoPermissionError):
+        return StoreRefused(f"{name} does not let us in: {error}; check user, password and ACL")
+    if isinstance(error, failures.TimeoutError):
+        return StoreUnavailable(f"{name} did not answer within {timeout_s * 1000:.0f} ms")
+    return StoreUnavailable(f"{name} cannot count now: {error}")
+
+
+def _pool(url: str, timeout_s: float) -> ConnectionPool:
+    """How to connect to the address. The driver's pool is not used, only its way to connect."""
+    try:
+        return ConnectionPool.from_url(
+            as_redis(url),
+            protocol=2,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),
+        )
+    except ValueError as error:
+        raise StoreRefused(f"the address of the counts is not understood: {error}") from None
+
+
+def _packed(*parts: bytes) -> bytes:
+    """A command as it goes over the wire."""
+    return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(p), p) for p in parts)
+
+
+def _name(connection: dict[str, Any]) -> str:
+    """The place for people, without user and password."""
+    if "path" in connection:
+        return f"Redis at {connection['path']}"
+    host, port = connection.get("host", "localhost"), connection.get("port", 6379)
+    return f"Redis at {host}:{port}"

@@ -1,0 +1,114 @@
+"""Servers of our own that end with whoever uses them, however that ends.
+
+A server runs in a folder. Everybody who uses it holds a lock on a file there, and the kernel lets
+go of the locks of the dead. A keeper, a process of its own, waits until nobody holds it any more;
+then it ends what still runs of the server and removes the folder.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+STOPPED_WITHIN_S = 20
+
+
+@contextmanager
+def kept_folder(name: str) -> Iterator[Path]:
+    """A folder for a server that this process uses, guarded by a keeper."""
+    folder = Path(tempfile.mkdtemp(prefix=f"fairturn-{name}-"))
+    with (folder / "users").open("w") as users:
+        fcntl.flock(users, fcntl.LOCK_SH)
+        _start_keeper(folder)
+        yield folder
+
+
+@contextmanager
+def shared(name: str, start: Callable[[Path], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """What `start` said about a server that all processes of this run of pytest use: the first one
+    starts it, and it ends with the last."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"process-{os.getpid()}")
+    folder = Path(tempfile.gettempdir()) / f"fairturn-{name}-{run}"
+    folder.mkdir(mode=0o755, exist_ok=True)
+    with (folder / "users").open("a") as users:
+        fcntl.flock(users, fcntl.LOCK_SH)
+        with (folder / "starting").open("a") as starting:
+            fcntl.flock(starting, fcntl.LOCK_EX)
+            note = folder / "server.json"
+            if not note.exists():
+                _start_keeper(folder)
+                note.write_text(json.dumps(start(folder)))
+        yield json.loads(note.read_text())
+
+
+def run_server(folder: Path, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a program in a group of its own, which the keeper knows of; it writes to `log`."""
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            **options,
+        )
+    with (folder / "groups").open("a") as groups:
+        groups.write(f"{process.pid}\n")
+    return process
+
+
+def free_port() -> int:
+    """A port that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def absent(what: str) -> NoReturn:
+    """Skip the test because a service is absent; where all must be there, fail."""
+    if os.environ.get("FAIRTURN_REQUIRE_SERVICES") == "1":
+        pytest.fail(f"{what}; FAIRTURN_REQUIRE_SERVICES=1 asks for it")
+    pytest.skip(f"NOT TESTED: {what}")
+
+
+# ── The keeper: a process of its own ─────────────────────────────────────────────────────────────
+
+
+def _start_keeper(folder: Path) -> None:
+    subprocess.Popen(
+        [sys.executable, __file__, str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ).returncode = 0  # nobody waits for it: it outlives us
+
+
+def keep(folder: Path) -> None:
+    """Wait until nobody uses the folder, then end its programs and remove it."""
+    for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_IGN)
+    with (folder / "users").open("a") as users:
+        fcntl.flock(users, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            for group in reversed((folder / "groups").read_text().split()):
+                with suppress(ProcessLookupError):
+                    os.killpg(int(group), signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    keep(Path(sys.argv[1]))

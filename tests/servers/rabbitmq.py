@@ -1,0 +1,106 @@
+"""A RabbitMQ of our own, from the system's package: own port, own folder, own name of the node.
+
+It takes about five seconds to start, so all tests of a run share one; each uses queues of its own.
+The programs are called directly, not through the package's wrappers, which would change to the user
+and the folders of the system's service. Nothing of that service is used or touched.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.servers.keeping import absent, free_port, kept_folder, run_server, shared
+from tests.waiting import wait_until
+
+PROGRAMS = Path("/usr/lib/rabbitmq/bin")
+ANSWERS_WITHIN_S = 120
+
+
+class Rabbit:
+    """A server that runs."""
+
+    def __init__(self, port: int, environment: dict[str, str]) -> None:
+        self.port = port
+        self.url = f"amqp://guest:guest@127.0.0.1:{port}//"
+        self._environment = environment
+
+    def control(self, *command: str) -> str:
+        """What `rabbitmqctl` says; it takes a second or two."""
+        done = subprocess.run(
+            [str(PROGRAMS / "rabbitmqctl"), "--quiet", *command],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+
+@contextmanager
+def of_this_run() -> Iterator[Rabbit]:
+    """The server that all processes of this run of pytest use."""
+    refuse_if_absent()
+    with shared("rabbitmq", _start) as known:
+        yield Rabbit(**known)
+
+
+@contextmanager
+def started() -> Iterator[Rabbit]:
+    """A server for as long as the block runs."""
+    refuse_if_absent()
+    with kept_folder("rabbitmq") as folder:
+        yield Rabbit(**_start(folder))
+
+
+def refuse_if_absent() -> None:
+    if not (PROGRAMS / "rabbitmq-server").exists() or shutil.which("epmd") is None:
+        absent("RabbitMQ is not installed (Debian: apt-get install rabbitmq-server)")
+
+
+def _start(folder: Path) -> dict[str, Any]:
+    port, names_port = free_port(), free_port()
+    for name, text in {"plugins": "[].\n", "rabbit.conf": "", "environment": ""}.items():
+        (folder / name).write_text(text)
+    environment = {
+        "PATH": os.environ["PATH"],
+        "LANG": "C.UTF-8",
+        "HOME": str(folder),  # where Erlang keeps its secret
+        "ERL_EPMD_PORT": str(names_port),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODENAME": f"fairturn-{port}@localhost",
+        "RABBITMQ_NODE_PORT": str(port),
+        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+        "RABBITMQ_DIST_PORT": str(free_port()),
+        "RABBITMQ_MNESIA_BASE": str(folder / "data"),
+        "RABBITMQ_LOG_BASE": str(folder / "logs"),
+        "RABBITMQ_LOGS": "-",
+        "RABBITMQ_PID_FILE": str(folder / "pid"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
+        "RABBITMQ_CONFIG_FILE": str(folder / "rabbit"),
+        "RABBITMQ_CONF_ENV_FILE": str(folder / "environment"),
+    }
+    # Started by us, or the server would start one that stays when all has ended.
+    names = run_server(folder, ["epmd"], env=environment)
+    wait_until(lambda: _listens(names_port), "epmd listens")
+    server = run_server(folder, [str(PROGRAMS / "rabbitmq-server")], env=environment)
+    wait_until(
+        lambda: _listens(port) or _ended(server, folder), "RabbitMQ listens", ANSWERS_WITHIN_S
+    )
+    names.returncode = server.returncode = 0  # they may outlive us: the keeper ends them
+    return {"port": port, "environment": environment}
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _ended(server: subprocess.Popen[bytes], folder: Path) -> bool:
+    if server.poll() is not None:
+        raise RuntimeError(f"RabbitMQ did not start: {(folder / 'log').read_text()[-2_000:]}")
+    return False
