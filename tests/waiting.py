@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from fairturn.clock import stopwatch
 
-PATIENCE_S = 60
+PATIENCE_S = 30
 _NEVER = threading.Event()
 
 

@@ -9,6 +9,7 @@
     ├── SettingsConflict        the queue was made with other settings
     ├── HandlerNotLoaded        a worker's child cannot import its handler
     ├── ContentDamaged          stored bytes are missing or differ from their checksum
+    ├── BrokerRefused           an app's broker would ignore or fold the priorities
     ├── TraceError              a trace file is not what it should be
     └── StoreError              the store cannot do its work
         ├── StoreRefused        this file, engine or schema must not be used
@@ -65,6 +66,10 @@ class HandlerNotLoaded(FairturnError):
 
 class ContentDamaged(FairturnError):
     """Stored bytes are missing, or they differ from the checksum taken when they came in."""
+
+
+class BrokerRefused(FairturnError):
+    """An app or its broker would make priorities meaningless; the message says what to set."""
 
 
 class TraceError(FairturnError):

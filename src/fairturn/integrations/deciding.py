@@ -1,0 +1,158 @@
+"""What the rule says about one message of a customer, whatever becomes of the counts.
+
+A publisher must not fail because a priority cannot be found out. Where the counts do not answer,
+the message gets the priority `fallback`, it is counted, and for a second nobody asks them again, so
+that a long outage costs the publishers next to nothing.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fairturn.clock import stopwatch
+from fairturn.counts import Answer, Counts
+from fairturn.errors import StoreError, StoreUnavailable
+from fairturn.model import CHILDREN_UNCHECKED_MAX, CUSTOMER_BYTES_MAX
+from fairturn.priority import LEVELS, Rule
+from fairturn.text import identity
+
+FALLBACK = 5
+PAUSE_S = 1.0  # between two attempts to reach counts that did not answer
+SILENCE_S = 60.0  # between two lines of the log about the same trouble
+
+logger = logging.getLogger("fairturn.integrations")
+
+
+class Decision(NamedTuple):
+    """Count and priority of one message, and where they come from."""
+
+    customer: str | None
+    count: int | None  # type: ignore[assignment]  # the rule's word; nobody counts a tuple's items
+    priority: int
+    by: str  # "check", "parent" or "fallback"
+
+    def as_header(self) -> dict[str, str | int | None]:
+        """As it travels with the message."""
+        return self._asdict()
+
+    @staticmethod
+    def of_header(header: object) -> "Decision | None":
+        """What a header says, if it is one of ours."""
+        if not isinstance(header, dict) or set(header) != set(Decision._fields):
+            return None
+        return Decision(**header)
+
+
+class Totals(NamedTuple):
+    """How many messages this process has published, by how their priority came about."""
+
+    checked: int = 0  # the rule decided
+    reset: int = 0  # of these, how many found the count at 0: new customers, pauses, lost counts
+    inherited: int = 0  # from the message that was being worked on
+    fallback: int = 0  # the counts did not answer, or the customer could not be told
+    by_hand: int = 0  # the caller gave a priority, or it was a retry
+    without_customer: int = 0
+
+
+class Decider:
+    """The rule, its counts, and what happens when they do not answer."""
+
+    def __init__(self, counts: Counts, *, rule: Rule, fallback: int | None = FALLBACK) -> None:
+        if fallback is not None and not 1 <= fallback <= LEVELS:
+            raise ValueError(f"fallback is {fallback}; it must be from 1 to {LEVELS}, or None")
+        self.counts = counts
+        self._rule = rule
+        self._fallback = fallback
+        self._lock = threading.Lock()
+        self._totals = dict.fromkeys(Totals._fields, 0)
+        self._ask_again_at = 0.0
+        self._silent_until: dict[str, float] = {}
+
+    def totals(self) -> Totals:
+        """What happened so far in this process."""
+        with self._lock:
+            return Totals(**self._totals)
+
+    def add(self, name: str) -> None:
+        """Count one message."""
+        with self._lock:
+            self._totals[name] += 1
+
+    def begin(self, customer: str) -> Callable[[], Decision]:
+        """Begin to decide; what comes back waits for the decision."""
+        if self._pauses():
+            pause = StoreUnavailable("the counts did not answer a moment ago")
+            return lambda: self.fall_back(customer, pause)
+        try:
+            answer = self.counts.begin(customer)
+        except StoreError as error:
+            failure = self._pause_after(error)
+            return lambda: self.fall_back(customer, failure)
+        return lambda: self._decide(customer, answer)
+
+    def inherit(self, parent: Decision, made: int) -> Decision | None:
+        """What a message takes over from the one whose work made it, as the first of 20."""
+        if made >= CHILDREN_UNCHECKED_MAX:
+            return None
+        self.add("inherited")
+        return parent._replace(by="parent")
+
+    def fall_back(self, customer: str | None, error: Exception) -> Decision:
+        """The decision without a count; or the error, where that is what was asked for."""
+        self.add("fallback")
+        if self._fallback is None:
+            raise error
+        self._say_sometimes(error)
+        return Decision(customer, None, self._fallback, "fallback")
+
+    def _decide(self, customer: str, answer: Answer) -> Decision:
+        try:
+            count = answer()
+        except StoreError as error:
+            return self.fall_back(customer, self._pause_after(error))
+        with self._lock:
+            self._totals["checked"] += 1
+            self._totals["reset"] += count == 0
+            back, self._ask_again_at = self._ask_again_at > 0, 0.0
+        if back:
+            logger.warning("the counts answer again: the rule decides over priorities")
+        return Decision(customer, count, self._rule.priority(count), "check")
+
+    def _pauses(self) -> bool:
+        """Whether the counts are left alone at the moment."""
+        if not self._ask_again_at:
+            return False
+        with self._lock:
+            now = stopwatch()
+            if now < self._ask_again_at:
+                return True
+            self._ask_again_at = now + PAUSE_S  # one asks, and the others wait for how that goes
+            return False
+
+    def _pause_after(self, error: StoreError) -> StoreError:
+        with self._lock:
+            self._ask_again_at = stopwatch() + PAUSE_S
+        return error
+
+    def _say_sometimes(self, error: Exception) -> None:
+        kind = type(error).__name__
+        with self._lock:
+            now = stopwatch()
+            if now < self._silent_until.get(kind, 0.0):
+                return
+            self._silent_until[kind] = now + SILENCE_S
+        logger.warning(
+            "published with priority %s, because there was no count: %s "
+            "(said once a minute; the totals have them all)",
+            self._fallback,
+            error,
+        )
+
+
+def customer_name(value: object) -> str | None:
+    """A customer as text: numbers and UUIDs as they are written; None and "" mean that there is
+    none."""
+    if value is None or value == "":
+        return None
+    return identity(value if isinstance(value, str) else str(value), "customer", CUSTOMER_BYTES_MAX)
