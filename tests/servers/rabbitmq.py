@@ -26,7 +26,7 @@ class Rabbit:
 
     def __init__(self, port: int, environment: dict[str, str]) -> None:
         self.port = port
-        self.url = f"amqp://guest:guest@127.0.0.1:{port}//"
+        self.url = f"amqp://guest:guest@127.0.0.1:{port}/%2F"
         self._environment = environment
 
     def control(self, *command: str) -> str:

@@ -7,23 +7,22 @@ A customer's task is given the rule's priority when it is published, in the brok
 What was decided travels in the header `fairturn`. docs/celery.md says what this does and what not.
 """
 
-import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from celery import bootsteps
 from kombu.exceptions import OperationalError
 
-from fairturn.config import open_counts
-from fairturn.counts import Counts
 from fairturn.errors import BrokerRefused, StoreError
 from fairturn.integrations import brokers
 from fairturn.integrations.deciding import (
     FALLBACK,
+    Customer,
     Decider,
     Decision,
+    Place,
     Totals,
     customer_name,
     logger,
@@ -32,14 +31,12 @@ from fairturn.priority import LEVELS, Rule
 
 HEADER = "fairturn"
 
-Customer = Callable[[str, Sequence[Any], Mapping[str, Any]], object]
-
 
 def stamp(
     app: Any,
     *,
     customer: Customer,
-    counts: str | os.PathLike[str] | Counts,
+    counts: Place,
     rule: Rule | None = None,
     fallback: int | None = FALLBACK,
     without_customer: int | None = None,
@@ -64,12 +61,10 @@ def stamp(
         raise ValueError(f"the app {app.main!r} is stamped already; call stamp once for each app")
     if without_customer is not None and not 1 <= without_customer <= LEVELS:
         raise ValueError(f"without_customer is {without_customer}; it must be from 1 to {LEVELS}")
-    rule = rule or Rule()
-    opened = open_counts(counts, rule=rule) if isinstance(counts, str | os.PathLike) else counts
     made = Stamp(
         app,
         customer=customer,
-        decider=Decider(opened, rule=rule, fallback=fallback),
+        decider=Decider(counts, rule=rule, fallback=fallback),
         without_customer=without_customer,
         check=check,
         show=show,

@@ -6,11 +6,13 @@ that a long outage costs the publishers next to nothing.
 """
 
 import logging
+import os
 import threading
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from fairturn.clock import stopwatch
+from fairturn.config import open_counts
 from fairturn.counts import Answer, Counts
 from fairturn.errors import StoreError, StoreUnavailable
 from fairturn.model import CHILDREN_UNCHECKED_MAX, CUSTOMER_BYTES_MAX
@@ -20,6 +22,11 @@ from fairturn.text import identity
 FALLBACK = 5
 PAUSE_S = 1.0  # between two attempts to reach counts that did not answer
 SILENCE_S = 60.0  # between two lines of the log about the same trouble
+
+# Whose message it is, by its name, args and kwargs; None if it is nobody's.
+Customer = Callable[[str, Sequence[Any], Mapping[str, Any]], object]
+# Where counts are: an address, the name of a file, or counts that were opened.
+Place = str | os.PathLike[str] | Counts
 
 logger = logging.getLogger("fairturn.integrations")
 
@@ -58,11 +65,15 @@ class Totals(NamedTuple):
 class Decider:
     """The rule, its counts, and what happens when they do not answer."""
 
-    def __init__(self, counts: Counts, *, rule: Rule, fallback: int | None = FALLBACK) -> None:
+    def __init__(
+        self, counts: Place, *, rule: Rule | None = None, fallback: int | None = FALLBACK
+    ) -> None:
         if fallback is not None and not 1 <= fallback <= LEVELS:
             raise ValueError(f"fallback is {fallback}; it must be from 1 to {LEVELS}, or None")
+        self._rule = rule or Rule()
+        if isinstance(counts, str | os.PathLike):
+            counts = open_counts(counts, rule=self._rule)
         self.counts = counts
-        self._rule = rule
         self._fallback = fallback
         self._lock = threading.Lock()
         self._totals = dict.fromkeys(Totals._fields, 0)
@@ -78,6 +89,19 @@ class Decider:
         """Count one message."""
         with self._lock:
             self._totals[name] += 1
+
+    def decide(
+        self, customer: Customer, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Decision | None:
+        """The decision over a message, or None if it has no customer."""
+        try:
+            known = customer_name(customer(name, args, kwargs))
+        except Exception as error:
+            return self.fall_back(None, error)
+        if known is None:
+            self.add("without_customer")
+            return None
+        return self.begin(known)()
 
     def begin(self, customer: str) -> Callable[[], Decision]:
         """Begin to decide; what comes back waits for the decision."""
