@@ -21,7 +21,7 @@ SOURCES := $(shell find src -name __pycache__ -prune -o -print)
 CHECKED := $(wildcard src tests benchmarks examples)
 
 .PHONY: help run test check locales bench-store bench-embedded bench-replay bench-explain \
-	bench-forecast fairness lock clean python-is-new-enough
+	bench-forecast bench-celery fairness lock clean python-is-new-enough
 
 help: ## List these targets.
 	@echo "make <target>, with one of these targets:"
@@ -64,6 +64,8 @@ bench-explain: $(WHEEL) ## Measure explanations among 10,000 customers and a mil
 
 bench-forecast: $(WHEEL) ## Measure how often the expected start was right.
 	@$(BIN)/python -m benchmarks.forecast $(ARGS)
+bench-celery: $(WHEEL) ## Measure Celery with and without stamp, on Valkey and RabbitMQ.
+	@$(BIN)/python -m benchmarks.celery $(ARGS)
 
 fairness: $(WHEEL) ## Print what each order does to whom, as in docs/fairness.md.
 	@$(BIN)/python -m benchmarks.fairness $(ARGS)

@@ -1,16 +1,18 @@
 """Counts in Redis or Valkey: one key a customer, one script a check.
 
-The script is sent and its answer read on a connection of the driver, below its client: what the
-client adds to one command (a pool, retries, callbacks) takes longer than the server needs.
+The driver connects, with all that belongs to it: addresses, passwords, TLS. Then the one command
+that is ever sent goes over its socket directly: what a client adds to a command (a pool, retries,
+callbacks, a parser for every kind of answer) takes longer than the server needs for it.
 """
 
 import os
+import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from hashlib import sha1
 from importlib import resources
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar
 
 import redis
 from redis import exceptions as failures
@@ -26,22 +28,57 @@ from fairturn.priority import Rule
 
 PREFIX = "fairturn"
 IDLE_CONNECTIONS_MAX = 64
+LINE_BYTES_MAX = 4_096
 
 T = TypeVar("T")
 _SCRIPT = (resources.files("fairturn.counts") / "check.lua").read_bytes()
 _SHA = sha1(_SCRIPT, usedforsecurity=False).hexdigest().encode()
 
 
-class _Connection(Protocol):
-    """What we use of the driver's connections."""
+class _Line:
+    """A connection on which one command is sent at a time, and one line read."""
 
-    def connect(self) -> None: ...
+    def __init__(self, connection: Any) -> None:
+        connection.connect()
+        self._connection = connection
+        self._socket: socket.socket = connection._sock  # there is no public way to it
 
-    def send_packed_command(self, command: tuple[bytes, ...], check_health: bool) -> None: ...
+    def send(self, command: bytes) -> None:
+        try:
+            self._socket.sendall(command)
+        except OSError as error:
+            raise _failure(error) from error
 
-    def read_response(self) -> Any: ...
+    def read(self) -> int:
+        try:
+            line = self._socket.recv(LINE_BYTES_MAX)
+            while line[-2:] != b"\r\n":
+                more = self._socket.recv(LINE_BYTES_MAX)
+                if not more:
+                    raise failures.ConnectionError("the server closed the connection")
+                line += more
+        except OSError as error:
+            raise _failure(error) from error
+        if line[:1] == b":":
+            return int(line[1:-2])
+        said = line[1:-2].decode(errors="replace")
+        kind = _KINDS.get(said.partition(" ")[0], failures.ResponseError)
+        raise kind(said)
 
-    def disconnect(self) -> None: ...
+    def close(self) -> None:
+        self._connection.disconnect()
+
+
+_KINDS: dict[str, type[failures.ResponseError]] = {
+    "NOSCRIPT": failures.NoScriptError,
+    "NOPERM": failures.NoPermissionError,
+}
+
+
+def _failure(error: OSError) -> failures.RedisError:
+    if isinstance(error, TimeoutError):
+        return failures.TimeoutError(str(error))
+    return failures.ConnectionError(str(error))
 
 
 class RedisCounts:
@@ -65,7 +102,7 @@ class RedisCounts:
         self._timeout_s = timeout_s
         self._pool = _pool(url, timeout_s)
         self._name = _name(self._pool.connection_kwargs)
-        self._idle: deque[_Connection] = deque(maxlen=IDLE_CONNECTIONS_MAX)
+        self._idle: deque[_Line] = deque(maxlen=IDLE_CONNECTIONS_MAX)
         self._pid = os.getpid()
 
     def begin(self, customer: str) -> Answer:
@@ -73,37 +110,29 @@ class RedisCounts:
             self._idle.clear()  # the connections of the process that this one was forked from
             self._pid = os.getpid()
         try:
-            connection = self._idle.pop()
+            line = self._idle.pop()
         except IndexError:
             return self._begin_anew(customer)
         try:
-            connection.send_packed_command((self._script.command(customer),), check_health=False)
+            line.send(self._script.command(customer))
         except failures.RedisError:
             return self._begin_anew(customer)
-        return partial(self._answer, connection, customer)
+        return partial(self._answer, line, customer)
 
     def concerns(self) -> list[str]:
-        def ask() -> bytes:
-            connection = self._connect()
-            connection.send_packed_command((_packed(b"INFO", b"memory"),), check_health=False)
-            told: bytes = connection.read_response()
-            self._idle.append(connection)
-            return told
-
-        return memory_concerns(self._name, self._bounded(ask).decode(errors="replace"))
+        client = redis.Redis(connection_pool=self._pool)
+        return self._bounded(lambda: memory_concerns(self._name, client.info("memory")))
 
     def close(self) -> None:
         while self._idle:
-            self._idle.pop().disconnect()
+            self._idle.pop().close()
 
-    def _answer(self, connection: _Connection, customer: str) -> int:
+    def _answer(self, line: _Line, customer: str) -> int:
         try:
-            return self._read(connection, customer)
-        except failures.TimeoutError as error:
-            raise translated(error, self._name, self._timeout_s) from error
+            return self._read(line, customer)
         except failures.ConnectionError:
-            # A connection from before the server was restarted: it says so at once. So are the
-            # others.
+            # A connection from before the server was restarted, which says so at once. So would
+            # the others.
             self.close()
             return self._begin_anew(customer)()
         except failures.RedisError as error:
@@ -113,33 +142,27 @@ class RedisCounts:
         """The whole check on a new connection, which takes several steps, bounded together."""
 
         def check() -> int:
-            connection = self._connect()
-            connection.send_packed_command((self._script.command(customer),), check_health=False)
-            return self._read(connection, customer)
+            line = _Line(self._pool.make_connection())
+            line.send(self._script.command(customer))
+            return self._read(line, customer)
 
         count = self._bounded(check)
         return lambda: count
 
-    def _read(self, connection: _Connection, customer: str) -> int:
+    def _read(self, line: _Line, customer: str) -> int:
         """The answer to the script; then the connection is free for others."""
         try:
             try:
-                count = connection.read_response()
+                count = line.read()
             except failures.NoScriptError:
                 # A server that was started anew, or told to forget its scripts.
-                whole = self._script.command(customer, whole=True)
-                connection.send_packed_command((whole,), check_health=False)
-                count = connection.read_response()
+                line.send(self._script.whole(customer))
+                count = line.read()
         except BaseException:
-            connection.disconnect()  # or the next check would read this one's answer
+            line.close()  # or the next check would read this one's answer
             raise
-        self._idle.append(connection)
-        return int(count)
-
-    def _connect(self) -> _Connection:
-        connection = cast("_Connection", self._pool.make_connection())
-        connection.connect()
-        return connection
+        self._idle.append(line)
+        return count
 
     def _bounded(self, call: Callable[[], T]) -> T:
         try:
@@ -176,13 +199,11 @@ class RedisClusterCounts:
 
     def concerns(self) -> list[str]:
         def ask() -> list[str]:
-            memories = self._cluster().info("memory", target_nodes="primaries")
+            memories: Any = self._cluster().info("memory", target_nodes="primaries")
             return [
                 concern
                 for node, facts in memories.items()
-                for concern in memory_concerns(
-                    node, "".join(f"{k}:{v}\n" for k, v in facts.items())
-                )
+                for concern in memory_concerns(node, facts)
             ]
 
         return self._bounded(ask)
@@ -226,6 +247,10 @@ class _Script:
         self._settings = (str(rule.reset_interval_us).encode(), rule.reset.value.encode())
         self._clock = clock
         self._prefix = prefix.encode()
+        # All of the usual command but its key, which is put together once and not each time.
+        n = 4 + len(self._settings)
+        self._before = b"*%d\r\n" % n + _strings(b"EVALSHA", _SHA, b"1")
+        self._after = _strings(*self._settings)
 
     def key(self, customer: str) -> bytes:
         # The braces are for a cluster: what stands in them decides where a key lives.
@@ -236,9 +261,16 @@ class _Script:
             return self._settings
         return (*self._settings, str(self._clock.now()).encode())
 
-    def command(self, customer: str, *, whole: bool = False) -> bytes:
-        name, script = (b"EVAL", _SCRIPT) if whole else (b"EVALSHA", _SHA)
-        return _packed(name, script, b"1", self.key(customer), *self.arguments())
+    def command(self, customer: str) -> bytes:
+        """The call by the script's name."""
+        key = self.key(customer)
+        if self._clock is None:
+            return b"%b$%d\r\n%b\r\n%b" % (self._before, len(key), key, self._after)
+        return _packed(b"EVALSHA", _SHA, b"1", key, *self.arguments())
+
+    def whole(self, customer: str) -> bytes:
+        """The call with the script itself, which the server keeps from then on."""
+        return _packed(b"EVAL", _SCRIPT, b"1", self.key(customer), *self.arguments())
 
 
 def as_redis(url: str) -> str:
@@ -253,11 +285,10 @@ def as_redis(url: str) -> str:
     return "rediss" + url[len("valkeys") :] if url.startswith("valkeys://") else url
 
 
-def memory_concerns(name: str, memory: str) -> list[str]:
+def memory_concerns(name: str, memory: Mapping[str, Any]) -> list[str]:
     """What `INFO memory` says that an operator should know."""
-    facts = dict(line.split(":", 1) for line in memory.splitlines() if ":" in line)
-    policy = facts.get("maxmemory_policy", "").strip()
-    if not policy.startswith("allkeys") or facts.get("maxmemory", "0").strip() == "0":
+    policy = str(memory.get("maxmemory_policy", ""))
+    if not policy.startswith("allkeys") or not int(memory.get("maxmemory", 0)):
         return []
     return [
         f"{name} forgets any key when its memory is full (maxmemory-policy is {policy}), so a "
@@ -290,7 +321,11 @@ def _pool(url: str, timeout_s: float) -> ConnectionPool:
 
 def _packed(*parts: bytes) -> bytes:
     """A command as it goes over the wire."""
-    return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(p), p) for p in parts)
+    return b"*%d\r\n" % len(parts) + _strings(*parts)
+
+
+def _strings(*parts: bytes) -> bytes:
+    return b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
 
 
 def _name(connection: dict[str, Any]) -> str:

@@ -92,7 +92,9 @@ class Stamp:
         self._without_customer = without_customer
         self._check = check
         self._show = show
-        self._driver = ""  # not known before the first publication
+        # Not known before the first publication; looking a setting up each time takes long.
+        self._driver = ""
+        self._routed = False
         self._local = threading.local()
 
     def totals(self) -> Totals:
@@ -167,6 +169,7 @@ class Stamp:
         driver = brokers.driver_of(self._app)
         if self._check:
             brokers.refuse(brokers.problems_for_publishers(self._app, driver))
+        self._routed = bool(self._app.conf.task_routes)
         self._driver = driver
 
     def _begin(
@@ -189,7 +192,7 @@ class Stamp:
                 return _Pending(lambda: inherited)
         if customer is None:
             return _Pending(None)
-        if self._app.conf.task_routes or options.get("router"):
+        if self._routed or options.get("router"):
             # A route may give a priority by hand, and then there must be no check.
             return _Pending(partial(self._decide_late, customer))
         return _Pending(self._decider.begin(customer))
