@@ -64,6 +64,7 @@ bench-explain: $(WHEEL) ## Measure explanations among 10,000 customers and a mil
 
 bench-forecast: $(WHEEL) ## Measure how often the expected start was right.
 	@$(BIN)/python -m benchmarks.forecast $(ARGS)
+
 bench-celery: $(WHEEL) ## Measure Celery with and without stamp, on Valkey and RabbitMQ.
 	@$(BIN)/python -m benchmarks.celery $(ARGS)
 

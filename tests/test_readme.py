@@ -66,6 +66,19 @@ def test_the_explanation_on_the_first_page_is_what_a_queue_in_that_state_says() 
     assert shown.partition("```")[0].splitlines()[1:] == sentences
 
 
+@pytest.mark.parametrize("name", ["celery.md", "integrations.md"])
+def test_the_programs_of_the_pages_about_other_systems_run(name: str, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    given = """
+from celery import Celery
+app = Celery(broker="redis://localhost")
+"""
+
+    for program in programs_in(page):
+        if "prometheus_client" not in program:  # it is not among our dependencies
+            assert run(given + program, tmp_path) == []
+
+
 def test_the_table_of_thresholds_is_the_rule() -> None:
     rows = [line.strip("|").split("|") for line in README.splitlines() if line.startswith("| ")]
     ((_, *counts),) = [row for row in rows if row[0].strip() == "pending documents count"]

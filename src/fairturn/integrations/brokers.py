@@ -42,7 +42,8 @@ def configure(app: Any) -> None:
     if driver == REDIS:
         options = dict(conf.broker_transport_options or {})
         conf.broker_transport_options = {**options, "priority_steps": STEPS}
-    elif driver == RABBITMQ:
+    elif driver == RABBITMQ and getattr(conf, "task_default_queue_type", "classic") == "classic":
+        # A quorum queue has its priorities from its server, and would be refused with the argument.
         conf.task_queue_max_priority = conf.task_queue_max_priority or MAX_PRIORITY
 
 
