@@ -204,16 +204,18 @@ def test_a_priority_by_hand_stays_and_makes_no_check(app: Celery, broker: Valkey
     app.tasks["process"].apply_async(kwargs={"customer_id": "acme"}, priority=0)
     app.tasks["process"].apply_async(kwargs={"customer_id": "acme"}, priority=4)
     app.send_task("routed", kwargs={"customer_id": "acme"})
+    # A retry of a task from before the app was stamped, which had no priority.
+    app.send_task("process", kwargs={"customer_id": "acme"}, retries=1)
     by_hand = messages(broker)
     app.tasks["process"].delay(customer_id="acme")
 
-    assert [message["properties"]["priority"] for message in by_hand] == [0, 4, 7]
+    assert [message["properties"]["priority"] for message in by_hand] == [0, 0, 4, 7]
     assert not any("fairturn" in message["headers"] for message in by_hand)
     (checked,) = [message for message in messages(broker) if "fairturn" in message["headers"]]
     assert decided(checked) == (0, 1)
     assert stamp_of(app).totals()._asdict() == {
         **dict.fromkeys(("inherited", "fallback", "without_customer"), 0),
-        **{"checked": 1, "reset": 1, "by_hand": 3},
+        **{"checked": 1, "reset": 1, "by_hand": 4},
     }
 
 

@@ -1,6 +1,7 @@
 """Counts without a queue: the same rule in every place, and what happens when a place is lost."""
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from fairturn import Queue
 from fairturn.clock import Clock, ManualClock, stopwatch
 from fairturn.config import open_counts
 from fairturn.counts import Counts
+from fairturn.counts.bounded import within
 from fairturn.counts.memory import CUSTOMERS_MAX, MemoryCounts
 from fairturn.counts.redis import RedisCounts
 from fairturn.errors import StoreRefused, StoreUnavailable
@@ -206,15 +208,49 @@ from fairturn.config import open_counts
 counts = open_counts({place!r})
 counts.begin("acme")()
 child = os.fork()
-for _ in range(20):
+for _ in range(50):
     counts.begin("acme")()
 if child:
     os.waitpid(child, 0)
 """
-    running = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(2)]
-    assert [process.wait(60) for process in running] == [0, 0]
+    running = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(3)]
+    assert [process.wait(60) for process in running] == [0, 0, 0]
 
-    assert check(opened(place)) == -(2 * (1 + 20 + 20))
+    assert check(opened(place)) == -(3 * (1 + 50 + 50))
+
+
+# ── Bounded ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_call_that_never_ends_is_given_up_in_time() -> None:
+    begun = stopwatch()
+
+    with pytest.raises(StoreUnavailable, match="the library did not answer within 50 ms"):
+        within(0.05, "the library", threading.Event().wait)
+
+    assert stopwatch() - begun < 0.05 + SLACK_S
+
+
+def test_a_bounded_call_gives_and_raises_what_the_call_does() -> None:
+    def fail() -> None:
+        raise KeyError("a book")
+
+    assert within(10, "the library", lambda: 42) == 42
+    with pytest.raises(KeyError, match="a book"):
+        within(10, "the library", fail)
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster", "postgresql"])
+def test_who_takes_a_connection_and_says_nothing_is_given_up_within_250_ms(scheme: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        counts = open_counts(f"{scheme}://u:hunter2@127.0.0.1:{silent.getsockname()[1]}/0")
+
+        begun = stopwatch()
+        with pytest.raises(StoreUnavailable) as refused:
+            check(counts)
+
+        assert stopwatch() - begun < BOUND_S + SLACK_S
+    assert "hunter2" not in str(refused.value)
 
 
 # ── Redis ────────────────────────────────────────────────────────────────────────────────────────
