@@ -24,7 +24,7 @@ from fairturn.counts.memory import CUSTOMERS_MAX, MemoryCounts
 from fairturn.counts.redis import RedisCounts
 from fairturn.errors import StoreRefused, StoreUnavailable
 from fairturn.priority import Count, Reset, Rule
-from tests.servers import valkey
+from tests.servers import postgres, valkey
 from tests.servers.valkey import Valkey
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "priority.json").read_text("utf-8"))
@@ -57,7 +57,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     elif request.param == "redis":
         yield request.getfixturevalue("redis_server").url
     else:
-        postgres = pytest.importorskip("tests.servers.postgres")
         server, name = postgres.of_this_run(), f"counts_{next(NUMBERS)}_{id(tmp_path)}"
         yield server.create(name)
         server.drop(name)
