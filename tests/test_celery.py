@@ -219,6 +219,18 @@ def test_a_priority_by_hand_stays_and_makes_no_check(app: Celery, broker: Valkey
     }
 
 
+def test_a_task_that_goes_on_with_the_headers_of_another_keeps_what_was_decided(
+    app: Celery, broker: Valkey
+) -> None:
+    header = {"customer": "acme", "count": -9, "priority": 5, "by": "check"}
+
+    app.tasks["process"].apply_async((), {"customer_id": "acme"}, headers={"fairturn": header})
+
+    (message,) = messages(broker)
+    assert decided(message) == (-9, 5)
+    assert stamp_of(app).totals().checked == 0
+
+
 def test_a_task_without_a_customer_is_left_alone(app: Celery, broker: Valkey) -> None:
     app.tasks["process"].delay()
     app.tasks["process"].delay(customer_id="")

@@ -83,6 +83,7 @@ class Place(NamedTuple):
         pool = pool or ("prefork" if self.broker.startswith("amqp") else "solo")
         command = [sys.executable, "-W", "ignore", "-m", "celery", "-A", "tests.celery_app"]
         quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        name = f"--hostname={self.queue}@%h"  # others run at the same time
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
@@ -93,7 +94,15 @@ class Place(NamedTuple):
             "FAIRTURN_TEST_OPTIONS": json.dumps(options),
         }
         with subprocess.Popen(
-            [*command, "worker", f"--pool={pool}", "--concurrency=1", "--loglevel=WARNING", *quiet],
+            [
+                *command,
+                "worker",
+                f"--pool={pool}",
+                "--concurrency=1",
+                "--loglevel=WARNING",
+                name,
+                *quiet,
+            ],
             cwd=self.record.parent,
             env=environment,
             stdout=subprocess.PIPE,  # little enough, as these workers log warnings only

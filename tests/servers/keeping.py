@@ -2,7 +2,8 @@
 
 A server runs in a folder. Everybody who uses it holds a lock on a file there, and the kernel lets
 go of the locks of the dead. A keeper, a process of its own, waits until nobody holds it any more;
-then it ends what still runs of the server and removes the folder.
+then it ends what still runs of the server and removes the folder. What outlives a test is nobody's
+child: some tests count the children that they have.
 """
 
 import fcntl
@@ -18,8 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
-
-import pytest
 
 STOPPED_WITHIN_S = 20
 
@@ -52,7 +51,7 @@ def shared(name: str, start: Callable[[Path], dict[str, Any]]) -> Iterator[dict[
         yield json.loads(note.read_text())
 
 
-def run_server(folder: Path, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+def run_server(folder: Path, command: list[str]) -> subprocess.Popen[bytes]:
     """Start a program in a group of its own, which the keeper knows of; it writes to `log`."""
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen(
@@ -62,11 +61,22 @@ def run_server(folder: Path, command: list[str], **options: Any) -> subprocess.P
             stdout=log,
             stderr=log,
             start_new_session=True,
-            **options,
         )
     with (folder / "groups").open("a") as groups:
         groups.write(f"{process.pid}\n")
     return process
+
+
+def run_detached(folder: Path, command: list[str], environment: dict[str, str]) -> int:
+    """The same for a program that outlives whoever starts it; its process id."""
+    told = subprocess.run(
+        [sys.executable, "-I", __file__, "detach", str(folder), *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(told.stdout)
 
 
 def free_port() -> int:
@@ -79,6 +89,8 @@ def free_port() -> int:
 
 def absent(what: str) -> NoReturn:
     """Skip the test because a service is absent; where all must be there, fail."""
+    import pytest
+
     if os.environ.get("FAIRTURN_REQUIRE_SERVICES") == "1":
         pytest.fail(f"{what}; FAIRTURN_REQUIRE_SERVICES=1 asks for it")
     pytest.skip(f"NOT TESTED: {what}")
@@ -88,13 +100,23 @@ def absent(what: str) -> NoReturn:
 
 
 def _start_keeper(folder: Path) -> None:
+    subprocess.run([sys.executable, "-I", __file__, "guard", str(folder)], check=True)
+
+
+def guard(folder: Path) -> None:
+    """Start a keeper that is nobody's child."""
     subprocess.Popen(
-        [sys.executable, __file__, str(folder)],
+        [sys.executable, "-I", __file__, "keep", str(folder)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-    ).returncode = 0  # nobody waits for it: it outlives us
+    )
+
+
+def detach(folder: Path, command: list[str]) -> None:
+    """Start a program that is nobody's child, and say its process id."""
+    sys.stdout.write(str(run_server(folder, command).pid))
 
 
 def keep(folder: Path) -> None:
@@ -111,4 +133,10 @@ def keep(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    keep(Path(sys.argv[1]))
+    verb, place = sys.argv[1], Path(sys.argv[2])
+    if verb == "keep":
+        keep(place)
+    elif verb == "guard":
+        guard(place)
+    else:
+        detach(place, sys.argv[3:])

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.servers.keeping import absent, free_port, kept_folder, run_server, shared
+from tests.servers.keeping import absent, free_port, kept_folder, run_detached, shared
 from tests.waiting import wait_until
 
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")
@@ -85,13 +85,12 @@ def _start(folder: Path) -> dict[str, Any]:
         "RABBITMQ_CONF_ENV_FILE": str(folder / "environment"),
     }
     # Started by us, or the server would start one that stays when all has ended.
-    names = run_server(folder, ["epmd"], env=environment)
+    run_detached(folder, ["epmd"], environment)
     wait_until(lambda: _listens(names_port), "epmd listens")
-    server = run_server(folder, [str(PROGRAMS / "rabbitmq-server")], env=environment)
+    server = run_detached(folder, [str(PROGRAMS / "rabbitmq-server")], environment)
     wait_until(
         lambda: _listens(port) or _ended(server, folder), "RabbitMQ listens", ANSWERS_WITHIN_S
     )
-    names.returncode = server.returncode = 0  # they may outlive us: the keeper ends them
     return {"port": port, "environment": environment}
 
 
@@ -100,7 +99,7 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _ended(server: subprocess.Popen[bytes], folder: Path) -> bool:
-    if server.poll() is not None:
+def _ended(server: int, folder: Path) -> bool:
+    if not Path(f"/proc/{server}").exists():
         raise RuntimeError(f"RabbitMQ did not start: {(folder / 'log').read_text()[-2_000:]}")
     return False

@@ -177,8 +177,9 @@ class Stamp:
     ) -> "_Pending | None":
         if options.get("priority") is not None or options.get("retries"):
             return None
-        if Decision.of_header((options.get("headers") or {}).get(HEADER)):
-            return None  # a task that goes on under another name
+        known = Decision.of_header((options.get("headers") or {}).get(HEADER))
+        if known is not None:
+            return _Pending(lambda: known)  # the headers of a task that goes on as another one
         made = _Made.by(self._app)
         try:
             customer = customer_name(self._customer(name, args or (), kwargs or {}))
