@@ -37,8 +37,9 @@ from fairturn.stores.sqlite import forgetting, outcomes, reading, rebuilding, si
 from fairturn.stores.sqlite.claiming import Claiming
 from fairturn.stores.sqlite.copying import Snapshot
 from fairturn.stores.sqlite.database import Database
-from fairturn.stores.sqlite.rows import COUNT_COUNTED, FORGET_TURNS, QueueRow, SettingsCache, record
+from fairturn.stores.sqlite.rows import COUNT_COUNTED, FORGET_TURNS, QueueRow, record
 from fairturn.stores.sqlite.submitting import Submitting
+from fairturn.stores.values import SettingsCache
 
 _POLL_S = 0.03  # at 20 ms the polls alone took 1.1 % of a core
 

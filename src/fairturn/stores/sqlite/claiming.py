@@ -7,35 +7,22 @@ import apsw
 from fairturn.clock import Uptime
 from fairturn.flows import (
     Changed,
-    Counted,
-    Ended,
-    Event,
-    Finished,
     Left,
     Mode,
     Pick,
     Purged,
     Recorded,
-    Returned,
     Standing,
 )
 from fairturn.model import Claim
 from fairturn.priority import LEVELS
 from fairturn.situation import Notes, Seen
+from fairturn.stores.events import with_counts
 from fairturn.stores.sqlite.outcomes import end_expired, promote_due
-from fairturn.stores.sqlite.rows import (
-    BODY,
-    COUNT_COUNTED,
-    NUMBER,
-    PRIORITY,
-    RUNNING,
-    QueueRow,
-    Row,
-    take_recorded,
-    to_claims,
-)
+from fairturn.stores.sqlite.rows import COUNT_COUNTED, QueueRow, take_recorded
 from fairturn.stores.sqlite.shelf import PAGE_MIN, SqliteShelf, StoredFlow
 from fairturn.stores.sqlite.tally import MOVE_COUNTS, Tally
+from fairturn.stores.values import BODY, NUMBER, PRIORITY, RUNNING, Row, to_claims
 from fairturn.turns import Turns
 
 # What is kept between the claims of one process: more would be memory rather than speed.
@@ -299,26 +286,6 @@ class Claiming:
         """Read everything anew next time."""
         self._turns = None
         self._purged.clear()
-
-
-def with_counts(recorded: list[Recorded], running: dict[int, dict[int, int]]) -> list[Recorded]:
-    """What was recorded, with a count before each limit that one of these customers got. Given is
-    what runs now, in each level; from there it goes back over what ended."""
-    counted = []
-    for at, events in reversed(recorded):
-        backwards: list[Event] = []
-        for event in reversed(events):
-            backwards.append(event)
-            if event.customer not in running:
-                continue
-            now = running[event.customer]
-            if isinstance(event, Ended | Finished | Returned):
-                ended = event.n if isinstance(event, Ended) else 1
-                now[event.level] = now.get(event.level, 0) + ended
-            elif type(event) is Changed and event.limit is not None:
-                backwards.append(Counted(event.customer, dict(now)))
-        counted.append(Recorded(at, tuple(reversed(backwards))))
-    return counted[::-1]
 
 
 def _start(

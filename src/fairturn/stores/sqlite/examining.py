@@ -12,7 +12,8 @@ from fairturn.errors import StoreError
 from fairturn.model import ContentRef
 from fairturn.stores.sqlite.copying import Snapshot
 from fairturn.stores.sqlite.database import BUSY_MS, migrations, refuse_foreign_file
-from fairturn.stores.sqlite.rows import RUNNING, WAITING, fetch
+from fairturn.stores.sqlite.rows import fetch
+from fairturn.stores.values import RUNNING, WAITING
 
 _QUEUE = "SELECT settings, boot FROM queue"
 # By the primary key, up to the first: what has ended comes before it and is walked over.

@@ -9,18 +9,15 @@ from fairturn.model import ENDED, KEY_KEPT_US
 from fairturn.situation import WORKERS_KEPT_US
 from fairturn.stores.sqlite.outcomes import leave_leases
 from fairturn.stores.sqlite.rows import (
-    CODES,
     COUNT_COUNTED,
-    DELAYED,
     FORGET_TURNS,
-    RUNNING,
-    WAITING,
     QueueRow,
     customers_in_recorded,
     fetch,
     record,
 )
 from fairturn.stores.sqlite.tally import Tally
+from fairturn.stores.values import CODES, DELAYED, RUNNING, WAITING
 
 # How many rows one batch looks at for each that it may delete.
 _LOOKS = 10

@@ -27,9 +27,10 @@ from fairturn.situation import (
     told_apart,
 )
 from fairturn.stores.ending import Attempt, end_of_lease
-from fairturn.stores.sqlite.claiming import with_counts
-from fairturn.stores.sqlite.rows import DELAYED, RUNNING, QueueRow, Row, fetch, look_at_recorded
+from fairturn.stores.events import with_counts
+from fairturn.stores.sqlite.rows import QueueRow, fetch, look_at_recorded
 from fairturn.stores.sqlite.shelf import SqliteShelf
+from fairturn.stores.values import DELAYED, RUNNING, Row
 from fairturn.turns import Turns
 
 # Of documents that are counted one by one, at most: a million take some 50 ms.

@@ -22,7 +22,9 @@ from fairturn.model import (
     level_of,
 )
 from fairturn.stores.ending import Attempt, end_of, end_of_lease
-from fairturn.stores.sqlite.rows import (
+from fairturn.stores.sqlite.rows import QueueRow, fetch, fetch_each, record
+from fairturn.stores.sqlite.tally import Tally
+from fairturn.stores.values import (
     CANCELLED,
     CODES,
     COMPLETED,
@@ -31,13 +33,8 @@ from fairturn.stores.sqlite.rows import (
     RUNNING,
     STATES,
     WAITING,
-    QueueRow,
     Row,
-    fetch,
-    fetch_each,
-    record,
 )
-from fairturn.stores.sqlite.tally import Tally
 
 # By the primary key; state and fence make every change conditional on the lease.
 _HELD = f"""

@@ -22,15 +22,8 @@ from fairturn.model import (
     by_priority,
 )
 from fairturn.priority import LEVELS, Count
-from fairturn.stores.sqlite.rows import (
-    CODES,
-    DOCUMENT_COLUMNS,
-    RUNNING,
-    WAITING,
-    QueueRow,
-    Row,
-    to_document,
-)
+from fairturn.stores.sqlite.rows import QueueRow
+from fairturn.stores.values import CODES, DOCUMENT_COLUMNS, RUNNING, WAITING, Row, to_document
 
 # Of the last attempt; an older one's is forgotten by the claim that gave out a higher fence.
 _PROGRESS = "iif(d.progress_fence = d.fence, d.progress_done, NULL), d.progress_total"

@@ -6,8 +6,9 @@ from fairturn.clock import Uptime
 from fairturn.flows import Arrived, Resumed
 from fairturn.model import Settings
 from fairturn.stores.sqlite.claiming import Claiming
-from fairturn.stores.sqlite.rows import DELAYED, RUNNING, WAITING, QueueRow, fetch
+from fairturn.stores.sqlite.rows import QueueRow, fetch
 from fairturn.stores.sqlite.tally import Tally
+from fairturn.stores.values import DELAYED, RUNNING, WAITING
 
 _HEADS = "SELECT customer, head_since FROM flows WHERE head_since IS NOT NULL"
 _RELEVEL = f"""

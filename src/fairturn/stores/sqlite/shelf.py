@@ -16,7 +16,8 @@ import apsw
 from fairturn.flows import Flow, Left, Mode, Standing
 from fairturn.priority import LEVELS
 from fairturn.stores.sqlite.outcomes import LOWEST_RETURNED
-from fairturn.stores.sqlite.rows import CLAIM_COLUMNS, COST, ORDER, Row, fetch
+from fairturn.stores.sqlite.rows import fetch
+from fairturn.stores.values import CLAIM_COLUMNS, COST, ORDER, Row
 
 PAGE_MIN = 16
 _AHEAD_MAX = 32  # rows of one flow

@@ -25,7 +25,8 @@ from fairturn.situation import (
 )
 from fairturn.stores.sqlite.lineups import Ahead, Place, lineup, look_ahead
 from fairturn.stores.sqlite.reading import find
-from fairturn.stores.sqlite.rows import CANCELLED, COMPLETED, DEAD, RUNNING, QueueRow, fetch
+from fairturn.stores.sqlite.rows import QueueRow, fetch
+from fairturn.stores.values import CANCELLED, COMPLETED, DEAD, RUNNING
 
 # Of each level, and of each flow: those that were served last.
 _FLOWS_SAMPLED, _DOCUMENTS_SAMPLED = 16, 8

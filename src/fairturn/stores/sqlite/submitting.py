@@ -16,16 +16,9 @@ from fairturn.model import KEY_KEPT_US, NewDocument, Receipt
 from fairturn.priority import Count
 from fairturn.stores.admission import Admission, CustomerBook, KnownKey, ParentBook, admit
 from fairturn.stores.sqlite.database import Database
-from fairturn.stores.sqlite.rows import (
-    DELAYED,
-    ROW_BODY_BYTES_MAX,
-    WAITING,
-    QueueRow,
-    SettingsCache,
-    fetch_each,
-    record,
-)
+from fairturn.stores.sqlite.rows import ROW_BODY_BYTES_MAX, QueueRow, fetch_each, record
 from fairturn.stores.sqlite.tally import MOVE_COUNTS, MOVE_FLOW, Tally
+from fairturn.stores.values import DELAYED, WAITING, SettingsCache
 
 # How long a leader waits for the threads it had for company the last time.
 _COMPANY_WAIT_S = 0.0005

@@ -1,0 +1,396 @@
+-- Who writes what: submitting writes customers, documents, keys, totals and recorded; only claims
+-- write flows, standings and turns; everything that a claim has to fold in is a row of `recorded`.
+-- How many documents wait is a difference that nobody has to lock for: what submissions counted
+-- (customers.arrived, totals), less what claims counted (flows.taken, turns.taken), and what others
+-- have moved since the last claim (moved).
+--
+-- {schema} is the schema of the queue, {now} the moment on the clock of the server.
+
+CREATE SEQUENCE {schema}.document_numbers;  -- of a document, or of an order given when due
+CREATE SEQUENCE {schema}.customer_numbers;
+
+-- Claims lock this row, and change it only when the settings change.
+CREATE TABLE {schema}.queue (
+    one              smallint PRIMARY KEY DEFAULT 1 CHECK (one = 1),
+    settings         text   NOT NULL,           -- a JSON object
+    settings_version bigint NOT NULL DEFAULT 1, -- changes with them
+    id_key           bigint NOT NULL            -- stirs numbers into public ids
+);
+
+-- Where the order of service stands: the row with the highest version. Each claim adds one and
+-- deletes the one before. An update instead would leave dead rows in the way of every claim as
+-- long as some old transaction may still look at them; here they lie behind.
+CREATE TABLE {schema}.turns (
+    version  bigint   PRIMARY KEY,              -- changes with every change of flows and clocks
+    claims   bigint   NOT NULL DEFAULT 0,       -- the number of the last claim
+    fence    bigint   NOT NULL DEFAULT 0,       -- of the last lease
+    tick     bigint   NOT NULL DEFAULT 0,       -- of the last activation of a flow
+    clocks   bigint[] NOT NULL,                 -- of levels 1 to 9
+    weights  bigint[] NOT NULL,                 -- the sums over their active flows
+    floors   bigint[] NOT NULL,                 -- no active flow of the level has a lower place
+    taken    bigint[] NOT NULL,                 -- of priorities 1 to 9: ceased to wait, less began
+    promoted bigint   NOT NULL DEFAULT 0,       -- delayed documents that became due
+    boot     text     NOT NULL DEFAULT ''       -- leases count from this boot
+);
+INSERT INTO {schema}.turns (version, clocks, weights, floors, taken)
+VALUES (0, array_fill(0::bigint, ARRAY[9]), array_fill(0::bigint, ARRAY[9]),
+    array_fill(0::bigint, ARRAY[9]), array_fill(0::bigint, ARRAY[9]));
+
+CREATE TABLE {schema}.customers (
+    number           bigint   PRIMARY KEY DEFAULT nextval('{schema}.customer_numbers'),
+    name             text     COLLATE "C" NOT NULL UNIQUE,
+    count            bigint,
+    count_updated_at bigint,
+    arrived          bigint[] NOT NULL DEFAULT '{{0,0,0,0,0,0,0,0,0}}', -- of each priority
+    delayed          bigint   NOT NULL DEFAULT 0, -- submitted with a due time that lay ahead
+    weight           integer  NOT NULL DEFAULT 1000,
+    running_max      integer,
+    paused           boolean  NOT NULL DEFAULT false
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01);
+
+-- Customers that have, or had, a limit: of them alone the end of a run is recorded.
+CREATE TABLE {schema}.limited (customer bigint PRIMARY KEY);
+
+-- What submissions counted, of all customers. Each takes a row that nobody holds.
+CREATE TABLE {schema}.totals (
+    shard   integer  PRIMARY KEY,
+    arrived bigint[] NOT NULL DEFAULT '{{0,0,0,0,0,0,0,0,0}}',
+    delayed bigint   NOT NULL DEFAULT 0
+) WITH (fillfactor = 20, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000);
+INSERT INTO {schema}.totals (shard) SELECT generate_series(0, 15);
+
+-- What neither submissions nor claims counted; the next claim takes it over.
+CREATE TABLE {schema}.moved (
+    number   bigint   GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    customer bigint   NOT NULL,
+    level    smallint NOT NULL,
+    priority smallint NOT NULL,
+    waiting  integer  NOT NULL,
+    delayed  integer  NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000);
+CREATE INDEX moved_customer ON {schema}.moved (customer);
+
+-- A customer's settings as the claims have folded them in; no row where they are the defaults.
+CREATE TABLE {schema}.standings (
+    customer     bigint   PRIMARY KEY,
+    weight       integer  NOT NULL,
+    running_max  integer,
+    paused       boolean  NOT NULL,
+    recent_costs bigint[] NOT NULL
+);
+
+CREATE TABLE {schema}.flows (
+    customer   bigint   NOT NULL,
+    level      smallint NOT NULL,
+    place      bigint   NOT NULL,               -- virtual time; in mode levels the lowest order
+    tick       bigint   NOT NULL,
+    folded     bigint   NOT NULL,               -- waiting, as far as the claims have folded it in
+    running    bigint   NOT NULL,               -- the same, kept only for customers in limited
+    taken      bigint   NOT NULL,               -- ceased to wait, less began, but by submissions
+    claimed_to bigint   NOT NULL,               -- up to it only what was returned waits
+    head_order bigint,                          -- the lowest order that waits here
+    head_since bigint,                          -- only in the flow that has the customer's lowest
+    head_bound bigint,                          -- there too: head_since, or a moment before it
+    held       boolean  NOT NULL,
+    PRIMARY KEY (customer, level)
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01);
+CREATE INDEX flows_turn ON {schema}.flows (level, place, tick) WHERE folded > 0 AND NOT held;
+-- A head moves with every claim; its bound, and so the index, only once in half the patience.
+CREATE INDEX flows_head ON {schema}.flows (head_bound, customer)
+    WHERE head_bound IS NOT NULL AND NOT held;
+
+-- Numbers give the order. A transaction becomes visible to a claim when it commits, and not in the
+-- order of its numbers: a claim takes whatever it sees. By their transactions it can leave out what
+-- it has seen before, and so what is dead.
+CREATE SEQUENCE {schema}.recorded_numbers;
+CREATE TABLE {schema}.recorded (
+    xid       xid8     NOT NULL DEFAULT pg_current_xact_id(),
+    number    bigint   NOT NULL DEFAULT nextval('{schema}.recorded_numbers'),
+    at        bigint   NOT NULL,
+    customers bigint[] NOT NULL,                -- of what is told here
+    levels    smallint[],                       -- documents that arrived: of each flow its level,
+    heads     bigint[],                         -- the lowest order,
+    sizes     integer[],                        -- and how many
+    events    text,                             -- or other events: a JSON array
+    PRIMARY KEY (xid, number)
+) WITH (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000);
+
+-- No index changes when a document is claimed and when it completes: both are updates that stay on
+-- their page, for which there is room. What waits in a flow comes after its claimed_to, or was
+-- returned.
+CREATE TABLE {schema}.documents (
+    number           bigint   PRIMARY KEY,
+    customer         bigint   NOT NULL,
+    order_number     bigint,                    -- given at submission, or when first due
+    count            bigint   NOT NULL,
+    submitted_at     bigint   NOT NULL,
+    size_bytes       bigint   NOT NULL,
+    fence            bigint   NOT NULL DEFAULT 0,
+    attempts         integer  NOT NULL DEFAULT 0,
+    level            smallint NOT NULL,
+    priority         smallint NOT NULL,
+    state            smallint NOT NULL,
+    returned         boolean  NOT NULL DEFAULT false,
+    failed           boolean  NOT NULL DEFAULT false, -- dead or cancelled
+    cancel_requested boolean  NOT NULL DEFAULT false,
+    is_payload       boolean  NOT NULL,
+    claimed_at       bigint,
+    lease_until      bigint,
+    charged_cost     bigint,
+    charged_weight   bigint,
+    charge           bigint,
+    ended_at         bigint,
+    due_at           bigint,
+    delayed_until    bigint,                    -- the same, only while it is delayed
+    cost             bigint,
+    parent           bigint,
+    real_cost        bigint,
+    progress_fence   bigint,                    -- the attempt that said it
+    worker           text,
+    error            text,
+    name             text,
+    metadata         text,
+    content_name     text,
+    progress         text,                      -- a JSON array: done, total
+    sha256           bytea,
+    body_text        text,
+    body_bytes       bytea,
+    CHECK (state BETWEEN 0 AND 5),
+    CHECK (state <> 2 OR lease_until IS NOT NULL),
+    CHECK (state <> 1 OR order_number IS NOT NULL),
+    CHECK ((state = 0) = (delayed_until IS NOT NULL))
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01,
+    autovacuum_analyze_scale_factor = 0.02);
+CREATE INDEX documents_flow ON {schema}.documents (customer, level, order_number);
+CREATE INDEX documents_customer ON {schema}.documents (customer, number);
+CREATE INDEX documents_returned ON {schema}.documents (customer, level, order_number)
+    WHERE returned;
+CREATE INDEX documents_delayed ON {schema}.documents (delayed_until, number)
+    WHERE delayed_until IS NOT NULL;
+CREATE INDEX documents_delayed_of ON {schema}.documents (customer)
+    WHERE delayed_until IS NOT NULL;
+CREATE INDEX documents_failed ON {schema}.documents (number) WHERE failed;
+CREATE INDEX documents_content ON {schema}.documents (content_name)
+    WHERE content_name IS NOT NULL;
+
+-- How many documents each document has made. Not in its own row, which a claim may need.
+CREATE TABLE {schema}.children (
+    parent bigint  PRIMARY KEY,
+    made   integer NOT NULL
+);
+
+-- The documents that one claim took. It says where to look for leases that ran out; whether one
+-- did is in the document's own row.
+CREATE TABLE {schema}.leases (
+    fence     bigint   PRIMARY KEY,
+    until     bigint   NOT NULL,                -- no lease in it ends before
+    running   integer  NOT NULL,                -- how many are left
+    documents bigint[] NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000);
+CREATE INDEX leases_until ON {schema}.leases (until);
+
+-- Who claims: for explanations. Each worker writes here once in some seconds, as a part of a claim.
+CREATE TABLE {schema}.workers (
+    name    text   COLLATE "C" PRIMARY KEY,
+    seen_at bigint NOT NULL,
+    idle    bigint NOT NULL                     -- how many more documents it would have taken then
+);
+
+CREATE TABLE {schema}.results (
+    document     bigint PRIMARY KEY,
+    result       text,
+    content_name text,
+    size_bytes   bigint,
+    sha256       bytea
+);
+CREATE INDEX results_content ON {schema}.results (content_name) WHERE content_name IS NOT NULL;
+
+CREATE TABLE {schema}.keys (
+    customer     bigint   NOT NULL,
+    key          text     COLLATE "C" NOT NULL,
+    digest       bytea,
+    document     bigint   NOT NULL,
+    count        bigint   NOT NULL,
+    priority     smallint NOT NULL,
+    submitted_at bigint   NOT NULL,
+    PRIMARY KEY (customer, key)
+);
+CREATE INDEX keys_age ON {schema}.keys (submitted_at);
+
+-- Where the round of pruning stands; whoever prunes holds this row.
+CREATE TABLE {schema}.pruning (
+    one       smallint PRIMARY KEY DEFAULT 1 CHECK (one = 1),
+    documents bigint   NOT NULL DEFAULT 0,
+    customers bigint   NOT NULL DEFAULT 0
+);
+INSERT INTO {schema}.pruning (one) VALUES (1);
+
+-- How many documents wait or are delayed, in all.
+CREATE FUNCTION {schema}.pending() RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT ((SELECT sum((SELECT sum(n) FROM unnest(t.arrived) n) + t.delayed)
+            FROM {schema}.totals t)
+        - (SELECT (SELECT sum(n) FROM unnest(s.taken) n) + s.promoted
+            FROM (SELECT taken, promoted FROM {schema}.turns ORDER BY version DESC LIMIT 1) s)
+        + (SELECT coalesce(sum(waiting + delayed), 0) FROM {schema}.moved))::bigint
+$$;
+
+-- How many documents of one customer do.
+CREATE FUNCTION {schema}.pending_of(its_number bigint, its_arrived bigint[]) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT ((SELECT sum(n) FROM unnest(its_arrived) n)
+        - (SELECT coalesce(sum(taken), 0) FROM {schema}.flows WHERE customer = its_number)
+        + (SELECT coalesce(sum(waiting), 0) FROM {schema}.moved WHERE customer = its_number)
+        + (SELECT count(*) FROM {schema}.documents
+            WHERE customer = its_number AND delayed_until IS NOT NULL))::bigint
+$$;
+
+-- Count documents that were submitted, in a row that nobody holds.
+CREATE FUNCTION {schema}.count_arrived(first_try integer, n bigint[], n_delayed bigint)
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    taken integer;
+BEGIN
+    SELECT shard INTO taken FROM {schema}.totals WHERE shard = first_try FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        SELECT shard INTO taken FROM {schema}.totals ORDER BY shard FOR UPDATE SKIP LOCKED LIMIT 1;
+    END IF;
+    IF taken IS NULL THEN
+        -- The next number may be somebody's who has not committed: then it is the one after that.
+        FOR candidate IN SELECT generate_series(max(shard) + 1, max(shard) + 1000)
+            FROM {schema}.totals
+        LOOP
+            IF pg_try_advisory_xact_lock(hashtext('{schema}.totals'), candidate) THEN
+                INSERT INTO {schema}.totals (shard) VALUES (candidate) ON CONFLICT DO NOTHING;
+                taken := candidate;
+                EXIT WHEN FOUND;
+            END IF;
+        END LOOP;
+    END IF;
+    UPDATE {schema}.totals t SET delayed = delayed + n_delayed,
+        arrived = ARRAY(SELECT a + b FROM unnest(t.arrived, n) AS both_of(a, b))
+    WHERE shard = taken;
+END
+$$;
+
+-- One document in one round trip: the rule of fairturn.priority and the admission of
+-- fairturn.stores.admission, for a document without a parent. Tests hold it against both.
+CREATE FUNCTION {schema}.submit_one(
+    known_settings bigint,      -- the version of the settings that the next ones are from
+    depths bigint[], reset_interval bigint, periodic boolean, one_level boolean,
+    its_waiting_max bigint,
+    all_waiting_max bigint,     -- NULL: there is room enough
+    key_kept bigint,
+    moment bigint,              -- NULL: the clock of the server
+    shard integer,
+    new_customer text, new_body_text text, new_body_bytes bytea, new_is_payload boolean,
+    new_size_bytes bigint, new_sha256 bytea, new_content_name text, new_name text,
+    new_metadata text, new_cost bigint, new_due_at bigint, new_key text, new_digest bytea,
+    OUT answer smallint,        -- 0: accepted, 1: known key, 2: other settings, 3, 4: full
+    OUT its_number bigint, OUT its_count bigint, OUT its_priority smallint, OUT its_at bigint,
+    OUT known_digest bytea, OUT its_pending bigint
+) LANGUAGE plpgsql AS $$
+DECLARE
+    owner {schema}.customers;
+    is_new boolean := false;
+    last_count bigint;
+    updated_at bigint;
+    is_delayed boolean;
+BEGIN
+    IF all_waiting_max IS NOT NULL THEN
+        PERFORM pg_advisory_xact_lock(hashtext('{schema}.'), 3);
+    END IF;
+    LOOP
+        SELECT * INTO owner FROM {schema}.customers c WHERE c.name = new_customer
+        FOR NO KEY UPDATE;
+        EXIT WHEN FOUND;
+        INSERT INTO {schema}.customers AS c (name) VALUES (new_customer)
+        ON CONFLICT (name) DO NOTHING RETURNING c.* INTO owner;
+        is_new := FOUND;
+        EXIT WHEN FOUND;
+    END LOOP;
+    PERFORM pg_advisory_xact_lock_shared(hashtext('{schema}.'), 1);
+    its_at := coalesce(moment, {now});
+
+    IF (SELECT q.settings_version FROM {schema}.queue q) IS DISTINCT FROM known_settings THEN
+        answer := 2;
+    ELSIF new_key IS NOT NULL THEN
+        SELECT 1, k.document, k.count, k.priority, k.submitted_at, k.digest
+        INTO answer, its_number, its_count, its_priority, its_at, known_digest
+        FROM {schema}.keys k
+        WHERE k.customer = owner.number AND k.key = new_key AND k.submitted_at >= its_at - key_kept;
+        IF answer IS NULL THEN
+            its_at := coalesce(moment, {now});
+        END IF;
+    END IF;
+    -- It has not more documents waiting or delayed than it ever had: as a rule that is enough.
+    IF answer IS NULL
+        AND owner.delayed + (SELECT sum(n) FROM unnest(owner.arrived) n) >= its_waiting_max
+    THEN
+        its_pending := {schema}.pending_of(owner.number, owner.arrived);
+        IF its_pending >= its_waiting_max THEN
+            answer := 3;
+        END IF;
+    END IF;
+    IF answer IS NULL AND all_waiting_max IS NOT NULL THEN
+        its_pending := {schema}.pending();
+        IF its_pending >= all_waiting_max THEN
+            answer := 4;
+        END IF;
+    END IF;
+    IF answer IS NOT NULL THEN
+        IF is_new THEN
+            DELETE FROM {schema}.customers c WHERE c.number = owner.number;
+        END IF;
+        RETURN;
+    END IF;
+
+    last_count := owner.count;
+    updated_at := owner.count_updated_at;
+    IF last_count IS NULL OR its_at - updated_at > reset_interval THEN
+        its_count := 0;
+        updated_at := its_at;
+    ELSE
+        its_count := last_count - 1;
+        IF NOT periodic AND its_at >= updated_at THEN
+            updated_at := its_at;
+        END IF;
+    END IF;
+    its_priority := 1 + width_bucket(-its_count - 1, depths);
+    is_delayed := new_due_at IS NOT NULL AND new_due_at > its_at;
+    its_number := nextval('{schema}.document_numbers');
+
+    INSERT INTO {schema}.documents (number, customer, order_number, count, submitted_at, size_bytes,
+        level, priority, state, is_payload, due_at, delayed_until, cost, name, metadata,
+        content_name, sha256, body_text, body_bytes)
+    VALUES (its_number, owner.number, CASE WHEN NOT is_delayed THEN its_number END, its_count,
+        its_at, new_size_bytes, CASE WHEN one_level THEN 1 ELSE its_priority END, its_priority,
+        CASE WHEN is_delayed THEN 0 ELSE 1 END, new_is_payload, new_due_at,
+        CASE WHEN is_delayed THEN new_due_at END, new_cost, new_name, new_metadata,
+        new_content_name, new_sha256, new_body_text, new_body_bytes);
+    IF is_delayed THEN
+        owner.delayed := owner.delayed + 1;
+        PERFORM {schema}.count_arrived(shard, array_fill(0::bigint, ARRAY[9]), 1);
+    ELSE
+        INSERT INTO {schema}.recorded (at, customers, levels, heads, sizes)
+        VALUES (its_at, ARRAY[owner.number],
+            ARRAY[CASE WHEN one_level THEN 1 ELSE its_priority END]::smallint[],
+            ARRAY[its_number], ARRAY[1]);
+        owner.arrived[its_priority] := owner.arrived[its_priority] + 1;
+        PERFORM {schema}.count_arrived(shard, array_fill(0::bigint, ARRAY[its_priority - 1])
+            || 1::bigint || array_fill(0::bigint, ARRAY[9 - its_priority]), 0);
+    END IF;
+    UPDATE {schema}.customers c
+    SET count = its_count, count_updated_at = updated_at, arrived = owner.arrived,
+        delayed = owner.delayed
+    WHERE c.number = owner.number;
+    IF new_key IS NOT NULL THEN
+        INSERT INTO {schema}.keys AS k (customer, key, digest, document, count, priority,
+            submitted_at)
+        VALUES (owner.number, new_key, new_digest, its_number, its_count, its_priority, its_at)
+        ON CONFLICT (customer, key) DO UPDATE SET digest = excluded.digest,
+            document = excluded.document, count = excluded.count, priority = excluded.priority,
+            submitted_at = excluded.submitted_at;
+    END IF;
+    answer := 0;
+END
+$$;
