@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, Phase, event, settings
@@ -39,8 +39,10 @@ from fairturn.position import position
 from fairturn.priority import Reset
 from fairturn.store import Store
 from fairturn.stores.memory import MemoryStore
+from fairturn.stores.postgres import PostgresStore
 from fairturn.stores.sqlite import SqliteStore
 from fairturn.testing import snapshot
+from tests.servers.queues import Databases
 
 START = 1_700_000_000 * SECOND_US
 LEASE_S, PATIENCE_S, RESET_S = 30, 120, 1_500
@@ -195,18 +197,22 @@ first_settings = st.builds(
 # ── The machine ──────────────────────────────────────────────────────────────────────────────────
 
 
-class Processes:
-    """An SQLite file and two processes that have it open."""
+class Opened(Protocol):
+    """A store that lives in a process."""
 
-    def __init__(self, file: Path, first: Settings, clock: ManualClock) -> None:
-        self._clock = clock
-        opened = SqliteStore(file, settings=first, clock=clock, key=KEY, synchronous="NORMAL")
-        self.file = file
-        self.store = opened
-        self._other = self._open()
+    def close(self) -> None: ...
 
-    def _open(self) -> SqliteStore:
-        return SqliteStore(self.file, clock=self._clock, synchronous="NORMAL")
+
+S = TypeVar("S", bound=Opened)
+
+
+class Processes(Generic[S]):
+    """A database and two processes that have it open."""
+
+    def __init__(self, first: S, open_again: Callable[[], S]) -> None:
+        self.store = first
+        self._open = open_again
+        self._other = open_again()
 
     def switch(self) -> None:
         self.store, self._other = self._other, self.store
@@ -220,12 +226,28 @@ class Processes:
         self._other.close()
 
 
+def on_sqlite(folder: Path, first: Settings, clock: ManualClock) -> Processes[SqliteStore]:
+    file = folder / "queue.db"
+    return Processes(
+        SqliteStore(file, settings=first, clock=clock, key=KEY, synchronous="NORMAL"),
+        lambda: SqliteStore(file, clock=clock, synchronous="NORMAL"),
+    )
+
+
+def on_postgres(url: str, first: Settings, clock: ManualClock) -> Processes[PostgresStore]:
+    return Processes(
+        PostgresStore(url, settings=first, clock=clock, key=KEY),
+        lambda: PostgresStore(url, clock=clock),
+    )
+
+
 @dataclass
 class Machine:
     """Runs the operations on stores that stand side by side."""
 
     memory: Store
-    sqlite: Processes
+    sqlite: Processes[SqliteStore]
+    postgres: Processes[PostgresStore]
     clock: ManualClock
     documents: list[str] = field(default_factory=list)
     attempts: list[Fence] = field(default_factory=list)
@@ -239,8 +261,10 @@ class Machine:
                 self.clock.step(operation.seconds)
             case Switch():
                 self.sqlite.switch()
+                self.postgres.switch()
             case Restart():
                 self.sqlite.restart()
+                self.postgres.restart()
             case _:
                 self._call(operation)
                 self._look(operation)
@@ -290,7 +314,11 @@ class Machine:
 
     @property
     def stores(self) -> dict[str, Store]:
-        return {"memory": self.memory, "sqlite": self.sqlite.store}
+        return {
+            "memory": self.memory,
+            "sqlite": self.sqlite.store,
+            "postgres": self.postgres.store,
+        }
 
     def _same(self, operation: Operation, call: Callable[[Store], Any]) -> Any:
         """What every store answers, or the error that every store raises."""
@@ -425,12 +453,15 @@ def _situation(store: Store, id: str) -> Any:
 @contextmanager
 def machine(first: Settings) -> Iterator[Machine]:
     clock = ManualClock(START)
-    with TemporaryDirectory() as folder:
-        sqlite = Processes(Path(folder) / "queue.db", first, clock)
+    with TemporaryDirectory() as folder, Databases() as databases:
+        sqlite = on_sqlite(Path(folder), first, clock)
+        postgres = on_postgres(databases.new(), first, clock)
+        memory = MemoryStore(settings=first, clock=clock, key=KEY)
         try:
-            yield Machine(MemoryStore(settings=first, clock=clock, key=KEY), sqlite, clock)
+            yield Machine(memory, sqlite, postgres, clock)
         finally:
             sqlite.close()
+            postgres.close()
 
 
 # ── The promise ──────────────────────────────────────────────────────────────────────────────────
@@ -657,8 +688,9 @@ class Agreement(RuleBasedStateMachine):
 
 
 Agreement.TestCase.settings = settings(
-    max_examples=3 * settings().max_examples,
+    max_examples=settings().max_examples,
     stateful_step_count=50,
+    deadline=None,
     phases=[phase for phase in Phase if phase is not Phase.explain],  # it takes minutes here
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -10,6 +10,7 @@ from fairturn.clock import Clock
 from fairturn.model import Settings
 from fairturn.store import Store
 from fairturn.stores.memory import MemoryStore
+from fairturn.stores.postgres import PostgresStore
 from fairturn.stores.sqlite import SqliteStore
 from fairturn.testing import (
     DurableStoreConformance,
@@ -19,6 +20,7 @@ from fairturn.testing import (
     read_order_cases,
     read_priority_cases,
 )
+from tests.servers.queues import Databases
 
 VECTORS = Path(__file__).parent / "vectors"
 PRIORITY_CASES = read_priority_cases(VECTORS / "priority.json")
@@ -86,6 +88,46 @@ class TestSqliteFull(Sqlite):
     priority_cases = PRIORITY_CASES[:1]
     order_cases = ORDER_CASES[:1]
     synchronous = "FULL"
+
+
+class TestPostgres(DurableStoreConformance):
+    priority_cases = PRIORITY_CASES
+    order_cases = ORDER_CASES
+    takes_connections = True
+
+    @pytest.fixture
+    def opened(self) -> Iterator[list[PostgresStore]]:
+        stores: list[PostgresStore] = []
+        yield stores
+        for store in stores:
+            store.close()
+
+    @pytest.fixture
+    def open_store(self, opened: list[PostgresStore]) -> Iterator[OpenStore]:
+        with Databases() as databases:
+
+            def open_store(
+                *,
+                settings: Settings | None = None,
+                clock: Clock | None = None,
+                key: int | None = None,
+            ) -> Store:
+                store = PostgresStore(databases.new(), settings=settings, clock=clock, key=key)
+                opened.append(store)
+                return store
+
+            yield open_store
+            for store in opened:
+                store.close()
+
+    @pytest.fixture
+    def open_again(self, opened: list[PostgresStore]) -> OpenAgain:
+        def open_again(store: Store, *, clock: Clock) -> Store:
+            assert isinstance(store, PostgresStore)
+            opened.append(PostgresStore(store.url, clock=clock))
+            return opened[-1]
+
+        return open_again
 
 
 def test_no_part_of_the_suite_hides_a_test_of_another_part() -> None:

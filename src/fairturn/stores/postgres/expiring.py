@@ -1,0 +1,142 @@
+"""What time alone changes, as a part of a claim: leases that ran out, and delays that end."""
+
+from itertools import groupby
+from operator import itemgetter
+
+from fairturn.clock import Uptime
+from fairturn.flows import Arrived, Ended, Event, Returned
+from fairturn.model import LEASE_RAN_OUT
+from fairturn.stores.postgres.database import Session
+from fairturn.stores.postgres.rows import QueueRow, columns
+from fairturn.stores.values import CANCELLED, DEAD, RUNNING, WAITING, Row
+
+# By leases_until, and the primary key of documents. A document that somebody is recording the
+# outcome of is left to that; whoever holds the queue waits for no document.
+_LEASES = f"""
+    SELECT l.fence, l.running, d.*
+    FROM (
+        SELECT fence, running, documents FROM fairturn.leases {{which}} FOR UPDATE SKIP LOCKED) l
+        CROSS JOIN LATERAL unnest(l.documents) AS n(number)
+        CROSS JOIN LATERAL (
+            SELECT lease_until, number, customer, level, priority, order_number, attempts,
+                cancel_requested
+            FROM fairturn.documents
+            WHERE number = n.number AND state = {RUNNING} AND fence = l.fence
+            FOR NO KEY UPDATE SKIP LOCKED) d"""
+_EXPIRED = _LEASES.format(which="WHERE until <= %s")
+_ALL_LEASES = _LEASES.format(which="")
+# By documents_delayed, in its order.
+_DUE = """
+    SELECT number, customer, level, priority, order_number, delayed_until
+    FROM fairturn.documents WHERE delayed_until <= %s
+    ORDER BY delayed_until, number"""
+_ORDERS = """
+    SELECT nextval('fairturn.document_numbers') FROM generate_series(1, %s)"""
+
+_EXPIRE = f"""
+    UPDATE fairturn.documents SET state = {WAITING}, returned = true, error = %s
+    WHERE number = ANY (%s)"""
+_EXPIRE_LAST = """
+    UPDATE fairturn.documents SET state = %s::smallint, failed = true, ended_at = %s, error = %s
+    WHERE number = ANY (%s)"""
+_SHRINK_LEASE = """
+    UPDATE fairturn.leases SET until = %s, running = %s, documents = %s WHERE fence = %s"""
+_DROP_LEASES = "DELETE FROM fairturn.leases WHERE fence = ANY (%s)"
+_PROMOTE = f"""
+    UPDATE fairturn.documents d SET state = {WAITING}, returned = true, delayed_until = NULL,
+        order_number = v.order_number
+    FROM unnest(%s::bigint[], %s::bigint[]) AS v(number, order_number)
+    WHERE d.number = v.number"""
+_FENCE = itemgetter(0)
+
+
+# When the first lease and the first delay end: for the first round trip of a claim. By leases_until
+# and documents_delayed, in their order.
+LOOK = """
+    (SELECT until FROM fairturn.leases ORDER BY until LIMIT 1),
+    (SELECT delayed_until FROM fairturn.documents WHERE delayed_until IS NOT NULL
+        ORDER BY delayed_until, number LIMIT 1)"""
+
+
+def has_passed(moment: int | None, now: int) -> bool:
+    """Whether an end that `LOOK` has found, if any, lies in the past."""
+    return moment is not None and moment <= now
+
+
+class Expiring:
+    """What is read and decided before a claim folds it in, and written before it picks: what waits
+    again is to be found among the documents that wait."""
+
+    def __init__(self, queue: QueueRow, now: int, uptime: Uptime) -> None:
+        self.expired: list[Event] = []
+        self.due: list[tuple[int, Arrived]] = []
+        self.began: list[tuple[int, int, int]] = []  # (customer, level, priority) of what waits now
+        self._attempts_max = queue.settings.attempts_max
+        self._now = now
+        self._uptime = uptime
+        self._returned: list[int] = []
+        self._last: dict[int, list[int]] = {DEAD: [], CANCELLED: []}
+        self._shrunk: list[Row] = []
+        self._dropped: list[int] = []
+        self._promoted: list[tuple[int, int]] = []
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is to be written."""
+        return bool(self.expired or self.due or self._shrunk or self._dropped)
+
+    def expire(self, session: Session, *, all_of_them: bool) -> None:
+        """Take back documents whose leases ran out, oldest first; after a restart of the machine,
+        all that run."""
+        at = self._uptime.at
+        rows = session.fetch(_ALL_LEASES) if all_of_them else session.fetch(_EXPIRED, (at,))
+        for row in sorted(self._run_out(rows, at, all_of_them=all_of_them)):
+            _, number, customer, level, priority, order, attempts, cancelled = row
+            if cancelled or attempts >= self._attempts_max:
+                self._last[CANCELLED if cancelled else DEAD].append(number)
+                self.expired.append(Ended(customer, level, 1))
+            else:
+                self._returned.append(number)
+                self.began.append((customer, level, priority))
+                self.expired.append(Returned(customer, level, order, 0))
+
+    def _run_out(self, rows: list[Row], at: int, *, all_of_them: bool) -> list[Row]:
+        """The documents whose leases ran out."""
+        expired: list[Row] = []
+        for fence, documents in groupby(sorted(rows), _FENCE):
+            inside = list(documents)
+            if len(inside) < inside[0][1]:
+                continue  # some are being recorded: the next claim looks again
+            left = [] if all_of_them else [row for row in inside if row[2] > at]
+            expired += [row[2:] for row in inside if row not in left]
+            if not left:
+                self._dropped.append(fence)
+            else:
+                until = min(row[2] for row in left)
+                self._shrunk.append((until, len(left), [row[3] for row in left], fence))
+        return expired
+
+    def promote(self, session: Session) -> None:
+        """Let documents wait whose time has come; the first time they get their order."""
+        rows = session.fetch(_DUE, (self._now,))
+        new = sum(row[4] is None for row in rows)
+        orders = iter(session.fetch(_ORDERS, (new,)) if new else [])
+        for number, customer, level, priority, given, due_at in rows:
+            order = next(orders)[0] if given is None else given
+            self._promoted.append((number, order))
+            self.began.append((customer, level, priority))
+            self.due.append((due_at, Arrived(customer, level, order, 1)))
+
+    def write(self, session: Session) -> None:
+        if self._returned:
+            session.ask(_EXPIRE, (LEASE_RAN_OUT, self._returned))
+        for state, numbers in self._last.items():
+            if numbers:
+                error = LEASE_RAN_OUT if state == DEAD else None
+                session.ask(_EXPIRE_LAST, (state, self._now, error, numbers))
+        for shrunk in self._shrunk:
+            session.ask(_SHRINK_LEASE, shrunk)
+        if self._dropped:
+            session.ask(_DROP_LEASES, (self._dropped,))
+        if self._promoted:
+            session.ask(_PROMOTE, columns(self._promoted))

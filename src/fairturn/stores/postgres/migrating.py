@@ -1,0 +1,110 @@
+"""The schema of a queue: numbered steps, each in a transaction, one process at a time."""
+
+import re
+from importlib import resources
+from typing import Any
+
+import psycopg
+
+from fairturn import crash
+from fairturn.clock import SERVER_NOW
+from fairturn.errors import StoreRefused
+
+# Only while a step is made, so that ten processes that start at once make it once.
+_LOCK = "SELECT pg_advisory_xact_lock(hashtext('{schema}.'), 4)"
+_VERSION = "SELECT coalesce(max(number), 0) FROM {schema}.migrations"
+_EXISTS = "SELECT to_regclass('{schema}.migrations') IS NOT NULL"
+_MAKE_SCHEMA = "CREATE SCHEMA IF NOT EXISTS {schema}"
+_HAS_SCHEMA = "SELECT to_regnamespace('{schema}') IS NOT NULL"
+_MAKE_MIGRATIONS = "CREATE TABLE {schema}.migrations (number integer PRIMARY KEY)"
+_NOTE = "INSERT INTO {schema}.migrations (number) VALUES (%s)"
+
+# What a role needs that only uses a queue.
+_GRANTS = """
+    GRANT USAGE ON SCHEMA {schema} TO {role};
+    GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role};
+    REVOKE INSERT, UPDATE, DELETE ON {schema}.migrations FROM {role};
+    GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA {schema} TO {role};
+    GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role}"""
+
+
+def migrations() -> list[tuple[int, str]]:
+    """The numbered steps from an empty database to this version's schema."""
+    folder = resources.files("fairturn.stores.postgres") / "migrations"
+    steps = []
+    for entry in folder.iterdir():
+        match = re.fullmatch(r"(\d{4})_\w+\.sql", entry.name)
+        if match:
+            steps.append((int(match[1]), entry.read_text(encoding="utf-8")))
+    return sorted(steps)
+
+
+def newest() -> int:
+    """The version of the schema that this fairturn makes."""
+    return migrations()[-1][0]
+
+
+def version_of(connection: psycopg.Connection[Any], schema: str) -> int:
+    """The version of a schema; 0 if there is none."""
+    if not _one(connection, _EXISTS.format(schema=schema)):
+        return 0
+    version: int = _one(connection, _VERSION.format(schema=schema))
+    return version
+
+
+def refuse_other(version: int, name: str, schema: str) -> None:
+    """Refuse a schema that is not there, or that this fairturn does not know."""
+    known = newest()
+    if version == 0:
+        raise StoreRefused(
+            f"{name} has no queue in its schema {schema}; make it with: fairturn migrate"
+        )
+    if version < known:
+        raise StoreRefused(
+            f"{name} has schema {version} and this fairturn needs schema {known}; "
+            "bring it up with: fairturn migrate"
+        )
+    refuse_newer(version, name)
+
+
+def refuse_newer(version: int, name: str) -> None:
+    """Refuse a schema that a newer fairturn has made."""
+    if version > newest():
+        raise StoreRefused(
+            f"{name} has schema {version} and this fairturn knows schemas up to {newest()}; "
+            "install the newer fairturn that made it (nothing was changed)"
+        )
+
+
+def migrate(connection: psycopg.Connection[Any], name: str, schema: str) -> list[int]:
+    """Bring a database to this version's schema; the numbers of the steps that were made."""
+    made = []
+    for number, script in migrations():
+        if version_of(connection, schema) >= number:
+            continue
+        with connection.transaction():
+            connection.execute(_LOCK.format(schema=schema))
+            if not _one(connection, _HAS_SCHEMA.format(schema=schema)):
+                connection.execute(_MAKE_SCHEMA.format(schema=schema))
+            if not _one(connection, _EXISTS.format(schema=schema)):
+                connection.execute(_MAKE_MIGRATIONS.format(schema=schema))
+            if version_of(connection, schema) < number:
+                connection.execute(script.format(schema=schema, now=SERVER_NOW))
+                connection.execute(_NOTE.format(schema=schema), (number,))
+                made.append(number)
+                crash.point("migrate-before-commit")
+        if made:
+            crash.point("migrate-after-commit")
+    refuse_newer(version_of(connection, schema), name)
+    return made
+
+
+def grant(connection: psycopg.Connection[Any], schema: str, role: str) -> None:
+    """Let a role use the queue, without the right to change its schema."""
+    named = psycopg.sql.Identifier(role).as_string(connection)
+    connection.execute(_GRANTS.format(schema=schema, role=named))
+
+
+def _one(connection: psycopg.Connection[Any], statement: str) -> Any:
+    ((value,),) = connection.execute(statement).fetchall()
+    return value

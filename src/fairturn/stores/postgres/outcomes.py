@@ -1,0 +1,356 @@
+"""Outcomes: how attempts end, each exactly once; and renewals."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from json import dumps
+from typing import Any
+
+import psycopg
+
+from fairturn import ids
+from fairturn.flows import Costs, Ended, Event, Finished, Returned
+from fairturn.model import (
+    ERROR_BYTES_MAX,
+    Completed,
+    Failed,
+    Fence,
+    Outcome,
+    Progress,
+    Released,
+    Renewed,
+    kept_cost,
+    real_cost_within,
+)
+from fairturn.stores.postgres.database import (
+    BEGIN,
+    SHARE_BOTH,
+    Overtaken,
+    Session,
+)
+from fairturn.stores.postgres.rows import (
+    MOMENT,
+    QUEUE,
+    Moves,
+    QueueRow,
+    columns,
+    count_change,
+    record,
+)
+from fairturn.stores.values import (
+    CANCELLED,
+    COMPLETED,
+    DEAD,
+    DELAYED,
+    RUNNING,
+    WAITING,
+    Row,
+    SettingsCache,
+)
+from fairturn.text import description
+
+# All of it in one statement, by the primary keys: the documents, the leases that they leave, the
+# results, and for customers with a limit the word for the next claim (2 is the code of `Ended`).
+# State and fence make every change conditional on the lease. Nothing is changed if the settings
+# are no longer those that this process knows.
+_COMPLETE = f"""
+    WITH given AS (
+        SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::integer[], %s::bigint[])
+            AS g(number, fence, position, real_cost)
+        WHERE (SELECT settings_version FROM fairturn.queue) = %s),
+    now AS MATERIALIZED (SELECT {MOMENT} AS moment),
+    ended AS (
+        UPDATE fairturn.documents d SET state = {COMPLETED}, ended_at = (SELECT moment FROM now),
+            error = NULL, real_cost = g.real_cost
+        FROM given g
+        WHERE d.number = g.number AND d.state = {RUNNING} AND d.fence = g.fence
+        RETURNING d.number, d.fence, d.customer, d.level, g.position),
+    leaving AS (SELECT fence, count(*) AS n FROM ended GROUP BY fence),
+    dropped AS (
+        DELETE FROM fairturn.leases l USING leaving e
+        WHERE l.fence = e.fence AND l.running <= e.n),
+    shrunk AS (
+        UPDATE fairturn.leases l SET running = l.running - e.n FROM leaving e
+        WHERE l.fence = e.fence AND l.running > e.n),
+    told AS (
+        INSERT INTO fairturn.recorded (at, customers, events)
+        SELECT (SELECT moment FROM now), array_agg(e.customer),
+            '[' || string_agg('[2,' || e.customer || ',' || e.level || ',1]', ','
+                ORDER BY e.position) || ']'
+        FROM ended e JOIN fairturn.limited l ON l.customer = e.customer
+        HAVING count(*) > 0)"""
+_ENDED = " SELECT number, fence FROM ended"
+_WITH_RESULTS = """, stored AS (
+        INSERT INTO fairturn.results (document, result, content_name, size_bytes, sha256)
+        SELECT e.number, r.result, r.content_name, r.size_bytes, r.sha256
+        FROM ended e JOIN unnest(%s::bigint[], %s::text[], %s::text[], %s::bigint[], %s::bytea[])
+            AS r(number, result, content_name, size_bytes, sha256) ON r.number = e.number
+        ON CONFLICT (document) DO UPDATE SET result = excluded.result,
+            content_name = excluded.content_name, size_bytes = excluded.size_bytes,
+            sha256 = excluded.sha256)"""
+_COMPLETE_PLAIN = _COMPLETE + _ENDED
+_COMPLETE_WITH_RESULTS = _COMPLETE + _WITH_RESULTS + _ENDED
+
+# By the primary keys.
+_HELD = f"""
+    SELECT d.number, d.fence, d.customer, d.level, d.priority, d.order_number, d.attempts,
+        d.cancel_requested, EXISTS (SELECT 1 FROM fairturn.limited l WHERE l.customer = d.customer),
+        d.claimed_at, d.charged_cost, d.charged_weight, d.charge
+    FROM fairturn.documents d JOIN unnest(%s::bigint[], %s::bigint[]) AS g(number, fence)
+        ON d.number = g.number AND d.fence = g.fence
+    WHERE d.state = {RUNNING} ORDER BY d.number FOR NO KEY UPDATE OF d"""
+_NOW = f"SELECT {MOMENT}"
+_END = """
+    UPDATE fairturn.documents d SET state = v.state, failed = v.state > 3, ended_at = %s,
+        error = v.error, real_cost = v.real_cost
+    FROM unnest(%s::smallint[], %s::text[], %s::bigint[], %s::bigint[])
+        AS v(state, error, real_cost, number)
+    WHERE d.number = v.number"""
+_DELAY = f"""
+    UPDATE fairturn.documents d SET state = {DELAYED}, due_at = v.due_at, delayed_until = v.due_at,
+        error = v.error
+    FROM unnest(%s::bigint[], %s::text[], %s::bigint[]) AS v(due_at, error, number)
+    WHERE d.number = v.number"""
+_GIVE_BACK = f"""
+    UPDATE fairturn.documents SET state = {WAITING}, returned = true, attempts = attempts - 1
+    WHERE number = ANY (%s)"""
+_ADD_RESULTS = """
+    INSERT INTO fairturn.results (document, result, content_name, size_bytes, sha256)
+    SELECT * FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::bigint[], %s::bytea[])
+    ON CONFLICT (document) DO UPDATE SET result = excluded.result,
+        content_name = excluded.content_name, size_bytes = excluded.size_bytes,
+        sha256 = excluded.sha256"""
+_DROP_LEASES = """
+    DELETE FROM fairturn.leases l USING unnest(%s::bigint[], %s::integer[]) AS v(fence, n)
+    WHERE l.fence = v.fence AND l.running <= v.n"""
+_LEAVE_LEASES = """
+    UPDATE fairturn.leases l SET running = l.running - v.n
+    FROM unnest(%s::bigint[], %s::integer[]) AS v(fence, n)
+    WHERE l.fence = v.fence AND l.running > v.n"""
+
+_RENEW = f"""
+    UPDATE fairturn.documents d SET lease_until = %s + (SELECT {MOMENT}),
+        progress = coalesce(v.progress, d.progress),
+        progress_fence = CASE WHEN v.progress IS NULL THEN d.progress_fence ELSE v.fence END
+    FROM unnest(%s::bigint[], %s::bigint[], %s::text[]) AS v(number, fence, progress)
+    WHERE d.number = v.number AND d.state = {RUNNING} AND d.fence = v.fence
+    RETURNING d.number, d.fence, d.cancel_requested"""
+# A lease can become shorter too, and then it is to be looked for earlier.
+_LOOK_SOONER = f"""
+    UPDATE fairturn.leases SET until = %s + (SELECT {MOMENT})
+    WHERE fence = ANY (%s) AND until > %s + (SELECT {MOMENT})"""
+
+
+class Finishing:
+    """The outcomes of one call. What is completed and nothing else takes one statement."""
+
+    def __init__(self, outcomes: Sequence[Outcome], known: QueueRow) -> None:
+        self.lost: list[Fence] = []
+        self._outcomes = outcomes
+        self._known = known
+        self._numbers = [ids.decode(o.fence.document, known.key) for o in outcomes]
+        self._completed: psycopg.Cursor[Row] | None = None
+        self._plain = known.settings.costs is not Costs.LEARNED and all(
+            type(outcome) is Completed for outcome in outcomes
+        )
+
+    @property
+    def any(self) -> bool:
+        """Whether something was recorded."""
+        return len(self.lost) < len(self._outcomes)
+
+    def ask(self, session: Session, moment: int | None) -> None:
+        """In a transaction, and a pipeline, that the caller has begun: record the outcomes."""
+        if not self._outcomes:
+            return
+        session.ask(SHARE_BOTH)
+        if self._plain:
+            self._completed = self._complete(session, moment)
+
+    def needs_a_look(self) -> bool:
+        """Whether the outcomes are of several kinds, so that `record` has to see to them."""
+        return bool(self._outcomes) and not self._plain
+
+    def _complete(self, session: Session, moment: int | None) -> psycopg.Cursor[Row]:
+        rows = sorted(
+            (number, outcome.fence.number, position, kept_cost(outcome))
+            for position, (number, outcome) in enumerate(
+                zip(self._numbers, self._outcomes, strict=True)
+            )
+            if number is not None and isinstance(outcome, Completed)
+        )
+        arrays = columns(rows) or [[], [], [], []]
+        values = [*arrays, self._known.settings_version, moment]
+        results = _results(zip(self._numbers, self._outcomes, strict=True))
+        if not results:
+            return session.ask(_COMPLETE_PLAIN, values)
+        return session.ask(_COMPLETE_WITH_RESULTS, [*values, *columns(results)])
+
+    def settle(self, queue: QueueRow) -> None:
+        """See what became of what was asked for."""
+        if self._completed is None:
+            return
+        if queue.settings_version != self._known.settings_version:
+            raise Overtaken("the settings have changed")
+        ended = set(self._completed.fetchall())
+        for outcome, number in zip(self._outcomes, self._numbers, strict=True):
+            attempt = (number, outcome.fence.number)
+            if attempt in ended:
+                ended.remove(attempt)
+            else:
+                self.lost.append(outcome.fence)
+
+    def record(self, session: Session, queue: QueueRow, moment: int | None) -> "_Ending":
+        """Decide over outcomes of several kinds; the answer is to be written. The locks are held
+        already."""
+        known = [(n, o.fence.number) for n, o in zip(self._numbers, self._outcomes, strict=True)]
+        with session.together():
+            asked = session.ask(_HELD, columns(known))
+            told = session.ask(_NOW, (moment,))
+        ((now,),) = told.fetchall()
+        ending = _Ending(queue, now)
+        held = {row[:2]: row[2:] for row in asked.fetchall()}
+        for outcome, attempt in zip(self._outcomes, known, strict=True):
+            row = held.pop(attempt, None)
+            if row is None:
+                self.lost.append(outcome.fence)
+            else:
+                ending.end(outcome, attempt, row)
+        return ending
+
+
+class _Ending:
+    """What several outcomes change."""
+
+    def __init__(self, queue: QueueRow, now: int) -> None:
+        self._settings = queue.settings
+        self._now = now
+        self._ends: list[Row] = []
+        self._delays: list[Row] = []
+        self._given_back: list[int] = []
+        self._results: list[tuple[int | None, Outcome]] = []
+        self._left: Counter[int] = Counter()
+        self._events: list[Event] = []
+        self._moves = Moves()
+
+    def end(self, outcome: Outcome, attempt: tuple[Any, int], row: Row) -> None:
+        number, fence = attempt
+        customer, level, priority, order, attempts, cancelled, limited, *charged = row
+        self._left[fence] += 1
+        if isinstance(outcome, Completed):
+            self._ends.append((COMPLETED, None, kept_cost(outcome), number))
+            self._results.append((number, outcome))
+            if self._settings.costs is Costs.LEARNED:
+                self._events.append(_finished(customer, level, charged, outcome, self._now))
+                return
+        elif isinstance(outcome, Failed):
+            error = description(outcome.error, ERROR_BYTES_MAX)
+            if cancelled:
+                self._ends.append((CANCELLED, error, None, number))
+            elif outcome.retry_in_us is None or attempts >= self._settings.attempts_max:
+                self._ends.append((DEAD, error, None, number))
+            else:
+                due_at = self._now + max(0, outcome.retry_in_us)
+                self._delays.append((due_at, error, number))
+                self._moves.delay(customer, level, priority)
+        elif isinstance(outcome, Released) and not cancelled:
+            self._given_back.append(number)
+            self._moves.wait(customer, level, priority)
+            self._events.append(Returned(customer, level, order, charged[3] or 0))
+            return
+        else:
+            self._ends.append((CANCELLED, None, None, number))
+        if limited:
+            self._events.append(Ended(customer, level, 1))
+
+    def write(self, session: Session) -> None:
+        if self._ends:
+            session.ask(_END, (self._now, *columns(self._ends)))
+        if self._delays:
+            session.ask(_DELAY, columns(self._delays))
+        if self._given_back:
+            session.ask(_GIVE_BACK, (self._given_back,))
+        results = _results(self._results)
+        if results:
+            session.ask(_ADD_RESULTS, columns(results))
+        if self._left:
+            leaving = [list(self._left), list(self._left.values())]
+            session.ask(_DROP_LEASES, leaving)
+            session.ask(_LEAVE_LEASES, leaving)
+        self._moves.write(session)
+        record(session, self._now, self._events)
+
+
+def _finished(
+    customer: int, level: int, charged: list[Any], outcome: Completed, now: int
+) -> Finished:
+    claimed_at, cost, weight, _ = charged
+    real = now - claimed_at if outcome.real_cost is None else outcome.real_cost
+    return Finished(customer, level, cost, weight, real_cost_within(real))
+
+
+def _results(completed: Any) -> list[Row]:
+    return [
+        (number, outcome.result, *(outcome.content or (None, None, None)))
+        for number, outcome in completed
+        if number is not None
+        and isinstance(outcome, Completed)
+        and (outcome.result is not None or outcome.content is not None)
+    ]
+
+
+def finish(session: Session, finishing: Finishing, moment: int | None, cache: SettingsCache) -> Row:
+    """Record outcomes, in one round trip if all are completed. The queue's row as it was found."""
+    if not finishing.needs_a_look():
+        with session.commit("finish"):
+            session.ask(BEGIN)
+            finishing.ask(session, moment)
+            asked = session.ask(QUEUE)
+            count_change(session)
+        (row,) = asked.fetchall()
+        return row
+    with session.together():
+        session.ask(BEGIN)
+        finishing.ask(session, moment)
+        asked = session.ask(QUEUE)
+    (row,) = asked.fetchall()
+    queue = QueueRow(cache.parse(row[0]), row[1], row[2])
+    ending = finishing.record(session, queue, moment)
+    with session.commit("finish"):
+        ending.write(session)
+        count_change(session)
+    return row
+
+
+def renew(
+    session: Session,
+    key: int,
+    fences: Sequence[Fence],
+    progress: Mapping[Fence, Progress],
+    *,
+    lease_us: int,
+    at: int | None,
+) -> Renewed:
+    """Move the ends of leases, and keep how far the attempts are."""
+    rows = sorted(
+        {
+            (number, fence.number, dumps(progress[fence]) if fence in progress else None)
+            for fence in fences
+            if (number := ids.decode(fence.document, key)) is not None
+        }
+    )
+    with session.commit("renew"):
+        session.ask(BEGIN)
+        asked = None
+        if rows:
+            asked = session.ask(_RENEW, (lease_us, at, *columns(rows)))
+            numbers = list({fence.number for fence in fences})
+            session.ask(_LOOK_SOONER, (lease_us, at, numbers, lease_us, at))
+    kept = {row[:2]: row[2] for row in asked.fetchall()} if asked else {}
+    renewed = Renewed([], [])
+    for fence in fences:
+        attempt = (ids.decode(fence.document, key), fence.number)
+        if attempt not in kept:
+            renewed.lost.append(fence)
+        elif kept[attempt]:
+            renewed.cancelled.append(fence)
+    return renewed

@@ -1,0 +1,221 @@
+"""Reading: documents, customers and numbers, each from one snapshot."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fairturn import ids
+from fairturn.flows import WEIGHT_ONE, Mode
+from fairturn.model import (
+    ContentRef,
+    Customer,
+    CustomerPage,
+    CustomerSettings,
+    Document,
+    Filter,
+    Page,
+    Progress,
+    State,
+    Stored,
+    Summary,
+    by_priority,
+)
+from fairturn.priority import LEVELS, Count
+from fairturn.stores.postgres.database import Session
+from fairturn.stores.postgres.rows import DOCUMENT_COLUMNS, QUEUE, QueueRow, to_queue
+from fairturn.stores.values import CODES, RUNNING, WAITING, Row, SettingsCache, to_document
+
+# Of the last attempt; an older one's is forgotten by the claim that gave out a higher fence.
+_PROGRESS = "CASE WHEN d.progress_fence = d.fence THEN d.progress END"
+_FROM = "FROM fairturn.documents d JOIN fairturn.customers c ON c.number = d.customer"
+_READ = f"""
+    SELECT {DOCUMENT_COLUMNS}, d.body_text, d.body_bytes, r.result, r.content_name, r.size_bytes,
+        r.sha256, {_PROGRESS}
+    {_FROM} LEFT JOIN fairturn.results r ON r.document = d.number WHERE d.number = %s"""
+
+# How many of a customer's documents wait in each level: what arrived, less what claims have taken,
+# and what others have moved. By the primary keys, and moved_customer.
+_CUSTOMER_COLUMNS = """
+    c.number, c.name, c.count, c.count_updated_at, c.weight, c.running_max, c.paused, ARRAY(
+        SELECT a.n - coalesce(f.taken, 0) + (
+            SELECT coalesce(sum(m.waiting), 0) FROM fairturn.moved m
+            WHERE m.customer = c.number AND m.priority = a.priority)
+        FROM unnest(c.arrived) WITH ORDINALITY AS a(n, priority)
+            LEFT JOIN fairturn.flows f ON f.customer = c.number AND f.level = a.priority
+        ORDER BY a.priority)::bigint[], (
+        SELECT count(*) FROM fairturn.documents d
+        WHERE d.customer = c.number AND d.delayed_until IS NOT NULL)"""
+_CUSTOMERS = f"""
+    SELECT {_CUSTOMER_COLUMNS} FROM fairturn.customers c
+    WHERE c.name > %s ORDER BY c.name LIMIT %s"""
+_NAMED = f"""
+    SELECT {_CUSTOMER_COLUMNS} FROM fairturn.customers c
+    WHERE c.name = ANY (%s) AND c.name > %s ORDER BY c.name LIMIT %s"""
+# In mode `equal` flows do not tell priorities apart: the customer's waiting documents do. By
+# documents_flow from claimed_to on, and documents_returned.
+_WAITING_BY_PRIORITY = f"""
+    SELECT d.customer, d.priority, count(*) FROM unnest(%s::bigint[]) AS w(customer)
+        LEFT JOIN fairturn.flows f ON f.customer = w.customer AND f.level = 1
+        CROSS JOIN LATERAL (
+            SELECT customer, priority FROM fairturn.documents
+            WHERE customer = w.customer AND level = 1 AND state = {WAITING} AND NOT returned
+                AND order_number > CASE WHEN f.claimed_to < {(1 << 63) - 1} THEN f.claimed_to
+                    ELSE 0 END
+            UNION ALL
+            SELECT customer, priority FROM fairturn.documents
+            WHERE returned AND customer = w.customer AND level = 1) d
+    GROUP BY d.customer, d.priority"""
+_RUNNING_NUMBERS = "SELECT unnest(l.documents) FROM fairturn.leases l"
+_RUNNING_BY_CUSTOMER = f"""
+    SELECT d.customer, count(*)
+    FROM fairturn.leases l JOIN fairturn.documents d ON d.number = ANY (l.documents)
+    WHERE d.state = {RUNNING} AND d.fence = l.fence GROUP BY d.customer"""
+_SUMMARY = f"""
+    SELECT ARRAY[{", ".join(f"sum(arrived[{n}])" for n in range(1, LEVELS + 1))}]::bigint[],
+        sum(delayed)::bigint
+    FROM fairturn.totals"""
+_TAKEN = """
+    SELECT taken, promoted, (SELECT coalesce(sum(running), 0) FROM fairturn.leases)
+    FROM fairturn.turns ORDER BY version DESC LIMIT 1"""
+_MOVED = """
+    SELECT priority, sum(waiting), sum(delayed) FROM fairturn.moved GROUP BY priority"""
+
+
+def queue_row(session: Session, cache: SettingsCache) -> QueueRow:
+    """The queue's row, which is there since the queue was made."""
+    (row,) = session.fetch(QUEUE)
+    return to_queue(row, cache)
+
+
+def find(session: Session, key: int, filter: Filter, after: str | None, size: int) -> Page:
+    """One page of documents, the newest first."""
+    values: list[Any] = []
+    conditions = list(_conditions(filter, key, values))
+    if after is not None:
+        conditions.append("d.number < %s")
+        values.append(ids.decode(after, key))
+    where = " AND ".join(conditions) or "true"
+    rows = session.fetch(
+        f"SELECT {DOCUMENT_COLUMNS}, {_PROGRESS} {_FROM} WHERE {where} "
+        "ORDER BY d.number DESC LIMIT %s",
+        [*values, size + 1],
+    )
+    documents = [_document(row, key) for row in rows[:size]]
+    return Page(documents, documents[-1].id if len(rows) > size else None)
+
+
+def _conditions(filter: Filter, key: int, values: list[Any]) -> Iterable[str]:
+    """What the filter asks for, in words that an index can be used for: documents_customer,
+    documents_failed, documents_delayed, the leases, or the table from the newest down."""
+    if filter.ids is not None:
+        values.append([n for id in filter.ids if (n := ids.decode(id, key)) is not None])
+        yield "d.number = ANY (%s)"
+    if filter.customer is not None:
+        values.append(filter.customer)
+        yield "d.customer = (SELECT number FROM fairturn.customers WHERE name = %s)"
+    if filter.states is not None:
+        if filter.states and all(s in (State.DEAD, State.CANCELLED) for s in filter.states):
+            yield "d.failed"
+        if filter.states == (State.DELAYED,):
+            yield "d.delayed_until IS NOT NULL"
+        if filter.states == (State.RUNNING,):
+            yield f"d.number IN ({_RUNNING_NUMBERS})"
+        values.append([CODES[state] for state in filter.states])
+        yield "d.state = ANY (%s::smallint[])"
+    if filter.priorities is not None:
+        values.append(list(filter.priorities))
+        yield "d.priority = ANY (%s::smallint[])"
+    if filter.name is not None:
+        values.append(filter.name)
+        yield "d.name = %s"
+    if filter.submitted_from is not None:
+        values.append(filter.submitted_from)
+        yield "d.submitted_at >= %s"
+    if filter.submitted_before is not None:
+        values.append(filter.submitted_before)
+        yield "d.submitted_at < %s"
+
+
+def read(session: Session, key: int, id: str) -> Stored | None:
+    """A document with its body and its result."""
+    number = ids.decode(id, key)
+    rows = session.fetch(_READ, (number,)) if number is not None else []
+    if not rows:
+        return None
+    (row,) = rows
+    body_text, body_bytes, result, name, size_bytes, sha256 = row[-7:-1]
+    content = None if name is None else ContentRef(name, size_bytes, sha256)
+    body = body_text if body_bytes is None else body_bytes
+    return Stored(_document(row, key), body, result, content)
+
+
+def _document(row: Row, key: int) -> Document:
+    """A row that ends with its progress as a document."""
+    document = to_document(row, key)
+    told = row[-1]
+    return document if told is None else document._replace(progress=Progress(*json.loads(told)))
+
+
+def customers(
+    session: Session,
+    queue: QueueRow,
+    now: int,
+    *,
+    names: Sequence[str] | None,
+    after: str | None,
+    size: int,
+) -> CustomerPage:
+    """One page of customers, or those of these names that exist."""
+    if names is None:
+        rows = session.fetch(_CUSTOMERS, (after or "", size + 1))
+    else:
+        rows = session.fetch(_NAMED, (list(names), after or "", size + 1))
+    page = rows[:size]
+    running: dict[int, int] = dict(session.fetch(_RUNNING_BY_CUSTOMER))
+    waiting: dict[int, dict[int, int]] | None = None
+    if queue.settings.mode is Mode.EQUAL:
+        waiting = {}
+        for number, priority, n in session.fetch(_WAITING_BY_PRIORITY, ([r[0] for r in page],)):
+            waiting.setdefault(number, {})[priority] = n
+    found = [_customer(queue, now, row, running, waiting) for row in page]
+    return CustomerPage(found, found[-1].name if len(rows) > size else None)
+
+
+def _customer(
+    queue: QueueRow,
+    now: int,
+    row: Row,
+    running: dict[int, int],
+    waiting: dict[int, dict[int, int]] | None,
+) -> Customer:
+    number, name, count, updated_at, weight, limit, paused, by_level, delayed = row
+    last = None if count is None else Count(count, updated_at)
+    each = tuple(by_level) if waiting is None else by_priority(waiting.get(number, {}))
+    return Customer(
+        name=name,
+        settings=CustomerSettings(weight=weight / WEIGHT_ONE, limit=limit, paused=paused),
+        count=queue.settings.rule.shown(last, now),
+        count_updated_at=updated_at,
+        waiting=sum(each),
+        waiting_by_priority=each,
+        running=running.get(number, 0),
+        delayed=delayed,
+    )
+
+
+def summary(session: Session) -> Summary:
+    """The whole queue in a few numbers."""
+    with session.together():
+        arrived = session.ask(_SUMMARY)
+        taken = session.ask(_TAKEN)
+        moved = session.ask(_MOVED)
+    ((waiting, delayed),) = arrived.fetchall()
+    ((gone, promoted, running),) = taken.fetchall()
+    delayed -= promoted
+    waiting = [n - t for n, t in zip(waiting, gone, strict=True)]
+    for priority, more, more_delayed in moved.fetchall():
+        waiting[priority - 1] += more
+        delayed += more_delayed
+    return Summary(
+        waiting_by_priority=tuple(map(int, waiting)), delayed=int(delayed), running=int(running)
+    )
