@@ -54,7 +54,10 @@ def back_up(
     path = Path(to).absolute()
     store = queue.store
     if not isinstance(store, SqliteStore):
-        raise StoreRefused("only a queue in a file can be copied; this one ends with its process")
+        raise StoreRefused(
+            "only a queue in a file is copied by this: one in memory ends with its process, and "
+            "one in PostgreSQL is copied with pg_dump"
+        )
     _refuse_target(store.path, path, overwrite=overwrite)
     folder = contents_beside(path)
     before = folder.exists()

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Unpack
 
 from fairturn import queue
-from fairturn.clock import Clock, SystemClock
-from fairturn.content import Contents, Folder, TemporaryFolder
+from fairturn.clock import Clock
+from fairturn.content import Contents, Folder, Nowhere, TemporaryFolder
 from fairturn.counts import Counts
 from fairturn.counts.memory import MemoryCounts
 from fairturn.errors import SettingsConflict, StoreRefused
@@ -18,6 +18,11 @@ from fairturn.store import Store
 from fairturn.stores.memory import MemoryStore
 
 IN_MEMORY = ":memory:"
+POSTGRES = ("postgresql", "postgres")
+_NO_DRIVER = (
+    "a queue in PostgreSQL needs the driver psycopg; install it with: "
+    "pip install 'fairturn[postgres]'"
+)
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
@@ -31,6 +36,10 @@ class Queue(queue.Queue):
 
     `synchronous="NORMAL"` is faster and may lose the last documents in a power cut;
     `allow_network=True` opens a file on a network file system, which is slow and a risk.
+
+    `Queue("postgresql://...")` is a schema of a PostgreSQL database, made or brought up unless
+    `migrate=False`. Documents of more than 64 KiB need `contents=Folder(...)`, a folder that all
+    machines share. `listen_url` leads past a pooler, to hear at once of what others do.
     """
 
     def __init__(
@@ -41,9 +50,10 @@ class Queue(queue.Queue):
         clock: Clock | None = None,
         synchronous: str = "FULL",
         allow_network: bool = False,
+        migrate: bool = True,
+        listen_url: str | None = None,
         **settings: Unpack[SettingChanges],
     ) -> None:
-        clock = clock or SystemClock()
         wanted = changed(Settings(), settings)
         if not isinstance(database, str | os.PathLike):
             _refuse_conflict(database.settings(), wanted, settings)
@@ -55,6 +65,8 @@ class Queue(queue.Queue):
             clock=clock,
             synchronous=synchronous,
             allow_network=allow_network,
+            migrate=migrate,
+            listen_url=listen_url,
         )
         try:
             _refuse_conflict(store.settings(), wanted, settings)
@@ -71,19 +83,24 @@ def open_store(
     clock: Clock | None = None,
     synchronous: str = "FULL",
     allow_network: bool = False,
+    migrate: bool = True,
+    listen_url: str | None = None,
 ) -> Store:
-    """The store behind a name; the settings are those of a queue that is made by this."""
+    """The store behind a name; the settings are those of a queue that is made by this. Without a
+    clock each has that of its machine: of this one, or of the server."""
     if not database:
         raise ValueError("the name of the database is empty; name a file, such as documents.db")
     if database == IN_MEMORY:
         return MemoryStore(settings=settings, clock=clock)
     address = _ADDRESS.match(database)
     if address is not None:
-        # Without the rest of the address, which may hold a password.
-        raise StoreRefused(
-            f"this version of fairturn keeps a queue in a file, such as documents.db; "
-            f"databases at {address[1]}:// addresses come with a later version"
-        )
+        if address[1] not in POSTGRES:
+            # Without the rest of the address, which may hold a password.
+            raise StoreRefused(
+                f"fairturn keeps a queue in a file, such as documents.db, or in PostgreSQL, at a "
+                f"postgresql:// address; it knows no databases at {address[1]}:// addresses"
+            )
+        return _postgres(database, settings, clock, migrate=migrate, listen_url=listen_url)
     from fairturn.stores.sqlite import SqliteStore  # its engine is loaded only where it is used
 
     return SqliteStore(
@@ -116,7 +133,7 @@ def open_counts(
             from fairturn.counts.redis import RedisClusterCounts
 
             return RedisClusterCounts(place, rule=rule, clock=clock)
-        if scheme in ("postgresql", "postgres"):
+        if scheme in POSTGRES:
             from fairturn.counts.postgres import PostgresCounts
 
             return PostgresCounts(place, rule=rule, clock=clock)
@@ -136,15 +153,50 @@ def open_counts(
     return SqliteCounts(place, rule=rule, clock=clock)
 
 
+def _postgres(
+    url: str,
+    settings: Settings | None,
+    clock: Clock | None,
+    *,
+    migrate: bool,
+    listen_url: str | None,
+) -> Store:
+    try:
+        from fairturn.stores.postgres import PostgresStore  # its driver is an extra
+    except ImportError as error:
+        raise StoreRefused(_NO_DRIVER) from error
+    return PostgresStore(
+        url, settings=settings, clock=clock, migrate=migrate, listen_url=listen_url
+    )
+
+
+def migrate_server(url: str, *, grant: str | None = None) -> list[int]:
+    """Bring the schema of a queue in PostgreSQL up, and let a role use it; the steps made."""
+    if not is_address(url) or url.partition(":")[0] not in POSTGRES:
+        raise ValueError("only a queue in PostgreSQL, at a postgresql:// address, has a schema")
+    try:
+        from fairturn.stores.postgres import migrating
+    except ImportError as error:
+        raise StoreRefused(_NO_DRIVER) from error
+    return migrating.migrate_server(url, grant_to=grant)
+
+
+def is_address(database: str) -> bool:
+    """Whether a database is named by an address, and not by a file."""
+    return _ADDRESS.match(database) is not None
+
+
 def contents_beside(database: Path) -> Path:
     """The folder for what is too large for a file."""
     return database.with_name(f"{database.name}.contents")
 
 
-def _contents_of(store: Store, clock: Clock) -> Contents:
+def _contents_of(store: Store, clock: Clock | None) -> Contents:
     """Where the contents of a store lie, unless one was handed in."""
     if isinstance(store, MemoryStore):
         return TemporaryFolder(clock=clock)
+    if is_address(str(getattr(store, "url", ""))):
+        return Nowhere()
     path = getattr(store, "path", None)
     if not isinstance(path, Path):
         raise TypeError(f"{type(store).__name__} needs contents=, where large documents are kept")

@@ -22,8 +22,8 @@ from typing import Any, BinaryIO, Protocol
 
 from fairturn import crash
 from fairturn.clock import Clock, SystemClock
-from fairturn.errors import ContentDamaged, StoreError, StoreFull
-from fairturn.model import CONTENT_BYTES_MAX, ContentRef, Document, Kind
+from fairturn.errors import ContentDamaged, StoreError, StoreFull, StoreRefused
+from fairturn.model import CONTENT_BYTES_MAX, INLINE_BYTES_MAX, ContentRef, Document, Kind
 
 CHUNK_BYTES = 1_048_576
 # A content without a document may belong to a submission under way. After this time it does not.
@@ -72,6 +72,40 @@ class Contents(Protocol):
     def close(self) -> None:
         """Give back what was opened. Calling it twice does no harm."""
         ...
+
+
+class Nowhere:
+    """For a queue on a database server without a folder that all its machines share: everything
+    lies in the database, and what is too large for that is refused."""
+
+    def put(
+        self, chunks: Iterable[bytes], *, size_bytes_max: int = CONTENT_BYTES_MAX
+    ) -> ContentRef:
+        raise StoreRefused(
+            f"what is larger than {INLINE_BYTES_MAX:,} bytes needs a folder that every machine of "
+            "the queue shares; name it with contents=Folder(...) or --contents"
+        )
+
+    def open(self, ref: ContentRef) -> BinaryIO:
+        raise ContentDamaged(
+            f"the content {ref.name} lies in a folder that this process was not told of; name it "
+            "with contents=Folder(...) or --contents"
+        )
+
+    def locate(self, name: str) -> Path:
+        raise ContentDamaged(
+            f"the content {name} lies in a folder that this process was not told of; name it "
+            "with contents=Folder(...) or --contents"
+        )
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Whoever knows the folder deletes them with its next sweep."""
+
+    def names(self, older_than: int) -> Iterator[str]:
+        return iter(())
+
+    def close(self) -> None:
+        """Nothing to give back."""
 
 
 _ROOT = ""  # the folder itself, among those that were synced

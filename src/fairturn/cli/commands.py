@@ -33,6 +33,7 @@ SECTIONS = {
     "The queue": {
         "config": "Show and change settings.",
         "doctor": "Check that all is well.",
+        "migrate": "Make or bring up the schema of a queue in PostgreSQL.",
         "prune": "Forget what is past its age.",
         "backup": "Copy the queue while it is in use.",
         "export": "Write the completed documents of a queue as CSV, oldest first.",

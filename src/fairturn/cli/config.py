@@ -1,6 +1,7 @@
 """`fairturn config`: every setting, its value, and where it came from."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -13,6 +14,7 @@ from fairturn.cli.settings import (
     Found,
     known_settings,
     read_queue_setting,
+    without_password,
     worded,
 )
 from fairturn.cli.terminal import console, print_line, print_table, printable
@@ -99,7 +101,7 @@ def set_(*, assignments: tuple[str, ...], as_json: bool, flags: Mapping[str, Any
 def _in_force(settings: Mapping[str, Found]) -> dict[str, Any]:
     """The settings of the queue, if it exists."""
     path = database_of(settings)
-    if not path.is_file() or not path.stat().st_size:
+    if isinstance(path, Path) and (not path.is_file() or not path.stat().st_size):
         return {}
     with opened_at(path, settings, {}) as queue:
         kept = queue.settings
@@ -110,6 +112,7 @@ def _in_force(settings: Mapping[str, Found]) -> dict[str, Any]:
 def _shown(settings: Mapping[str, Found], in_force: Mapping[str, Any]) -> Iterator[_Shown]:
     for name, found in settings.items():
         if name in in_force:
-            yield _Shown(name, in_force[name], f"the queue {settings['database'].value}")
+            database = without_password(settings["database"].value)
+            yield _Shown(name, in_force[name], f"the queue {database}")
         else:
-            yield _Shown(name, found.value, found.origin)
+            yield _Shown(name, without_password(found.value), found.origin)

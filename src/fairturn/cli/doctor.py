@@ -18,13 +18,16 @@ from fairturn.clock import SECOND_US, Clock, SystemClock, to_datetime
 from fairturn.errors import FairturnError
 
 if TYPE_CHECKING:
-    from fairturn.stores.sqlite.examining import Examiner, Findings
+    from fairturn.stores.findings import Findings
+    from fairturn.stores.postgres.examining import Examiner as ServerExaminer
+    from fairturn.stores.sqlite.examining import Examiner
 
 FREE_BYTES_FEW = 512 * 1_048_576
 LOG_BYTES_MANY = 256 * 1_048_576
 WAITING_LONG_US = 60 * SECOND_US  # without anything running: nobody works
 LEASE_LATE_US = 10 * SECOND_US  # a worker that lives takes a lease back well before
 CLOCK_STEP_US = 300 * SECOND_US
+OLD_TRANSACTION_S = 60.0
 YEAR_MIN = 2025  # a clock that is behind this is not set
 _OWN_VARIABLES = {FILE_VARIABLE, "FAIRTURN_CRASH_AT"}
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "wrong": "WRONG  "}
@@ -66,9 +69,14 @@ def command(*, thorough: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
     fairturn doctor --thorough --json
     """
     settings = settings_here(flags)
-    path = refuse_absent(settings)
+    place = refuse_absent(settings)
     problems = 0
-    for finding in _findings(settings, path, SystemClock(), thorough=thorough):
+    findings = (
+        _findings_at(place)
+        if isinstance(place, str)
+        else _findings(settings, place, SystemClock(), thorough=thorough)
+    )
+    for finding in findings:
         problems += finding.state == "wrong"
         if as_json:
             print_line(finding._asdict())
@@ -109,6 +117,39 @@ def _findings(
                 yield from _contents(examiner, clock, thorough=thorough)
     except FairturnError as error:
         yield wrong("file", str(error))
+
+
+def _findings_at(url: str) -> Iterator[Finding]:
+    """What can be said of a queue in PostgreSQL."""
+    from fairturn.stores.postgres.examining import examined
+
+    yield _environment()
+    try:
+        with examined(url) as examiner:
+            yield ok("versions", f"fairturn {version('fairturn')}, {examiner.server()}")
+            known = _schema(examiner)
+            yield known
+            yield _oldest_transaction(examiner.oldest_transaction_s())
+            if known.state == "ok":
+                found, now = examiner.find()
+                yield _settings(found)
+                yield _waiting(found, now)
+                yield _leases(found)
+    except FairturnError as error:
+        yield wrong("server", str(error))
+
+
+def _oldest_transaction(age_s: float | None) -> Finding:
+    if age_s is None:
+        return ok("server", "no transaction is open for long")
+    said = f"a transaction is open for {duration(round(age_s * SECOND_US))}"
+    if age_s < OLD_TRANSACTION_S:
+        return ok("server", said)
+    return warning(
+        "server",
+        f"{said}, and keeps the server from removing what is dead, so that all becomes slower; "
+        "pg_stat_activity tells whose it is",
+    )
 
 
 # ── The machine ──────────────────────────────────────────────────────────────────────────────────
@@ -167,7 +208,7 @@ def _disk(path: Path) -> Finding:
 # ── The file ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _schema(examiner: "Examiner") -> Finding:
+def _schema(examiner: "Examiner | ServerExaminer") -> Finding:
     version_, newest = examiner.schema()
     if version_ > newest:
         return wrong(

@@ -14,10 +14,12 @@ from fairturn.cli.settings import (
     QUEUE,
     SYNCHRONOUS,
     Found,
+    is_address,
     known_settings,
     read_file,
     resolve,
     variable_of,
+    without_password,
     worded,
 )
 from fairturn.errors import SettingsConflict
@@ -38,16 +40,24 @@ def queue_options(command: Callable[..., Any]) -> Callable[..., Any]:
         database: str | None,
         synchronous: str | None,
         allow_network: bool | None,
+        contents: str | None,
         **options: Any,
     ) -> Any:
         flags = {
             "database": database,
             "synchronous": synchronous,
             "allow_network": allow_network,
+            "contents": contents,
         }
         return command(*args, flags=flags, **options)
 
     for option in (
+        click.option(
+            "--contents",
+            type=click.Path(file_okay=False),
+            metavar="FOLDER",
+            help="The folder of large documents, shared by all machines, with PostgreSQL.",
+        ),
         click.option(
             "--allow-network",
             is_flag=True,
@@ -63,8 +73,8 @@ def queue_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "-d",
             "--database",
             type=click.Path(),
-            metavar="FILE",
-            help="The queue; documents.db by default.",
+            metavar="FILE|URL",
+            help="The queue, a file or postgresql://...; documents.db by default.",
         ),
     ):
         with_flags = option(with_flags)
@@ -77,17 +87,20 @@ def settings_here(flags: Mapping[str, Any]) -> dict[str, Found]:
         return resolve(flags, os.environ, read_file(os.environ, Path()))
 
 
-def database_of(settings: Mapping[str, Found]) -> Path:
-    """The file; a queue in memory would end with the command."""
-    database = settings["database"].value
+def database_of(settings: Mapping[str, Found]) -> Path | str:
+    """The file, or the address of a server; a queue in memory would end with the command."""
+    database: str = settings["database"].value
     if database == IN_MEMORY:
         wrong_use("a queue in memory ends with its process; name a file, such as documents.db")
-    return Path(database).expanduser()
+    return database if is_address(database) else Path(database).expanduser()
 
 
-def refuse_absent(settings: Mapping[str, Found]) -> Path:
-    """The file, which is there: a command that only looks must not make it."""
+def refuse_absent(settings: Mapping[str, Found]) -> Path | str:
+    """The file, which is there: a command that only looks must not make it. What is at an address
+    shows when it is opened."""
     path = database_of(settings)
+    if isinstance(path, str):
+        return path
     try:
         if path.stat().st_size:
             return path
@@ -115,35 +128,42 @@ def opened(flags: Mapping[str, Any], *, make: bool = False) -> Iterator["Queue"]
         for name, known in known_settings().items()
         if make and known.table == QUEUE and settings[name].given
     }
-    with opened_at(path, settings, new) as queue:
+    with opened_at(path, settings, new, make=make) as queue:
         yield queue
 
 
 @contextmanager
 def opened_at(
-    path: Path, settings: Mapping[str, Found], new: Mapping[str, Any]
+    path: Path | str, settings: Mapping[str, Found], new: Mapping[str, Any], *, make: bool = False
 ) -> Iterator["Queue"]:
-    """The queue in a file; the settings in `new` are those of one that is made by this."""
+    """The queue at a place; the settings in `new` are those of one that is made by this."""
     from fairturn.config import Queue
+    from fairturn.content import Folder
 
+    folder = settings["contents"].value
+    if folder is not None and not isinstance(path, str):
+        wrong_use(f"the contents of a queue in a file lie beside it, in {path}.contents")
     try:
         with misuse_is_wrong_use():
             queue = Queue(
                 path,
+                contents=None if folder is None else Folder(folder),
                 synchronous=settings["synchronous"].value,
                 allow_network=settings["allow_network"].value,
+                migrate=make,
+                listen_url=settings["listen_url"].value,
                 **new,
             )
     except SettingsConflict as error:
         with opened_at(path, settings, {}) as present:
             kept = present.settings
-        raise Ending(_conflict(path, kept, settings, new)) from error
+        raise Ending(_conflict(without_password(path), kept, settings, new)) from error
     with queue:
         yield queue
 
 
 def _conflict(
-    path: Path, kept: "Settings", settings: Mapping[str, Found], new: Mapping[str, Any]
+    path: Path | str, kept: "Settings", settings: Mapping[str, Found], new: Mapping[str, Any]
 ) -> str:
     """Which settings of a new queue this one has not, who gave them, and what to do."""
     differing = [name for name in new if getattr(kept, name) != new[name]]

@@ -21,6 +21,7 @@ DEFAULT = "default"
 SYNCHRONOUS = ("FULL", "NORMAL")
 WORKER, QUEUE = "worker", "queue"  # the tables of the file
 
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(?:ib)?)?", re.IGNORECASE | re.ASCII)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -84,8 +85,9 @@ def resolve(
         found[name] = Found(read, origin)
     if file is not None and found["database"].origin == str(file.path):
         # A file means the same queue wherever it is read from.
-        beside = file.path.parent / found["database"].value
-        found["database"] = Found(str(beside), str(file.path))
+        named = found["database"].value
+        beside = named if is_address(named) else str(file.path.parent / named)
+        found["database"] = Found(beside, str(file.path))
     return found
 
 
@@ -113,9 +115,11 @@ def read_file(environ: Mapping[str, str], folder: Path) -> File | None:
 def known_settings() -> dict[str, Known]:
     """Every setting by its name."""
     return {
-        "database": Known("", _text, "documents.db", "the file that the queue is"),
+        "database": Known("", _text, "documents.db", "the queue: a file, or postgresql://..."),
         "synchronous": Known("", _synchronous, "FULL", "NORMAL may lose the last documents"),
         "allow_network": Known("", _yes_or_no, False, "open a file on a network file system"),
+        "contents": Known("", _text, None, "the folder of large documents, with PostgreSQL"),
+        "listen_url": Known("", _text, None, "where to listen for changes, past a pooler"),
         # The worker's own defaults; what is None it has none for.
         "handler": Known(WORKER, _handler, None, "the function to run, as module:function"),
         "concurrency": Known(WORKER, _count, 4, "documents at once"),
@@ -126,6 +130,19 @@ def known_settings() -> dict[str, Known]:
         "grace_s": Known(WORKER, _seconds, 30.0, "to finish in after a SIGTERM"),
         **_of_a_new_queue(),
     }
+
+
+def is_address(database: str) -> bool:
+    """Whether a database is named by an address, and not by a file."""
+    return _ADDRESS.match(database) is not None
+
+
+def without_password(value: Any) -> Any:
+    """A setting as it may be shown: an address without its password."""
+    if not isinstance(value, str) or not is_address(value):
+        return value
+    hidden = re.sub(r"(?<=://)([^:@/?#]*):[^@/]*@", r"\1:***@", value)
+    return re.sub(r"([?&](?:ssl)?password=)[^&#]*", r"\1***", hidden)
 
 
 def read_queue_setting(name: str, value: str) -> Any:

@@ -5,10 +5,12 @@ from importlib import resources
 from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from fairturn import crash
 from fairturn.clock import SERVER_NOW
 from fairturn.errors import StoreRefused
+from fairturn.stores.postgres.database import SCHEMA, Database
 
 # Only while a step is made, so that ten processes that start at once make it once.
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('{schema}.'), 4)"
@@ -101,8 +103,23 @@ def migrate(connection: psycopg.Connection[Any], name: str, schema: str) -> list
 
 def grant(connection: psycopg.Connection[Any], schema: str, role: str) -> None:
     """Let a role use the queue, without the right to change its schema."""
-    named = psycopg.sql.Identifier(role).as_string(connection)
+    named = sql.Identifier(role).as_string(connection)
     connection.execute(_GRANTS.format(schema=schema, role=named))
+
+
+def migrate_server(url: str, *, schema: str = SCHEMA, grant_to: str | None = None) -> list[int]:
+    """Bring the queue at an address to this version's schema, and let a role use it."""
+    database = Database(url, schema=schema, pool_max=1, prepare=False)
+    try:
+        with database.connect() as connection:
+            made = migrate(connection, database.name, schema)
+            if grant_to is not None:
+                grant(connection, schema, grant_to)
+            return made
+    except psycopg.Error as error:
+        raise database.translate(error) from error
+    finally:
+        database.close()
 
 
 def _one(connection: psycopg.Connection[Any], statement: str) -> Any:

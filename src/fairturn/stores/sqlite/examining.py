@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import apsw
 
 from fairturn.clock import Uptime
 from fairturn.errors import StoreError
 from fairturn.model import ContentRef
+from fairturn.stores.findings import Findings
 from fairturn.stores.sqlite.copying import Snapshot
 from fairturn.stores.sqlite.database import BUSY_MS, migrations, refuse_foreign_file
 from fairturn.stores.sqlite.rows import fetch
@@ -26,17 +26,6 @@ _RUN_OUT = f"""
         JOIN documents d ON d.number = j.value
     WHERE l.until < ?1 AND d.state = {RUNNING} AND d.fence = l.fence AND d.lease_until < ?1"""
 _UNDER_LEASE = "SELECT coalesce(sum(running), 0) FROM leases"
-
-
-class Findings(NamedTuple):
-    """One moment of a file."""
-
-    settings: str  # JSON, as it is stored
-    oldest_waiting_at: int | None
-    newest_at: int | None
-    running: int
-    run_out: int  # documents whose lease ran out, and that nobody has taken back
-    run_out_since_us: int | None  # how long ago the first of these leases ended; None: unknown
 
 
 class Examiner:

@@ -1,0 +1,88 @@
+"""What can be said about a queue on a server from outside: nothing is made or changed by asking."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+from fairturn.clock import SERVER_NOW
+from fairturn.stores.findings import Findings
+from fairturn.stores.postgres import migrating
+from fairturn.stores.postgres.database import (
+    BEGIN_SNAPSHOT,
+    COMMIT,
+    POOL_MAX,
+    SCHEMA,
+    Database,
+    Session,
+)
+from fairturn.stores.values import RUNNING, WAITING
+
+_VERSION = "SELECT current_setting('server_version')"
+# By the primary key, up to the first: what has ended comes before it and is walked over.
+_QUEUE = f"""
+    SELECT settings, {SERVER_NOW}, (
+            SELECT submitted_at FROM fairturn.documents WHERE state = {WAITING}
+            ORDER BY number LIMIT 1), (
+            SELECT submitted_at FROM fairturn.documents ORDER BY number DESC LIMIT 1), (
+            SELECT coalesce(sum(running), 0)::bigint FROM fairturn.leases)
+    FROM fairturn.queue"""
+# By leases_until; whether a lease ran out is in the document's own row.
+_RUN_OUT = f"""
+    SELECT count(*), min(d.lease_until)
+    FROM fairturn.leases l JOIN fairturn.documents d ON d.number = ANY (l.documents)
+    WHERE l.until < %(now)s AND d.state = {RUNNING} AND d.fence = l.fence
+        AND d.lease_until < %(now)s"""
+# What the role may not see of others' transactions is NULL.
+_OLDEST = """
+    SELECT extract(epoch FROM max(age))::double precision FROM (
+        SELECT clock_moment - xact_start AS age FROM pg_stat_activity, (
+            SELECT statement_timestamp() AS clock_moment) m
+        WHERE backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) t"""
+
+
+class Examiner:
+    """A server that is looked at."""
+
+    def __init__(self, session: Session, schema: str) -> None:
+        self._session = session
+        self._schema = schema
+
+    def server(self) -> str:
+        """Which PostgreSQL it is."""
+        ((version,),) = self._session.fetch(_VERSION)
+        return f"PostgreSQL {version}"
+
+    def schema(self) -> tuple[int, int]:
+        """The version of the schema, and the newest that this fairturn knows."""
+        version = migrating.version_of(self._session.connection, self._schema)
+        return version, migrating.newest()
+
+    def oldest_transaction_s(self) -> float | None:
+        """For how long the oldest transaction that keeps rows alive is open, as far as one sees."""
+        ((age,),) = self._session.fetch(_OLDEST)
+        return None if age is None else float(age)
+
+    def find(self) -> tuple[Findings, int]:
+        """What the queue says about itself, and the moment on the server."""
+        ((settings, now, oldest, newest, running),) = self._session.fetch(_QUEUE)
+        ((run_out, until),) = self._session.fetch(_RUN_OUT, {"now": now})
+        since = None if until is None else now - until
+        return Findings(settings, oldest, newest, running, run_out, since), now
+
+
+@contextmanager
+def examined(url: str, schema: str = SCHEMA) -> Iterator[Examiner]:
+    """Look at a queue on a server; a `StoreError` says why it cannot be."""
+    database = Database(url, schema=schema, pool_max=POOL_MAX, prepare=False)
+    try:
+        connection = database.connect()
+        with connection:
+            session = Session(connection, schema)
+            session.ask(BEGIN_SNAPSHOT)
+            yield Examiner(session, schema)
+            session.ask(COMMIT)
+    except psycopg.Error as error:
+        raise database.translate(error) from error
+    finally:
+        database.close()
