@@ -1,4 +1,4 @@
-"""Real processes and threads on one SQLite file: nothing lost, nothing twice, no busy errors.
+"""Real processes and threads on one database: nothing lost, nothing twice, no busy errors.
 
 A child is this module, run as a program. It reads lines from its parent and answers with lines, so
 that nobody sleeps: everybody waits for a line, for the end of a process, or for a lock.
@@ -13,14 +13,17 @@ import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import apsw
+import psycopg
 import pytest
 
-from fairturn.clock import SECOND_US, ManualClock, SystemClock
+from fairturn.clock import SECOND_US, ManualClock
+from fairturn.config import is_address
 from fairturn.errors import KeyReused, NotFound, QueueFull, StoreError
 from fairturn.model import (
     LEASE_US_MIN,
@@ -37,9 +40,11 @@ from fairturn.model import (
     Stopped,
 )
 from fairturn.priority import Rule
+from fairturn.stores.postgres import PostgresStore
 from fairturn.stores.sqlite import SqliteStore
 from fairturn.testing import snapshot
 from fairturn.testing.steps import assert_numbers_are_exact, find_all
+from tests.servers.queues import Databases
 
 ROOT = Path(__file__).parent.parent
 START = 1_700_000_000 * SECOND_US
@@ -48,8 +53,41 @@ LEASE_US = LEASE_S * SECOND_US
 PATIENCE_S = 60  # of the parent with a child that does not answer
 
 
+AnyStore = SqliteStore | PostgresStore
+
+
 def new(customer: str = "acme", **fields: Any) -> NewDocument:
     return NewDocument(customer, "1", **fields)
+
+
+def opened(place: str, **fields: Any) -> AnyStore:
+    """The store at a place: an address, or a file."""
+    if is_address(place):
+        return PostgresStore(place, **fields)
+    return SqliteStore(place, synchronous="NORMAL", **fields)
+
+
+class Places:
+    """Where one kind of store keeps its queues."""
+
+    def __init__(self, kind: str, folder: Path, databases: Databases) -> None:
+        self.kind = kind
+        self._folder = folder
+        self._databases = databases
+        self._made = 0
+
+    def new(self) -> str:
+        """A place where nothing is yet."""
+        self._made += 1
+        if self.kind == "postgres":
+            return self._databases.new(empty=True)
+        return str(self._folder / f"queue{self._made}.db")
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
+    with Databases() as databases:
+        yield Places(request.param, tmp_path, databases)
 
 
 # ── The children ─────────────────────────────────────────────────────────────────────────────────
@@ -68,11 +106,11 @@ def open_files() -> None:
     """Open each file that is named when its gate opens, submit one document, and say its id."""
     say("ready")
     while (named := hear()) is not None:
-        file, gate = named
+        place, gate = named
         with Path(gate).open() as shut:
             say("at the gate")
             fcntl.flock(shut, fcntl.LOCK_SH)
-        store = SqliteStore(file, synchronous="NORMAL")
+        store = opened(place)
         (receipt,) = store.submit([new()])
         say([receipt.id, receipt.count])
         store.close()
@@ -80,9 +118,9 @@ def open_files() -> None:
 
 def submit() -> None:
     """Submit for several customers, alone and in batches, and say the receipts."""
-    file, seed, documents = hear()
+    place, seed, documents = hear()
     random = Random(seed)
-    store = SqliteStore(file, synchronous="NORMAL")
+    store = opened(place)
     say("ready")
     hear()
     receipts: list[Receipt] = []
@@ -94,9 +132,9 @@ def submit() -> None:
 
 def claim() -> None:
     """Claim and end attempts until as many documents are completed as wanted, and say each."""
-    file, seed, wanted = hear()
+    place, seed, wanted = hear()
     random = Random(seed)
-    store = SqliteStore(file, synchronous="NORMAL")
+    store = opened(place)
     say("ready")
     hear()
     claimed: list[Fence] = []
@@ -127,8 +165,8 @@ def end(fence: Fence, random: Random) -> Outcome:
 
 def freeze() -> None:
     """Claim, be frozen by the parent, then try to record in every way that there is."""
-    file, real, lease_us = hear()
-    store = SqliteStore(file, clock=SystemClock() if real else ManualClock(START))
+    place, real, lease_us = hear()
+    store = opened(place) if real else opened(place, clock=ManualClock(START))
     claims = store.claim(5, worker="frozen", lease_us=lease_us).claims
     a, b, c, d, e = (each.fence for each in claims)
     say([a, b, c, d, e])
@@ -146,8 +184,8 @@ def freeze() -> None:
 
 def fork() -> None:
     """Use the store in a forked child, and say what came of it."""
-    file = hear()
-    store = SqliteStore(file)
+    place = hear()
+    store = opened(place)
     (receipt,) = store.submit([new()])
     store.summary()
     read, write = os.pipe()
@@ -230,20 +268,22 @@ def start(children: list[Child], what: str, n: int = 1) -> list[Child]:
 # ── Processes ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_ten_processes_may_open_a_new_file_at_once(tmp_path: Path, children: list[Child]) -> None:
+def test_ten_processes_may_open_a_new_queue_at_once(
+    places: Places, tmp_path: Path, children: list[Child]
+) -> None:
     ten = start(children, "open_files", 10)
     assert [child.answer() for child in ten] == ["ready"] * 10
 
-    for n in range(15):
-        file, gate = tmp_path / f"queue{n}.db", tmp_path / f"gate{n}"
+    for n in range(15 if places.kind == "sqlite" else 5):
+        place, gate = places.new(), tmp_path / f"gate{n}"
         with gate.open("w") as shut:
             fcntl.flock(shut, fcntl.LOCK_EX)
             for child in ten:
-                child.tell([str(file), str(gate)])
+                child.tell([place, str(gate)])
             assert [child.answer() for child in ten] == ["at the gate"] * 10
         answers = [child.answer() for child in ten]
 
-        store = SqliteStore(file)
+        store = opened(place)
         assert sorted(count for _, count in answers) == list(range(-9, 1))
         assert {found.id for found in find_all(store)} == {id for id, _ in answers}
         store.close()
@@ -253,16 +293,16 @@ def test_ten_processes_may_open_a_new_file_at_once(tmp_path: Path, children: lis
 
 
 def test_processes_that_submit_and_claim_at_once_lose_nothing_and_record_nothing_twice(
-    tmp_path: Path, children: list[Child]
+    places: Places, children: list[Child]
 ) -> None:
-    file = tmp_path / "queue.db"
-    SqliteStore(file, settings=Settings(attempts_max=1_000), synchronous="NORMAL").close()
+    place = places.new()
+    opened(place, settings=Settings(attempts_max=1_000)).close()
     submitters, claimers = start(children, "submit", 3), start(children, "claim", 3)
     # A batch may go beyond what a submitter was asked for by six.
     for seed, child in enumerate(submitters):
-        child.tell([str(file), seed, 100])
+        child.tell([place, seed, 100])
     for seed, child in enumerate(claimers):
-        child.tell([str(file), seed, 300])
+        child.tell([place, seed, 300])
     assert [child.answer() for child in children] == ["ready"] * 6
 
     for child in children:
@@ -271,7 +311,7 @@ def test_processes_that_submit_and_claim_at_once_lose_nothing_and_record_nothing
     attempts = [child.answer() for child in claimers]
 
     assert [child.end() for child in children] == [0] * 6
-    store = SqliteStore(file)
+    store = opened(place)
     documents = {found.id: found for found in find_all(store)}
     assert len(receipts) == len(documents)
     assert {receipt.id for receipt in receipts} == set(documents)
@@ -283,9 +323,10 @@ def test_processes_that_submit_and_claim_at_once_lose_nothing_and_record_nothing
     )
     assert_numbers_are_exact(store)
     store.close()
-    connection = apsw.Connection(str(file))
-    assert connection.pragma("integrity_check") == "ok"
-    connection.close()
+    if places.kind == "sqlite":
+        connection = apsw.Connection(place)
+        assert connection.pragma("integrity_check") == "ok"
+        connection.close()
 
 
 def assert_counts_are_those_of_a_sequence(receipts: Sequence[Receipt]) -> None:
@@ -317,15 +358,15 @@ def assert_each_attempt_had_its_document_alone(
 
 @pytest.mark.parametrize("held", ["claimed by another", "ended by another", "ended as dead"])
 def test_a_process_that_was_frozen_beyond_its_lease_records_nothing(
-    tmp_path: Path, children: list[Child], held: str
+    places: Places, children: list[Child], held: str
 ) -> None:
-    file = tmp_path / "queue.db"
+    place = places.new()
     clock = ManualClock(START)
     attempts_max = 1 if held == "ended as dead" else 5
-    store = SqliteStore(file, settings=Settings(attempts_max=attempts_max), clock=clock)
+    store = opened(place, settings=Settings(attempts_max=attempts_max), clock=clock)
     store.submit([new()] * 5)
     (child,) = start(children, "freeze")
-    child.tell([str(file), False, LEASE_US])
+    child.tell([place, False, LEASE_US])
     fences = child.answer()
     stop(child)
 
@@ -346,13 +387,13 @@ def test_a_process_that_was_frozen_beyond_its_lease_records_nothing(
 
 
 def test_a_frozen_process_loses_its_lease_on_the_clock_of_the_machine_too(
-    tmp_path: Path, children: list[Child]
+    places: Places, children: list[Child]
 ) -> None:
-    file = tmp_path / "queue.db"
-    store = SqliteStore(file)
+    place = places.new()
+    store = opened(place)
     store.submit([new()] * 5)
     (child,) = start(children, "freeze")
-    child.tell([str(file), True, LEASE_US_MIN])
+    child.tell([place, True, LEASE_US_MIN])
     fences = child.answer()
     stop(child)
 
@@ -377,11 +418,11 @@ def stop(child: Child) -> None:
 
 
 def test_a_store_is_refused_after_a_fork_and_goes_on_in_the_process_that_opened_it(
-    tmp_path: Path, children: list[Child]
+    places: Places, children: list[Child]
 ) -> None:
     (child,) = start(children, "fork")
 
-    child.tell(str(tmp_path / "queue.db"))
+    child.tell(places.new())
     answers, counts, waiting = child.answer()
 
     assert len(answers) == 8
@@ -416,11 +457,15 @@ class Watched(Sequence[NewDocument]):
 class Submitters:
     """Threads whose submissions pile up behind somebody else's transaction."""
 
-    def __init__(self, store: SqliteStore, calls: Sequence[Sequence[NewDocument]]) -> None:
+    def __init__(self, store: AnyStore, calls: Sequence[Sequence[NewDocument]]) -> None:
         self.answers: list[list[Receipt] | Exception | None] = [None] * len(calls)
         self._store = store
-        blocker = apsw.Connection(str(store.path))
-        blocker.execute("BEGIN IMMEDIATE")
+        with held_up(store):
+            threads = self._started(calls)
+        for thread in threads:
+            thread.join()
+
+    def _started(self, calls: Sequence[Sequence[NewDocument]]) -> list[threading.Thread]:
         watched = [Watched(call) for call in calls]
         threads = [
             threading.Thread(target=self._submit, args=(number, documents))
@@ -429,10 +474,7 @@ class Submitters:
         for thread, documents in zip(threads, watched, strict=True):
             thread.start()
             assert documents.read.wait(PATIENCE_S)
-        blocker.execute("COMMIT")
-        blocker.close()
-        for thread in threads:
-            thread.join()
+        return threads
 
     def _submit(self, number: int, documents: Sequence[NewDocument]) -> None:
         try:
@@ -441,15 +483,30 @@ class Submitters:
             self.answers[number] = error
 
 
+@contextmanager
+def held_up(store: AnyStore) -> Iterator[None]:
+    """A transaction of somebody else that nobody can submit beside."""
+    if isinstance(store, PostgresStore):
+        with psycopg.connect(store.url) as blocker:
+            blocker.execute("LOCK TABLE fairturn.customers IN ACCESS EXCLUSIVE MODE")
+            yield
+        return
+    connection = apsw.Connection(str(store.path))
+    connection.execute("BEGIN IMMEDIATE")
+    yield
+    connection.execute("COMMIT")
+    connection.close()
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqliteStore]:
-    store = SqliteStore(tmp_path / "queue.db", clock=ManualClock(START))
+def store(places: Places) -> Iterator[AnyStore]:
+    store = opened(places.new(), clock=ManualClock(START))
     yield store
     store.close()
 
 
-def test_threads_that_submit_at_once_share_commits(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+def test_threads_that_submit_to_a_file_at_once_share_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commits = 0
 
@@ -458,9 +515,8 @@ def test_threads_that_submit_at_once_share_commits(
         commits += 1
         return False
 
-    # The store is opened before, so its connection is watched where it is made: in a new store.
     monkeypatch.setattr(apsw, "connection_hooks", [lambda made: made.set_commit_hook(count)])
-    watched = SqliteStore(store.path.with_name("watched.db"), clock=ManualClock(START))
+    watched = SqliteStore(tmp_path / "queue.db", clock=ManualClock(START))
     commits = 0
 
     submitters = Submitters(watched, [[new("abc"[n % 3])] for n in range(20)])
@@ -472,7 +528,7 @@ def test_threads_that_submit_at_once_share_commits(
     assert_counts_are_those_of_a_sequence(receipts)
 
 
-def test_each_thread_gets_its_own_answer(store: SqliteStore) -> None:
+def test_each_thread_gets_its_own_answer(store: AnyStore) -> None:
     calls = [[new(f"c{n}", key=f"{n}", digest=b"") for _ in range(1 + n % 3)] for n in range(20)]
 
     submitters = Submitters(store, calls)
@@ -488,7 +544,7 @@ def test_each_thread_gets_its_own_answer(store: SqliteStore) -> None:
 
 
 def test_a_refused_submission_does_not_hurt_those_that_share_its_commit(
-    store: SqliteStore,
+    store: AnyStore,
 ) -> None:
     store.configure(Settings(waiting_per_customer_max=3))
     store.submit([new("k", key="k", digest=b"1")])
@@ -514,7 +570,7 @@ def test_a_refused_submission_does_not_hurt_those_that_share_its_commit(
     assert [receipt.count for receipt in store.submit([new("c0"), new("full")])] == [-1, 0]
 
 
-def test_the_same_key_of_many_threads_is_one_document(store: SqliteStore) -> None:
+def test_the_same_key_of_many_threads_is_one_document(store: AnyStore) -> None:
     # The first call has a transaction of its own, and the others share the next.
     calls = [[new("b")], *([new(key="k", digest=b"1")] for _ in range(20))]
 
@@ -527,7 +583,7 @@ def test_the_same_key_of_many_threads_is_one_document(store: SqliteStore) -> Non
     assert store.submit([new()])[0].count == -1
 
 
-def test_a_limit_holds_for_threads_that_submit_at_once(store: SqliteStore) -> None:
+def test_a_limit_holds_for_threads_that_submit_at_once(store: AnyStore) -> None:
     store.configure(Settings(waiting_max=7))
 
     submitters = Submitters(store, [[new(f"c{n % 3}")] for n in range(20)])

@@ -69,15 +69,14 @@ CLOCK_MAX = 1 << 60
 
 # Where the turns stand; the oldest transaction that is not over; and what else there is to read.
 _STATE = f"""
-    SELECT {TURNS_COLUMNS}, pg_snapshot_xmin(pg_current_snapshot())::text, {LOOK},
-        EXISTS (SELECT 1 FROM fairturn.moved)
+    SELECT {TURNS_COLUMNS}, pg_snapshot_xmin(pg_current_snapshot())::text, {LOOK}
     FROM fairturn.turns ORDER BY version DESC LIMIT 1"""
-_TAKE_MOVED = "DELETE FROM fairturn.moved RETURNING customer, level, priority, waiting, delayed"
 # By the primary key. What a transaction before the last claim's oldest has written was visible to
 # that claim, and is gone. With it, of the customers that got a limit, how many documents run in
-# each level: of the same moment, so that what ends after it is told later. The events of a change
-# of settings begin so.
+# each level, and what was moved: of the same moment, so that what comes after it is told later.
+# The events of a change of settings begin so.
 _CHANGED = "events LIKE '[[5,%%'"
+_NOTHING = "NULL, NULL, NULL, NULL, NULL, NULL, NULL"  # in the place of `RECORDED_COLUMNS`
 _TAKE_RECORDED = f"""
     WITH taken AS (
         DELETE FROM fairturn.recorded WHERE xid >= %s::text::xid8 RETURNING {RECORDED_COLUMNS}),
@@ -87,10 +86,16 @@ _TAKE_RECORDED = f"""
         WHERE EXISTS (SELECT 1 FROM taken WHERE {_CHANGED})
             AND d.state = {RUNNING} AND d.fence = l.fence
             AND d.customer IN (SELECT unnest(customers) FROM taken WHERE {_CHANGED})
-        GROUP BY d.customer, d.level)
-    SELECT {RECORDED_COLUMNS}, NULL::bigint, NULL::smallint, NULL::bigint FROM taken
+        GROUP BY d.customer, d.level),
+    moved AS (
+        DELETE FROM fairturn.moved RETURNING customer, level, waiting, priority, delayed)
+    SELECT {RECORDED_COLUMNS}, NULL::bigint, NULL::smallint, NULL::bigint, NULL::smallint,
+        NULL::integer
+    FROM taken
     UNION ALL
-    SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, customer, level, n FROM running"""
+    SELECT {_NOTHING}, customer, level, n, NULL, NULL FROM running
+    UNION ALL
+    SELECT {_NOTHING}, customer, level, waiting, priority, delayed FROM moved"""
 # By the primary key. The claim fails if one of the documents does not wait.
 _START = f"""
     WITH started AS (
@@ -246,7 +251,7 @@ class Claiming:
     def _fold(self, session: Session, answers: _Answers, uptime: Uptime | None) -> Folded:
         ((*queue_row, now),) = answers.queue.fetchall()
         queue = to_queue(tuple(queue_row), self._cache)
-        ((*state_row, since, lease_ends, delay_ends, any_moved),) = answers.state.fetchall()
+        ((*state_row, since, lease_ends, delay_ends),) = answers.state.fetchall()
         state = TurnsRow(tuple(state_row))
         at = uptime or Uptime("server", now)
         turns = self._load(session, answers.ahead, queue, state)
@@ -259,8 +264,7 @@ class Claiming:
         if expiring.any:
             with session.together():
                 expiring.write(session)
-        told, running = _told(answers.recorded.fetchall())
-        moved = session.fetch(_TAKE_MOVED) if any_moved else []
+        told, running, moved = _told(answers.recorded.fetchall())
         _leave_out(running, expiring.expired)
         self._prepare(turns, told, expiring)
         recorded = with_counts(told.recorded, running) if running else told.recorded
@@ -319,7 +323,7 @@ class Claiming:
         state.promoted += len(expiring.due)
         for customer, level, priority in expiring.began:
             _move(turns, state, (customer, level, priority), -1)
-        for customer, level, priority, waiting, delayed in moved:
+        for customer, level, waiting, priority, delayed in moved:
             state.promoted -= delayed
             if waiting:
                 _move(turns, state, (customer, level, priority), -waiting)
@@ -410,22 +414,26 @@ class Claiming:
         self._purged = []
 
 
-def _told(rows: list[Row]) -> tuple[Told, dict[int, dict[int, int]]]:
-    """What was recorded; and of customers that got a limit, how many documents run."""
+def _told(rows: list[Row]) -> tuple[Told, dict[int, dict[int, int]], list[Row]]:
+    """What was recorded; of customers that got a limit, how many documents run; and what others
+    have moved."""
     running: dict[int, dict[int, int]] = {}
-    events = []
+    events: list[Row] = []
+    moved: list[Row] = []
     for row in rows:
-        number, customer = row[0], row[7]
-        if number is not None:
+        customer, level, n, priority, _ = row[7:]
+        if customer is None:
             events.append(row[:7])
+        elif priority is None:
+            running.setdefault(customer, {})[level] = n
         else:
-            running.setdefault(customer, {})[row[8]] = row[9]
+            moved.append(row[7:])
     told = to_recorded(events)
     for _, happened in told.recorded:
         for event in happened:
             if type(event) is Changed and event.limit is not None:
                 running.setdefault(event.customer, {})
-    return told, running
+    return told, running, moved
 
 
 def _leave_out(running: dict[int, dict[int, int]], ended: Iterable[Event]) -> None:

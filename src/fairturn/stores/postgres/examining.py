@@ -38,7 +38,8 @@ _OLDEST = """
     SELECT extract(epoch FROM max(age))::double precision FROM (
         SELECT clock_moment - xact_start AS age FROM pg_stat_activity, (
             SELECT statement_timestamp() AS clock_moment) m
-        WHERE backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) t"""
+        WHERE pid <> pg_backend_pid()
+            AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)) t"""
 
 
 class Examiner:
