@@ -177,7 +177,11 @@ class PostgresStore:
             )
         session = Session(connection, self._database.schema, foreign=True)
         try:
-            with connection.transaction():  # a savepoint, if there is a transaction
+            if not connection.autocommit:
+                session.ask(
+                    "SELECT 1"
+                )  # so that the next line sets a savepoint, and commits nothing
+            with connection.transaction():
                 return self._submitting.submit(
                     session, list(documents), self._known, moment, own=False
                 )

@@ -7,6 +7,7 @@ straight to the server.
 
 import os
 import re
+import select
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -190,6 +191,11 @@ class Database:
         self.check_process()
         pool = self._connections()
         connection = pool.getconn(WAIT_S)
+        while not _is_quiet(connection):
+            # The server has said something to nobody: as a rule, that it has ended the connection.
+            connection.close()
+            pool.putconn(connection)
+            connection = pool.getconn(WAIT_S)
         try:
             yield Session(connection, self.schema)
         except BaseException:
@@ -316,6 +322,15 @@ class Database:
         )
 
 
+def _is_quiet(connection: psycopg.Connection[Any]) -> bool:
+    """Whether an idle connection has nothing to be read."""
+    if connection.closed:
+        return False
+    waiting = select.poll()
+    waiting.register(connection.fileno(), select.POLLIN)
+    return not waiting.poll(0)
+
+
 class Overtaken(psycopg.DatabaseError):
     """What a transaction has read is no longer true; it is to begin anew."""
 
@@ -329,16 +344,21 @@ _ENDED = (
 )
 
 
+_NO_URL = (
+    "the address of the database is no PostgreSQL URL; write "
+    "postgresql://role:password@host:port/database, with %-signs for special characters"
+)
+
+
 def parse(url: str) -> tuple[str, str]:
     """A URL as the driver takes it, and a name for people, without a password."""
     try:
         parts = conninfo_to_dict(url)
     except psycopg.Error:
         # Without what the driver says, which may hold a part of the password.
-        raise StoreRefused(
-            "the address of the database is no PostgreSQL URL; write "
-            "postgresql://role:password@host:port/database, with %-signs for special characters"
-        ) from None
+        raise StoreRefused(_NO_URL) from None
+    if not re.fullmatch(r"[\d,]*", str(parts.get("port") or "")):
+        raise StoreRefused(_NO_URL)
     host = parts.get("host") or parts.get("hostaddr") or "localhost"
     port = f":{parts['port']}" if parts.get("port") else ""
     name = f"the database {parts.get('dbname') or parts.get('user') or ''!s} at {host}{port}"

@@ -1,0 +1,592 @@
+"""PostgreSQL: what is its own, beside the promises of every store."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairturn.clock import SECOND_US, ManualClock
+from fairturn.errors import (
+    FairturnError,
+    QueueFull,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+)
+from fairturn.flows import Mode
+from fairturn.model import (
+    Completed,
+    CustomerSettings,
+    Failed,
+    NewDocument,
+    Outcome,
+    Released,
+    Settings,
+    State,
+)
+from fairturn.priority import Count, Reset
+from fairturn.stores.postgres import PostgresStore, migrating, watching
+from fairturn.testing.steps import assert_numbers_are_exact, claim, find_all, submit
+from tests.servers import pgbouncer, postgres
+from tests.servers.proxy import Proxy
+from tests.servers.queues import Databases
+
+START = 1_700_000_000 * SECOND_US
+LEASE_US = 30 * SECOND_US
+PATIENCE_S = 30.0
+
+
+def new(customer: str = "acme", **fields: Any) -> NewDocument:
+    return NewDocument(customer, "1", **fields)
+
+
+@pytest.fixture
+def databases() -> Iterator[Databases]:
+    with Databases() as made:
+        yield made
+
+
+@pytest.fixture
+def url(databases: Databases) -> str:
+    return databases.new()
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[PostgresStore]:
+    opened = PostgresStore(url)
+    yield opened
+    opened.close()
+
+
+# ── The schema and its roles ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def role(databases: Databases) -> Iterator[str]:
+    name = f"app_{os.getpid()}"
+    with psycopg.connect(postgres.of_this_run().url(), autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {name} LOGIN")
+        yield name
+    with psycopg.connect(postgres.of_this_run().url(), autocommit=True) as connection:
+        databases.__exit__(None, None, None)  # what was granted goes with the databases
+        connection.execute(f"DROP ROLE {name}")
+
+
+def as_role(url: str, role: str) -> str:
+    return url.replace("postgres@", f"{role}@", 1)
+
+
+def test_a_role_that_may_not_change_the_schema_can_do_everything_else(
+    databases: Databases, role: str
+) -> None:
+    owner = databases.new(empty=True)
+    migrating.migrate_server(owner, grant_to=role)
+
+    store = PostgresStore(as_role(owner, role))
+    submit(store, "a", key="k", digest=b"1")
+    store.submit([new("b")] * 60)
+    store.adjust("a", CustomerSettings(limit=1))
+    (first, *others) = claim(store, 3)
+    assert store.renew([first.fence], lease_us=LEASE_US) == ([], [])
+    assert store.finish([Completed(first.fence, "1"), *(Released(c.fence) for c in others)]) == []
+    waiting = next(found for found in find_all(store) if found.state is State.WAITING)
+    assert store.cancel([waiting.id]) == [State.CANCELLED]
+    store.configure(Settings(mode=Mode.EQUAL))
+    while store.prune() is not None:
+        pass
+    store.purge("b")
+    assert_numbers_are_exact(store)
+    store.close()
+
+    with (
+        psycopg.connect(as_role(owner, role)) as connection,
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+    ):
+        connection.execute("CREATE TABLE fairturn.another (n integer)")
+
+
+def test_a_role_without_rights_is_told_what_it_lacks(databases: Databases, role: str) -> None:
+    empty, made = databases.new(empty=True), databases.new()
+
+    for url in (empty, made):
+        with pytest.raises(StoreRefused, match="may not do what a queue needs"):
+            PostgresStore(as_role(url, role))
+
+
+def test_without_leave_to_migrate_a_database_without_a_schema_is_refused(
+    databases: Databases,
+) -> None:
+    empty = databases.new(empty=True)
+
+    with pytest.raises(StoreRefused, match="has no queue in its schema fairturn; make it with"):
+        PostgresStore(empty, migrate=False)
+
+    with psycopg.connect(empty) as connection:
+        found = connection.execute("SELECT to_regnamespace('fairturn') IS NULL").fetchall()
+    assert found == [(True,)]
+
+
+def test_a_newer_schema_is_refused_and_left_untouched(url: str) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute("INSERT INTO fairturn.migrations (number) VALUES (99)")
+
+    for migrate in (True, False):
+        with pytest.raises(StoreRefused, match="has schema 99 and this fairturn knows"):
+            PostgresStore(url, migrate=migrate)
+
+
+def test_two_queues_in_two_schemas_of_one_database_do_not_touch_each_other(url: str) -> None:
+    stores = [PostgresStore(url, schema=schema) for schema in ("fairturn", "another")]
+    for n, store in enumerate(stores):
+        store.submit([new("a")] * (n + 1))
+        store.submit([new("b")])
+    stores[1].configure(Settings(mode=Mode.LEVELS))
+
+    assert [store.summary().waiting for store in stores] == [2, 3]
+    assert [len(claim(store, 9)) for store in stores] == [2, 3]
+    assert stores[0].settings().mode is Mode.FAIR
+    for store in stores:
+        store.close()
+
+
+def test_a_schema_that_is_no_plain_name_is_refused() -> None:
+    for name in ("", "Fair", 'x"; DROP TABLE y; --', "a b", "x" * 64):
+        with pytest.raises(ValueError, match="it must be a name of small letters"):
+            PostgresStore("postgresql:///x", schema=name)
+
+
+# ── Sentences ────────────────────────────────────────────────────────────────────────────────────
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "said"),
+    [
+        (f"postgresql://u:{SECRET}@127.0.0.1:1/db", StoreUnavailable, "cannot be reached"),
+        (f"postgresql://u:{SECRET}@nowhere.invalid/db", StoreUnavailable, "cannot be reached"),
+        (f"postgresql://u:{SECRET}@h:port/db", StoreRefused, "no PostgreSQL URL"),
+        (f"postgresql://u:{SECRET}@h/db?colour=red", StoreRefused, "no PostgreSQL URL"),
+    ],
+)
+def test_an_address_that_leads_nowhere_is_a_sentence_without_the_password(
+    url: str, error: type[StoreError], said: str
+) -> None:
+    with pytest.raises(error, match=said) as raised:
+        PostgresStore(url)
+
+    assert SECRET not in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_database_that_does_not_exist_is_named() -> None:
+    with pytest.raises(StoreError, match="nosuchdatabase") as raised:
+        PostgresStore(postgres.of_this_run().url("nosuchdatabase"))
+
+    assert "does not exist" in str(raised.value)
+
+
+def test_a_read_only_server_is_waited_for(url: str, store: PostgresStore) -> None:
+    name = url.rpartition("/")[2].partition("?")[0]
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    terminate_others(url)
+
+    with pytest.raises(StoreUnavailable):
+        store.submit([new()])
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("SET default_transaction_read_only = off")
+        connection.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+    terminate_others(url)
+    assert submit(store).count == 0
+
+
+# ── The transaction of the caller ────────────────────────────────────────────────────────────────
+
+
+def test_a_document_exists_exactly_if_the_callers_own_rows_do(
+    url: str, store: PostgresStore
+) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE invoices (id text)")
+        connection.commit()
+        (lost,) = store.submit([new(key="k", digest=b"1")], connection=connection)
+        connection.execute("INSERT INTO invoices VALUES (%s)", (lost.id,))
+        assert store.read(lost.id) is None
+        connection.rollback()
+        (kept,) = store.submit([new(key="k", digest=b"1")], connection=connection)
+        connection.execute("INSERT INTO invoices VALUES (%s)", (kept.id,))
+        connection.commit()
+        rows = connection.execute("SELECT id FROM invoices").fetchall()
+
+    assert [found.id for found in find_all(store)] == [id for (id,) in rows] == [kept.id]
+    assert (kept.count, kept.repeated) == (0, False)
+    assert [each.document.id for each in claim(store, 9)] == [kept.id]
+    assert_numbers_are_exact(store)
+
+
+def test_a_refusal_leaves_the_callers_transaction_as_it_was(url: str, store: PostgresStore) -> None:
+    store.configure(Settings(waiting_per_customer_max=3))
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TEMPORARY TABLE mine AS SELECT 1 AS n")
+        with pytest.raises(QueueFull):
+            store.submit([new("full")] * 4, connection=connection)
+        store.submit([new("good")] * 2, connection=connection)
+        assert connection.execute("SELECT n FROM mine").fetchall() == [(1,)]
+        connection.commit()
+
+    assert [found.customer for found in find_all(store)] == ["good", "good"]
+    assert [known.name for known in store.customers().customers] == ["good"]
+
+
+def test_many_documents_go_into_the_callers_transaction_too(url: str, store: PostgresStore) -> None:
+    with psycopg.connect(url) as connection:
+        receipts = store.submit([new("abc"[n % 3]) for n in range(300)], connection=connection)
+        connection.commit()
+
+    assert {found.id for found in find_all(store)} == {receipt.id for receipt in receipts}
+    assert_numbers_are_exact(store)
+
+
+def test_a_connection_that_commits_by_itself_makes_one_transaction_of_the_call(
+    url: str, store: PostgresStore
+) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        (receipt,) = store.submit([new()], connection=connection)
+
+        assert store.read(receipt.id) is not None
+
+
+def test_something_else_than_a_connection_is_refused(store: PostgresStore) -> None:
+    with pytest.raises(TypeError, match="it must be a psycopg.Connection"):
+        store.submit([new()], connection=object())
+
+
+# ── Locks ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_submitter_frozen_before_its_commit_leaves_everybody_else_undisturbed(
+    url: str, store: PostgresStore
+) -> None:
+    store.submit([new("a"), new("b"), new("b")])
+    store.adjust("b", CustomerSettings(limit=2))
+    with psycopg.connect(url) as frozen:
+        store.submit([new("a"), new("frozen")], connection=frozen)
+        done: list[str] = []
+
+        def work() -> None:
+            first = claim(store, 2)
+            outcomes: list[Outcome] = [Completed(first[0].fence), Failed(first[1].fence, "x", 0)]
+            done.extend(each.document.customer for each in first)
+            submit(store, "b")
+            store.submit([new("c")] * 60)
+            store.cancel([submit(store, "d").id])
+            done.extend(each.document.customer for each in claim(store, 9, outcomes=outcomes))
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive(), "somebody waits for the frozen submitter"
+        assert {"a", "b", "c"} <= set(done)
+        assert "frozen" not in done
+        frozen.commit()
+
+    assert "frozen" in {each.document.customer for each in claim(store, 100)}
+    assert_numbers_are_exact(store)
+
+
+def test_mixed_work_of_many_threads_meets_no_deadlock(url: str) -> None:
+    stores = [PostgresStore(url) for _ in range(2)]
+    ended = threading.Event()
+    errors: list[BaseException] = []
+
+    def run(seed: int) -> None:
+        random, store = Random(seed), stores[seed % 2]
+        held: list[Any] = []
+        try:
+            while not ended.is_set():
+                names = random.choices("abcdefgh", k=random.choice([1, 3, 70]))
+                with suppress(QueueFull):
+                    store.submit([new(name) for name in names])
+                held += store.claim(random.randint(1, 30), worker="w", lease_us=LEASE_US).claims
+                outcomes = [_end(each.fence, random) for each in held]
+                store.renew([each.fence for each in held], lease_us=LEASE_US)
+                held = []
+                if random.random() < 0.5:
+                    store.finish(outcomes)
+                else:
+                    held += store.claim(5, worker="w", lease_us=LEASE_US, outcomes=outcomes).claims
+                if random.random() < 0.2:
+                    some = find_all(store, size=50)[:50]
+                    store.cancel([found.id for found in random.sample(some, min(5, len(some)))])
+                    store.adjust(random.choice("abc"), CustomerSettings(limit=50))
+        except BaseException as error:
+            errors.append(error)
+            ended.set()
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    ended.wait(3)
+    ended.set()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+
+    with psycopg.connect(url) as connection:
+        ((deadlocks,),) = connection.execute(
+            "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+        ).fetchall()
+    assert errors == []
+    assert deadlocks == 0
+    claim(stores[0], 0)
+    assert_numbers_are_exact(stores[0])
+    for store in stores:
+        store.close()
+
+
+def _end(fence: Any, random: Random) -> Outcome:
+    return random.choice(
+        [Completed(fence), Completed(fence), Failed(fence, "x", 0), Released(fence)]
+    )
+
+
+# ── The copy of the rule ─────────────────────────────────────────────────────────────────────────
+
+BOUNDS = st.lists(st.integers(-40, 3), min_size=8, max_size=8, unique=True)
+
+
+@settings(deadline=None)
+@given(
+    bounds=BOUNDS,
+    reset=st.sampled_from(Reset),
+    interval_s=st.sampled_from([1, 1_500]),
+    steps=st.lists(st.sampled_from([0, 1, -1, 1_500, 1_501, -3_000]), min_size=1, max_size=30),
+)
+def test_the_rule_in_the_database_is_the_rule(
+    bounds: list[int], reset: Reset, interval_s: int, steps: list[int]
+) -> None:
+    kept = Settings(
+        bounds=tuple(sorted(bounds, reverse=True)), reset=reset, reset_interval_s=interval_s
+    )
+    clock = ManualClock(START)
+    store = _rule_store(clock)
+    store.configure(kept)
+    store.purge("a")
+    count: Count | None = None
+    for step in steps:
+        clock.step(step)
+        count = kept.rule.check(count, clock.now())
+
+        receipt = submit(store, "a")
+
+        expected = (count.value, kept.rule.priority(count.value), clock.now())
+        assert (receipt.count, receipt.priority, receipt.submitted_at) == expected
+    shown = store.customers(names=["a"]).customers[0]
+    assert count is not None
+    assert shown.count_updated_at == count.updated_at
+    store.close()
+
+
+def _rule_store(clock: ManualClock) -> PostgresStore:
+    """One database for all examples: the customer is purged before each."""
+    if not _RULE:
+        databases = Databases()
+        _RULE.append((databases, databases.new()))
+    return PostgresStore(_RULE[0][1], clock=clock)
+
+
+_RULE: list[tuple[Databases, str]] = []
+
+
+# ── Lost connections ─────────────────────────────────────────────────────────────────────────────
+
+
+def terminate_others(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+
+def test_connections_that_the_server_has_ended_are_replaced(url: str, store: PostgresStore) -> None:
+    submit(store, key="k", digest=b"1")
+    calls: list[Any] = [
+        lambda: submit(store, key="k", digest=b"1"),
+        lambda: store.submit([new("b")] * 3),
+        lambda: claim(store, 2),
+        lambda: store.finish([Completed(claim(store)[0].fence)]),
+        store.summary,
+        lambda: find_all(store),
+        store.version,
+        lambda: store.configure(Settings(attempts_max=2)),
+        store.prune,
+    ]
+
+    for call in calls:
+        terminate_others(url)
+        call()
+
+    assert store.summary().waiting == 1
+    assert_numbers_are_exact(store)
+
+
+def test_a_queue_that_loses_its_server_says_so_and_goes_on_when_it_is_back(
+    databases: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fairturn.stores.postgres import database
+
+    monkeypatch.setattr(database, "WAIT_S", 0.5)
+    name = databases.new().rpartition("/")[2].partition("?")[0]
+    with Proxy(postgres.of_this_run().url(name, tcp=True)) as proxy:
+        store = PostgresStore(proxy.url)
+        store.submit([new("a"), new("b")])
+        (first,) = claim(store)
+
+        proxy.cut()
+        for call in (
+            lambda: store.submit([new()]),
+            lambda: store.submit([new(), new()]),
+            lambda: claim(store),
+            store.summary,
+        ):
+            with pytest.raises(StoreUnavailable, match="cannot be reached|was in use"):
+                call()
+        proxy.mend()
+
+        deadline = threading.Event()
+        while True:
+            try:
+                assert store.finish([Completed(first.fence)]) == []
+                break
+            except StoreUnavailable:
+                assert not deadline.wait(0.05)
+        assert len(claim(store, 9)) == 1
+        store.close()
+
+
+# ── Hints ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def woken(store: PostgresStore, change: Any) -> bool:
+    """Whether a change wakes whoever waits on another store."""
+    version = store.version()
+    answers: list[int] = []
+    thread = threading.Thread(
+        target=lambda: answers.append(store.wait(version, PATIENCE_S)), daemon=True
+    )
+    thread.start()
+    change()
+    thread.join(PATIENCE_S)
+    return bool(answers) and answers[0] != version
+
+
+def test_a_hint_wakes_others_without_a_look(
+    url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "POLL_S", 3_600.0)
+    other = PostgresStore(url)
+
+    assert woken(store, lambda: submit(other))
+    (claimed,) = claim(store)
+    assert woken(other, lambda: store.finish([Completed(claimed.fence)]))
+    other.close()
+
+
+def test_a_lost_listener_costs_at_most_a_look_and_comes_back(
+    url: str, store: PostgresStore
+) -> None:
+    other = PostgresStore(url)
+    assert woken(store, lambda: submit(other))
+
+    terminate_others(url)
+
+    assert woken(store, lambda: submit(other))
+    other.close()
+
+
+# ── PgBouncer ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def pooled(url: str) -> Iterator[str]:
+    if pgbouncer.find() is None:
+        if os.environ.get("FAIRTURN_REQUIRE_SERVICES"):
+            pytest.fail("pgbouncer is not installed: apt-get install pgbouncer")
+        pytest.skip("pgbouncer is not installed: apt-get install pgbouncer")
+    name = url.rpartition("/")[2].partition("?")[0]
+    server = postgres.of_this_run().url(name, tcp=True)
+    with pgbouncer.started(server, server_connections=2) as address:
+        yield address
+
+
+def test_everything_works_through_a_pooler_that_has_two_connections_for_fifty_clients(
+    pooled: str, url: str
+) -> None:
+    stores = [PostgresStore(pooled, pool_max=10) for _ in range(5)]
+    errors: list[BaseException] = []
+
+    def run(seed: int) -> None:
+        random, store = Random(seed), stores[seed % 5]
+        try:
+            for n in range(6):
+                store.submit([new(random.choice("abc"))])
+                store.submit([new(name) for name in random.choices("abc", k=60)])
+                claims = store.claim(20, worker="w", lease_us=LEASE_US).claims
+                outcomes = [_end(each.fence, random) for each in claims]
+                assert store.finish(outcomes) == []
+                store.summary()
+                find_all(store, size=100)[:1]
+                if n == 3:
+                    store.adjust("a", CustomerSettings(weight=2))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+
+    assert errors == []
+    assert_numbers_are_exact(stores[0])
+    assert len(find_all(stores[0], size=1_000)) == 50 * 6 * 61
+    for store in stores:
+        store.close()
+
+
+def test_behind_a_pooler_changes_are_heard_of_at_another_address(
+    pooled: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "POLL_S", 3_600.0)
+    store, other = PostgresStore(pooled, listen_url=url), PostgresStore(pooled)
+
+    assert woken(store, lambda: submit(other))
+    store.close()
+    other.close()
+
+
+def test_behind_a_pooler_without_another_address_changes_are_looked_for(
+    pooled: str, url: str
+) -> None:
+    store, other = PostgresStore(pooled), PostgresStore(url)
+
+    assert woken(store, lambda: submit(other))
+    store.close()
+    other.close()
+
+
+def test_the_errors_of_this_store_are_ours(store: PostgresStore) -> None:
+    store.close()
+
+    for call in (store.summary, lambda: submit(store), lambda: claim(store)):
+        with pytest.raises(FairturnError, match="was closed"):
+            call()
