@@ -444,7 +444,7 @@ def _situation(store: Store, id: str) -> Any:
         (found.waiting, found.running, found.delayed, found.leased),
         found.served and {found.names[c]: n for c, n in found.served.by_customer.items()},
         found.served and found.served.complete,
-        [(work.worker, work.claimed_at, work.alive) for work in found.service.running],
+        sorted((work.worker, work.claimed_at, work.alive) for work in found.service.running),
         [(arrival.at, arrival.level) for arrival in found.service.arrivals],
         place,
     )
