@@ -247,7 +247,7 @@ class Machine:
 
     memory: Store
     sqlite: Processes[SqliteStore]
-    postgres: Processes[PostgresStore]
+    postgres: Processes[PostgresStore] | None
     clock: ManualClock
     documents: list[str] = field(default_factory=list)
     attempts: list[Fence] = field(default_factory=list)
@@ -261,10 +261,12 @@ class Machine:
                 self.clock.step(operation.seconds)
             case Switch():
                 self.sqlite.switch()
-                self.postgres.switch()
+                if self.postgres is not None:
+                    self.postgres.switch()
             case Restart():
                 self.sqlite.restart()
-                self.postgres.restart()
+                if self.postgres is not None:
+                    self.postgres.restart()
             case _:
                 self._call(operation)
                 self._look(operation)
@@ -314,11 +316,10 @@ class Machine:
 
     @property
     def stores(self) -> dict[str, Store]:
-        return {
-            "memory": self.memory,
-            "sqlite": self.sqlite.store,
-            "postgres": self.postgres.store,
-        }
+        stores: dict[str, Store] = {"memory": self.memory, "sqlite": self.sqlite.store}
+        if self.postgres is not None:
+            stores["postgres"] = self.postgres.store
+        return stores
 
     def _same(self, operation: Operation, call: Callable[[Store], Any]) -> Any:
         """What every store answers, or the error that every store raises."""
@@ -451,17 +452,18 @@ def _situation(store: Store, id: str) -> Any:
 
 
 @contextmanager
-def machine(first: Settings) -> Iterator[Machine]:
+def machine(first: Settings, *, with_server: bool = True) -> Iterator[Machine]:
     clock = ManualClock(START)
-    with TemporaryDirectory() as folder, Databases() as databases:
+    with TemporaryDirectory() as folder, ExitStack() as stack:
         sqlite = on_sqlite(Path(folder), first, clock)
-        postgres = on_postgres(databases.new(), first, clock)
+        stack.callback(sqlite.close)
+        postgres = None
+        if with_server:
+            databases = stack.enter_context(Databases())
+            postgres = on_postgres(databases.new(), first, clock)
+            stack.callback(postgres.close)
         memory = MemoryStore(settings=first, clock=clock, key=KEY)
-        try:
-            yield Machine(memory, sqlite, postgres, clock)
-        finally:
-            sqlite.close()
-            postgres.close()
+        yield Machine(memory, sqlite, postgres, clock)
 
 
 # ── The promise ──────────────────────────────────────────────────────────────────────────────────
@@ -589,10 +591,12 @@ def test_what_was_answered_differently_once_is_answered_alike(name: str) -> None
 class Agreement(RuleBasedStateMachine):
     """Each rule is one kind of operation; the pointers make sense of whatever there is."""
 
+    with_server = True
+
     @initialize(first=first_settings, names=st.text("abc", min_size=5, max_size=30))
     def open(self, first: Settings, names: str) -> None:
         self.stores = ExitStack()
-        self.machine = self.stores.enter_context(machine(first))
+        self.machine = self.stores.enter_context(machine(first, with_server=self.with_server))
         self.machine.run(Submit(tuple(Doc(name) for name in names)))
 
     @rule(documents=st.lists(documents, min_size=1, max_size=8).map(tuple))
@@ -687,11 +691,23 @@ class Agreement(RuleBasedStateMachine):
             self.stores.close()
 
 
-Agreement.TestCase.settings = settings(
-    max_examples=settings().max_examples,
-    stateful_step_count=50,
-    deadline=None,
-    phases=[phase for phase in Phase if phase is not Phase.explain],  # it takes minutes here
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+class AgreementWithoutServer(Agreement):
+    """The same without a database server, which takes most of the time."""
+
+    with_server = False
+
+
+def many(examples: int) -> settings:
+    return settings(
+        max_examples=examples,
+        stateful_step_count=50,
+        deadline=None,
+        phases=[phase for phase in Phase if phase is not Phase.explain],  # it takes minutes here
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
+Agreement.TestCase.settings = many(max(1, settings().max_examples // 4))
 TestEveryStoreGivesTheSameAnswers = Agreement.TestCase
+AgreementWithoutServer.TestCase.settings = many(3 * settings().max_examples)
+TestEveryEmbeddedStoreGivesTheSameAnswers = AgreementWithoutServer.TestCase

@@ -353,9 +353,9 @@ def test_mixed_work_of_many_threads_meets_no_deadlock(url: str) -> None:
 
 
 def _end(fence: Any, random: Random) -> Outcome:
-    return random.choice(
-        [Completed(fence), Completed(fence), Failed(fence, "x", 0), Released(fence)]
-    )
+    completed: Outcome = Completed(fence)
+    outcomes: list[Outcome] = [completed, completed, Failed(fence, "x", 0), Released(fence)]
+    return random.choice(outcomes)
 
 
 # ── The copy of the rule ─────────────────────────────────────────────────────────────────────────
