@@ -1,6 +1,7 @@
 """PostgreSQL: what is its own, beside the promises of every store."""
 
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -32,7 +33,9 @@ from fairturn.model import (
     State,
 )
 from fairturn.priority import Count, Reset
-from fairturn.stores.postgres import PostgresStore, migrating, watching
+from fairturn.stores.postgres import PostgresStore, claiming, migrating, shelf, watching
+from fairturn.stores.postgres.adapting import adapt
+from fairturn.stores.postgres.database import PLAN_BY_INDEXES
 from fairturn.testing.steps import assert_numbers_are_exact, claim, find_all, submit
 from tests.servers import pgbouncer, postgres
 from tests.servers.proxy import Proxy
@@ -582,6 +585,88 @@ def test_behind_a_pooler_without_another_address_changes_are_looked_for(
     assert woken(store, lambda: submit(other))
     store.close()
     other.close()
+
+
+# ── Plans ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(params=["without statistics", "with statistics"])
+def filled(request: pytest.FixtureRequest, url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A queue with many customers, flows and documents, most of which have ended."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(FILL)
+        if request.param == "with statistics":
+            connection.execute("ANALYZE")
+        yield connection
+
+
+FILL = """
+    INSERT INTO fairturn.customers (number, name)
+    SELECT n, 'c' || n FROM generate_series(1, 2000) n;
+    INSERT INTO fairturn.documents (number, customer, order_number, count, submitted_at, size_bytes,
+        level, priority, state, is_payload)
+    SELECT n, 1 + n % 2000, n, 0, n, 1, 9, 9, CASE WHEN n < 30000 THEN 3 ELSE 1 END, true
+    FROM generate_series(1, 40000) n;
+    INSERT INTO fairturn.flows (customer, level, place, tick, folded, running, taken, claimed_to,
+        head_order, head_since, head_bound, held)
+    SELECT n, 9, n * 7 % 2000, n, 5, 0, 0, 29999, 30000 + (n + 1999) % 2000, n, n, false
+    FROM generate_series(1, 2000) n"""
+
+
+def plan_of(connection: psycopg.Connection[Any], statement: str, values: Any) -> str:
+    """How the server executes a statement whose values it does not know before."""
+    cursor = connection.cursor()
+    adapt(cursor.adapters)
+    connection.execute("SET plan_cache_mode = force_generic_plan")
+    connection.execute("BEGIN")
+    connection.execute(f"SELECT {PLAN_BY_INDEXES}")
+    rows = cursor.execute(f"EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {statement}", values)
+    plan = "\n".join(line for (line,) in rows.fetchall())
+    connection.execute("ROLLBACK")
+    return plan
+
+
+PAGE = {"version": -1, "level": 0, "place": 0, "tick": 0, "size": 0, "page": 101}
+
+
+@pytest.mark.parametrize("name", ["_TURNS", "_LOAD_PAGE", "_NEXT_OF_PAGE", "_FIRST_HEADS"])
+def test_a_claim_reads_its_page_by_the_index_in_order_and_nothing_that_grows(
+    filled: psycopg.Connection[Any], name: str
+) -> None:
+    statement = getattr(shelf, name)
+    values = {key: value for key, value in PAGE.items() if f"%({key})s" in statement}
+
+    plan = plan_of(filled, statement, values)
+
+    index = "flows_head" if name == "_FIRST_HEADS" else "flows_turn"
+    assert f"Index Scan using {index} on flows" in plan or f"Index Only Scan using {index}" in plan
+    assert "Seq Scan on documents" not in plan
+    assert "Seq Scan on flows" not in plan
+    rows = [float(n) for n in re.findall(r"actual rows=([\d.]+)", plan)]
+    assert max(rows) <= 300, plan
+
+
+def test_the_state_of_the_queue_is_found_by_the_ends_of_indexes(
+    filled: psycopg.Connection[Any],
+) -> None:
+    plan = plan_of(filled, claiming._STATE, ())
+
+    assert "Seq Scan on documents" not in plan
+    assert "Sort" not in plan, plan
+    assert "turns_pkey" in plan
+    assert "documents_delayed" in plan
+
+
+def test_the_next_documents_of_a_line_are_read_from_where_it_stands(
+    filled: psycopg.Connection[Any],
+) -> None:
+    values = ([5, 6], [9, 9], [30_004, 30_005], [30_003, 30_004], [32, 32])
+
+    plan = plan_of(filled, shelf._NEXT_OF, values)
+
+    assert "documents_flow" in plan
+    assert "Seq Scan on documents" not in plan
+    assert "Rows Removed by Filter" not in plan, plan
 
 
 def test_the_errors_of_this_store_are_ours(store: PostgresStore) -> None:

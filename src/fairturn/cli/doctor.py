@@ -27,7 +27,7 @@ LOG_BYTES_MANY = 256 * 1_048_576
 WAITING_LONG_US = 60 * SECOND_US  # without anything running: nobody works
 LEASE_LATE_US = 10 * SECOND_US  # a worker that lives takes a lease back well before
 CLOCK_STEP_US = 300 * SECOND_US
-OLD_TRANSACTION_S = 60.0
+OLD_TRANSACTION_US = 60 * SECOND_US
 YEAR_MIN = 2025  # a clock that is behind this is not set
 _OWN_VARIABLES = {FILE_VARIABLE, "FAIRTURN_CRASH_AT"}
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "wrong": "WRONG  "}
@@ -129,7 +129,7 @@ def _findings_at(url: str) -> Iterator[Finding]:
             yield ok("versions", f"fairturn {version('fairturn')}, {examiner.server()}")
             known = _schema(examiner)
             yield known
-            yield _oldest_transaction(examiner.oldest_transaction_s())
+            yield _oldest_transaction(examiner.oldest_transaction_us())
             if known.state == "ok":
                 found, now = examiner.find()
                 yield _settings(found)
@@ -139,11 +139,11 @@ def _findings_at(url: str) -> Iterator[Finding]:
         yield wrong("server", str(error))
 
 
-def _oldest_transaction(age_s: float | None) -> Finding:
-    if age_s is None:
-        return ok("server", "no transaction is open for long")
-    said = f"a transaction is open for {duration(round(age_s * SECOND_US))}"
-    if age_s < OLD_TRANSACTION_S:
+def _oldest_transaction(age_us: int | None) -> Finding:
+    if age_us is None:
+        return ok("server", "no transaction is open")
+    said = f"a transaction is open for {duration(age_us)}"
+    if age_us < OLD_TRANSACTION_US:
         return ok("server", said)
     return warning(
         "server",

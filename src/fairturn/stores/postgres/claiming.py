@@ -249,8 +249,8 @@ class Claiming:
         )
 
     def _fold(self, session: Session, answers: _Answers, uptime: Uptime | None) -> Folded:
-        ((*queue_row, now),) = answers.queue.fetchall()
-        queue = to_queue(tuple(queue_row), self._cache)
+        (queue_row,) = answers.queue.fetchall()
+        queue, now = to_queue(queue_row, self._cache), queue_row[3]
         ((*state_row, since, lease_ends, delay_ends),) = answers.state.fetchall()
         state = TurnsRow(tuple(state_row))
         at = uptime or Uptime("server", now)
@@ -319,7 +319,8 @@ class Claiming:
             flow = turns.standings[arrived.customer].flows[arrived.level]
             assert isinstance(flow, StoredFlow)
             self._shelf.arrive(flow, arrived.order)
-        self._shelf.seat_arrived(turns.standings)
+        if told.arrivals:
+            self._shelf.seat_arrived(turns.standings)
         state.promoted += len(expiring.due)
         for customer, level, priority in expiring.began:
             _move(turns, state, (customer, level, priority), -1)

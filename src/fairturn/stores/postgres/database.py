@@ -42,8 +42,15 @@ COMMIT = "COMMIT"
 LOCK_SETTINGS = "SELECT pg_advisory_xact_lock(hashtext('fairturn.'), 1)"
 SHARE_SETTINGS = "SELECT pg_advisory_xact_lock_shared(hashtext('fairturn.'), 1)"
 LOCK_LIMITS = "SELECT pg_advisory_xact_lock(hashtext('fairturn.'), 2)"
-SHARE_BOTH = """
-    SELECT pg_advisory_xact_lock_shared(hashtext('fairturn.'), 1),
+# For the rest of a transaction: every statement has one right plan, by its indexes in loops. Else
+# statistics of a table that was small when somebody looked would lead to plans that read all of it,
+# the dead rows included.
+PLAN_BY_INDEXES = ", ".join(
+    f"set_config('{name}', 'off', true)"
+    for name in ("enable_seqscan", "enable_hashjoin", "enable_mergejoin")
+)
+SHARE_BOTH = f"""
+    SELECT {PLAN_BY_INDEXES}, pg_advisory_xact_lock_shared(hashtext('fairturn.'), 1),
         pg_advisory_xact_lock_shared(hashtext('fairturn.'), 2)"""
 LOCK_GATE = "SELECT pg_advisory_xact_lock(hashtext('fairturn.'), 3)"
 

@@ -34,12 +34,10 @@ _RUN_OUT = f"""
     WHERE l.until < %(now)s AND d.state = {RUNNING} AND d.fence = l.fence
         AND d.lease_until < %(now)s"""
 # What the role may not see of others' transactions is NULL.
-_OLDEST = """
-    SELECT extract(epoch FROM max(age))::double precision FROM (
-        SELECT clock_moment - xact_start AS age FROM pg_stat_activity, (
-            SELECT statement_timestamp() AS clock_moment) m
-        WHERE pid <> pg_backend_pid()
-            AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)) t"""
+_OLDEST = f"""
+    SELECT max({SERVER_NOW} - (extract(epoch FROM xact_start) * 1000000)::bigint)
+    FROM pg_stat_activity
+    WHERE pid <> pg_backend_pid() AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)"""
 
 
 class Examiner:
@@ -59,10 +57,10 @@ class Examiner:
         version = migrating.version_of(self._session.connection, self._schema)
         return version, migrating.newest()
 
-    def oldest_transaction_s(self) -> float | None:
+    def oldest_transaction_us(self) -> int | None:
         """For how long the oldest transaction that keeps rows alive is open, as far as one sees."""
         ((age,),) = self._session.fetch(_OLDEST)
-        return None if age is None else float(age)
+        return None if age is None else int(age)
 
     def find(self) -> tuple[Findings, int]:
         """What the queue says about itself, and the moment on the server."""

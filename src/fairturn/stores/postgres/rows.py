@@ -8,7 +8,7 @@ from fairturn.flows import Arrived, Event, Mode, Recorded
 from fairturn.model import Kind, Settings
 from fairturn.priority import Reset
 from fairturn.stores.events import decode_events, encode_events
-from fairturn.stores.postgres.database import Session
+from fairturn.stores.postgres.database import PLAN_BY_INDEXES, Session
 from fairturn.stores.values import Row, SettingsCache
 
 # What `to_document` takes, in its order.
@@ -140,7 +140,7 @@ QUEUE = "SELECT settings, settings_version, id_key FROM fairturn.queue"
 LOCK_QUEUE = f"""
     WITH locked AS MATERIALIZED (
         SELECT settings, settings_version, id_key FROM fairturn.queue FOR NO KEY UPDATE)
-    SELECT settings, settings_version, id_key, {MOMENT} FROM locked"""
+    SELECT settings, settings_version, id_key, {MOMENT}, {PLAN_BY_INDEXES} FROM locked"""
 
 
 class QueueRow(NamedTuple):
