@@ -33,7 +33,7 @@ from fairturn.model import (
     State,
 )
 from fairturn.priority import Count, Reset
-from fairturn.stores.postgres import PostgresStore, claiming, migrating, shelf, watching
+from fairturn.stores.postgres import PostgresStore, claiming, database, migrating, shelf, watching
 from fairturn.stores.postgres.adapting import adapt
 from fairturn.stores.postgres.database import PLAN_BY_INDEXES
 from fairturn.testing.steps import assert_numbers_are_exact, claim, find_all, submit
@@ -306,6 +306,44 @@ def test_a_submitter_frozen_before_its_commit_leaves_everybody_else_undisturbed(
     assert_numbers_are_exact(store)
 
 
+def test_a_cancel_waits_for_an_outcome_under_way_and_claims_do_not(
+    url: str, store: PostgresStore
+) -> None:
+    store.submit([new("a"), new("b")])
+    (first,) = claim(store)
+    states: list[Any] = []
+    with psycopg.connect(url) as recording:
+        recording.execute("SELECT 1 FROM fairturn.documents WHERE state = 2 FOR UPDATE")
+        thread = threading.Thread(
+            target=lambda: states.extend(store.cancel([first.document.id])), daemon=True
+        )
+        thread.start()
+
+        assert len(claim(store)) == 1
+        assert states == []
+
+    thread.join(PATIENCE_S)
+    assert states == [State.RUNNING]
+    assert store.renew([first.fence], lease_us=LEASE_US).cancelled == [first.fence]
+
+
+def test_a_change_of_settings_waits_for_a_submitter_and_says_so_in_the_end(
+    url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "WAIT_S", 0.1)
+    with psycopg.connect(url) as frozen:
+        store.submit([new("a")], connection=frozen)
+        with pytest.raises(StoreUnavailable, match="others have held what this call needs"):
+            store.configure(Settings(mode=Mode.EQUAL))
+        assert submit(store, "b").count == 0
+        frozen.commit()
+
+    store.configure(Settings(mode=Mode.EQUAL))
+
+    assert len(claim(store, 9)) == 2
+    assert_numbers_are_exact(store)
+
+
 def test_mixed_work_of_many_threads_meets_no_deadlock(url: str) -> None:
     stores = [PostgresStore(url) for _ in range(2)]
     ended = threading.Event()
@@ -445,8 +483,6 @@ def test_connections_that_the_server_has_ended_are_replaced(url: str, store: Pos
 def test_a_queue_that_loses_its_server_says_so_and_goes_on_when_it_is_back(
     databases: Databases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fairturn.stores.postgres import database
-
     monkeypatch.setattr(database, "WAIT_S", 0.5)
     name = databases.new().rpartition("/")[2].partition("?")[0]
     with Proxy(postgres.of_this_run().url(name, tcp=True)) as proxy:

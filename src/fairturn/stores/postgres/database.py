@@ -9,6 +9,7 @@ import os
 import re
 import select
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from psycopg.rows import tuple_row
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from fairturn import crash
+from fairturn.clock import stopwatch
 from fairturn.errors import FairturnError, StoreError, StoreFull, StoreRefused, StoreUnavailable
 from fairturn.stores.postgres.adapting import ADAPTERS, adapt
 from fairturn.stores.values import Row
@@ -28,8 +30,9 @@ SCHEMA = "fairturn"
 VERSION_MIN = 140000
 POOL_MAX = 10
 CONNECT_S = 10
-# How long a call waits for a connection before it gives up.
-WAIT_S = 30.0
+# How long a call waits for a connection, or for others, before it gives up.
+WAIT_S = 10.0
+_PAUSE_S = 0.01  # before trying again what somebody else holds
 ATTEMPTS = 5  # at one transaction that others or a lost connection have ended
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
@@ -213,25 +216,38 @@ class Database:
             pool.putconn(connection)
 
     def transact(self, work: Callable[[Session], T]) -> T:
-        """Run one transaction, which `work` begins and commits. What another transaction has ended,
-        or a connection that was lost before the COMMIT, is tried again."""
-        for left in range(ATTEMPTS - 1, -1, -1):
+        """Run one transaction, which `work` begins and commits. What another transaction has ended
+        or held up, or a connection that was lost before the COMMIT, is tried again."""
+        begun, attempts = stopwatch(), 0
+        while True:
+            attempts += 1
             session: Session | None = None
             try:
                 with self.session() as session:
                     return work(session)
             except FairturnError:
                 raise
+            except errors.LockNotAvailable as error:
+                # Somebody else is about to commit, or to give up.
+                if stopwatch() - begun > WAIT_S:
+                    raise StoreUnavailable(
+                        f"others have held what this call needs in {self.name} for {WAIT_S:g} s, "
+                        "perhaps in a transaction that was not committed; try again"
+                    ) from error
+                time.sleep(_PAUSE_S)
             except (psycopg.Error, PoolTimeout, PoolClosed) as error:
-                if left and session is not None and self._may_try_again(error, session):
-                    continue
-                raise self.translate(error, session) from error
-        raise AssertionError("the last attempt has returned or raised")
+                if session is None or attempts == ATTEMPTS or not self._may_retry(error, session):
+                    raise self.translate(error, session) from error
 
-    def _may_try_again(self, error: Exception, session: Session) -> bool:
+    def _may_retry(self, error: Exception, session: Session) -> bool:
         if isinstance(error, errors.SerializationFailure | errors.DeadlockDetected | Overtaken):
             return True
-        if not isinstance(error, psycopg.OperationalError) or session.committing:
+        if isinstance(error, errors.ReadOnlySqlTransaction):
+            # It was the primary, and now another server is: new connections look for that.
+            session.connection.close()
+            self._connections().drain()
+            return True
+        if session.committing or not isinstance(error, psycopg.OperationalError):
             return False
         if session.connection.broken or isinstance(error, _ENDED):
             session.connection.close()
@@ -346,7 +362,6 @@ _ENDED = (
     errors.AdminShutdown,
     errors.CrashShutdown,
     errors.CannotConnectNow,
-    errors.ReadOnlySqlTransaction,
     errors.IdleInTransactionSessionTimeout,
 )
 
