@@ -160,8 +160,11 @@ class PostgresStore:
     def _submit_one(self, document: NewDocument, moment: int | None) -> list[Receipt]:
         def submit(session: Session) -> list[Receipt]:
             crash.point("submit-before-commit")
-            receipts = self._submitting.submit_one(session, document, self._known, moment)
+            known = self._known
+            receipts, version = self._submitting.submit_one(session, document, known, moment)
             crash.point("submit-after-commit")
+            if version != known.settings_version:
+                self._known = to_queue(session.fetch(QUEUE)[0], self._cache)
             return receipts
 
         return self._database.transact(submit)

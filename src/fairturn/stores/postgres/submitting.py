@@ -39,7 +39,7 @@ _PENDING_S = 1.0
 _NEAR = 10_000
 
 _SUBMIT_TYPES = (
-    *("int8", "bool", "int4", "int8", "text", "text", "bytea", "bool", "int8", "bytea", "text"),
+    *("int8", "int8", "int4", "int8", "text", "text", "bytea", "bool", "int8", "bytea", "text"),
     *("text", "text", "int8", "int8", "text", "bytea"),
 )
 _SUBMIT_ONE = f"""
@@ -149,16 +149,17 @@ class Submitting:
 
     def submit_one(
         self, session: Session, document: NewDocument, known: QueueRow, moment: int | None
-    ) -> list[Receipt]:
-        """One document without a parent."""
+    ) -> tuple[list[Receipt], int]:
+        """One document without a parent; and the version of the settings."""
         body = document.body
-        near = self._near(session, known, 1)
+        maximum = known.settings.waiting_max
+        roomy_for = None if self._near(session, known, 1) else maximum
         session.committing = document.key is None  # with a key it may be sent twice
-        ((answer, number, count, priority, at, digest, pending, maximum),) = session.fetch(
+        ((answer, number, count, priority, at, digest, pending, maximum, version),) = session.fetch(
             _SUBMIT_ONE,
             (
                 moment,
-                near,
+                roomy_for,
                 self._random.randrange(SHARDS),
                 KEY_KEPT_US,
                 document.customer,
@@ -191,7 +192,8 @@ class Submitting:
                 f"the idempotency key {document.key!r} of customer {document.customer!r} belongs "
                 f"to document {id}, which has another content, metadata, cost or due time"
             )
-        return [Receipt(id, document.customer, count, priority, at, answer == _KNOWN)]
+        receipt = Receipt(id, document.customer, count, priority, at, answer == _KNOWN)
+        return [receipt], version
 
     def _near(self, session: Session, known: QueueRow, n: int) -> bool:
         """Whether so many more documents may come near the limit of all that wait."""
@@ -261,6 +263,8 @@ class Submitting:
         books = _Books(queue, customers.fetchall())
         if pending is not None:
             ((books.pending,),) = pending.fetchall()
+        elif self._near(session, queue, len(documents)):  # the settings have changed
+            ((books.pending,),) = session.fetch(_PENDING)
         self._read_rare(session, books, documents, queue, now)
         return books, now, queue, [number for (number,) in new.fetchall()]
 

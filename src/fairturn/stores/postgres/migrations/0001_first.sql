@@ -285,7 +285,8 @@ $$;
 -- fairturn.stores.admission, for a document without a parent. Tests hold it against both.
 CREATE FUNCTION {schema}.submit_one(
     moment bigint,              -- NULL: the clock of the server
-    near_full boolean,          -- whether the queue may be full: then they go one by one
+    roomy_for bigint,           -- there is room enough for this waiting_max; NULL: perhaps not,
+                                -- and then they go one by one
     first_shard integer,
     key_kept bigint,
     new_customer text, new_body_text text, new_body_bytes bytea, new_is_payload boolean,
@@ -293,7 +294,8 @@ CREATE FUNCTION {schema}.submit_one(
     new_metadata text, new_cost bigint, new_due_at bigint, new_key text, new_digest bytea,
     OUT answer smallint,        -- 0: accepted, 1: known key, 2: customer full, 3: queue full
     OUT its_number bigint, OUT its_count bigint, OUT its_priority smallint, OUT its_at bigint,
-    OUT known_digest bytea, OUT its_pending bigint, OUT its_maximum bigint
+    OUT known_digest bytea, OUT its_pending bigint, OUT its_maximum bigint,
+    OUT its_settings bigint     -- the version of the settings
 ) LANGUAGE plpgsql AS $$
 DECLARE
     owner {schema}.customers;
@@ -302,7 +304,7 @@ DECLARE
     updated_at bigint;
     its_level smallint;
 BEGIN
-    IF near_full THEN
+    IF roomy_for IS NULL THEN
         PERFORM pg_advisory_xact_lock(hashtext('{schema}.'), 3);
     END IF;
     LOOP
@@ -316,6 +318,7 @@ BEGIN
     END LOOP;
     PERFORM pg_advisory_xact_lock_shared(hashtext('{schema}.'), 1);
     SELECT * INTO STRICT rule FROM {schema}.queue;
+    its_settings := rule.settings_version;
     its_at := coalesce(moment, {now});
     IF new_key IS NOT NULL THEN
         SELECT 1, k.document, k.count, k.priority, k.submitted_at, k.digest
@@ -334,7 +337,7 @@ BEGIN
             its_maximum := rule.waiting_per_customer_max;
         END IF;
     END IF;
-    IF answer IS NULL AND near_full THEN
+    IF answer IS NULL AND rule.waiting_max IS DISTINCT FROM roomy_for THEN
         its_pending := {schema}.pending();
         IF its_pending >= rule.waiting_max THEN
             answer := 3;
