@@ -23,7 +23,6 @@ import psycopg
 import pytest
 
 from fairturn.clock import SECOND_US, ManualClock
-from fairturn.config import is_address
 from fairturn.errors import KeyReused, NotFound, QueueFull, StoreError
 from fairturn.model import (
     LEASE_US_MIN,
@@ -44,6 +43,7 @@ from fairturn.stores.postgres import PostgresStore
 from fairturn.stores.sqlite import SqliteStore
 from fairturn.testing import snapshot
 from fairturn.testing.steps import assert_numbers_are_exact, find_all
+from tests.servers.places import AnyStore, Places, opened
 from tests.servers.queues import Databases
 
 ROOT = Path(__file__).parent.parent
@@ -53,35 +53,8 @@ LEASE_US = LEASE_S * SECOND_US
 PATIENCE_S = 60  # of the parent with a child that does not answer
 
 
-AnyStore = SqliteStore | PostgresStore
-
-
 def new(customer: str = "acme", **fields: Any) -> NewDocument:
     return NewDocument(customer, "1", **fields)
-
-
-def opened(place: str, **fields: Any) -> AnyStore:
-    """The store at a place: an address, or a file."""
-    if is_address(place):
-        return PostgresStore(place, **fields)
-    return SqliteStore(place, synchronous="NORMAL", **fields)
-
-
-class Places:
-    """Where one kind of store keeps its queues."""
-
-    def __init__(self, kind: str, folder: Path, databases: Databases) -> None:
-        self.kind = kind
-        self._folder = folder
-        self._databases = databases
-        self._made = 0
-
-    def new(self) -> str:
-        """A place where nothing is yet."""
-        self._made += 1
-        if self.kind == "postgres":
-            return self._databases.new(empty=True)
-        return str(self._folder / f"queue{self._made}.db")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
