@@ -4,11 +4,12 @@ from itertools import groupby
 from operator import itemgetter
 
 from fairturn.clock import Uptime
-from fairturn.flows import Arrived, Ended, Event, Returned
-from fairturn.model import LEASE_RAN_OUT
+from fairturn.flows import Arrived, Event
+from fairturn.model import State
+from fairturn.stores.ending import Attempt, end_of_lease
 from fairturn.stores.postgres.database import Session
 from fairturn.stores.postgres.rows import QueueRow, columns
-from fairturn.stores.values import CANCELLED, DEAD, RUNNING, WAITING, Row
+from fairturn.stores.values import CODES, RUNNING, WAITING, Row
 
 # By leases_until, and the primary key of documents. A document that somebody is recording the
 # outcome of is left to that; whoever holds the queue waits for no document.
@@ -18,7 +19,7 @@ _LEASES = f"""
         SELECT fence, running, documents FROM fairturn.leases {{which}} FOR UPDATE SKIP LOCKED) l
         CROSS JOIN LATERAL unnest(l.documents) AS n(number)
         CROSS JOIN LATERAL (
-            SELECT lease_until, number, customer, level, priority, order_number, attempts,
+            SELECT lease_until, number, priority, customer, level, order_number, attempts,
                 cancel_requested
             FROM fairturn.documents
             WHERE number = n.number AND state = {RUNNING} AND fence = l.fence
@@ -71,11 +72,10 @@ class Expiring:
         self.expired: list[Event] = []
         self.due: list[tuple[int, Arrived]] = []
         self.began: list[tuple[int, int, int]] = []  # (customer, level, priority) of what waits now
-        self._attempts_max = queue.settings.attempts_max
+        self._settings = queue.settings
         self._now = now
         self._uptime = uptime
-        self._returned: list[int] = []
-        self._last: dict[int, list[int]] = {DEAD: [], CANCELLED: []}
+        self._ended: dict[tuple[State, str | None], list[int]] = {}
         self._shrunk: list[Row] = []
         self._dropped: list[int] = []
         self._promoted: list[tuple[int, int]] = []
@@ -91,14 +91,13 @@ class Expiring:
         at = self._uptime.at
         rows = session.fetch(_ALL_LEASES) if all_of_them else session.fetch(_EXPIRED, (at,))
         for row in sorted(self._run_out(rows, at, all_of_them=all_of_them)):
-            _, number, customer, level, priority, order, attempts, cancelled = row
-            if cancelled or attempts >= self._attempts_max:
-                self._last[CANCELLED if cancelled else DEAD].append(number)
-                self.expired.append(Ended(customer, level, 1))
-            else:
-                self._returned.append(number)
-                self.began.append((customer, level, priority))
-                self.expired.append(Returned(customer, level, order, 0))
+            _, number, priority, *rest = row
+            attempt = Attempt(*rest)
+            ending = end_of_lease(attempt, self._settings)
+            self.expired.append(ending.event)
+            if ending.state is State.WAITING:
+                self.began.append((attempt.customer, attempt.level, priority))
+            self._ended.setdefault((ending.state, ending.error), []).append(number)
 
     def _run_out(self, rows: list[Row], at: int, *, all_of_them: bool) -> list[Row]:
         """The documents whose leases ran out."""
@@ -128,12 +127,11 @@ class Expiring:
             self.due.append((due_at, Arrived(customer, level, order, 1)))
 
     def write(self, session: Session) -> None:
-        if self._returned:
-            session.ask(_EXPIRE, (LEASE_RAN_OUT, self._returned))
-        for state, numbers in self._last.items():
-            if numbers:
-                error = LEASE_RAN_OUT if state == DEAD else None
-                session.ask(_EXPIRE_LAST, (state, self._now, error, numbers))
+        for (state, error), numbers in self._ended.items():
+            if state is State.WAITING:
+                session.ask(_EXPIRE, (error, numbers))
+            else:
+                session.ask(_EXPIRE_LAST, (CODES[state], self._now, error, numbers))
         for shrunk in self._shrunk:
             session.ask(_SHRINK_LEASE, shrunk)
         if self._dropped:

@@ -11,18 +11,19 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from fairturn.clock import Uptime
-from fairturn.flows import WEIGHT_ONE, Arrived, Changed, Ended, Event, Mode, Returned, Standing
-from fairturn.model import Settings, level_of
+from fairturn.flows import WEIGHT_ONE, Arrived, Changed, Event, Mode, Standing
+from fairturn.model import Settings, State, level_of
 from fairturn.situation import (
     Between,
     Front,
     Line,
     Lineup,
     charge_of,
-    front_of,
+    fronts_of,
     lines_of,
     told_apart,
 )
+from fairturn.stores.ending import Attempt, end_of_lease
 from fairturn.stores.events import with_counts
 from fairturn.stores.postgres.database import Session
 from fairturn.stores.postgres.reading import summary
@@ -173,15 +174,15 @@ def look_ahead(session: Session, queue: QueueRow, now: int, uptime: Uptime) -> A
 def _expired(ahead: Ahead, queue: QueueRow, uptime: Uptime, *, all_of_them: bool) -> list[Event]:
     """Leases that ran out, oldest first; after a restart of the machine, all."""
     events: list[Event] = []
-    for until, number, customer, level, order, attempts, cancelled, *_ in ahead.running:
+    for until, number, *rest in ahead.running:
         if not all_of_them and until > uptime.at:
             continue
         ahead.expired.add(number)
-        if cancelled or attempts >= queue.settings.attempts_max:
-            events.append(Ended(customer, level, 1))
-        else:
-            events.append(Returned(customer, level, order, 0))
-            ahead.joining[number] = Place(customer, level, order)
+        attempt = Attempt(*rest[:5])
+        ending = end_of_lease(attempt, queue.settings)
+        events.append(ending.event)
+        if ending.state is State.WAITING:
+            ahead.joining[number] = Place(attempt.customer, attempt.level, attempt.order)
     return events
 
 
@@ -206,8 +207,8 @@ def lineup(session: Session, queue: QueueRow, ahead: Ahead, place: Place, now: i
     if not ahead.folded:
         return _unfolded(session, queue, ahead, place, rank)
     settings = queue.settings
-    fronts = _fronts(session, ahead, settings, now)
     singled = _singled(session, ahead, place)
+    fronts, stalled = _fronts(session, singled, settings, now)
     lines = [line for s in singled.values() for line in lines_of(s, settings)]
     lines = [line for line in lines if line.level <= place.level]
     apart: Set[int] = {place.level}
@@ -215,7 +216,7 @@ def lineup(session: Session, queue: QueueRow, ahead: Ahead, place: Place, now: i
     if settings.mode is Mode.LEVELS:
         uncounted = _add_lower(session, ahead, singled, lines, place)
     else:
-        apart = told_apart(fronts, place.level)
+        apart = told_apart(fronts, lines, place.customer, place.level)
         lines += _others(session, ahead, singled, settings, apart)
     better = [level for level in range(1, place.level) if level not in apart]
     return Lineup(
@@ -227,6 +228,8 @@ def lineup(session: Session, queue: QueueRow, ahead: Ahead, place: Place, now: i
         lines=tuple(lines),
         crowds=_crowds(session, queue, singled, better),
         fronts=tuple(fronts),
+        stalled=tuple(stalled),
+        waiting=_waiting(session, ahead, singled),
         uncounted=uncounted,
     )
 
@@ -237,8 +240,7 @@ def _unfolded(
     """Too much has happened since the last claim: only how many wait in all is known."""
     customer, level, _ = place
     ((paused,),) = session.fetch(_PAUSED, (customer,))
-    waiting = sum(n for *_, n in session.fetch(WAITING_OF, ([customer],)))
-    own = Line(level, 0, 0, customer, max(waiting, rank.most + 1), WEIGHT_ONE)
+    own = Line(level, 0, 0, customer, rank.most + 1, WEIGHT_ONE)
     return Lineup(
         customer=customer,
         level=level,
@@ -248,9 +250,16 @@ def _unfolded(
         lines=() if paused else (own,),
         crowds={},
         fronts=(),
-        uncounted=summary(session).waiting + len(ahead.joining),
+        stalled=(),
+        waiting=_waiting(session, ahead, {}),
         folded=False,
     )
+
+
+def _waiting(session: Session, ahead: Ahead, singled: dict[int, Standing]) -> int:
+    """How many documents wait in the queue. Whoever is paused is singled out."""
+    held = (flow.waiting for s in singled.values() if s.paused for flow in s.flows.values())
+    return summary(session).waiting + len(ahead.joining) - sum(held)
 
 
 def _rank(session: Session, ahead: Ahead, place: Place, mode: Mode) -> Between:
@@ -282,18 +291,17 @@ def _count(session: Session, statement: str, *values: int) -> int:
     return int(n)
 
 
-def _fronts(session: Session, ahead: Ahead, settings: Settings, now: int) -> list[Front]:
+def _fronts(
+    session: Session, singled: dict[int, Standing], settings: Settings, now: int
+) -> tuple[list[Front], list[Front]]:
+    """The oldest documents beyond their patience, and those of customers at their limit."""
     if settings.mode is Mode.LEVELS:
-        return []
-    standings = ahead.turns.standings
+        return [], []
+    fronts, stalled = fronts_of(singled.values(), settings, now)
     rows = session.fetch(_FRONTS, {"before": now - settings.patience_us})
-    fronts = list(map(Front._make, rows))
-    if standings:
-        fronts = [front for front in fronts if front.customer not in standings]
-    folded = (front_of(standing, settings, now) for standing in standings.values())
-    fronts += (front for front in folded if front is not None)
+    fronts += (front for front in map(Front._make, rows) if front.customer not in singled)
     fronts.sort()
-    return fronts
+    return fronts, stalled
 
 
 def _singled(session: Session, ahead: Ahead, place: Place) -> dict[int, Standing]:

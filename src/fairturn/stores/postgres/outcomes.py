@@ -8,19 +8,17 @@ from typing import Any
 import psycopg
 
 from fairturn import ids
-from fairturn.flows import Costs, Ended, Event, Finished, Returned
+from fairturn.flows import Costs, Ended, Event
 from fairturn.model import (
-    ERROR_BYTES_MAX,
     Completed,
-    Failed,
     Fence,
     Outcome,
     Progress,
-    Released,
     Renewed,
+    State,
     kept_cost,
-    real_cost_within,
 )
+from fairturn.stores.ending import Attempt, end_of
 from fairturn.stores.postgres.database import (
     BEGIN,
     SHARE_BOTH,
@@ -37,16 +35,14 @@ from fairturn.stores.postgres.rows import (
     record,
 )
 from fairturn.stores.values import (
-    CANCELLED,
+    CODES,
     COMPLETED,
-    DEAD,
     DELAYED,
     RUNNING,
     WAITING,
     Row,
     SettingsCache,
 )
-from fairturn.text import description
 
 # All of it in one statement, by the primary keys: the documents, the leases that they leave, the
 # results, and for customers with a limit the word for the next claim (2 is the code of `Ended`).
@@ -92,9 +88,10 @@ _COMPLETE_WITH_RESULTS = _COMPLETE + _WITH_RESULTS + _ENDED
 
 # By the primary keys.
 _HELD = f"""
-    SELECT d.number, d.fence, d.customer, d.level, d.priority, d.order_number, d.attempts,
-        d.cancel_requested, EXISTS (SELECT 1 FROM fairturn.limited l WHERE l.customer = d.customer),
-        d.claimed_at, d.charged_cost, d.charged_weight, d.charge
+    SELECT d.number, d.fence, d.priority,
+        EXISTS (SELECT 1 FROM fairturn.limited l WHERE l.customer = d.customer),
+        d.customer, d.level, d.order_number, d.attempts, d.cancel_requested, d.claimed_at,
+        d.charged_cost, d.charged_weight, d.charge
     FROM fairturn.documents d JOIN unnest(%s::bigint[], %s::bigint[]) AS g(number, fence)
         ON d.number = g.number AND d.fence = g.fence
     WHERE d.state = {RUNNING} ORDER BY d.number FOR NO KEY UPDATE OF d"""
@@ -232,35 +229,25 @@ class _Ending:
         self._events: list[Event] = []
         self._moves = Moves()
 
-    def end(self, outcome: Outcome, attempt: tuple[Any, int], row: Row) -> None:
-        number, fence = attempt
-        customer, level, priority, order, attempts, cancelled, limited, *charged = row
-        self._left[fence] += 1
-        if isinstance(outcome, Completed):
-            self._ends.append((COMPLETED, None, kept_cost(outcome), number))
-            self._results.append((number, outcome))
-            if self._settings.costs is Costs.LEARNED:
-                self._events.append(_finished(customer, level, charged, outcome, self._now))
-                return
-        elif isinstance(outcome, Failed):
-            error = description(outcome.error, ERROR_BYTES_MAX)
-            if cancelled:
-                self._ends.append((CANCELLED, error, None, number))
-            elif outcome.retry_in_us is None or attempts >= self._settings.attempts_max:
-                self._ends.append((DEAD, error, None, number))
-            else:
-                due_at = self._now + max(0, outcome.retry_in_us)
-                self._delays.append((due_at, error, number))
-                self._moves.delay(customer, level, priority)
-        elif isinstance(outcome, Released) and not cancelled:
+    def end(self, outcome: Outcome, fence: tuple[Any, int], row: Row) -> None:
+        number, lease = fence
+        self._left[lease] += 1
+        priority, limited, *rest = row
+        attempt = Attempt(*rest)
+        customer, level = attempt.customer, attempt.level
+        state, event, error, real_cost, due_at = end_of(attempt, outcome, self._settings, self._now)
+        if state is State.DELAYED:
+            self._delays.append((due_at, error, number))
+            self._moves.delay(customer, level, priority)
+        elif state is State.WAITING:
             self._given_back.append(number)
             self._moves.wait(customer, level, priority)
-            self._events.append(Returned(customer, level, order, charged[3] or 0))
-            return
         else:
-            self._ends.append((CANCELLED, None, None, number))
-        if limited:
-            self._events.append(Ended(customer, level, 1))
+            self._ends.append((CODES[state], error, real_cost, number))
+        if isinstance(outcome, Completed):
+            self._results.append((number, outcome))
+        if limited or type(event) is not Ended:
+            self._events.append(event)
 
     def write(self, session: Session) -> None:
         if self._ends:
@@ -278,14 +265,6 @@ class _Ending:
             session.ask(_LEAVE_LEASES, leaving)
         self._moves.write(session)
         record(session, self._now, self._events)
-
-
-def _finished(
-    customer: int, level: int, charged: list[Any], outcome: Completed, now: int
-) -> Finished:
-    claimed_at, cost, weight, _ = charged
-    real = now - claimed_at if outcome.real_cost is None else outcome.real_cost
-    return Finished(customer, level, cost, weight, real_cost_within(real))
 
 
 def _results(completed: Any) -> list[Row]:

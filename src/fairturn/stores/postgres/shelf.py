@@ -330,6 +330,10 @@ class PostgresShelf:
                 self._ahead += len(upcoming)
         return standing
 
+    def flows(self, customer: int) -> Iterable[Flow]:
+        """Nothing: every customer is loaded with all its flows."""
+        return ()
+
     def flow(self, customer: int, level: int) -> StoredFlow:
         """Only claims make flows, so that this one is new."""
         return StoredFlow(customer, level)

@@ -17,6 +17,7 @@ from fairturn.situation import (
     Service,
     Situation,
     Working,
+    waiting_since,
 )
 from fairturn.stores.postgres.database import Session
 from fairturn.stores.postgres.lineups import WAITING_OF, Ahead, Place, lineup, look_ahead
@@ -47,9 +48,14 @@ _ARRIVALS = """
 _NEIGHBOURS = """
     SELECT customer, count(*) FROM fairturn.documents
     WHERE number BETWEEN %s AND %s AND claimed_at >= %s AND claimed_at < %s GROUP BY customer"""
-_OTHERS_FURTHER = """
-    SELECT EXISTS (SELECT 1 FROM fairturn.documents WHERE number < %s)
-        OR EXISTS (SELECT 1 FROM fairturn.documents WHERE number > %s)"""
+# Others further away, or near ones that were claimed again later: of these only that is known.
+_MAYBE_MORE = """
+    SELECT EXISTS (SELECT 1 FROM fairturn.documents WHERE number < %(first)s)
+        OR EXISTS (SELECT 1 FROM fairturn.documents WHERE number > %(last)s)
+        OR EXISTS (
+            SELECT 1 FROM fairturn.documents
+            WHERE number BETWEEN %(first)s AND %(last)s AND number <> %(number)s AND attempts > 1
+                AND claimed_at >= %(claimed_at)s AND submitted_at < %(claimed_at)s)"""
 
 # The flows with the highest places were served last, and what they had last has the highest orders
 # up to their claimed_to. By flows_turn or the primary key, and documents_flow.
@@ -111,6 +117,7 @@ def situation(
         waiting=sum(n for *_, n in session.fetch(WAITING_OF, ([customer],))),
         running=sum(row[2] == customer for row in ahead.running),
         delayed=delayed,
+        leased=document.state is State.RUNNING and number not in ahead.expired,
         lineup=line,
         service=_service(session, queue, ahead, (customer, level)),
         served=served,
@@ -150,7 +157,8 @@ def _served(session: Session, document: Document, number: int) -> Served | None:
     if document.claimed_at is None:
         return None
     first, last = number - NEIGHBOURS_MAX, number + NEIGHBOURS_MAX
-    meanwhile = (document.submitted_at, document.claimed_at)
+    meanwhile = (waiting_since(document), document.claimed_at)
     served: dict[int, int] = dict(session.fetch(_NEIGHBOURS, (first, last, *meanwhile)))
-    ((others,),) = session.fetch(_OTHERS_FURTHER, (first, last))
-    return Served(served, not others)
+    near = {"first": first, "last": last, "number": number, "claimed_at": document.claimed_at}
+    ((more,),) = session.fetch(_MAYBE_MORE, near)
+    return Served(served, not more)
