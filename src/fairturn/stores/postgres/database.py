@@ -47,11 +47,11 @@ SHARE_SETTINGS = "SELECT pg_advisory_xact_lock_shared(hashtext('fairturn.'), 1)"
 LOCK_LIMITS = "SELECT pg_advisory_xact_lock(hashtext('fairturn.'), 2)"
 # For the rest of a transaction: every statement has one right plan, by its indexes in loops. Else
 # statistics of a table that was small when somebody looked would lead to plans that read all of it,
-# the dead rows included.
-PLAN_BY_INDEXES = ", ".join(
-    f"set_config('{name}', 'off', true)"
-    for name in ("enable_seqscan", "enable_hashjoin", "enable_mergejoin")
-)
+# the dead rows included; and a statement that was prepared would be planned anew for each value.
+PLAN_BY_INDEXES = """
+    set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+    set_config('enable_mergejoin', 'off', true),
+    set_config('plan_cache_mode', 'force_generic_plan', true)"""
 SHARE_BOTH = f"""
     SELECT {PLAN_BY_INDEXES}, pg_advisory_xact_lock_shared(hashtext('fairturn.'), 1),
         pg_advisory_xact_lock_shared(hashtext('fairturn.'), 2)"""

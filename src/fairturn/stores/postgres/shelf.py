@@ -209,7 +209,6 @@ class PostgresShelf:
         """Take in what was asked for; `anew`: another process has claimed since."""
         self.session = session
         self._standings = standings
-        self._loaded = {}
         if anew and asked.turns is None:
             asked.ask_anew(self, session)
         if asked.load_recorded is not None:
@@ -235,7 +234,8 @@ class PostgresShelf:
 
     def _take_loaded(self, cursor: psycopg.Cursor[Row]) -> None:
         for customer, rows in groupby(cursor.fetchall(), _BY_CUSTOMER):
-            self._loaded[customer] = list(rows)
+            if customer not in self._standings:
+                self._loaded[customer] = list(rows)
 
     def _put(self, flow: StoredFlow, rows: list[Row]) -> None:
         """These are the flow's next documents."""
@@ -376,11 +376,11 @@ class PostgresShelf:
         self.picked.append(row)
         if not row[RETURNED]:
             flow.claimed_to = order
-        if len(flow.upcoming) <= 1:
-            self._low.add(flow)
         if flow.waiting == 0:
             self._low.discard(flow)
             return None
+        if len(flow.upcoming) <= 1 < flow.waiting:
+            self._low.add(flow)
         if not flow.upcoming:
             self._read(flow, order + 1)
         return flow.upcoming[-1][ORDER]  # type: ignore[no-any-return]
