@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,12 +108,14 @@ class Place(NamedTuple):
             stdout=subprocess.PIPE,  # little enough, as these workers log warnings only
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         ) as process:
             try:
                 yield process
             finally:
-                # A worker alone can be killed; one with children ends them before it goes.
-                process.kill() if pool == "solo" else process.send_signal(signal.SIGQUIT)
+                # With its children. Asked to end at once, a worker may wait for itself for ever.
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])
