@@ -11,11 +11,22 @@ from typing import Any
 from celery import Celery
 from kombu import pools
 
+from fairturn.config import open_counts
 from fairturn.integrations.celery import Stamp, stamp
 
 
-def make(broker: str, counts: Any, queue: str, record: str = os.devnull, **options: Any) -> Celery:
-    """An app with its own queue, and its tasks."""
+def make(
+    broker: str,
+    counts: Any,
+    queue: str,
+    record: str = os.devnull,
+    *,
+    timeout_s: float = 30.0,
+    **options: Any,
+) -> Celery:
+    """An app with its own queue, and its tasks; it has patience with counts on a busy machine."""
+    if isinstance(counts, str):
+        counts = open_counts(counts, rule=options.get("rule"), timeout_s=timeout_s)
     app = Celery("tests", broker=broker, set_as_current=False)
     app.conf.update(
         task_default_queue=queue,

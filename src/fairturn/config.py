@@ -8,7 +8,7 @@ from typing import Unpack
 from fairturn import queue
 from fairturn.clock import Clock
 from fairturn.content import Contents, Folder, Nowhere, TemporaryFolder
-from fairturn.counts import Counts
+from fairturn.counts import TIMEOUT_S, Counts
 from fairturn.counts.memory import MemoryCounts
 from fairturn.errors import SettingsConflict, StoreRefused
 from fairturn.model import Settings
@@ -113,9 +113,14 @@ def open_store(
 
 
 def open_counts(
-    place: str | os.PathLike[str], *, rule: Rule | None = None, clock: Clock | None = None
+    place: str | os.PathLike[str],
+    *,
+    rule: Rule | None = None,
+    clock: Clock | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> Counts:
-    """Counts without a queue, behind an address or the name of a file. Nothing is connected yet."""
+    """Counts without a queue, behind an address or the name of a file. Nothing is connected yet.
+    A check that takes longer than `timeout_s` is given up."""
     rule = rule or Rule()
     place = os.fspath(place)
     if not place:
@@ -128,15 +133,15 @@ def open_counts(
         if scheme in ("redis", "rediss", "valkey", "valkeys", "unix"):
             from fairturn.counts.redis import RedisCounts
 
-            return RedisCounts(place, rule=rule, clock=clock)
+            return RedisCounts(place, rule=rule, clock=clock, timeout_s=timeout_s)
         if scheme in ("redis+cluster", "rediss+cluster"):
             from fairturn.counts.redis import RedisClusterCounts
 
-            return RedisClusterCounts(place, rule=rule, clock=clock)
+            return RedisClusterCounts(place, rule=rule, clock=clock, timeout_s=timeout_s)
         if scheme in POSTGRES:
             from fairturn.counts.postgres import PostgresCounts
 
-            return PostgresCounts(place, rule=rule, clock=clock)
+            return PostgresCounts(place, rule=rule, clock=clock, timeout_s=timeout_s)
     except ModuleNotFoundError as error:
         extra = "postgres" if scheme.startswith("postgres") else "redis"
         raise StoreRefused(
@@ -150,7 +155,7 @@ def open_counts(
         )
     from fairturn.counts.sqlite import SqliteCounts
 
-    return SqliteCounts(place, rule=rule, clock=clock)
+    return SqliteCounts(place, rule=rule, clock=clock, timeout_s=timeout_s)
 
 
 def _postgres(

@@ -22,6 +22,7 @@ from fairturn.priority import Count, Rule
 
 IDLE_CONNECTIONS_MAX = 64
 FORGOTTEN_AT_ONCE = 10
+STARTING_S = 2.0  # for making the table, when nobody waits for a publication yet
 # A dead server is noticed by the kernel after this, so that a thread does not wait for it for ever.
 _UNANSWERED_MS = 2_000
 
@@ -49,8 +50,16 @@ class PostgresCounts:
     """Counts at an address such as `postgresql://user@host/database`, in a table that is made if it
     is missing. The server's clock counts, unless one is handed in."""
 
-    def __init__(self, url: str, *, rule: Rule | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        rule: Rule | None = None,
+        clock: Clock | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
         self._url = url
+        self._timeout_s = timeout_s
         self._rule = rule or Rule()
         self._clock = clock
         try:
@@ -63,11 +72,11 @@ class PostgresCounts:
 
     def begin(self, customer: str) -> Answer:
         # The driver waits for an answer without an end, so all of it is waited for from outside.
-        count = within(TIMEOUT_S, self._name, partial(self._check, customer))
+        count = within(self._timeout_s, self._name, partial(self._check, customer))
         return lambda: count
 
     def concerns(self) -> list[str]:
-        within(8 * TIMEOUT_S, self._name, self._make_table)
+        within(max(STARTING_S, self._timeout_s), self._name, self._make_table)
         return []
 
     def close(self) -> None:

@@ -41,8 +41,14 @@ class SqliteCounts:
     """Counts in a file, made if it is new. A power cut may take back the last ones."""
 
     def __init__(
-        self, path: str | os.PathLike[str], *, rule: Rule | None = None, clock: Clock | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        rule: Rule | None = None,
+        clock: Clock | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
+        self._timeout_s = timeout_s
         self._path = Path(path).absolute()
         self._rule = rule or Rule()
         self._clock = clock or SystemClock()
@@ -96,7 +102,7 @@ class SqliteCounts:
                 "reliable; use a local disk, or Redis or PostgreSQL for several machines"
             )
         connection = apsw.Connection(str(self._path))
-        connection.set_busy_timeout(round(TIMEOUT_S * 1000) - 50)
+        connection.set_busy_timeout(round(self._timeout_s * 1000))
         application = connection.pragma("application_id")
         used = application or connection.execute("SELECT count(*) FROM sqlite_schema").get
         if used and application != APPLICATION_ID:
@@ -114,7 +120,7 @@ class SqliteCounts:
     def _translate(self, error: apsw.Error) -> StoreError:
         if isinstance(error, apsw.BusyError | apsw.LockedError):
             return StoreUnavailable(
-                f"{self._path} was locked by others for {TIMEOUT_S * 1000:.0f} ms"
+                f"{self._path} was locked by others for {self._timeout_s * 1000:.0f} ms"
             )
         if isinstance(error, apsw.CantOpenError | apsw.ReadOnlyError | apsw.NotADBError):
             return StoreRefused(f"{self._path} cannot hold counts: {error}")
