@@ -39,8 +39,8 @@ PACKAGES = {
     "saq": "saq",
     "procrastinate": "procrastinate",
 }
-# These take long: they get fewer documents, by this factor, which does not make them slower. pgmq's
-# round robin gets all, because what it reads for a claim grows with what waits.
+# These take long, so they get fewer documents, by this factor, and a run stays short. pgmq's round
+# robin gets all, because what it reads for a claim grows with what waits.
 SLOW = {"oban": 4, "chancy": 4, "saq": 20, "procrastinate": 20}
 CLAIMERS = 32
 ADDED_US = 2_000
