@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import sys
 import sysconfig
 from collections.abc import Generator, Iterator
@@ -31,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     problem = next(differences_from_the_wheel(), None)
     if problem is not None:
         raise pytest.UsageError(problem)
+    # A shell lets what it starts in the background ignore it, and all its children would too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if PROFILE == "thorough" and config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(random.SystemRandom().getrandbits(32))
 
