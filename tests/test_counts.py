@@ -481,6 +481,8 @@ def test_a_postgresql_that_is_not_there_is_told_within_the_bound() -> None:
     "place, sentence",
     [
         ("mysql://localhost/d", "keeps no counts at mysql:// addresses; name redis://"),
+        ("localhost:6379/0", "write redis://localhost:6379/0, or ./localhost:6379/0 for a file"),
+        ("localhost", "write redis://localhost"),
         ("redis://localhost:port", "the address of the counts is not understood"),
         ("postgresql://localhost:1/d?sslmode", "not one of PostgreSQL"),
     ],

@@ -24,6 +24,7 @@ _NO_DRIVER = (
     "pip install 'fairturn[postgres]'"
 )
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+_SERVER = re.compile(r"(localhost|[\w.-]+:\d+)(/\d*)?")  # an address whose scheme was forgotten
 
 
 class Queue(queue.Queue):
@@ -148,6 +149,12 @@ def open_counts(
             f"counts at {scheme}:// need the package {error.name}; "
             f"install it: python -m pip install 'fairturn[{extra}]'"
         ) from None
+    if _SERVER.fullmatch(place):
+        # It would be a file of this process's machine and folder, and nobody would notice.
+        raise StoreRefused(
+            f"{place} names a server without saying of which kind; write redis://{place}, or "
+            f"./{place} for a file of that name"
+        )
     if scheme:
         raise StoreRefused(
             f"fairturn keeps no counts at {scheme}:// addresses; name redis://, valkey://, "
