@@ -311,6 +311,23 @@ def test_without_counts_a_task_is_published_with_priority_5_at_once(
     ]
 
 
+@pytest.mark.parametrize(
+    "fallback, meaning",
+    [(7, "is published with priority 7"), (None, "nothing that has a customer can be published")],
+)
+def test_counts_that_do_not_answer_at_the_start_are_told_with_what_that_means(
+    fallback: int | None, meaning: str, broker: Valkey, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    app = celery_app.make(broker.url, f"redis://127.0.0.1:{port}/0", QUEUE, fallback=fallback)
+
+    stamp_of(app).check()
+
+    (said,) = [record.message for record in caplog.records]
+    assert said.startswith(f"no counts: Redis at 127.0.0.1:{port} cannot count now")
+    assert meaning in said
+
+
 def test_publishers_ask_again_when_the_counts_are_back(broker: Valkey) -> None:
     with valkey.started() as lost:
         app = celery_app.make(broker.url, lost.url, QUEUE)
@@ -391,8 +408,8 @@ def test_settings_that_make_priorities_meaningless_are_refused_at_the_first_publ
     "conf, sentence",
     [
         ({"task_acks_late": False}, "task_acks_late is off"),
-        ({"worker_prefetch_multiplier": 4}, "the worker takes 4 for each of its processes"),
-        ({"worker_prefetch_multiplier": 0}, "the worker takes all that wait"),
+        ({"worker_prefetch_multiplier": 4}, "is 4: it takes 4 for each of its processes"),
+        ({"worker_prefetch_multiplier": 0}, "is 0: it takes all that wait"),
     ],
 )
 def test_what_would_let_a_worker_undo_the_order_is_refused(
@@ -403,6 +420,25 @@ def test_what_would_let_a_worker_undo_the_order_is_refused(
 
     with pytest.raises(BrokerRefused, match=sentence):
         stamp_of(app).check(prefetch=app.conf.worker_prefetch_multiplier)
+
+
+def test_a_wrong_option_of_the_command_is_refused_by_its_own_name(app: Celery) -> None:
+    with pytest.raises(BrokerRefused, match="start it with --prefetch-multiplier=1"):
+        stamp_of(app).check(prefetch=4)
+
+
+@pytest.mark.parametrize("configure", [False, True])
+def test_configure_is_advised_only_where_it_was_not_asked_for(
+    configure: bool, broker: Valkey
+) -> None:
+    app = celery_app.make(broker.url, broker.url, QUEUE, configure=configure)
+    assert app.conf.task_acks_late is configure
+    app.conf.task_default_priority = 3
+
+    for check in (stamp_of(app).check, lambda: app.send_task("process")):
+        with pytest.raises(BrokerRefused) as refused:
+            check()
+        assert ("configure=True" in str(refused.value)) is not configure
 
 
 def test_a_worker_of_redis_that_takes_nothing_ahead_needs_no_late_acknowledgement(

@@ -267,9 +267,12 @@ def test_a_queue_that_exists_without_priorities_is_refused_with_the_way_out(
     place = Place(rabbit.url, ":memory:", f"old-{os.getpid()}", tmp_path / "record")
     with Celery(broker=rabbit.url, set_as_current=False).connection_for_write() as connection:
         connection.default_channel.queue_declare(place.queue, durable=True, auto_delete=False)
+        its_refusals = connection.channel_errors
 
     with pytest.raises(BrokerRefused) as refused:
         stamp_of(place.app()).check()
+    with pytest.raises(its_refusals) as failed:
+        place.app().send_task("process")
     with place.worker() as worker:
         said, _ = worker.communicate(timeout=60)
 
@@ -279,6 +282,8 @@ def test_a_queue_that_exists_without_priorities_is_refused_with_the_way_out(
     assert sentence in str(refused.value)
     assert f"rabbitmqctl delete_queue {place.queue}" in str(refused.value)
     assert "but current is none" in str(refused.value)
+    assert "configure=True" not in str(refused.value)  # it was asked for, and changes no queue
+    assert ["let it run empty and delete it" in note for note in failed.value.__notes__] == [True]
     assert worker.returncode == 1
     assert sentence in said
 

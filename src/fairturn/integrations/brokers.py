@@ -16,6 +16,8 @@ REDIS, RABBITMQ, MEMORY = "redis", "amqp", "memory"
 STEPS = list(range(10))
 MAX_PRIORITY = 10  # as in Celery's own documentation, so that queues of others fit
 QUORUM_PRIORITIES_SINCE = (4, 3)
+NOT_FOUND, NOT_AS_DECLARED = 404, 406  # AMQP's codes
+CONFIGURE = "\nstamp(…, configure=True) sets what can be set in the app."
 
 
 def driver_of(app: Any) -> str:
@@ -47,13 +49,22 @@ def configure(app: Any) -> None:
         conf.task_queue_max_priority = conf.task_queue_max_priority or MAX_PRIORITY
 
 
-def refuse(problems: Iterable[str]) -> None:
+def refuse(problems: Iterable[str], advice: str = "") -> None:
     """Raise all that is wrong as one error, so that it can be mended in one go."""
     found = [f"\n- {problem}" for problem in problems]
     if found:
         raise BrokerRefused(
-            f"priorities would mean nothing as this app is set up:{''.join(found)}\n"
-            "stamp(…, configure=True) sets what can be set in the app."
+            f"priorities would mean nothing as this app is set up:{''.join(found)}{advice}"
+        )
+
+
+def explain(error: Exception) -> None:
+    """Add to RabbitMQ's refusal of a queue with other priorities what can be done about it."""
+    if getattr(error, "code", 0) == NOT_AS_DECLARED and "x-max-priority" in str(error):
+        error.add_note(
+            "fairturn: a queue that exists in RabbitMQ keeps the priorities it was declared with; "
+            "let it run empty and delete it, or give the app another one: "
+            "app.conf.task_default_queue = 'documents'"
         )
 
 
@@ -84,10 +95,13 @@ def problems_for_workers(app: Any, driver: str, prefetch: int) -> Iterator[str]:
         return
     if prefetch != 1:
         held = "all that wait" if prefetch == 0 else f"{prefetch} for each of its processes"
-        yield (
-            f"worker_prefetch_multiplier is {prefetch}: the worker takes {held} out of the "
-            "broker's order ahead of need; set app.conf.worker_prefetch_multiplier = 1"
-        )
+        if prefetch == app.conf.worker_prefetch_multiplier:
+            said = f"worker_prefetch_multiplier is {prefetch}"
+            mended = "set app.conf.worker_prefetch_multiplier = 1"
+        else:
+            said = f"the worker was started with --prefetch-multiplier={prefetch}"
+            mended = "start it with --prefetch-multiplier=1"
+        yield f"{said}: it takes {held} out of the broker's order ahead of need; {mended}"
     if not app.conf.task_acks_late:
         yield (
             "task_acks_late is off: each process holds one more task out of the broker's order "
@@ -145,9 +159,9 @@ def _problems_of_real(queue: Any, connection: Any) -> Iterator[str]:
                 queue(channel).queue_declare(passive=passive)
     except connection.channel_errors as error:
         code, text = getattr(error, "code", 0), str(error)
-        if code == 404:
+        if code == NOT_FOUND:
             return  # it does not exist yet
-        if code != 406:
+        if code != NOT_AS_DECLARED:
             raise
         if "x-max-priority" in text:
             yield (

@@ -66,10 +66,11 @@ def stamp(
         customer=customer,
         decider=Decider(counts, rule=rule, fallback=fallback),
         without_customer=without_customer,
+        configure=configure,
         check=check,
         show=show,
     )
-    made.attach(configure=configure)
+    made.attach()
     return made
 
 
@@ -83,6 +84,7 @@ class Stamp:
         customer: Customer,
         decider: Decider,
         without_customer: int | None,
+        configure: bool,
         check: bool,
         show: bool,
     ) -> None:
@@ -90,6 +92,8 @@ class Stamp:
         self._customer = customer
         self._decider = decider
         self._without_customer = without_customer
+        self._configure = configure
+        self._advice = "" if configure else brokers.CONFIGURE
         self._check = check
         self._show = show
         # Not known before the first publication; looking a setting up each time takes long.
@@ -108,15 +112,16 @@ class Stamp:
         """
         driver = brokers.driver_of(self._app)
         if prefetch is None:
-            brokers.refuse(brokers.problems_for_publishers(self._app, driver))
+            problems = brokers.problems_for_publishers(self._app, driver)
         else:
-            brokers.refuse(brokers.problems_for_workers(self._app, driver, prefetch))
+            problems = brokers.problems_for_workers(self._app, driver, prefetch)
+        brokers.refuse(problems, self._advice)
         if driver == brokers.RABBITMQ:
             self._look_at_queues()
         try:
             concerns = self._decider.counts.concerns()
         except StoreError as error:
-            concerns = [f"the counts cannot be reached: {error}"]
+            concerns = [self._decider.concern(error)]
         for concern in concerns:
             logger.warning("%s", concern)
 
@@ -131,10 +136,10 @@ class Stamp:
 
     # ── How it gets in between ───────────────────────────────────────────────────────────────────
 
-    def attach(self, *, configure: bool) -> None:
+    def attach(self) -> None:
         """Take part in what the app publishes. The app's settings are not read yet."""
         app = self._app
-        if configure:
+        if self._configure:
             if app.configured:
                 brokers.configure(app)
             else:
@@ -162,13 +167,16 @@ class Stamp:
         self._local.pending = self._begin(name, args, kwargs, options)
         try:
             return self._send_task(name, args, kwargs, *more, **options)
+        except Exception as error:
+            brokers.explain(error)
+            raise
         finally:
             self._local.pending = outer
 
     def _begin_to_publish(self) -> None:
         driver = brokers.driver_of(self._app)
         if self._check:
-            brokers.refuse(brokers.problems_for_publishers(self._app, driver))
+            brokers.refuse(brokers.problems_for_publishers(self._app, driver), self._advice)
         self._routed = bool(self._app.conf.task_routes)
         self._driver = driver
 

@@ -115,6 +115,14 @@ class Decider:
             return lambda: self.fall_back(customer, failure)
         return lambda: self._decide(customer, answer)
 
+    def concern(self, error: StoreError) -> str:
+        """What it means for an operator that the counts do not answer."""
+        if self._fallback is None:
+            meaning = "nothing that has a customer can be published"
+        else:
+            meaning = f"all that has a customer is published with priority {self._fallback}"
+        return f"no counts: {error} (until they answer, {meaning}; is counts= the right place?)"
+
     def inherit(self, parent: Decision, made: int) -> Decision | None:
         """What a message takes over from the one whose work made it, as the first of 20."""
         if made >= CHILDREN_UNCHECKED_MAX:
