@@ -354,7 +354,9 @@ def test_who_wants_the_error_gets_it_and_nothing_is_published(broker: Valkey) ->
     assert messages(broker) == []
 
 
-def test_a_customer_that_cannot_be_told_never_stops_a_publication(broker: Valkey) -> None:
+def test_a_customer_that_cannot_be_told_never_stops_a_publication(
+    broker: Valkey, caplog: pytest.LogCaptureFixture
+) -> None:
     def customer(task: str, args: Any, kwargs: Any) -> str:
         return str(kwargs["customer_id"])
 
@@ -365,6 +367,9 @@ def test_a_customer_that_cannot_be_told_never_stops_a_publication(broker: Valkey
 
     assert [message["properties"]["priority"] for message in messages(broker)] == [5, 5]
     assert stamp_of(app).totals().fallback == 2
+    told, too_long = [record.message for record in caplog.records]
+    assert "customer= told no customer: KeyError('customer_id')" in told
+    assert "customer= told no customer: ValueError" in too_long
 
 
 # ── Settings ─────────────────────────────────────────────────────────────────────────────────────

@@ -174,11 +174,13 @@ class Decider:
             if now < self._silent_until.get(kind, 0.0):
                 return
             self._silent_until[kind] = now + SILENCE_S
+        # A KeyError says nothing but the key.
+        said = error if isinstance(error, StoreError) else f"customer= told no customer: {error!r}"
         logger.warning(
             "published with priority %s, because there was no count: %s "
             "(said once a minute; the totals have them all)",
             self._fallback,
-            error,
+            said,
         )
 
 
