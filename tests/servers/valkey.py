@@ -44,6 +44,11 @@ class Valkey:
         self._process.kill()
         self._process.wait(STOPPED_WITHIN_S)
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def freeze(self) -> None:
         """Let it answer nothing, while it still takes connections."""
         assert self._process is not None

@@ -7,6 +7,8 @@ callbacks, a parser for every kind of answer) takes longer than the server needs
 
 import os
 import socket
+import ssl
+import struct
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -42,6 +44,8 @@ class _Line:
         connection.connect()
         self._connection = connection
         self._socket: socket.socket = connection._sock  # there is no public way to it
+        if not isinstance(self._socket, ssl.SSLSocket):
+            _let_the_kernel_watch(self._socket)
 
     def send(self, command: bytes) -> None:
         try:
@@ -69,6 +73,18 @@ class _Line:
         self._connection.disconnect()
 
 
+def _let_the_kernel_watch(connected: socket.socket) -> None:
+    """Let the kernel end a call that takes too long. Python would ask before each call whether it
+    may be made, which is a second system call."""
+    timeout_s = connected.gettimeout()
+    if timeout_s is None:
+        return
+    limit = struct.pack("ll", int(timeout_s), round(timeout_s % 1 * 1e6))
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    connected.settimeout(None)
+
+
 _KINDS: dict[str, type[failures.ResponseError]] = {
     "NOSCRIPT": failures.NoScriptError,
     "NOPERM": failures.NoPermissionError,
@@ -76,7 +92,7 @@ _KINDS: dict[str, type[failures.ResponseError]] = {
 
 
 def _failure(error: OSError) -> failures.RedisError:
-    if isinstance(error, TimeoutError):
+    if isinstance(error, TimeoutError | BlockingIOError):
         return failures.TimeoutError(str(error))
     return failures.ConnectionError(str(error))
 
