@@ -33,7 +33,9 @@ from fairturn.model import (
     State,
 )
 from fairturn.priority import Count, Reset
-from fairturn.stores.postgres import PostgresStore, claiming, database, migrating, shelf, watching
+from fairturn.store import Store
+from fairturn.stores.memory import MemoryStore
+from fairturn.stores.postgres import PostgresStore, asking, claiming, database, migrating, watching
 from fairturn.stores.postgres.adapting import adapt
 from fairturn.stores.postgres.database import PLAN_BY_INDEXES
 from fairturn.testing.steps import assert_numbers_are_exact, claim, find_all, submit
@@ -399,6 +401,42 @@ def _end(fence: Any, random: Random) -> Outcome:
     return random.choice(outcomes)
 
 
+# ── Several processes that claim ─────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_processes_that_claim_by_turns_give_the_order_of_one(url: str, mode: Mode) -> None:
+    clock, random = ManualClock(START), Random(7)
+    first = Settings(mode=mode, patience_s=20)
+    memory = MemoryStore(settings=first, clock=clock, key=1)
+    processes = [PostgresStore(url, settings=first, clock=clock, key=1) for _ in range(3)]
+    for store in (memory, processes[0]):
+        store.adjust("c3", CustomerSettings(weight=3))
+        store.adjust("c5", CustomerSettings(limit=2))
+    running: list[Any] = []
+
+    for step in range(120):
+        server = random.choice(processes)
+        stores: list[Store] = [memory, server]
+        names = [f"c{random.randrange(60)}" for _ in range(random.choice([0, 1, 30, 90]))]
+        ended, running = running[: random.randrange(12)], running[random.randrange(12) :]
+        cancelled = [each.document.id for each in ended[:1]]
+        outcomes = [_end(each.fence, random) for each in ended]
+        n = random.choice([1, 1, 5, 40])
+        answers = []
+        for store in stores:
+            store.submit([new(name) for name in names])
+            store.cancel(cancelled)
+            answers.append(store.claim(n, worker="w", lease_us=LEASE_US, outcomes=outcomes))
+        assert answers[0] == answers[1], f"step {step}"
+        running += answers[0].claims
+        clock.advance(random.choice([0, 0.5, 3]))
+
+    assert_numbers_are_exact(processes[0])
+    for each in processes:
+        each.close()
+
+
 # ── The copy of the rule ─────────────────────────────────────────────────────────────────────────
 
 BOUNDS = st.lists(st.integers(-40, 3), min_size=8, max_size=8, unique=True)
@@ -662,19 +700,16 @@ def plan_of(connection: psycopg.Connection[Any], statement: str, values: Any) ->
     return plan
 
 
-PAGE = {"version": -1, "level": 0, "place": 0, "tick": 0, "size": 0, "page": 101}
+PAGE = {"level": 0, "place": 0, "tick": 0, "size": 101}
 
 
-@pytest.mark.parametrize("name", ["_TURNS", "_LOAD_PAGE", "_NEXT_OF_PAGE", "_FIRST_HEADS"])
+@pytest.mark.parametrize("name", ["PAGE_TURNS", "PAGE_LOAD", "PAGE_NEXT", "HEADS"])
 def test_a_claim_reads_its_page_by_the_index_in_order_and_nothing_that_grows(
     filled: psycopg.Connection[Any], name: str
 ) -> None:
-    statement = getattr(shelf, name)
-    values = {key: value for key, value in PAGE.items() if f"%({key})s" in statement}
+    plan = plan_of(filled, getattr(asking, name), (0, 0, 101) if name == "HEADS" else PAGE)
 
-    plan = plan_of(filled, statement, values)
-
-    index = "flows_head" if name == "_FIRST_HEADS" else "flows_turn"
+    index = "flows_head" if name == "HEADS" else "flows_turn"
     assert f"Index Scan using {index} on flows" in plan or f"Index Only Scan using {index}" in plan
     assert "Seq Scan on documents" not in plan
     assert "Seq Scan on flows" not in plan
@@ -685,7 +720,7 @@ def test_a_claim_reads_its_page_by_the_index_in_order_and_nothing_that_grows(
 def test_the_state_of_the_queue_is_found_by_the_ends_of_indexes(
     filled: psycopg.Connection[Any],
 ) -> None:
-    plan = plan_of(filled, claiming._STATE, ())
+    plan = plan_of(filled, claiming._STATE, (5,))
 
     assert "Seq Scan on documents" not in plan
     assert "Sort" not in plan, plan
@@ -698,7 +733,7 @@ def test_the_next_documents_of_a_line_are_read_from_where_it_stands(
 ) -> None:
     values = ([5, 6], [9, 9], [30_004, 30_005], [30_003, 30_004], [32, 32])
 
-    plan = plan_of(filled, shelf._NEXT_OF, values)
+    plan = plan_of(filled, asking.NEXT, values)
 
     assert "documents_flow" in plan
     assert "Seq Scan on documents" not in plan

@@ -353,6 +353,20 @@ class Turns:
         flows = self.standings[first[2]].flows.values()
         return next(flow for flow in flows if flow.head_order == first[1])
 
+    def follow(self, customer: int) -> None:
+        """Take a customer as it is now: somebody else has claimed, and left its flows like this.
+        The number of the last claim, the tick, clocks and weights are handed over, too."""
+        standing = self.standings.get(customer)
+        if standing is None:
+            self._load(customer)
+            return
+        for flow in standing.flows.values():
+            if flow.active:
+                self._place(flow)
+            else:
+                flow.entry = None
+        self._seat(standing)
+
     # ── Places and heads: heaps whose outdated entries are dropped when they come up ─────────────
 
     def _load(self, customer: int) -> Standing:

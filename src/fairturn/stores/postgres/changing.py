@@ -87,7 +87,7 @@ _RELEVEL = f"""
 _CLEAR_FLOWS = "DELETE FROM fairturn.flows"
 _CLEAR_CLOCKS = """
     UPDATE fairturn.turns SET clocks = array_fill(0::bigint, ARRAY[9]),
-        weights = array_fill(0::bigint, ARRAY[9]), floors = array_fill(0::bigint, ARRAY[9])"""
+        weights = array_fill(0::bigint, ARRAY[9])"""
 _RUNNING = f"""
     SELECT d.customer, d.level, count(*)
     FROM fairturn.leases l JOIN fairturn.documents d ON d.number = ANY (l.documents)

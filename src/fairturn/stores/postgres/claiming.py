@@ -4,18 +4,13 @@ It is one transaction and, as a rule, two round trips: one that locks the queue 
 will probably be needed, and one that writes and commits. So the lock is held for the time of one.
 """
 
-from collections.abc import Iterable
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
-
-import psycopg
 
 from fairturn.clock import Uptime
 from fairturn.flows import (
     Arrived,
-    Changed,
-    Ended,
-    Event,
-    Finished,
     Left,
     Mode,
     Pick,
@@ -27,6 +22,7 @@ from fairturn.model import Claim, Fence
 from fairturn.priority import LEVELS
 from fairturn.situation import Notes, Seen
 from fairturn.stores.events import with_counts
+from fairturn.stores.postgres.asking import MISSED, NUMBER, PRIORITY, Asked, Cursor
 from fairturn.stores.postgres.database import BEGIN, Session
 from fairturn.stores.postgres.expiring import LOOK, Expiring, has_passed
 from fairturn.stores.postgres.outcomes import Finishing
@@ -35,24 +31,16 @@ from fairturn.stores.postgres.rows import (
     LOCK_QUEUE,
     MOMENT,
     QUEUE,
-    RECORDED_COLUMNS,
     TURNS_COLUMNS,
     QueueRow,
     Told,
     TurnsRow,
     columns,
     to_queue,
-    to_recorded,
 )
 from fairturn.stores.postgres.saving import save_flows, save_standings
-from fairturn.stores.postgres.shelf import (
-    NUMBER,
-    PAGE_MIN,
-    PRIORITY,
-    Asked,
-    PostgresShelf,
-    StoredFlow,
-)
+from fairturn.stores.postgres.shelf import PAGE_MIN, PostgresShelf, StoredFlow
+from fairturn.stores.postgres.taking import TAKE_RECORDED, leave_out, taken
 from fairturn.stores.values import BODY, RUNNING, Row, SettingsCache, to_claims
 from fairturn.turns import Turns
 
@@ -60,6 +48,9 @@ from fairturn.turns import Turns
 _NUMBER_IN_CLAIM = 1
 
 _NO_VERSION = -1
+NOTHING_BEFORE = "0"  # no transaction comes before this one
+_RESERVE = 4  # of a flow's documents, where others claim from it too
+_BY_CUSTOMER = itemgetter(0)
 
 # What is kept between the claims of one process: more would be memory rather than speed.
 _STANDINGS_MAX = 2_000
@@ -67,35 +58,12 @@ _STANDINGS_MAX = 2_000
 # Virtual times end at 2^63; one claim adds less than 2^57.
 CLOCK_MAX = 1 << 60
 
-# Where the turns stand; the oldest transaction that is not over; and what else there is to read.
+# Where the turns stand; the oldest transaction that is not over; what else there is to read; and
+# how many claims there were, since some version, that can be followed.
 _STATE = f"""
-    SELECT {TURNS_COLUMNS}, pg_snapshot_xmin(pg_current_snapshot())::text, {LOOK}
+    SELECT {TURNS_COLUMNS}, pg_snapshot_xmin(pg_current_snapshot())::text, {LOOK},
+        (SELECT count(customers) FROM fairturn.turns WHERE version > %s)
     FROM fairturn.turns ORDER BY version DESC LIMIT 1"""
-# By the primary key. What a transaction before the last claim's oldest has written was visible to
-# that claim, and is gone. With it, of the customers that got a limit, how many documents run in
-# each level, and what was moved: of the same moment, so that what comes after it is told later.
-# The events of a change of settings begin so.
-_CHANGED = "events LIKE '[[5,%%'"
-_NOTHING = "NULL, NULL, NULL, NULL, NULL, NULL, NULL"  # in the place of `RECORDED_COLUMNS`
-_TAKE_RECORDED = f"""
-    WITH taken AS (
-        DELETE FROM fairturn.recorded WHERE xid >= %s::text::xid8 RETURNING {RECORDED_COLUMNS}),
-    running AS (
-        SELECT d.customer, d.level, count(*) AS n
-        FROM fairturn.leases l JOIN fairturn.documents d ON d.number = ANY (l.documents)
-        WHERE EXISTS (SELECT 1 FROM taken WHERE {_CHANGED})
-            AND d.state = {RUNNING} AND d.fence = l.fence
-            AND d.customer IN (SELECT unnest(customers) FROM taken WHERE {_CHANGED})
-        GROUP BY d.customer, d.level),
-    moved AS (
-        DELETE FROM fairturn.moved RETURNING customer, level, waiting, priority, delayed)
-    SELECT {RECORDED_COLUMNS}, NULL::bigint, NULL::smallint, NULL::bigint, NULL::smallint,
-        NULL::integer
-    FROM taken
-    UNION ALL
-    SELECT {_NOTHING}, customer, level, n, NULL, NULL FROM running
-    UNION ALL
-    SELECT {_NOTHING}, customer, level, waiting, priority, delayed FROM moved"""
 # By the primary key. The claim fails if one of the documents does not wait.
 _START = f"""
     WITH started AS (
@@ -159,15 +127,15 @@ class Folded(NamedTuple):
 class _Answers(NamedTuple):
     """What was asked for in the first round trip."""
 
-    queue: psycopg.Cursor[Row]
-    state: psycopg.Cursor[Row]
+    queue: Cursor
+    state: Cursor
     ahead: Asked
-    recorded: psycopg.Cursor[Row]
+    recorded: Cursor
 
 
 class Claiming:
-    """The engine of one process. It is kept from claim to claim, and read anew from the database
-    when another process has claimed in between or a transaction has failed."""
+    """The engine of one process. It is kept from claim to claim, follows what other processes have
+    claimed in between, and is read anew when that is too much or a transaction has failed."""
 
     def __init__(self, cache: SettingsCache) -> None:
         self._cache = cache
@@ -175,9 +143,10 @@ class Claiming:
         self._shelf = PostgresShelf(Mode.FAIR)
         self._version = _NO_VERSION
         # Of what transactions before this one have recorded nothing is left.
-        self._since = self._since_next = "0"
+        self._since = self._since_next = NOTHING_BEFORE
         self._purged: list[int] = []  # nothing is to be left of them
-        self._contended = True  # whether others claimed in between the last two claims
+        self._contended = False  # whether others claimed in between the last two claims,
+        self._strangers = False  # and documents of customers that were not loaded here
         self._notes = Notes()
 
     def claim(self, session: Session, wanted: Wanted, finishing: Finishing) -> Given:
@@ -201,13 +170,14 @@ class Claiming:
         while len(picks) < wanted.n and (pick := folded.turns.pick(folded.now)) is not None:
             picks.append(pick)
         rows, self._shelf.picked = self._shelf.picked, []
+        names = [self._shelf.names[pick.customer] for pick in picks]
         changed = bool(picks or folded.changed or finishing.any)
         seen = Seen(wanted.worker, folded.now, wanted.n - len(picks))
         noted = self._notes.due(seen.worker, seen.seen_at)
         if not changed and not noted:
             session.ask("ROLLBACK")  # it was only a look
             return Given([], finishing.lost, changed=False)
-        started: psycopg.Cursor[Row] | None = None
+        started: Cursor | None = None
         with session.commit("claim"):
             if picks:
                 started = self._start(session, picks, rows, folded, wanted)
@@ -217,7 +187,7 @@ class Claiming:
                 session.ask(_SEEN, seen)
         if started is None:
             return Given([], finishing.lost, changed)
-        return Given(self._claims(started, picks, rows, folded, wanted), finishing.lost, changed)
+        return Given(_claims(started, rows, names, folded, wanted), finishing.lost, changed)
 
     def look(self, session: Session, wanted: Wanted) -> bool:
         """Whether a claim may find anything; nothing is locked."""
@@ -241,20 +211,21 @@ class Claiming:
         """Lock the queue, and read everything that the fold and the picks will probably need."""
         # The last turn is taken when the one after it is known.
         self._shelf.page = max(PAGE_MIN, n + 1)
+        missed = self._version if self._contended and self._turns is not None else None
         return _Answers(
             session.ask(LOCK_QUEUE, (moment,)),
-            session.ask(_STATE),
-            Asked(self._shelf, session, self._version, self._since, whole=self._contended),
-            session.ask(_TAKE_RECORDED, (self._since,)),
+            session.ask(_STATE, (self._version,)),
+            Asked(self._shelf, session, self._since, missed, strangers=self._strangers),
+            session.ask(TAKE_RECORDED, (self._since,)),
         )
 
     def _fold(self, session: Session, answers: _Answers, uptime: Uptime | None) -> Folded:
         (queue_row,) = answers.queue.fetchall()
         queue, now = to_queue(queue_row, self._cache), queue_row[3]
-        ((*state_row, since, lease_ends, delay_ends),) = answers.state.fetchall()
+        ((*state_row, since, lease_ends, delay_ends, followable),) = answers.state.fetchall()
         state = TurnsRow(tuple(state_row))
         at = uptime or Uptime("server", now)
-        turns = self._load(session, answers.ahead, queue, state)
+        turns = self._load(session, answers.ahead, queue, state, followable)
         rebooted, state.boot = state.boot != at.boot, at.boot
         expiring = Expiring(queue, now, at)
         if rebooted or has_passed(lease_ends, at.at):
@@ -264,8 +235,8 @@ class Claiming:
         if expiring.any:
             with session.together():
                 expiring.write(session)
-        told, running, moved = _told(answers.recorded.fetchall())
-        _leave_out(running, expiring.expired)
+        told, running, moved = taken(answers.recorded.fetchall())
+        leave_out(running, expiring.expired)
         self._prepare(turns, told, expiring)
         recorded = with_counts(told.recorded, running) if running else told.recorded
         turns.fold(now, expired=expiring.expired, recorded=recorded, due=expiring.due)
@@ -274,27 +245,56 @@ class Claiming:
         changed = bool(rebooted or told.recorded or moved or expiring.any)
         return Folded(queue, state, turns, now, at, changed)
 
-    def _load(self, session: Session, ahead: Asked, queue: QueueRow, state: TurnsRow) -> Turns:
-        anew = self._turns is None or self._version != state.version
-        if anew:
-            page, settings = self._shelf.page, queue.settings
+    def _load(
+        self, session: Session, ahead: Asked, queue: QueueRow, state: TurnsRow, followable: int
+    ) -> Turns:
+        """The engine as the last claim left it: the one that is kept, or a new one."""
+        behind = state.version - self._version
+        self._contended = behind != 0
+        if self._turns is not None and behind == followable:
+            self._shelf.session = session
+            if behind:
+                self._follow(self._turns, ahead, session)
+                _hand_over(self._turns, state)
+            self._shelf.reserve = _RESERVE if behind else 1
+            self._shelf.receive(session, ahead, self._turns.standings)
+            return self._turns
+        if self._turns is not None:
+            page = self._shelf.page
             self.forget()
-            self._shelf = PostgresShelf(settings.mode)
             self._shelf.page = page
-            self._turns = Turns(
-                self._shelf,
-                mode=settings.mode,
-                costs=settings.costs,
-                patience_us=settings.patience_us,
-                number=state.claims,
-                tick=state.tick,
-                clocks=[0, *state.clocks],
-                weights=[0, *state.weights],
-            )
-        assert self._turns is not None
-        self._contended = anew
-        self._shelf.receive(session, ahead, self._turns.standings, anew=anew)
+            with session.together():
+                ahead = Asked(self._shelf, session, NOTHING_BEFORE)
+        settings = queue.settings
+        self._shelf.mode = settings.mode
+        self._turns = Turns(
+            self._shelf,
+            mode=settings.mode,
+            costs=settings.costs,
+            patience_us=settings.patience_us,
+        )
+        _hand_over(self._turns, state)
+        self._shelf.receive(session, ahead, self._turns.standings)
         return self._turns
+
+    def _follow(self, turns: Turns, ahead: Asked, session: Session) -> None:
+        """Let the flows be as other claims have left them; who was not loaded is loaded."""
+        missed = ahead.missed or session.ask(MISSED, (self._version,))
+        unknown = []
+        for customer, rows in groupby(missed.fetchall(), _BY_CUSTOMER):
+            standing = turns.standings.get(customer)
+            if standing is None:
+                self._shelf.drop(customer)
+                unknown.append(customer)
+            else:
+                self._shelf.change(standing, rows)
+                turns.follow(customer)
+        if ahead.load_missed is not None:
+            self._shelf.take_loaded(ahead.load_missed)
+        self._shelf.expect(unknown)
+        for customer in unknown:
+            turns.follow(customer)
+        self._strangers = bool(unknown)
 
     def _prepare(self, turns: Turns, told: Told, expiring: Expiring) -> None:
         """Read the customers of whom something happened, let the shelf know which lines are no
@@ -302,12 +302,11 @@ class Claiming:
         happened = [event for _, events in told.recorded for event in events]
         happened += expiring.expired
         happened += (arrived for _, arrived in expiring.due)
-        self._shelf.expect({event.customer for event in happened}, turns.standings)
+        self._shelf.expect({event.customer for event in happened})
         at_the_end = set(map(id, told.arrivals))
         for event in happened:
             if isinstance(event, Arrived | Left | Returned) and id(event) not in at_the_end:
-                standing = turns.standings.get(event.customer)
-                self._shelf.forget_line(standing, event.customer, event.level)
+                self._shelf.forget_line(event.customer, event.level)
             elif type(event) is Purged:
                 self._purged.append(event.customer)
 
@@ -320,7 +319,7 @@ class Claiming:
             assert isinstance(flow, StoredFlow)
             self._shelf.arrive(flow, arrived.order)
         if told.arrivals:
-            self._shelf.seat_arrived(turns.standings)
+            self._shelf.seat_arrived()
         state.promoted += len(expiring.due)
         for customer, level, priority in expiring.began:
             _move(turns, state, (customer, level, priority), -1)
@@ -344,7 +343,7 @@ class Claiming:
         rows: list[Row],
         folded: Folded,
         wanted: Wanted,
-    ) -> psycopg.Cursor[Row]:
+    ) -> Cursor:
         """Let the picked documents run."""
         state, now = folded.state, folded.now
         state.fence += 1
@@ -365,8 +364,12 @@ class Claiming:
         turns, state = folded.turns, folded.state
         save_standings(session, turns)
         save_flows(session, turns)
+        disturbed = self._shelf.disturbed
+        changed = [(f.customer, f.level, (f.customer, f.level) in disturbed) for f in turns.touched]
+        more = bool(turns.adjusted or self._purged)
         turns.adjusted.clear()
         turns.touched.clear()
+        disturbed.clear()
         for statement in _FORGET_PURGED if self._purged else ():
             session.ask(statement, (self._purged,))
         state.claims, state.tick = turns.number, turns.tick
@@ -375,74 +378,50 @@ class Claiming:
         if max(turns.clocks) > CLOCK_MAX:
             session.ask(_BACK_TO_ZERO, (state.clocks,))
             state.clocks = [0] * LEVELS
-            forget = True
-        state.write(session)
+            more = forget = True
+        state.write(session, None if more else changed)
         self._version, self._since = state.version, self._since_next
         self._purged = []
         if forget:
-            self._turns, self._version = None, _NO_VERSION
-
-    def _claims(
-        self,
-        started: psycopg.Cursor[Row],
-        picks: list[Pick],
-        rows: list[Row],
-        folded: Folded,
-        wanted: Wanted,
-    ) -> list[Claim]:
-        """What was claimed, in the order of the turns."""
-        found = {row[_NUMBER_IN_CLAIM]: row for row in started.fetchall()}
-        claimed = []
-        for row in rows:
-            *values, body_bytes = found[row[NUMBER]]
-            if body_bytes is not None:
-                values[BODY] = body_bytes
-            claimed.append(tuple(values))
-        return to_claims(
-            claimed,
-            [self._shelf.names[pick.customer] for pick in picks],
-            folded.queue.key,
-            fence=folded.state.fence,
-            worker=wanted.worker,
-            at=folded.now,
-            lease_ends_at=folded.now + wanted.lease_us,
-        )
+            self._drop()
 
     def forget(self) -> None:
-        """Read everything anew next time."""
-        self._turns, self._version = None, _NO_VERSION
-        self._since = "0"
+        """Read everything anew next time, also what was recorded long ago."""
+        self._drop()
+        self._since = NOTHING_BEFORE
         self._purged = []
 
+    def _drop(self) -> None:
+        self._turns, self._version = None, _NO_VERSION
+        self._shelf = PostgresShelf(Mode.FAIR)
 
-def _told(rows: list[Row]) -> tuple[Told, dict[int, dict[int, int]], list[Row]]:
-    """What was recorded; of customers that got a limit, how many documents run; and what others
-    have moved."""
-    running: dict[int, dict[int, int]] = {}
-    events: list[Row] = []
-    moved: list[Row] = []
+
+def _claims(
+    started: Cursor, rows: list[Row], names: list[str], folded: Folded, wanted: Wanted
+) -> list[Claim]:
+    """What was claimed, in the order of the turns."""
+    found = {row[_NUMBER_IN_CLAIM]: row for row in started.fetchall()}
+    claimed = []
     for row in rows:
-        customer, level, n, priority, _ = row[7:]
-        if customer is None:
-            events.append(row[:7])
-        elif priority is None:
-            running.setdefault(customer, {})[level] = n
-        else:
-            moved.append(row[7:])
-    told = to_recorded(events)
-    for _, happened in told.recorded:
-        for event in happened:
-            if type(event) is Changed and event.limit is not None:
-                running.setdefault(event.customer, {})
-    return told, running, moved
+        *values, body_bytes = found[row[NUMBER]]
+        if body_bytes is not None:
+            values[BODY] = body_bytes
+        claimed.append(tuple(values))
+    return to_claims(
+        claimed,
+        names,
+        folded.queue.key,
+        fence=folded.state.fence,
+        worker=wanted.worker,
+        at=folded.now,
+        lease_ends_at=folded.now + wanted.lease_us,
+    )
 
 
-def _leave_out(running: dict[int, dict[int, int]], ended: Iterable[Event]) -> None:
-    """Some of what was counted as running does not run any more."""
-    for event in ended:
-        if event.customer in running and isinstance(event, Ended | Finished | Returned):
-            levels = running[event.customer]
-            levels[event.level] -= event.n if isinstance(event, Ended) else 1
+def _hand_over(turns: Turns, state: TurnsRow) -> None:
+    """Let an engine stand where the last claim has left the turns."""
+    turns.number, turns.tick = state.claims, state.tick
+    turns.clocks, turns.weights = [0, *state.clocks], [0, *state.weights]
 
 
 def _move(turns: Turns, state: TurnsRow, place: tuple[int, int, int], n: int) -> None:

@@ -50,7 +50,7 @@ LOCK_LIMITS = "SELECT pg_advisory_xact_lock(hashtext('fairturn.'), 2)"
 # the dead rows included; and a statement that was prepared would be planned anew for each value.
 PLAN_BY_INDEXES = """
     set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-    set_config('enable_mergejoin', 'off', true),
+    set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true),
     set_config('plan_cache_mode', 'force_generic_plan', true)"""
 SHARE_BOTH = f"""
     SELECT {PLAN_BY_INDEXES}, pg_advisory_xact_lock_shared(hashtext('fairturn.'), 1),

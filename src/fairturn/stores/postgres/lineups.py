@@ -166,7 +166,7 @@ def look_ahead(session: Session, queue: QueueRow, now: int, uptime: Uptime) -> A
     counts = {c: dict(Counter(row[3] for row in still if row[2] == c)) for c in limited}
     happened = {event.customer for _, events in recorded for event in events}
     happened |= {event.customer for event in expired} | {event.customer for _, event in due}
-    shelf.expect(happened, turns.standings)
+    shelf.expect(happened)
     turns.fold(now, expired=expired, recorded=with_counts(recorded, counts), due=due)
     return ahead
 

@@ -157,18 +157,20 @@ def to_queue(row: Row, cache: SettingsCache) -> QueueRow:
 
 # ── Where the order of service stands ────────────────────────────────────────────────────────────
 
-TURNS_COLUMNS = "version, claims, fence, tick, clocks, weights, floors, taken, promoted, boot"
+TURNS_COLUMNS = "version, claims, fence, tick, clocks, weights, taken, promoted, boot"
 TURNS = f"SELECT {TURNS_COLUMNS} FROM fairturn.turns ORDER BY version DESC LIMIT 1"
+# So many rows are kept, for processes that have not seen the last of them.
+TURNS_KEPT = 64
 _ADD_TURNS = """
     WITH gone AS (DELETE FROM fairturn.turns WHERE version = %s)
-    INSERT INTO fairturn.turns
-        (version, claims, fence, tick, clocks, weights, floors, taken, promoted, boot)
-    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"""
+    INSERT INTO fairturn.turns (version, claims, fence, tick, clocks, weights, taken,
+        promoted, boot, customers, levels, disturbed)
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s::smallint[], %s::boolean[])"""
 # Engines that processes keep from claim to claim are to be read anew. Under the queue's lock.
 FORGET_TURNS = """
     WITH old AS (DELETE FROM fairturn.turns RETURNING *)
     INSERT INTO fairturn.turns
-    SELECT version + 1, claims, fence, tick, clocks, weights, floors, taken, promoted, boot
+    SELECT version + 1, claims, fence, tick, clocks, weights, taken, promoted, boot
     FROM old ORDER BY version DESC LIMIT 1"""
 
 
@@ -181,7 +183,6 @@ class TurnsRow:
         "claims",
         "clocks",
         "fence",
-        "floors",
         "promoted",
         "taken",
         "tick",
@@ -191,24 +192,28 @@ class TurnsRow:
 
     def __init__(self, row: Row) -> None:
         self.version, self.claims, self.fence, self.tick = row[:4]
-        self.clocks, self.weights, self.floors, self.taken, self.promoted, self.boot = row[4:]
+        self.clocks, self.weights, self.taken, self.promoted, self.boot = row[4:]
 
-    def write(self, session: Session) -> None:
-        """As the next version."""
+    def write(self, session: Session, changed: Sequence[Row] | None) -> None:
+        """As the next version. `changed`: customer, level and whether it was disturbed, of each
+        flow; None if others cannot follow by that."""
         self.version += 1
+        flows: list[Any] = [None, None, None]
+        if changed is not None:
+            flows = columns(changed) or [[], [], []]
         session.ask(
             _ADD_TURNS,
             (
-                self.version - 1,
+                self.version - TURNS_KEPT,
                 self.version,
                 self.claims,
                 self.fence,
                 self.tick,
                 self.clocks,
                 self.weights,
-                self.floors,
                 self.taken,
                 self.promoted,
                 self.boot,
+                *flows,
             ),
         )

@@ -46,7 +46,7 @@ def save_flows(session: Session, turns: Turns) -> None:
         bound = flow.bound
         if since is None or bound is None or not bound <= since <= bound + slack:
             bound = since
-        flow.bound, flow.held = bound, standing.held
+        flow.since, flow.bound, flow.held = since, bound, standing.held
         row = (
             flow.customer,
             flow.level,
