@@ -410,21 +410,22 @@ def test_processes_that_claim_by_turns_give_the_order_of_one(url: str, mode: Mod
     first = Settings(mode=mode, patience_s=20)
     memory = MemoryStore(settings=first, clock=clock, key=1)
     processes = [PostgresStore(url, settings=first, clock=clock, key=1) for _ in range(3)]
-    for store in (memory, processes[0]):
+    both: list[Store] = [memory, processes[0]]
+    for store in both:
         store.adjust("c3", CustomerSettings(weight=3))
         store.adjust("c5", CustomerSettings(limit=2))
     running: list[Any] = []
 
     for step in range(120):
         server = random.choice(processes)
-        stores: list[Store] = [memory, server]
+        both = [memory, server]
         names = [f"c{random.randrange(60)}" for _ in range(random.choice([0, 1, 30, 90]))]
         ended, running = running[: random.randrange(12)], running[random.randrange(12) :]
         cancelled = [each.document.id for each in ended[:1]]
         outcomes = [_end(each.fence, random) for each in ended]
         n = random.choice([1, 1, 5, 40])
         answers = []
-        for store in stores:
+        for store in both:
             store.submit([new(name) for name in names])
             store.cancel(cancelled)
             answers.append(store.claim(n, worker="w", lease_us=LEASE_US, outcomes=outcomes))

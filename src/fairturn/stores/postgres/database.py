@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import tuple_row
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
@@ -24,14 +23,15 @@ from fairturn import crash
 from fairturn.clock import stopwatch
 from fairturn.errors import FairturnError, StoreError, StoreFull, StoreRefused, StoreUnavailable
 from fairturn.stores.postgres.adapting import ADAPTERS, adapt
+from fairturn.stores.postgres.addressing import CONNECT_S, parse
 from fairturn.stores.values import Row
 
 SCHEMA = "fairturn"
 VERSION_MIN = 140000
 POOL_MAX = 10
-CONNECT_S = 10
 # How long a call waits for a connection, or for others, before it gives up.
 WAIT_S = 10.0
+_LOOK_S = 2.0  # how long it waits before it looks whether the server answers
 _PAUSE_S = 0.01  # before trying again what somebody else holds
 ATTEMPTS = 5  # at one transaction that others or a lost connection have ended
 
@@ -58,27 +58,15 @@ SHARE_BOTH = f"""
 LOCK_GATE = "SELECT pg_advisory_xact_lock(hashtext('fairturn.'), 3)"
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}", re.ASCII)
-_KEEPALIVES = {
-    "keepalives": "1",
-    "keepalives_idle": "20",
-    "keepalives_interval": "5",
-    "keepalives_count": "3",
-    "tcp_user_timeout": "30000",
-    "target_session_attrs": "read-write",
-    "application_name": "fairturn",
-    "connect_timeout": str(CONNECT_S),
-}
-
 T = TypeVar("T")
+Connection = psycopg.Connection[Any]
 Values = Sequence[Any] | Mapping[str, Any]
 
 
 class Session:
     """A connection for the time of one call."""
 
-    def __init__(
-        self, connection: psycopg.Connection[Any], schema: str, *, foreign: bool = False
-    ) -> None:
+    def __init__(self, connection: Connection, schema: str, *, foreign: bool = False) -> None:
         self.connection = connection
         self.committing = False  # whether a COMMIT may have reached the server
         self._schema = schema
@@ -140,7 +128,7 @@ class Database:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._pool_max = pool_max
-        self._pool: ConnectionPool[psycopg.Connection[Any]] | None = None
+        self._pool: ConnectionPool[Connection] | None = None
         self._closed = False
         self.pooled = False  # whether something stands between us and the server
         self._look()
@@ -162,12 +150,12 @@ class Database:
                 f"fairturn needs version {VERSION_MIN // 10000} or newer"
             )
 
-    def connect(self, url: str | None = None) -> psycopg.Connection[Any]:
+    def connect(self, url: str | None = None) -> Connection:
         """A connection of one's own."""
         conninfo = self.conninfo if url is None else parse(url)[0]
         return psycopg.connect(conninfo, autocommit=True, context=ADAPTERS, prepare_threshold=None)
 
-    def _configure(self, connection: psycopg.Connection[Any]) -> None:
+    def _configure(self, connection: Connection) -> None:
         """Prepare statements where they stay prepared. A pooler gives out a number of its own for
         the server's process, and each transaction may meet another one."""
         prepare = self._prepare
@@ -177,7 +165,7 @@ class Database:
             prepare = not self.pooled
         connection.prepare_threshold = 1 if prepare else None
 
-    def _connections(self) -> ConnectionPool[psycopg.Connection[Any]]:
+    def _connections(self) -> ConnectionPool[Connection]:
         with self._lock:
             if self._closed:
                 raise StoreUnavailable(f"{self.name} was closed")
@@ -199,13 +187,12 @@ class Database:
     def session(self) -> Iterator[Session]:
         """A connection, given back afterwards without a transaction under way."""
         self.check_process()
-        pool = self._connections()
-        connection = pool.getconn(WAIT_S)
+        pool, connection = self._take()
         while not _is_quiet(connection):
             # The server has said something to nobody: as a rule, that it has ended the connection.
             connection.close()
             pool.putconn(connection)
-            connection = pool.getconn(WAIT_S)
+            pool, connection = self._take()
         try:
             yield Session(connection, self.schema)
         except BaseException:
@@ -214,6 +201,24 @@ class Database:
             raise
         finally:
             pool.putconn(connection)
+
+    def _take(self) -> tuple[ConnectionPool[Connection], Connection]:
+        """A connection, and the pool that it goes back to. A pool that has failed to connect waits
+        longer and longer before it tries again; so we look ourselves whether the server is back."""
+        until = stopwatch() + WAIT_S
+        while True:
+            pool = self._connections()
+            try:
+                return pool, pool.getconn(min(_LOOK_S, WAIT_S))
+            except PoolTimeout:
+                self.connect().close()
+                if pool.get_stats()["pool_size"] < self._pool_max:
+                    with self._lock:
+                        if self._pool is pool:
+                            self._pool = None
+                    pool.close(timeout=0)
+                elif stopwatch() > until:
+                    raise
 
     def transact(self, work: Callable[[Session], T]) -> T:
         """Run one transaction, which `work` begins and commits. What another transaction has ended
@@ -301,7 +306,10 @@ class Database:
         if isinstance(error, PoolClosed):
             return StoreUnavailable(f"{self.name} was closed")
         if isinstance(error, PoolTimeout):
-            return self._why_not()
+            return StoreUnavailable(
+                f"all {self._pool_max} connections to {self.name} were in use for {WAIT_S:g} s; "
+                "try again, or raise pool_max"
+            )
         said = _said(error)
         if isinstance(error, errors.InsufficientPrivilege):
             return StoreRefused(
@@ -334,18 +342,8 @@ class Database:
             return StoreUnavailable(f"{self.name} cannot be reached, or gave up ({said}); {after}")
         return StoreError(f"{self.name}: {said}")
 
-    def _why_not(self) -> StoreError:
-        try:
-            self.connect().close()
-        except psycopg.Error as error:
-            return self.translate(error)
-        return StoreUnavailable(
-            f"all {self._pool_max} connections to {self.name} were in use for {WAIT_S:g} s; "
-            "try again, or raise pool_max"
-        )
 
-
-def _is_quiet(connection: psycopg.Connection[Any]) -> bool:
+def _is_quiet(connection: Connection) -> bool:
     """Whether an idle connection has nothing to be read."""
     if connection.closed:
         return False
@@ -364,28 +362,6 @@ _ENDED = (
     errors.CannotConnectNow,
     errors.IdleInTransactionSessionTimeout,
 )
-
-
-_NO_URL = (
-    "the address of the database is no PostgreSQL URL; write "
-    "postgresql://role:password@host:port/database, with %-signs for special characters"
-)
-
-
-def parse(url: str) -> tuple[str, str]:
-    """A URL as the driver takes it, and a name for people, without a password."""
-    try:
-        parts = conninfo_to_dict(url)
-    except psycopg.Error:
-        # Without what the driver says, which may hold a part of the password.
-        raise StoreRefused(_NO_URL) from None
-    if not re.fullmatch(r"[\d,]*", str(parts.get("port") or "")):
-        raise StoreRefused(_NO_URL)
-    host = parts.get("host") or parts.get("hostaddr") or "localhost"
-    port = f":{parts['port']}" if parts.get("port") else ""
-    name = f"the database {parts.get('dbname') or parts.get('user') or ''!s} at {host}{port}"
-    given = {name: value for name, value in _KEEPALIVES.items() if parts.get(name) is None}
-    return make_conninfo(url, **given), name
 
 
 def _said(error: Exception) -> str:
