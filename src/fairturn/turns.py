@@ -54,12 +54,19 @@ class _Stream(Generic[Entry]):
         self._first: Entry | None = None
         self._read = False
 
-    def first_unless(self, loaded: Callable[[Entry], bool]) -> Entry | None:
-        """The first entry that stands for something that is not loaded yet."""
+    def first_unless(
+        self, loaded: Callable[[Entry], bool], up_to: tuple[int, ...] | None
+    ) -> Entry | None:
+        """The first entry that stands for something that is not loaded yet; or one after `up_to`,
+        beyond which nobody wants to know."""
         if not self._read:
             self._read = True
             self._first = next(self._entries, None)
-        while self._first is not None and loaded(self._first):
+        while (
+            self._first is not None
+            and (up_to is None or self._first <= up_to)
+            and loaded(self._first)
+        ):
             self._first = next(self._entries, None)
         return self._first
 
@@ -312,7 +319,8 @@ class Turns:
     def _next_turn(self) -> Flow | None:
         """The active flow with the smallest (level, virtual_time, tick)."""
         first = self._first_place()
-        stored = self._stored_places.first_unless(self._has_flow)
+        up_to = None if first is None else self._places[0]
+        stored = self._stored_places.first_unless(self._has_flow, up_to)
         if stored is None or (first is not None and self._places[0] < stored):
             return first
         level, _, _, customer = stored
@@ -344,7 +352,7 @@ class Turns:
         before = now - self.patience_us
         while True:
             first = self._first_head(before)
-            stored = self._stored_heads.first_unless(self._has_customer)
+            stored = self._stored_heads.first_unless(self._has_customer, first or (before,))
             if stored is None or stored[0] >= before or (first is not None and first < stored):
                 break
             self._load(stored[2])

@@ -255,7 +255,7 @@ class Claiming:
             self._shelf.session = session
             if behind:
                 self._follow(self._turns, ahead, session)
-                _hand_over(self._turns, state)
+                self._hand_over(self._turns, state)
             self._shelf.reserve = _RESERVE if behind else 1
             self._shelf.receive(session, ahead, self._turns.standings)
             return self._turns
@@ -273,9 +273,15 @@ class Claiming:
             costs=settings.costs,
             patience_us=settings.patience_us,
         )
-        _hand_over(self._turns, state)
+        self._hand_over(self._turns, state)
         self._shelf.receive(session, ahead, self._turns.standings)
         return self._turns
+
+    def _hand_over(self, turns: Turns, state: TurnsRow) -> None:
+        """Let an engine stand where the last claim has left the turns."""
+        turns.number, turns.tick = state.claims, state.tick
+        turns.clocks, turns.weights = [0, *state.clocks], [0, *state.weights]
+        self._shelf.weights = turns.weights
 
     def _follow(self, turns: Turns, ahead: Asked, session: Session) -> None:
         """Let the flows be as other claims have left them; who was not loaded is loaded."""
@@ -416,12 +422,6 @@ def _claims(
         at=folded.now,
         lease_ends_at=folded.now + wanted.lease_us,
     )
-
-
-def _hand_over(turns: Turns, state: TurnsRow) -> None:
-    """Let an engine stand where the last claim has left the turns."""
-    turns.number, turns.tick = state.claims, state.tick
-    turns.clocks, turns.weights = [0, *state.clocks], [0, *state.weights]
 
 
 def _move(turns: Turns, state: TurnsRow, place: tuple[int, int, int], n: int) -> None:

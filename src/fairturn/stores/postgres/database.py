@@ -5,6 +5,7 @@ come from PgBouncer in transaction mode. Statements are prepared only on a conne
 straight to the server.
 """
 
+import logging
 import os
 import re
 import select
@@ -58,6 +59,8 @@ SHARE_BOTH = f"""
 LOCK_GATE = "SELECT pg_advisory_xact_lock(hashtext('fairturn.'), 3)"
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}", re.ASCII)
+_NOWHERE = logging.NullHandler()
+
 T = TypeVar("T")
 Connection = psycopg.Connection[Any]
 Values = Sequence[Any] | Mapping[str, Any]
@@ -163,13 +166,15 @@ class Database:
             ((pid,),) = connection.execute("SELECT pg_backend_pid()").fetchall()
             self.pooled = pid != connection.info.backend_pid
             prepare = not self.pooled
-        connection.prepare_threshold = 1 if prepare else None
+        connection.prepare_threshold = 0 if prepare else None
 
     def _connections(self) -> ConnectionPool[Connection]:
         with self._lock:
             if self._closed:
                 raise StoreUnavailable(f"{self.name} was closed")
             if self._pool is None:
+                # What it says about lost connections we say ourselves, when somebody needs one.
+                logging.getLogger("psycopg.pool").addHandler(_NOWHERE)
                 self._pool = ConnectionPool(
                     self.conninfo,
                     kwargs={"autocommit": True, "context": ADAPTERS, "prepare_threshold": None},

@@ -69,6 +69,8 @@ class PostgresShelf:
         self._position = (0, 0, 0)  # up to here the turns were read
         self._turns: list[tuple[int, int, int, int]] = []  # read, the next one last
         self._turns_left = True  # whether there are more in the database
+        self._repeated = False  # whether most of the last page was of customers that are loaded
+        self.weights: list[int] = []  # of the active flows of each level, those not loaded too
         self._heads: list[tuple[int, int, int]] = []
         self._heads_left = True
         self._head = (_LOWEST_INT, 0)
@@ -83,6 +85,9 @@ class PostgresShelf:
 
     def page_values(self) -> dict[str, int] | None:
         if not self._turns_left or len(self._turns) >= self.page:
+            return None
+        if self._repeated and self._knows_all():
+            self._turns_left = False  # for ever: who becomes active from now on is told of
             return None
         level, place, tick = self._position
         first = self._position == (0, 0, 0)
@@ -131,6 +136,7 @@ class PostgresShelf:
         if turns:
             self._position = turns[-1][:3]
         self._turns_left = len(turns) == page.size
+        self._repeated = 2 * sum(row[3] in self._standings for row in turns) > len(turns)
         self._turns[:0] = [(row[0], row[1], row[2], row[3]) for row in reversed(turns)]
 
     def take_loaded(self, cursor: Cursor) -> None:
@@ -138,6 +144,15 @@ class PostgresShelf:
         for customer, rows in groupby(cursor.fetchall(), _BY_CUSTOMER):
             if customer not in self._standings:
                 self._loaded[customer] = list(rows)
+
+    def _knows_all(self) -> bool:
+        """Whether every flow that is active is loaded: then their weights add up."""
+        loaded = [0] * len(self.weights)
+        for standing in self._standings.values():
+            for flow in standing.flows.values():
+                if flow.active:
+                    loaded[flow.level] += standing.weight
+        return loaded == self.weights
 
     def _take_heads(self, page: list[Row], size: int) -> None:
         self._heads = [(row[0], row[1], row[2]) for row in reversed(page)]
