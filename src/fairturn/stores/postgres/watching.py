@@ -109,7 +109,7 @@ class Watching:
             self._hints.wait()
             self._hints.clear()
             with suppress(StoreError, psycopg.Error, PoolTimeout), self._database.session() as one:
-                one.connection.execute(_NOTIFY.format(channel=self._channel))
+                one.connection.execute(_NOTIFY.format(channel=self._channel), prepare=False)
             self._closing.wait(_TOGETHER_S)
 
     # ── Hearing hints ────────────────────────────────────────────────────────────────────────────
