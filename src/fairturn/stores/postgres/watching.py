@@ -17,7 +17,7 @@ from fairturn.errors import StoreError
 from fairturn.stores.postgres.database import Database
 
 POLL_S = 1.0
-_TOGETHER_S = 0.005  # changes within so short a time share a hint
+_TOGETHER_S = 0.015  # changes within so short a time share a hint
 _CHECK_S = 10.0  # a listener that has heard nothing for so long looks whether it is heard
 _AGAIN_S = (1.0, 5.0, 15.0)  # between attempts to listen
 
