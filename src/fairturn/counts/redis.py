@@ -252,7 +252,7 @@ class RedisClusterCounts:
         # Looking for the right node may take several steps, so they are bounded together.
         try:
             return within(self._timeout_s, self._name, call)
-        except failures.RedisError as error:
+        except (failures.RedisError, failures.RedisClusterException) as error:
             raise translated(error, self._name, self._timeout_s) from error
 
 
@@ -312,7 +312,7 @@ def memory_concerns(name: str, memory: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def translated(error: failures.RedisError, name: str, timeout_s: float) -> StoreError:
+def translated(error: Exception, name: str, timeout_s: float) -> StoreError:
     """A driver's error as one of ours."""
     if isinstance(error, failures.AuthenticationError | failures.NoPermissionError):
         return StoreRefused(f"{name} does not let us in: {error}; check user, password and ACL")
