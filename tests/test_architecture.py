@@ -21,21 +21,21 @@ ROOT = Path(__file__).parent.parent
 # Lowest first. A part is a module of fairturn, or a package with all its modules. It imports from
 # the lines before its own; the modules of one package may import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "text", "crash", "ids", "clock", "priority", "locales", "reasons"),
+    ("errors", "text", "crash", "ids", "clock", "priority", "locales", "reasons", "access"),
     ("flows",),
     ("turns", "model"),
     ("situation",),
     ("store", "position"),
     ("content", "stores", "forecast"),
     ("submission", "filters", "explain", "counts"),
-    ("queue", "sentences"),
+    ("queue", "keys", "sentences"),
     ("worker",),
     ("config", "handlers"),
     ("backup", "demo"),
-    ("cli", "web", "integrations", "simulator", "testing"),
+    ("cli", "service", "web", "integrations", "simulator", "testing"),
 )
 # The only imports between two parts of one line: who imports, and what.
-WITHIN_A_LAYER = {("cli", "simulator")}
+WITHIN_A_LAYER = {("cli", "simulator"), ("cli", "service")}
 
 LAYER_OF = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}
 TOP = len(LAYERS) - 1

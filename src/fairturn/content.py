@@ -36,6 +36,22 @@ _NOTHING = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)  # or a symbolic link, whi
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
+class Writing(Protocol):
+    """A content that is being written, piece by piece: for bytes that come when they come."""
+
+    def write(self, chunk: bytes) -> None:
+        """Add bytes. More than allowed raise `ValueError`, a full disk `StoreFull`."""
+        ...
+
+    def finish(self) -> ContentRef:
+        """The content; it is on stable storage when this returns."""
+        ...
+
+    def abandon(self) -> None:
+        """Keep nothing. After `finish`, or twice, it does no harm and changes nothing."""
+        ...
+
+
 class Contents(Protocol):
     """Bytes under names that are made here: no name from outside is ever part of a path."""
 
@@ -47,6 +63,11 @@ class Contents(Protocol):
         More bytes than allowed raise `ValueError`, a full disk `StoreFull`; what `chunks` raises
         is passed on. In each case nothing is kept.
         """
+        ...
+
+    def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> Writing:
+        """Begin a content whose bytes are not all there yet; its writer finishes or abandons it.
+        What neither happens to, because of a crash, is swept."""
         ...
 
     def open(self, ref: ContentRef) -> BinaryIO:
@@ -132,50 +153,27 @@ class Folder:
     def put(
         self, chunks: Iterable[bytes], *, size_bytes_max: int = CONTENT_BYTES_MAX
     ) -> ContentRef:
+        writing = self.begin(size_bytes_max=size_bytes_max)
+        try:
+            for chunk in chunks:
+                writing.write(chunk)
+            return writing.finish()
+        finally:
+            writing.abandon()
+
+    def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> "_File":
         name = _checked(self._new_name())
         crash.point("content-before-write")
         with self._translated("write"):
             folder = self._make_subfolder(name[:2])
         try:
-            return self._put(folder, name, chunks, size_bytes_max)
-        finally:
-            os.close(folder)
-
-    def _put(
-        self, folder: int, name: str, chunks: Iterable[bytes], size_bytes_max: int
-    ) -> ContentRef:
-        present = name + _UNFINISHED
-        digest = hashlib.sha256()
-        size_bytes = 0
-        with self._translated("write"):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            file = os.open(present, flags, mode=0o600, dir_fd=folder)
-        try:
-            for chunk in chunks:
-                size_bytes += len(chunk)
-                if size_bytes > size_bytes_max:
-                    raise ValueError(
-                        f"the content has more than {size_bytes_max:,} bytes; no more are allowed"
-                    )
-                digest.update(chunk)
-                with self._translated("write"):
-                    _write(file, chunk)
             with self._translated("write"):
-                # The age of a content follows the same clock as everything else.
-                os.utime(file, ns=(self._clock.now() * 1000,) * 2)
-                os.fsync(file)
-                crash.point("content-before-rename")
-                os.rename(present, name, src_dir_fd=folder, dst_dir_fd=folder)
-                present = name
-                os.fsync(folder)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+                file = os.open(name + _UNFINISHED, flags, mode=0o600, dir_fd=folder)
         except BaseException:
-            with suppress(OSError):
-                os.unlink(present, dir_fd=folder)
+            os.close(folder)
             raise
-        finally:
-            os.close(file)
-        crash.point("content-after-rename")
-        return ContentRef(name, size_bytes, digest.digest())
+        return _File(self, name, folder, file, size_bytes_max)
 
     def open(self, ref: ContentRef) -> BinaryIO:
         name = _checked(ref.name)
@@ -267,6 +265,59 @@ class Folder:
         if error.errno in _FULL:
             return StoreFull(f"the disk of {self.path} is full; nothing was stored by this call")
         return StoreError(f"{self.path}: cannot {verb} a content: {error.strerror or error}")
+
+
+class _File:
+    """A file of a folder that is being written; under its name only when it is whole."""
+
+    def __init__(
+        self, owner: Folder, name: str, folder: int, file: int, size_bytes_max: int
+    ) -> None:
+        self._owner = owner
+        self._name = name
+        self._present: str | None = name + _UNFINISHED
+        self._folder, self._file = folder, file
+        self._size_bytes_max = size_bytes_max
+        self._size_bytes = 0
+        self._digest = hashlib.sha256()
+        self._closed = False
+
+    def write(self, chunk: bytes) -> None:
+        self._size_bytes += len(chunk)
+        if self._size_bytes > self._size_bytes_max:
+            raise ValueError(
+                f"the content has more than {self._size_bytes_max:,} bytes; no more are allowed"
+            )
+        self._digest.update(chunk)
+        with self._owner._translated("write"):
+            _write(self._file, chunk)
+
+    def finish(self) -> ContentRef:
+        with self._owner._translated("write"):
+            # The age of a content follows the same clock as everything else.
+            os.utime(self._file, ns=(self._owner._clock.now() * 1000,) * 2)
+            os.fsync(self._file)
+            crash.point("content-before-rename")
+            assert self._present is not None
+            os.rename(self._present, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            self._present = self._name
+            os.fsync(self._folder)
+        self._present = None
+        self._close()
+        crash.point("content-after-rename")
+        return ContentRef(self._name, self._size_bytes, self._digest.digest())
+
+    def abandon(self) -> None:
+        if self._present is not None and not self._closed:
+            with suppress(OSError):
+                os.unlink(self._present, dir_fd=self._folder)
+        self._close()
+
+    def _close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            os.close(self._file)
+            os.close(self._folder)
 
 
 class TemporaryFolder(Folder):

@@ -65,6 +65,14 @@ class Kind(StrEnum):
     CONTENT = "content"  # bytes
 
 
+class ContentRef(NamedTuple):
+    """Bytes that lie outside the database, written and synced."""
+
+    name: str
+    size_bytes: int
+    sha256: bytes
+
+
 class Submission(NamedTuple):
     """One document to submit with `Queue.submit_many`; `Queue.submit` takes the same words."""
 
@@ -78,14 +86,7 @@ class Submission(NamedTuple):
     cost: float | None = None
     due_at: datetime | int | None = None  # an aware datetime, or a moment
     parent: str | None = None
-
-
-class ContentRef(NamedTuple):
-    """Bytes that lie outside the database, written and synced."""
-
-    name: str
-    size_bytes: int
-    sha256: bytes
+    written: ContentRef | None = None  # a content that `Contents.begin` has put there already
 
 
 class NewDocument(NamedTuple):

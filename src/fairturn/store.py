@@ -13,6 +13,7 @@ folds it in, in the order of recording; so a submitter stalled inside its transa
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from fairturn.access import AccessKey
 from fairturn.model import (
     NO_PROGRESS,
     Claimed,
@@ -31,7 +32,7 @@ from fairturn.model import (
     Stored,
     Summary,
 )
-from fairturn.situation import Situation
+from fairturn.situation import Seen, Situation
 
 
 class Store(Protocol):
@@ -146,6 +147,18 @@ class Store(Protocol):
         """
         ...
 
+    def workers(self) -> list[Seen]:
+        """Who has claimed, or asked for something to claim, within a day; by name, 1,000 at most."""
+        ...
+
+    def oldest_waiting(self) -> Mapping[int, int]:
+        """By level, where anything waits: the moment since which the oldest document waits.
+
+        It is that of the first document of each customer that has its turn next, so it is right
+        also while nobody claims.
+        """
+        ...
+
     def prune(self, *, documents_max: int = 1_000) -> list[str] | None:
         """Forget a batch of what nobody needs: ended documents past their age, keys past 24 h,
         idle customers without settings.
@@ -155,7 +168,8 @@ class Store(Protocol):
         ...
 
     def purge(self, customer: str) -> list[str]:
-        """Delete a customer with all documents, waiting, running and ended, settings and count.
+        """Delete a customer with all documents, waiting, running and ended, settings, count and
+        access keys.
 
         Attempts under way lose their lease. Answers with the contents that can now be deleted.
         """
@@ -163,6 +177,31 @@ class Store(Protocol):
 
     def unreferenced(self, content_names: Sequence[str]) -> list[str]:
         """Which of these contents belong to no document."""
+        ...
+
+    def add_key(self, key: AccessKey) -> None:
+        """Keep a new access key. One of the same id, or too many of them, is a `ValueError`."""
+        ...
+
+    def access_key(self, id: str) -> AccessKey | None:
+        """The access key of this id, whether it has ended or not."""
+        ...
+
+    def access_keys(
+        self, *, customer: str | None = None, after: str | None = None, size: int = 100
+    ) -> list[AccessKey]:
+        """The access keys, or those of one customer, by their ids, from the one after `after` on."""
+        ...
+
+    def end_key(self, id: str, at: int) -> AccessKey | None:
+        """Let an access key end at a moment; one that ends before stays so. None: no such key."""
+        ...
+
+    def note_use(self, id: str, at: int) -> None:
+        """Note that an access key was used; never an earlier moment than is noted already.
+
+        It need not be durable when it returns, and does not change the version.
+        """
         ...
 
     def version(self) -> int:

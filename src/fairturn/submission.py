@@ -25,6 +25,7 @@ from fairturn.model import (
     METADATA_KEYS_MAX,
     NAME_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
+    ContentRef,
     Kind,
     NewDocument,
     Submission,
@@ -52,7 +53,7 @@ class Encoder:
         customer = s.customer
         if type(customer) is not str or customer not in self._customers:
             self._customers.add(text.identity(customer, "customer", CUSTOMER_BYTES_MAX))
-        if s.content is None and s.file is None:
+        if s.content is None and s.file is None and s.written is None:
             body = to_json(s.payload, "payload", PAYLOAD_BYTES_MAX)
             size_bytes = len(body)  # JSON text is ASCII
             if (
@@ -70,10 +71,10 @@ class Encoder:
         try:
             return self._encode(s, source)
         finally:
-            if s.file is not None and not isinstance(source, bytes):
+            if s.file is not None and not isinstance(source, bytes | ContentRef):
                 source.close()
 
-    def _encode(self, s: Submission, source: str | bytes | BinaryIO) -> NewDocument:
+    def _encode(self, s: Submission, source: str | bytes | BinaryIO | ContentRef) -> NewDocument:
         name = Path(s.file).name if s.name is None and s.file is not None else s.name
         name = None if name is None else _name(name)
         metadata = None if s.metadata is None else _metadata(s.metadata)
@@ -106,7 +107,7 @@ class Encoder:
         )
 
     def _keep(
-        self, source: str | bytes | BinaryIO
+        self, source: str | bytes | BinaryIO | ContentRef
     ) -> tuple[str | bytes | None, int, bytes | None, str | None]:
         """What the row gets: the body, its size, its SHA-256, and where it lies if not in the row.
 
@@ -116,6 +117,8 @@ class Encoder:
             if len(source) <= INLINE_BYTES_MAX:
                 return source, len(source), None, None
             ref = self._contents.put([source.encode()])
+        elif isinstance(source, ContentRef):
+            ref = source
         else:
             stream = BytesIO(source) if isinstance(source, bytes) else source
             first = _first_bytes(stream, INLINE_BYTES_MAX + 1)
@@ -188,11 +191,15 @@ def _too_deep(what: str) -> str:
     )
 
 
-def _source(s: Submission) -> bytes | BinaryIO:
+def _source(s: Submission) -> bytes | BinaryIO | ContentRef:
     """The bytes of a content, or a stream of them; a file is opened here."""
-    given = [word for word in ("payload", "content", "file") if getattr(s, word) is not None]
+    given = [
+        word for word in ("payload", "content", "file", "written") if getattr(s, word) is not None
+    ]
     if len(given) > 1:
         raise ValueError(f"{' and '.join(given)} were given; a document carries one of them")
+    if s.written is not None:
+        return s.written
     if s.file is not None:
         return _opened(s.file)
     if isinstance(s.content, bytes | bytearray | memoryview):

@@ -10,6 +10,7 @@ from secrets import randbits
 from typing import Any
 
 from fairturn import ids
+from fairturn.access import ACCESS_KEYS_MAX, AccessKey
 from fairturn.clock import Clock, SystemClock
 from fairturn.flows import (
     Arrived,
@@ -55,7 +56,7 @@ from fairturn.model import (
     weight_in_thousandths,
 )
 from fairturn.priority import Count
-from fairturn.situation import WORKERS_KEPT_US, Notes, Seen, Situation
+from fairturn.situation import WORKERS_KEPT_US, WORKERS_MAX, Notes, Seen, Situation
 from fairturn.stores.admission import CustomerBook, KnownKey, ParentBook, admit
 from fairturn.stores.ending import Attempt, Ending, end_of, end_of_lease
 from fairturn.stores.foreseeing import Kept, KeptCustomer, foresee, situation
@@ -186,6 +187,7 @@ class MemoryStore:
         self._turns = self._new_turns()
         self._notes = Notes()
         self._workers: dict[str, Seen] = {}
+        self._access_keys: dict[str, AccessKey] = {}
 
     # ── Settings ─────────────────────────────────────────────────────────────────────────────────
 
@@ -565,6 +567,21 @@ class MemoryStore:
                 workers=self._workers.values(),
             )
 
+    def workers(self) -> list[Seen]:
+        with self._changed:
+            return sorted(self._workers.values())[:WORKERS_MAX]
+
+    def oldest_waiting(self) -> Mapping[int, int]:
+        with self._changed:
+            heads: dict[tuple[int, int], _Row] = {}
+            for _, row in sorted(self._orders.items()):
+                heads.setdefault((row.customer.number, row.level), row)
+            oldest: dict[int, int] = {}
+            for row in heads.values():
+                since = max(row.submitted_at, row.due_at or 0)
+                oldest[row.level] = min(since, oldest.get(row.level, since))
+            return oldest
+
     def _kept(self, row: _Row) -> Kept:
         boot, at = self._clock.uptime()
         leased = boot == self._boot and row.lease_until > at
@@ -588,6 +605,47 @@ class MemoryStore:
             lost=lost,
             worker=row.worker,
         )
+
+    # ── Access keys ──────────────────────────────────────────────────────────────────────────────
+
+    def add_key(self, key: AccessKey) -> None:
+        with self._changed:
+            if len(self._access_keys) >= ACCESS_KEYS_MAX:
+                raise ValueError(f"there are {ACCESS_KEYS_MAX:,} keys already; no more are allowed")
+            if key.id in self._access_keys:
+                raise ValueError(f"there is a key {key.id} already")
+            self._access_keys[key.id] = key
+            self._note()
+
+    def access_key(self, id: str) -> AccessKey | None:
+        return self._access_keys.get(id)
+
+    def access_keys(
+        self, *, customer: str | None = None, after: str | None = None, size: int = 100
+    ) -> list[AccessKey]:
+        with self._changed:
+            wanted = [
+                key
+                for id, key in sorted(self._access_keys.items())
+                if (customer is None or key.customer == customer) and (after is None or id > after)
+            ]
+            return wanted[:size]
+
+    def end_key(self, id: str, at: int) -> AccessKey | None:
+        with self._changed:
+            key = self._access_keys.get(id)
+            if key is not None:
+                ends_at = at if key.ends_at is None else min(at, key.ends_at)
+                key = self._access_keys[id] = key._replace(ends_at=ends_at)
+                self._note()
+            return key
+
+    def note_use(self, id: str, at: int) -> None:
+        with self._changed:
+            key = self._access_keys.get(id)
+            if key is not None:
+                used_at = at if key.used_at is None else max(at, key.used_at)
+                self._access_keys[id] = key._replace(used_at=used_at)
 
     # ── Forgetting ───────────────────────────────────────────────────────────────────────────────
 
@@ -657,6 +715,8 @@ class MemoryStore:
 
     def purge(self, customer: str) -> list[str]:
         with self._changed:
+            keys = self._access_keys.items()
+            self._access_keys = {id: key for id, key in keys if key.customer != customer}
             known = self._customers.pop(customer, None)
             if known is None:
                 return []

@@ -4,6 +4,7 @@ An author of a store writes a class of tests that inherits from one of the two a
 fixture `open_store`; what each test promises is its name.
 """
 
+from fairturn.testing.admitting import AccessKeys, Glancing
 from fairturn.testing.cancelling import Cancelling, Retrying
 from fairturn.testing.claiming import Claiming, Turning
 from fairturn.testing.configuring import Configuring
@@ -40,6 +41,8 @@ class StoreConformance(
     Configuring,
     Pruning,
     Purging,
+    AccessKeys,
+    Glancing,
     Watching,
 ):
     """Every store."""

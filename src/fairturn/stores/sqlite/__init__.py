@@ -8,6 +8,7 @@ from secrets import randbits
 from typing import Any
 
 from fairturn import ids
+from fairturn.access import AccessKey
 from fairturn.clock import Clock, SystemClock, stopwatch
 from fairturn.flows import Changed
 from fairturn.model import (
@@ -33,7 +34,7 @@ from fairturn.model import (
     weight_in_thousandths,
 )
 from fairturn.situation import Seen, Situation
-from fairturn.stores.sqlite import forgetting, outcomes, reading, rebuilding, situating
+from fairturn.stores.sqlite import admitting, forgetting, outcomes, reading, rebuilding, situating
 from fairturn.stores.sqlite.claiming import Claiming
 from fairturn.stores.sqlite.copying import Snapshot
 from fairturn.stores.sqlite.database import Database
@@ -227,6 +228,41 @@ class SqliteStore:
             queue = QueueRow(connection, self._cache)
             return situating.situation(connection, queue, id, now, uptime)
 
+    def workers(self) -> list[Seen]:
+        with self._database.reading() as connection:
+            return admitting.workers(connection)
+
+    def oldest_waiting(self) -> Mapping[int, int]:
+        with self._database.reading() as connection:
+            return admitting.oldest_waiting(connection)
+
+    # ── Access keys ──────────────────────────────────────────────────────────────────────────────
+
+    def add_key(self, key: AccessKey) -> None:
+        with self._database.writing("configure") as connection:
+            admitting.add(connection, key)
+        self._note()
+
+    def access_key(self, id: str) -> AccessKey | None:
+        with self._database.reading() as connection:
+            return admitting.find(connection, id)
+
+    def access_keys(
+        self, *, customer: str | None = None, after: str | None = None, size: int = 100
+    ) -> list[AccessKey]:
+        with self._database.reading() as connection:
+            return admitting.page(connection, customer, after, size)
+
+    def end_key(self, id: str, at: int) -> AccessKey | None:
+        with self._database.writing("configure") as connection:
+            key = admitting.end(connection, id, at)
+        self._note()
+        return key
+
+    def note_use(self, id: str, at: int) -> None:
+        with self._database.writing("configure") as connection:
+            admitting.use(connection, id, at)
+
     # ── Forgetting ───────────────────────────────────────────────────────────────────────────────
 
     def prune(self, *, documents_max: int = 1_000) -> list[str] | None:
@@ -241,6 +277,7 @@ class SqliteStore:
         with self._database.writing("prune") as connection:
             queue = QueueRow(connection, self._cache)
             contents = forgetting.purge(connection, queue, customer, self._clock.now())
+            admitting.forget(connection, customer)
         self._note()
         return contents
 
