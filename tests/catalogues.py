@@ -15,6 +15,7 @@ from typing import NamedTuple
 from fairturn import sentences
 from fairturn.locales import LONG_NUMBER, SHORT_NUMBER
 from fairturn.sentences import Message
+from fairturn.service import problems as service_problems
 
 FOLDER = Path(__file__).parent.parent / "src" / "fairturn" / "locales"
 _MAGIC = 0x950412DE
@@ -77,7 +78,12 @@ def compiled(entries: Iterable[Entry]) -> bytes:
 def messages() -> list[Message]:
     """Every message that can be asked for."""
     numbers = [Message(SHORT_NUMBER), Message(LONG_NUMBER)]
-    tables = (sentences.STATES, sentences.MESSAGES, sentences.PHRASES)
+    tables = (
+        sentences.STATES,
+        sentences.MESSAGES,
+        sentences.PHRASES,
+        service_problems.MESSAGES,
+    )
     return numbers + [message for table in tables for message in table.values()]
 
 

@@ -83,12 +83,14 @@ def test_the_last_use_is_noted_but_not_at_every_request(keys: Keys, clock: Manua
     assert keys.get(made.key.id).used_at == START + USE_NOTED_EVERY_US
 
 
-def test_keys_that_ended_do_not_count_as_keys(keys: Keys) -> None:
-    assert not keys.any_open()
+def test_a_key_is_asked_for_as_soon_as_one_was_made_and_after_the_last_has_ended(
+    keys: Keys,
+) -> None:
+    assert not keys.are_asked_for()
     made = keys.make("operator")
-    assert keys.any_open()
+    assert keys.are_asked_for()
     keys.revoke(made.key.id)
-    assert not keys.any_open()
+    assert keys.are_asked_for()
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Access keys: who may ask the service for what. Values without I/O.
 
-A key reads `ft_ID_SECRET`. The id finds it; of the secret only a hash is kept, so that a copy of the
-database opens nothing. A secret has 256 random bits, which is why one fast hash is enough: nobody
-can try them all, and a slow one would be a lever against the service.
+A key reads `ft_ID_SECRET`. The id finds it; of the secret only a hash is kept, so that a copy of
+the database opens nothing. A secret has 256 random bits, which is why one fast hash is enough:
+nobody can try them all, and a slow one would be a lever against the service.
 """
 
 import hashlib

@@ -73,6 +73,31 @@ def explain(situation: Situation, audience: Audience | str = Audience.OPERATOR) 
     )
 
 
+_OF_POSITION = {
+    Code.NEXT,
+    Code.POSITION,
+    Code.POSITION_BETWEEN,
+    Code.BEFORE_BETTER_LEVELS,
+    Code.BEFORE_OTHER_CUSTOMERS,
+    Code.BEFORE_LONGEST_WAITING,
+    Code.BEFORE_OWN,
+    Code.BETWEEN_LIMITS,
+    Code.BETWEEN_COSTS,
+    Code.BETWEEN_MANY_TURNS,
+    Code.BETWEEN_MANY_DOCUMENTS,
+    Code.BETWEEN_UNFOLDED,
+    Code.PATIENCE_OVER,
+    Code.SERVED_MEANWHILE,
+    Code.SERVED_AT_LEAST,
+}
+
+
+def without_position(explanation: Explanation) -> Explanation:
+    """The same for readers who are not to know how many others there are."""
+    reasons = tuple(each for each in explanation.reasons if each.code not in _OF_POSITION)
+    return replace(explanation, position=None, reasons=reasons)
+
+
 def _for_customer(full: Reason) -> Reason:
     """A reason without the names of others."""
     hidden: dict[str, Value] = {"largest": (), "worker": None}

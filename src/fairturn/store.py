@@ -148,7 +148,7 @@ class Store(Protocol):
         ...
 
     def workers(self) -> list[Seen]:
-        """Who has claimed, or asked for something to claim, within a day; by name, 1,000 at most."""
+        """Who has claimed, or asked for something to claim, within a day: by name, up to 1,000."""
         ...
 
     def oldest_waiting(self) -> Mapping[int, int]:
@@ -190,7 +190,7 @@ class Store(Protocol):
     def access_keys(
         self, *, customer: str | None = None, after: str | None = None, size: int = 100
     ) -> list[AccessKey]:
-        """The access keys, or those of one customer, by their ids, from the one after `after` on."""
+        """The access keys, or those of one customer, by their ids; those after `after`."""
         ...
 
     def end_key(self, id: str, at: int) -> AccessKey | None:

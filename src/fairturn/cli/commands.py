@@ -30,6 +30,11 @@ SECTIONS = {
         "customers": "List customers, set their share, pause them.",
         "purge": "Delete a customer with everything.",
     },
+    "The service": {
+        "up": "Serve and work: all that a small installation needs.",
+        "serve": "Serve the queue over HTTP.",
+        "keys": "List, make, replace and end access keys.",
+    },
     "The queue": {
         "config": "Show and change settings.",
         "doctor": "Check that all is well.",

@@ -19,10 +19,12 @@ FILE_VARIABLE = "FAIRTURN_CONFIG"
 FILE_BYTES_MAX = 1_048_576
 DEFAULT = "default"
 SYNCHRONOUS = ("FULL", "NORMAL")
-WORKER, QUEUE = "worker", "queue"  # the tables of the file
+WORKER, SERVICE, QUEUE = "worker", "service", "queue"  # the tables of the file
+PORT = 8750
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(?:ib)?)?", re.IGNORECASE | re.ASCII)
+_RATE = re.compile(r"[1-9]\d{0,8}/(second|minute|hour)", re.ASCII)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -128,6 +130,16 @@ def known_settings() -> dict[str, Known]:
         "memory_limit": Known(WORKER, _size, None, "of one process, such as 512MiB"),
         "lease_s": Known(WORKER, _seconds, 30.0, "how long a claim lasts without renewal"),
         "grace_s": Known(WORKER, _seconds, 30.0, "to finish in after a SIGTERM"),
+        # The service's own.
+        "host": Known(SERVICE, _text, "127.0.0.1", "the address that it listens at"),
+        "port": Known(SERVICE, _port, PORT, "and the port"),
+        "certificate": Known(SERVICE, _text, None, "a file, to speak https"),
+        "private_key": Known(SERVICE, _text, None, "the file of its private key"),
+        "trusted_proxy": Known(SERVICE, _addresses, (), "addresses of proxies that speak https"),
+        "size_limit": Known(SERVICE, _size, 8 * 1_073_741_824, "of one document, such as 1GiB"),
+        "rate": Known(SERVICE, _rate, "6000/minute", "of requests with one key"),
+        "positions": Known(SERVICE, _yes_or_no, True, "tell customers their positions"),
+        "customers_in_metrics": Known(SERVICE, _customers, 0, "with numbers of their own"),
         **_of_a_new_queue(),
     }
 
@@ -182,7 +194,7 @@ def worded(value: Any) -> str:
 def _in_file(file: File, known: Mapping[str, Known]) -> dict[str, Any]:
     """The values of the file by name, each in the table where it belongs."""
     tables = {"": file.values}
-    for table in (WORKER, QUEUE):
+    for table in (WORKER, SERVICE, QUEUE):
         inner = file.values.get(table, {})
         if not isinstance(inner, Mapping):
             raise WrongSetting(f"{file.path}: {table} must be a table, [{table}]")
@@ -190,7 +202,7 @@ def _in_file(file: File, known: Mapping[str, Known]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for table, inner in tables.items():
         for name, value in inner.items():
-            if not table and name in (WORKER, QUEUE):
+            if not table and name in (WORKER, SERVICE, QUEUE):
                 continue
             if name not in known:
                 raise WrongSetting(
@@ -261,6 +273,34 @@ def _count(value: Any) -> int:
     if _whole(value) < 1:
         raise ValueError("a whole number from 1 on")
     return _whole(value)
+
+
+def _port(value: Any) -> int:
+    if not 0 <= _whole(value) <= 65_535:
+        raise ValueError("a port, from 0 (any that is free) to 65535")
+    return _whole(value)
+
+
+def _customers(value: Any) -> int:
+    if not 0 <= _whole(value) <= 1_000:
+        raise ValueError("a whole number from 0 to 1000")
+    return _whole(value)
+
+
+def _addresses(value: Any) -> tuple[str, ...]:
+    from ipaddress import ip_network
+
+    parts = value.split(",") if isinstance(value, str) else list(value)
+    try:
+        return tuple(str(ip_network(part.strip())) for part in parts)
+    except (ValueError, AttributeError):
+        raise ValueError("addresses or networks, such as 10.0.0.7 or 10.0.0.0/24") from None
+
+
+def _rate(value: Any) -> str:
+    if not isinstance(value, str) or not _RATE.fullmatch(value):
+        raise ValueError("a number for a second, minute or hour, such as 600/minute")
+    return value
 
 
 def _number(value: Any) -> float:

@@ -24,7 +24,8 @@ _WORKERS = "SELECT name, seen_at, idle FROM workers ORDER BY name LIMIT ?"
 _OLDEST = f"""
     SELECT level, min(since) FROM (
         SELECT f.level AS level, (
-            SELECT max(d.submitted_at, coalesce(d.due_at, 0)) FROM documents d INDEXED BY documents_flow
+            SELECT max(d.submitted_at, coalesce(d.due_at, 0))
+            FROM documents d INDEXED BY documents_flow
             WHERE d.customer = f.customer AND d.level = f.level AND d.order_number > f.claimed_to
                 AND d.state = {WAITING}
             ORDER BY d.order_number LIMIT 1) AS since

@@ -1,0 +1,137 @@
+"""What `serve` and `up` have in common: the options of the service, and what must not be open."""
+
+import sys
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fairturn.cli.endings import Ending, wrong_use
+from fairturn.cli.settings import Found
+
+if TYPE_CHECKING:  # loaded when a service is started
+    from fairturn.queue import Queue
+    from fairturn.service.running import Address, Server
+
+NAMES = (
+    "host",
+    "port",
+    "certificate",
+    "private_key",
+    "trusted_proxy",
+    "size_limit",
+    "rate",
+    "positions",
+    "customers_in_metrics",
+)
+
+
+def service_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of the service; the command gets them as one `service_flags`."""
+
+    @wraps(command)
+    def with_flags(*args: Any, **options: Any) -> Any:
+        flags = {name: options.pop(name) for name in NAMES}
+        flags["trusted_proxy"] = flags["trusted_proxy"] or None
+        return command(*args, service_flags=flags, **options)
+
+    for option in (
+        click.option(
+            "--customers-in-metrics", type=int, metavar="N", help="With numbers of their own; 0."
+        ),
+        click.option("--positions/--no-positions", default=None, help="Tell customers theirs."),
+        click.option("--rate", metavar="RATE", help="Requests of one key; 6000/minute."),
+        click.option("--size-limit", metavar="SIZE", help="Of one document; 8GiB."),
+        click.option(
+            "--trusted-proxy",
+            multiple=True,
+            metavar="ADDRESS",
+            help="A proxy that speaks https; may be given several times.",
+        ),
+        click.option(
+            "--private-key", type=click.Path(), metavar="FILE", help="Of the certificate."
+        ),
+        click.option("--certificate", type=click.Path(), metavar="FILE", help="To speak https."),
+        click.option("--port", type=int, metavar="PORT", help="8750; 0 for any that is free."),
+        click.option("--host", metavar="ADDRESS", help="Where to listen; 127.0.0.1."),
+    ):
+        with_flags = option(with_flags)
+    return with_flags
+
+
+def address_of(settings: Mapping[str, Found], queue: "Queue") -> "Address":
+    """Where to listen, unless others could do there what only an operator may do."""
+    from fairturn.keys import Keys
+    from fairturn.service.running import Address
+
+    address = Address(
+        host=settings["host"].value,
+        port=settings["port"].value,
+        certificate=settings["certificate"].value,
+        private_key=settings["private_key"].value,
+        trusted_proxies=settings["trusted_proxy"].value,
+    )
+    if not address.is_local and not Keys(queue.store).are_asked_for():
+        wrong_use(
+            f"without access keys everybody at {address.host} could do everything; make one "
+            "first: fairturn keys make --role operator. Or listen at 127.0.0.1"
+        )
+    return address
+
+
+def make_server(
+    queue: "Queue",
+    settings: Mapping[str, Found],
+    address: "Address",
+    *,
+    as_json: bool,
+    on_stopping: Callable[[bool], None] | None = None,
+) -> "Server":
+    """The server of a queue, which says where it listens."""
+    try:
+        from fairturn.service.app import make_app
+        from fairturn.service.logs import json_lines
+        from fairturn.service.plan import Plan
+        from fairturn.service.running import Server
+    except ModuleNotFoundError as error:
+        raise Ending(
+            f"the service needs the package {error.name}: python -m pip install 'fairturn[service]'"
+        ) from error
+    from fairturn.keys import Keys
+
+    plan = Plan(
+        size_bytes_max=settings["size_limit"].value,
+        rate=settings["rate"].value,
+        show_positions=settings["positions"].value,
+        customers_in_metrics=settings["customers_in_metrics"].value,
+        https=address.certificate is not None,
+    )
+    app = make_app(queue, plan, on_served=json_lines(sys.stderr) if as_json else None)
+
+    def started(url: str) -> None:
+        click.echo(f"Serving at {url} (try {url}/docs). Ctrl-C ends it.", err=True)
+        if not Keys(queue.store).are_asked_for():
+            click.echo(
+                "There are no access keys: whoever sits at this machine is the operator. The "
+                "first one: fairturn keys make --role operator",
+                err=True,
+            )
+        elif not address.is_local and not address.is_private:
+            click.echo(
+                "Keys from other machines are refused here, because they would travel "
+                "unencrypted: give --certificate and --private-key, or --trusted-proxy.",
+                err=True,
+            )
+
+    return Server(app, address, on_started=started, on_stopping=on_stopping)
+
+
+def run_server(server: "Server") -> None:
+    """Serve until a signal."""
+    try:
+        server.run()
+    except SystemExit:
+        raise Ending(f"cannot listen at {server.config.host}:{server.config.port}") from None
+    if not server.listening.is_set():
+        raise Ending(f"cannot listen at {server.config.host}:{server.config.port}")

@@ -1,0 +1,94 @@
+"""The application: routes, problems and limits around a queue."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+from fastapi import FastAPI
+
+from fairturn.clock import Clock, SystemClock
+from fairturn.keys import Keys
+from fairturn.queue import Queue
+from fairturn.service import (
+    customers,
+    documents,
+    events,
+    health,
+    keyring,
+    metrics,
+    operating,
+    pages,
+    problems,
+    shapes,
+    submitting,
+)
+from fairturn.service.guarding import Guard
+from fairturn.service.logs import Served
+from fairturn.service.plan import Plan
+from fairturn.service.rates import Rates
+from fairturn.service.service import Service
+from fairturn.service.watching import Watch
+
+_ABOUT = """
+A queue for documents that gives every customer a fair turn.
+
+Show an access key as `Authorization: Bearer ft_…`. Moments are microseconds since 1970 UTC. Errors
+are problem documents (RFC 9457): `code` stays, `title` is a sentence in the language that
+`Accept-Language` asks for (en, de, es, pl, pt).
+"""
+
+
+def make_app(
+    queue: Queue,
+    plan: Plan | None = None,
+    *,
+    clock: Clock | None = None,
+    on_served: Callable[[Served], None] | None = None,
+) -> FastAPI:
+    """The service of a queue, as an ASGI application. `on_served` hears of every request."""
+    from importlib.metadata import version
+
+    plan, clock = plan or Plan(), clock or SystemClock()
+    service = Service(
+        queue=queue,
+        keys=Keys(queue.store, clock=clock),
+        clock=clock,
+        plan=plan,
+        rates=Rates(plan.rate, clock),
+        watch=Watch(queue.store),
+    )
+
+    @asynccontextmanager
+    async def watching(app: FastAPI) -> AsyncIterator[None]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(service.watch.run)
+            yield
+            service.watch.close()
+            tasks.cancel_scope.cancel()
+
+    app = FastAPI(
+        title="fairturn",
+        version=version("fairturn"),
+        description=_ABOUT,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=watching,
+        separate_input_output_schemas=False,
+        responses={405: {"description": "Not at this address.", "model": shapes.Problem}},
+    )
+    app.state.service = service
+    problems.install(app)
+    for routes in (
+        submitting,
+        documents,
+        customers,
+        operating,
+        keyring,
+        events,
+        health,
+        metrics,
+        pages,
+    ):
+        app.include_router(routes.router)
+    app.add_middleware(Guard, on_served=on_served, clock=clock)
+    return app

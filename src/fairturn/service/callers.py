@@ -1,0 +1,153 @@
+"""Who asks: found from the access key alone, before anything else is looked at."""
+
+from ipaddress import ip_address
+from typing import Annotated, NamedTuple
+
+from fastapi import Depends, Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from fairturn.access import Role
+from fairturn.model import Document, Stored
+from fairturn.service.problems import Code, Problem
+from fairturn.service.service import Service, service_of
+
+_BEARER = HTTPBearer(
+    auto_error=False,
+    scheme_name="key",
+    description="An access key, `ft_…`. It says who the customer is; nothing else does.",
+)
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+
+
+class Caller(NamedTuple):
+    """Who asks, and what that lets them see."""
+
+    role: Role
+    customer: str | None  # all that a customer can see is of this one
+    key: str | None  # the id of the key; None where no key is asked for
+    key_name: str | None
+
+    @property
+    def sees_all(self) -> bool:
+        return self.role is not Role.CUSTOMER
+
+
+_NOBODY_ELSE_IS_HERE = Caller(Role.OPERATOR, None, None, None)
+
+
+def caller_of(
+    request: Request,
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
+) -> Caller:
+    """Whoever asks, or a problem."""
+    service = service_of(request)
+    if "authorization" not in request.headers:
+        return _without_key(service, request)
+    address = _address(request)
+    if request.url.scheme != "https" and not _is_loopback(address):
+        raise Problem(Code.HTTPS_NEEDED)
+    shut_out_s = service.rates.seconds_shut_out(address)
+    if shut_out_s:
+        raise Problem(Code.RATE_LIMITED, retry_after_s=shut_out_s)
+    key = None if credentials is None else service.keys.check(credentials.credentials)
+    if key is None:
+        service.rates.refuse(address)
+        raise Problem(Code.KEY_UNKNOWN)
+    wait_s = service.rates.seconds_to_wait(key.id)
+    if wait_s:
+        raise Problem(Code.RATE_LIMITED, retry_after_s=wait_s)
+    request.state.key = key.id
+    return Caller(key.role, key.customer, key.id, key.name)
+
+
+def _without_key(service: Service, request: Request) -> Caller:
+    """While there are no keys, whoever sits at this machine is the operator; nobody else, and no
+    web page that such a person has open."""
+    if service.keys.are_asked_for():
+        raise Problem(Code.KEY_MISSING)
+    headers = request.headers
+    if not _is_loopback(_address(request)) or "x-forwarded-for" in headers:
+        raise Problem(Code.KEY_MISSING)
+    host = headers.get("host", "")
+    if host.rpartition(":")[0 if ":" in host.rpartition("]")[2] else 2] not in _LOCAL_HOSTS:
+        raise Problem(Code.ORIGIN_UNKNOWN)
+    origin = headers.get("origin")
+    if origin is not None and origin != f"{request.url.scheme}://{host}":
+        raise Problem(Code.ORIGIN_UNKNOWN)
+    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        raise Problem(Code.ORIGIN_UNKNOWN)
+    return _NOBODY_ELSE_IS_HERE
+
+
+def _address(request: Request) -> str:
+    return "" if request.client is None else request.client.host
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+Anybody = Annotated[Caller, Depends(caller_of)]
+
+
+def changing(caller: Anybody) -> Caller:
+    """Who may change documents: all but readers."""
+    if caller.role is Role.READER:
+        raise Problem(Code.NOT_ALLOWED)
+    return caller
+
+
+def overseeing(caller: Anybody) -> Caller:
+    """Who may see the whole queue."""
+    if not caller.sees_all:
+        raise Problem(Code.NOT_ALLOWED)
+    return caller
+
+
+def operating(caller: Anybody) -> Caller:
+    """Who may change the whole queue."""
+    if caller.role is not Role.OPERATOR:
+        raise Problem(Code.NOT_ALLOWED)
+    return caller
+
+
+Submitter = Annotated[Caller, Depends(changing)]
+Overseer = Annotated[Caller, Depends(overseeing)]
+Operator = Annotated[Caller, Depends(operating)]
+
+
+def customer_for(caller: Caller, named: str | None) -> str:
+    """Whose document is submitted: that of the key. Only an operator names one."""
+    if caller.customer is not None:
+        if named is not None:
+            raise Problem(
+                Code.INVALID, "the access key says who the customer is; leave customer out"
+            )
+        return caller.customer
+    if named is None:
+        raise Problem(Code.INVALID, "customer is missing; an operator says whose document it is")
+    return named
+
+
+def scope_of(caller: Caller, named: str | None) -> str | None:
+    """Whose documents are looked at; None: everybody's."""
+    if caller.customer is None:
+        return named
+    if named is not None:
+        raise Problem(Code.INVALID, "the access key says who the customer is; leave customer out")
+    return caller.customer
+
+
+def stored_for(service: Service, caller: Caller, id: str) -> Stored:
+    """A document that the caller may see. Another's is answered like one that is not there."""
+    stored = service.queue.store.read(id)
+    if stored is None or not _may_see(caller, stored.document):
+        raise Problem(Code.NOT_FOUND)
+    return stored
+
+
+def _may_see(caller: Caller, document: Document) -> bool:
+    return caller.sees_all or document.customer == caller.customer

@@ -1,0 +1,77 @@
+"""Access keys over HTTP: for operators."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from pydantic import Field
+
+from fairturn.access import KEY_NAME_BYTES_MAX, Role
+from fairturn.errors import WrongState
+from fairturn.keys import OVERLAP_S_MAX
+from fairturn.keys import NewKey as MadeKey
+from fairturn.service import shapes
+from fairturn.service.callers import Operator
+from fairturn.service.responses import problems
+from fairturn.service.service import service_of
+
+router = APIRouter(tags=["keys"])
+
+
+class WantedKeys(shapes.Asked):
+    customer: shapes.CustomerName | None = None
+    after: Annotated[str | None, Field(description="The `next` of the page before.")] = None
+    size: shapes.PageSize = 100
+
+
+class KeyToMake(shapes.Asked):
+    role: Role
+    customer: Annotated[
+        shapes.CustomerName | None, Field(description="For the role customer: whose.")
+    ] = None
+    name: Annotated[str, Field(max_length=KEY_NAME_BYTES_MAX, description="For people.")] = ""
+
+
+class Rotation(shapes.Asked):
+    overlap_s: Annotated[
+        float, Field(ge=0, le=OVERLAP_S_MAX, description="How long the old key still opens.")
+    ] = 0.0
+
+
+@router.get("/v1/keys", response_model=shapes.Keys, responses=problems())
+def list_keys(request: Request, caller: Operator, wanted: Annotated[WantedKeys, Query()]) -> Any:
+    """List access keys, also those that have ended, without their secrets."""
+    keys = service_of(request).keys.list(
+        customer=wanted.customer, after=wanted.after, size=wanted.size
+    )
+    next_one = keys[-1].id if len(keys) == wanted.size else None
+    return shapes.Keys(keys=[shapes.Key.of(key) for key in keys], next=next_one)
+
+
+@router.post("/v1/keys", status_code=201, response_model=shapes.NewKey, responses=problems(409))
+def make_key(request: Request, caller: Operator, wanted: KeyToMake) -> Any:
+    """Make an access key. It is shown in this answer and never again."""
+    keys = service_of(request).keys
+    if caller.key is None and wanted.role is not Role.OPERATOR:
+        raise WrongState("the first key is an operator's: without one nobody could make another")
+    return _shown(keys.make(wanted.role, name=wanted.name, customer=wanted.customer))
+
+
+@router.post(
+    "/v1/keys/{id}/rotate",
+    status_code=201,
+    response_model=shapes.NewKey,
+    responses=problems(404, 409),
+)
+def rotate_key(request: Request, caller: Operator, id: str, rotation: Rotation) -> Any:
+    """Make a new key in place of one; the old one ends after the overlap."""
+    return _shown(service_of(request).keys.rotate(id, overlap_s=rotation.overlap_s))
+
+
+@router.post("/v1/keys/{id}/revoke", response_model=shapes.Key, responses=problems(404))
+def revoke_key(request: Request, caller: Operator, id: str) -> Any:
+    """Let a key end now."""
+    return shapes.Key.of(service_of(request).keys.revoke(id))
+
+
+def _shown(made: MadeKey) -> shapes.NewKey:
+    return shapes.NewKey(**shapes.Key.of(made.key).model_dump(), shown=made.shown)

@@ -1,0 +1,44 @@
+"""The language of whoever asks, from `Accept-Language`."""
+
+from collections.abc import Iterator
+from functools import cache
+
+from fairturn.locales import ENGLISH, Language, languages, load
+
+_HEADER_MAX = 1_024
+_RANGES_MAX = 16
+
+
+def preferred_of(header: str | None) -> str:
+    """The language that is wanted most among those that there are, or English. What is no language
+    is passed over: an answer in English serves better than a complaint."""
+    known = _known()
+    for wanted in sorted(_ranges(header or ""), key=lambda each: -each[1]):
+        tag, quality = wanted
+        if quality > 0 and tag.partition("-")[0] in known:
+            return tag.partition("-")[0]
+        if quality > 0 and tag == "*":
+            return ENGLISH
+    return ENGLISH
+
+
+def _ranges(header: str) -> Iterator[tuple[str, float]]:
+    for part in header[:_HEADER_MAX].split(",")[:_RANGES_MAX]:
+        tag, _, weight = part.partition(";")
+        name, _, value = weight.strip().partition("=")
+        try:
+            quality = float(value) if name.strip() == "q" else 1.0
+        except ValueError:
+            continue
+        yield tag.strip().lower(), quality
+
+
+@cache
+def _known() -> tuple[str, ...]:
+    return tuple(languages())
+
+
+@cache
+def language(name: str) -> Language:
+    """A language, read once."""
+    return load(name)

@@ -1,0 +1,131 @@
+"""Numbers for Prometheus, read from the store when they are asked for.
+
+Nothing is counted in this process, so it does not matter how many there are, or which is asked.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from fairturn.clock import SECOND_US
+from fairturn.model import Document, Filter, State
+from fairturn.priority import LEVELS
+from fairturn.service.callers import Overseer
+from fairturn.service.operating import workers_of
+from fairturn.service.responses import problems
+from fairturn.service.service import Service, service_of
+from fairturn.situation import waiting_since
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+RECENT = 1_000
+_QUANTILES = (0.5, 0.95, 0.99)
+
+router = APIRouter(tags=["metrics"])
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "In the text format of Prometheus.",
+            "content": {"text/plain": {"schema": {"type": "string"}}},
+        },
+        **problems(),
+    },
+)
+def get_metrics(request: Request, caller: Overseer) -> Response:
+    """The numbers of the queue, for Prometheus. It takes a reader's key."""
+    registry = CollectorRegistry()
+    registry.register(_Collector(service_of(request)))
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE)
+
+
+class _Collector:
+    """Reads the store once for each scrape."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def describe(self) -> list[Metric]:
+        return []  # or the registry would read the store to find the names
+
+    def collect(self) -> Iterator[Metric]:
+        store, now = self._service.queue.store, self._service.clock.now()
+        summary = store.summary()
+        waiting = GaugeMetricFamily(
+            "fairturn_waiting_documents", "Documents that wait.", labels=["priority"]
+        )
+        for priority, n in enumerate(summary.waiting_by_priority, 1):
+            waiting.add_metric([str(priority)], n)
+        yield waiting
+        yield GaugeMetricFamily(
+            "fairturn_delayed_documents", "Documents that are not due yet.", summary.delayed
+        )
+        yield GaugeMetricFamily(
+            "fairturn_running_documents", "Documents in workers.", summary.running
+        )
+        oldest = GaugeMetricFamily(
+            "fairturn_oldest_waiting_seconds",
+            "How long the oldest waiting document has waited; 0 where none waits.",
+            labels=["level"],
+        )
+        since = store.oldest_waiting()
+        for level in range(1, LEVELS + 1):
+            oldest.add_metric([str(level)], max(0, now - since.get(level, now)) / SECOND_US)
+        yield oldest
+        workers = workers_of(self._service)
+        alive = [worker for worker in workers if worker.alive]
+        yield GaugeMetricFamily("fairturn_workers", "Workers that were seen lately.", len(alive))
+        yield GaugeMetricFamily(
+            "fairturn_idle_places",
+            "Documents that workers would have taken and did not get.",
+            sum(worker.idle for worker in alive),
+        )
+        yield from _recent(store.find(Filter(), size=RECENT).documents)
+        yield from self._customers()
+
+    def _customers(self) -> Iterator[Metric]:
+        """By customer, if that was asked for: the first so many by name, and no more."""
+        most = self._service.plan.customers_in_metrics
+        if not most:
+            return
+        waiting = GaugeMetricFamily(
+            "fairturn_customer_waiting_documents", "Documents that wait.", labels=["customer"]
+        )
+        running = GaugeMetricFamily(
+            "fairturn_customer_running_documents", "Documents in workers.", labels=["customer"]
+        )
+        for customer in self._service.queue.store.customers(size=most).customers:
+            waiting.add_metric([customer.name], customer.waiting)
+            running.add_metric([customer.name], customer.running)
+        yield waiting
+        yield running
+
+
+def _recent(documents: list[Document]) -> Iterator[Metric]:
+    """Of the 1,000 documents that were submitted last: their states and their waits."""
+    states = GaugeMetricFamily(
+        "fairturn_recent_documents", f"Of the last {RECENT:,} submitted.", labels=["state"]
+    )
+    found = Counter(document.state for document in documents)
+    for state in State:
+        states.add_metric([state.value], found[state])
+    yield states
+    waits = sorted(
+        max(0, document.claimed_at - waiting_since(document))
+        for document in documents
+        if document.claimed_at is not None
+    )
+    quantiles = GaugeMetricFamily(
+        "fairturn_recent_wait_seconds",
+        f"Waits of those of the last {RECENT:,} submitted that were started.",
+        labels=["quantile"],
+    )
+    for quantile in _QUANTILES if waits else ():
+        place = min(len(waits) - 1, int(quantile * len(waits)))
+        quantiles.add_metric([str(quantile)], waits[place] / SECOND_US)
+    yield quantiles

@@ -1,0 +1,29 @@
+"""What a process of the service was told: limits, addresses that are trusted, what is shown."""
+
+from dataclasses import dataclass
+
+from fairturn.model import CONTENT_BYTES_MAX
+
+JSON_BYTES_MAX = 1_048_576  # of a payload or a request; what is larger is a content
+BATCH_BYTES_MAX = 64 * 1_048_576
+BATCHES_AT_ONCE = 2  # each is in memory as a whole
+PARTS_MAX = 16  # of a multipart body
+WAIT_S_MAX = 60.0
+STREAMS_MAX = 2_000
+BULK_MAX = 100_000  # documents that one call changes
+REFUSED_PER_MINUTE = 60  # keys that are not known, from one address
+RATE = "6000/minute"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The limits of one process."""
+
+    size_bytes_max: int = CONTENT_BYTES_MAX
+    upload_s_max: float = 1_800.0  # less than contents without a document are kept
+    pause_s_max: float = 30.0  # between two pieces of a body
+    uploads_per_key_max: int = 32
+    rate: str = RATE  # of each key, in the words of `limits`
+    show_positions: bool = True  # to customers
+    customers_in_metrics: int = 0  # so many at most have numbers of their own
+    https: bool = False  # whether the process itself speaks TLS

@@ -1,0 +1,220 @@
+"""What the service answers when it cannot do what was asked: RFC 9457, with codes that stay.
+
+The sentence in `title` is in the caller's language. `detail` has the values, in English, where the
+queue has said them; it never names anybody else's documents.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from fairturn.errors import (
+    ContentDamaged,
+    FairturnError,
+    KeyReused,
+    NotFound,
+    QueueFull,
+    Refused,
+    StoreFull,
+    StoreUnavailable,
+    WrongState,
+)
+from fairturn.sentences import Message
+from fairturn.service.languages import language, preferred_of
+
+MEDIA_TYPE = "application/problem+json"
+TRY_AGAIN_S = 5
+_ERRORS_MAX = 20
+
+
+class Code(StrEnum):
+    """What went wrong. Codes are never renamed."""
+
+    MALFORMED = "malformed"
+    CUT_OFF = "cut_off"
+    KEY_MISSING = "key_missing"
+    KEY_UNKNOWN = "key_unknown"
+    NOT_ALLOWED = "not_allowed"
+    HTTPS_NEEDED = "https_needed"
+    ORIGIN_UNKNOWN = "origin_unknown"
+    NOT_FOUND = "not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    TOO_SLOW = "too_slow"
+    WRONG_STATE = "wrong_state"
+    TOO_LARGE = "too_large"
+    MEDIA_TYPE_UNKNOWN = "media_type_unknown"
+    INVALID = "invalid"
+    KEY_REUSED = "key_reused"
+    CHECKSUM_WRONG = "checksum_wrong"
+    RATE_LIMITED = "rate_limited"
+    TOO_MANY_AT_ONCE = "too_many_at_once"
+    QUEUE_FULL = "queue_full"
+    STORAGE_FULL = "storage_full"
+    UNAVAILABLE = "unavailable"
+    CONTENT_DAMAGED = "content_damaged"
+    INTERNAL = "internal"
+
+
+STATUS: Mapping[Code, int] = {
+    Code.MALFORMED: 400,
+    Code.CUT_OFF: 400,
+    Code.KEY_MISSING: 401,
+    Code.KEY_UNKNOWN: 401,
+    Code.NOT_ALLOWED: 403,
+    Code.HTTPS_NEEDED: 403,
+    Code.ORIGIN_UNKNOWN: 403,
+    Code.NOT_FOUND: 404,
+    Code.METHOD_NOT_ALLOWED: 405,
+    Code.TOO_SLOW: 408,
+    Code.WRONG_STATE: 409,
+    Code.TOO_LARGE: 413,
+    Code.MEDIA_TYPE_UNKNOWN: 415,
+    Code.INVALID: 422,
+    Code.KEY_REUSED: 422,
+    Code.CHECKSUM_WRONG: 422,
+    Code.RATE_LIMITED: 429,
+    Code.TOO_MANY_AT_ONCE: 429,
+    Code.QUEUE_FULL: 429,
+    Code.STORAGE_FULL: 507,
+    Code.UNAVAILABLE: 503,
+    Code.CONTENT_DAMAGED: 500,
+    Code.INTERNAL: 500,
+}
+
+# The sentences, by code; the catalogues of the languages have all of them.
+MESSAGES: Mapping[str, Message] = {
+    "malformed": Message("The request cannot be read."),
+    "cut_off": Message("The body of the request ended too early."),
+    "key_missing": Message("This needs an access key."),
+    "key_unknown": Message("The access key is not known, or it has ended."),
+    "not_allowed": Message("The access key is not meant for this."),
+    "https_needed": Message("An access key must not travel unencrypted. Use https."),
+    "origin_unknown": Message("The request comes from a place that is not trusted."),
+    "not_found": Message("There is nothing here."),
+    "method_not_allowed": Message("This cannot be done at this address."),
+    "too_slow": Message("The body of the request came too slowly."),
+    "wrong_state": Message("That is not possible in the present state."),
+    "too_large": Message("The body of the request is too large."),
+    "media_type_unknown": Message("A body of this type is not accepted here."),
+    "invalid": Message("Something in the request is not as it must be."),
+    "key_reused": Message("The idempotency key belongs to another document."),
+    "checksum_wrong": Message("The content differs from its checksum."),
+    "rate_limited": Message("Too many requests. Try again later."),
+    "too_many_at_once": Message("Too many of these requests at once. Try again later."),
+    "queue_full": Message("Too many documents are waiting. Submit again later."),
+    "storage_full": Message("There is no storage space left. Try again later."),
+    "unavailable": Message("The service cannot answer now. Try again later."),
+    "content_damaged": Message("The stored content is damaged."),
+    "internal": Message("Something went wrong in the service."),
+}
+
+_OF_STATUS = {
+    400: Code.MALFORMED,
+    404: Code.NOT_FOUND,
+    405: Code.METHOD_NOT_ALLOWED,
+    408: Code.TOO_SLOW,
+    413: Code.TOO_LARGE,
+    415: Code.MEDIA_TYPE_UNKNOWN,
+}
+
+
+class Problem(Exception):
+    """Ends a request with a problem document."""
+
+    def __init__(
+        self, code: Code, detail: str | None = None, *, retry_after_s: int | None = None
+    ) -> None:
+        super().__init__(detail or code.value)
+        self.code = code
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+        self.errors: list[dict[str, str]] = []
+
+
+def problem_of(error: Exception) -> Problem:
+    """An error of the queue as a problem."""
+    if isinstance(error, Problem):
+        return error
+    detail = str(error)
+    if isinstance(error, NotFound):
+        return Problem(
+            Code.NOT_FOUND
+        )  # without the id: a foreign one is answered like a missing one
+    if isinstance(error, WrongState):
+        return Problem(Code.WRONG_STATE, detail)
+    if isinstance(error, KeyReused):
+        return Problem(Code.KEY_REUSED)
+    if isinstance(error, QueueFull):
+        whose = "" if error.customer is None else " of this customer"
+        said = f"{error.waiting:,} documents{whose} are waiting; the limit is {error.maximum:,}"
+        return Problem(Code.QUEUE_FULL, said, retry_after_s=TRY_AGAIN_S)
+    if isinstance(error, Refused | ValueError | TypeError):
+        return Problem(Code.INVALID, detail)
+    if isinstance(error, StoreFull):
+        return Problem(Code.STORAGE_FULL, retry_after_s=60)
+    if isinstance(error, StoreUnavailable):
+        return Problem(Code.UNAVAILABLE, retry_after_s=TRY_AGAIN_S)
+    if isinstance(error, ContentDamaged):
+        return Problem(Code.CONTENT_DAMAGED)
+    return Problem(Code.INTERNAL)
+
+
+def answer(problem: Problem, accept_language: str | None) -> JSONResponse:
+    """The problem as a response."""
+    name = preferred_of(accept_language)
+    code = problem.code
+    content: dict[str, Any] = {
+        "type": f"urn:fairturn:problem:{code}",
+        "code": code.value,
+        "status": STATUS[code],
+        "title": language(name).find(MESSAGES[code].one),
+    }
+    if problem.detail is not None:
+        content["detail"] = problem.detail
+    if problem.errors:
+        content["errors"] = problem.errors
+    headers = {"Content-Language": name, "Vary": "Accept-Language", "Cache-Control": "no-store"}
+    if problem.retry_after_s is not None:
+        headers["Retry-After"] = str(problem.retry_after_s)
+    if STATUS[code] == 401:
+        headers["WWW-Authenticate"] = 'Bearer realm="fairturn"'
+    return JSONResponse(content, STATUS[code], headers, media_type=MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Let every error of the application end in a problem document."""
+
+    async def of_ours(request: Request, error: Exception) -> JSONResponse:
+        return _respond(request, problem_of(error))
+
+    async def of_validation(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        found = error.errors()
+        if any(each["type"] == "json_invalid" for each in found):
+            return _respond(request, Problem(Code.MALFORMED, "the body is not JSON"))
+        problem = Problem(Code.INVALID)
+        problem.errors = [
+            {"where": ".".join(map(str, each["loc"])), "what": str(each["msg"])}
+            for each in found[:_ERRORS_MAX]
+        ]
+        return _respond(request, problem)
+
+    async def of_http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        response = _respond(request, Problem(_OF_STATUS.get(error.status_code, Code.INVALID)))
+        response.headers.update(error.headers or {})
+        return response
+
+    for kind in (Problem, FairturnError, ValueError, TypeError):
+        app.add_exception_handler(kind, of_ours)
+    app.add_exception_handler(RequestValidationError, of_validation)
+    app.add_exception_handler(HTTPException, of_http)
+
+
+def _respond(request: Request, problem: Problem) -> JSONResponse:
+    return answer(problem, request.headers.get("accept-language"))

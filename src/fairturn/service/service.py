@@ -1,0 +1,47 @@
+"""The parts that every request needs, put together once for a process."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from anyio import CapacityLimiter, Semaphore, to_thread
+from fastapi import Request
+
+from fairturn.clock import Clock
+from fairturn.keys import Keys
+from fairturn.queue import Queue
+from fairturn.service.plan import BATCHES_AT_ONCE, Plan
+from fairturn.service.rates import Rates
+from fairturn.service.watching import Watch
+
+# Of the threads that work on the store. One that waits for the disk holds no lock of Python.
+THREADS = 40
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, kw_only=True)
+class Service:
+    """A queue as the service sees it."""
+
+    queue: Queue
+    keys: Keys
+    clock: Clock
+    plan: Plan
+    rates: Rates
+    watch: Watch
+    threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS))
+    batches: Semaphore = field(default_factory=lambda: Semaphore(BATCHES_AT_ONCE))
+    uploads: dict[str, int] = field(default_factory=dict)  # under way, by key
+    streams: int = 0  # of events, that are open
+    looks: dict[str, tuple[int, Any]] = field(default_factory=dict)  # for them, by customer
+
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
+        """Do something that may wait for the disk, in a thread: the event loop never does."""
+        return await to_thread.run_sync(lambda: work(*args), limiter=self.threads)
+
+
+def service_of(request: Request) -> Service:
+    """The service that a request came to."""
+    service: Service = request.app.state.service
+    return service

@@ -1,0 +1,385 @@
+"""What goes over the wire. Fields have the names that they have in Python; moments are whole
+microseconds since 1970 UTC."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fairturn import access, model
+from fairturn.access import Role
+from fairturn.explain import Explanation as Explained
+from fairturn.flows import COST_ONE, Costs, Mode
+from fairturn.model import (
+    CUSTOMER_BYTES_MAX,
+    PAGE_MAX,
+    Kind,
+    State,
+)
+from fairturn.priority import LEVELS, Count, Reset, Rule
+from fairturn.sentences import tell
+
+Priority = Annotated[int, Field(ge=1, le=LEVELS)]
+Moment = Annotated[int, Field(description="Microseconds since 1970-01-01 UTC.")]
+CustomerName = Annotated[str, Field(min_length=1, max_length=CUSTOMER_BYTES_MAX)]
+DocumentId = Annotated[
+    str, Field(description="The id of a document.", examples=["3f1c52d09ab47e6"])
+]
+PageSize = Annotated[int, Field(ge=1, le=PAGE_MAX)]
+
+
+class Shape(BaseModel):
+    """A value that is answered."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Asked(BaseModel):
+    """A value that is asked with: a field that nobody knows is refused, or a slip of the pen would
+    go unnoticed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FieldError(Shape):
+    where: str
+    what: str
+
+
+class Problem(Shape):
+    """RFC 9457. `code` stays; `title` is a sentence in the caller's language."""
+
+    type: str
+    code: str
+    status: int
+    title: str
+    detail: str | None = None
+    errors: list[FieldError] | None = None
+
+
+class Receipt(Shape):
+    """What a submission is answered with."""
+
+    id: str
+    customer: str
+    count: int
+    priority: Priority
+    submitted_at: Moment
+
+    @staticmethod
+    def of(receipt: model.Receipt) -> "Receipt":
+        return Receipt.model_construct(**{name: getattr(receipt, name) for name in RECEIPT})
+
+
+RECEIPT = ("id", "customer", "count", "priority", "submitted_at")
+
+
+class Receipts(Shape):
+    """In the order of the lines."""
+
+    receipts: list[Receipt]
+
+
+class Progress(Shape):
+    done: float
+    total: float | None
+
+
+class Position(Shape):
+    """How many documents will be started before it."""
+
+    least: int
+    most: int
+
+
+class Forecast(Shape):
+    """Between which moments it will start; without the later one nobody can say."""
+
+    earliest_at: Moment
+    latest_at: Moment | None
+
+
+class Reason(Shape):
+    code: str
+    parameters: dict[str, Any]
+
+
+class Explanation(Shape):
+    """Why the document is where it is: the reasons with codes, and in sentences."""
+
+    at: Moment
+    language: str
+    position: Position | None
+    forecast: Forecast | None
+    reasons: list[Reason]
+    sentences: list[str]
+
+    @staticmethod
+    def of(explained: Explained, language: str) -> "Explanation":
+        bounds = None if explained.position is None else explained.position.bounds
+        forecast = explained.forecast
+        return Explanation(
+            at=explained.at,
+            language=language,
+            position=None if bounds is None else Position(least=bounds[0], most=bounds[1]),
+            forecast=None
+            if forecast is None
+            else Forecast(earliest_at=forecast.earliest_at, latest_at=forecast.latest_at),
+            reasons=[
+                Reason(code=reason.code.value, parameters=dict(reason.parameters))
+                for reason in explained.reasons
+            ],
+            sentences=tell(explained, language),
+        )
+
+
+class Document(Shape):
+    """A document and what became of it so far."""
+
+    id: str
+    customer: str
+    state: State
+    priority: Priority
+    count: int
+    submitted_at: Moment
+    due_at: Moment | None
+    attempts: int
+    claimed_at: Moment | None
+    ended_at: Moment | None
+    worker: Annotated[str | None, Field(description="Shown to operators.")]
+    error: str | None
+    cancel_requested: bool
+    cost: float | None
+    real_cost: float | None
+    kind: Kind
+    size_bytes: int
+    sha256: str | None
+    name: str | None
+    metadata: dict[str, Any]
+    parent: str | None
+    progress: Progress | None
+
+    @staticmethod
+    def of(document: model.Document, *, whole: bool) -> "Document":
+        """`whole`: with what only operators see."""
+        return Document(**fields_of(document, whole=whole))
+
+
+def fields_of(document: model.Document, *, whole: bool) -> dict[str, Any]:
+    """The fields of a document as they are shown."""
+    sha256, progress = document.sha256, document.progress
+    return {
+        "id": document.id,
+        "customer": document.customer,
+        "state": document.state,
+        "priority": document.priority,
+        "count": document.count,
+        "submitted_at": document.submitted_at,
+        "due_at": document.due_at,
+        "attempts": document.attempts,
+        "claimed_at": document.claimed_at,
+        "ended_at": document.ended_at,
+        "worker": document.worker if whole else None,
+        "error": document.error,
+        "cancel_requested": document.cancel_requested,
+        "cost": None if document.cost is None else document.cost / COST_ONE,
+        "real_cost": None if document.real_cost is None else document.real_cost / COST_ONE,
+        "kind": document.kind,
+        "size_bytes": document.size_bytes,
+        "sha256": None if sha256 is None else sha256.hex(),
+        "name": document.name,
+        "metadata": document.metadata,
+        "parent": document.parent,
+        "progress": None if progress is None else progress._asdict(),
+    }
+
+
+class ExplainedDocument(Document):
+    """A document with its explanation, if that was asked for."""
+
+    explanation: Explanation | None
+
+
+class Documents(Shape):
+    """One page, the newest first; `next` is the `after` of the page that follows."""
+
+    documents: list[Document]
+    next: str | None
+
+
+class Changed(Shape):
+    """The state of the document afterwards."""
+
+    id: str
+    state: State
+
+
+class Standing(Shape):
+    """Where a customer stands."""
+
+    name: str
+    count: Annotated[int, Field(description="The pending documents count.")]
+    priority_of_next: Annotated[Priority, Field(description="Of a document submitted now.")]
+    resets_at: Annotated[
+        Moment | None, Field(description="After this moment the count is 0, if nothing comes in.")
+    ]
+    waiting: int
+    waiting_by_priority: Annotated[list[int], Field(min_length=LEVELS, max_length=LEVELS)]
+    running: int
+    delayed: int
+
+    @staticmethod
+    def of(customer: model.Customer, rule: Rule, now: int) -> "Standing":
+        return Standing(**_standing(customer, rule, now))
+
+    @staticmethod
+    def of_nobody_known(name: str) -> "Standing":
+        """Of a customer who has nothing here now."""
+        return Standing(
+            name=name,
+            count=0,
+            priority_of_next=1,
+            resets_at=None,
+            waiting=0,
+            waiting_by_priority=[0] * LEVELS,
+            running=0,
+            delayed=0,
+        )
+
+
+def _standing(customer: model.Customer, rule: Rule, now: int) -> dict[str, Any]:
+    updated_at = customer.count_updated_at
+    last = None if updated_at is None else Count(customer.count, updated_at)
+    resets = last is not None and now <= rule.resets_at(last)
+    return {
+        "name": customer.name,
+        "count": customer.count,
+        "priority_of_next": rule.priority(rule.check(last, now).value),
+        "resets_at": rule.resets_at(last) if last is not None and resets else None,
+        "waiting": customer.waiting,
+        "waiting_by_priority": list(customer.waiting_by_priority),
+        "running": customer.running,
+        "delayed": customer.delayed,
+    }
+
+
+class Me(Shape):
+    """Who asks: the role of the key, and where its customer stands."""
+
+    role: Role
+    key: str | None
+    key_name: str | None
+    customer: Standing | None
+
+
+class Customer(Standing):
+    """A customer as an operator sees it."""
+
+    weight: float
+    limit: int | None
+    paused: bool
+
+    @staticmethod
+    def seen(customer: model.Customer, rule: Rule, now: int) -> "Customer":
+        settings = customer.settings
+        return Customer(
+            **_standing(customer, rule, now),
+            weight=settings.weight,
+            limit=settings.limit,
+            paused=settings.paused,
+        )
+
+
+class Customers(Shape):
+    """One page, by name."""
+
+    customers: list[Customer]
+    next: str | None
+
+
+class RuleShape(Shape):
+    """The priority rule in force."""
+
+    model_config = ConfigDict(title="Rule")
+
+    reset: Reset
+    reset_interval_s: float
+    bounds: list[int]
+    levels: int
+    mode: Mode
+
+
+class Summary(Shape):
+    """The whole queue in a few numbers."""
+
+    waiting: int
+    waiting_by_priority: list[int]
+    delayed: int
+    running: int
+    workers: Annotated[int, Field(description="Seen lately.")]
+    oldest_waiting_since_at: Moment | None
+
+
+class Worker(Shape):
+    name: str
+    seen_at: Moment
+    idle: Annotated[int, Field(description="How many more documents it would have taken then.")]
+    alive: bool
+
+
+class Workers(Shape):
+    workers: list[Worker]
+
+
+class Settings(Shape):
+    """The settings of the queue, in force for every process."""
+
+    mode: Mode
+    costs: Costs
+    patience_s: float
+    reset: Reset
+    reset_interval_s: float
+    bounds: list[int]
+    attempts_max: int
+    waiting_max: int
+    waiting_per_customer_max: int
+    completed_kept_s: float
+    cancelled_kept_s: float
+    dead_kept_s: float
+
+
+class Key(Shape):
+    """An access key, without its secret."""
+
+    id: str
+    role: Role
+    customer: str | None
+    name: str
+    made_at: Moment
+    used_at: Moment | None
+    ends_at: Moment | None
+
+    @staticmethod
+    def of(key: access.AccessKey) -> "Key":
+        return Key(**{name: getattr(key, name) for name in Key.model_fields})
+
+
+class NewKey(Key):
+    """A key that was made just now."""
+
+    shown: Annotated[str, Field(description="The key itself. It is shown this once.")]
+
+
+class Keys(Shape):
+    """One page, by id."""
+
+    keys: list[Key]
+    next: str | None
+
+
+class Bulk(Shape):
+    """What a bulk action did, or would do."""
+
+    matched: Annotated[int, Field(description="Documents that match, up to the limit of one call.")]
+    changed: int
+    more: Annotated[bool, Field(description="There are more that match; ask again.")]
+    dry_run: bool

@@ -1,0 +1,314 @@
+"""Handing in documents: a raw body, a form, a payload, or thousands of lines at once."""
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Annotated, Any, NamedTuple
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import Field, ValidationError
+
+from fairturn.clock import from_datetime
+from fairturn.errors import StoreError
+from fairturn.model import (
+    COST_MAX,
+    KEY_BYTES_MAX,
+    NAME_BYTES_MAX,
+    SUBMIT_DOCUMENTS_MAX,
+    ContentRef,
+    Kind,
+    Receipt,
+    Submission,
+)
+from fairturn.service import shapes
+from fairturn.service.callers import Caller, Submitter, customer_for
+from fairturn.service.forms import receive_form
+from fairturn.service.plan import BATCH_BYTES_MAX, JSON_BYTES_MAX
+from fairturn.service.problems import Code, Problem
+from fairturn.service.responses import problems
+from fairturn.service.service import Service, service_of
+from fairturn.service.shapes import RECEIPT
+from fairturn.service.uploads import (
+    Received,
+    check_checksum,
+    one_of_its_uploads,
+    receive,
+    receive_in_memory,
+)
+
+FORM, JSON, LINES = "multipart/form-data", "application/json", "application/x-ndjson"
+REPEATED = "Idempotency-Replayed"
+# Of a line. The service reads no files of its own machine, whatever a line says.
+_FIELDS = ("customer", "payload", "name", "metadata", "key", "cost", "due_at", "parent")
+
+router = APIRouter(tags=["documents"])
+
+
+class About(shapes.Asked):
+    """What is said about a document beside its bytes."""
+
+    customer: Annotated[
+        shapes.CustomerName | None, Field(description="Whose it is; only an operator says so.")
+    ] = None
+    name: Annotated[
+        str | None, Field(max_length=NAME_BYTES_MAX, description="For people; never a path.")
+    ] = None
+    metadata: Annotated[
+        str | None, Field(description="A JSON object.", examples=['{"pages": 3}'])
+    ] = None
+    cost: Annotated[float | None, Field(ge=0, le=COST_MAX)] = None
+    due_at: Annotated[
+        str | None,
+        Field(description="Not to be started before: ISO 8601 with a zone, or microseconds."),
+    ] = None
+    parent: Annotated[str | None, Field(description="The document that it was made from.")] = None
+    sha256: Annotated[
+        str | None, Field(pattern="^[0-9a-f]{64}$", description="Refused if the bytes differ.")
+    ] = None
+    kind: Annotated[
+        Kind | None, Field(description="How to take a JSON body; as a payload by default.")
+    ] = None
+
+
+_BODY = {
+    "required": True,
+    "content": {
+        "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+        JSON: {"schema": {}},
+        FORM: {
+            "schema": {
+                "type": "object",
+                "required": ["file"],
+                "properties": {
+                    "file": {"type": "string", "format": "binary"},
+                    "key": {"type": "string", "minLength": 1, "maxLength": KEY_BYTES_MAX},
+                },
+            }
+        },
+    },
+}
+
+
+@router.post(
+    "/v1/documents",
+    status_code=201,
+    response_model=shapes.Receipt,
+    responses={
+        200: {
+            "model": shapes.Receipt,
+            "description": "The idempotency key was known: the first receipt again.",
+        },
+        **problems(400, 408, 409, 413, 415, 429, 507),
+    },
+    openapi_extra={"requestBody": _BODY},
+)
+async def submit(
+    request: Request,
+    *,
+    caller: Submitter,
+    about: Annotated[About, Query()],
+    response: Response,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=KEY_BYTES_MAX)] = None,
+    content_digest: Annotated[str | None, Header(description="RFC 9530, SHA-256.")] = None,
+) -> Any:
+    """Submit one document.
+
+    The body is the document: its bytes as they are, or with `Content-Type: application/json` a
+    payload; `multipart/form-data` is for browsers, with the same fields as the query. 201 means
+    that it is on stable storage. The same `Idempotency-Key` within 24 hours gives the first receipt
+    again.
+    """
+    service = service_of(request)
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type == LINES:
+        raise Problem(Code.MEDIA_TYPE_UNKNOWN, "lines go to /v1/documents/batch")
+    with one_of_its_uploads(service, caller.key):
+        payload: Any = None
+        received: Received | None = None
+        if media_type == FORM:
+            form = await receive_form(request, service)
+            received = form.content
+            try:
+                about, idempotency_key = _merged(about, form.fields, idempotency_key)
+            except BaseException:
+                await service.run(_discard, service, received)
+                raise
+            if about.name is None and form.file_name is not None:
+                about = about.model_copy(update={"name": form.file_name})
+        elif media_type == JSON and about.kind is not Kind.CONTENT:
+            payload = _parsed(await receive_in_memory(request, service, JSON_BYTES_MAX))
+        else:
+            received = await receive(request, service)
+        handed_in = _HandedIn(about, received, payload, idempotency_key, content_digest)
+        receipt = await service.run(_submit, service, caller, handed_in)
+    if receipt.repeated:
+        response.status_code = 200
+        response.headers[REPEATED] = "true"
+    response.headers["Location"] = f"/v1/documents/{receipt.id}"
+    return shapes.Receipt.of(receipt)
+
+
+class _HandedIn(NamedTuple):
+    """A document as it came in."""
+
+    about: About
+    received: Received | None
+    payload: Any
+    key: str | None
+    digest: str | None
+
+
+def _submit(service: Service, caller: Caller, handed_in: _HandedIn) -> Receipt:
+    """In a thread: check, store. What was received and not stored is deleted again."""
+    about, received, payload, key, digest = handed_in
+    try:
+        if received is not None:
+            check_checksum(received, about.sha256, digest)
+        submission = Submission(
+            customer=customer_for(caller, about.customer),
+            payload=payload,
+            content=received if isinstance(received, bytes) else None,
+            written=received if isinstance(received, ContentRef) else None,
+            name=about.name,
+            metadata=None if about.metadata is None else _metadata(about.metadata),
+            key=key,
+            cost=about.cost,
+            due_at=None if about.due_at is None else moment_of(about.due_at),
+            parent=_own_parent(service, caller, about.parent),
+        )
+        (receipt,) = service.queue.submit_many([submission])
+        return receipt
+    except StoreError:
+        raise  # whether it was stored is not known: the sweep decides
+    except BaseException:
+        _discard(service, received)
+        raise
+
+
+def _discard(service: Service, received: Received | None) -> None:
+    if isinstance(received, ContentRef):
+        service.queue.contents.delete([received.name])
+
+
+@router.post(
+    "/v1/documents/batch",
+    status_code=201,
+    response_model=shapes.Receipts,
+    responses=problems(400, 408, 413, 415, 429, 507),
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {LINES: {"schema": {"type": "string"}}},
+        }
+    },
+)
+async def submit_batch(request: Request, caller: Submitter) -> Response:
+    """Submit many documents at once: all of them, or none.
+
+    Each line is a JSON object with the fields payload, name, metadata, key, cost, due_at and
+    parent; from an operator also customer. At most 10,000 lines.
+    """
+    service = service_of(request)
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != LINES:
+        raise Problem(Code.MEDIA_TYPE_UNKNOWN, f"lines have the type {LINES}")
+    with one_of_its_uploads(service, caller.key):
+        async with service.batches:
+            body = await receive_in_memory(request, service, BATCH_BYTES_MAX)
+            content = await service.run(_submit_lines, service, caller, body)
+    return Response(content, 201, media_type=JSON)
+
+
+def _submit_lines(service: Service, caller: Caller, body: bytes) -> bytes:
+    submissions = list(_submissions(service, caller, body))
+    if not submissions:
+        raise Problem(Code.INVALID, "there is no line with a document")
+    receipts = service.queue.submit_many(submissions)
+    answered = [{name: getattr(receipt, name) for name in RECEIPT} for receipt in receipts]
+    return json.dumps({"receipts": answered}).encode()
+
+
+def _submissions(service: Service, caller: Caller, body: bytes) -> Iterator[Submission]:
+    found = 0
+    for number, line in enumerate(body.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        found += 1
+        if found > SUBMIT_DOCUMENTS_MAX:
+            raise Problem(Code.INVALID, f"at most {SUBMIT_DOCUMENTS_MAX:,} lines are accepted")
+        try:
+            yield _submission(service, caller, _parsed(line))
+        except Problem as problem:
+            raise Problem(problem.code, f"line {number}: {problem.detail}") from None
+        except (ValueError, TypeError) as error:
+            raise Problem(Code.INVALID, f"line {number}: {error}") from None
+
+
+def _submission(service: Service, caller: Caller, value: Any) -> Submission:
+    if not isinstance(value, dict):
+        raise ValueError('it is not an object, such as {"payload": 1}')
+    unknown = sorted(value.keys() - set(_FIELDS))
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is not a field; they are: {', '.join(_FIELDS)}")
+    if isinstance(value.get("due_at"), str):
+        value["due_at"] = moment_of(value["due_at"])
+    value["customer"] = customer_for(caller, value.get("customer"))
+    value["parent"] = _own_parent(service, caller, value.get("parent"))
+    return Submission(**value)
+
+
+def _own_parent(service: Service, caller: Caller, parent: Any) -> str | None:
+    """A parent gives its priority on, so it must be the caller's own."""
+    if parent is None or caller.sees_all:
+        return parent  # type: ignore[no-any-return]
+    stored = service.queue.store.read(parent) if isinstance(parent, str) else None
+    if stored is None or stored.document.customer != caller.customer:
+        raise Problem(Code.INVALID, "there is no such parent")
+    return stored.document.id
+
+
+def moment_of(text: str) -> int:
+    """A moment in ISO 8601 with a zone, or in microseconds since 1970."""
+    if text.lstrip("-").isdecimal() and text.isascii() and len(text) < 20:
+        return int(text)
+    try:
+        return from_datetime(datetime.fromisoformat(text))
+    except (ValueError, TypeError, OverflowError):
+        raise Problem(
+            Code.INVALID, f"{text[:40]!r} is not a moment with a zone, such as 2030-01-31T08:00Z"
+        ) from None
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except RecursionError:
+        raise Problem(Code.MALFORMED, "too many lists and objects are in each other") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise Problem(Code.MALFORMED, f"it is not JSON: {error}") from None
+
+
+def _metadata(text: str) -> dict[str, Any]:
+    value = _parsed(text.encode("utf-8", "surrogatepass"))
+    if not isinstance(value, dict):
+        raise Problem(Code.INVALID, "metadata is not a JSON object")
+    return value
+
+
+def _merged(about: About, fields: dict[str, str], key: str | None) -> tuple[About, str | None]:
+    """What the form says beside what the query says; not both about the same."""
+    given = {name: value for name, value in about.model_dump().items() if value is not None}
+    twice = sorted(given.keys() & fields.keys())
+    if twice or (key is not None and "key" in fields):
+        raise Problem(Code.INVALID, f"{(twice or ['key'])[0]} is said twice")
+    fields = dict(fields)
+    key = fields.pop("key", key)
+    try:
+        return About.model_validate({**given, **fields}), key
+    except ValidationError as error:
+        problem = Problem(Code.INVALID)
+        problem.errors = [
+            {"where": ".".join(map(str, each["loc"])), "what": each["msg"]}
+            for each in error.errors()
+        ]
+        raise problem from None

@@ -1,0 +1,81 @@
+"""A real server for tests: in a thread of this process, on a free port."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from fairturn import Queue
+from fairturn.keys import Keys
+from fairturn.service.app import make_app
+from fairturn.service.plan import Plan
+from fairturn.service.running import Address, Server
+
+STARTS_S = 30.0
+
+
+@contextmanager
+def served(queue: Queue, plan: Plan | None = None) -> Iterator[str]:
+    """The address of a server of this queue."""
+    server = Server(make_app(queue, plan), Address(port=0))
+    thread = threading.Thread(target=server.run, name="server")
+    thread.start()
+    try:
+        assert server.listening.wait(STARTS_S), "the server does not start"
+        yield server.url
+    finally:
+        server.stop()
+        thread.join(STARTS_S)
+        assert not thread.is_alive(), "the server does not end"
+
+
+@contextmanager
+def client_of(
+    queue: Queue, plan: Plan | None = None, key: str | None = None
+) -> Iterator[httpx.Client]:
+    """A client of a server of this queue."""
+    headers = {} if key is None else bearer(key)
+    with served(queue, plan) as url, httpx.Client(base_url=url, headers=headers) as client:
+        yield client
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def key_for(queue: Queue, customer: str | None = None, role: str = "operator") -> str:
+    """A new key, of a customer or of another role."""
+    role = role if customer is None else "customer"
+    return Keys(queue.store).make(role, customer=customer).shown
+
+
+def asked(
+    app: FastAPI,
+    method: str,
+    path: str,
+    *,
+    address: str = "127.0.0.1",
+    base: str = "http://127.0.0.1:8750",
+    **more: Any,
+) -> httpx.Response:
+    """What the application answers to somebody at this address."""
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app, client=(address, 50_000))
+        async with httpx.AsyncClient(transport=transport, base_url=base) as client:
+            return await client.request(method, path, **more)
+
+    return asyncio.run(ask())
+
+
+def code_of(response: httpx.Response) -> tuple[int, str]:
+    """The status and the code of a problem, which every refusal is."""
+    assert response.headers["content-type"] == "application/problem+json", response.text
+    problem = response.json()
+    assert problem["status"] == response.status_code
+    assert problem["type"] == f"urn:fairturn:problem:{problem['code']}"
+    return response.status_code, problem["code"]

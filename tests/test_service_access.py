@@ -1,0 +1,377 @@
+"""Who may do what: keys, roles, addresses, and that nobody learns of anybody else's documents."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from fairturn import Queue
+from fairturn.keys import Keys
+from fairturn.service.app import make_app
+from fairturn.service.logs import Served
+from fairturn.service.plan import REFUSED_PER_MINUTE, Plan
+from tests.commands import complete, kill
+from tests.serving import asked, bearer, client_of, code_of, key_for
+
+NOBODYS = "0123456789abcde"
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    with Queue(tmp_path / "documents.db") as queue:
+        yield queue
+
+
+@pytest.fixture
+def app(queue: Queue) -> FastAPI:
+    return make_app(queue)
+
+
+def operations(app: FastAPI) -> list[tuple[str, str, dict[str, Any]]]:
+    """Every operation of the description: method, path, and what it says of itself."""
+    return [
+        (method.upper(), path, operation)
+        for path, methods in app.openapi()["paths"].items()
+        for method, operation in methods.items()
+    ]
+
+
+PUBLIC = {"/v1/rule", "/livez", "/readyz"}
+OPERATORS_ONLY = {
+    ("POST", "/v1/customers"),
+    ("POST", "/v1/customers/purge"),
+    ("PATCH", "/v1/settings"),
+    ("POST", "/v1/bulk"),
+    ("GET", "/v1/keys"),
+    ("POST", "/v1/keys"),
+    ("POST", "/v1/keys/{id}/rotate"),
+    ("POST", "/v1/keys/{id}/revoke"),
+}
+NOT_FOR_CUSTOMERS = OPERATORS_ONLY | {
+    ("GET", "/v1/customers"),
+    ("GET", "/v1/summary"),
+    ("GET", "/v1/workers"),
+    ("GET", "/v1/settings"),
+    ("GET", "/metrics"),
+}
+NOT_FOR_READERS = OPERATORS_ONLY | {
+    ("POST", "/v1/documents"),
+    ("POST", "/v1/documents/batch"),
+    ("POST", "/v1/documents/{id}/cancel"),
+    ("POST", "/v1/documents/{id}/retry"),
+}
+BODIES: dict[str, Any] = {
+    "/v1/documents/batch": {
+        "content": '{"payload": 1}',
+        "headers": {"Content-Type": "application/x-ndjson"},
+    },
+    "/v1/customers": {"json": {"name": "x"}},
+    "/v1/customers/purge": {"json": {"name": "x", "dry_run": False}},
+    "/v1/bulk": {"json": {"action": "cancel", "filter": {}, "dry_run": False}},
+    "/v1/keys": {"json": {"role": "operator"}},
+    "/v1/keys/{id}/rotate": {"json": {}},
+    "/v1/settings": {"json": {"attempts_max": 1}},
+    "/v1/documents": {"json": 1},
+}
+
+
+def called(
+    app: FastAPI, method: str, path: str, key: str | None, id: str = NOBODYS
+) -> httpx.Response:
+    more = dict(BODIES.get(path, {}) if method != "GET" else {})
+    headers = {**more.pop("headers", {}), **({} if key is None else bearer(key))}
+    return asked(app, method, path.replace("{id}", id), headers=headers, **more)
+
+
+# ── Keys and roles ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_operation_but_the_public_ones_asks_for_a_key(queue: Queue, app: FastAPI) -> None:
+    key_for(queue)
+    for method, path, operation in operations(app):
+        if path in PUBLIC:
+            assert called(app, method, path, None).status_code == 200
+            continue
+        assert operation["security"] == [{"key": []}], path
+        assert code_of(called(app, method, path, None)) == (401, "key_missing"), path
+        for wrong in ("ft_nonsense", f"ft_{'0' * 12}_{'0' * 64}", "ä", ""):
+            answer = asked(
+                app,
+                method,
+                path.replace("{id}", NOBODYS),
+                headers={"Authorization": f"Bearer {wrong}".encode()},
+                address="127.0.0.9",
+            )
+            assert answer.status_code in (401, 429), path
+
+
+@pytest.mark.parametrize(
+    "role, refused", [("customer", NOT_FOR_CUSTOMERS), ("reader", NOT_FOR_READERS)]
+)
+def test_a_key_opens_what_its_role_is_for_and_nothing_else(
+    queue: Queue, app: FastAPI, role: str, refused: set[tuple[str, str]]
+) -> None:
+    key = key_for(queue, "acme" if role == "customer" else None, role)
+    before = queue.settings
+
+    for method, path, _ in operations(app):
+        if path == "/v1/events":
+            continue  # it does not end
+        answer = called(app, method, path, key)
+        if (method, path) in refused:
+            assert code_of(answer) == (403, "not_allowed"), path
+        else:
+            assert answer.status_code != 403, path
+
+    assert queue.settings == before
+    assert len(Keys(queue.store).list()) == 1
+
+
+def test_a_revoked_key_opens_nothing_at_once(queue: Queue, app: FastAPI) -> None:
+    key, other = key_for(queue), key_for(queue)
+    assert called(app, "GET", "/v1/me", key).status_code == 200
+
+    id = called(app, "GET", "/v1/me", key).json()["key"]
+    assert asked(app, "POST", f"/v1/keys/{id}/revoke", headers=bearer(other)).status_code == 200
+
+    assert code_of(called(app, "GET", "/v1/me", key)) == (401, "key_unknown")
+
+
+def test_a_key_is_shown_once_and_nowhere_else(queue: Queue, app: FastAPI, tmp_path: Path) -> None:
+    key = key_for(queue)
+    made = asked(
+        app,
+        "POST",
+        "/v1/keys",
+        headers=bearer(key),
+        json={"role": "customer", "customer": "acme", "name": "scanner"},
+    )
+    shown = made.json()["shown"]
+    secret = shown.rpartition("_")[2]
+
+    assert made.status_code == 201
+    assert called(app, "GET", "/v1/me", shown).json()["customer"]["name"] == "acme"
+    listed = called(app, "GET", "/v1/keys", key)
+    assert {each["name"] for each in listed.json()["keys"]} == {"", "scanner"}
+    assert any(each["used_at"] for each in listed.json()["keys"])
+    assert secret not in listed.text
+    queue.close()
+    for file in tmp_path.iterdir():
+        if file.is_file():
+            assert secret.encode() not in file.read_bytes()
+
+
+def test_the_first_key_is_an_operators(queue: Queue, app: FastAPI) -> None:
+    wanted = {"role": "customer", "customer": "acme"}
+
+    assert code_of(asked(app, "POST", "/v1/keys", json=wanted)) == (409, "wrong_state")
+    key = asked(app, "POST", "/v1/keys", json={"role": "operator"}).json()["shown"]
+    made = asked(app, "POST", "/v1/keys", json=wanted, headers=bearer(key))
+
+    assert made.status_code == 201
+
+
+def test_a_rotated_key_gives_way_to_the_new_one(queue: Queue, app: FastAPI) -> None:
+    key = key_for(queue)
+    id = called(app, "GET", "/v1/me", key).json()["key"]
+
+    new = asked(app, "POST", f"/v1/keys/{id}/rotate", headers=bearer(key), json={}).json()
+
+    assert called(app, "GET", "/v1/me", new["shown"]).status_code == 200
+    assert code_of(called(app, "GET", "/v1/me", key)) == (401, "key_unknown")
+
+
+# ── Other customers ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_foreign_id_is_answered_byte_for_byte_like_one_that_is_not_there(
+    queue: Queue, app: FastAPI
+) -> None:
+    """Every operation with an id of a document, with documents of another customer in every
+    state."""
+    key = key_for(queue, "acme")
+    theirs = [queue.submit("other", content=b"x" * 70_000, name="secret").id]
+    completed = queue.submit("quick", payload=1).id
+    assert complete(queue, 2)
+    dead = queue.submit("other", payload=1).id
+    assert kill(queue) == [dead]
+    theirs += [completed, dead, queue.submit("other", payload=1).id]
+    before = [queue.get(id) for id in theirs]
+    paths = [each for each in operations(app) if "/documents/{id}" in each[1]]
+    assert len(paths) >= 6
+
+    for method, path, _ in paths:
+        missing = called(app, method, path, key)
+        for id in theirs:
+            foreign = called(app, method, path, key, id)
+            assert foreign.status_code == 404
+            assert foreign.content == missing.content, path
+            assert foreign.headers == missing.headers, path
+
+    assert [queue.get(id) for id in theirs] == before
+
+
+def test_a_customer_cannot_name_another_customer(queue: Queue, app: FastAPI) -> None:
+    key = key_for(queue, "acme")
+    queue.submit("other", payload=1)
+    before = queue.customer("other")
+
+    for answer in (
+        asked(app, "POST", "/v1/documents?customer=other", json=1, headers=bearer(key)),
+        asked(
+            app,
+            "POST",
+            "/v1/documents/batch",
+            content='{"customer": "other", "payload": 1}',
+            headers={**bearer(key), "Content-Type": "application/x-ndjson"},
+        ),
+        asked(app, "GET", "/v1/documents?customer=other", headers=bearer(key)),
+    ):
+        assert code_of(answer) == (422, "invalid")
+
+    assert queue.customer("other") == before
+    assert asked(app, "GET", "/v1/documents", headers=bearer(key)).json()["documents"] == []
+
+
+def test_a_foreign_parent_gives_no_priority_and_no_answer(queue: Queue, app: FastAPI) -> None:
+    key = key_for(queue, "acme")
+    theirs = queue.submit("other", payload=1).id
+
+    answers = [
+        asked(app, "POST", f"/v1/documents?parent={id}", json=1, headers=bearer(key))
+        for id in (theirs, NOBODYS)
+    ]
+
+    assert [code_of(answer) for answer in answers] == [(422, "invalid")] * 2
+    assert answers[0].content == answers[1].content
+
+
+# ── Addresses ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "headers, code",
+    [
+        ({}, None),
+        ({"Host": "localhost:8750"}, None),
+        ({"Host": "[::1]:8750"}, None),
+        ({"Host": "evil.example"}, "origin_unknown"),
+        ({"Host": "127.0.0.1.evil.example:8750"}, "origin_unknown"),
+        ({"Origin": "http://127.0.0.1:8750"}, None),
+        ({"Origin": "http://evil.example"}, "origin_unknown"),
+        ({"Origin": "null"}, "origin_unknown"),
+        ({"Sec-Fetch-Site": "cross-site"}, "origin_unknown"),
+        ({"X-Forwarded-For": "203.0.113.9"}, "key_missing"),
+    ],
+)
+def test_without_keys_only_who_sits_at_the_machine_is_the_operator(
+    app: FastAPI, headers: dict[str, str], code: str | None
+) -> None:
+    answer = asked(app, "GET", "/v1/summary", headers=headers)
+
+    assert answer.status_code == 200 if code is None else code_of(answer)[1] == code
+
+
+def test_without_keys_nobody_from_elsewhere_gets_in(app: FastAPI) -> None:
+    answer = asked(app, "GET", "/v1/summary", address="203.0.113.9")
+
+    assert code_of(answer) == (401, "key_missing")
+
+
+def test_a_key_from_elsewhere_is_refused_unless_it_came_encrypted(
+    queue: Queue, app: FastAPI
+) -> None:
+    key = bearer(key_for(queue))
+
+    plain = asked(app, "GET", "/v1/me", address="203.0.113.9", headers=key)
+    encrypted = asked(
+        app, "GET", "/v1/me", address="203.0.113.9", headers=key, base="https://fair.example"
+    )
+    lied = asked(
+        app,
+        "GET",
+        "/v1/me",
+        address="203.0.113.9",
+        headers={**key, "X-Forwarded-Proto": "https"},
+    )
+
+    assert code_of(plain) == code_of(lied) == (403, "https_needed")
+    assert encrypted.status_code == 200
+
+
+# ── Rates ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_key_that_asks_too_often_is_told_when_to_come_again(queue: Queue) -> None:
+    keys = [bearer(key_for(queue, name)) for name in ("acme", "other")]
+    app = make_app(queue, Plan(rate="3/hour"))
+
+    answers = [asked(app, "GET", "/v1/me", headers=keys[0]) for _ in range(4)]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
+    assert code_of(answers[3]) == (429, "rate_limited")
+    assert 0 < int(answers[3].headers["retry-after"]) <= 3_600
+    assert asked(app, "GET", "/v1/me", headers=keys[1]).status_code == 200
+
+
+def test_who_guesses_keys_is_shut_out_and_others_are_not(queue: Queue, app: FastAPI) -> None:
+    key = bearer(key_for(queue))
+    for _ in range(REFUSED_PER_MINUTE):
+        asked(app, "GET", "/v1/me", headers=bearer("ft_x"), address="127.0.0.2")
+
+    guessing = asked(app, "GET", "/v1/me", headers=key, address="127.0.0.2")
+
+    assert code_of(guessing) == (429, "rate_limited")
+    assert asked(app, "GET", "/v1/me", headers=key).status_code == 200
+
+
+# ── Words ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "language, title",
+    [
+        ("en", "This needs an access key."),
+        ("de", "Dafür ist ein Zugangsschlüssel nötig."),
+        ("es", "Para esto hace falta una clave de acceso."),
+        ("pl", "Do tego potrzebny jest klucz dostępu."),
+        ("pt-BR", "Para isto é necessária uma chave de acesso."),
+        ("tlh", "This needs an access key."),
+    ],
+)
+def test_a_problem_says_what_is_wrong_in_the_language_of_who_asks(
+    queue: Queue, app: FastAPI, language: str, title: str
+) -> None:
+    key_for(queue)
+
+    answer = asked(app, "GET", "/v1/me", headers={"Accept-Language": language})
+
+    assert code_of(answer) == (401, "key_missing")
+    assert answer.json()["title"] == title
+
+
+def test_a_log_has_no_key_no_query_and_no_name_in_it(queue: Queue) -> None:
+    served: list[Served] = []
+    key = key_for(queue, "acme")
+    app = make_app(queue, on_served=served.append)
+
+    asked(app, "POST", "/v1/documents?name=secret", json=1, headers=bearer(key))
+
+    (one,) = served
+    assert (one.method, one.route, one.status) == ("POST", "/v1/documents", 201)
+    assert one.key == key.split("_")[1]
+    said = json.dumps(one._asdict())
+    assert key.split("_")[2] not in said
+    assert "secret" not in said
+    assert "acme" not in said
+
+
+def test_what_is_nowhere_is_a_problem_too(queue: Queue) -> None:
+    with client_of(queue) as client:
+        assert code_of(client.get("/nowhere")) == (404, "not_found")
+        assert code_of(client.delete("/v1/me")) == (405, "method_not_allowed")
+        assert client.delete("/v1/me").headers["allow"] == "GET"
