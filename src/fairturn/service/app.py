@@ -2,9 +2,11 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 from fastapi import FastAPI
+from pydantic.json_schema import models_json_schema
 
 from fairturn.clock import Clock, SystemClock
 from fairturn.keys import Keys
@@ -38,6 +40,19 @@ are problem documents (RFC 9457): `code` stays, `title` is a sentence in the lan
 """
 
 
+class _Described(FastAPI):
+    """An application whose description has the form of a problem, which no operation returns."""
+
+    def openapi(self) -> dict[str, Any]:
+        description = super().openapi()
+        _, form = models_json_schema(
+            [(shapes.Problem, "serialization")], ref_template="#/components/schemas/{model}"
+        )
+        for name, schema in form["$defs"].items():
+            description["components"]["schemas"].setdefault(name, schema)
+        return description
+
+
 def make_app(
     queue: Queue,
     plan: Plan | None = None,
@@ -66,7 +81,7 @@ def make_app(
             service.watch.close()
             tasks.cancel_scope.cancel()
 
-    app = FastAPI(
+    app = _Described(
         title="fairturn",
         version=version("fairturn"),
         description=_ABOUT,
@@ -74,7 +89,7 @@ def make_app(
         redoc_url=None,
         lifespan=watching,
         separate_input_output_schemas=False,
-        responses={405: {"description": "Not at this address.", "model": shapes.Problem}},
+        generate_unique_id_function=lambda route: route.name,
     )
     app.state.service = service
     problems.install(app)

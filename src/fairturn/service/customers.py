@@ -61,12 +61,12 @@ def list_customers(
 
 class CustomerChange(shapes.Asked):
     name: shapes.CustomerName
-    weight: Annotated[float | None, Field(ge=0.01, le=100, description="Its share.")] = None
+    weight: Annotated[shapes.Number | None, Field(ge=0.01, le=100, description="Its share.")] = None
     limit: Annotated[
-        int | None,
+        shapes.Whole | None,
         Field(ge=0, le=RUNNING_MAX, description="Of documents running at once; 0 for no limit."),
     ] = None
-    paused: bool | None = None
+    paused: shapes.YesOrNo | None = None
 
 
 @router.post("/v1/customers", response_model=shapes.Customer, responses=problems())
@@ -85,7 +85,7 @@ def set_customer(request: Request, caller: Operator, change: CustomerChange) -> 
 
 class Purge(shapes.Asked):
     name: shapes.CustomerName
-    dry_run: Annotated[bool, Field(description="Only say what would be deleted.")] = True
+    dry_run: Annotated[shapes.YesOrNo, Field(description="Only say what would be deleted.")] = True
 
 
 class Purged(shapes.Shape):

@@ -33,7 +33,8 @@ class KeyToMake(shapes.Asked):
 
 class Rotation(shapes.Asked):
     overlap_s: Annotated[
-        float, Field(ge=0, le=OVERLAP_S_MAX, description="How long the old key still opens.")
+        shapes.Number,
+        Field(ge=0, le=OVERLAP_S_MAX, description="How long the old key still opens."),
     ] = 0.0
 
 

@@ -20,8 +20,8 @@ from fairturn.situation import ALIVE_US
 
 router = APIRouter(tags=["queue"])
 
-Seconds = Annotated[float | None, Field(ge=0, le=SECONDS_MAX)]
-Limit = Annotated[int | None, Field(ge=1, le=1 << 53)]
+Seconds = Annotated[shapes.Number | None, Field(ge=0, le=SECONDS_MAX)]
+Limit = Annotated[shapes.Whole | None, Field(ge=1, le=1 << 53)]
 
 
 @router.get("/v1/rule", response_model=shapes.RuleShape, responses=problems())
@@ -85,7 +85,7 @@ class SettingsChange(shapes.Asked):
     patience_s: Seconds = None
     reset: Reset | None = None
     reset_interval_s: Seconds = None
-    bounds: Annotated[list[int] | None, Field(min_length=8, max_length=8)] = None
+    bounds: Annotated[list[shapes.Whole] | None, Field(min_length=8, max_length=8)] = None
     attempts_max: Limit = None
     waiting_max: Limit = None
     waiting_per_customer_max: Limit = None
@@ -115,12 +115,20 @@ def _settings(service: Service) -> shapes.Settings:
     return shapes.Settings(**{name: getattr(settings, name) for name in SETTING_NAMES})
 
 
+class BulkFilter(Wanted):
+    """Which documents are meant; what is left out does not matter."""
+
+    priority: Annotated[
+        list[Annotated[shapes.Whole, Field(ge=1, le=LEVELS)]], Field(default_factory=list)
+    ]
+
+
 class BulkAction(shapes.Asked):
     """What to do, and with which documents. Nothing happens unless `dry_run` is false."""
 
     action: Literal["cancel", "retry"]
-    filter: Wanted
-    dry_run: bool = True
+    filter: BulkFilter
+    dry_run: shapes.YesOrNo = True
 
 
 _CHANGEABLE = {

@@ -11,12 +11,13 @@ from fairturn.content import chunks_of
 from fairturn.service.problems import MEDIA_TYPE
 
 # What every operation with a key can answer.
-_ALWAYS = (400, 401, 403, 408, 413, 422, 429, 500, 503)
+_ALWAYS = (400, 401, 403, 405, 408, 413, 422, 429, 500, 503)
 _MEANINGS = {
     400: "The request cannot be read.",
     401: "No access key, or one that is not known.",
     403: "The access key is not meant for this.",
     404: "There is no such thing, or it is somebody else's.",
+    405: "Not at this address.",
     408: "The body came too slowly.",
     409: "Not possible in the present state.",
     413: "The body is too large.",

@@ -3,7 +3,7 @@ microseconds since 1970 UTC."""
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, Strict
 
 from fairturn import access, model
 from fairturn.access import Role
@@ -24,6 +24,10 @@ CustomerName = Annotated[str, Field(min_length=1, max_length=CUSTOMER_BYTES_MAX)
 DocumentId = Annotated[
     str, Field(description="The id of a document.", examples=["3f1c52d09ab47e6"])
 ]
+# In a body, a value of another type is refused: 0 for false could delete what was not meant.
+YesOrNo = Annotated[bool, Strict()]
+Whole = Annotated[int, Strict()]
+Number = Annotated[float, Strict()]
 PageSize = Annotated[int, Field(ge=1, le=PAGE_MAX)]
 
 

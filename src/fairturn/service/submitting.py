@@ -89,11 +89,19 @@ _BODY = {
 }
 
 
+# What can be done with a document that was submitted.
+_LINKS = {
+    operation: {"operationId": operation, "parameters": {"id": "$response.body#/id"}}
+    for operation in ("get_document", "get_content", "get_result", "cancel_document")
+}
+
+
 @router.post(
     "/v1/documents",
     status_code=201,
     response_model=shapes.Receipt,
     responses={
+        201: {"links": _LINKS},
         200: {
             "model": shapes.Receipt,
             "description": "The idempotency key was known: the first receipt again.",

@@ -1,0 +1,200 @@
+"""`serve`, `up` and `keys`: the service from the command line."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from fairturn import Queue
+from tests.commands import SCRIPT, error_of, fairturn, lines_of
+from tests.serving import bearer
+from tests.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+class Program:
+    """The program as it runs."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        self.said: list[str] = []
+        self.url = ""
+        assert process.stderr is not None
+        while not self.url:
+            line = process.stderr.readline()
+            assert line, f"it ended: {self.said}"
+            self.said.append(line)
+            match = re.search(r"Serving at (\S+)", line)
+            self.url = match[1] if match else ""
+
+    def end(self) -> int:
+        """A clean end; what it still said is among `said`."""
+        self.process.send_signal(signal.SIGTERM)
+        _, said = self.process.communicate(timeout=30)
+        self.said += said.splitlines(keepends=True)
+        return self.process.returncode
+
+
+@contextmanager
+def running(*arguments: str, **environment: str) -> Iterator[Program]:
+    with subprocess.Popen(
+        [SCRIPT, *arguments],
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield Program(process)
+        finally:
+            process.kill()
+
+
+def test_up_serves_and_works_and_ends_well_with_sigterm(folder: Path) -> None:
+    (folder / "invoices.py").write_text("def extract(document):\n    return {'pages': 3}\n")
+    with running("up", "invoices:extract", "--port", "0", "--json") as program:
+        with httpx.Client(base_url=program.url, timeout=30) as client:
+            id = client.post("/v1/documents?customer=acme", content=b"x").json()["id"]
+            done = client.get(f"/v1/documents/{id}", params={"wait_s": 30}).json()
+            result = client.get(f"/v1/documents/{id}/result").json()
+        with httpx.stream("GET", f"{program.url}/v1/events", timeout=30) as events:
+            next(events.iter_lines())
+            code = program.end()
+
+    assert (done["state"], result) == ("completed", {"pages": 3})
+    assert code == 0
+    served = [json.loads(line) for line in program.said if line.startswith("{")]
+    assert ("POST", "/v1/documents", 201) in [
+        (line["method"], line["route"], line["status"]) for line in served
+    ]
+    with Queue("documents.db") as queue:
+        assert queue.summary().running == 0
+
+
+def test_a_handler_that_cannot_be_loaded_ends_the_whole_command() -> None:
+    result = fairturn_program("up", "absent:extract", "--port", "0")
+
+    assert result.returncode == 1
+    assert "absent:extract cannot be loaded" in result.stderr
+
+
+def fairturn_program(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [SCRIPT, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_the_demo_has_a_queue_of_its_own_and_leaves_nothing(folder: Path) -> None:
+    with running("up", "--demo", FAIRTURN_PORT="0", TMPDIR=str(folder)) as program:
+        with httpx.Client(base_url=program.url, timeout=30) as client:
+            until(lambda: client.get("/v1/customers").json()["customers"])
+        assert program.end() == 0
+
+    assert list(folder.iterdir()) == []
+
+
+def test_without_keys_the_service_listens_at_this_machine_alone() -> None:
+    for command in ("serve", "up"):
+        said = error_of(fairturn(command, "--host", "0.0.0.0"), 2)
+        assert "without access keys everybody at 0.0.0.0 could do everything" in said
+
+
+def test_with_a_key_it_listens_elsewhere_and_says_what_is_missing() -> None:
+    key = fairturn("keys", "make", "--role", "reader").stdout.strip()
+    with running("serve", "--host", "0.0.0.0", "--port", "0") as program:
+        url = program.url.replace("0.0.0.0", "127.0.0.1")
+        assert httpx.get(f"{url}/v1/summary").status_code == 401
+        assert httpx.get(f"{url}/v1/summary", headers=bearer(key)).status_code == 200
+        assert program.end() == 0
+
+    assert any("they would travel unencrypted" in line for line in program.said)
+
+
+def test_a_proxy_is_believed_only_if_it_is_trusted() -> None:
+    key = fairturn("keys", "make", "--role", "reader").stdout.strip()
+    forwarded = {
+        **bearer(key),
+        "X-Forwarded-For": "203.0.113.9",
+        "X-Forwarded-Proto": "https",
+    }
+    plain = {**forwarded, "X-Forwarded-Proto": "http"}
+    with running("serve", "--port", "0", "--trusted-proxy", "127.0.0.1") as program:
+        assert httpx.get(f"{program.url}/v1/me", headers=forwarded).status_code == 200
+        refused = httpx.get(f"{program.url}/v1/me", headers=plain)
+        assert program.end() == 0
+
+    assert refused.json()["code"] == "https_needed"
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with running("serve", "--port", "0") as program:
+        port = program.url.rpartition(":")[2]
+        result = fairturn_program("serve", "--port", port)
+
+    assert result.returncode == 1
+    assert f"cannot listen at 127.0.0.1:{port}" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("--port", "70000", "a port, from 0"),
+        ("--rate", "often", "such as 600/minute"),
+        ("--size-limit", "12 MB", "a size, such as 512MiB"),
+        ("--trusted-proxy", "somewhere", "addresses or networks"),
+        ("--customers-in-metrics", "100000", "from 0 to 1000"),
+    ],
+)
+def test_a_wrong_setting_is_told_before_anything_is_opened(
+    option: str, value: str, sentence: str
+) -> None:
+    assert sentence in error_of(fairturn("serve", option, value), 2)
+    assert not Path("documents.db").exists()
+
+
+def test_keys_are_made_listed_replaced_and_ended() -> None:
+    made = fairturn("keys", "make", "--customer", "acme", "--name", "the\x1b[2J scanner")
+    shown = made.stdout.strip()
+    id = shown.split("_")[1]
+    assert re.fullmatch(r"ft_[0-9a-f]{12}_[0-9a-f]{64}", shown)
+
+    (new,) = lines_of(fairturn("keys", "rotate", id, "--overlap", "60", "--json"))
+    fairturn("keys", "revoke", id)
+
+    table = fairturn("keys").stdout
+    assert "\x1b" not in table
+    listed = lines_of(fairturn("keys", "--json"))
+    assert [(key["customer"], key["ends_at"] is None) for key in listed] == [
+        ("acme", False),
+        ("acme", True),
+    ]
+    assert new["shown"].split("_")[2] not in table + json.dumps(listed)
+    assert "there is no key" in error_of(fairturn("keys", "revoke", "0" * 12), 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ((), "say what the key is for"),
+        (("--role", "operator", "--customer", "acme"), "names a customer"),
+        (("--role", "customer"), "names a customer"),
+        (("--customer", ""), "customer is empty"),
+    ],
+)
+def test_a_key_that_is_for_nobody_or_for_two_is_refused(
+    options: tuple[str, ...], sentence: str
+) -> None:
+    assert sentence in error_of(fairturn("keys", "make", *options), 2)

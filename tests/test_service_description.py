@@ -1,0 +1,121 @@
+"""The description of the service is complete and true: whatever is asked, the answer is one that it
+names, in the form that it names, and never an error of the service."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis import Case
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from fairturn import Queue
+from fairturn.service.app import make_app
+from fairturn.service.plan import Plan
+from tests.commands import complete, kill
+from tests.serving import bearer, key_for, served
+
+THOROUGH = os.environ.get("FAIRTURN_HYPOTHESIS") == "thorough"
+EXAMPLES, STEPS = (300, 30) if THOROUGH else (6, 6)
+CHECKED = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    response_headers_conformance,
+    negative_data_rejection,
+]
+# Here the key is always sent along, also where leaving it out is what was tried.
+CHECKED_ON_THE_ROAD = CHECKED[:-1]
+QUICK = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=not THOROUGH,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@schemathesis.serializer("application/x-ndjson")
+def lines(ctx: Any, value: Any) -> Any:
+    return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else json.dumps(value)
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, str]]]:
+    """A server with something in its queue, and an operator's key."""
+    file: Path = tmp_path_factory.mktemp("described") / "documents.db"
+    with Queue(file) as queue:
+        for _ in range(3):
+            queue.submit("acme", payload=1)
+        complete(queue)
+        kill(queue)
+        with served(queue, Plan(rate="100000/second", pause_s_max=2)) as url:
+            yield url, bearer(key_for(queue))
+
+
+def described() -> dict[str, Any]:
+    with Queue(":memory:") as queue:
+        return make_app(queue).openapi()
+
+
+DESCRIPTION = schemathesis.openapi.from_dict(described())
+operations = DESCRIPTION.exclude(path="/v1/events")  # a stream that does not end
+
+
+@operations.parametrize()
+@QUICK
+def test_every_operation_answers_as_it_is_described(
+    case: Case[Any], asked: tuple[str, dict[str, str]]
+) -> None:
+    answers_as_described(case, *asked)
+
+
+def answers_as_described(case: Case[Any], url: str, headers: dict[str, str]) -> None:
+    if isinstance(case.query, dict) and isinstance(case.query.get("wait_s"), int | float):
+        case.query["wait_s"] = min(0.01, case.query["wait_s"])
+    case.call_and_validate(base_url=url, headers=headers, checks=CHECKED)
+
+
+def test_one_operation_after_the_other_answers_as_it_is_described(
+    asked: tuple[str, dict[str, str]],
+) -> None:
+    url, headers = asked
+
+    class Road(operations.as_state_machine()):  # type: ignore[misc]
+        def get_call_kwargs(self, case: Case[Any]) -> dict[str, Any]:
+            if isinstance(case.query, dict):
+                case.query.pop("wait_s", None)
+            return {"base_url": url, "headers": headers}
+
+        def validate_response(self, response: Any, case: Case[Any], **more: Any) -> None:
+            case.validate_response(response, checks=CHECKED_ON_THE_ROAD)
+
+    Road.run(settings=settings(QUICK, stateful_step_count=STEPS))
+
+
+def test_every_operation_has_a_name_and_says_what_it_does() -> None:
+    for path, methods in described()["paths"].items():
+        for operation in methods.values():
+            assert operation["operationId"].isidentifier(), path
+            assert operation["description"], path
+            assert operation["tags"], path
+
+
+def test_every_problem_that_an_operation_can_answer_has_a_form() -> None:
+    for path, methods in described()["paths"].items():
+        for operation in methods.values():
+            for status, response in operation["responses"].items():
+                if int(status) >= 400 and path != "/readyz":
+                    assert "application/problem+json" in response["content"], (path, status)
