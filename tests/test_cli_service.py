@@ -165,6 +165,21 @@ def test_a_wrong_setting_is_told_before_anything_is_opened(
     assert not Path("documents.db").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--certificate", "c.pem"), "give both"),
+        (("--certificate", "c.pem", "--private-key", "absent.pem"), "cannot be used"),
+    ],
+)
+def test_a_certificate_that_cannot_be_used_is_told(
+    folder: Path, options: tuple[str, ...], sentence: str
+) -> None:
+    (folder / "c.pem").write_text("no certificate")
+
+    assert sentence in error_of(fairturn("serve", "--port", "0", *options), 2)
+
+
 def test_keys_are_made_listed_replaced_and_ended() -> None:
     made = fairturn("keys", "make", "--customer", "acme", "--name", "the\x1b[2J scanner")
     shown = made.stdout.strip()

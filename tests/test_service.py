@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from fairturn import Completed, Queue
+from fairturn.keys import Keys
 from fairturn.service.plan import Plan
 from tests.commands import LEASE_US, claim, complete, kill
 from tests.serving import client_of, code_of, key_for
@@ -417,6 +418,16 @@ def test_a_customer_hears_of_its_own_documents_and_of_no_others(
         newer = queue.submit("acme", payload=2).id
         _, resumed = next(events)
     assert newer in [document["id"] for document in resumed["documents"]]
+
+
+def test_a_stream_ends_with_its_key(queue: Queue) -> None:
+    key = key_for(queue, "acme")
+    with client_of(queue, key=key) as client, client.stream("GET", "/v1/events") as response:
+        events = events_of(response)
+        next(events)
+        Keys(queue.store).revoke(key.split("_")[1])
+
+        assert list(events) == []
 
 
 def test_an_operator_hears_of_the_whole_queue(queue: Queue, operator: httpx.Client) -> None:

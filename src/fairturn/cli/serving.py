@@ -72,12 +72,31 @@ def address_of(settings: Mapping[str, Found], queue: "Queue") -> "Address":
         private_key=settings["private_key"].value,
         trusted_proxies=settings["trusted_proxy"].value,
     )
+    _refuse_certificate(address)
     if not address.is_local and not Keys(queue.store).are_asked_for():
         wrong_use(
             f"without access keys everybody at {address.host} could do everything; make one "
             "first: fairturn keys make --role operator. Or listen at 127.0.0.1"
         )
     return address
+
+
+def _refuse_certificate(address: "Address") -> None:
+    """Before anything listens: the server itself would say it with a traceback."""
+    import ssl
+
+    certificate, private_key = address.certificate, address.private_key
+    if certificate is None and private_key is None:
+        return
+    if certificate is None or private_key is None:
+        wrong_use("to speak https, give both --certificate and --private-key")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, private_key)
+    except OSError as error:
+        wrong_use(
+            f"the certificate {certificate} cannot be used with the private key {private_key}: "
+            f"{error.strerror or error}"
+        )
 
 
 def make_server(

@@ -69,20 +69,26 @@ async def _events(
         shown: dict[str, str] = {}
         last = last_event_id
         yield b"retry: 1000\n\n"
-        while not service.watch.closed:
+        while not service.watch.closed and await service.run(_still_open, service, caller):
             version = service.watch.version
             seen = await _look(service, caller)
             if seen is not None and seen.id != last:
                 last = seen.id
                 yield seen.event(shown)
                 await asyncio.sleep(EVERY_S)
-            while version == service.watch.version and not service.watch.closed:
-                before = version
-                await service.watch.change(before, BEAT_S)
-                if version == service.watch.version:
-                    yield b":\n\n"
+            await service.watch.change(version, BEAT_S)
+            if version == service.watch.version:
+                yield b":\n\n"
     finally:
         service.streams -= 1
+
+
+def _still_open(service: Service, caller: Caller) -> bool:
+    """Whether the key that opened the stream has not ended meanwhile."""
+    if caller.key is None:
+        return not service.keys.are_asked_for()
+    key = service.queue.store.access_key(caller.key)
+    return key is not None and key.opens(service.clock.now())
 
 
 class _Seen:

@@ -37,7 +37,7 @@ async def receive_form(request: Request, service: Service) -> Form:
     boundary = options.get(b"boundary")
     if not boundary:
         raise Problem(Code.MALFORMED, "the form has no boundary")
-    body = Body(service)
+    body = Body(service, service.plan.size_bytes_max)
     reading = _Reading()
     try:
         parser = MultipartParser(boundary, reading.callbacks())

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from fairturn.model import CONTENT_BYTES_MAX
 
 JSON_BYTES_MAX = 1_048_576  # of a payload or a request; what is larger is a content
-BATCH_BYTES_MAX = 64 * 1_048_576
-BATCHES_AT_ONCE = 2  # each is in memory as a whole
+BATCH_BYTES_MAX = 32 * 1_048_576
+BATCHES_AT_ONCE = 2  # each is in memory as a whole, when all of it has come
 PARTS_MAX = 16  # of a multipart body
 WAIT_S_MAX = 60.0
 STREAMS_MAX = 2_000

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
+from socket import socket
 from types import FrameType
 
 import uvicorn
@@ -77,10 +78,10 @@ class Server(uvicorn.Server):
         self.listening = threading.Event()
         self.url = ""
 
-    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+    async def startup(self, sockets: list[socket] | None = None) -> None:
         """Listen, then tell where."""
         self._loop = asyncio.get_running_loop()
-        await super().startup(sockets=None)
+        await super().startup(sockets)
         if not self.started:
             return
         port = self.servers[0].sockets[0].getsockname()[1]

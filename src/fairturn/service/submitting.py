@@ -144,9 +144,10 @@ async def submit(
             if about.name is None and form.file_name is not None:
                 about = about.model_copy(update={"name": form.file_name})
         elif media_type == JSON and about.kind is not Kind.CONTENT:
-            payload = _parsed(await receive_in_memory(request, service, JSON_BYTES_MAX))
+            body = await receive_in_memory(request, service, JSON_BYTES_MAX)
+            payload = await service.run(_parsed, body)
         else:
-            received = await receive(request, service)
+            received = await receive(request, service, service.plan.size_bytes_max)
         handed_in = _HandedIn(about, received, payload, idempotency_key, content_digest)
         receipt = await service.run(_submit, service, caller, handed_in)
     if receipt.repeated:
@@ -221,13 +222,22 @@ async def submit_batch(request: Request, caller: Submitter) -> Response:
     if media_type != LINES:
         raise Problem(Code.MEDIA_TYPE_UNKNOWN, f"lines have the type {LINES}")
     with one_of_its_uploads(service, caller.key):
-        async with service.batches:
-            body = await receive_in_memory(request, service, BATCH_BYTES_MAX)
-            content = await service.run(_submit_lines, service, caller, body)
+        # To disk first: whoever sends slowly must not keep others from their turn in memory.
+        received = await receive(request, service, BATCH_BYTES_MAX)
+        try:
+            async with service.batches:
+                content = await service.run(_submit_lines, service, caller, received)
+        finally:
+            await service.run(_discard, service, received)
     return Response(content, 201, media_type=JSON)
 
 
-def _submit_lines(service: Service, caller: Caller, body: bytes) -> bytes:
+def _submit_lines(service: Service, caller: Caller, received: Received) -> bytes:
+    if isinstance(received, ContentRef):
+        with service.queue.contents.open(received) as file:
+            body = file.read()
+    else:
+        body = received
     submissions = list(_submissions(service, caller, body))
     if not submissions:
         raise Problem(Code.INVALID, "there is no line with a document")

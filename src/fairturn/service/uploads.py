@@ -21,7 +21,7 @@ from fairturn.model import INLINE_BYTES_MAX, ContentRef
 from fairturn.service.problems import Code, Problem
 from fairturn.service.service import Service
 
-PIECE_BYTES = 1_048_576
+PIECE_BYTES = 262_144  # so much of each upload is in memory at a time
 _DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/=]{1,64}):")
 
 Received = bytes | ContentRef
@@ -30,15 +30,16 @@ Received = bytes | ContentRef
 class Body:
     """The bytes of one document, while they come in."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, size_bytes_max: int) -> None:
         self._service = service
+        self._size_bytes_max = size_bytes_max
         self._held = bytearray()
         self._writing: Writing | None = None
         self._size_bytes = 0
 
     async def add(self, chunk: bytes) -> None:
         """Take the next bytes."""
-        maximum = self._service.plan.size_bytes_max
+        maximum = self._size_bytes_max
         self._size_bytes += len(chunk)
         if self._size_bytes > maximum:
             raise Problem(Code.TOO_LARGE, f"at most {maximum:,} bytes are accepted")
@@ -99,11 +100,11 @@ def refuse_declared(request: Request, maximum: int) -> None:
         raise Problem(Code.TOO_LARGE, f"at most {maximum:,} bytes are accepted")
 
 
-async def receive(request: Request, service: Service) -> Received:
-    """The raw body of a request as the content of a document."""
-    body = Body(service)
+async def receive(request: Request, service: Service, size_bytes_max: int) -> Received:
+    """The raw body of a request, as it is."""
+    body = Body(service, size_bytes_max)
     try:
-        async for chunk in pieces_of(request, service, service.plan.size_bytes_max):
+        async for chunk in pieces_of(request, service, size_bytes_max):
             await body.add(chunk)
         return await body.whole()
     finally:
