@@ -39,7 +39,10 @@ def client_of(
 ) -> Iterator[httpx.Client]:
     """A client of a server of this queue."""
     headers = {} if key is None else bearer(key)
-    with served(queue, plan) as url, httpx.Client(base_url=url, headers=headers) as client:
+    with (
+        served(queue, plan) as url,
+        httpx.Client(base_url=url, headers=headers, timeout=60) as client,
+    ):
         yield client
 
 

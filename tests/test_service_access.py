@@ -1,5 +1,6 @@
 """Who may do what: keys, roles, addresses, and that nobody learns of anybody else's documents."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -259,6 +260,9 @@ def test_a_foreign_parent_gives_no_priority_and_no_answer(queue: Queue, app: Fas
         ({}, None),
         ({"Host": "localhost:8750"}, None),
         ({"Host": "[::1]:8750"}, None),
+        ({"Host": "[::1]"}, None),
+        ({"Host": "127.0.0.1"}, None),
+        ({"Host": ""}, "origin_unknown"),
         ({"Host": "evil.example"}, "origin_unknown"),
         ({"Host": "127.0.0.1.evil.example:8750"}, "origin_unknown"),
         ({"Origin": "http://127.0.0.1:8750"}, None),
@@ -368,6 +372,35 @@ def test_a_log_has_no_key_no_query_and_no_name_in_it(queue: Queue) -> None:
     assert key.split("_")[2] not in said
     assert "secret" not in said
     assert "acme" not in said
+
+
+def test_a_mistake_of_the_service_is_a_problem_without_details(queue: Queue, app: FastAPI) -> None:
+    def fail() -> None:
+        raise ValueError("a secret of ours")
+
+    app.add_api_route("/mistake", fail)
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            return await client.get("/mistake", headers={"Accept-Language": "es"})
+
+    answer = asyncio.run(ask())
+
+    assert code_of(answer) == (500, "internal")
+    assert answer.json()["title"] == "Algo ha fallado en el servicio."
+    assert "secret" not in answer.text
+
+
+def test_a_store_that_does_not_answer_is_told_with_when_to_come_again(
+    queue: Queue, app: FastAPI
+) -> None:
+    queue.close()
+
+    answer = asked(app, "GET", "/v1/summary")
+
+    assert code_of(answer) == (503, "unavailable")
+    assert int(answer.headers["retry-after"]) > 0
 
 
 def test_what_is_nowhere_is_a_problem_too(queue: Queue) -> None:

@@ -21,7 +21,8 @@ from fairturn.service.plan import BATCH_BYTES_MAX, JSON_BYTES_MAX, Plan
 from tests.serving import asked, bearer, client_of, code_of, key_for, served
 from tests.waiting import until
 
-SMALL = Plan(size_bytes_max=200_000, pause_s_max=0.3, upload_s_max=1.0, uploads_per_key_max=2)
+SMALL = Plan(size_bytes_max=200_000)
+IMPATIENT = Plan(pause_s_max=0.3)
 LINES = {"Content-Type": "application/x-ndjson"}
 
 
@@ -113,7 +114,7 @@ def test_a_senseless_length_is_refused(queue: Queue, length: str) -> None:
 @pytest.mark.parametrize("begun", [b"", b"x" * 100, b"x" * 100_000])
 def test_a_body_that_stops_coming_is_too_slow(queue: Queue, begun: bytes) -> None:
     key = key_for(queue, "acme")
-    with served(queue, SMALL) as url, connected(url) as connection:
+    with served(queue, IMPATIENT) as url, connected(url) as connection:
         connection.sendall(head(key, "Content-Length: 150000") + begun)
         answer = b""
         while b"too_slow" not in answer:
@@ -336,7 +337,7 @@ def test_a_queue_that_is_full_says_when_to_come_again(queue: Queue, post: Post) 
 
 
 def test_a_large_upload_is_not_held_in_memory(queue: Queue) -> None:
-    """Half a gigabyte would show."""
+    """A quarter of a gigabyte would show."""
     size, piece = 256 * 1_048_576, b"x" * 1_048_576
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with client_of(queue, key=key_for(queue, "acme")) as client:
@@ -344,7 +345,7 @@ def test_a_large_upload_is_not_held_in_memory(queue: Queue) -> None:
             "/v1/documents",
             content=(piece for _ in range(size // len(piece))),
             headers={"Content-Length": str(size)},
-            timeout=60,
+            timeout=120,
         )
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
@@ -359,6 +360,7 @@ def test_a_batch_that_is_too_large_is_refused(queue: Queue, acme: httpx.Client) 
         "/v1/documents/batch",
         content=(line for _ in range(BATCH_BYTES_MAX // len(line) + 2)),
         headers=LINES,
+        timeout=120,
     )
 
     assert code_of(answer) == (413, "too_large")

@@ -69,7 +69,7 @@ def _without_key(service: Service, request: Request) -> Caller:
     if not _is_loopback(_address(request)) or "x-forwarded-for" in headers:
         raise Problem(Code.KEY_MISSING)
     host = headers.get("host", "")
-    if host.rpartition(":")[0 if ":" in host.rpartition("]")[2] else 2] not in _LOCAL_HOSTS:
+    if _without_port(host) not in _LOCAL_HOSTS:
         raise Problem(Code.ORIGIN_UNKNOWN)
     origin = headers.get("origin")
     if origin is not None and origin != f"{request.url.scheme}://{host}":
@@ -77,6 +77,11 @@ def _without_key(service: Service, request: Request) -> Caller:
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         raise Problem(Code.ORIGIN_UNKNOWN)
     return _NOBODY_ELSE_IS_HERE
+
+
+def _without_port(host: str) -> str:
+    name, _, port = host.rpartition(":")
+    return name if port.isdecimal() else host
 
 
 def _address(request: Request) -> str:

@@ -11,6 +11,7 @@ from fairturn.model import RUNNING_MAX
 from fairturn.queue import UNCHANGED
 from fairturn.service import shapes
 from fairturn.service.callers import Anybody, Operator, Overseer
+from fairturn.service.problems import refusing_misuse
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
 
@@ -49,7 +50,8 @@ def list_customers(
     """List customers by name, or look one up."""
     service = service_of(request)
     if wanted.name is None:
-        page = service.queue.customers(after=wanted.after, size=wanted.size)
+        with refusing_misuse():
+            page = service.queue.customers(after=wanted.after, size=wanted.size)
     else:
         page = service.queue.store.customers(names=[wanted.name])
     rule, now = service.queue.settings.rule, service.clock.now()
@@ -74,12 +76,13 @@ def set_customer(request: Request, caller: Operator, change: CustomerChange) -> 
     """Create a customer, or change its weight, its limit or its pause. What is not given stays as
     it is."""
     service = service_of(request)
-    customer = service.queue.set_customer(
-        change.name,
-        weight=UNCHANGED if change.weight is None else change.weight,
-        limit=UNCHANGED if change.limit is None else change.limit or None,
-        paused=UNCHANGED if change.paused is None else change.paused,
-    )
+    with refusing_misuse():
+        customer = service.queue.set_customer(
+            change.name,
+            weight=UNCHANGED if change.weight is None else change.weight,
+            limit=UNCHANGED if change.limit is None else change.limit or None,
+            paused=UNCHANGED if change.paused is None else change.paused,
+        )
     return shapes.Customer.seen(customer, service.queue.settings.rule, service.clock.now())
 
 
@@ -103,7 +106,8 @@ def purge_customer(request: Request, caller: Operator, purge: Purge) -> Any:
     Nothing happens unless `dry_run` is false. The answer says what there was.
     """
     queue = service_of(request).queue
-    customer = queue.customer(purge.name)
+    with refusing_misuse():
+        customer = queue.customer(purge.name)
     if not purge.dry_run:
         queue.purge(purge.name)
     return Purged(

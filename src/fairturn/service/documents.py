@@ -16,7 +16,7 @@ from fairturn.service import shapes
 from fairturn.service.callers import Anybody, Caller, Submitter, scope_of, stored_for
 from fairturn.service.languages import preferred_of
 from fairturn.service.plan import WAIT_S_MAX
-from fairturn.service.problems import Code, Problem
+from fairturn.service.problems import Code, Problem, refusing_misuse
 from fairturn.service.responses import ATTACHED, attachment, problems
 from fairturn.service.service import Service, service_of
 from fairturn.service.submitting import moment_of
@@ -70,9 +70,9 @@ def list_documents(
     request: Request, caller: Anybody, wanted: Annotated[WantedPage, Query()]
 ) -> Any:
     """List documents, the newest first."""
-    page = service_of(request).queue.list(
-        after=wanted.after, size=wanted.size, **wanted.filters(caller)
-    )
+    filters = wanted.filters(caller)
+    with refusing_misuse():
+        page = service_of(request).queue.list(after=wanted.after, size=wanted.size, **filters)
     documents = [shapes.Document.of(each, whole=caller.sees_all) for each in page.documents]
     return shapes.Documents(documents=documents, next=page.next)
 

@@ -11,6 +11,7 @@ from fairturn.keys import OVERLAP_S_MAX
 from fairturn.keys import NewKey as MadeKey
 from fairturn.service import shapes
 from fairturn.service.callers import Operator
+from fairturn.service.problems import refusing_misuse
 from fairturn.service.responses import problems
 from fairturn.service.service import service_of
 
@@ -41,9 +42,10 @@ class Rotation(shapes.Asked):
 @router.get("/v1/keys", response_model=shapes.Keys, responses=problems())
 def list_keys(request: Request, caller: Operator, wanted: Annotated[WantedKeys, Query()]) -> Any:
     """List access keys, also those that have ended, without their secrets."""
-    keys = service_of(request).keys.list(
-        customer=wanted.customer, after=wanted.after, size=wanted.size
-    )
+    with refusing_misuse():
+        keys = service_of(request).keys.list(
+            customer=wanted.customer, after=wanted.after, size=wanted.size
+        )
     next_one = keys[-1].id if len(keys) == wanted.size else None
     return shapes.Keys(keys=[shapes.Key.of(key) for key in keys], next=next_one)
 
@@ -54,7 +56,9 @@ def make_key(request: Request, caller: Operator, wanted: KeyToMake) -> Any:
     keys = service_of(request).keys
     if caller.key is None and wanted.role is not Role.OPERATOR:
         raise WrongState("the first key is an operator's: without one nobody could make another")
-    return _shown(keys.make(wanted.role, name=wanted.name, customer=wanted.customer))
+    with refusing_misuse():
+        made = keys.make(wanted.role, name=wanted.name, customer=wanted.customer)
+    return _shown(made)
 
 
 @router.post(
@@ -65,7 +69,9 @@ def make_key(request: Request, caller: Operator, wanted: KeyToMake) -> Any:
 )
 def rotate_key(request: Request, caller: Operator, id: str, rotation: Rotation) -> Any:
     """Make a new key in place of one; the old one ends after the overlap."""
-    return _shown(service_of(request).keys.rotate(id, overlap_s=rotation.overlap_s))
+    with refusing_misuse():
+        made = service_of(request).keys.rotate(id, overlap_s=rotation.overlap_s)
+    return _shown(made)
 
 
 @router.post("/v1/keys/{id}/revoke", response_model=shapes.Key, responses=problems(404))

@@ -14,6 +14,7 @@ from fairturn.service import shapes
 from fairturn.service.callers import Operator, Overseer
 from fairturn.service.documents import Wanted
 from fairturn.service.plan import BULK_MAX
+from fairturn.service.problems import refusing_misuse
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
 from fairturn.situation import ALIVE_US
@@ -106,7 +107,8 @@ def change_settings(request: Request, caller: Operator, change: SettingsChange) 
     service = service_of(request)
     given = change.model_dump(exclude_none=True)
     changes: SettingChanges = given  # type: ignore[assignment]
-    service.queue.configure(**changes)
+    with refusing_misuse():
+        service.queue.configure(**changes)
     return _settings(service)
 
 
@@ -150,7 +152,8 @@ def act_in_bulk(request: Request, caller: Operator, bulk: BulkAction) -> Any:
     filters["states"] = [s for s in possible if not bulk.filter.state or s in bulk.filter.state]
     found: list[str] = []
     if filters["states"]:
-        found = [each.id for each in islice(queue.iterate(**filters), BULK_MAX + 1)]
+        with refusing_misuse():
+            found = [each.id for each in islice(queue.iterate(**filters), BULK_MAX + 1)]
     more, ids = len(found) > BULK_MAX, found[:BULK_MAX]
     changed = 0
     if not bulk.dry_run and bulk.action == "cancel":

@@ -4,13 +4,15 @@ The sentence in `title` is in the caller's language. `detail` has the values, in
 queue has said them; it never names anybody else's documents.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from fairturn.errors import (
@@ -153,7 +155,7 @@ def problem_of(error: Exception) -> Problem:
         whose = "" if error.customer is None else " of this customer"
         said = f"{error.waiting:,} documents{whose} are waiting; the limit is {error.maximum:,}"
         return Problem(Code.QUEUE_FULL, said, retry_after_s=TRY_AGAIN_S)
-    if isinstance(error, Refused | ValueError | TypeError):
+    if isinstance(error, Refused):
         return Problem(Code.INVALID, detail)
     if isinstance(error, StoreFull):
         return Problem(Code.STORAGE_FULL, retry_after_s=60)
@@ -162,6 +164,18 @@ def problem_of(error: Exception) -> Problem:
     if isinstance(error, ContentDamaged):
         return Problem(Code.CONTENT_DAMAGED)
     return Problem(Code.INTERNAL)
+
+
+@contextmanager
+def refusing_misuse() -> Iterator[None]:
+    """The queue's own words about a value that the caller sent. Only around calls of the queue: an
+    error like that from elsewhere is a mistake of the service, and must look like one."""
+    try:
+        yield
+    except ValidationError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise Problem(Code.INVALID, str(error)) from error
 
 
 def answer(problem: Problem, accept_language: str | None) -> JSONResponse:
@@ -190,7 +204,10 @@ def install(app: FastAPI) -> None:
     """Let every error of the application end in a problem document."""
 
     async def of_ours(request: Request, error: Exception) -> JSONResponse:
-        return _respond(request, problem_of(error))
+        problem = problem_of(error)
+        if problem.code is Code.INTERNAL:
+            raise error  # the guard answers, and the server's log has it
+        return _respond(request, problem)
 
     async def of_validation(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
@@ -210,7 +227,7 @@ def install(app: FastAPI) -> None:
         response.headers.update(error.headers or {})
         return response
 
-    for kind in (Problem, FairturnError, ValueError, TypeError):
+    for kind in (Problem, FairturnError):
         app.add_exception_handler(kind, of_ours)
     app.add_exception_handler(RequestValidationError, of_validation)
     app.add_exception_handler(HTTPException, of_http)

@@ -24,7 +24,7 @@ from fairturn.service import shapes
 from fairturn.service.callers import Caller, Submitter, customer_for
 from fairturn.service.forms import receive_form
 from fairturn.service.plan import BATCH_BYTES_MAX, JSON_BYTES_MAX
-from fairturn.service.problems import Code, Problem
+from fairturn.service.problems import Code, Problem, refusing_misuse
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
 from fairturn.service.shapes import RECEIPT
@@ -185,7 +185,8 @@ def _submit(service: Service, caller: Caller, handed_in: _HandedIn) -> Receipt:
             due_at=None if about.due_at is None else moment_of(about.due_at),
             parent=_own_parent(service, caller, about.parent),
         )
-        (receipt,) = service.queue.submit_many([submission])
+        with refusing_misuse():
+            (receipt,) = service.queue.submit_many([submission])
         return receipt
     except StoreError:
         raise  # whether it was stored is not known: the sweep decides
@@ -241,7 +242,8 @@ def _submit_lines(service: Service, caller: Caller, received: Received) -> bytes
     submissions = list(_submissions(service, caller, body))
     if not submissions:
         raise Problem(Code.INVALID, "there is no line with a document")
-    receipts = service.queue.submit_many(submissions)
+    with refusing_misuse():
+        receipts = service.queue.submit_many(submissions)
     answered = [{name: getattr(receipt, name) for name in RECEIPT} for receipt in receipts]
     return json.dumps({"receipts": answered}).encode()
 
