@@ -15,7 +15,7 @@ import pytest
 from fairturn import Queue
 from tests.commands import SCRIPT, error_of, fairturn, lines_of
 from tests.serving import bearer
-from tests.waiting import until
+from tests.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +99,7 @@ def fairturn_program(*arguments: str) -> "subprocess.CompletedProcess[str]":
 def test_the_demo_has_a_queue_of_its_own_and_leaves_nothing(folder: Path) -> None:
     with running("up", "--demo", FAIRTURN_PORT="0", TMPDIR=str(folder)) as program:
         with httpx.Client(base_url=program.url, timeout=30) as client:
-            until(lambda: client.get("/v1/customers").json()["customers"])
+            wait_until(lambda: client.get("/v1/customers").json()["customers"], "somebody sends")
         assert program.end() == 0
 
     assert list(folder.iterdir()) == []

@@ -19,7 +19,7 @@ from fairturn import Queue
 from fairturn.service.app import make_app
 from fairturn.service.plan import BATCH_BYTES_MAX, JSON_BYTES_MAX, Plan
 from tests.serving import asked, bearer, client_of, code_of, key_for, served
-from tests.waiting import until
+from tests.waiting import wait_until
 
 SMALL = Plan(size_bytes_max=200_000)
 IMPATIENT = Plan(pause_s_max=0.3)
@@ -133,8 +133,8 @@ def test_a_body_that_is_cut_off_leaves_nothing(queue: Queue, begun: bytes) -> No
         with connected(url) as connection:
             connection.sendall(head(key, "Content-Length: 150000") + begun)
             if len(begun) > 65_536:
-                until(lambda: any(queue.contents.names(1 << 60)))
-        until(lambda: nothing_was_kept(queue))
+                wait_until(lambda: any(queue.contents.names(1 << 60)), "a content is begun")
+        wait_until(lambda: nothing_was_kept(queue), "it is gone")
 
 
 def digest_header(body: bytes) -> dict[str, str]:
@@ -311,7 +311,7 @@ def test_one_key_has_only_so_many_uploads_at_once(queue: Queue) -> None:
     ):
         for connection in (first, second):
             connection.sendall(head(key, "Content-Length: 150000") + b"x" * 100_000)
-        until(lambda: len(list(queue.contents.names(1 << 60))) == 2)
+        wait_until(lambda: len(list(queue.contents.names(1 << 60))) == 2, "both have begun")
 
         third = client.post("/v1/documents", content=b"x", headers=bearer(key))
         others = client.post("/v1/documents", content=b"x", headers=bearer(other))
