@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from fairturn import Queue
+from fairturn.content import Nowhere
 from fairturn.service.app import make_app
 from fairturn.service.plan import BATCH_BYTES_MAX, JSON_BYTES_MAX, Plan
 from tests.serving import asked, bearer, client_of, code_of, key_for, served
@@ -351,6 +352,27 @@ def test_a_large_upload_is_not_held_in_memory(queue: Queue) -> None:
 
     assert queue.get(answer.json()["id"]).size_bytes == size
     assert after - before < 64 * 1_024  # in KiB
+
+
+def test_without_a_place_for_contents_large_documents_are_refused_and_small_ones_accepted(
+    queue: Queue,
+) -> None:
+    queue.contents = Nowhere()
+    app, key = make_app(queue), bearer(key_for(queue, "acme"))
+
+    large = asked(app, "POST", "/v1/documents", content=b"x" * 65_537, headers=key)
+    small = asked(app, "POST", "/v1/documents", content=b"x" * 65_536, headers=key)
+    lines = asked(
+        app,
+        "POST",
+        "/v1/documents/batch",
+        content=b'{"payload": "0123456789"}\n' * 5_000,
+        headers={**key, **LINES},
+    )
+
+    assert code_of(large) == (413, "too_large")
+    assert (small.status_code, lines.status_code) == (201, 201)
+    assert asked(app, "GET", "/readyz").status_code == 200
 
 
 def test_a_batch_that_is_too_large_is_refused(queue: Queue, acme: httpx.Client) -> None:

@@ -107,6 +107,10 @@ class Nowhere:
             "the queue shares; name it with contents=Folder(...) or --contents"
         )
 
+    def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> Writing:
+        self.put(())
+        raise AssertionError
+
     def open(self, ref: ContentRef) -> BinaryIO:
         raise ContentDamaged(
             f"the content {ref.name} lies in a folder that this process was not told of; name it "

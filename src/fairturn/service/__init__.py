@@ -1,5 +1,12 @@
 """The HTTP service: the queue for those who are on another machine, or speak another language.
 
-`fairturn.service.app.make_app` makes it of a queue; `fairturn serve` and `fairturn up` run it. All
-work on the store happens in threads; the event loop only moves bytes and waits (decision 0030).
+`app.make_app` makes it of a queue; `running.py` has the server of `fairturn serve` and `up`. Work
+on the store happens in threads; the event loop only moves bytes and waits (decision 0030).
+
+    guarding, callers, rates        around every request: limits; who asks, from the key alone
+    submitting, uploads, forms      documents as they come in, piece by piece to disk
+    documents, customers, operating, keyring, health, metrics, pages    routes, by their noun
+    shapes, responses, problems, languages, logs    what goes over the wire, and into the log
+    watching, events                one thread that waits for changes, for all who wait
+    service, plan                   what every request needs; what the process was told
 """

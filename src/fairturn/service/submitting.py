@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import Field, ValidationError
@@ -34,6 +34,7 @@ from fairturn.service.uploads import (
     one_of_its_uploads,
     receive,
     receive_in_memory,
+    receive_to_disk,
 )
 
 FORM, JSON, LINES = "multipart/form-data", "application/json", "application/x-ndjson"
@@ -147,7 +148,7 @@ async def submit(
             body = await receive_in_memory(request, service, JSON_BYTES_MAX)
             payload = await service.run(_parsed, body)
         else:
-            received = await receive(request, service, service.plan.size_bytes_max)
+            received = await receive(request, service)
         handed_in = _HandedIn(about, received, payload, idempotency_key, content_digest)
         receipt = await service.run(_submit, service, caller, handed_in)
     if receipt.repeated:
@@ -224,21 +225,16 @@ async def submit_batch(request: Request, caller: Submitter) -> Response:
         raise Problem(Code.MEDIA_TYPE_UNKNOWN, f"lines have the type {LINES}")
     with one_of_its_uploads(service, caller.key):
         # To disk first: whoever sends slowly must not keep others from their turn in memory.
-        received = await receive(request, service, BATCH_BYTES_MAX)
-        try:
+        file = await receive_to_disk(request, service, BATCH_BYTES_MAX)
+        with file:
             async with service.batches:
-                content = await service.run(_submit_lines, service, caller, received)
-        finally:
-            await service.run(_discard, service, received)
+                content = await service.run(_submit_lines, service, caller, file)
     return Response(content, 201, media_type=JSON)
 
 
-def _submit_lines(service: Service, caller: Caller, received: Received) -> bytes:
-    if isinstance(received, ContentRef):
-        with service.queue.contents.open(received) as file:
-            body = file.read()
-    else:
-        body = received
+def _submit_lines(service: Service, caller: Caller, file: BinaryIO) -> bytes:
+    file.seek(0)
+    body = file.read()
     submissions = list(_submissions(service, caller, body))
     if not submissions:
         raise Problem(Code.INVALID, "there is no line with a document")

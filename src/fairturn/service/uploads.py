@@ -11,12 +11,15 @@ import hashlib
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from tempfile import TemporaryFile
+from typing import BinaryIO
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from fairturn.clock import stopwatch
 from fairturn.content import Writing
+from fairturn.errors import StoreRefused
 from fairturn.model import INLINE_BYTES_MAX, ContentRef
 from fairturn.service.problems import Code, Problem
 from fairturn.service.service import Service
@@ -46,7 +49,11 @@ class Body:
         self._held += chunk
         if self._writing is None and self._size_bytes > INLINE_BYTES_MAX:
             begin = self._service.queue.contents.begin
-            self._writing = await self._service.run(lambda: begin(size_bytes_max=maximum))
+            try:
+                self._writing = await self._service.run(lambda: begin(size_bytes_max=maximum))
+            except StoreRefused:  # there is no place for contents beside the database
+                said = f"at most {INLINE_BYTES_MAX:,} bytes are accepted"
+                raise Problem(Code.TOO_LARGE, said) from None
         if self._writing is not None and len(self._held) >= PIECE_BYTES:
             await self._write()
 
@@ -100,11 +107,12 @@ def refuse_declared(request: Request, maximum: int) -> None:
         raise Problem(Code.TOO_LARGE, f"at most {maximum:,} bytes are accepted")
 
 
-async def receive(request: Request, service: Service, size_bytes_max: int) -> Received:
-    """The raw body of a request, as it is."""
-    body = Body(service, size_bytes_max)
+async def receive(request: Request, service: Service) -> Received:
+    """The raw body of a request as the content of a document."""
+    maximum = service.plan.size_bytes_max
+    body = Body(service, maximum)
     try:
-        async for chunk in pieces_of(request, service, size_bytes_max):
+        async for chunk in pieces_of(request, service, maximum):
             await body.add(chunk)
         return await body.whole()
     finally:
@@ -119,6 +127,26 @@ async def receive_in_memory(request: Request, service: Service, maximum: int) ->
         if len(held) > maximum:
             raise Problem(Code.TOO_LARGE, f"at most {maximum:,} bytes are accepted")
     return bytes(held)
+
+
+async def receive_to_disk(request: Request, service: Service, maximum: int) -> BinaryIO:
+    """A body that is read when all of it has come; who calls this closes the file."""
+    file: BinaryIO = await service.run(TemporaryFile)
+    try:
+        held, size_bytes = bytearray(), 0
+        async for chunk in pieces_of(request, service, maximum):
+            held += chunk
+            size_bytes += len(chunk)
+            if size_bytes > maximum:
+                raise Problem(Code.TOO_LARGE, f"at most {maximum:,} bytes are accepted")
+            if len(held) >= PIECE_BYTES:
+                piece, held = bytes(held), bytearray()
+                await service.run(file.write, piece)
+        await service.run(file.write, bytes(held))
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 @contextmanager

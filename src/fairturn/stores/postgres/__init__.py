@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 
 from fairturn import crash, ids
+from fairturn.access import AccessKey
 from fairturn.clock import Clock, Uptime
 from fairturn.model import (
     NO_PROGRESS,
@@ -32,8 +33,15 @@ from fairturn.model import (
     check_lease,
     check_outcomes,
 )
-from fairturn.situation import Situation
-from fairturn.stores.postgres import changing, forgetting, migrating, reading, situating
+from fairturn.situation import Seen, Situation
+from fairturn.stores.postgres import (
+    admitting,
+    changing,
+    forgetting,
+    migrating,
+    reading,
+    situating,
+)
 from fairturn.stores.postgres.claiming import Claiming, Given, Wanted
 from fairturn.stores.postgres.database import POOL_MAX, SCHEMA, Database, Session
 from fairturn.stores.postgres.outcomes import Finishing, finish, renew
@@ -301,6 +309,14 @@ class PostgresStore:
             uptime = self._uptime() or Uptime("server", now)
             return situating.situation(session, queue, id, now, uptime)
 
+    def workers(self) -> list[Seen]:
+        with self._database.reading() as session:
+            return admitting.workers(session)
+
+    def oldest_waiting(self) -> Mapping[int, int]:
+        with self._database.reading() as session:
+            return admitting.oldest_waiting(session)
+
     @contextmanager
     def _looking(self) -> Iterator[tuple[Session, QueueRow, int]]:
         """A snapshot, the queue's row in it, and the moment."""
@@ -310,6 +326,30 @@ class PostgresStore:
                 told_now = session.ask(_NOW, (self._moment(),))
             ((now,),) = told_now.fetchall()
             yield session, to_queue(told.fetchall()[0], self._cache), now
+
+    # ── Access keys ──────────────────────────────────────────────────────────────────────────────
+
+    def add_key(self, key: AccessKey) -> None:
+        self._database.transact(lambda session: admitting.add(session, key))
+        self._note()
+
+    def access_key(self, id: str) -> AccessKey | None:
+        with self._database.reading() as session:
+            return admitting.find(session, id)
+
+    def access_keys(
+        self, *, customer: str | None = None, after: str | None = None, size: int = 100
+    ) -> list[AccessKey]:
+        with self._database.reading() as session:
+            return admitting.page(session, customer, after, size)
+
+    def end_key(self, id: str, at: int) -> AccessKey | None:
+        key = self._database.transact(lambda session: admitting.end(session, id, at))
+        self._note()
+        return key
+
+    def note_use(self, id: str, at: int) -> None:
+        self._database.transact(lambda session: admitting.use(session, id, at))
 
     # ── Forgetting ───────────────────────────────────────────────────────────────────────────────
 

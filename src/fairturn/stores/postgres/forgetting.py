@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from fairturn.flows import Costs, Mode, Purged
 from fairturn.model import ENDED, KEY_KEPT_US
 from fairturn.situation import WORKERS_KEPT_US
+from fairturn.stores.postgres.admitting import FORGET_KEYS
 from fairturn.stores.postgres.database import BEGIN, SHARE_SETTINGS, Session
 from fairturn.stores.postgres.rows import (
     FORGET_TURNS,
@@ -223,7 +224,8 @@ def purge(session: Session, name: str, moment: int | None) -> list[str]:
     now = locked.fetchall()[0][3]
     contents: list[str] = []
     if not found:
-        session.ask("ROLLBACK")
+        with session.commit("prune"):
+            session.ask(FORGET_KEYS, (name,))
         return contents
     ((customer,),) = found
     rows = session.fetch(_ITS_DOCUMENTS, (customer,))
@@ -241,6 +243,7 @@ def purge(session: Session, name: str, moment: int | None) -> list[str]:
         moves.write(session)
         for statement in _FORGET_CUSTOMER:
             session.ask(statement, (customer,))
+        session.ask(FORGET_KEYS, (name,))
         record(session, now, [Purged(customer)])
         session.ask(FORGET_TURNS)
         count_change(session)

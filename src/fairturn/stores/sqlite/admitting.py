@@ -6,7 +6,7 @@ import apsw
 
 from fairturn.access import ACCESS_KEYS_MAX, AccessKey, Role
 from fairturn.situation import WORKERS_MAX, Seen
-from fairturn.stores.sqlite.rows import WAITING
+from fairturn.stores.values import WAITING
 
 _COLUMNS = "id, role, customer, name, digest, made_at, used_at, ends_at"
 _ADD = f"INSERT INTO access_keys ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
