@@ -42,9 +42,9 @@ class Program:
     def end(self) -> int:
         """A clean end; what it still said is among `said`."""
         self.process.send_signal(signal.SIGTERM)
-        _, said = self.process.communicate(timeout=30)
-        self.said += said.splitlines(keepends=True)
-        return self.process.returncode
+        assert self.process.stderr is not None
+        self.said += self.process.stderr.readlines()  # `communicate` would lose what is buffered
+        return self.process.wait(30)
 
 
 @contextmanager
