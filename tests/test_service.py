@@ -14,7 +14,8 @@ from fairturn import Completed, Queue
 from fairturn.keys import Keys
 from fairturn.service.plan import Plan
 from tests.commands import LEASE_US, claim, complete, kill
-from tests.serving import client_of, code_of, key_for
+from tests.serving import bearer, client_of, code_of, key_for
+from tests.waiting import wait_until
 
 LARGE = bytes(range(256)) * 1_024  # too large for a row
 
@@ -428,6 +429,26 @@ def test_a_stream_ends_with_its_key(queue: Queue) -> None:
         Keys(queue.store).revoke(key.split("_")[1])
 
         assert list(events) == []
+
+
+def test_one_key_has_only_so_many_streams(queue: Queue) -> None:
+    keys = [bearer(key_for(queue, name)) for name in ("acme", "other")]
+    with client_of(queue, Plan(streams_per_key_max=1)) as client:
+        with client.stream("GET", "/v1/events", headers=keys[0]) as first:
+            events = events_of(first)
+            next(events)
+            second = client.get("/v1/events", headers=keys[0])
+            with client.stream("GET", "/v1/events", headers=keys[1]) as others:
+                assert others.status_code == 200
+
+        assert code_of(second) == (429, "too_many_at_once")
+        assert int(second.headers["retry-after"]) > 0
+        wait_until(lambda: _opens(client, keys[0]), "the stream that ended makes room")
+
+
+def _opens(client: httpx.Client, key: dict[str, str]) -> bool:
+    with client.stream("GET", "/v1/events", headers=key) as response:
+        return response.status_code == 200
 
 
 def test_an_operator_hears_of_the_whole_queue(queue: Queue, operator: httpx.Client) -> None:

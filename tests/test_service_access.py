@@ -231,6 +231,7 @@ def test_a_customer_cannot_name_another_customer(queue: Queue, app: FastAPI) -> 
             headers={**bearer(key), "Content-Type": "application/x-ndjson"},
         ),
         asked(app, "GET", "/v1/documents?customer=other", headers=bearer(key)),
+        asked(app, "GET", "/v1/documents?customer=acme", headers=bearer(key)),
     ):
         assert code_of(answer) == (422, "invalid")
 
@@ -249,6 +250,23 @@ def test_a_foreign_parent_gives_no_priority_and_no_answer(queue: Queue, app: Fas
 
     assert [code_of(answer) for answer in answers] == [(422, "invalid")] * 2
     assert answers[0].content == answers[1].content
+
+
+def test_a_page_after_a_foreign_document_is_answered_like_one_after_nothing(
+    queue: Queue, app: FastAPI
+) -> None:
+    """It would tell that the document exists, and before which of one's own it came."""
+    key = key_for(queue, "acme")
+    own = [queue.submit("acme", payload=1).id]
+    theirs = queue.submit("other", payload=1).id
+    own += [queue.submit("acme", payload=1).id]
+
+    def listed(after: str) -> httpx.Response:
+        return asked(app, "GET", f"/v1/documents?after={after}", headers=bearer(key))
+
+    assert code_of(listed(theirs)) == (422, "invalid")
+    assert listed(theirs).content == listed(NOBODYS).content
+    assert [each["id"] for each in listed(own[1]).json()["documents"]] == own[:1]
 
 
 # ── Addresses ────────────────────────────────────────────────────────────────────────────────────
@@ -270,6 +288,9 @@ def test_a_foreign_parent_gives_no_priority_and_no_answer(queue: Queue, app: Fas
         ({"Origin": "null"}, "origin_unknown"),
         ({"Sec-Fetch-Site": "cross-site"}, "origin_unknown"),
         ({"X-Forwarded-For": "203.0.113.9"}, "key_missing"),
+        ({"Forwarded": "for=203.0.113.9"}, "key_missing"),
+        ({"Via": "1.1 proxy"}, "key_missing"),
+        ({"X-Real-IP": "203.0.113.9"}, "key_missing"),
     ],
 )
 def test_without_keys_only_who_sits_at_the_machine_is_the_operator(
@@ -303,7 +324,10 @@ def test_a_key_from_elsewhere_is_refused_unless_it_came_encrypted(
         headers={**key, "X-Forwarded-Proto": "https"},
     )
 
+    behind_a_proxy = asked(app, "GET", "/v1/me", headers={**key, "X-Forwarded-For": "203.0.113.9"})
+
     assert code_of(plain) == code_of(lied) == (403, "https_needed")
+    assert code_of(behind_a_proxy) == (403, "https_needed")
     assert encrypted.status_code == 200
 
 
@@ -406,5 +430,6 @@ def test_a_store_that_does_not_answer_is_told_with_when_to_come_again(
 def test_what_is_nowhere_is_a_problem_too(queue: Queue) -> None:
     with client_of(queue) as client:
         assert code_of(client.get("/nowhere")) == (404, "not_found")
+        assert code_of(client.get("/v1/me/")) == (404, "not_found")
         assert code_of(client.delete("/v1/me")) == (405, "method_not_allowed")
         assert client.delete("/v1/me").headers["allow"] == "GET"

@@ -370,7 +370,16 @@ def test_without_a_place_for_contents_large_documents_are_refused_and_small_ones
         headers={**key, **LINES},
     )
 
-    assert code_of(large) == (413, "too_large")
+    payload = asked(app, "POST", "/v1/documents", json="x" * 70_000, headers=key)
+    line = asked(
+        app,
+        "POST",
+        "/v1/documents/batch",
+        content=json.dumps({"payload": "x" * 70_000}),
+        headers={**key, **LINES},
+    )
+
+    assert [code_of(each) for each in (large, payload, line)] == [(413, "too_large")] * 3
     assert (small.status_code, lines.status_code) == (201, 201)
     assert asked(app, "GET", "/readyz").status_code == 200
 

@@ -124,7 +124,6 @@ def make_server(
         rate=settings["rate"].value,
         show_positions=settings["positions"].value,
         customers_in_metrics=settings["customers_in_metrics"].value,
-        https=address.certificate is not None,
     )
     app = make_app(queue, plan, on_served=json_lines(sys.stderr) if as_json else None)
 
@@ -132,8 +131,8 @@ def make_server(
         click.echo(f"Serving at {url} (try {url}/docs). Ctrl-C ends it.", err=True)
         if not Keys(queue.store).are_asked_for():
             click.echo(
-                "There are no access keys: whoever sits at this machine is the operator. The "
-                "first one: fairturn keys make --role operator",
+                "There are no access keys: it listens at this machine alone, and whoever sits "
+                "there is the operator. The first key: fairturn keys make --role operator",
                 err=True,
             )
         elif not address.is_local and not address.is_private:

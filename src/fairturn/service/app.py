@@ -87,6 +87,7 @@ def make_app(
         description=_ABOUT,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # where to would be taken from a header of the caller
         lifespan=watching,
         separate_input_output_schemas=False,
         generate_unique_id_function=lambda route: route.name,

@@ -11,7 +11,7 @@ from fairturn import content
 from fairturn.errors import WrongState
 from fairturn.explain import Audience, Explanation, without_position
 from fairturn.filters import Filters
-from fairturn.model import ENDED, NAME_BYTES_MAX, Document, Kind, State, Stored
+from fairturn.model import ENDED, NAME_BYTES_MAX, Document, Filter, Kind, State, Stored
 from fairturn.service import shapes
 from fairturn.service.callers import Anybody, Caller, Submitter, scope_of, stored_for
 from fairturn.service.languages import preferred_of
@@ -70,11 +70,21 @@ def list_documents(
     request: Request, caller: Anybody, wanted: Annotated[WantedPage, Query()]
 ) -> Any:
     """List documents, the newest first."""
-    filters = wanted.filters(caller)
+    service, filters = service_of(request), wanted.filters(caller)
     with refusing_misuse():
-        page = service_of(request).queue.list(after=wanted.after, size=wanted.size, **filters)
+        _refuse_foreign(service, caller, wanted.after)
+        page = service.queue.list(after=wanted.after, size=wanted.size, **filters)
     documents = [shapes.Document.of(each, whole=caller.sees_all) for each in page.documents]
     return shapes.Documents(documents=documents, next=page.next)
+
+
+def _refuse_foreign(service: Service, caller: Caller, after: str | None) -> None:
+    """A page after somebody else's document would tell that it exists, and when it came."""
+    if after is None or caller.customer is None:
+        return
+    own = Filter(customer=caller.customer, ids=(after,))
+    if not service.queue.store.find(own, size=1).documents:
+        raise Problem(Code.INVALID, "after is not the `next` of a page, or that page is gone")
 
 
 @router.get("/v1/documents/{id}", response_model=shapes.ExplainedDocument, responses=problems(404))

@@ -52,7 +52,8 @@ async def stream_events(
     since the event before, and a customer's standing, or for operators the summary of the queue.
     """
     service = service_of(request)
-    if service.streams >= STREAMS_MAX:
+    streams, of_key = service.streams, service.plan.streams_per_key_max
+    if streams.total() >= STREAMS_MAX or streams[caller.key or ""] >= of_key:
         raise Problem(Code.TOO_MANY_AT_ONCE, retry_after_s=5)
     return StreamingResponse(
         _events(service, caller, last_event_id),
@@ -64,7 +65,8 @@ async def stream_events(
 async def _events(
     service: Service, caller: Caller, last_event_id: str | None
 ) -> AsyncIterator[bytes]:
-    service.streams += 1
+    streams, who = service.streams, caller.key or ""
+    streams[who] += 1
     try:
         shown: dict[str, str] = {}
         last = last_event_id
@@ -80,7 +82,9 @@ async def _events(
             if version == service.watch.version:
                 yield b":\n\n"
     finally:
-        service.streams -= 1
+        streams[who] -= 1
+        if not streams[who]:
+            del streams[who]
 
 
 def _still_open(service: Service, caller: Caller) -> bool:

@@ -9,7 +9,7 @@ BATCH_BYTES_MAX = 32 * 1_048_576
 BATCHES_AT_ONCE = 2  # each is in memory as a whole, when all of it has come
 PARTS_MAX = 16  # of a multipart body
 WAIT_S_MAX = 60.0
-STREAMS_MAX = 2_000
+STREAMS_MAX = 2_000  # of events
 BULK_MAX = 100_000  # documents that one call changes
 REFUSED_PER_MINUTE = 60  # keys that are not known, from one address
 RATE = "6000/minute"
@@ -23,7 +23,7 @@ class Plan:
     upload_s_max: float = 1_800.0  # less than contents without a document are kept
     pause_s_max: float = 30.0  # between two pieces of a body
     uploads_per_key_max: int = 32
+    streams_per_key_max: int = 200  # of events: one page in a loop must leave some to others
     rate: str = RATE  # of each key, in the words of `limits`
     show_positions: bool = True  # to customers
     customers_in_metrics: int = 0  # so many at most have numbers of their own
-    https: bool = False  # whether the process itself speaks TLS

@@ -1,5 +1,6 @@
 """The parts that every request needs, put together once for a process."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -33,7 +34,7 @@ class Service:
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS))
     batches: Semaphore = field(default_factory=lambda: Semaphore(BATCHES_AT_ONCE))
     uploads: dict[str, int] = field(default_factory=dict)  # under way, by key
-    streams: int = 0  # of events, that are open
+    streams: Counter[str] = field(default_factory=Counter)  # of events, that are open, by key
     looks: dict[str, tuple[int, Any]] = field(default_factory=dict)  # for them, by customer
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:

@@ -35,6 +35,7 @@ from fairturn.service.uploads import (
     receive,
     receive_in_memory,
     receive_to_disk,
+    refusing_without_a_place,
 )
 
 FORM, JSON, LINES = "multipart/form-data", "application/json", "application/x-ndjson"
@@ -186,7 +187,7 @@ def _submit(service: Service, caller: Caller, handed_in: _HandedIn) -> Receipt:
             due_at=None if about.due_at is None else moment_of(about.due_at),
             parent=_own_parent(service, caller, about.parent),
         )
-        with refusing_misuse():
+        with refusing_misuse(), refusing_without_a_place():
             (receipt,) = service.queue.submit_many([submission])
         return receipt
     except StoreError:
@@ -238,7 +239,7 @@ def _submit_lines(service: Service, caller: Caller, file: BinaryIO) -> bytes:
     submissions = list(_submissions(service, caller, body))
     if not submissions:
         raise Problem(Code.INVALID, "there is no line with a document")
-    with refusing_misuse():
+    with refusing_misuse(), refusing_without_a_place():
         receipts = service.queue.submit_many(submissions)
     answered = [{name: getattr(receipt, name) for name in RECEIPT} for receipt in receipts]
     return json.dumps({"receipts": answered}).encode()

@@ -49,11 +49,8 @@ class Body:
         self._held += chunk
         if self._writing is None and self._size_bytes > INLINE_BYTES_MAX:
             begin = self._service.queue.contents.begin
-            try:
+            with refusing_without_a_place():
                 self._writing = await self._service.run(lambda: begin(size_bytes_max=maximum))
-            except StoreRefused:  # there is no place for contents beside the database
-                said = f"at most {INLINE_BYTES_MAX:,} bytes are accepted"
-                raise Problem(Code.TOO_LARGE, said) from None
         if self._writing is not None and len(self._held) >= PIECE_BYTES:
             await self._write()
 
@@ -74,6 +71,16 @@ class Body:
         assert self._writing is not None
         piece, self._held = bytes(self._held), bytearray()
         await self._service.run(self._writing.write, piece)
+
+
+@contextmanager
+def refusing_without_a_place() -> Iterator[None]:
+    """Where there is no place for contents, what does not fit into a row is too large."""
+    try:
+        yield
+    except StoreRefused:
+        said = f"at most {INLINE_BYTES_MAX:,} bytes are accepted"
+        raise Problem(Code.TOO_LARGE, said) from None
 
 
 async def pieces_of(request: Request, service: Service, maximum: int) -> AsyncIterator[bytes]:
