@@ -14,6 +14,7 @@ import pytest
 
 from fairturn import Queue
 from tests.commands import SCRIPT, error_of, fairturn, lines_of
+from tests.servers.queues import Databases
 from tests.serving import bearer
 from tests.waiting import wait_until
 
@@ -81,6 +82,45 @@ def test_up_serves_and_works_and_ends_well_with_sigterm(folder: Path) -> None:
     ]
     with Queue("documents.db") as queue:
         assert queue.summary().running == 0
+
+
+def test_over_postgresql_the_service_and_the_workers_are_processes_apart(folder: Path) -> None:
+    (folder / "invoices.py").write_text(
+        "def extract(document):\n    return {'bytes': len(document.read())}\n"
+    )
+    with Databases() as databases:
+        place = ("--database", databases.new(), "--contents", "shared")
+        with (
+            running("serve", "--port", "0", *place) as program,
+            working("invoices:extract", *place),
+        ):
+            with httpx.Client(base_url=program.url, timeout=60) as client:
+                sent = [
+                    client.post("/v1/documents?customer=acme", content=b"x" * size).json()["id"]
+                    for size in (1, 1_000_000)
+                ]
+                ended = [client.get(f"/v1/documents/{id}?wait_s=30").json() for id in sent]
+                results = [client.get(f"/v1/documents/{id}/result").json() for id in sent]
+                workers = client.get("/v1/workers").json()["workers"]
+            assert program.end() == 0
+
+    assert [document["state"] for document in ended] == ["completed"] * 2
+    assert results == [{"bytes": 1}, {"bytes": 1_000_000}]
+    assert [worker["alive"] for worker in workers] == [True]
+
+
+@contextmanager
+def working(*arguments: str) -> "Iterator[subprocess.Popen[bytes]]":
+    """`fairturn work`, which ends by itself when it is told to."""
+    with subprocess.Popen(
+        [SCRIPT, "work", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            yield process
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
 
 
 def test_a_handler_that_cannot_be_loaded_ends_the_whole_command() -> None:
