@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("situation",),
     ("store", "position"),
     ("content", "stores", "forecast"),
-    ("submission", "filters", "explain", "counts"),
+    ("bucket", "submission", "filters", "explain", "counts"),
     ("queue", "keys", "sentences"),
     ("worker",),
     ("config", "handlers"),

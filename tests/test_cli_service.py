@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -14,6 +14,7 @@ import pytest
 
 from fairturn import Queue
 from tests.commands import SCRIPT, error_of, fairturn, lines_of
+from tests.servers import objects
 from tests.servers.queues import Databases
 from tests.serving import bearer
 from tests.waiting import wait_until
@@ -84,12 +85,20 @@ def test_up_serves_and_works_and_ends_well_with_sigterm(folder: Path) -> None:
         assert queue.summary().running == 0
 
 
-def test_over_postgresql_the_service_and_the_workers_are_processes_apart(folder: Path) -> None:
+@pytest.mark.parametrize("contents", ["shared", "s3://documents/invoices"])
+def test_over_postgresql_the_service_and_the_workers_are_processes_apart(
+    folder: Path, contents: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "invoices.py").write_text(
         "def extract(document):\n    return {'bytes': len(document.read())}\n"
     )
-    with Databases() as databases:
-        place = ("--database", databases.new(), "--contents", "shared")
+    with Databases() as databases, ExitStack() as stack:
+        if contents.startswith("s3:"):
+            server = stack.enter_context(objects.started())
+            server.clear()
+            for name, value in server.environment.items():
+                monkeypatch.setenv(name, value)
+        place = ("--database", databases.new(), "--contents", contents)
         with (
             running("serve", "--port", "0", *place) as program,
             working("invoices:extract", *place),

@@ -186,7 +186,7 @@ def test_a_damaged_content_fails_the_attempt_and_not_the_worker(queue: Queue) ->
     receipt = queue.submit("acme", content=b"x" * 300_000)
     name = queue.get(receipt.id).content_name
     assert name is not None
-    queue.contents.locate(name).write_bytes(b"y" * 300_000)
+    Path(queue.contents.locate(name)).write_bytes(b"y" * 300_000)
 
     drain(queue, handlers.size_of_content, retry=AT_ONCE)
 

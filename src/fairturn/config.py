@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Unpack
 
 from fairturn import queue
+from fairturn.bucket import Bucket, is_bucket
 from fairturn.clock import Clock
 from fairturn.content import Contents, Folder, Nowhere, TemporaryFolder
 from fairturn.counts import TIMEOUT_S, Counts
@@ -40,7 +41,8 @@ class Queue(queue.Queue):
 
     `Queue("postgresql://...")` is a schema of a PostgreSQL database, made or brought up unless
     `migrate=False`. Documents of more than 64 KiB need `contents=Folder(...)`, a folder that all
-    machines share. `listen_url` leads past a pooler, to hear at once of what others do.
+    machines share, or `contents=Bucket("s3://...")`, object storage. `listen_url` leads past a
+    pooler, to hear at once of what others do.
     """
 
     def __init__(
@@ -111,6 +113,18 @@ def open_store(
         synchronous=synchronous,
         allow_network=allow_network,
     )
+
+
+def open_contents(place: str) -> Contents:
+    """Where large documents lie: the path of a folder, or s3://BUCKET/PATH."""
+    if is_bucket(place):
+        return Bucket(place)
+    if is_address(place):
+        raise StoreRefused(
+            "fairturn keeps contents in a folder or in a bucket, at an s3:// address; it knows "
+            f"none at {place.partition(':')[0]}:// addresses"
+        )
+    return Folder(place)
 
 
 def open_counts(

@@ -1,8 +1,8 @@
 """Where the bytes of a document live when they are too many for its row.
 
-`Contents` is the seam; `Folder` keeps them beside the database. A content is written and synced
-before its row and deleted after it, so that a crash can leave a content without a document, which
-a sweep removes, but never a document without its content.
+`Contents` is the seam; `Folder` keeps them beside the database, `bucket.Bucket` in object storage.
+A content is written and synced before its row and deleted after it, so that a crash can leave a
+content without a document, which a sweep removes, but never a document without its content.
 """
 
 import errno
@@ -30,7 +30,7 @@ CHUNK_BYTES = 1_048_576
 SWEEP_AGE_US = 3_600 * 1_000_000
 
 _NAME = re.compile(r"[0-9a-f]{32}", re.ASCII)
-_UNFINISHED = ".part"
+UNFINISHED = ".part"  # after the name of what is not whole
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOTHING = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)  # or a symbolic link, which is not ours
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -77,9 +77,13 @@ class Contents(Protocol):
         """
         ...
 
-    def locate(self, name: str) -> Path:
-        """The content as a file that every process of this machine can read, unchecked; who reads
-        it does so with `open_file`."""
+    def locate(self, name: str) -> str:
+        """Where every process of this machine finds the content, unchecked: the path of a file,
+        or an address that begins with http. Nothing is waited for. Who reads it checks it."""
+        ...
+
+    def check(self) -> None:
+        """Raise what `begin` and its writing would raise now, as far as that can be known."""
         ...
 
     def delete(self, names: Iterable[str]) -> None:
@@ -103,8 +107,8 @@ class Nowhere:
         self, chunks: Iterable[bytes], *, size_bytes_max: int = CONTENT_BYTES_MAX
     ) -> ContentRef:
         raise StoreRefused(
-            f"what is larger than {INLINE_BYTES_MAX:,} bytes needs a folder that every machine of "
-            "the queue shares; name it with contents=Folder(...) or --contents"
+            f"what is larger than {INLINE_BYTES_MAX:,} bytes needs a folder or a bucket that every "
+            "machine of the queue shares; name it with contents=Folder(...) or --contents"
         )
 
     def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> Writing:
@@ -113,15 +117,18 @@ class Nowhere:
 
     def open(self, ref: ContentRef) -> BinaryIO:
         raise ContentDamaged(
-            f"the content {ref.name} lies in a folder that this process was not told of; name it "
+            f"the content {ref.name} lies in a place that this process was not told of; name it "
             "with contents=Folder(...) or --contents"
         )
 
-    def locate(self, name: str) -> Path:
+    def locate(self, name: str) -> str:
         raise ContentDamaged(
-            f"the content {name} lies in a folder that this process was not told of; name it "
+            f"the content {name} lies in a place that this process was not told of; name it "
             "with contents=Folder(...) or --contents"
         )
+
+    def check(self) -> None:
+        """Small documents are accepted, and that is all that there is."""
 
     def delete(self, names: Iterable[str]) -> None:
         """Whoever knows the folder deletes them with its next sweep."""
@@ -166,21 +173,21 @@ class Folder:
             writing.abandon()
 
     def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> "_File":
-        name = _checked(self._new_name())
+        name = checked_name(self._new_name())
         crash.point("content-before-write")
         with self._translated("write"):
             folder = self._make_subfolder(name[:2])
         try:
             with self._translated("write"):
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-                file = os.open(name + _UNFINISHED, flags, mode=0o600, dir_fd=folder)
+                file = os.open(name + UNFINISHED, flags, mode=0o600, dir_fd=folder)
         except BaseException:
             os.close(folder)
             raise
         return _File(self, name, folder, file, size_bytes_max)
 
     def open(self, ref: ContentRef) -> BinaryIO:
-        name = _checked(ref.name)
+        name = checked_name(ref.name)
         try:
             with self._subfolder(name[:2]) as folder:
                 descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
@@ -191,19 +198,22 @@ class Folder:
         file = os.fdopen(descriptor, "rb")
         try:
             with self._translated("read"):
-                _verify(file, ref)
+                verify(file, ref)
                 file.seek(0)
         except BaseException:
             file.close()
             raise
         return file
 
-    def locate(self, name: str) -> Path:
-        return self.path / _checked(name)[:2] / name
+    def locate(self, name: str) -> str:
+        return str(self.path / checked_name(name)[:2] / name)
+
+    def check(self) -> None:
+        self.begin().abandon()
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
-            _checked(name.removesuffix(_UNFINISHED))
+            checked_name(name.removesuffix(UNFINISHED))
             try:
                 with self._subfolder(name[:2]) as folder:
                     os.unlink(name, dir_fd=folder)
@@ -279,7 +289,7 @@ class _File:
     ) -> None:
         self._owner = owner
         self._name = name
-        self._present: str | None = name + _UNFINISHED
+        self._present: str | None = name + UNFINISHED
         self._folder, self._file = folder, file
         self._size_bytes_max = size_bytes_max
         self._size_bytes = 0
@@ -369,7 +379,7 @@ def open_file(path: str, ref: ContentRef) -> BinaryIO:
     except OSError as error:
         raise ContentDamaged(f"the content {path} cannot be read: {error.strerror}") from error
     try:
-        _verify(file, ref)
+        verify(file, ref)
         file.seek(0)
     except BaseException:
         file.close()
@@ -411,14 +421,15 @@ def _delete_unreferenced(
     return len(orphans)
 
 
-def _checked(name: str) -> str:
+def checked_name(name: str) -> str:
+    """The name of a content, which was made here: anything else must not reach a path."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not the name of a content")
     return name
 
 
 def _is_old_content(entry: os.DirEntry[str], older_than: int) -> bool:
-    if not _NAME.fullmatch(entry.name.removesuffix(_UNFINISHED)):
+    if not _NAME.fullmatch(entry.name.removesuffix(UNFINISHED)):
         return False  # not ours: it is left alone
     try:
         return entry.stat(follow_symlinks=False).st_mtime_ns // 1000 < older_than
@@ -432,7 +443,8 @@ def _write(file: int, chunk: bytes) -> None:
         rest = rest[os.write(file, rest) :]
 
 
-def _verify(file: BinaryIO, ref: ContentRef) -> None:
+def verify(file: BinaryIO, ref: ContentRef) -> None:
+    """Raise `ContentDamaged` unless what is left in the file is the content."""
     digest = hashlib.sha256()
     size_bytes = 0
     for chunk in chunks_of(file):

@@ -54,9 +54,8 @@ def queue_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option(
             "--contents",
-            type=click.Path(file_okay=False),
-            metavar="FOLDER",
-            help="The folder of large documents, shared by all machines, with PostgreSQL.",
+            metavar="FOLDER|s3://...",
+            help="Of large documents: shared by all machines, with PostgreSQL.",
         ),
         click.option(
             "--allow-network",
@@ -137,17 +136,16 @@ def opened_at(
     path: Path | str, settings: Mapping[str, Found], new: Mapping[str, Any], *, make: bool = False
 ) -> Iterator["Queue"]:
     """The queue at a place; the settings in `new` are those of one that is made by this."""
-    from fairturn.config import Queue
-    from fairturn.content import Folder
+    from fairturn.config import Queue, open_contents
 
-    folder = settings["contents"].value
-    if folder is not None and not isinstance(path, str):
+    place = settings["contents"].value
+    if place is not None and not isinstance(path, str):
         wrong_use(f"the contents of a queue in a file lie beside it, in {path}.contents")
     try:
         with misuse_is_wrong_use():
             queue = Queue(
                 path,
-                contents=None if folder is None else Folder(folder),
+                contents=None if place is None else open_contents(place),
                 synchronous=settings["synchronous"].value,
                 allow_network=settings["allow_network"].value,
                 migrate=make,

@@ -120,7 +120,7 @@ def known_settings() -> dict[str, Known]:
         "database": Known("", _text, "documents.db", "the queue: a file, or postgresql://..."),
         "synchronous": Known("", _synchronous, "FULL", "NORMAL may lose the last documents"),
         "allow_network": Known("", _yes_or_no, False, "open a file on a network file system"),
-        "contents": Known("", _text, None, "the folder of large documents, with PostgreSQL"),
+        "contents": Known("", _text, None, "a folder or s3://..., with PostgreSQL"),
         "listen_url": Known("", _text, None, "where to listen for changes, past a pooler"),
         # The worker's own defaults; what is None it has none for.
         "handler": Known(WORKER, _handler, None, "the function to run, as module:function"),

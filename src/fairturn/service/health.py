@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from fairturn.errors import FairturnError, StoreRefused
+from fairturn.errors import FairturnError
 from fairturn.service import shapes
 from fairturn.service.operating import workers_of
 from fairturn.service.service import Service, service_of
@@ -50,10 +50,7 @@ def _reasons(service: Service) -> list[str]:
     except FairturnError:
         reasons.append("store: it does not answer")  # no path and no address: anybody may ask
     try:
-        writing = service.queue.contents.begin()
-        writing.abandon()
-    except StoreRefused:
-        pass  # there is no place for contents by design: small documents are accepted
+        service.queue.contents.check()
     except FairturnError:
         reasons.append("contents: they cannot be written")
     return reasons

@@ -165,8 +165,7 @@ class ClaimedDocument:
         self._need_content()
         if self._body is None:
             self._open_stored().close()
-            assert self._path is not None
-            return Path(self._path)
+            return Path(self._stored_path())
         copy = self.folder / "content"
         if not copy.exists():
             copy.write_bytes(self._checked_body())
@@ -212,8 +211,23 @@ class ClaimedDocument:
 
         if self._path is None or self._sha256 is None:
             raise ContentDamaged(f"document {self.id} has lost what it carried")
-        name = os.path.basename(self._path)
-        return open_file(self._path, ContentRef(name, self.size_bytes, self._sha256))
+        path = self._stored_path()
+        return open_file(path, ContentRef(os.path.basename(path), self.size_bytes, self._sha256))
+
+    def _stored_path(self) -> str:
+        """Where the content is stored, or the copy in `folder` of what lies in a bucket. It is
+        fetched when it is asked for, and without the worker's right to the bucket."""
+        assert self._path is not None
+        if not self._path.startswith(("https://", "http://")):
+            return self._path
+        from fairturn.bucket import fetch
+
+        name = os.path.basename(self._path.partition("?")[0])
+        copy = str(self.folder / name)
+        if not os.path.exists(copy):
+            fetch(self._path, f"{copy}.part")
+            os.rename(f"{copy}.part", copy)
+        return copy
 
     def _end(self, answer: Answer) -> None:
         """Remove what the attempt left behind, unless the worker still needs it for the result."""

@@ -237,7 +237,7 @@ class Supervisor:
         document = claim.document
         path = None
         if claim.body is None and document.content_name is not None:
-            path = str(self._contents.locate(document.content_name))
+            path = self._contents.locate(document.content_name)
         held = Held(claim, now_s, path)
         self._held[claim.fence] = held
         return held
