@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("situation",),
     ("store", "position"),
     ("content", "stores", "forecast"),
-    ("bucket", "submission", "filters", "explain", "counts"),
+    ("bucket", "submission", "filters", "explain", "counts", "traces"),
     ("queue", "keys", "sentences"),
     ("worker",),
     ("config", "handlers"),

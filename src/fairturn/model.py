@@ -25,6 +25,7 @@ KEY_BYTES_MAX = 255
 NAME_BYTES_MAX = 1_024
 METADATA_BYTES_MAX = 65_536
 METADATA_KEYS_MAX = 64
+TRACEPARENT = "traceparent"  # in metadata: the trace that a submission belongs to
 INLINE_BYTES_MAX = 65_536  # more than this goes to a folder beside the database
 PAYLOAD_BYTES_MAX = 16 * 1_048_576
 CONTENT_BYTES_MAX = 8 * 1_073_741_824
@@ -316,6 +317,7 @@ class Summary:
     waiting_by_priority: tuple[int, ...]
     delayed: int
     running: int
+    started: int  # how many attempts were ever begun
 
     @property
     def waiting(self) -> int:

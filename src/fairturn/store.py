@@ -136,7 +136,8 @@ class Store(Protocol):
         ...
 
     def summary(self) -> Summary:
-        """How many documents wait in each priority, are delayed and run. Never counts a table."""
+        """How many documents wait in each priority, are delayed and run, and how many attempts
+        were ever begun, which never becomes less. Never counts a table."""
         ...
 
     def situation(self, id: str) -> Situation | None:

@@ -25,6 +25,7 @@ from fairturn.model import (
     METADATA_KEYS_MAX,
     NAME_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
+    TRACEPARENT,
     ContentRef,
     Kind,
     NewDocument,
@@ -261,6 +262,13 @@ def _canonical(encoded: str) -> str:
     return json.dumps(json.loads(encoded), sort_keys=True, separators=(",", ":"))
 
 
+def _without_trace(metadata: str) -> str | None:
+    """The metadata that must be the same: each try of a client has a trace of its own."""
+    value = json.loads(metadata)
+    value.pop(TRACEPARENT, None)
+    return json.dumps(value, sort_keys=True, separators=(",", ":")) if value else None
+
+
 def _digest(
     kind: Kind, body: bytes | None, metadata: str | None, cost: int | None, due_at: int | None
 ) -> bytes:
@@ -268,7 +276,7 @@ def _digest(
     described = [
         kind.value,
         hashlib.sha256(body or b"").hexdigest(),
-        metadata and _canonical(metadata),
+        metadata and _without_trace(metadata),
         cost,
         due_at,
     ]

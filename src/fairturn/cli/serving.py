@@ -1,5 +1,6 @@
 """What `serve` and `up` have in common: the options of the service, and what must not be open."""
 
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -110,7 +111,7 @@ def make_server(
     """The server of a queue, which says where it listens."""
     try:
         from fairturn.service.app import make_app
-        from fairturn.service.logs import json_lines
+        from fairturn.service.logs import JsonFormatter, json_lines
         from fairturn.service.plan import Plan
         from fairturn.service.running import Server
     except ModuleNotFoundError as error:
@@ -125,6 +126,10 @@ def make_server(
         show_positions=settings["positions"].value,
         customers_in_metrics=settings["customers_in_metrics"].value,
     )
+    if as_json:
+        lines = logging.StreamHandler(sys.stderr)
+        lines.setFormatter(JsonFormatter())
+        logging.basicConfig(level=logging.WARNING, handlers=[lines])
     app = make_app(queue, plan, on_served=json_lines(sys.stderr) if as_json else None)
 
     def started(url: str) -> None:

@@ -13,7 +13,7 @@ import click
 from fairturn.cli.endings import misuse_is_wrong_use, wrong_use
 from fairturn.cli.opening import opened, queue_options, settings_here
 from fairturn.cli.serving import address_of, make_server, run_server, service_options
-from fairturn.cli.work import WITHOUT_A_HANDLER
+from fairturn.cli.work import WITHOUT_A_HANDLER, Lines
 
 if TYPE_CHECKING:
     from fairturn.queue import Queue
@@ -77,6 +77,7 @@ def command(
                 concurrency=settings["concurrency"].value,
                 grace_s=settings["grace_s"].value,
                 lease_s=settings["lease_s"].value,
+                on_event=Lines(queue, _no_progress, as_json=as_json, outcomes=as_json).add,
             )
         server = make_server(
             queue,
@@ -89,6 +90,10 @@ def command(
             if demo:
                 stack.enter_context(_traffic(queue))
             run_server(server)
+
+
+def _no_progress(done: int, total: int | None = None) -> None:
+    """Nobody looks at a bar: the service says how things are."""
 
 
 @contextmanager

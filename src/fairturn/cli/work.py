@@ -97,11 +97,14 @@ class Lines:
     """Turns what happens in a worker into lines: outcomes on standard output, the rest on standard
     error."""
 
-    def __init__(self, queue: "Queue", advance: Progress, *, as_json: bool) -> None:
+    def __init__(
+        self, queue: "Queue", advance: Progress, *, as_json: bool, outcomes: bool = True
+    ) -> None:
         self._queue = queue
         self._out = sys.stdout
         self._advance = advance
         self._as_json = as_json
+        self._outcomes = outcomes
         self._ended = 0
         self._claims: dict[str, int] = {}  # of what runs: the number of its claim here
         self._claimed = 0
@@ -114,7 +117,7 @@ class Lines:
             case events.DocumentClaimed():
                 self._claimed += 1
                 self._claims[event.document.id] = self._claimed
-            case events.DocumentEnded():
+            case events.DocumentEnded() if self._outcomes:
                 self._print_ended(event)
             case events.DocumentLost():
                 self._claims.pop(event.document.id, None)

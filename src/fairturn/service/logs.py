@@ -1,8 +1,11 @@
 """What was served, as values; one place turns them into lines."""
 
 import json
+import logging
 from collections.abc import Callable
 from typing import NamedTuple, TextIO
+
+from fairturn.clock import microseconds
 
 
 class Served(NamedTuple):
@@ -27,3 +30,20 @@ def json_lines(stream: TextIO) -> Callable[[Served], None]:
         stream.flush()
 
     return write
+
+
+class JsonFormatter(logging.Formatter):
+    """What the server itself has to say, such as an error of ours with its traceback, as one line
+    of JSON like the rest."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "event": "logged",
+            "at": microseconds(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from fairturn.clock import SECOND_US
 from fairturn.model import Document, Filter, State
@@ -68,6 +68,9 @@ class _Collector:
         yield GaugeMetricFamily(
             "fairturn_running_documents", "Documents in workers.", summary.running
         )
+        yield CounterMetricFamily(
+            "fairturn_started_documents", "Attempts that were ever begun.", summary.started
+        )
         oldest = GaugeMetricFamily(
             "fairturn_oldest_waiting_seconds",
             "How long the oldest waiting document has waited; 0 where none waits.",
@@ -107,7 +110,8 @@ class _Collector:
 
 
 def _recent(documents: list[Document]) -> Iterator[Metric]:
-    """Of the 1,000 documents that were submitted last: their states and their waits."""
+    """Of the 1,000 documents that were submitted last: their states, their waits, and how long
+    their handlers took."""
     states = GaugeMetricFamily(
         "fairturn_recent_documents", f"Of the last {RECENT:,} submitted.", labels=["state"]
     )
@@ -115,17 +119,27 @@ def _recent(documents: list[Document]) -> Iterator[Metric]:
     for state in State:
         states.add_metric([state.value], found[state])
     yield states
-    waits = sorted(
-        max(0, document.claimed_at - waiting_since(document))
-        for document in documents
-        if document.claimed_at is not None
-    )
-    quantiles = GaugeMetricFamily(
+    yield _quantiles(
         "fairturn_recent_wait_seconds",
         f"Waits of those of the last {RECENT:,} submitted that were started.",
-        labels=["quantile"],
+        [d.claimed_at - waiting_since(d) for d in documents if d.claimed_at is not None],
     )
-    for quantile in _QUANTILES if waits else ():
-        place = min(len(waits) - 1, int(quantile * len(waits)))
-        quantiles.add_metric([str(quantile)], waits[place] / SECOND_US)
-    yield quantiles
+    yield _quantiles(
+        "fairturn_recent_run_seconds",
+        f"How long those of the last {RECENT:,} submitted ran that have completed.",
+        [
+            d.ended_at - d.claimed_at
+            for d in documents
+            if d.state is State.COMPLETED and d.ended_at is not None and d.claimed_at is not None
+        ],
+    )
+
+
+def _quantiles(name: str, about: str, spans_us: list[int]) -> Metric:
+    """Nothing where there is nothing yet: 0 would say that it is fast."""
+    quantiles = GaugeMetricFamily(name, about, labels=["quantile"])
+    spans = sorted(max(0, span) for span in spans_us)
+    for quantile in _QUANTILES if spans else ():
+        place = min(len(spans) - 1, int(quantile * len(spans)))
+        quantiles.add_metric([str(quantile)], spans[place] / SECOND_US)
+    return quantiles

@@ -53,6 +53,7 @@ def summary_of(service: Service) -> shapes.Summary:
         waiting_by_priority=list(summary.waiting_by_priority),
         delayed=summary.delayed,
         running=summary.running,
+        started=summary.started,
         workers=sum(worker.alive for worker in workers_of(service)),
         oldest_waiting_since_at=min(store.oldest_waiting().values(), default=None),
     )

@@ -319,6 +319,7 @@ class Summary(Shape):
     waiting_by_priority: list[int]
     delayed: int
     running: int
+    started: Annotated[int, Field(description="Attempts that were ever begun.")]
     workers: Annotated[int, Field(description="Seen lately.")]
     oldest_waiting_since_at: Moment | None
 

@@ -15,6 +15,7 @@ from fairturn.model import (
     KEY_BYTES_MAX,
     NAME_BYTES_MAX,
     SUBMIT_DOCUMENTS_MAX,
+    TRACEPARENT,
     ContentRef,
     Kind,
     Receipt,
@@ -37,6 +38,7 @@ from fairturn.service.uploads import (
     receive_to_disk,
     refusing_without_a_place,
 )
+from fairturn.traces import submitting
 
 FORM, JSON, LINES = "multipart/form-data", "application/json", "application/x-ndjson"
 REPEATED = "Idempotency-Replayed"
@@ -150,7 +152,8 @@ async def submit(
             payload = await service.run(_parsed, body)
         else:
             received = await receive(request, service)
-        handed_in = _HandedIn(about, received, payload, idempotency_key, content_digest)
+        trace = request.headers.get(TRACEPARENT)
+        handed_in = _HandedIn(about, received, payload, idempotency_key, content_digest, trace)
         receipt = await service.run(_submit, service, caller, handed_in)
     if receipt.repeated:
         response.status_code = 200
@@ -167,28 +170,31 @@ class _HandedIn(NamedTuple):
     payload: Any
     key: str | None
     digest: str | None
+    trace: str | None  # as the sender names it
 
 
 def _submit(service: Service, caller: Caller, handed_in: _HandedIn) -> Receipt:
     """In a thread: check, store. What was received and not stored is deleted again."""
-    about, received, payload, key, digest = handed_in
+    about, received, payload, key, digest, trace = handed_in
     try:
         if received is not None:
             check_checksum(received, about.sha256, digest)
-        submission = Submission(
-            customer=customer_for(caller, about.customer),
-            payload=payload,
-            content=received if isinstance(received, bytes) else None,
-            written=received if isinstance(received, ContentRef) else None,
-            name=about.name,
-            metadata=None if about.metadata is None else _metadata(about.metadata),
-            key=key,
-            cost=about.cost,
-            due_at=None if about.due_at is None else moment_of(about.due_at),
-            parent=_own_parent(service, caller, about.parent),
-        )
-        with refusing_misuse(), refusing_without_a_place():
-            (receipt,) = service.queue.submit_many([submission])
+        said = None if about.metadata is None else _metadata(about.metadata)
+        with submitting(trace, said) as metadata:
+            submission = Submission(
+                customer=customer_for(caller, about.customer),
+                payload=payload,
+                content=received if isinstance(received, bytes) else None,
+                written=received if isinstance(received, ContentRef) else None,
+                name=about.name,
+                metadata=metadata,
+                key=key,
+                cost=about.cost,
+                due_at=None if about.due_at is None else moment_of(about.due_at),
+                parent=_own_parent(service, caller, about.parent),
+            )
+            with refusing_misuse(), refusing_without_a_place():
+                (receipt,) = service.queue.submit_many([submission])
         return receipt
     except StoreError:
         raise  # whether it was stored is not known: the sweep decides

@@ -542,6 +542,7 @@ class MemoryStore:
                 waiting_by_priority=by_priority(waiting),
                 delayed=states[State.DELAYED],
                 running=states[State.RUNNING],
+                started=self._turns.number,
             )
 
     def situation(self, id: str) -> Situation | None:

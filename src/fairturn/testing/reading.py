@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from fairturn.clock import SECOND_US, ManualClock
-from fairturn.model import Completed, CustomerSettings, Filter, State
+from fairturn.flows import Mode
+from fairturn.model import Completed, CustomerSettings, Filter, Settings, State
 from fairturn.store import Store
 from fairturn.testing.steps import (
     LEASE_S,
@@ -318,6 +319,20 @@ class Numbers(StoreSuite):
 
         assert summary.waiting_by_priority == (0,) * 9
         assert (summary.waiting, summary.delayed, summary.running) == (0, 0, 0)
+
+    def test_each_attempt_that_was_begun_is_counted_for_ever(
+        self, store: Store, clock: ManualClock
+    ) -> None:
+        submit_each(store, "aab")
+        first, second, _ = claim(store, 3)
+        complete(store, [first])
+        fail(store, second, retry_in_s=1)
+        clock.advance(2)
+        claim_one(store)
+        store.configure(Settings(mode=Mode.EQUAL))
+        store.purge("a")
+
+        assert store.summary().started == 4
 
     def test_numbers_are_exact_at_every_step_of_the_road(
         self, store: Store, clock: ManualClock

@@ -75,7 +75,7 @@ _SUMMARY = f"""
         sum(delayed)::bigint
     FROM fairturn.totals"""
 _TAKEN = """
-    SELECT taken, promoted, (SELECT coalesce(sum(running), 0) FROM fairturn.leases)
+    SELECT taken, promoted, (SELECT coalesce(sum(running), 0) FROM fairturn.leases), claims
     FROM fairturn.turns ORDER BY version DESC LIMIT 1"""
 _MOVED = """
     SELECT priority, sum(waiting), sum(delayed) FROM fairturn.moved GROUP BY priority"""
@@ -210,12 +210,15 @@ def summary(session: Session) -> Summary:
         taken = session.ask(_TAKEN)
         moved = session.ask(_MOVED)
     ((waiting, delayed),) = arrived.fetchall()
-    ((gone, promoted, running),) = taken.fetchall()
+    ((gone, promoted, running, started),) = taken.fetchall()
     delayed -= promoted
     waiting = [n - t for n, t in zip(waiting, gone, strict=True)]
     for priority, more, more_delayed in moved.fetchall():
         waiting[priority - 1] += more
         delayed += more_delayed
     return Summary(
-        waiting_by_priority=tuple(map(int, waiting)), delayed=int(delayed), running=int(running)
+        waiting_by_priority=tuple(map(int, waiting)),
+        delayed=int(delayed),
+        running=int(running),
+        started=started,
     )

@@ -210,4 +210,5 @@ def summary(connection: apsw.Connection, queue: QueueRow) -> Summary:
         waiting_by_priority=queue.waiting,
         delayed=queue.delayed,
         running=connection.execute(_RUNNING).get,
+        started=queue.claims,
     )

@@ -1,0 +1,115 @@
+"""Traces of a document with OpenTelemetry: from whoever submits it, over its wait, to its handler.
+
+    queue.submit("acme", file="invoice.pdf", metadata=with_context({"pages": 3}))
+
+    @traced
+    def extract(document): ...
+
+The context travels in the metadata of the document, as the `traceparent` of the W3C. The service
+takes it from the header of that name. It takes no part in whether an idempotency key fits: each try
+of a client has another one.
+"""
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fairturn.model import METADATA_BYTES_MAX, METADATA_KEYS_MAX, TRACEPARENT
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+_FORM = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
+_ROOM_BYTES = 100  # that a context takes at most, as a part of the metadata
+_NAME = "fairturn"
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+def with_context(metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The metadata, with the context of the span that is current."""
+    from opentelemetry import propagate
+
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return _added(metadata, carrier.get(TRACEPARENT))
+
+
+@contextmanager
+def submitting(
+    header: str | None, metadata: Mapping[str, Any] | None
+) -> Iterator[Mapping[str, Any] | None]:
+    """Around a submission that came with this `traceparent`: the metadata with the context that the
+    document is to carry. Without OpenTelemetry, or without anybody who listens, that is the
+    sender's own."""
+    try:
+        from opentelemetry import propagate, trace
+    except ImportError:
+        valid = header is not None and _FORM.fullmatch(header)
+        yield _added(metadata, header) if valid else metadata
+        return
+    listening = not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+    if header is None and not listening:
+        yield metadata
+        return
+    above = None if header is None else propagate.extract({TRACEPARENT: header})
+    tracer = trace.get_tracer(_NAME)
+    with tracer.start_as_current_span("submit", above, trace.SpanKind.PRODUCER):
+        carried = with_context(metadata)
+        yield carried if TRACEPARENT in carried else metadata
+
+
+def traced(handler: Handler, *, tracer_provider: "TracerProvider | None" = None) -> Handler:
+    """The handler, with a span for each attempt and one for the wait before it. Both are children
+    of the span in which the document was submitted."""
+    run: Any
+    if inspect.iscoroutinefunction(handler):
+
+        @wraps(handler)
+        async def run(document: Any) -> Any:
+            with _attempt(document, tracer_provider):
+                return await handler(document)
+    else:
+
+        @wraps(handler)
+        def run(document: Any) -> Any:
+            with _attempt(document, tracer_provider):
+                return handler(document)
+
+    traced_handler: Handler = run
+    return traced_handler
+
+
+@contextmanager
+def _attempt(document: Any, provider: "TracerProvider | None") -> Iterator[None]:
+    from opentelemetry import propagate, trace
+
+    tracer = trace.get_tracer(_NAME, tracer_provider=provider)
+    carried = str(document.metadata.get(TRACEPARENT, ""))
+    above = propagate.extract({TRACEPARENT: carried})
+    attributes = {
+        "messaging.system": _NAME,
+        "messaging.message.id": document.id,
+        "fairturn.priority": document.priority,
+        "fairturn.attempt": document.attempt,
+    }
+    submitted_ns = document.submitted_at * 1_000
+    tracer.start_span("wait", above, attributes=attributes, start_time=submitted_ns).end()
+    with tracer.start_as_current_span(
+        "handle", above, trace.SpanKind.CONSUMER, attributes=attributes
+    ):
+        yield
+
+
+def _added(metadata: Mapping[str, Any] | None, context: str | None) -> dict[str, Any]:
+    """The metadata with a context, if there is room: a trace is no reason to refuse a document."""
+    given = dict(metadata or {})
+    if context is None or len(given) >= METADATA_KEYS_MAX:
+        return given
+    if given and len(json.dumps(given, default=str)) > METADATA_BYTES_MAX - _ROOM_BYTES:
+        return given
+    return {TRACEPARENT: context, **given}
