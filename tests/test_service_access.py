@@ -62,6 +62,9 @@ NOT_FOR_CUSTOMERS = OPERATORS_ONLY | {
 NOT_FOR_READERS = OPERATORS_ONLY | {
     ("POST", "/v1/documents"),
     ("POST", "/v1/documents/batch"),
+    ("POST", "/v1/documents/cancel"),
+    ("POST", "/v1/documents/retry"),
+    ("GET", "/v1/room"),
     ("POST", "/v1/documents/{id}/cancel"),
     ("POST", "/v1/documents/{id}/retry"),
 }
@@ -70,6 +73,8 @@ BODIES: dict[str, Any] = {
         "content": '{"payload": 1}',
         "headers": {"Content-Type": "application/x-ndjson"},
     },
+    "/v1/documents/cancel": {"json": {"ids": [NOBODYS]}},
+    "/v1/documents/retry": {"json": {"ids": [NOBODYS]}},
     "/v1/customers": {"json": {"name": "x"}},
     "/v1/customers/purge": {"json": {"name": "x", "dry_run": False}},
     "/v1/bulk": {"json": {"action": "cancel", "filter": {}, "dry_run": False}},
@@ -248,7 +253,7 @@ def test_a_foreign_parent_gives_no_priority_and_no_answer(queue: Queue, app: Fas
         for id in (theirs, NOBODYS)
     ]
 
-    assert [code_of(answer) for answer in answers] == [(422, "invalid")] * 2
+    assert [code_of(answer) for answer in answers] == [(422, "parent_unknown")] * 2
     assert answers[0].content == answers[1].content
 
 

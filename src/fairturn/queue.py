@@ -43,7 +43,7 @@ from fairturn.model import (
     Submission,
     Summary,
 )
-from fairturn.priority import Reset
+from fairturn.priority import Reset, Rule
 from fairturn.store import Store
 from fairturn.submission import Encoder
 
@@ -188,13 +188,14 @@ class Queue:
         False if there is no room when the time is over. Another producer may be faster, so a
         submission that follows can be refused again.
         """
+        return any(self.has_room(customer, n) for _ in self._looks(timeout_s))
+
+    def has_room(self, customer: str | None = None, n: int = 1) -> bool:
+        """Whether `n` more documents, of this customer, would be accepted now."""
         if customer is not None:
             text.identity(customer, "customer", CUSTOMER_BYTES_MAX)
         if n < 1:
             raise ValueError(f"n is {n}; it must be at least 1")
-        return any(self._has_room(customer, n) for _ in self._looks(timeout_s))
-
-    def _has_room(self, customer: str | None, n: int) -> bool:
         settings = self.store.settings()
         maximum = settings.waiting_max
         if customer is not None:
@@ -245,14 +246,16 @@ class Queue:
             raise NotFound(f"document {id} has no file as its result; see result()")
         return self.contents.open(content)
 
+    def result_file_bytes(self, id: str) -> int | None:
+        """The size of the file that the handler gave back; None if it gave none, or not yet."""
+        content = self._stored(id).result_content
+        return None if content is None else content.size_bytes
+
     def _completed(self, id: str) -> Stored:
         stored = self._stored(id)
         document = stored.document
         if document.state is not State.COMPLETED:
-            why = f" ({document.error})" if document.error else ""
-            raise WrongState(
-                f"document {id} is {document.state}{why}; only a completed one has a result"
-            )
+            raise not_completed(document)
         return stored
 
     def _stored(self, id: str) -> Stored:
@@ -410,6 +413,11 @@ class Queue:
         """The settings in force, the same for every process."""
         return self.store.settings()
 
+    @property
+    def rule(self) -> Rule:
+        """The priority rule in force."""
+        return self.settings.rule
+
     def configure(self, **changes: Unpack[SettingChanges]) -> Settings:
         """Change settings, for every process. Priorities and counts stay what they are."""
         settings = changed(self.store.settings(), changes)
@@ -472,6 +480,14 @@ def changed(settings: Settings, changes: SettingChanges) -> Settings:
             raise TypeError(f"{name!r} is not a setting; they are: {', '.join(SETTING_NAMES)}")
     values: dict[str, Any] = dict(changes)  # their types are checked by Settings itself
     return replace(settings, **values)
+
+
+def not_completed(document: Document) -> WrongState:
+    """What there is to say about the result of a document that has none."""
+    why = f" ({document.error})" if document.error else ""
+    return WrongState(
+        f"document {document.id} is {document.state}{why}; only a completed one has a result"
+    )
 
 
 def _customer_changes(

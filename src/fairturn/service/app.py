@@ -12,6 +12,7 @@ from fairturn.clock import Clock, SystemClock
 from fairturn.keys import Keys
 from fairturn.queue import Queue
 from fairturn.service import (
+    changing,
     customers,
     documents,
     events,
@@ -21,6 +22,7 @@ from fairturn.service import (
     operating,
     pages,
     problems,
+    room,
     shapes,
     submitting,
 )
@@ -97,7 +99,9 @@ def make_app(
     for routes in (
         submitting,
         documents,
+        changing,
         customers,
+        room,
         operating,
         keyring,
         events,

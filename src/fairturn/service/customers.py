@@ -25,7 +25,13 @@ def get_me(request: Request, caller: Anybody) -> Any:
     standing = None
     if caller.customer is not None:
         standing = standing_of(service_of(request), caller.customer)
-    return shapes.Me(role=caller.role, key=caller.key, key_name=caller.key_name, customer=standing)
+    return shapes.Me(
+        role=caller.role,
+        key=caller.key,
+        key_name=caller.key_name,
+        customer=standing,
+        version=request.app.version,
+    )
 
 
 def standing_of(service: Service, name: str) -> shapes.Standing:

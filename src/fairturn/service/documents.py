@@ -8,14 +8,14 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import Field
 
 from fairturn import content
-from fairturn.errors import WrongState
 from fairturn.explain import Audience, Explanation, without_position
 from fairturn.filters import Filters
 from fairturn.model import ENDED, NAME_BYTES_MAX, Document, Filter, Kind, State, Stored
+from fairturn.queue import not_completed
 from fairturn.service import shapes
 from fairturn.service.callers import Anybody, Caller, Submitter, scope_of, stored_for
 from fairturn.service.languages import preferred_of
-from fairturn.service.plan import WAIT_S_MAX
+from fairturn.service.plan import IDS_MAX, WAIT_S_MAX
 from fairturn.service.problems import Code, Problem, refusing_misuse
 from fairturn.service.responses import ATTACHED, attachment, problems
 from fairturn.service.service import Service, service_of
@@ -39,6 +39,9 @@ class Wanted(shapes.Asked):
     name: Annotated[str | None, Field(max_length=NAME_BYTES_MAX)] = None
     submitted_from: Annotated[str | None, Field(description="ISO 8601, or microseconds.")] = None
     submitted_before: Annotated[str | None, Field(description="ISO 8601, or microseconds.")] = None
+    id: Annotated[
+        list[str], Field(default_factory=list, max_length=IDS_MAX, description="Only of these.")
+    ]
 
     def filters(self, caller: Caller) -> Filters:
         """The same in the words of the queue, within what the caller may see."""
@@ -50,6 +53,7 @@ class Wanted(shapes.Asked):
             name=self.name,
             submitted_from=None if since is None else moment_of(since),
             submitted_before=None if before is None else moment_of(before),
+            ids=self.id or None,
         )
 
 
@@ -114,10 +118,11 @@ async def get_document(
 def _shown(
     service: Service, caller: Caller, id: str, explain: bool, language: str
 ) -> shapes.ExplainedDocument:
-    document = stored_for(service, caller, id).document
+    document, _, _, file = stored_for(service, caller, id)
     explained = _explained(service, caller, id) if explain else None
     return shapes.ExplainedDocument(
         **shapes.fields_of(document, whole=caller.sees_all),
+        result_file_bytes=None if file is None else file.size_bytes,
         explanation=None if explained is None else shapes.Explanation.of(explained, language),
     )
 
@@ -184,7 +189,7 @@ def get_result_file(request: Request, caller: Anybody, id: shapes.DocumentId) ->
 def _completed(service: Service, caller: Caller, id: str) -> Stored:
     stored = stored_for(service, caller, id)
     if stored.document.state is not State.COMPLETED:
-        raise WrongState(f"it is {stored.document.state}; only a completed one has a result")
+        raise not_completed(stored.document)
     return stored
 
 

@@ -52,6 +52,7 @@ class Code(StrEnum):
     MEDIA_TYPE_UNKNOWN = "media_type_unknown"
     INVALID = "invalid"
     KEY_REUSED = "key_reused"
+    PARENT_UNKNOWN = "parent_unknown"
     CHECKSUM_WRONG = "checksum_wrong"
     RATE_LIMITED = "rate_limited"
     TOO_MANY_AT_ONCE = "too_many_at_once"
@@ -78,6 +79,7 @@ STATUS: Mapping[Code, int] = {
     Code.MEDIA_TYPE_UNKNOWN: 415,
     Code.INVALID: 422,
     Code.KEY_REUSED: 422,
+    Code.PARENT_UNKNOWN: 422,
     Code.CHECKSUM_WRONG: 422,
     Code.RATE_LIMITED: 429,
     Code.TOO_MANY_AT_ONCE: 429,
@@ -105,6 +107,7 @@ MESSAGES: Mapping[str, Message] = {
     "media_type_unknown": Message("A body of this type is not accepted here."),
     "invalid": Message("Something in the request is not as it must be."),
     "key_reused": Message("The idempotency key belongs to another document."),
+    "parent_unknown": Message("The document that it was made from does not exist."),
     "checksum_wrong": Message("The content differs from its checksum."),
     "rate_limited": Message("Too many requests. Try again later."),
     "too_many_at_once": Message("Too many of these requests at once. Try again later."),
@@ -136,6 +139,7 @@ class Problem(Exception):
         self.detail = detail
         self.retry_after_s = retry_after_s
         self.errors: list[dict[str, str]] = []
+        self.more: dict[str, str | int | None] = {}  # members that only some codes have
 
 
 def problem_of(error: Exception) -> Problem:
@@ -154,7 +158,11 @@ def problem_of(error: Exception) -> Problem:
     if isinstance(error, QueueFull):
         whose = "" if error.customer is None else " of this customer"
         said = f"{error.waiting:,} documents{whose} are waiting; the limit is {error.maximum:,}"
-        return Problem(Code.QUEUE_FULL, said, retry_after_s=TRY_AGAIN_S)
+        problem = Problem(Code.QUEUE_FULL, said, retry_after_s=TRY_AGAIN_S)
+        problem.more = {
+            name: getattr(error, name) for name in ("limit", "maximum", "waiting", "customer")
+        }
+        return problem
     if isinstance(error, Refused):
         return Problem(Code.INVALID, detail)
     if isinstance(error, StoreFull):
@@ -192,6 +200,7 @@ def answer(problem: Problem, accept_language: str | None) -> JSONResponse:
         content["detail"] = problem.detail
     if problem.errors:
         content["errors"] = problem.errors
+    content.update(problem.more)
     headers = {"Content-Language": name, "Vary": "Accept-Language", "Cache-Control": "no-store"}
     if problem.retry_after_s is not None:
         headers["Retry-After"] = str(problem.retry_after_s)

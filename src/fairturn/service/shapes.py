@@ -15,6 +15,8 @@ from fairturn.model import (
     Kind,
     State,
 )
+from fairturn.position import Cause
+from fairturn.position import Position as Positioned
 from fairturn.priority import LEVELS, Count, Reset, Rule
 from fairturn.sentences import tell
 
@@ -58,6 +60,12 @@ class Problem(Shape):
     title: str
     detail: str | None = None
     errors: list[FieldError] | None = None
+    limit: Annotated[str | None, Field(description="Of queue_full: which was reached.")] = None
+    maximum: Annotated[int | None, Field(description="Of queue_full: what it is.")] = None
+    waiting: Annotated[int | None, Field(description="Of queue_full: how many wait.")] = None
+    customer: Annotated[str | None, Field(description="Of queue_full: whose, if it is one's.")] = (
+        None
+    )
 
 
 class Receipt(Shape):
@@ -77,10 +85,16 @@ class Receipt(Shape):
 RECEIPT = ("id", "customer", "count", "priority", "submitted_at")
 
 
+class LineReceipt(Receipt):
+    """What a line of many is answered with."""
+
+    repeated: Annotated[bool, Field(description="The idempotency key was known already.")]
+
+
 class Receipts(Shape):
     """In the order of the lines."""
 
-    receipts: list[Receipt]
+    receipts: list[LineReceipt]
 
 
 class Progress(Shape):
@@ -88,11 +102,32 @@ class Progress(Shape):
     total: float | None
 
 
+class Before(Shape):
+    """The documents before it, by why they are before it."""
+
+    better_levels: int
+    other_turns: int
+    longest_waiting: int
+    own: int
+
+
 class Position(Shape):
     """How many documents will be started before it."""
 
     least: int
     most: int
+    before: Before
+    reached: Annotated[bool, Field(description="False: its customer's limit comes before it.")]
+    causes: Annotated[list[Cause], Field(description="Why least and most differ.")]
+
+    @staticmethod
+    def of(position: Positioned) -> "Position":
+        return Position(
+            **position.bounds._asdict(),
+            before=Before(**position.before._asdict()),
+            reached=position.reached,
+            causes=list(position.causes),
+        )
 
 
 class Forecast(Shape):
@@ -119,12 +154,11 @@ class Explanation(Shape):
 
     @staticmethod
     def of(explained: Explained, language: str) -> "Explanation":
-        bounds = None if explained.position is None else explained.position.bounds
-        forecast = explained.forecast
+        position, forecast = explained.position, explained.forecast
         return Explanation(
             at=explained.at,
             language=language,
-            position=None if bounds is None else Position(least=bounds[0], most=bounds[1]),
+            position=None if position is None else Position.of(position),
             forecast=None
             if forecast is None
             else Forecast(earliest_at=forecast.earliest_at, latest_at=forecast.latest_at),
@@ -200,6 +234,9 @@ def fields_of(document: model.Document, *, whole: bool) -> dict[str, Any]:
 class ExplainedDocument(Document):
     """A document with its explanation, if that was asked for."""
 
+    result_file_bytes: Annotated[
+        int | None, Field(description="Of a completed one: the size of its file, if it has one.")
+    ]
     explanation: Explanation | None
 
 
@@ -215,6 +252,12 @@ class Changed(Shape):
 
     id: str
     state: State
+
+
+class ChangedMany(Shape):
+    """A state for each id, in their order; null where there is no such document."""
+
+    states: list[State | None]
 
 
 class Standing(Shape):
@@ -273,6 +316,7 @@ class Me(Shape):
     key: str | None
     key_name: str | None
     customer: Standing | None
+    version: Annotated[str, Field(description="Of the fairturn that answers.")]
 
 
 class Customer(Standing):
@@ -281,6 +325,7 @@ class Customer(Standing):
     weight: float
     limit: int | None
     paused: bool
+    count_updated_at: Annotated[Moment | None, Field(description="When the count moved last.")]
 
     @staticmethod
     def seen(customer: model.Customer, rule: Rule, now: int) -> "Customer":
@@ -290,6 +335,7 @@ class Customer(Standing):
             weight=settings.weight,
             limit=settings.limit,
             paused=settings.paused,
+            count_updated_at=customer.count_updated_at,
         )
 
 

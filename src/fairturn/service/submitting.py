@@ -1,7 +1,9 @@
 """Handing in documents: a raw body, a form, a payload, or thousands of lines at once."""
 
+import base64
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
@@ -9,7 +11,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import Field, ValidationError
 
 from fairturn.clock import from_datetime
-from fairturn.errors import StoreError
+from fairturn.errors import NotFound, StoreError
 from fairturn.model import (
     COST_MAX,
     KEY_BYTES_MAX,
@@ -43,7 +45,17 @@ from fairturn.traces import submitting
 FORM, JSON, LINES = "multipart/form-data", "application/json", "application/x-ndjson"
 REPEATED = "Idempotency-Replayed"
 # Of a line. The service reads no files of its own machine, whatever a line says.
-_FIELDS = ("customer", "payload", "name", "metadata", "key", "cost", "due_at", "parent")
+_FIELDS = (
+    "customer",
+    "payload",
+    "content",
+    "name",
+    "metadata",
+    "key",
+    "cost",
+    "due_at",
+    "parent",
+)
 
 router = APIRouter(tags=["documents"])
 
@@ -193,7 +205,7 @@ def _submit(service: Service, caller: Caller, handed_in: _HandedIn) -> Receipt:
                 due_at=None if about.due_at is None else moment_of(about.due_at),
                 parent=_own_parent(service, caller, about.parent),
             )
-            with refusing_misuse(), refusing_without_a_place():
+            with refusing_misuse(), refusing_parents(), refusing_without_a_place():
                 (receipt,) = service.queue.submit_many([submission])
         return receipt
     except StoreError:
@@ -223,8 +235,8 @@ def _discard(service: Service, received: Received | None) -> None:
 async def submit_batch(request: Request, caller: Submitter) -> Response:
     """Submit many documents at once: all of them, or none.
 
-    Each line is a JSON object with the fields payload, name, metadata, key, cost, due_at and
-    parent; from an operator also customer. At most 10,000 lines.
+    Each line is a JSON object with the fields payload, or content in Base64, name, metadata, key,
+    cost, due_at and parent; from an operator also customer. At most 10,000 lines.
     """
     service = service_of(request)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -245,9 +257,10 @@ def _submit_lines(service: Service, caller: Caller, file: BinaryIO) -> bytes:
     submissions = list(_submissions(service, caller, body))
     if not submissions:
         raise Problem(Code.INVALID, "there is no line with a document")
-    with refusing_misuse(), refusing_without_a_place():
+    with refusing_misuse(), refusing_parents(), refusing_without_a_place():
         receipts = service.queue.submit_many(submissions)
-    answered = [{name: getattr(receipt, name) for name in RECEIPT} for receipt in receipts]
+    names = (*RECEIPT, "repeated")
+    answered = [{name: getattr(receipt, name) for name in names} for receipt in receipts]
     return json.dumps({"receipts": answered}).encode()
 
 
@@ -262,7 +275,8 @@ def _submissions(service: Service, caller: Caller, body: bytes) -> Iterator[Subm
         try:
             yield _submission(service, caller, _parsed(line))
         except Problem as problem:
-            raise Problem(problem.code, f"line {number}: {problem.detail}") from None
+            said = f"line {number}" + (f": {problem.detail}" if problem.detail else "")
+            raise Problem(problem.code, said) from None
         except (ValueError, TypeError) as error:
             raise Problem(Code.INVALID, f"line {number}: {error}") from None
 
@@ -275,19 +289,39 @@ def _submission(service: Service, caller: Caller, value: Any) -> Submission:
         raise ValueError(f"{unknown[0]!r} is not a field; they are: {', '.join(_FIELDS)}")
     if isinstance(value.get("due_at"), str):
         value["due_at"] = moment_of(value["due_at"])
+    if value.get("content") is not None:
+        value["content"] = _from_base64(value["content"])
     value["customer"] = customer_for(caller, value.get("customer"))
     value["parent"] = _own_parent(service, caller, value.get("parent"))
     return Submission(**value)
 
 
+def _from_base64(text: Any) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (ValueError, TypeError):
+        raise ValueError("content is not Base64 (RFC 4648)") from None
+
+
 def _own_parent(service: Service, caller: Caller, parent: Any) -> str | None:
     """A parent gives its priority on, so it must be the caller's own."""
+    if parent is not None and not isinstance(parent, str):
+        raise Problem(Code.INVALID, "parent is not the id of a document")
     if parent is None or caller.sees_all:
-        return parent  # type: ignore[no-any-return]
-    stored = service.queue.store.read(parent) if isinstance(parent, str) else None
+        return parent
+    stored = service.queue.store.read(parent)
     if stored is None or stored.document.customer != caller.customer:
-        raise Problem(Code.INVALID, "there is no such parent")
+        raise Problem(Code.PARENT_UNKNOWN)
     return stored.document.id
+
+
+@contextmanager
+def refusing_parents() -> Iterator[None]:
+    """A submission finds everything but, perhaps, its parent."""
+    try:
+        yield
+    except NotFound as error:
+        raise Problem(Code.PARENT_UNKNOWN) from error
 
 
 def moment_of(text: str) -> int:
