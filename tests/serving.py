@@ -19,9 +19,9 @@ STARTS_S = 30.0
 
 
 @contextmanager
-def served(queue: Queue, plan: Plan | None = None) -> Iterator[str]:
+def served(queue: Queue, plan: Plan | None = None, **more: Any) -> Iterator[str]:
     """The address of a server of this queue."""
-    server = Server(make_app(queue, plan), Address(port=0))
+    server = Server(make_app(queue, plan), Address(port=0, **more))
     thread = threading.Thread(target=server.run, name="server")
     thread.start()
     try:

@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bucket", "submission", "filters", "explain", "counts", "traces"),
     ("queue", "keys", "sentences"),
     ("worker",),
-    ("config", "handlers"),
+    ("config", "handlers", "client"),
     ("backup", "demo"),
     ("cli", "service", "web", "integrations", "simulator", "testing"),
 )

@@ -32,6 +32,10 @@ def test_a_value_is_loaded_without_the_queue_and_its_database() -> None:
     assert not {"fairturn.queue", "fairturn.config", "apsw"} & loaded
 
 
+def test_what_speaks_http_is_loaded_with_the_first_client_and_not_before() -> None:
+    assert "httpx" not in loaded_by("from fairturn import AsyncClient, Client, Queue")
+
+
 @pytest.mark.parametrize("name", fairturn.__all__)
 def test_every_public_name_is_there_and_is_listed(name: str) -> None:
     assert getattr(fairturn, name).__name__ == name

@@ -1,5 +1,6 @@
 """The front door, on every store: promises to whoever submits, looks, waits and operates."""
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -851,3 +852,19 @@ def test_a_store_takes_payloads_as_plain_tuples() -> None:
         queue.submit("acme", payload={"a": "é"})
 
     assert taken == [NewDocument("acme", '{"a":"\\u00e9"}', size_bytes=14)]
+
+
+def test_an_application_with_an_event_loop_submits_without_blocking_it(tmp_path: Path) -> None:
+    async def application(queue: Queue) -> list[str]:
+        receipts = await asyncio.gather(
+            queue.asubmit("acme", payload=1),
+            queue.asubmit("acme", content=b"x" * 100_000, name="b"),
+        )
+        with pytest.raises(TypeError, match="unexpected keyword"):
+            await queue.asubmit("acme", colour="red")  # type: ignore[call-arg]
+        return [receipt.id for receipt in receipts]
+
+    with Queue(tmp_path / "documents.db") as queue:
+        ids = asyncio.run(application(queue))
+        assert {document.id for document in queue.iterate()} == set(ids)
+        assert queue.get(ids[1]).name == "b"

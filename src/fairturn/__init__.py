@@ -8,8 +8,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fairturn.client.awaiting import AsyncClient
+    from fairturn.client.calling import Client
     from fairturn.config import Queue
-    from fairturn.errors import FairturnError, KeyReused, NotFound, QueueFull, Refused, WrongState
+    from fairturn.errors import (
+        FairturnError,
+        KeyReused,
+        NotAllowed,
+        NotFound,
+        QueueFull,
+        Refused,
+        WrongState,
+    )
     from fairturn.model import (
         Claim,
         Completed,
@@ -31,6 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Queue",
+    "Client",
+    "AsyncClient",
     "Submission",
     "Receipt",
     "Document",
@@ -55,17 +67,21 @@ __all__ = [
     "QueueFull",
     "KeyReused",
     "NotFound",
+    "NotAllowed",
     "WrongState",
 ]
 
 # Where a name lives, unless it is one of the values in fairturn.model.
 _HOMES = {
     "Queue": "fairturn.config",
+    "Client": "fairturn.client.calling",
+    "AsyncClient": "fairturn.client.awaiting",
     "FairturnError": "fairturn.errors",
     "Refused": "fairturn.errors",
     "QueueFull": "fairturn.errors",
     "KeyReused": "fairturn.errors",
     "NotFound": "fairturn.errors",
+    "NotAllowed": "fairturn.errors",
     "WrongState": "fairturn.errors",
     "Worker": "fairturn.worker",
     "ClaimedDocument": "fairturn.worker.handling",

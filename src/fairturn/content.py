@@ -347,8 +347,7 @@ class TemporaryFolder(Folder):
 
 def payload_of(document: Document, body: str | bytes | None, contents: Contents) -> Any:
     """The JSON value that a document carries, wherever it lies."""
-    if document.kind is not Kind.PAYLOAD:
-        raise ValueError(f"document {document.id} carries a content and no payload")
+    refuse_other(document, Kind.PAYLOAD)
     if body is not None:
         return json.loads(body)
     with contents.open(_outside(document)) as stream:
@@ -357,13 +356,18 @@ def payload_of(document: Document, body: str | bytes | None, contents: Contents)
 
 def open_content(document: Document, body: str | bytes | None, contents: Contents) -> BinaryIO:
     """The content that a document carries, wherever it lies, checked and at its beginning."""
-    if document.kind is not Kind.CONTENT:
-        raise ValueError(f"document {document.id} carries a payload and no content")
+    refuse_other(document, Kind.CONTENT)
     if body is None:
         return contents.open(_outside(document))
     assert isinstance(body, bytes)
     check_bytes(document.id, body, document.sha256)
     return BytesIO(body)
+
+
+def refuse_other(document: Document, kind: Kind) -> None:
+    """Refuse to read a document as what it is not."""
+    if document.kind is not kind:
+        raise ValueError(f"document {document.id} carries a {document.kind} and no {kind}")
 
 
 def check_bytes(id: str, body: bytes, sha256: bytes | None) -> None:

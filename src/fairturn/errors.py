@@ -5,6 +5,7 @@
     │   ├── QueueFull           too many documents wait; there will be room later
     │   └── KeyReused           the idempotency key belongs to another document
     ├── NotFound                no such document or customer
+    ├── NotAllowed              the service does not let this access key do this
     ├── WrongState              the document's state does not allow this
     ├── SettingsConflict        the queue was made with other settings
     ├── HandlerNotLoaded        a worker's child cannot import its handler
@@ -50,6 +51,10 @@ class KeyReused(Refused):
 
 class NotFound(FairturnError):
     """No such document or customer."""
+
+
+class NotAllowed(FairturnError):
+    """The service asks for an access key, does not know this one, or has not made it for this."""
 
 
 class WrongState(FairturnError):

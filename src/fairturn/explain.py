@@ -57,11 +57,8 @@ def explain(situation: Situation, audience: Audience | str = Audience.OPERATOR) 
         *_start(situation, found, starts),
         *_history(situation),
     ]
-    if audience is Audience.CUSTOMER:
-        reasons = [_for_customer(each) for each in reasons]
-        found = found and replace(found, turns={})
     document = situation.document
-    return Explanation(
+    explanation = Explanation(
         id=document.id,
         at=situation.at,
         state=document.state,
@@ -70,6 +67,17 @@ def explain(situation: Situation, audience: Audience | str = Audience.OPERATOR) 
         position=found,
         forecast=starts,
         reasons=tuple(reasons),
+    )
+    return for_customer(explanation) if audience is Audience.CUSTOMER else explanation
+
+
+def for_customer(explanation: Explanation) -> Explanation:
+    """The same without the names of others: for readers who are told only how many they are."""
+    found = explanation.position
+    return replace(
+        explanation,
+        position=None if found is None else replace(found, turns={}),
+        reasons=tuple(_for_customer(each) for each in explanation.reasons),
     )
 
 

@@ -32,6 +32,10 @@ class NewKey(NamedTuple):
     key: AccessKey
     shown: str
 
+    def __repr__(self) -> str:
+        """Without the key: what is printed or logged by chance must open nothing."""
+        return f"NewKey(key={self.key!r}, shown='ft_{self.key.id}_…')"
+
 
 class Keys:
     """The access keys of a queue."""
@@ -49,13 +53,7 @@ class Keys:
 
     def make(self, role: Role | str, *, name: str = "", customer: str | None = None) -> NewKey:
         """A new key. One of a customer names whose it is; the others name nobody."""
-        role = _role(role)
-        if (role is Role.CUSTOMER) != (customer is not None):
-            raise ValueError(
-                "a key of the role customer names a customer, and a key of another role names none"
-            )
-        if customer is not None:
-            text.identity(customer, "customer", CUSTOMER_BYTES_MAX)
+        role = refuse_role(role, customer)
         shown = write_key(self._random_bytes(ID_BYTES), self._random_bytes(SECRET_BYTES))
         presented = read_key(shown)
         assert presented is not None
@@ -123,8 +121,16 @@ class Keys:
         return key
 
 
-def _role(role: str) -> Role:
+def refuse_role(role: str, customer: str | None) -> Role:
+    """The role, if it is one and goes with this customer."""
     try:
-        return Role(role)
+        known = Role(role)
     except ValueError:
         raise ValueError(f"role is {role!r}; it must be one of: {', '.join(Role)}") from None
+    if (known is Role.CUSTOMER) != (customer is not None):
+        raise ValueError(
+            "a key of the role customer names a customer, and a key of another role names none"
+        )
+    if customer is not None:
+        text.identity(customer, "customer", CUSTOMER_BYTES_MAX)
+    return known

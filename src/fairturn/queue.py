@@ -73,15 +73,30 @@ class SettingChanges(TypedDict, total=False):
     dead_kept_s: float
 
 
+class SubmissionFields(TypedDict, total=False):
+    """What `submit` takes beside the customer."""
+
+    payload: Any
+    content: bytes | BinaryIO | None
+    file: str | os.PathLike[str] | None
+    name: str | None
+    metadata: Mapping[str, Any] | None
+    key: str | None
+    cost: float | None
+    due_at: datetime | int | None
+    parent: str | None
+    connection: Any
+
+
 Receipts = list[Receipt]
 States = list[State | None]
 
 
-class _Unchanged(Enum):
+class Unchanged(Enum):
     UNCHANGED = "unchanged"
 
 
-UNCHANGED: Final = _Unchanged.UNCHANGED
+UNCHANGED: Final = Unchanged.UNCHANGED
 
 
 class Queue:
@@ -130,6 +145,13 @@ class Queue:
             parent=parent,
         )
         return self._submit([Encoder(self.contents).encode(submission)], connection)[0]
+
+    async def asubmit(self, customer: str, **fields: Unpack[SubmissionFields]) -> Receipt:
+        """`submit` for an application that runs an event loop: in a thread, so that the loop does
+        not wait for the disk. Who is cancelled meanwhile may find the document stored."""
+        from asyncio import to_thread
+
+        return await to_thread(self.submit, customer, **fields)
 
     def submit_many(self, submissions: Iterable[Submission], *, connection: Any = None) -> Receipts:
         """Accept all of the documents or none, in the order given; at most 10,000 in one call."""
@@ -271,7 +293,7 @@ class Queue:
         page before."""
         if after is not None and ids.decode(after, 0) is None:
             raise ValueError(f"after is {after!r}; it must be the `next` of a page")
-        return self.store.find(to_filter(filters), after=after, size=_page_size(size))
+        return self.store.find(to_filter(filters), after=after, size=page_size(size))
 
     def iterate(self, **filters: Unpack[Filters]) -> Iterator[Document]:
         """All documents that match, the newest first; those that come meanwhile are not among
@@ -367,7 +389,7 @@ class Queue:
         """Customers by name, with their counts and how many of their documents wait and run."""
         if after is not None:
             text.identity(after, "after", CUSTOMER_BYTES_MAX)
-        return self.store.customers(after=after, size=_page_size(size))
+        return self.store.customers(after=after, size=page_size(size))
 
     def customer(self, name: str) -> Customer:
         """One customer. Who is idle for long and has no settings may be forgotten: `NotFound`."""
@@ -380,9 +402,9 @@ class Queue:
         self,
         name: str,
         *,
-        weight: float | _Unchanged = UNCHANGED,
-        limit: int | _Unchanged | None = UNCHANGED,
-        paused: bool | _Unchanged = UNCHANGED,
+        weight: float | Unchanged = UNCHANGED,
+        limit: int | Unchanged | None = UNCHANGED,
+        paused: bool | Unchanged = UNCHANGED,
     ) -> Customer:
         """Change a customer's share, its limit of running documents (None: no limit), or pause it.
 
@@ -392,7 +414,7 @@ class Queue:
         settings = CustomerSettings()
         for known in self.store.customers(names=[name]).customers:
             settings = known.settings
-        self.store.adjust(name, replace(settings, **_customer_changes(weight, limit, paused)))
+        self.store.adjust(name, replace(settings, **customer_changes(weight, limit, paused)))
         return self.customer(name)
 
     def purge(self, customer: str) -> None:
@@ -490,9 +512,10 @@ def not_completed(document: Document) -> WrongState:
     )
 
 
-def _customer_changes(
-    weight: float | _Unchanged, limit: int | _Unchanged | None, paused: bool | _Unchanged
+def customer_changes(
+    weight: float | Unchanged, limit: int | Unchanged | None, paused: bool | Unchanged
 ) -> dict[str, Any]:
+    """What is to be changed of a customer; the error for a value of a wrong type names it."""
     changes: dict[str, Any] = {}
     if weight is not UNCHANGED:
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not isfinite(weight):
@@ -509,7 +532,8 @@ def _customer_changes(
     return changes
 
 
-def _page_size(size: int) -> int:
+def page_size(size: int) -> int:
+    """The size of a page, if there may be such a page."""
     if not 1 <= size <= PAGE_MAX:
         raise ValueError(f"size is {size}; a page has from 1 to {PAGE_MAX:,}")
     return size

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from fairturn import text
 from fairturn.clock import as_moment
@@ -68,7 +68,7 @@ class Encoder:
             ):
                 return NewDocument(customer, body, _PAYLOAD, size_bytes)
             return self._encode(s, body)
-        source = _source(s)
+        source = source_of(s)
         try:
             return self._encode(s, source)
         finally:
@@ -76,15 +76,7 @@ class Encoder:
                 source.close()
 
     def _encode(self, s: Submission, source: str | bytes | BinaryIO | ContentRef) -> NewDocument:
-        name = Path(s.file).name if s.name is None and s.file is not None else s.name
-        name = None if name is None else _name(name)
-        metadata = None if s.metadata is None else _metadata(s.metadata)
-        key = None if s.key is None else text.identity(s.key, "key", KEY_BYTES_MAX)
-        cost = None if s.cost is None else _cost(s.cost)
-        due_at = None if s.due_at is None else as_moment(s.due_at, "due_at")
-        if s.parent is not None and not isinstance(s.parent, str):
-            raise TypeError(f"parent must be the id of a document, not {s.parent!r}")
-
+        name, metadata, key, cost, due_at, parent = describe(s)
         kind = _PAYLOAD if isinstance(source, str) else _CONTENT
         body, size_bytes, sha256, content_name = self._keep(source)
         digest = None
@@ -104,7 +96,7 @@ class Encoder:
             due_at,
             key,
             digest,
-            s.parent,
+            parent,
         )
 
     def _keep(
@@ -127,6 +119,52 @@ class Encoder:
                 return first, len(first), hashlib.sha256(first).digest(), None
             ref = self._contents.put(chain([first], chunks_of(stream)))
         return None, ref.size_bytes, ref.sha256, ref.name
+
+
+class Described(NamedTuple):
+    """What is said about a document beside what it carries, checked."""
+
+    name: str | None
+    metadata: str | None  # JSON text
+    key: str | None
+    cost: int | None  # in millionths
+    due_at: int | None
+    parent: str | None
+
+
+def describe(s: Submission) -> Described:
+    """What a submission says, or the error that says what is wrong with it."""
+    name = Path(s.file).name if s.name is None and s.file is not None else s.name
+    if s.parent is not None and not isinstance(s.parent, str):
+        raise TypeError(f"parent must be the id of a document, not {s.parent!r}")
+    return Described(
+        name=None if name is None else _name(name),
+        metadata=None if s.metadata is None else _metadata(s.metadata),
+        key=None if s.key is None else text.identity(s.key, "key", KEY_BYTES_MAX),
+        cost=None if s.cost is None else _cost(s.cost),
+        due_at=None if s.due_at is None else as_moment(s.due_at, "due_at"),
+        parent=s.parent,
+    )
+
+
+def source_of(s: Submission) -> bytes | BinaryIO | ContentRef:
+    """The bytes of a content, or a stream of them; a file is opened here."""
+    given = [
+        word for word in ("payload", "content", "file", "written") if getattr(s, word) is not None
+    ]
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} were given; a document carries one of them")
+    if s.written is not None:
+        return s.written
+    if s.file is not None:
+        return _opened(s.file)
+    if isinstance(s.content, bytes | bytearray | memoryview):
+        return bytes(s.content)
+    if s.content is None or not hasattr(s.content, "read"):
+        raise TypeError(
+            f"content must be bytes or a stream of bytes, not {type(s.content).__name__}"
+        )
+    return s.content
 
 
 def to_json(value: Any, what: str, bytes_max: int) -> str:
@@ -190,26 +228,6 @@ def _too_deep(what: str) -> str:
     return (
         f"the {what} contains itself, or more than {JSON_DEPTH_MAX} lists and objects in each other"
     )
-
-
-def _source(s: Submission) -> bytes | BinaryIO | ContentRef:
-    """The bytes of a content, or a stream of them; a file is opened here."""
-    given = [
-        word for word in ("payload", "content", "file", "written") if getattr(s, word) is not None
-    ]
-    if len(given) > 1:
-        raise ValueError(f"{' and '.join(given)} were given; a document carries one of them")
-    if s.written is not None:
-        return s.written
-    if s.file is not None:
-        return _opened(s.file)
-    if isinstance(s.content, bytes | bytearray | memoryview):
-        return bytes(s.content)
-    if s.content is None or not hasattr(s.content, "read"):
-        raise TypeError(
-            f"content must be bytes or a stream of bytes, not {type(s.content).__name__}"
-        )
-    return s.content
 
 
 def _opened(file: str | os.PathLike[str]) -> BinaryIO:

@@ -5,7 +5,8 @@ on the store happens in threads; the event loop only moves bytes and waits (deci
 
     guarding, callers, rates        around every request: limits; who asks, from the key alone
     submitting, uploads, forms      documents as they come in, piece by piece to disk
-    documents, customers, operating, keyring, health, metrics, pages    routes, by their noun
+    documents, changing, room, customers, operating, keyring    routes, by their noun
+    health, metrics, pages          the same, about the service itself
     shapes, responses, problems, languages, logs    what goes over the wire, and into the log
     watching, events                one thread that waits for changes, for all who wait
     service, plan                   what every request needs; what the process was told

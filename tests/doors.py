@@ -1,0 +1,68 @@
+"""The queue by its three doors: itself, a client, and an async client that a test can call like the
+others."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from functools import partial
+from inspect import isasyncgen, isawaitable
+from typing import Any
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from fairturn import AsyncClient, Client, Queue
+from tests.serving import served
+
+DOORS = ("queue", "client", "async client")
+
+
+class Awaited:
+    """An async client without `await`: an event loop in a thread does the waiting."""
+
+    def __init__(self, portal: BlockingPortal, client: Any) -> None:
+        self._portal = portal
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+        if name == "keys":
+            return Awaited(self._portal, found)
+        if name in ("settings", "rule"):
+            return self._call(found)
+        return partial(self._call, found) if callable(found) else found
+
+    def _call(self, method: Any, *args: Any, **more: Any) -> Any:
+        async def call() -> Any:
+            given = method(*args, **more)
+            if isasyncgen(given):
+                return await _all(given)
+            return await given if isawaitable(given) else given
+
+        return self._portal.call(call)
+
+
+async def _all(given: AsyncIterator[Any]) -> list[Any]:
+    return [each async for each in given]
+
+
+@contextmanager
+def awaited(url: str, key: str | None = None, **more: Any) -> Iterator[Any]:
+    """An async client of the service at a url."""
+    with start_blocking_portal() as portal:
+        client = Awaited(portal, AsyncClient(url, key, **more))
+        yield client
+        client.close()
+
+
+@contextmanager
+def door_to(name: str, queue: Queue, key: str | None = None) -> Iterator[Any]:
+    """One of the doors to this queue."""
+    if name == "queue":
+        yield queue
+        return
+    with served(queue) as url:
+        if name == "client":
+            with Client(url, key) as client:
+                yield client
+        else:
+            with awaited(url, key) as client:
+                yield client

@@ -1,0 +1,604 @@
+"""The client answers as the queue does: the same scenarios by three doors, with the same values and
+the same errors."""
+
+import hashlib
+import inspect
+import io
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairturn import (
+    AsyncClient,
+    Client,
+    Completed,
+    Document,
+    KeyReused,
+    NotFound,
+    Queue,
+    QueueFull,
+    Submission,
+    WrongState,
+)
+from fairturn.keys import Keys
+from fairturn.model import Failed, Fence, Progress
+from fairturn.sentences import tell
+from tests.commands import LEASE_US, claim, complete, kill
+from tests.doors import DOORS, door_to
+
+NOBODYS = "0123456789abcde"
+LARGE = bytes(range(256)) * 1_024  # too large for a row
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    with Queue(tmp_path / "documents.db") as queue:
+        yield queue
+
+
+@pytest.fixture(params=DOORS)
+def door(request: pytest.FixtureRequest, queue: Queue) -> Iterator[Any]:
+    with door_to(request.param, queue) as door:
+        yield door
+
+
+def seen(document: Document) -> Document:
+    """A document without what only its store knows."""
+    return document._replace(order=None, content_name=None)
+
+
+# ── Submitting ───────────────────────────────────────────────────────────────────────────────────
+
+
+PAYLOADS = [None, 17, "№ 17 \x00 \ud800", {"b": [1.5, True, None], "a": {}}, "x" * 1_500_000]
+
+
+def test_a_payload_is_submitted_and_comes_back(queue: Queue, door: Any) -> None:
+    for n, payload in enumerate(PAYLOADS):
+        receipt = door.submit(f"customer {n}", payload=payload)
+
+        assert door.payload(receipt.id) == queue.payload(receipt.id) == payload
+        document = queue.get(receipt.id)
+        assert seen(door.get(receipt.id)) == seen(document)
+        assert receipt == (receipt.id, f"customer {n}", 0, 1, document.submitted_at, False)
+        with pytest.raises(ValueError, match="carries a payload and no content"):
+            door.read(receipt.id)
+
+
+@pytest.mark.parametrize("way", ["bytes", "stream", "file"])
+def test_a_content_is_submitted_and_comes_back(
+    queue: Queue, door: Any, tmp_path: Path, way: str
+) -> None:
+    path = tmp_path / "invoice.pdf"
+    for content in (b"", b"Invoice 17", LARGE):
+        path.write_bytes(content)
+        if way == "file":
+            receipt = door.submit("acme", file=path)
+        else:
+            given = content if way == "bytes" else io.BytesIO(content)
+            receipt = door.submit("acme", content=given)
+
+        assert door.read(receipt.id) == queue.read(receipt.id) == content
+        with door.open(receipt.id) as stream:
+            assert stream.read() == content
+        document = door.get(receipt.id)
+        assert seen(document) == seen(queue.get(receipt.id))
+        assert document.sha256 == hashlib.sha256(content).digest()
+        assert document.name == ("invoice.pdf" if way == "file" else None)
+        with pytest.raises(ValueError, match="carries a content and no payload"):
+            door.payload(receipt.id)
+
+
+def test_a_stream_is_sent_from_where_it_stands_and_need_not_go_back(
+    queue: Queue, door: Any
+) -> None:
+    class Pipe(io.BytesIO):
+        def seekable(self) -> bool:
+            return False
+
+    begun = io.BytesIO(b"head" + LARGE)
+    begun.seek(4)
+    receipts = [door.submit("acme", content=each) for each in (begun, Pipe(LARGE))]
+
+    assert [queue.read(receipt.id) for receipt in receipts] == [LARGE, LARGE]
+
+
+SAID: list[dict[str, Any]] = [
+    {"name": "Übersicht/№ 1 \x00.pdf", "cost": 2.5, "key": "k"},
+    {"metadata": {"pages": 3, "b": [1.0, None], "a": "ä"}, "key": "a b=c&d"},
+    {"metadata": {"long": "ä" * 8_000}, "name": "x" * 900},
+    {"key": " spaces at its ends "},
+    {"key": "ключ"},
+    {"due_at": datetime(2100, 1, 31, 8, tzinfo=UTC)},
+    {"due_at": 1},
+]
+
+
+@pytest.mark.parametrize("carried", [{"payload": [1]}, {"content": b"x"}, {"content": LARGE}])
+def test_everything_that_is_said_about_a_document_arrives_as_it_was_said(
+    queue: Queue, door: Any, carried: dict[str, Any]
+) -> None:
+    told = ("customer", "name", "metadata_json", "cost", "due_at", "kind", "size_bytes", "sha256")
+    for said in SAID:
+        receipt = door.submit("Müller & Söhne=?", **carried, **said)
+        with Queue(":memory:") as other:
+            expected = other.get(other.submit("Müller & Söhne=?", **carried, **said).id)
+
+        document = queue.get(receipt.id)
+        for field in told:
+            assert getattr(document, field) == getattr(expected, field), (field, said)
+        assert seen(door.get(receipt.id)) == seen(document)
+        if "key" in said:
+            again = door.submit("Müller & Söhne=?", **carried, **said)
+            assert again == receipt._replace(repeated=True)
+
+
+def test_a_key_belongs_to_one_document(queue: Queue, door: Any) -> None:
+    first = door.submit("acme", payload=1, key="k")
+
+    assert door.submit("acme", payload=1, key="k") == first._replace(repeated=True)
+    assert door.submit("other", payload=2, key="k").repeated is False
+    with pytest.raises(KeyReused, match="the idempotency key 'k' of customer 'acme' belongs to"):
+        door.submit("acme", payload=2, key="k")
+    with pytest.raises(KeyReused):
+        door.submit("acme", content=LARGE, key="k")
+    assert queue.summary().waiting == 2
+
+
+def test_a_document_without_a_key_is_never_called_repeated(queue: Queue, door: Any) -> None:
+    receipts = [door.submit("acme", payload=1) for _ in range(2)]
+
+    assert [receipt.repeated for receipt in receipts] == [False, False]
+    assert [receipt.count for receipt in receipts] == [0, -1]
+
+
+def test_a_child_has_the_priority_of_its_parent(queue: Queue, door: Any) -> None:
+    parent = door.submit("acme", payload=1)
+
+    child = door.submit("acme", payload=2, parent=parent.id)
+
+    assert (child.count, door.get(child.id).parent) == (0, parent.id)
+    wrong = "customer 'acme' has no document '0123456789abcde' to be the parent"
+    for carried in ({"payload": 3}, {"content": LARGE}):
+        with pytest.raises(NotFound, match=wrong):
+            door.submit("acme", parent=NOBODYS, **carried)
+
+
+def wrong_submissions() -> list[dict[str, Any]]:
+    return [
+        {"payload": {1}},
+        {"payload": float("nan")},
+        {"payload": 1, "content": b"x"},
+        {"content": "text"},
+        {"payload": 1, "metadata": [1]},
+        {"payload": 1, "metadata": {str(n): n for n in range(65)}},
+        {"payload": 1, "cost": -1},
+        {"payload": 1, "cost": True},
+        {"payload": 1, "due_at": datetime(2030, 1, 1)},
+        {"payload": 1, "key": ""},
+        {"payload": 1, "key": "\x00"},
+        {"payload": 1, "name": 1},
+        {"payload": 1, "parent": 1},
+        {"customer": "", "payload": 1},
+        {"customer": "x" * 256, "payload": 1},
+        {"file": "."},
+        {"file": 1},
+    ]
+
+
+def test_what_is_wrong_with_a_submission_is_told_in_the_same_words(queue: Queue, door: Any) -> None:
+    for wrong in wrong_submissions():
+        fields = {"customer": "acme", **wrong}
+        with pytest.raises((ValueError, TypeError)) as expected:
+            queue.submit(**fields)
+
+        kind, said = type(expected.value), re.escape(str(expected.value))
+        with pytest.raises(kind, match=f"^{said}$"):
+            door.submit(**fields)
+        with pytest.raises(kind, match=f"^submission 0: {said}$"):
+            door.submit_many([Submission(**fields)])
+        with pytest.raises(kind, match=f"^submission 1: {said}$"):
+            door.submit_many([Submission("acme", payload=0), Submission(**fields)])
+    with pytest.raises(TypeError, match="the content gives str; it must be opened as binary"):
+        door.submit("acme", content=io.StringIO("text"))
+    assert queue.summary().waiting == 0
+
+
+def test_a_file_that_is_not_there_is_pythons_own_error(queue: Queue, door: Any) -> None:
+    with pytest.raises(FileNotFoundError):
+        door.submit("acme", file="nowhere.pdf")
+
+
+def test_many_are_stored_in_their_order_all_or_none(
+    queue: Queue, door: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "a.pdf").write_bytes(LARGE)
+    wanted = [
+        Submission("acme", payload={"n": 1}, key="k", metadata={"a": 1}, cost=2, due_at=1),
+        Submission("other", content=b"bytes"),
+        Submission("acme", content=io.BytesIO(LARGE), name="b.pdf"),
+        Submission("acme", file=tmp_path / "a.pdf"),
+    ]
+    receipts = door.submit_many(wanted)
+
+    assert [receipt.customer for receipt in receipts] == ["acme", "other", "acme", "acme"]
+    assert [receipt.count for receipt in receipts] == [0, 0, -1, -2]
+    assert queue.payload(receipts[0].id) == {"n": 1}
+    assert [queue.read(receipt.id) for receipt in receipts[1:]] == [b"bytes", LARGE, LARGE]
+    assert queue.get(receipts[3].id).name == "a.pdf"
+    again = door.submit_many([wanted[0], Submission("acme", payload=2)])
+    assert [receipt.repeated for receipt in again] == [True, False]
+    with pytest.raises(KeyReused):
+        door.submit_many([Submission("acme", payload=3), Submission("acme", payload=4, key="k")])
+    assert door.submit_many([]) == []
+    assert door.submit_many(iter([Submission("acme", payload=5)]))[0].count == -4
+    assert queue.summary().waiting == 6
+    with pytest.raises(ValueError, match="at most 10,000 documents are accepted in one call"):
+        door.submit_many(Submission("acme", payload=1) for _ in range(10_001))
+    with pytest.raises(TypeError, match="submission 1: 1 is not a Submission"):
+        door.submit_many([Submission("acme", payload=1), 1])
+
+
+def test_a_full_queue_is_told_with_its_limit_and_room_is_waited_for(
+    queue: Queue, door: Any
+) -> None:
+    door.configure(waiting_per_customer_max=2, waiting_max=3)
+    ids = [door.submit("acme", payload=1).id for _ in range(2)]
+
+    with pytest.raises(QueueFull) as refused:
+        door.submit("acme", payload=1)
+    full = refused.value
+    assert (full.limit, full.maximum, full.waiting, full.customer) == (
+        "waiting_per_customer_max",
+        2,
+        2,
+        "acme",
+    )
+    assert "customer 'acme' has 2 documents waiting" in str(full)
+    assert not door.wait_for_room("acme", timeout_s=0)
+    assert not door.has_room("acme")
+    assert door.wait_for_room()
+    with pytest.raises(ValueError, match="more than 2 documents may never wait"):
+        door.wait_for_room("acme", 3)
+    waiting = threading.Thread(target=queue.cancel, args=(ids[0],))
+    waiting.start()
+    assert door.wait_for_room("acme", timeout_s=30)
+    waiting.join()
+    door.submit("other", payload=1)
+    door.submit("acme", payload=1)
+    with pytest.raises(QueueFull) as refused:
+        door.submit_many([Submission("third", payload=1), Submission("third", payload=1)])
+    assert (refused.value.limit, refused.value.customer) == ("waiting_max", None)
+
+
+# ── Looking ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_document_that_is_not_there_is_not_found(queue: Queue, door: Any) -> None:
+    queue.submit("acme", payload=1)
+    looks = ("get", "payload", "read", "open", "result", "open_result", "wait", "explain")
+    for id in (NOBODYS, "", "nonsense", "../rule", "0" * 16, "ä"):
+        for call in (*looks, "cancel", "retry"):
+            with pytest.raises(NotFound, match=re.escape(f"there is no document {id!r}")):
+                getattr(door, call)(id)
+        assert door.cancel([id]) == door.retry([id]) == [None]
+
+
+def documents_in_every_state(queue: Queue) -> list[str]:
+    """A completed one with a value, one with a file, a dead, a running, a cancelled, a delayed one
+    that failed once, and one that waits."""
+    ids = [queue.submit("acme", payload=n, cost=1.000001, name=f"n{n}").id for n in range(3)]
+    queue.store.finish([Completed(claim(queue)[0].fence, '{"pages": 3}', None, 1_234_567)])
+    (with_file,) = claim(queue)
+    file = queue.contents.put([LARGE])
+    queue.store.finish([Completed(with_file.fence, '"beside"', file)])
+    kill(queue)
+    ids += [queue.submit("other", payload=n).id for n in range(4)]
+    (running,) = claim(queue)
+    queue.store.renew([running.fence], lease_us=LEASE_US, progress=_half(running.fence))
+    (failed,) = claim(queue)
+    queue.store.finish([Failed(failed.fence, "no connection", 3_600_000_000)])
+    queue.cancel(ids[5])
+    return ids
+
+
+def _half(fence: Fence) -> dict[Fence, Progress]:
+    return {fence: Progress(1, 2.5)}
+
+
+def test_documents_in_every_state_are_the_same_by_every_door(queue: Queue, door: Any) -> None:
+    ids = documents_in_every_state(queue)
+
+    for id in ids:
+        assert seen(door.get(id)) == seen(queue.get(id))
+        assert door.result_file_bytes(id) == queue.result_file_bytes(id)
+        assert type(door.get(id).state) is type(queue.get(id).state)
+    assert {queue.get(id).state for id in ids} == {
+        "completed",
+        "dead",
+        "running",
+        "delayed",
+        "cancelled",
+        "waiting",
+    }
+
+
+def test_results_come_back_or_are_refused_in_the_same_words(queue: Queue, door: Any) -> None:
+    plain, with_file, dead, *_ = documents_in_every_state(queue)
+
+    assert (door.result(plain), door.result(with_file)) == ({"pages": 3}, "beside")
+    with door.open_result(with_file) as stream:
+        assert stream.read() == LARGE
+    with pytest.raises(NotFound, match=f"document {plain} has no file as its result"):
+        door.open_result(plain)
+    for look in (door.result, door.open_result):
+        with pytest.raises(
+            WrongState,
+            match=rf"document {dead} is dead \(unreadable\); only a completed one has a result",
+        ):
+            look(dead)
+
+
+FILTERS: list[dict[str, Any]] = [
+    {},
+    {"customer": "acme"},
+    {"customer": "nobody"},
+    {"states": "waiting"},
+    {"states": ["dead", "running"]},
+    {"states": []},
+    {"priorities": 1},
+    {"priorities": (2, 3)},
+    {"name": "n1"},
+    {"submitted_from": 1, "submitted_before": datetime(2300, 1, 1, tzinfo=UTC)},
+    {"submitted_before": 1},
+    {"ids": [NOBODYS]},
+    {"ids": []},
+]
+
+
+def test_lists_are_the_same_by_every_door(queue: Queue, door: Any) -> None:
+    documents_in_every_state(queue)
+    for filters in FILTERS:
+        expected = [seen(document) for document in queue.iterate(**filters)]
+        assert [seen(document) for document in door.iterate(**filters)] == expected
+        after, pages = None, []
+        while True:
+            documents, after = door.list(after=after, size=2, **filters)
+            assert len(documents) <= 2
+            pages += [seen(document) for document in documents]
+            if after is None:
+                break
+        assert pages == expected
+
+
+def test_a_list_of_certain_documents_has_no_others(queue: Queue, door: Any) -> None:
+    ids = documents_in_every_state(queue)
+
+    found = door.list(ids=[ids[0], NOBODYS, ids[3]])
+
+    assert {document.id for document in found.documents} == {ids[0], ids[3]}
+
+
+WRONG_LISTS: list[dict[str, Any]] = [
+    {"states": "lost"},
+    {"priorities": 10},
+    {"size": 0},
+    {"size": 1_001},
+    {"after": "nonsense"},
+    {"customer": ""},
+    {"submitted_from": datetime(2030, 1, 1)},
+    {"nonsense": 1},
+]
+
+
+def test_a_list_that_cannot_be_meant_is_refused_in_the_same_words(queue: Queue, door: Any) -> None:
+    for wrong in WRONG_LISTS:
+        with pytest.raises((ValueError, TypeError)) as expected:
+            queue.list(**wrong)
+        with pytest.raises(type(expected.value), match=re.escape(str(expected.value))):
+            door.list(**wrong)
+
+
+def test_a_document_is_waited_for_until_it_has_ended(queue: Queue, door: Any) -> None:
+    id = door.submit("acme", payload=1).id
+
+    with pytest.raises(TimeoutError, match=f"document {id} is still waiting after 0.05 s"):
+        door.wait(id, timeout_s=0.05)
+    finishing = threading.Thread(target=complete, args=(queue,))
+    finishing.start()
+    document = door.wait(id, timeout_s=30)
+    finishing.join()
+
+    assert (document.state, seen(document)) == ("completed", seen(queue.get(id)))
+    assert door.wait(id) == document
+
+
+@pytest.mark.parametrize("audience", ["operator", "customer"])
+def test_explanations_are_the_same_by_every_door_and_in_every_language(
+    queue: Queue, door: Any, audience: str
+) -> None:
+    ids = documents_in_every_state(queue)
+    queue.set_customer("other", limit=1, weight=2)
+    ids += [queue.submit("big", payload=1).id for _ in range(30)][-1:]
+
+    for id in ids:
+        expected, told = queue.explain(id, audience), door.explain(id, audience)
+        # Time has passed between the two; what is counted from it may differ.
+        assert (told.id, told.state, told.priority, told.count) == (
+            expected.id,
+            expected.state,
+            expected.priority,
+            expected.count,
+        )
+        position = expected.position
+        bare = None if position is None else replace(position, turns={})
+        found = told.position
+        assert (None if found is None else replace(found, turns={})) == bare
+        assert [(each.code, set(each.parameters)) for each in told.reasons] == [
+            (each.code, set(each.parameters)) for each in expected.reasons
+        ]
+        largest = [each.parameters.get("largest") for each in expected.reasons]
+        assert [each.parameters.get("largest") for each in told.reasons] == largest
+        assert len(tell(told, "de")) == len(tell(expected, "de"))
+    with pytest.raises(ValueError, match="'nobody' is not a valid Audience"):
+        door.explain(ids[0], "nobody")
+
+
+# ── Changing the course ──────────────────────────────────────────────────────────────────────────
+
+
+def test_documents_are_cancelled_and_tried_again(queue: Queue, door: Any) -> None:
+    completed, _, dead, running, delayed, cancelled, waiting = documents_in_every_state(queue)
+
+    assert door.cancel(running) == "running"
+    assert door.cancel(cancelled) == "cancelled"
+    with pytest.raises(
+        WrongState, match=f"document {completed} is completed already; it cannot be cancelled"
+    ):
+        door.cancel(completed)
+    assert door.cancel([dead, NOBODYS, waiting, waiting]) == ["dead", None, *["cancelled"] * 2]
+    assert door.cancel([]) == []
+    with pytest.raises(
+        WrongState, match=f"document {delayed} is delayed; only a dead one can be tried again"
+    ):
+        door.retry(delayed)
+    assert door.retry([delayed, NOBODYS]) == ["delayed", None]
+    assert door.retry(dead) is None
+    assert queue.get(dead).state == "waiting"
+    with pytest.raises(WrongState, match=f"document {dead} is waiting; only a dead one"):
+        door.retry(dead)
+
+
+# ── Customers and the queue itself ───────────────────────────────────────────────────────────────
+
+
+def test_customers_are_listed_set_and_purged(queue: Queue, door: Any) -> None:
+    documents_in_every_state(queue)
+
+    changed = door.set_customer("Müller & Söhne", weight=2.5, limit=4)
+    assert changed == queue.customer("Müller & Söhne")
+    assert door.set_customer("Müller & Söhne", limit=None, paused=True).settings.limit is None
+    assert queue.customer("Müller & Söhne").settings.weight == 2.5
+    assert door.customer("acme") == queue.customer("acme")
+    assert door.customers() == queue.customers()
+    first = door.customers(size=1)
+    assert first == queue.customers(size=1)
+    assert door.customers(after=first.next, size=1) == queue.customers(after=first.next, size=1)
+    door.purge("acme")
+    for look in (door.customer, door.purge):
+        with pytest.raises(NotFound, match="there is no customer 'acme'"):
+            look("acme")
+    assert not queue.list(customer="acme").documents
+
+
+WRONG_CUSTOMERS: list[dict[str, Any]] = [
+    {"weight": 0},
+    {"weight": 101},
+    {"weight": "2"},
+    {"weight": float("nan")},
+    {"limit": 0},
+    {"limit": 1.5},
+    {"limit": 10_000_000},
+    {"paused": 1},
+]
+
+
+def test_what_a_customer_cannot_have_is_refused_in_the_same_words(queue: Queue, door: Any) -> None:
+    for wrong in WRONG_CUSTOMERS:
+        with pytest.raises((ValueError, TypeError)) as expected:
+            queue.set_customer("acme", **wrong)
+        with pytest.raises(type(expected.value), match=re.escape(str(expected.value))):
+            door.set_customer("acme", **wrong)
+
+
+def test_the_whole_queue_in_numbers_and_settings(queue: Queue, door: Any) -> None:
+    documents_in_every_state(queue)
+
+    assert door.summary() == queue.summary()
+    assert door.settings == queue.settings
+    assert door.rule == queue.settings.rule
+    after = door.configure(mode="levels", bounds=[-1, -2, -3, -4, -5, -6, -7, -8], patience_s=60)
+    assert after == queue.settings == door.settings
+    assert (after.mode, after.bounds[0], door.rule.bounds[0]) == ("levels", -1, -1)
+
+
+WRONG_SETTINGS: list[dict[str, Any]] = [
+    {"mode": "unfair"},
+    {"attempts_max": 0},
+    {"bounds": [1]},
+    {"colour": "red"},
+]
+
+
+def test_settings_that_cannot_be_are_refused_in_the_same_words(queue: Queue, door: Any) -> None:
+    for wrong in WRONG_SETTINGS:
+        with pytest.raises((ValueError, TypeError)) as expected:
+            queue.configure(**wrong)
+        with pytest.raises(type(expected.value), match=re.escape(str(expected.value))):
+            door.configure(**wrong)
+
+
+def test_access_keys_are_made_listed_replaced_and_ended(queue: Queue) -> None:
+    own = Keys(queue.store)
+    first = own.make("operator").shown
+    for name in DOORS[1:]:
+        with door_to(name, queue, first) as door:
+            made = door.keys.make("customer", customer=name, name="scanner")
+            known = own.check(made.shown)
+            assert known is not None
+            assert made.key == known._replace(digest=b"", used_at=None)
+            replaced = door.keys.rotate(made.key.id, overlap_s=60)
+            assert own.check(made.shown) is not None
+            ended = door.keys.revoke(replaced.key.id)
+            assert ended.ends_at is not None
+            assert own.check(replaced.shown) is None
+            listed = [key._replace(digest=b"") for key in own.list(customer=name)]
+            assert door.keys.list(customer=name) == listed
+            page = door.keys.list(size=1)
+            assert door.keys.list(after=page[0].id, size=1)[0].id > page[0].id
+            for wrong in ("000000000000", "../rule", ""):
+                with pytest.raises(NotFound, match=f"there is no key {wrong!r}"):
+                    door.keys.revoke(wrong)
+            with pytest.raises(ValueError, match="role is 'king'"):
+                door.keys.make("king")
+            with pytest.raises(ValueError, match="names a customer"):
+                door.keys.make("customer")
+            assert made.shown not in repr(made)
+
+
+# ── The form of the three ────────────────────────────────────────────────────────────────────────
+
+ONLY_HERE = {"prune", "sweep", "asubmit"}  # what is done where the queue is
+ADDED = {"me"}
+
+
+def methods(kind: type) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in inspect.getmembers(kind)
+        if not name.startswith("_") and (callable(value) or isinstance(value, property))
+    }
+
+
+def test_the_clients_have_the_methods_of_the_queue_with_the_same_parameters() -> None:
+    queue, client, awaiting = (methods(kind) for kind in (Queue, Client, AsyncClient))
+
+    assert set(client) == set(awaiting) == set(queue) - ONLY_HERE | ADDED
+    for name in set(client) - ADDED:
+        if isinstance(client[name], property):
+            assert isinstance(queue[name], property)
+            continue
+        own = inspect.signature(client[name]).parameters
+        assert own == inspect.signature(awaiting[name]).parameters, name
+        theirs = dict(inspect.signature(queue[name]).parameters)
+        mine = dict(own)
+        if name.startswith("submit"):
+            del theirs["connection"], mine["progress"]
+        assert list(mine) == list(theirs), name
+        assert [each.kind for each in mine.values()] == [each.kind for each in theirs.values()]
