@@ -349,9 +349,9 @@ def test_who_writes_slowly_into_a_pipe_is_answered_at_once(tmp_path: Path) -> No
 def test_large_files_are_stored_in_smaller_batches() -> None:
     given = [Given(str(n), Submission(customer="a"), 100 * 1_048_576) for n in range(7)]
 
-    batches = list(handing._batches(given))
+    batches = list(handing._batches(given, handing.BATCH_BYTES))
 
-    assert [len(batch) for batch in batches] == [3, 3, 1]
+    assert [len(batch) for batch in batches] == [2, 2, 2, 1]
 
 
 def test_progress_is_shown_on_a_terminal_and_keeps_out_of_the_output() -> None:

@@ -17,6 +17,6 @@ def main() -> None:
     fairturn list                       see what waits, runs and has ended
     fairturn show ID                    see everything about one document
 
-    The queue is the file documents.db in this folder; --database names another. Every command
-    explains itself: fairturn submit --help.
+    The queue is the file documents.db in this folder; --database names another, and --url one at a
+    service. Every command explains itself: fairturn submit --help.
     """

@@ -10,6 +10,7 @@ from fairturn.cli.endings import misuse_is_wrong_use, wrong_use
 from fairturn.cli.terminal import number, printable, progress
 
 if TYPE_CHECKING:
+    from fairturn.client.calling import Client
     from fairturn.filters import Filters
     from fairturn.model import State
     from fairturn.queue import Queue
@@ -18,7 +19,7 @@ BATCH = 1_000
 
 
 def wanted_ids(
-    queue: "Queue", ids: Sequence[str], filters: "Filters", verb: str, *, yes: bool
+    queue: "Queue | Client", ids: Sequence[str], filters: "Filters", verb: str, *, yes: bool
 ) -> list[str]:
     """The ids that were given, or those that the filters find: after a question that says how
     many."""

@@ -7,17 +7,20 @@ from typing import Any, NamedTuple
 import click
 
 from fairturn.cli.endings import misuse_is_wrong_use, wrong_use
-from fairturn.cli.opening import database_of, opened, opened_at, queue_options, settings_here
+from fairturn.cli.opening import database_of, opened_at, service_of, settings_here
 from fairturn.cli.options import json_option
+from fairturn.cli.reaching import client_of, place_options, reached
 from fairturn.cli.settings import (
     QUEUE,
     Found,
     known_settings,
     read_queue_setting,
+    shown_of,
     without_password,
     worded,
 )
 from fairturn.cli.terminal import console, print_line, print_table, printable
+from fairturn.errors import NotAllowed
 
 
 class _Shown(NamedTuple):
@@ -28,7 +31,7 @@ class _Shown(NamedTuple):
 
 @click.group("config", invoke_without_command=True)
 @json_option
-@queue_options
+@place_options
 @click.pass_context
 def command(ctx: click.Context, *, as_json: bool, flags: Mapping[str, Any]) -> None:
     """Show and change settings.
@@ -65,7 +68,7 @@ def command(ctx: click.Context, *, as_json: bool, flags: Mapping[str, Any]) -> N
 @command.command("set")
 @click.argument("assignments", metavar="NAME=VALUE...", nargs=-1, required=True)
 @json_option
-@queue_options
+@place_options
 def set_(*, assignments: tuple[str, ...], as_json: bool, flags: Mapping[str, Any]) -> None:
     """Change settings of the queue, for every process.
 
@@ -84,7 +87,7 @@ def set_(*, assignments: tuple[str, ...], as_json: bool, flags: Mapping[str, Any
             if not equals:
                 raise ValueError(f"{assignment!r} is not NAME=VALUE, such as mode=equal")
             changes[name] = read_queue_setting(name, value)
-    with opened(flags) as queue:
+    with reached(flags) as queue:
         before = queue.settings
         with misuse_is_wrong_use():
             after = queue.configure(**changes)
@@ -99,20 +102,29 @@ def set_(*, assignments: tuple[str, ...], as_json: bool, flags: Mapping[str, Any
 
 
 def _in_force(settings: Mapping[str, Found]) -> dict[str, Any]:
-    """The settings of the queue, if it exists."""
-    path = database_of(settings)
-    if isinstance(path, Path) and (not path.is_file() or not path.stat().st_size):
-        return {}
-    with opened_at(path, settings, {}) as queue:
-        kept = queue.settings
+    """The settings of the queue, if it exists and shows them."""
+    url = service_of(settings)
+    if url is not None:
+        try:
+            with client_of(url, settings) as client:
+                kept = client.settings
+        except NotAllowed as error:
+            click.echo(f"The settings of the queue are not shown: {error}.", err=True)
+            return {}
+    else:
+        path = database_of(settings)
+        if isinstance(path, Path) and (not path.is_file() or not path.stat().st_size):
+            return {}
+        with opened_at(path, settings, {}) as queue:
+            kept = queue.settings
     names = (name for name, known in known_settings().items() if known.table == QUEUE)
     return {name: getattr(kept, name) for name in names}
 
 
 def _shown(settings: Mapping[str, Found], in_force: Mapping[str, Any]) -> Iterator[_Shown]:
+    place = service_of(settings) or settings["database"].value
     for name, found in settings.items():
         if name in in_force:
-            database = without_password(settings["database"].value)
-            yield _Shown(name, in_force[name], f"the queue {database}")
+            yield _Shown(name, in_force[name], f"the queue {without_password(place)}")
         else:
-            yield _Shown(name, without_password(found.value), found.origin)
+            yield _Shown(name, shown_of(name, found.value), found.origin)

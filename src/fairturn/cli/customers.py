@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairturn.cli.endings import misuse_is_wrong_use, wrong_use
-from fairturn.cli.opening import opened, queue_options
 from fairturn.cli.options import json_option
+from fairturn.cli.reaching import place_options, reached
 from fairturn.cli.terminal import console, number, plain_number, print_line, print_table, printable
 from fairturn.cli.values import customer_as_json
 
 if TYPE_CHECKING:
+    from fairturn.client.calling import Client
     from fairturn.model import Customer
     from fairturn.queue import Queue
 
@@ -26,7 +27,7 @@ _COLUMNS = ("customer", "count", "waiting", "running", "delayed", "weight", "lim
 @click.option("--all", "everything", is_flag=True, help="All of them.")
 @click.option("--after", metavar="NAME", help="Go on after this one.")
 @json_option
-@queue_options
+@place_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -54,7 +55,7 @@ def command(
     if everything and limit is not None:
         wrong_use("--all and --limit contradict each other; leave one of them out")
     wanted = None if everything else limit or LIMIT
-    with opened(flags) as queue, misuse_is_wrong_use():
+    with reached(flags) as queue, misuse_is_wrong_use():
         if as_json:
             for customer in _customers(queue, after, wanted):
                 print_line(customer_as_json(customer))
@@ -68,7 +69,7 @@ def command(
 @click.option("--limit", type=int, metavar="N", help="So many of its documents run at once.")
 @click.option("--no-limit", is_flag=True, help="As many as there is room for.")
 @json_option
-@queue_options
+@place_options
 def set_(
     *,
     name: str,
@@ -96,14 +97,14 @@ def set_(
         changes["limit"] = limit
     if not changes:
         wrong_use("say what to set: --weight, --limit or --no-limit")
-    with opened(flags) as queue, misuse_is_wrong_use():
+    with reached(flags) as queue, misuse_is_wrong_use():
         _told(queue.set_customer(name, **changes), as_json)
 
 
 @command.command("pause")
 @click.argument("name")
 @json_option
-@queue_options
+@place_options
 def pause(*, name: str, as_json: bool, flags: Mapping[str, Any]) -> None:
     """Claim nothing more of a customer.
 
@@ -118,7 +119,7 @@ def pause(*, name: str, as_json: bool, flags: Mapping[str, Any]) -> None:
 @command.command("resume")
 @click.argument("name")
 @json_option
-@queue_options
+@place_options
 def resume(*, name: str, as_json: bool, flags: Mapping[str, Any]) -> None:
     """End a customer's pause.
 
@@ -129,12 +130,14 @@ def resume(*, name: str, as_json: bool, flags: Mapping[str, Any]) -> None:
 
 
 def _pause(flags: Mapping[str, Any], name: str, as_json: bool, *, paused: bool) -> None:
-    with opened(flags) as queue, misuse_is_wrong_use():
+    with reached(flags) as queue, misuse_is_wrong_use():
         queue.customer(name)  # a name with a slip in it must not become a customer
         _told(queue.set_customer(name, paused=paused), as_json)
 
 
-def _customers(queue: "Queue", after: str | None, wanted: int | None) -> Iterator["Customer"]:
+def _customers(
+    queue: "Queue | Client", after: str | None, wanted: int | None
+) -> Iterator["Customer"]:
     from fairturn.model import PAGE_MAX
 
     left = wanted

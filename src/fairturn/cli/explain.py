@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairturn.cli.endings import misuse_is_wrong_use
-from fairturn.cli.opening import opened, queue_options
 from fairturn.cli.options import json_option
+from fairturn.cli.reaching import place_options, reached
 from fairturn.cli.terminal import print_line, printable
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ AUDIENCES = ("operator", "customer")
     help="Who reads it: to a customer, other customers are numbers, never names.",
 )
 @json_option
-@queue_options
+@place_options
 def command(
     *, id: str, lang: str | None, audience: str, as_json: bool, flags: Mapping[str, Any]
 ) -> None:
@@ -47,7 +47,7 @@ def command(
     language = preferred(os.environ) if lang is None else lang
     with misuse_is_wrong_use():
         load(language)
-    with opened(flags) as queue:
+    with reached(flags) as queue:
         explanation = queue.explain(id, audience)
     sentences = tell(explanation, language)
     if as_json:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from fairturn.cli.endings import WRONG_USE, Ending
-from fairturn.cli.opening import opened, queue_options
 from fairturn.cli.options import Moment
+from fairturn.cli.reaching import place_options, reached
 from fairturn.cli.terminal import number, progress
 
 if TYPE_CHECKING:
+    from fairturn.client.calling import Client
     from fairturn.queue import Queue
 
 _CUSTOMERS_AT_ONCE = 1_000
@@ -32,7 +33,7 @@ _CUSTOMERS_AT_ONCE = 1_000
 @click.option("--submitted-from", type=Moment(), help="Only from this moment on.")
 @click.option("--submitted-before", type=Moment(), help="Only older ones.")
 @click.option("--anonymous", is_flag=True, help="Write numbers in the place of customers' names.")
-@queue_options
+@place_options
 def command(
     *,
     output: Path | None,
@@ -55,7 +56,7 @@ def command(
 
     if output is not None and output.exists() and not force:
         raise Ending(f"{output} exists already; --force replaces it", WRONG_USE)
-    with opened(flags) as queue:
+    with reached(flags) as queue:
         with progress("Reading") as advance:
             documents = queue.iterate(
                 states="completed",
@@ -73,7 +74,7 @@ def command(
         click.echo(f"Wrote {documents_of}.", err=True)
 
 
-def _weights(queue: "Queue") -> dict[str, int]:
+def _weights(queue: "Queue | Client") -> dict[str, int]:
     from fairturn.model import weight_in_thousandths
 
     weights: dict[str, int] = {}

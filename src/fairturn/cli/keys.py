@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairturn.cli.endings import misuse_is_wrong_use, wrong_use
-from fairturn.cli.opening import opened, queue_options
 from fairturn.cli.options import Seconds, json_option
+from fairturn.cli.reaching import keys_of, place_options, reached
 from fairturn.cli.terminal import age, console, print_line, print_table, printable
 
 if TYPE_CHECKING:
     from fairturn.access import AccessKey
-    from fairturn.keys import NewKey
+    from fairturn.client.calling import ClientKeys
+    from fairturn.keys import Keys, NewKey
 
 _ROLES = ("customer", "operator", "reader")
 _COLUMNS = ("id", "role", "customer", "name", "made", "last use", "state")
@@ -20,7 +21,7 @@ _COLUMNS = ("id", "role", "customer", "name", "made", "last use", "state")
 
 @click.group("keys", invoke_without_command=True)
 @json_option
-@queue_options
+@place_options
 @click.pass_context
 def command(ctx: click.Context, *, as_json: bool, flags: Mapping[str, Any]) -> None:
     """List, make, replace and end access keys.
@@ -39,8 +40,8 @@ def command(ctx: click.Context, *, as_json: bool, flags: Mapping[str, Any]) -> N
         return
     from fairturn.clock import SystemClock
 
-    with opened(flags) as queue:
-        keys = _all_keys(queue.store)
+    with reached(flags) as queue:
+        keys = _all_keys(keys_of(queue))
     now = SystemClock().now()
     if as_json:
         for key in keys:
@@ -56,7 +57,7 @@ def command(ctx: click.Context, *, as_json: bool, flags: Mapping[str, Any]) -> N
 @click.option("--customer", help="Whose documents it is for; the role is then customer.")
 @click.option("--name", default="", help="What to call it, for people.")
 @json_option
-@queue_options
+@place_options
 def make(
     *, role: str | None, customer: str | None, name: str, as_json: bool, flags: Mapping[str, Any]
 ) -> None:
@@ -65,58 +66,51 @@ def make(
     \b
     fairturn keys make --customer acme --name "the scanner at the desk"
     """
-    from fairturn.keys import Keys
-
     role = role or ("customer" if customer is not None else None)
     if role is None:
         wrong_use("say what the key is for: --customer NAME, or --role operator or reader")
-    with opened(flags, make=True) as queue, misuse_is_wrong_use():
-        _show(Keys(queue.store).make(role, name=name, customer=customer), as_json)
+    with reached(flags, make=True) as queue, misuse_is_wrong_use():
+        _show(keys_of(queue).make(role, name=name, customer=customer), as_json)
 
 
 @command.command("rotate")
 @click.argument("id")
 @click.option("--overlap", type=Seconds(), default=0.0, help="How long the old one still opens; 0.")
 @json_option
-@queue_options
+@place_options
 def rotate(*, id: str, overlap: float, as_json: bool, flags: Mapping[str, Any]) -> None:
     """Make a key in place of another one.
 
     \b
     fairturn keys rotate 3f1c52d09ab4 --overlap 86400
     """
-    from fairturn.keys import Keys
-
-    with opened(flags) as queue, misuse_is_wrong_use():
-        _show(Keys(queue.store).rotate(id, overlap_s=overlap), as_json)
+    with reached(flags) as queue, misuse_is_wrong_use():
+        _show(keys_of(queue).rotate(id, overlap_s=overlap), as_json)
 
 
 @command.command("revoke")
 @click.argument("id")
 @json_option
-@queue_options
+@place_options
 def revoke(*, id: str, as_json: bool, flags: Mapping[str, Any]) -> None:
     """Let a key end now.
 
     \b
     fairturn keys revoke 3f1c52d09ab4
     """
-    from fairturn.keys import Keys
-
-    with opened(flags) as queue:
-        key = Keys(queue.store).revoke(id)
+    with reached(flags) as queue:
+        key = keys_of(queue).revoke(id)
     if as_json:
         print_line(_fields(key))
     else:
         click.echo(f"The key {key.id} has ended.")
 
 
-def _all_keys(store: Any) -> "list[AccessKey]":
-    from fairturn.keys import Keys
+def _all_keys(keys: "Keys | ClientKeys") -> "list[AccessKey]":
     from fairturn.model import PAGE_MAX
 
     found: list[AccessKey] = []
-    while page := Keys(store).list(after=found[-1].id if found else None, size=PAGE_MAX):
+    while page := keys.list(after=found[-1].id if found else None, size=PAGE_MAX):
         found += page
     return sorted(found, key=lambda key: (key.made_at, key.id))
 

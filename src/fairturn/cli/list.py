@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairturn.cli.endings import misuse_is_wrong_use, wrong_use
-from fairturn.cli.opening import opened, queue_options
 from fairturn.cli.options import filter_options, json_option
+from fairturn.cli.reaching import place_options, reached
 from fairturn.cli.terminal import print_line
 from fairturn.cli.values import document_as_json, print_documents
 from fairturn.clock import SystemClock
 
 if TYPE_CHECKING:
+    from fairturn.client.calling import Client
     from fairturn.filters import Filters
     from fairturn.model import Document
     from fairturn.queue import Queue
@@ -33,7 +34,7 @@ _ROWS_AT_ONCE = 1_000
 @click.option("--all", "everything", is_flag=True, help="All that match.")
 @click.option("--after", metavar="ID", help="Go on after this one: the last of the page before.")
 @json_option
-@queue_options
+@place_options
 def command(
     *,
     filters: "Filters",
@@ -53,7 +54,7 @@ def command(
     if everything and limit is not None:
         wrong_use("--all and --limit contradict each other; leave one of them out")
     wanted = None if everything else limit or LIMIT
-    with opened(flags) as queue, misuse_is_wrong_use():
+    with reached(flags) as queue, misuse_is_wrong_use():
         found = islice(_documents(queue, filters, after, wanted), wanted)
         if as_json:
             for document in found:
@@ -63,7 +64,7 @@ def command(
 
 
 def _documents(
-    queue: "Queue", filters: "Filters", after: str | None, wanted: int | None
+    queue: "Queue | Client", filters: "Filters", after: str | None, wanted: int | None
 ) -> Iterable["Document"]:
     from fairturn.model import PAGE_MAX
 

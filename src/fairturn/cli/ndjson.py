@@ -77,7 +77,7 @@ def _given(where: str, line: bytes, customer: str | None) -> Given:
         raise ValueError("the line has no customer, and none was given as CUSTOMER")
     if isinstance(value.get("due_at"), str):
         value["due_at"] = moment_of(value["due_at"])
-    return Given(where, Submission(**value), _size(value.get("file")))
+    return Given(where, Submission(**value), len(line) + _size(value.get("file")))
 
 
 def _size(file: Any) -> int:

@@ -18,6 +18,7 @@ from fairturn.cli.settings import (
     known_settings,
     read_file,
     resolve,
+    strength_of,
     variable_of,
     without_password,
     worded,
@@ -86,8 +87,31 @@ def settings_here(flags: Mapping[str, Any]) -> dict[str, Found]:
         return resolve(flags, os.environ, read_file(os.environ, Path()))
 
 
+def service_of(settings: Mapping[str, Found]) -> str | None:
+    """The url of the service that is meant; None if it is a database. Who says so more strongly is
+    believed: a flag before the environment before the file."""
+    url, database = settings["url"], settings["database"]
+    if not url.given:
+        return None
+    if database.given and strength_of(url) == strength_of(database):
+        both = "and" if url.origin == database.origin else f"in {url.origin} and"
+        wrong_use(
+            f"url {both} database in {database.origin} were given; one queue can be meant: leave "
+            "one of them out"
+        )
+    value: str = url.value
+    return value if strength_of(url) > strength_of(database) else None
+
+
 def database_of(settings: Mapping[str, Found]) -> Path | str:
     """The file, or the address of a server; a queue in memory would end with the command."""
+    url = settings["url"]
+    if strength_of(url) > strength_of(settings["database"]):
+        name = click.get_current_context().command_path
+        wrong_use(
+            f"`{name}` works on a queue itself and not over HTTP ({url.origin} names a service): "
+            "run it where the queue is, and name that with --database"
+        )
     database: str = settings["database"].value
     if database == IN_MEMORY:
         wrong_use("a queue in memory ends with its process; name a file, such as documents.db")

@@ -6,8 +6,8 @@ from typing import Any
 import click
 
 from fairturn.cli.endings import WRONG_USE, Ending, misuse_is_wrong_use
-from fairturn.cli.opening import opened, queue_options
 from fairturn.cli.options import json_option
+from fairturn.cli.reaching import place_options, reached
 from fairturn.cli.terminal import number, print_line, printable, progress
 
 
@@ -15,7 +15,7 @@ from fairturn.cli.terminal import number, print_line, printable, progress
 @click.argument("customer")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
-@queue_options
+@place_options
 def command(*, customer: str, yes: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
     """Delete a customer with everything.
 
@@ -25,7 +25,7 @@ def command(*, customer: str, yes: bool, as_json: bool, flags: Mapping[str, Any]
     \b
     fairturn purge acme
     """
-    with opened(flags) as queue, misuse_is_wrong_use():
+    with reached(flags) as queue, misuse_is_wrong_use():
         known = queue.customer(customer)
         shown = printable(customer)
         if not yes:

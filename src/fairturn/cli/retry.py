@@ -8,8 +8,8 @@ import click
 
 from fairturn.cli.changing import change, wanted_ids
 from fairturn.cli.endings import FAILED, NOT_FOUND, Ending, wrong_use
-from fairturn.cli.opening import opened, queue_options
 from fairturn.cli.options import filter_options, json_option
+from fairturn.cli.reaching import place_options, reached
 from fairturn.cli.terminal import number, print_line, printable
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _DEAD = "dead"
 @filter_options
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
-@queue_options
+@place_options
 def command(
     *,
     ids: tuple[str, ...],
@@ -61,7 +61,7 @@ def command(
         elif ids:
             click.echo(f"{printable(id)}  {_said(state)}")
 
-    with opened(flags) as queue:
+    with reached(flags) as queue:
         wanted = wanted_ids(queue, ids, filters, "Try again", yes=yes)
         change(wanted, queue.retry, tell, "Trying again")
     if not ids and not as_json:

@@ -6,8 +6,8 @@ from typing import Any
 import click
 
 from fairturn.cli.endings import wrong_use
-from fairturn.cli.opening import opened
 from fairturn.cli.options import Bounds, Seconds, choice, rule_of
+from fairturn.cli.reaching import reached
 from fairturn.cli.terminal import plain_number
 from fairturn.clock import SECOND_US, microseconds
 from fairturn.priority import LEVELS, Count, Reset, Rule
@@ -30,6 +30,7 @@ _SINCE = {
     metavar="FILE",
     help="Print the rule in force in this queue.",
 )
+@click.option("--url", metavar="URL", help="Or the one in force at this service.")
 @click.option(
     "--documents",
     type=click.IntRange(1, DOCUMENTS_MAX),
@@ -44,13 +45,14 @@ def command(
     reset_interval: float | None,
     bounds: tuple[int, ...] | None,
     database: str | None,
+    url: str | None,
     documents: int | None,
     every: float | None,
     as_json: bool,
 ) -> None:
     """Print the priority rule, or what it makes of N documents.
 
-    It is the default rule; --database prints the one in force in a queue.
+    It is the default rule; --database and --url print the one in force in a queue.
 
     \b
     fairturn rule
@@ -59,13 +61,14 @@ def command(
     """
     if every is not None and documents is None:
         wrong_use("--every needs --documents, which says how many")
-    if database is None:
+    if database is None and url is None:
         rule = rule_of(reset, reset_interval, bounds)
     elif (reset, reset_interval, bounds) == (None, None, None):
-        rule = _rule_in(database)
+        with reached({"database": database, "url": url}) as queue:
+            rule = queue.rule
     else:
         wrong_use(
-            "--database prints the rule in force there; "
+            f"--{'url' if database is None else 'database'} prints the rule in force there; "
             "leave out --reset, --reset-interval and --bounds"
         )
     if documents is not None:
@@ -74,11 +77,6 @@ def command(
         click.echo(json.dumps(_as_json(rule), separators=(",", ":")))
     else:
         _print_rule(rule)
-
-
-def _rule_in(database: str) -> Rule:
-    with opened({"database": database}) as queue:
-        return queue.settings.rule
 
 
 def _as_json(rule: Rule) -> dict[str, Any]:

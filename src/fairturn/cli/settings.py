@@ -21,11 +21,13 @@ DEFAULT = "default"
 SYNCHRONOUS = ("FULL", "NORMAL")
 WORKER, SERVICE, QUEUE = "worker", "service", "queue"  # the tables of the file
 PORT = 8750
+KEY = "key"
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(?:ib)?)?", re.IGNORECASE | re.ASCII)
 _RATE = re.compile(r"[1-9]\d{0,8}/(second|minute|hour)", re.ASCII)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+_VARIABLES = "FAIRTURN_"
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -90,6 +92,9 @@ def resolve(
         named = found["database"].value
         beside = named if is_address(named) else str(file.path.parent / named)
         found["database"] = Found(beside, str(file.path))
+    if file is not None and found["key_file"].origin == str(file.path):
+        beside = str(file.path.parent / Path(found["key_file"].value).expanduser())
+        found["key_file"] = Found(beside, str(file.path))
     return found
 
 
@@ -122,6 +127,9 @@ def known_settings() -> dict[str, Known]:
         "allow_network": Known("", _yes_or_no, False, "open a file on a network file system"),
         "contents": Known("", _text, None, "a folder or s3://..., with PostgreSQL"),
         "listen_url": Known("", _text, None, "where to listen for changes, past a pooler"),
+        "url": Known("", _text, None, "a service, instead of a database"),
+        KEY: Known("", _text, None, "the access key for it"),
+        "key_file": Known("", _text, None, "or a file that has nothing else in it"),
         # The worker's own defaults; what is None it has none for.
         "handler": Known(WORKER, _handler, None, "the function to run, as module:function"),
         "concurrency": Known(WORKER, _count, 4, "documents at once"),
@@ -157,6 +165,25 @@ def without_password(value: Any) -> Any:
     return re.sub(r"([?&](?:ssl)?password=)[^&#]*", r"\1***", hidden)
 
 
+def shown_of(name: str, value: Any) -> Any:
+    """A setting as it may be shown: of an access key only its id, which opens nothing."""
+    if name != KEY or value is None:
+        return without_password(value)
+    from fairturn.access import read_key
+
+    presented = read_key(value)
+    return "***" if presented is None else f"ft_{presented.id}_***"
+
+
+def strength_of(found: Found) -> int:
+    """How much somebody's word counts: a flag before the environment before the file."""
+    if not found.given:
+        return 0
+    if found.origin.startswith("-"):
+        return 3
+    return 2 if found.origin.startswith(_VARIABLES) else 1
+
+
 def read_queue_setting(name: str, value: str) -> Any:
     """A setting of the queue that was given as a text; a `WrongSetting` says what it must be."""
     known = {n: setting for n, setting in known_settings().items() if setting.table == QUEUE}
@@ -170,7 +197,7 @@ def read_queue_setting(name: str, value: str) -> Any:
 
 def variable_of(name: str) -> str:
     """The environment variable of a setting."""
-    return f"FAIRTURN_{name.upper()}"
+    return f"{_VARIABLES}{name.upper()}"
 
 
 def flag_of(name: str) -> str:

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from fairturn.cli.endings import WRONG_USE, Ending, wrong_use
-from fairturn.cli.opening import opened, queue_options
 from fairturn.cli.options import json_option
+from fairturn.cli.reaching import place_options, reached
 from fairturn.cli.terminal import duration, moment, number, print_line, printable, size
 from fairturn.cli.values import document_as_json, stopping
 from fairturn.clock import SystemClock
+from fairturn.errors import NotAllowed
 
 if TYPE_CHECKING:
-    from fairturn.model import Document, Stored
+    from fairturn.client.calling import Client
+    from fairturn.model import Document
     from fairturn.queue import Queue
 
 PREVIEW_CHARACTERS = 1_000
@@ -40,7 +42,7 @@ _STANDARD_OUTPUT = "-"
 )
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @json_option
-@queue_options
+@place_options
 def command(
     *,
     id: str,
@@ -67,38 +69,34 @@ def command(
         wrong_use("--output needs --result or --content, which say what to write")
     if as_json and (of_result or of_content):
         wrong_use("--json prints the document; --result and --content print what is in it")
-    with opened(flags) as queue:
-        stored = queue.store.read(id)
-        if stored is None:
-            queue.get(id)  # which says so
-            return
+    with reached(flags) as queue:
+        document = queue.get(id)
         if of_result or of_content:
-            with (_result if of_result else _content)(queue, stored) as source:
+            with (_result if of_result else _content)(queue, document) as source:
                 _write(source, output, force=force)
         elif as_json:
-            print_line(_as_json(queue, stored))
+            print_line(_as_json(queue, document))
         else:
-            _print(queue, stored, SystemClock().now())
+            _print(queue, document, SystemClock().now())
 
 
 # ── What it carries, and its result ──────────────────────────────────────────────────────────────
 
 
 @contextmanager
-def _content(queue: "Queue", stored: "Stored") -> Iterator[BinaryIO]:
-    id = stored.document.id
-    if stored.document.kind == "content":
-        with queue.open(id) as stream:
+def _content(queue: "Queue | Client", document: "Document") -> Iterator[BinaryIO]:
+    if document.kind == "content":
+        with queue.open(document.id) as stream:
             yield stream
     else:
-        yield BytesIO(_json_text(queue.payload(id)))
+        yield BytesIO(_json_text(queue.payload(document.id)))
 
 
 @contextmanager
-def _result(queue: "Queue", stored: "Stored") -> Iterator[BinaryIO]:
-    result = queue.result(stored.document.id)  # refuses a document that is not completed
-    if stored.result_content is not None:
-        with queue.contents.open(stored.result_content) as stream:
+def _result(queue: "Queue | Client", document: "Document") -> Iterator[BinaryIO]:
+    result = queue.result(document.id)  # refuses a document that is not completed
+    if queue.result_file_bytes(document.id) is not None:
+        with queue.open_result(document.id) as stream:
             yield stream
     else:
         yield BytesIO(_json_text(result))
@@ -141,20 +139,19 @@ def _copy(source: BinaryIO, target: BinaryIO) -> None:
 # ── For programs and for people ──────────────────────────────────────────────────────────────────
 
 
-def _as_json(queue: "Queue", stored: "Stored") -> dict[str, Any]:
-    line = document_as_json(stored.document)
-    if stored.document.kind == "payload":
-        line["payload"] = queue.payload(stored.document.id)
-    if stored.document.state == "completed":
-        line["result"] = None if stored.result is None else json.loads(stored.result)
-        if stored.result_content is not None:
-            line["result_size_bytes"] = stored.result_content.size_bytes
+def _as_json(queue: "Queue | Client", document: "Document") -> dict[str, Any]:
+    line = document_as_json(document)
+    if document.kind == "payload":
+        line["payload"] = queue.payload(document.id)
+    if document.state == "completed":
+        line["result"] = queue.result(document.id)
+        size_bytes = queue.result_file_bytes(document.id)
+        if size_bytes is not None:
+            line["result_size_bytes"] = size_bytes
     return line
 
 
-def _print(queue: "Queue", stored: "Stored", now: int) -> None:
-    document = stored.document
-    settings = queue.settings
+def _print(queue: "Queue | Client", document: "Document", now: int) -> None:
     ahead = document.due_at is not None and document.due_at > now
     lines = {
         "id": document.id,
@@ -162,7 +159,7 @@ def _print(queue: "Queue", stored: "Stored", now: int) -> None:
         "name": document.name,
         "state": f"{document.state}, asked to stop" if stopping(document) else document.state.value,
         "priority": f"{document.priority} (pending documents count {document.count})",
-        "attempts": f"{document.attempts} of {settings.attempts_max}",
+        "attempts": _attempts(queue, document),
         "progress": _progress(document),
         "error": document.error,
         # One that waits has no worker; the store remembers who had it last.
@@ -180,7 +177,7 @@ def _print(queue: "Queue", stored: "Stored", now: int) -> None:
         "carries": f"a {document.kind} of {size(document.size_bytes)}",
         "sha256": None if document.sha256 is None else document.sha256.hex(),
         "payload": _preview(queue.payload(document.id)) if document.kind == "payload" else None,
-        "result": _shown_result(stored),
+        "result": _shown_result(queue, document),
     }
     shown = {name: value for name, value in lines.items() if value}
     width = max(map(len, shown))
@@ -197,10 +194,21 @@ def _progress(document: "Document") -> str | None:
     return f"{done:g} of {total:g} ({done / total:.0%})"
 
 
-def _shown_result(stored: "Stored") -> str | None:
-    if stored.result_content is not None:
-        return f"a file of {size(stored.result_content.size_bytes)} (--result -o FILE writes it)"
-    return None if stored.result is None else _preview(json.loads(stored.result))
+def _shown_result(queue: "Queue | Client", document: "Document") -> str | None:
+    if document.state != "completed":
+        return None
+    size_bytes = queue.result_file_bytes(document.id)
+    if size_bytes is not None:
+        return f"a file of {size(size_bytes)} (--result -o FILE writes it)"
+    result = queue.result(document.id)
+    return None if result is None else _preview(result)
+
+
+def _attempts(queue: "Queue | Client", document: "Document") -> str:
+    try:
+        return f"{document.attempts} of {queue.settings.attempts_max}"
+    except NotAllowed:  # the key is a customer's
+        return str(document.attempts)
 
 
 def _preview(value: Any) -> str:

@@ -21,8 +21,8 @@ from fairturn.cli.endings import (
     unwritable,
     wrong_use,
 )
-from fairturn.cli.opening import opened, queue_options
 from fairturn.cli.options import Moment, json_option
+from fairturn.cli.reaching import place_options, reached
 from fairturn.cli.terminal import (
     console,
     number,
@@ -62,7 +62,7 @@ _IN_MEMORY_BYTES = 1_048_576
 @click.option("--parent", metavar="ID", help="The document that made this one.")
 @click.option("--wait-for-room", is_flag=True, help="If the queue is full, wait until it is not.")
 @json_option
-@queue_options
+@place_options
 def command(
     *,
     customer: str | None,
@@ -98,12 +98,16 @@ def command(
             keyed.begin()
         except Stopped as error:
             _stopped(error, 0, keyed.all)
-        queue = stack.enter_context(opened(flags, make=True))
-        advance = stack.enter_context(progress("Submitting", total, beside_output=True))
+        queue = stack.enter_context(reached(flags, make=True))
+        # One alone is told by its bytes, where they are sent: it may be large, and the way long.
+        beside = as_json or total != 1
+        advance = stack.enter_context(progress("Submitting", total, beside_output=beside))
+        sending = advance if total == 1 else None
         try:
-            for receipts in hand_in(queue, keyed, wait_for_room=wait_for_room):
+            for receipts in hand_in(queue, keyed, wait_for_room=wait_for_room, sending=sending):
                 printed.add(receipts)
-                advance(printed.stored)
+                if sending is None:
+                    advance(printed.stored)
         except (Stopped, FairturnError, KeyboardInterrupt) as error:
             _stopped(error, printed.stored, keyed.all)
     printed.end()
@@ -197,14 +201,15 @@ def _of_payload(customer: str, payload: str, described: dict[str, Any]) -> "list
 def _of_files(
     customer: str, files: tuple[str, ...], described: dict[str, Any], stdin: Any
 ) -> "list[Given]":
-    from fairturn.cli.handing import Given
+    from fairturn.cli.handing import BATCH_BYTES, Given
     from fairturn.model import Submission
 
     group = []
     for file in files:
         if file == _STANDARD_INPUT:
             submission = Submission(customer=customer, content=stdin, **described)
-            group.append(Given("standard input", submission))
+            # Nobody knows how much that is, so it is a batch of its own.
+            group.append(Given("standard input", submission, BATCH_BYTES))
         else:
             submission = Submission(customer=customer, file=file, **described)
             group.append(Given(file, submission, Path(file).stat().st_size))

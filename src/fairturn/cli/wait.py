@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from fairturn.cli.endings import FAILED, TRY_AGAIN, Ending
-from fairturn.cli.opening import opened, queue_options
 from fairturn.cli.options import Seconds, json_option
+from fairturn.cli.reaching import place_options, reached
 from fairturn.cli.terminal import number, print_line, printable, progress
 from fairturn.cli.values import document_as_json
 from fairturn.clock import stopwatch
@@ -18,7 +18,7 @@ from fairturn.clock import stopwatch
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @click.option("--timeout", type=Seconds(), help="Give up after this; never by default.")
 @json_option
-@queue_options
+@place_options
 def command(
     *, ids: tuple[str, ...], timeout: float | None, as_json: bool, flags: Mapping[str, Any]
 ) -> None:
@@ -32,7 +32,7 @@ def command(
     """
     failed, unfinished = 0, 0
     until = None if timeout is None else stopwatch() + timeout
-    with opened(flags) as queue:
+    with reached(flags) as queue:
         for id in ids:
             queue.get(id)  # a wrong id is told at once, not after the wait for another
         with progress("Waiting", len(ids), beside_output=True) as advance:
