@@ -264,6 +264,12 @@ def test_a_key_file_in_the_file_of_settings_lies_beside_it() -> None:
     assert found["key_file"].value == "/etc/fairturn/my.key"
 
 
+def test_an_option_before_the_command_is_told_where_it_belongs(url: str) -> None:
+    said = error_of(fairturn("--url", url, "list"), 2)
+
+    assert said == "options come after the command: fairturn list --url …"
+
+
 def test_a_wrong_address_ends_with_a_sentence(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "it must begin as in http://" in error_of(fairturn("list", "--url", "localhost"), 2)
     monkeypatch.setattr("fairturn.cli.reaching.TRIES", 1)

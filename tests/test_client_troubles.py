@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from fairturn import Client, NotAllowed, Queue, State, Submission, WrongState
-from fairturn.client.asking import Tries
+from fairturn.client import Tries
 from fairturn.client.downloading import IN_MEMORY_BYTES
 from fairturn.errors import ContentDamaged, Refused, StoreRefused, StoreUnavailable
 from fairturn.keys import Keys
@@ -576,3 +576,12 @@ def test_documents_are_stored_once_although_the_service_is_killed(tmp_path: Path
             assert queue.read(receipt.id) == content
         with pytest.raises(WrongState):
             queue.result(receipts[0][0].id)
+
+
+def test_what_stays_on_this_machine_goes_through_no_proxy(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    with served(queue) as url, Client(url, key_for(queue), tries=Tries(most=1)) as client:
+        assert client.summary().waiting == 0

@@ -44,10 +44,14 @@ class Rude(ThreadingHTTPServer):
     def __init__(self, target: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.target = target
         self.manners: deque[Manner] = deque()
         self.seen: list[str] = []  # methods and paths, but for who asks who they are
         self.let_go = threading.Event()
+        self.service = httpx.Client(base_url=target, timeout=60)
+
+    def server_close(self) -> None:
+        super().server_close()
+        self.service.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Whoever was cut off has gone; that is what this is for."""
@@ -88,9 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _hand_on(self, manner: Manner, body: bytes) -> None:
         server = cast(Rude, self.server)
         headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
-        answer = httpx.request(
-            self.command, server.target + self.path, headers=headers, content=body, timeout=60
-        )
+        answer = server.service.request(self.command, self.path, headers=headers, content=body)
         if manner is Manner.CUT_AFTER:
             self._cut()
         elif manner is Manner.BUSY_AFTER:

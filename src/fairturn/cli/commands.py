@@ -72,6 +72,15 @@ class Commands(click.Group):
             with formatter.section(title):
                 formatter.write_dl([(f"{name:{width}}", help) for name, help in commands.items()])
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name in ("--url", "--key-file", "--database", "-d", "--json"):
+                name = error.option_name
+                ctx.fail(f"options come after the command: fairturn list {name} …")
+            raise
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

@@ -9,3 +9,9 @@ knows neither sockets nor event loops. `Client` and `AsyncClient` do what it say
     uploading, downloading          what is sent piece by piece; what is checked before it is given
     values                          the service's JSON as the values of the queue
 """
+
+from fairturn.client.asking import Tries
+from fairturn.client.uploading import Progress
+from fairturn.client.values import Me, Standing
+
+__all__ = ["Tries", "Progress", "Me", "Standing"]

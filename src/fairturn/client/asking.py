@@ -3,7 +3,6 @@
 import json
 import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping
-from enum import StrEnum
 from random import random
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -36,13 +35,6 @@ class Upload(NamedTuple):
     again: bool = True  # whether it can be read a second time
 
 
-class Once(StrEnum):
-    """What a request does when the service gets it twice."""
-
-    SAFE = "safe"  # the same as once
-    UNSAFE = "unsafe"  # more: it is not sent again unless the service has surely not done it
-
-
 class Ask(NamedTuple):
     """One request. `said` has the sentence for a code of refusal where only who asks knows it."""
 
@@ -52,7 +44,7 @@ class Ask(NamedTuple):
     headers: Mapping[str, str] = MappingProxyType({})
     body: bytes | Upload | None = None
     into: Sink | None = None  # where the bytes of a good answer go, instead of into memory
-    once: Once = Once.SAFE
+    again: bool = True  # whether the service may get it twice: that does the same as once
     wait_s: float = 0.0  # how long the service may take on top of its usual time
     said: Mapping[str, str] = MappingProxyType({})
 
@@ -137,13 +129,13 @@ def _after_s(ask: Ask, got: Answer | Broken) -> float | None:
         return None
     if isinstance(got, Broken):
         sent = got.trouble in (Trouble.CUT, Trouble.SLOW)
-        passing = got.trouble is Trouble.UNREACHABLE or (sent and ask.once is Once.SAFE)
+        passing = got.trouble is Trouble.UNREACHABLE or (sent and ask.again)
         return 0.0 if passing else None
     if got.is_good:
         return None
     code = problem_in(got).get("code")
     nothing_done = code in _NOTHING_DONE
     passing = code in _PASSING or (code is None and got.status in _OF_GATEWAYS)
-    if nothing_done or (passing and ask.once is Once.SAFE):
+    if nothing_done or (passing and ask.again):
         return got.retry_after_s
     return None

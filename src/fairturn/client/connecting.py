@@ -1,5 +1,6 @@
 """What both clients need of httpx: where it connects to, and its errors in our words."""
 
+import os
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
@@ -60,7 +61,7 @@ def connection(
                 "the access key does not read ft_ID_SECRET, as `fairturn keys make` shows it; "
                 "perhaps a part of it is missing"
             )
-        if not allow_http and not _is_private(url):
+        if not allow_http and not url.startswith("https:") and not _is_local(url):
             raise ValueError(
                 f"an access key must not travel unencrypted to {url}: use https://, or say "
                 "allow_http=True where something else encrypts it"
@@ -72,7 +73,9 @@ def connection(
     options = {
         "base_url": url,
         "headers": headers,
-        "verify": True if ca is None else ssl.create_default_context(cafile=ca),
+        "verify": _trusted(url, ca),
+        # What stays on this machine must not go through a proxy that the environment names.
+        "trust_env": not _is_local(url),
         "limits": httpx.Limits(max_connections=100, keepalive_expiry=KEEP_S),
         "follow_redirects": False,  # the key is for this service, and not for wherever it leads
     }
@@ -97,15 +100,21 @@ def check_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def _is_private(url: str) -> bool:
-    """Whether nobody can listen on the way."""
-    parts = urlsplit(url)
-    if parts.scheme == "https" or parts.hostname == "localhost":
-        return True
+def _is_local(url: str) -> bool:
+    """Whether it is a service of this machine, so that nobody can listen on the way."""
+    host = urlsplit(url).hostname or ""
     try:
-        return ip_address(parts.hostname or "").is_loopback
+        return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _trusted(url: str, ca: str | None) -> ssl.SSLContext | bool:
+    if ca is None and url.startswith("http:"):
+        # It is not used. To load all the authorities of the world takes longer than a request.
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    named = ca or (os.environ.get("SSL_CERT_FILE") if _is_local(url) else None)
+    return True if named is None else ssl.create_default_context(cafile=named)
 
 
 def arguments_of(ask: Ask, timeout_s: float) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from fairturn import content, ids
 from fairturn.client import values
-from fairturn.client.asking import Ask, Asker, Exchange, Once, Pause, Work, json_ask
+from fairturn.client.asking import Ask, Asker, Exchange, Pause, Work, json_ask
 from fairturn.client.downloading import Sink
 from fairturn.client.refusing import Answer
 from fairturn.client.uploading import Prepared, Progress, prepare, prepare_many
@@ -198,16 +198,16 @@ class Documents:
 
     def retry(self, id: str) -> Exchange[None]:
         # Sent again after it was done, it is refused: the document waits, and is dead no more.
-        ask = Ask("POST", f"{_path(id)}/retry", once=Once.UNSAFE, said=_missing(id))
+        ask = Ask("POST", f"{_path(id)}/retry", again=False, said=_missing(id))
         yield from self._asker.ask(ask)
 
     def retry_many(self, wanted: Iterable[str]) -> Exchange[States]:
-        return (yield from self._change("/v1/documents/retry", wanted, Once.UNSAFE))
+        return (yield from self._change("/v1/documents/retry", wanted, again=False))
 
-    def _change(self, path: str, wanted: Iterable[str], once: Once = Once.SAFE) -> Exchange[States]:
+    def _change(self, path: str, wanted: Iterable[str], *, again: bool = True) -> Exchange[States]:
         rest, states = iter(wanted), States()
         while batch := list(islice(rest, PAGE_MAX)):
-            ask = json_ask("POST", path, {"ids": batch})._replace(once=once)
+            ask = json_ask("POST", path, {"ids": batch})._replace(again=again)
             answer = yield from self._asker.ask(ask)
             states += [None if each is None else State(each) for each in answer.json["states"]]
         return states

@@ -5,7 +5,7 @@ from typing import Any
 from fairturn import text
 from fairturn.access import AccessKey, Role
 from fairturn.client import values
-from fairturn.client.asking import Ask, Asker, Exchange, Once, json_ask
+from fairturn.client.asking import Ask, Asker, Exchange, json_ask
 from fairturn.errors import NotFound
 from fairturn.keys import NewKey, refuse_role
 from fairturn.model import (
@@ -61,7 +61,7 @@ class Operating:
             {"name": name, "dry_run": False},
             not_found=f"there is no customer {name!r}",
         )
-        yield from self._asker.ask(ask._replace(once=Once.UNSAFE))
+        yield from self._asker.ask(ask._replace(again=False))
 
     def summary(self) -> Exchange[Summary]:
         answer = yield from self._asker.ask(Ask("GET", "/v1/summary"))
@@ -91,7 +91,7 @@ class KeyExchanges:
 
     def make(self, role: Role | str, name: str, customer: str | None) -> Exchange[NewKey]:
         wanted = {"role": refuse_role(role, customer).value, "name": name, "customer": customer}
-        ask = json_ask("POST", "/v1/keys", wanted)._replace(once=Once.UNSAFE)
+        ask = json_ask("POST", "/v1/keys", wanted)._replace(again=False)
         answer = yield from self._asker.ask(ask)
         return values.new_key_of(answer.json)
 
@@ -105,7 +105,7 @@ class KeyExchanges:
     def rotate(self, id: str, overlap_s: float) -> Exchange[NewKey]:
         ask = json_ask(
             "POST", f"{_path(id)}/rotate", {"overlap_s": overlap_s}, **_missing(id)
-        )._replace(once=Once.UNSAFE)
+        )._replace(again=False)
         answer = yield from self._asker.ask(ask)
         return values.new_key_of(answer.json)
 
