@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI, UploadFile
 
 from fairturn import (
     AsyncClient,
@@ -31,6 +32,8 @@ from fairturn.model import Failed, Fence, Progress
 from fairturn.sentences import tell
 from tests.commands import LEASE_US, claim, complete, kill
 from tests.doors import DOORS, door_to
+from tests.serving import asked, served
+from tests.waiting import wait_until
 
 NOBODYS = "0123456789abcde"
 LARGE = bytes(range(256)) * 1_024  # too large for a row
@@ -602,3 +605,48 @@ def test_the_clients_have_the_methods_of_the_queue_with_the_same_parameters() ->
             del theirs["connection"], mine["progress"]
         assert list(mine) == list(theirs), name
         assert [each.kind for each in mine.values()] == [each.kind for each in theirs.values()]
+
+
+# ── The page ─────────────────────────────────────────────────────────────────────────────────────
+
+PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
+
+
+def program_with(word: str) -> str:
+    (program,) = [
+        each for each in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if word in each
+    ]
+    return str(program)
+
+
+def test_the_program_of_the_page_runs_as_written(
+    queue: Queue,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("invoice-17.pdf").write_bytes(LARGE)
+    key = Keys(queue.store).make("customer", customer="acme").shown
+    with served(queue) as url:
+        program = program_with("Client(").replace("https://documents.example", url)
+        working = threading.Thread(target=_complete_when_it_comes, args=(queue,))
+        working.start()
+        exec(program, {"key": key, "print": print})
+        working.join()
+
+    assert f"{len(LARGE)} {len(LARGE)}\n{{'pages': 3}}\n" in capsys.readouterr().out
+
+
+def _complete_when_it_comes(queue: Queue) -> None:
+    wait_until(lambda: complete(queue), "a document comes")
+
+
+def test_the_application_of_the_page_takes_documents(queue: Queue) -> None:
+    app = FastAPI()
+    exec(program_with("asubmit"), {"app": app, "queue": queue, "UploadFile": UploadFile})
+
+    answer = asked(app, "POST", "/invoices?customer=acme", files={"file": ("a.pdf", LARGE)})
+
+    assert queue.read(answer.json()) == LARGE
+    assert queue.get(answer.json()).name == "a.pdf"

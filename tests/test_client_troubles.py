@@ -585,3 +585,23 @@ def test_what_stays_on_this_machine_goes_through_no_proxy(
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
     with served(queue) as url, Client(url, key_for(queue), tries=Tries(most=1)) as client:
         assert client.summary().waiting == 0
+
+
+def test_without_its_extra_a_client_says_what_to_install() -> None:
+    program = """
+import sys
+sys.modules["httpx"] = None
+from fairturn import AsyncClient, Client
+from fairturn.errors import StoreRefused
+for kind in (Client, AsyncClient):
+    try:
+        kind("http://localhost:8750")
+    except StoreRefused as error:
+        print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    sentence = "a client needs the package httpx; install it with: pip install 'fairturn[client]'"
+    assert done.stdout.splitlines() == [sentence, sentence]
