@@ -38,7 +38,8 @@ from fairturn.store import Store
 from fairturn.stores.memory import MemoryStore
 from fairturn.stores.postgres import PostgresStore, asking, claiming, database, migrating, watching
 from fairturn.stores.postgres.adapting import adapt
-from fairturn.stores.postgres.database import PLAN_BY_INDEXES
+from fairturn.stores.postgres.database import PLAN_BY_INDEXES, Session
+from fairturn.stores.postgres.piping import Line
 from fairturn.testing.steps import assert_numbers_are_exact, claim, find_all, submit
 from tests.servers import pgbouncer, postgres
 from tests.servers.proxy import Proxy
@@ -661,6 +662,54 @@ def test_behind_a_pooler_without_another_address_changes_are_looked_for(
     assert woken(store, lambda: submit(other))
     store.close()
     other.close()
+
+
+# ── Round trips ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_after_an_error_in_a_round_trip_the_connection_goes_on_and_nothing_of_it_is_left(
+    url: str,
+) -> None:
+    with Line.connect(url, autocommit=True) as line:
+        line.prepares = True
+        session = Session(line, "fairturn")
+
+        def divide() -> None:
+            with session.together():
+                session.ask("BEGIN")
+                session.ask("INSERT INTO fairturn.limited (customer) VALUES (%s)", (7,))
+                session.ask("SELECT 1 / %s::integer", (0,))
+                session.ask("SELECT %s::text || 'never prepared'", ("was ",))
+
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            divide()
+        line.rollback()
+
+        assert session.fetch("SELECT %s::text || 'never prepared'", ("was ",)) == [
+            ("was never prepared",)
+        ]
+        assert session.fetch("SELECT 1 / %s::integer", (1,)) == [(1,)]
+        assert session.fetch("SELECT * FROM fairturn.limited") == []
+
+
+def test_a_round_trip_may_be_large_in_both_directions(url: str) -> None:
+    with Line.connect(url, autocommit=True) as line:
+        session = Session(line, "fairturn")
+        large = "x" * 1_000_000
+        with session.together():
+            answers = [session.ask("SELECT repeat(%(text)s, 2)", {"text": large}) for _ in range(8)]
+
+        assert [answer.fetchall() for answer in answers] == [[(large * 2,)]] * 8
+
+
+def test_a_round_trip_that_is_broken_off_closes_its_connection(url: str) -> None:
+    with Line.connect(url, autocommit=True) as line:
+        session = Session(line, "fairturn")
+        with suppress(KeyboardInterrupt), session.together():
+            session.ask("SELECT 1")
+            raise KeyboardInterrupt
+
+        assert line.closed
 
 
 # ── Plans ────────────────────────────────────────────────────────────────────────────────────────

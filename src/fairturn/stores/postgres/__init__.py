@@ -186,7 +186,7 @@ class PostgresStore:
                 f"connection is a {type(connection).__name__}; it must be a psycopg.Connection "
                 "to the database of the queue"
             )
-        session = Session(connection, self._database.schema, foreign=True)
+        session = Session(connection, self._database.schema)
         try:
             if not connection.autocommit:
                 session.ask(

@@ -2,9 +2,7 @@
 
 from typing import Any, Protocol
 
-import psycopg
-
-from fairturn.stores.postgres.database import Session
+from fairturn.stores.postgres.database import Answer, Session
 from fairturn.stores.values import Row
 
 AHEAD_MAX = 32  # rows of one flow
@@ -118,9 +116,6 @@ class Wants(Protocol):
         ...
 
 
-Cursor = psycopg.Cursor[Row]
-
-
 class Page:
     """A page of turns, with all that their customers need to be loaded, and their documents."""
 
@@ -148,23 +143,23 @@ class Asked:
         page, heads = shelf.page_values(), shelf.heads_values()
         self.page = Page(session, page) if page is not None else None
         self.heads = session.ask(HEADS, heads) if heads is not None else None
-        self.load_recorded: Cursor | None = None
-        self.arrived: Cursor | None = None
+        self.load_recorded: Answer | None = None
+        self.arrived: Answer | None = None
         if shelf.wants_arrivals:
             self.load_recorded = session.ask(_RECORDED_LOAD, (since,))
             self.arrived = session.ask(_RECORDED_NEXT, (since, min(shelf.page, AHEAD_MAX)))
         wanted = shelf.wanted()
         self.more = session.ask(NEXT, wanted) if wanted else None
-        self.missed: Cursor | None = None
-        self.load_missed: Cursor | None = None
+        self.missed: Answer | None = None
+        self.load_missed: Answer | None = None
         if missed is not None:
             self.missed = session.ask(MISSED, (missed,))
             self.load_missed = session.ask(_MISSED_LOAD, (missed,)) if strangers else None
 
 
-def grouped(cursor: Cursor) -> dict[tuple[int, int], list[Row]]:
+def grouped(answer: Answer) -> dict[tuple[int, int], list[Row]]:
     """Rows of documents by their flows."""
     found: dict[tuple[int, int], list[Row]] = {}
-    for row in cursor.fetchall():
+    for row in answer.fetchall():
         found.setdefault((row[0], row[1]), []).append(row[2:])
     return found

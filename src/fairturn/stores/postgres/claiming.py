@@ -22,8 +22,8 @@ from fairturn.model import Claim, Fence
 from fairturn.priority import LEVELS
 from fairturn.situation import Notes, Seen
 from fairturn.stores.events import with_counts
-from fairturn.stores.postgres.asking import MISSED, NUMBER, PRIORITY, Asked, Cursor
-from fairturn.stores.postgres.database import BEGIN, Session
+from fairturn.stores.postgres.asking import MISSED, NUMBER, PRIORITY, Asked
+from fairturn.stores.postgres.database import BEGIN, Answer, Session
 from fairturn.stores.postgres.expiring import LOOK, Expiring, has_passed
 from fairturn.stores.postgres.outcomes import Finishing
 from fairturn.stores.postgres.rows import (
@@ -127,10 +127,10 @@ class Folded(NamedTuple):
 class _Answers(NamedTuple):
     """What was asked for in the first round trip."""
 
-    queue: Cursor
-    state: Cursor
+    queue: Answer
+    state: Answer
     ahead: Asked
-    recorded: Cursor
+    recorded: Answer
 
 
 class Claiming:
@@ -177,7 +177,7 @@ class Claiming:
         if not changed and not noted:
             session.ask("ROLLBACK")  # it was only a look
             return Given([], finishing.lost, changed=False)
-        started: Cursor | None = None
+        started: Answer | None = None
         with session.commit("claim"):
             if picks:
                 started = self._start(session, picks, rows, folded, wanted)
@@ -349,7 +349,7 @@ class Claiming:
         rows: list[Row],
         folded: Folded,
         wanted: Wanted,
-    ) -> Cursor:
+    ) -> Answer:
         """Let the picked documents run."""
         state, now = folded.state, folded.now
         state.fence += 1
@@ -403,7 +403,7 @@ class Claiming:
 
 
 def _claims(
-    started: Cursor, rows: list[Row], names: list[str], folded: Folded, wanted: Wanted
+    started: Answer, rows: list[Row], names: list[str], folded: Folded, wanted: Wanted
 ) -> list[Claim]:
     """What was claimed, in the order of the turns."""
     found = {row[_NUMBER_IN_CLAIM]: row for row in started.fetchall()}

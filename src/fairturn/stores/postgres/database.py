@@ -11,7 +11,7 @@ import re
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from fairturn.clock import stopwatch
 from fairturn.errors import FairturnError, StoreError, StoreFull, StoreRefused, StoreUnavailable
 from fairturn.stores.postgres.adapting import ADAPTERS, adapt
 from fairturn.stores.postgres.addressing import CONNECT_S, parse
+from fairturn.stores.postgres.piping import Line, Pipe, Result, Values
 from fairturn.stores.values import Row
 
 SCHEMA = "fairturn"
@@ -63,23 +64,31 @@ _NOWHERE = logging.NullHandler()
 
 T = TypeVar("T")
 Connection = psycopg.Connection[Any]
-Values = Sequence[Any] | Mapping[str, Any]
+Answer = Result | psycopg.Cursor[Row]
 
 
 class Session:
     """A connection for the time of one call."""
 
-    def __init__(self, connection: Connection, schema: str, *, foreign: bool = False) -> None:
+    def __init__(self, connection: Connection, schema: str) -> None:
         self.connection = connection
         self.committing = False  # whether a COMMIT may have reached the server
         self._schema = schema
-        self._foreign = foreign  # it is the caller's, and stays as it is
+        # One that is the caller's is not a line of ours, and stays as it is.
+        self._line = connection if isinstance(connection, Line) else None
+        self._pipe: Pipe | None = None
 
-    def ask(self, statement: str, values: Values = ()) -> psycopg.Cursor[Row]:
-        """Execute a statement. In a pipeline its rows are there when the pipeline has ended."""
+    def ask(self, statement: str, values: Values = ()) -> Answer:
+        """Execute a statement. If there are several in a round trip, its rows come at the end."""
         if self._schema != SCHEMA:
             statement = statement.replace(f"{SCHEMA}.", f"{self._schema}.")
-        return self._cursor().execute(statement, values or None, binary=True)
+        if self._line is None:
+            return self._cursor().execute(statement, values or None, binary=True)
+        if self._pipe is not None:
+            return self._pipe.add(statement, values)
+        with self.together() as pipe:
+            assert pipe is not None
+            return pipe.add(statement, values)
 
     def fetch(self, statement: str, values: Values = ()) -> list[Row]:
         """All rows of a statement."""
@@ -96,22 +105,33 @@ class Session:
 
     def _cursor(self) -> psycopg.Cursor[Row]:
         cursor = psycopg.Cursor(self.connection, row_factory=tuple_row)
-        if self._foreign:
+        if self._line is None:
             adapt(cursor.adapters)
         return cursor
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self) -> Iterator[Pipe | None]:
         """Statements that go to the server in one round trip."""
-        with self.connection.pipeline():
-            yield
+        if self._line is None:
+            with self.connection.pipeline():
+                yield None
+            return
+        pipe = self._pipe = Pipe(self._line)
+        try:
+            yield pipe
+        except BaseException:
+            pipe.drop()
+            raise
+        finally:
+            self._pipe = None
+        pipe.close()
 
     @contextmanager
     def commit(self, what: str) -> Iterator[None]:
         """Statements that go to the server in one round trip, and a COMMIT after them."""
         crash.point(f"{what}-before-commit")
         self.committing = True
-        with self.connection.pipeline():
+        with self.together():
             yield
             self.ask(COMMIT)
         crash.point(f"{what}-after-commit")
@@ -156,7 +176,7 @@ class Database:
     def connect(self, url: str | None = None) -> Connection:
         """A connection of one's own."""
         conninfo = self.conninfo if url is None else parse(url)[0]
-        return psycopg.connect(conninfo, autocommit=True, context=ADAPTERS, prepare_threshold=None)
+        return Line.connect(conninfo, autocommit=True, context=ADAPTERS, prepare_threshold=None)
 
     def _configure(self, connection: Connection) -> None:
         """Prepare statements where they stay prepared. A pooler gives out a number of its own for
@@ -166,7 +186,8 @@ class Database:
             ((pid,),) = connection.execute("SELECT pg_backend_pid()").fetchall()
             self.pooled = pid != connection.info.backend_pid
             prepare = not self.pooled
-        connection.prepare_threshold = 0 if prepare else None
+        if isinstance(connection, Line):
+            connection.prepares = prepare
 
     def _connections(self) -> ConnectionPool[Connection]:
         with self._lock:
@@ -177,6 +198,7 @@ class Database:
                 logging.getLogger("psycopg.pool").addHandler(_NOWHERE)
                 self._pool = ConnectionPool(
                     self.conninfo,
+                    connection_class=Line,
                     kwargs={"autocommit": True, "context": ADAPTERS, "prepare_threshold": None},
                     min_size=0,
                     max_size=self._pool_max,

@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from json import dumps
 from typing import Any
 
-import psycopg
-
 from fairturn import ids
 from fairturn.flows import Costs, Ended, Event
 from fairturn.model import (
@@ -22,6 +20,7 @@ from fairturn.stores.ending import Attempt, end_of
 from fairturn.stores.postgres.database import (
     BEGIN,
     SHARE_BOTH,
+    Answer,
     Overtaken,
     Session,
 )
@@ -145,7 +144,7 @@ class Finishing:
         self._outcomes = outcomes
         self._known = known
         self._numbers = [ids.decode(o.fence.document, known.key) for o in outcomes]
-        self._completed: psycopg.Cursor[Row] | None = None
+        self._completed: Answer | None = None
         self._plain = known.settings.costs is not Costs.LEARNED and all(
             type(outcome) is Completed for outcome in outcomes
         )
@@ -167,7 +166,7 @@ class Finishing:
         """Whether the outcomes are of several kinds, so that `record` has to see to them."""
         return bool(self._outcomes) and not self._plain
 
-    def _complete(self, session: Session, moment: int | None) -> psycopg.Cursor[Row]:
+    def _complete(self, session: Session, moment: int | None) -> Answer:
         rows = sorted(
             (number, outcome.fence.number, position, kept_cost(outcome))
             for position, (number, outcome) in enumerate(

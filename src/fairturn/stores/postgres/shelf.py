@@ -23,11 +23,10 @@ from fairturn.stores.postgres.asking import (
     ORDER,
     RETURNED,
     Asked,
-    Cursor,
     Page,
     grouped,
 )
-from fairturn.stores.postgres.database import Overtaken, Session
+from fairturn.stores.postgres.database import Answer, Overtaken, Session
 from fairturn.stores.postgres.rows import NO_ORDER, columns
 from fairturn.stores.values import Row
 
@@ -103,7 +102,7 @@ class PostgresShelf:
         rows = []
         self._reading, self._low = self._low, set()
         for flow in self._reading:
-            flow.ahead = min(self._most, 2 * flow.ahead)
+            flow.ahead = self._more(flow)
             rows.append((flow.customer, flow.level, *_place(flow), flow.ahead))
         return columns(rows)
 
@@ -139,9 +138,9 @@ class PostgresShelf:
         self._repeated = 2 * sum(row[3] in self._standings for row in turns) > len(turns)
         self._turns[:0] = [(row[0], row[1], row[2], row[3]) for row in reversed(turns)]
 
-    def take_loaded(self, cursor: Cursor) -> None:
+    def take_loaded(self, answer: Answer) -> None:
         """What is needed to load customers."""
-        for customer, rows in groupby(cursor.fetchall(), _BY_CUSTOMER):
+        for customer, rows in groupby(answer.fetchall(), _BY_CUSTOMER):
             if customer not in self._standings:
                 self._loaded[customer] = list(rows)
 
@@ -177,9 +176,12 @@ class PostgresShelf:
                 self._put(flow, rows)
         self._arrived = {}
 
-    @property
-    def _most(self) -> int:
-        return AHEAD_MAX if self._ahead < _ROWS_AHEAD_MAX else 2
+    def _more(self, flow: StoredFlow) -> int:
+        """How many of its documents to read: twice as many as the last time; where others claim
+        from it too, some for them."""
+        if self._ahead >= _ROWS_AHEAD_MAX:
+            return 2
+        return min(AHEAD_MAX, 2 * max(flow.ahead, self.reserve))
 
     def expect(self, customers: Iterable[int]) -> None:
         """Read these customers together, unless they are known."""
@@ -314,16 +316,16 @@ class PostgresShelf:
     def _read(self, flow: StoredFlow, head: int) -> None:
         """Read the next documents of a flow, from this order on; and with them those of others of
         its level that will have their turns, too."""
-        flow.ahead = min(self._most, 2 * flow.ahead)
+        flow.ahead = self._more(flow)
         rows = [(flow.customer, flow.level, head, max(flow.claimed_to, head - 1), flow.ahead)]
         reading = {(flow.customer, flow.level): flow}
         for standing in self._standings.values():
             other = standing.flows.get(flow.level)
             if isinstance(other, StoredFlow) and _lacks_documents(other) and other is not flow:
                 reading[other.customer, other.level] = other
-                other.ahead = min(self._most, 2 * other.ahead)
+                other.ahead = self._more(other)
                 rows.append((other.customer, other.level, *_place(other), other.ahead))
-                if len(rows) >= self.page:
+                if len(rows) >= max(self.page, _PAGE_NEXT_MIN):
                     break
         found = grouped(self.session.ask(NEXT, columns(rows)))
         if (flow.customer, flow.level) not in found:
