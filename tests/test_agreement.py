@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import pytest
 from hypothesis import HealthCheck, Phase, event, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.errors import FairturnError
@@ -41,6 +41,7 @@ from fairturn.store import Store
 from fairturn.stores.memory import MemoryStore
 from fairturn.stores.postgres import PostgresStore
 from fairturn.stores.sqlite import SqliteStore
+from fairturn.stores.sqlite.unloading import unload
 from fairturn.testing import snapshot
 from tests.servers.queues import Databases
 
@@ -697,6 +698,27 @@ class AgreementWithoutServer(Agreement):
     with_server = False
 
 
+class AgreementAfterCopying(Agreement):
+    """The embedded stores go on beside a copy of the file in PostgreSQL: each answers as if it had
+    been there from the beginning."""
+
+    with_server = False
+
+    @precondition(lambda self: self.machine.postgres is None)
+    @rule()
+    def copy(self) -> None:
+        machine = self.machine
+        held = range(len(machine.attempts))
+        machine.run(Finish(tuple(End(attempt, "released", 0) for attempt in held)))
+        url = self.stores.enter_context(Databases()).new()
+        copy = PostgresStore(url, clock=machine.clock)
+        with machine.sqlite.store.held() as connection:
+            copy.load(unload(connection), lambda done, total: None)
+        machine.postgres = Processes(copy, lambda: PostgresStore(url, clock=machine.clock))
+        self.stores.callback(machine.postgres.close)
+        machine._look(Restart())
+
+
 def many(examples: int) -> settings:
     return settings(
         max_examples=examples,
@@ -711,3 +733,5 @@ Agreement.TestCase.settings = many(max(1, settings().max_examples // 4))
 TestEveryStoreGivesTheSameAnswers = Agreement.TestCase
 AgreementWithoutServer.TestCase.settings = many(3 * settings().max_examples)
 TestEveryEmbeddedStoreGivesTheSameAnswers = AgreementWithoutServer.TestCase
+AgreementAfterCopying.TestCase.settings = many(max(1, settings().max_examples // 5))
+TestACopiedQueueGivesTheSameAnswers = AgreementAfterCopying.TestCase

@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("queue", "keys", "sentences"),
     ("worker",),
     ("config", "handlers", "client"),
-    ("backup", "demo"),
+    ("backup", "demo", "moving"),
     ("cli", "service", "web", "integrations", "simulator", "testing"),
 )
 # The only imports between two parts of one line: who imports, and what.

@@ -51,7 +51,8 @@ LEASE_US = LEASE_S * SECOND_US
 KEY = 0xC0FFEE
 SETTINGS = Settings(completed_kept_s=3_600)
 
-# Points that no store reaches: the tests of contents, of the queue and of backups have them.
+# Points that no store reaches by itself: the tests of contents, of the queue, of backups and of
+# copies have them.
 NOT_OF_A_STORE = {
     "content-before-write",
     "content-before-rename",
@@ -59,6 +60,8 @@ NOT_OF_A_STORE = {
     "prune-after-delete",
     "backup-before-rename",
     "backup-after-rename",
+    "copy-before-commit",
+    "copy-after-commit",
 }
 
 # ── The script ───────────────────────────────────────────────────────────────────────────────────

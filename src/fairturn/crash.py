@@ -35,6 +35,8 @@ POINTS = (
     "migrate-after-commit",
     "backup-before-rename",
     "backup-after-rename",
+    "copy-before-commit",
+    "copy-after-commit",
 )
 
 

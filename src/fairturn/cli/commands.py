@@ -41,6 +41,7 @@ SECTIONS = {
         "migrate": "Make or bring up the schema of a queue in PostgreSQL.",
         "prune": "Forget what is past its age.",
         "backup": "Copy the queue while it is in use.",
+        "copy": "Copy a queue in a file into PostgreSQL.",
         "export": "Write the completed documents of a queue as CSV, oldest first.",
         "completion": "Print the script that completes commands in a shell.",
     },

@@ -38,6 +38,7 @@ from fairturn.stores.postgres import (
     admitting,
     changing,
     forgetting,
+    loading,
     migrating,
     reading,
     situating,
@@ -56,6 +57,7 @@ from fairturn.stores.postgres.rows import (
 from fairturn.stores.postgres.submitting import Submitting
 from fairturn.stores.postgres.watching import Watching
 from fairturn.stores.values import SettingsCache
+from fairturn.stores.whole import Whole
 
 _NOW = f"SELECT {MOMENT}"
 
@@ -373,6 +375,12 @@ class PostgresStore:
     def unreferenced(self, content_names: Sequence[str]) -> list[str]:
         with self._database.reading() as session:
             return forgetting.unreferenced(session, content_names)
+
+    def load(self, whole: Whole, progress: loading.Progress) -> None:
+        """Fill this queue, which must be new, with all of another one."""
+        self._database.transact(lambda session: loading.load(session, self.name, whole, progress))
+        self._read_queue()
+        self._note()
 
     # ── Changes ──────────────────────────────────────────────────────────────────────────────────
 

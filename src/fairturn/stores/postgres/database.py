@@ -11,7 +11,7 @@ import re
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -94,7 +94,7 @@ class Session:
         """All rows of a statement."""
         return self.ask(statement, values).fetchall()
 
-    def copy(self, statement: str, types: Sequence[str], rows: Sequence[Row]) -> None:
+    def copy(self, statement: str, types: Sequence[str], rows: Iterable[Row]) -> None:
         """Put many rows into a table."""
         if self._schema != SCHEMA:
             statement = statement.replace(f"{SCHEMA}.", f"{self._schema}.")

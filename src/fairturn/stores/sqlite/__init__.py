@@ -7,6 +7,8 @@ from pathlib import Path
 from secrets import randbits
 from typing import Any
 
+import apsw
+
 from fairturn import ids
 from fairturn.access import AccessKey
 from fairturn.clock import Clock, SystemClock, stopwatch
@@ -221,6 +223,12 @@ class SqliteStore:
         """The file as it is now, held still while the block runs; others write on."""
         with self._database.reading() as connection:
             yield Snapshot(connection)
+
+    @contextmanager
+    def held(self) -> Iterator[apsw.Connection]:
+        """The file as it is now, to be read while the block runs; nobody can write meanwhile."""
+        with self._database.holding() as connection:
+            yield connection
 
     def situation(self, id: str) -> Situation | None:
         now, uptime = self._clock.now(), self._clock.uptime()

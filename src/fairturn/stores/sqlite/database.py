@@ -112,6 +112,20 @@ class Database:
                 raise
 
     @contextmanager
+    def holding(self) -> Iterator[apsw.Connection]:
+        """One transaction that only reads, and lets nobody write until the block ends."""
+        self.check_process()
+        with self._lock:
+            try:
+                self._writer.execute("BEGIN IMMEDIATE")
+                yield self._writer
+            except apsw.Error as error:
+                raise self.translate(error) from error
+            finally:
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
+
+    @contextmanager
     def reading(self) -> Iterator[apsw.Connection]:
         """One snapshot to read from."""
         self.check_process()
