@@ -190,6 +190,7 @@ def summary_of(value: Json) -> Summary:
         waiting_by_priority=tuple(value["waiting_by_priority"]),
         delayed=value["delayed"],
         running=value["running"],
+        started=value["started"],
     )
 
 
