@@ -1,6 +1,7 @@
 """The client answers as the queue does: the same scenarios by three doors, with the same values and
 the same errors."""
 
+import asyncio
 import hashlib
 import inspect
 import io
@@ -609,7 +610,7 @@ def test_the_clients_have_the_methods_of_the_queue_with_the_same_parameters() ->
 
 # ── The page ─────────────────────────────────────────────────────────────────────────────────────
 
-PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent / "docs" / "client.md").read_text(encoding="utf-8")
 
 
 def program_with(word: str) -> str:
@@ -629,13 +630,27 @@ def test_the_program_of_the_page_runs_as_written(
     Path("invoice-17.pdf").write_bytes(LARGE)
     key = Keys(queue.store).make("customer", customer="acme").shown
     with served(queue) as url:
-        program = program_with("Client(").replace("https://documents.example", url)
+        program = program_with("with Client(").replace("https://documents.example", url)
         working = threading.Thread(target=_complete_when_it_comes, args=(queue,))
         working.start()
         exec(program, {"key": key, "print": print})
         working.join()
 
     assert f"{len(LARGE)} {len(LARGE)}\n{{'pages': 3}}\n" in capsys.readouterr().out
+
+
+def test_the_program_with_an_event_loop_runs_as_written(queue: Queue, tmp_path: Path) -> None:
+    folder = tmp_path / "invoices"
+    folder.mkdir()
+    for name in ("a.pdf", "b.pdf"):
+        (folder / name).write_bytes(LARGE)
+    key = Keys(queue.store).make("customer", customer="acme").shown
+    with served(queue) as url:
+        names: dict[str, Any] = {"key": key}
+        exec(program_with("AsyncClient(").replace("https://documents.example", url), names)
+        waiting = asyncio.run(names["submit_all"](folder))
+
+    assert sorted(waiting) == ["a.pdf", "b.pdf"]
 
 
 def _complete_when_it_comes(queue: Queue) -> None:
