@@ -270,6 +270,9 @@ def test_a_full_queue_is_told_with_its_limit_and_room_is_waited_for(
     assert door.wait_for_room()
     with pytest.raises(ValueError, match="more than 2 documents may never wait"):
         door.wait_for_room("acme", 3)
+    for wrong in ({"n": 0}, {"customer": ""}, {"n": 100_000_000}):
+        with pytest.raises(ValueError, match="."):
+            door.wait_for_room(**wrong)
     waiting = threading.Thread(target=queue.cancel, args=(ids[0],))
     waiting.start()
     assert door.wait_for_room("acme", timeout_s=30)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from itertools import chain, islice
 from typing import Any, BinaryIO, TypeVar
 
-from fairturn import content, ids
+from fairturn import content, ids, text
 from fairturn.client import values
 from fairturn.client.asking import Ask, Asker, Exchange, Pause, Work, json_ask
 from fairturn.client.downloading import Sink
@@ -15,7 +15,17 @@ from fairturn.clock import stopwatch
 from fairturn.errors import NotAllowed, NotFound
 from fairturn.explain import Audience, Explanation, for_customer
 from fairturn.filters import Filters, to_filter
-from fairturn.model import PAGE_MAX, Document, Filter, Kind, Page, Receipt, State, Submission
+from fairturn.model import (
+    CUSTOMER_BYTES_MAX,
+    PAGE_MAX,
+    Document,
+    Filter,
+    Kind,
+    Page,
+    Receipt,
+    State,
+    Submission,
+)
 from fairturn.queue import page_size
 
 IDS_MAX = 500  # in one list: they are in the query
@@ -76,6 +86,10 @@ class Documents:
         return prepared.receipts(answer)
 
     def has_room(self, customer: str | None, n: int, wait_s: float = 0.0) -> Exchange[bool]:
+        if customer is not None:
+            text.identity(customer, "customer", CUSTOMER_BYTES_MAX)
+        if n < 1:
+            raise ValueError(f"n is {n}; it must be at least 1")
         me = yield from self._asker.me()
         named = None if customer is None else _customer_for(me, customer)
         query = [("n", str(n)), ("wait_s", str(wait_s))]

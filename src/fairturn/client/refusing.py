@@ -59,7 +59,14 @@ class Answer(NamedTuple):
 
     @property
     def json(self) -> Any:
-        return json.loads(self.body)
+        """The value of a good answer."""
+        try:
+            return json.loads(self.body)
+        except ValueError as error:
+            raise StoreRefused(
+                "an answer of the service is not JSON: something between here and there has "
+                "changed it; ask who runs it, or use another way there"
+            ) from error
 
     @property
     def retry_after_s(self) -> float:
@@ -90,11 +97,8 @@ def good(got: Answer | Broken, said: Mapping[str, str], place: Place) -> Answer:
 
 def refuse_old(answer: Answer, place: Place) -> None:
     """Refuse what does not answer as a service does that this client can speak to."""
-    try:
-        me = answer.json
-        if not isinstance(me, dict) or "role" not in me:
-            raise ValueError
-    except ValueError:
+    me = _object_in(answer)
+    if "role" not in me:
         _raise_stranger(answer, place)
     version = str(me.get("version", ""))
     numbers = tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:2])
@@ -110,11 +114,15 @@ def problem_in(answer: Answer) -> Mapping[str, Any]:
     """The problem document in an answer; nothing if it is none."""
     if answer.headers.get("content-type", "").partition(";")[0].strip() != PROBLEM:
         return {}
+    return _object_in(answer)
+
+
+def _object_in(answer: Answer) -> Mapping[str, Any]:
     try:
-        problem = answer.json
+        value = json.loads(answer.body)
     except ValueError:
         return {}
-    return problem if isinstance(problem, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _raise_broken(broken: Broken, place: Place) -> NoReturn:
@@ -207,6 +215,11 @@ def _raise_stranger(answer: Answer, place: Place) -> NoReturn:
         )
     kind = answer.headers.get("content-type", "without a type").partition(";")[0]
     what = f"it answered with status {answer.status}, {kind}"
+    if answer.status == 413:
+        raise Refused(
+            f"what stands before the service at {place.url} does not let so many bytes through "
+            f"({what}): send less, or let it allow more"
+        )
     if answer.status in (502, 503, 504):
         raise StoreUnavailable(
             f"what stands before the service at {place.url} cannot reach it ({what}): try again "

@@ -6,7 +6,6 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
 from fairturn.clock import stopwatch
-from fairturn.model import SUBMIT_DOCUMENTS_MAX
 from fairturn.service import shapes
 from fairturn.service.callers import Submitter, scope_of
 from fairturn.service.plan import WAIT_S_MAX
@@ -21,7 +20,7 @@ class WantedRoom(shapes.Asked):
     customer: Annotated[
         shapes.CustomerName | None, Field(description="Whose; only an operator says so.")
     ] = None
-    n: Annotated[int, Field(ge=1, le=SUBMIT_DOCUMENTS_MAX, description="So many documents.")] = 1
+    n: Annotated[int, Field(ge=1, le=1 << 53, description="So many documents.")] = 1
     wait_s: Annotated[float, Field(ge=0, le=WAIT_S_MAX, description="Wait so long for it.")] = 0.0
 
 
