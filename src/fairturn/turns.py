@@ -361,6 +361,10 @@ class Turns:
         flows = self.standings[first[2]].flows.values()
         return next(flow for flow in flows if flow.head_order == first[1])
 
+    def front(self) -> Place | None:
+        """Where the first turn is, among those that are loaded, or a place before it."""
+        return self._places[0] if self._places else None
+
     def follow(self, customer: int) -> None:
         """Take a customer as it is now: somebody else has claimed, and left its flows like this.
         The number of the last claim, the tick, clocks and weights are handed over, too."""

@@ -102,6 +102,7 @@ class Wants(Protocol):
 
     page: int
     wants_arrivals: bool
+    front: tuple[int, int, int, int] | None
 
     def page_values(self) -> dict[str, int] | None:
         """The next page of turns, unless those that were read are enough."""
@@ -139,7 +140,8 @@ class Asked:
         strangers: bool = False,
     ) -> None:
         """`missed`: the version since when others may have changed flows; `strangers`: perhaps of
-        customers that are not loaded."""
+        customers that are not loaded. Then the first turns are others than here, and their
+        documents are read at once: to read them when they are picked is another round trip."""
         page, heads = shelf.page_values(), shelf.heads_values()
         self.page = Page(session, page) if page is not None else None
         self.heads = session.ask(HEADS, heads) if heads is not None else None
@@ -152,8 +154,13 @@ class Asked:
         self.more = session.ask(NEXT, wanted) if wanted else None
         self.missed: Answer | None = None
         self.load_missed: Answer | None = None
+        self.front: Answer | None = None
         if missed is not None:
             self.missed = session.ask(MISSED, (missed,))
+            if shelf.front is not None:
+                level, place, tick, _ = shelf.front
+                before = {"level": level, "place": place, "tick": tick - 1, "size": shelf.page}
+                self.front = session.ask(PAGE_NEXT, before)
             self.load_missed = session.ask(_MISSED_LOAD, (missed,)) if strangers else None
 
 

@@ -145,8 +145,8 @@ class Claiming:
         # Of what transactions before this one have recorded nothing is left.
         self._since = self._since_next = NOTHING_BEFORE
         self._purged: list[int] = []  # nothing is to be left of them
-        self._contended = False  # whether others claimed in between the last two claims,
-        self._strangers = False  # and documents of customers that were not loaded here
+        self._contended = True  # whether others claimed in between the last two claims,
+        self._strangers = True  # and documents of customers that were not loaded here
         self._notes = Notes()
 
     def claim(self, session: Session, wanted: Wanted, finishing: Finishing) -> Given:
@@ -211,7 +211,10 @@ class Claiming:
         """Lock the queue, and read everything that the fold and the picks will probably need."""
         # The last turn is taken when the one after it is known.
         self._shelf.page = max(PAGE_MIN, n + 1)
-        missed = self._version if self._contended and self._turns is not None else None
+        missed: int | None = None
+        if self._contended and self._turns is not None:
+            missed = self._version
+            self._shelf.front = self._turns.front()
         return _Answers(
             session.ask(LOCK_QUEUE, (moment,)),
             session.ask(_STATE, (self._version,)),
@@ -258,6 +261,7 @@ class Claiming:
                 self._hand_over(self._turns, state)
             self._shelf.reserve = _RESERVE if behind else 1
             self._shelf.receive(session, ahead, self._turns.standings)
+            self._version = state.version
             return self._turns
         if self._turns is not None:
             page = self._shelf.page
@@ -275,6 +279,7 @@ class Claiming:
         )
         self._hand_over(self._turns, state)
         self._shelf.receive(session, ahead, self._turns.standings)
+        self._version = state.version
         return self._turns
 
     def _hand_over(self, turns: Turns, state: TurnsRow) -> None:

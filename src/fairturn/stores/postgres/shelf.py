@@ -62,6 +62,7 @@ class PostgresShelf:
         self.picked: list[Row] = []  # the rows of what was picked, in order
         self.names: dict[int, str] = {}  # of the customers that were loaded
         self.wants_arrivals = True
+        self.front: tuple[int, int, int, int] | None = None  # nobody comes before it
         self.disturbed: set[tuple[int, int]] = set()  # flows whose lines changed not only at ends
         self.reserve = 1  # read on when so many of a flow's documents are left
         self._ahead = 0  # how many rows were read and not used yet
@@ -125,6 +126,8 @@ class PostgresShelf:
             read = grouped(asked.more)
             for flow in self._reading:
                 self._put(flow, read.get((flow.customer, flow.level), []))
+        if asked.front is not None:
+            self._seat(grouped(asked.front))
 
     def _take_page(self, page: Page) -> None:
         self.take_loaded(page.load)
@@ -167,14 +170,17 @@ class PostgresShelf:
     def seat_arrived(self) -> None:
         """Give the documents that arrived to their flows, where these had none before."""
         self.wants_arrivals = True  # there were some, so there may be more the next time
-        for (customer, level), rows in self._arrived.items():
+        self._seat(self._arrived)
+        self._arrived = {}
+
+    def _seat(self, read: dict[tuple[int, int], list[Row]]) -> None:
+        for (customer, level), rows in read.items():
             standing = self._standings.get(customer)
             flow = standing.flows.get(level) if standing else None
             if not isinstance(flow, StoredFlow) or flow.upcoming:
                 continue
             if flow.head_order == rows[0][ORDER] and self._ahead < _ROWS_AHEAD_MAX:
                 self._put(flow, rows)
-        self._arrived = {}
 
     def _more(self, flow: StoredFlow) -> int:
         """How many of its documents to read: twice as many as the last time; where others claim
