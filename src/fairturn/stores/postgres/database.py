@@ -94,14 +94,21 @@ class Session:
         """All rows of a statement."""
         return self.ask(statement, values).fetchall()
 
-    def copy(self, statement: str, types: Sequence[str], rows: Iterable[Row]) -> None:
-        """Put many rows into a table."""
+    def copy(
+        self,
+        statement: str,
+        types: Sequence[str],
+        rows: Iterable[Row],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Put many rows into a table. `meanwhile` is called while the server is at work on them."""
         if self._schema != SCHEMA:
             statement = statement.replace(f"{SCHEMA}.", f"{self._schema}.")
         with self._cursor().copy(statement) as copy:
             copy.set_types(types)
             for row in rows:
                 copy.write_row(row)
+            meanwhile()
 
     def _cursor(self) -> psycopg.Cursor[Row]:
         cursor = psycopg.Cursor(self.connection, row_factory=tuple_row)

@@ -2,7 +2,7 @@
 caller. It locks the customers, in the order of their names, and nothing that a claim needs."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from random import Random
 
@@ -222,19 +222,22 @@ class Submitting:
         near = self._near(session, known, len(documents))
         books, now, queue, new = self._look(session, documents, moment, near=near, own=own)
         admission = admit(documents, books, queue.settings, now)
+        writing = _Writing(admission, books, queue.key, now)
         n = len(admission.documents)
-        numbers = [row[0] for row in session.fetch(_NUMBERS, (n,))] if n else []
-        writing = _Writing(admission, books, numbers, now)
-        if len(numbers) >= _COPY_FROM:
-            session.copy(_COPY_DOCUMENTS, _DOCUMENT_TYPES, writing.rows)
+        if n >= _COPY_FROM:
+            session.copy(_COPY_DOCUMENTS, _DOCUMENT_TYPES, writing.rows(), writing.prepare)
+        else:
+            writing.prepare()
         together = session.commit("submit") if own else session.together()
         with together:
-            if numbers:
+            if 0 < n < _COPY_FROM:
+                session.ask(_ADD_DOCUMENTS, columns([*writing.rows()]))
+            if n:
                 writing.write(session, self._random.randrange(SHARDS))
             unused = [number for number in new if number not in writing.customers]
             if unused:  # all that came for them had come before
                 session.ask(_DROP_CUSTOMERS, (unused,))
-        return writing.receipts(queue.key)
+        return writing.receipts
 
     def _look(
         self,
@@ -258,9 +261,11 @@ class Submitting:
             told = session.ask(QUEUE)
             told_now = session.ask(_NOW, (moment,))
             pending = session.ask(_PENDING) if near else None
+            numbers = session.ask(_NUMBERS, (len(documents),))
         queue = to_queue(told.fetchall()[0], self._cache)
         ((now,),) = told_now.fetchall()
         books = _Books(queue, customers.fetchall())
+        books.numbers = [number for (number,) in numbers.fetchall()]
         if pending is not None:
             ((books.pending,),) = pending.fetchall()
         elif self._near(session, queue, len(documents)):  # the settings have changed
@@ -306,17 +311,19 @@ class Submitting:
 class _Writing:
     """What was admitted, as rows."""
 
-    def __init__(
-        self, admission: Admission, books: _Books, numbers: Sequence[int], now: int
-    ) -> None:
+    def __init__(self, admission: Admission, books: _Books, key: int, now: int) -> None:
         self._admission = admission
         self._books = books
-        self._numbers = numbers
+        self._numbers = books.numbers[: len(admission.documents)]
+        self._key = key
         self._now = now
+        self._moved: list[Row] = []
+        self._arrived: list[Row] = []
+        self._delayed = 0
         self.customers = set(admission.customers)
-        self.rows = list(self._rows()) if numbers else []
+        self.receipts: list[Receipt] = []
 
-    def _rows(self) -> Iterable[Row]:
+    def rows(self) -> Iterator[Row]:
         admission, now, due = self._admission, self._now, self._admission.due
         parents = self._books.parents
         for position, (document, number) in enumerate(
@@ -347,35 +354,44 @@ class _Writing:
                 body if isinstance(body, bytes) else None,
             )
 
-    def write(self, session: Session, shard: int) -> None:
-        """Everything but the documents, if these were copied already."""
-        admission, now = self._admission, self._now
-        if len(self.rows) < _COPY_FROM:
-            session.ask(_ADD_DOCUMENTS, columns(self.rows))
+    def prepare(self) -> None:
+        """Count what came, and write the receipts, with the ids of the documents' numbers."""
+        admission = self._admission
         arrived: dict[tuple[int, int], list[int]] = {}  # flow -> [lowest order, how many]
         waiting: Counter[tuple[int, int]] = Counter()  # by customer and priority
-        delayed: Counter[int] = Counter()
         for position, number in enumerate(self._numbers):
-            customer = admission.customers[position]
             if position in admission.due:
-                delayed[customer] += 1
+                self._delayed += 1
                 continue
+            customer = admission.customers[position]
             waiting[customer, admission.priorities[position]] += 1
             arrived.setdefault((customer, admission.levels[position]), [number, 0])[1] += 1
-        self._write_rare(session)
+        self._arrived = [(*flow, *lowest_n) for flow, lowest_n in arrived.items()]
         came = Counter(admission.customers)
-        moved = []
         for book in self._books.customers.values():
             if book.number in self.customers:
                 value, updated_at = book.count or (None, None)
                 by_priority = (waiting[book.number, p] for p in range(1, LEVELS + 1))
-                moved.append((book.number, value, updated_at, came[book.number], *by_priority))
-        session.ask(_MOVE_CUSTOMERS, columns(moved))
-        totals = [sum(column) for column in columns(moved)[4:]]
-        session.ask(_COUNT_ARRIVED, (shard, totals, delayed.total()))
-        if arrived:
-            flows = [(*flow, *lowest_n) for flow, lowest_n in arrived.items()]
-            session.ask(RECORD_ARRIVED, (now, *columns(flows)))
+                self._moved.append(
+                    (book.number, value, updated_at, came[book.number], *by_priority)
+                )
+        given = ids.encode_all(self._numbers, self._key)
+        self.receipts = [
+            receipt._replace(id=given[int(receipt.id[1:])])
+            if receipt.id.startswith(_PLACE)
+            else receipt
+            for receipt in admission.receipts
+        ]
+
+    def write(self, session: Session, shard: int) -> None:
+        """Everything but the documents."""
+        self._write_rare(session)
+        moved = columns(self._moved)
+        session.ask(_MOVE_CUSTOMERS, moved)
+        totals = [sum(column) for column in moved[4:]]
+        session.ask(_COUNT_ARRIVED, (shard, totals, self._delayed))
+        if self._arrived:
+            session.ask(RECORD_ARRIVED, (self._now, *columns(self._arrived)))
 
     def _write_rare(self, session: Session) -> None:
         admission, now = self._admission, self._now
@@ -397,13 +413,3 @@ class _Writing:
         made = [(book.number, book.children) for book in self._books.parents.values() if book]
         if made:
             session.ask(_MOVE_PARENTS, columns(made))
-
-    def receipts(self, key: int) -> list[Receipt]:
-        """The receipts, with the ids of the numbers that the documents were given."""
-        given = ids.encode_all(self._numbers, key)
-        return [
-            receipt._replace(id=given[int(receipt.id[1:])])
-            if receipt.id.startswith(_PLACE)
-            else receipt
-            for receipt in self._admission.receipts
-        ]
