@@ -664,6 +664,27 @@ def test_behind_a_pooler_without_another_address_changes_are_looked_for(
     other.close()
 
 
+# ── Upgrades ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_who_runs_goes_on_beside_a_newer_fairturn_and_who_starts_is_refused(
+    store: PostgresStore, url: str
+) -> None:
+    submit(store)
+    with psycopg.connect(url) as newer:
+        newer.execute("INSERT INTO fairturn.migrations (number) VALUES (9999)")
+        newer.execute("ALTER TABLE fairturn.documents ADD COLUMN colour text")
+        newer.execute("ALTER TABLE fairturn.flows ADD COLUMN colour text")
+        newer.execute("CREATE TABLE fairturn.colours (colour text)")
+
+    submit(store)
+    (first, second) = claim(store, 2)
+    assert store.finish([Completed(first.fence), Released(second.fence)]) == []
+    assert_numbers_are_exact(store)
+    with pytest.raises(StoreRefused, match="install the newer fairturn that made it"):
+        PostgresStore(url)
+
+
 # ── Round trips ──────────────────────────────────────────────────────────────────────────────────
 
 
