@@ -325,6 +325,13 @@ class Summary:
         return sum(self.waiting_by_priority)
 
 
+class Lanes(NamedTuple):
+    """What comes next in each of the nine priorities, and how many attempts were ever begun."""
+
+    started: int
+    upcoming: tuple[tuple[Document, ...], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The settings of a queue. They are kept in its database and hold for every process."""

@@ -21,6 +21,7 @@ from fairturn.model import (
     CustomerSettings,
     Fence,
     Filter,
+    Lanes,
     NewDocument,
     Outcome,
     Page,
@@ -138,6 +139,15 @@ class Store(Protocol):
     def summary(self) -> Summary:
         """How many documents wait in each priority, are delayed and run, and how many attempts
         were ever begun, which never becomes less. Never counts a table."""
+        ...
+
+    def lanes(self, *, size: int = 24) -> Lanes:
+        """The next documents of each priority, up to `size`, from one snapshot.
+
+        They are in the order in which claims will take them from their level if nothing else
+        happens, the turns for the longest waiting apart. Those of customers who are paused or at
+        their limit are left out. It reads no more lines and documents than it needs.
+        """
         ...
 
     def situation(self, id: str) -> Situation | None:

@@ -2,7 +2,7 @@
 simulation, and queues that may forget. The other stores are measured against it."""
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -38,6 +38,7 @@ from fairturn.model import (
     Document,
     Fence,
     Filter,
+    Lanes,
     NewDocument,
     Outcome,
     Page,
@@ -56,10 +57,11 @@ from fairturn.model import (
     weight_in_thousandths,
 )
 from fairturn.priority import Count
-from fairturn.situation import WORKERS_KEPT_US, WORKERS_MAX, Notes, Seen, Situation
+from fairturn.situation import WORKERS_KEPT_US, WORKERS_MAX, Line, Notes, Seen, Situation
 from fairturn.stores.admission import CustomerBook, KnownKey, ParentBook, admit
 from fairturn.stores.ending import Attempt, Ending, end_of, end_of_lease
 from fairturn.stores.foreseeing import Kept, KeptCustomer, foresee, situation
+from fairturn.stores.lanes import Next, by_lane, levels_of, lines_in_turn, take_turns
 from fairturn.turns import Turns
 
 
@@ -544,6 +546,30 @@ class MemoryStore:
                 running=states[State.RUNNING],
                 started=self._turns.number,
             )
+
+    def lanes(self, *, size: int = 24) -> Lanes:
+        with self._changed:
+            documents = [self._kept(each) for each in self._documents.values()]
+            now, settings = self._clock.now(), self._settings
+            foreseen = foresee(self._turns, documents, self._recorded, now, self._next_number)
+            in_turn = list(lines_in_turn(foreseen.standings.values(), settings))
+            rows: dict[tuple[int, int], list[Next]] = defaultdict(list)
+            for order, row in sorted(self._orders.items()):
+                place = (row.customer.number, row.level)
+                rows[place].append(Next(order, row.number, row.new.cost))
+
+            def waiting(line: Line, most: int) -> list[Next]:
+                return rows[line.customer, line.level][:most]
+
+            ids = [
+                self._id(number)
+                for level, most in levels_of(settings, size)
+                for number in take_turns(
+                    [line for line in in_turn if line.level == level], most, settings, waiting
+                )
+            ]
+            found = [self._document(row) for row in self._orders.values()]
+            return Lanes(self._turns.number, by_lane(found, ids, size))
 
     def situation(self, id: str) -> Situation | None:
         with self._changed:

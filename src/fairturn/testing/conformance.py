@@ -18,6 +18,7 @@ from fairturn.testing.outcomes import Outcomes
 from fairturn.testing.progressing import Progressing
 from fairturn.testing.reading import Customers, Finding, Numbers
 from fairturn.testing.submitting import Submitting
+from fairturn.testing.upcoming import Upcoming
 from fairturn.testing.watching import Watching
 
 
@@ -43,6 +44,7 @@ class StoreConformance(
     Purging,
     AccessKeys,
     Glancing,
+    Upcoming,
     Watching,
 ):
     """Every store."""

@@ -19,6 +19,7 @@ from fairturn.model import (
     CustomerSettings,
     Fence,
     Filter,
+    Lanes,
     NewDocument,
     Outcome,
     Page,
@@ -38,6 +39,7 @@ from fairturn.stores.postgres import (
     admitting,
     changing,
     forgetting,
+    lanes,
     loading,
     migrating,
     reading,
@@ -305,6 +307,11 @@ class PostgresStore:
     def summary(self) -> Summary:
         with self._database.reading() as session:
             return reading.summary(session)
+
+    def lanes(self, *, size: int = 24) -> Lanes:
+        with self._looking() as (session, queue, now):
+            uptime = self._uptime() or Uptime("server", now)
+            return lanes.lanes(session, queue, size, now, uptime)
 
     def situation(self, id: str) -> Situation | None:
         with self._looking() as (session, queue, now):

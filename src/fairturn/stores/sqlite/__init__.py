@@ -20,6 +20,7 @@ from fairturn.model import (
     CustomerSettings,
     Fence,
     Filter,
+    Lanes,
     NewDocument,
     Outcome,
     Page,
@@ -36,7 +37,15 @@ from fairturn.model import (
     weight_in_thousandths,
 )
 from fairturn.situation import Seen, Situation
-from fairturn.stores.sqlite import admitting, forgetting, outcomes, reading, rebuilding, situating
+from fairturn.stores.sqlite import (
+    admitting,
+    forgetting,
+    lanes,
+    outcomes,
+    reading,
+    rebuilding,
+    situating,
+)
 from fairturn.stores.sqlite.claiming import Claiming
 from fairturn.stores.sqlite.copying import Snapshot
 from fairturn.stores.sqlite.database import Database
@@ -229,6 +238,12 @@ class SqliteStore:
         """The file as it is now, to be read while the block runs; nobody can write meanwhile."""
         with self._database.holding() as connection:
             yield connection
+
+    def lanes(self, *, size: int = 24) -> Lanes:
+        now, uptime = self._clock.now(), self._clock.uptime()
+        with self._database.reading() as connection:
+            queue = QueueRow(connection, self._cache)
+            return lanes.lanes(connection, queue, size, now, uptime)
 
     def situation(self, id: str) -> Situation | None:
         now, uptime = self._clock.now(), self._clock.uptime()
