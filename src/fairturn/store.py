@@ -115,8 +115,19 @@ class Store(Protocol):
         """
         ...
 
-    def find(self, filter: Filter, *, after: str | None = None, size: int = 100) -> Page:
-        """One page of the documents that match, the newest submission first."""
+    def find(
+        self,
+        filter: Filter,
+        *,
+        after: str | None = None,
+        size: int = 100,
+        reach: int | None = None,
+    ) -> Page:
+        """One page of the documents that match, the newest submission first.
+
+        With `reach` no more than so many documents are looked at, from `after` down: then a page
+        may be short, or empty, although `next` says where to look on.
+        """
         ...
 
     def read(self, id: str) -> Stored | None:

@@ -483,16 +483,26 @@ class MemoryStore:
 
     # ── Reading ──────────────────────────────────────────────────────────────────────────────────
 
-    def find(self, filter: Filter, *, after: str | None = None, size: int = 100) -> Page:
+    def find(
+        self,
+        filter: Filter,
+        *,
+        after: str | None = None,
+        size: int = 100,
+        reach: int | None = None,
+    ) -> Page:
         with self._changed:
             below = self._next_number if after is None else ids.decode(after, self._key) or 0
+            lowest = 1 if reach is None else max(1, below - reach)
             matching = [
                 row
                 for number, row in sorted(self._documents.items(), reverse=True)
-                if number < below and self._matches(row, filter)
+                if lowest <= number < below and self._matches(row, filter)
             ]
             page = [self._document(row) for row in matching[:size]]
-            return Page(page, page[-1].id if len(matching) > size else None)
+            if len(matching) > size:
+                return Page(page, page[-1].id)
+            return Page(page, self._id(lowest) if lowest > 1 else None)
 
     def _matches(self, row: _Row, filter: Filter) -> bool:
         return (

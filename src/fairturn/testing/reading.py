@@ -57,6 +57,36 @@ class Finding(StoreSuite):
         for found in find_all(store):
             assert found == document(store, found.id)
 
+    @pytest.mark.parametrize("customer", [None, "b"])
+    def test_a_look_with_a_reach_goes_on_where_it_ended(
+        self, store: Store, customer: str | None
+    ) -> None:
+        submit_each(store, "abbbaaabaaaa")
+        complete(store, claim(store, 3))
+        filter = Filter(customer=customer, priorities=(1,))
+
+        whole = ids(find_all(store, filter))
+        found, after, looks = [], None, 0
+        while True:
+            page = store.find(filter, after=after, size=2, reach=3)
+            found += ids(page.documents)
+            after, looks = page.next, looks + 1
+            if after is None:
+                break
+
+        assert found == whole
+        assert looks >= 4
+
+    def test_a_reach_ends_a_look_before_what_is_further_away(self, store: Store) -> None:
+        wanted = submit(store, "first", name="wanted")
+        submit_each(store, "aaaaaaaa")
+
+        near = store.find(Filter(name="wanted"), reach=8)
+        further = store.find(Filter(name="wanted"), after=near.next, reach=8)
+
+        assert (near.documents, near.next is None) == ([], False)
+        assert (ids(further.documents), further.next) == ([wanted.id], None)
+
     @pytest.mark.parametrize("wanted", list(State))
     def test_documents_are_found_by_state(self, store: Store, wanted: State) -> None:
         order = [s for s in State if s is not State.WAITING] + [State.WAITING]

@@ -290,9 +290,16 @@ class PostgresStore:
 
     # ── Reading ──────────────────────────────────────────────────────────────────────────────────
 
-    def find(self, filter: Filter, *, after: str | None = None, size: int = 100) -> Page:
+    def find(
+        self,
+        filter: Filter,
+        *,
+        after: str | None = None,
+        size: int = 100,
+        reach: int | None = None,
+    ) -> Page:
         with self._database.reading() as session:
-            return reading.find(session, self._known.key, filter, after, size)
+            return reading.find(session, self._known.key, filter, after, size, reach=reach)
 
     def read(self, id: str) -> Stored | None:
         with self._database.reading() as session:

@@ -87,13 +87,28 @@ def queue_row(session: Session, cache: SettingsCache) -> QueueRow:
     return to_queue(row, cache)
 
 
-def find(session: Session, key: int, filter: Filter, after: str | None, size: int) -> Page:
+_LAST_NUMBER = "SELECT last_value FROM fairturn.document_numbers"
+
+
+def find(
+    session: Session,
+    key: int,
+    filter: Filter,
+    after: str | None,
+    size: int,
+    *,
+    reach: int | None = None,
+) -> Page:
     """One page of documents, the newest first."""
     values: list[Any] = []
     conditions = list(_conditions(filter, key, values))
     if after is not None:
         conditions.append("d.number < %s")
         values.append(ids.decode(after, key))
+    lowest = 1 if reach is None else _lowest(session, key, after, reach)
+    if lowest > 1:
+        conditions.append("d.number >= %s")
+        values.append(lowest)
     where = " AND ".join(conditions) or "true"
     rows = session.fetch(
         f"SELECT {DOCUMENT_COLUMNS}, {_PROGRESS} {_FROM} WHERE {where} "
@@ -101,7 +116,16 @@ def find(session: Session, key: int, filter: Filter, after: str | None, size: in
         [*values, size + 1],
     )
     documents = [_document(row, key) for row in rows[:size]]
-    return Page(documents, documents[-1].id if len(rows) > size else None)
+    if len(rows) > size:
+        return Page(documents, documents[-1].id)
+    return Page(documents, ids.encode(lowest, key) if lowest > 1 else None)
+
+
+def _lowest(session: Session, key: int, after: str | None, reach: int) -> int:
+    """How far down to look."""
+    ((last,),) = session.fetch(_LAST_NUMBER)
+    below: int = last + 1 if after is None else min(last + 1, ids.decode(after, key) or 0)
+    return max(1, below - reach)
 
 
 def _conditions(filter: Filter, key: int, values: list[Any]) -> Iterable[str]:

@@ -207,9 +207,17 @@ class SqliteStore:
 
     # ── Reading ──────────────────────────────────────────────────────────────────────────────────
 
-    def find(self, filter: Filter, *, after: str | None = None, size: int = 100) -> Page:
+    def find(
+        self,
+        filter: Filter,
+        *,
+        after: str | None = None,
+        size: int = 100,
+        reach: int | None = None,
+    ) -> Page:
         with self._database.reading() as connection:
-            return reading.find(connection, QueueRow(connection, self._cache), filter, after, size)
+            queue = QueueRow(connection, self._cache)
+            return reading.find(connection, queue, filter, after, size, reach=reach)
 
     def read(self, id: str) -> Stored | None:
         with self._database.reading() as connection:

@@ -53,11 +53,18 @@ _RUNNING = "SELECT coalesce(sum(running), 0) FROM leases"
 
 
 def find(
-    connection: apsw.Connection, queue: QueueRow, filter: Filter, after: str | None, size: int
+    connection: apsw.Connection,
+    queue: QueueRow,
+    filter: Filter,
+    after: str | None,
+    size: int,
+    *,
+    reach: int | None = None,
 ) -> Page:
     """One page of documents, the newest first."""
     before = _NEWEST if after is None else ids.decode(after, queue.key)
-    values: dict[str, Any] = {"before": before, "size": size + 1}
+    lowest = 1 if reach is None else max(1, min(before or 0, queue.next_number) - reach)
+    values: dict[str, Any] = {"before": before, "size": size + 1, "lowest": lowest}
     condition = _condition(connection, queue, filter, values)
     if filter.customer is not None and filter.ids is None and filter.states != (State.RUNNING,):
         numbers = _its_numbers(condition)
@@ -65,7 +72,7 @@ def find(
         index, walked = _walk(filter)
         numbers = f"""
             SELECT d.number FROM documents d {index}
-            WHERE d.number < :before AND {walked} AND {condition}
+            WHERE d.number < :before AND d.number >= :lowest AND {walked} AND {condition}
             ORDER BY d.number DESC LIMIT :size"""
     rows = connection.execute(
         f"SELECT {DOCUMENT_COLUMNS}, {_PROGRESS} {_FROM} WHERE d.number IN ({numbers}) "
@@ -73,7 +80,9 @@ def find(
         values,
     ).fetchall()
     documents = [_document(row, queue.key) for row in rows[:size]]
-    return Page(documents, documents[-1].id if len(rows) > size else None)
+    if len(rows) > size:
+        return Page(documents, documents[-1].id)
+    return Page(documents, ids.encode(lowest, queue.key) if lowest > 1 else None)
 
 
 def _condition(
@@ -128,14 +137,14 @@ def _its_numbers(condition: str) -> str:
     parts = [
         f"""SELECT d.number FROM documents d INDEXED BY documents_flow
         WHERE d.customer = :customer AND d.level = {level} AND d.order_number < :before
-            AND d.order_number = d.number AND {condition}
+            AND d.order_number >= :lowest AND d.order_number = d.number AND {condition}
         ORDER BY d.order_number DESC LIMIT :size"""
         for level in range(LEVELS + 1)
     ]
     parts.append(
         f"""SELECT d.number FROM documents d INDEXED BY documents_reordered
         WHERE d.customer = :customer AND d.order_number IS NOT d.number AND d.number < :before
-            AND {condition}
+            AND d.number >= :lowest AND {condition}
         ORDER BY d.number DESC LIMIT :size"""
     )
     together = " UNION ALL ".join(f"SELECT number FROM ({part})" for part in parts)
