@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from fairturn import sentences
 from fairturn.locales import LONG_NUMBER, SHORT_NUMBER
+from fairturn.page.texts import TEXTS
 from fairturn.sentences import Message
 from fairturn.service import problems as service_problems
 
@@ -83,8 +84,10 @@ def messages() -> list[Message]:
         sentences.MESSAGES,
         sentences.PHRASES,
         service_problems.MESSAGES,
+        TEXTS,
     )
-    return numbers + [message for table in tables for message in table.values()]
+    everything = numbers + [message for table in tables for message in table.values()]
+    return list({(message.one, message.many): message for message in everything}.values())
 
 
 def problems(entries: list[Entry], language: str) -> Iterator[str]:

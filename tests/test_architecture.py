@@ -32,10 +32,16 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("worker",),
     ("config", "handlers", "client"),
     ("backup", "demo", "moving"),
-    ("cli", "service", "web", "integrations", "simulator", "testing"),
+    ("cli", "service", "page", "integrations", "simulator", "testing"),
 )
 # The only imports between two parts of one line: who imports, and what.
-WITHIN_A_LAYER = {("cli", "simulator"), ("cli", "service")}
+WITHIN_A_LAYER = {
+    ("cli", "simulator"),
+    ("cli", "service"),
+    ("cli", "page"),
+    ("page", "service"),
+    ("page", "simulator"),
+}
 
 LAYER_OF = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}
 TOP = len(LAYERS) - 1
@@ -387,7 +393,7 @@ MODULES_THAT_KEEP_THE_RULE = [
     (imports_against_the_layers, "fairturn.store", "from fairturn.priority import Count"),
     (imports_against_the_layers, "fairturn.stores.sqlite", "from . import memory"),
     (imports_against_the_layers, "fairturn.cli.replay", "from fairturn.simulator import run"),
-    (imports_against_the_layers, "fairturn.web.app", "from fairturn import Queue"),
+    (imports_against_the_layers, "fairturn.page.app", "from fairturn import Queue"),
     (imports_against_the_layers, "fairturn", "from fairturn.config import open_queue"),
     (reads_of_the_time, "fairturn.clock", "import time\ntime.time()"),
     (reads_of_the_time, "fairturn.worker", "import time\ntime.sleep(1)"),

@@ -210,6 +210,11 @@ def tell(explanation: Explanation, language: str = "en") -> list[str]:
     return sentences
 
 
+def duration(us: int, language: Language) -> str:
+    """A duration in words."""
+    return _Teller(language).duration(us)
+
+
 class _Teller:
     """Makes sentences in one language."""
 

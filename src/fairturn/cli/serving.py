@@ -110,6 +110,7 @@ def make_server(
 ) -> "Server":
     """The server of a queue, which says where it listens."""
     try:
+        from fairturn.page.mounting import install
         from fairturn.service.app import make_app
         from fairturn.service.logs import JsonFormatter, json_lines
         from fairturn.service.plan import Plan
@@ -131,9 +132,10 @@ def make_server(
         lines.setFormatter(JsonFormatter())
         logging.basicConfig(level=logging.WARNING, handlers=[lines])
     app = make_app(queue, plan, on_served=json_lines(sys.stderr) if as_json else None)
+    install(app)
 
     def started(url: str) -> None:
-        click.echo(f"Serving at {url} (try {url}/docs). Ctrl-C ends it.", err=True)
+        click.echo(f"Serving at {url} (the API: {url}/docs). Ctrl-C ends it.", err=True)
         if not Keys(queue.store).are_asked_for():
             click.echo(
                 "There are no access keys: it listens at this machine alone, and whoever sits "

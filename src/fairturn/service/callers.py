@@ -45,8 +45,8 @@ def caller_of(
     service = service_of(request)
     if "authorization" not in request.headers:
         return _without_key(service, request)
-    address = _address(request)
-    if request.url.scheme != "https" and not _is_local(request):
+    address = address_of(request)
+    if request.url.scheme != "https" and not is_local(request):
         raise Problem(Code.HTTPS_NEEDED)
     shut_out_s = service.rates.seconds_shut_out(address)
     if shut_out_s:
@@ -68,7 +68,7 @@ def _without_key(service: Service, request: Request) -> Caller:
     if service.keys.are_asked_for():
         raise Problem(Code.KEY_MISSING)
     headers = request.headers
-    if not _is_local(request):
+    if not is_local(request):
         raise Problem(Code.KEY_MISSING)
     host = headers.get("host", "")
     if _without_port(host) not in _LOCAL_HOSTS:
@@ -76,8 +76,9 @@ def _without_key(service: Service, request: Request) -> Caller:
     origin = headers.get("origin")
     if origin is not None and origin != f"{request.url.scheme}://{host}":
         raise Problem(Code.ORIGIN_UNKNOWN)
-    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        raise Problem(Code.ORIGIN_UNKNOWN)
+    followed = request.method == "GET" and headers.get("sec-fetch-mode") == "navigate"
+    if not followed and headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        raise Problem(Code.ORIGIN_UNKNOWN)  # who follows a link sees the page; the link does not
     return _NOBODY_ELSE_IS_HERE
 
 
@@ -86,16 +87,17 @@ def _without_port(host: str) -> str:
     return name if port.isdecimal() else host
 
 
-def _address(request: Request) -> str:
+def address_of(request: Request) -> str:
+    """From where a request came."""
     return "" if request.client is None else request.client.host
 
 
-def _is_local(request: Request) -> bool:
+def is_local(request: Request) -> bool:
     """Whether it comes from a program of this machine, and from nobody behind that."""
     if any(name in request.headers for name in _OF_PROXIES):
         return False
     try:
-        return ip_address(_address(request)).is_loopback
+        return ip_address(address_of(request)).is_loopback
     except ValueError:
         return False
 

@@ -14,7 +14,7 @@ from fairturn.service.plan import JSON_BYTES_MAX
 from fairturn.service.problems import Code, answer, problem_of
 
 # These take larger bodies, and count the bytes themselves.
-_UPLOADS = ("/v1/documents", "/v1/documents/batch")
+_UPLOADS = ("/v1/documents", "/v1/documents/batch", "/mine")
 _BODY_S = 30.0  # for each piece of another body
 _HEADERS = {
     "x-content-type-options": "nosniff",

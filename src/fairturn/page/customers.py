@@ -1,0 +1,230 @@
+"""Customers: all of them in a table, and one with its count over time."""
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Any, NamedTuple
+
+from fastapi import APIRouter, Form, Query, Request
+from markupsafe import Markup
+from starlette.responses import Response
+
+from fairturn.access import Role
+from fairturn.errors import NotFound
+from fairturn.keys import NewKey
+from fairturn.model import CUSTOMER_BYTES_MAX, RUNNING_MAX, Customer, Document, Filter
+from fairturn.page.charts import count_chart
+from fairturn.page.entering import back_to
+from fairturn.page.now import Row, row_of
+from fairturn.page.rendering import PageRoute, link_to, render, see_other
+from fairturn.page.visitors import Operator, Overseer, Visitor
+from fairturn.priority import Count, Rule
+from fairturn.service.problems import Code, Problem, refusing_misuse
+
+SIZE = 50
+HISTORY = 500  # of the newest documents, in the chart of the count
+DOCUMENTS_SHOWN = 15
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+Name = Annotated[str, Query(min_length=1, max_length=CUSTOMER_BYTES_MAX)]
+
+
+class Sort(StrEnum):
+    """By which column. Names go up; numbers begin with the largest."""
+
+    NAME = "name"
+    COUNT = "count"
+    NEXT = "next"
+    WAITING = "waiting"
+    RUNNING = "running"
+    P50 = "p50"
+    P95 = "p95"
+    SHARE = "share"
+    WEIGHT = "weight"
+    LIMIT = "limit"
+    RESETS = "resets"
+
+
+_KEYS: dict[Sort, Callable[[Row], Any]] = {
+    Sort.COUNT: lambda row: row.customer.count,
+    Sort.NEXT: lambda row: -row.next_priority,
+    Sort.WAITING: lambda row: -row.customer.waiting,
+    Sort.RUNNING: lambda row: -row.customer.running,
+    Sort.P50: lambda row: -(row.wait_p50 or 0),
+    Sort.P95: lambda row: -(row.wait_p95 or 0),
+    Sort.SHARE: lambda row: -(row.share.share if row.share else 0.0),
+    Sort.WEIGHT: lambda row: -row.customer.settings.weight,
+    Sort.LIMIT: lambda row: row.customer.settings.limit or RUNNING_MAX + 1,
+    Sort.RESETS: lambda row: row.resets_at or 0,
+}
+
+
+class Table(NamedTuple):
+    """One page of customers."""
+
+    rows: list[Row]
+    total: int | None  # None: only names were read
+    at: int | None  # when all were read
+    page: int
+    pages: int | None
+    after: str | None  # where the next page by name begins
+
+
+@router.get("/customers")
+def show_customers(
+    request: Request,
+    visitor: Overseer,
+    *,
+    q: Annotated[str, Query(max_length=CUSTOMER_BYTES_MAX)] = "",
+    sort: Sort = Sort.WAITING,
+    page: Annotated[int, Query(ge=1, le=100_000)] = 1,
+    after: Annotated[str, Query(max_length=CUSTOMER_BYTES_MAX)] = "",
+) -> Response:
+    """A page of the table."""
+    table = _table(visitor, q.strip(), sort, page, after)
+    if table.total is None:
+        sort = Sort.NAME
+    return render(request, visitor, "customers.html", table=table, q=q, sort=sort, sorts=list(Sort))
+
+
+def _table(visitor: Visitor, q: str, sort: Sort, page: int, after: str) -> Table:
+    listed, lately = visitor.page.directory.listed(), visitor.page.trail.lately()
+    rule, now = visitor.service.queue.settings.rule, visitor.service.clock.now()
+    if listed is None:
+        return _by_name(visitor, q, after)
+    found = listed.customers
+    if q:
+        wanted = q.casefold()
+        found = [customer for customer in found if wanted in customer.name.casefold()]
+    begin = (page - 1) * SIZE
+    if sort is Sort.NAME:
+        rows = [row_of(c, lately, rule, now) for c in found[begin : begin + SIZE]]
+    elif sort in (Sort.WAITING, Sort.RUNNING, Sort.COUNT, Sort.WEIGHT):
+        ordered = sorted(found, key=_PLAIN[sort])[begin : begin + SIZE]
+        rows = [row_of(c, lately, rule, now) for c in ordered]
+    else:
+        all_rows = [row_of(c, lately, rule, now) for c in found]
+        rows = sorted(all_rows, key=_KEYS[sort])[begin : begin + SIZE]
+    pages = max(1, -(-len(found) // SIZE))
+    return Table(rows, len(found), listed.at, page, pages, None)
+
+
+# The same keys for customers who need no more than themselves: a hundred thousand rows would.
+_PLAIN: dict[Sort, Callable[[Customer], Any]] = {
+    Sort.COUNT: lambda c: (c.count, c.name),
+    Sort.WAITING: lambda c: (-c.waiting, -c.running, c.count, c.name),
+    Sort.RUNNING: lambda c: (-c.running, -c.waiting, c.name),
+    Sort.WEIGHT: lambda c: (-c.settings.weight, c.name),
+}
+
+
+def _by_name(visitor: Visitor, q: str, after: str) -> Table:
+    """While the list is made for the first time: by name, those that begin so."""
+    store, lately = visitor.service.queue.store, visitor.page.trail.lately()
+    rule, now = visitor.service.queue.settings.rule, visitor.service.clock.now()
+    found = store.customers(names=[q]).customers if q and not after else []
+    page = store.customers(after=after or q or None, size=SIZE)
+    found += [c for c in page.customers if c.name.startswith(q) and c.name != q]
+    more = page.next if found and found[-1].name.startswith(q) else None
+    return Table([row_of(c, lately, rule, now) for c in found], None, None, 1, None, more)
+
+
+@router.get("/customer")
+def show_customer(
+    request: Request, visitor: Overseer, name: Name, done: str | None = None
+) -> Response:
+    """One customer."""
+    return _customer(request, visitor, name, done=done)
+
+
+def _customer(
+    request: Request,
+    visitor: Visitor,
+    name: str,
+    *,
+    done: str | None = None,
+    made: NewKey | None = None,
+) -> Response:
+    service = visitor.service
+    store, rule = service.queue.store, service.queue.settings.rule
+    customer = service.queue.customer(name)
+    documents = store.find(Filter(customer=name), size=HISTORY).documents
+    keys = service.keys.list(customer=name, size=100) if visitor.operates else []
+    # A page that answers a form cannot be asked for again where it stands.
+    address: dict[str, Any] = (
+        {} if made is None else {"live_from": link_to(request, "/customer", name=name)}
+    )
+    return render(
+        request,
+        visitor,
+        "customer.html",
+        row=row_of(customer, visitor.page.trail.lately(), rule, service.clock.now()),
+        documents=documents[:DOCUMENTS_SHOWN],
+        history=documents,
+        chart=count_drawn(documents, rule, service.clock.now()),
+        keys=keys,
+        made=made,
+        done=done if done in ("saved", "revoked") else None,
+        **address,
+    )
+
+
+def count_drawn(documents: list[Document], rule: Rule, now: int) -> Markup | None:
+    """The count over time, from what the newest documents found; None if there are too few."""
+    points = [(d.submitted_at, d.count) for d in reversed(documents) if d.parent is None]
+    if len(points) < 2:
+        return None
+    last = Count(points[-1][1], points[-1][0])
+    if now > rule.resets_at(last):
+        points.append((rule.resets_at(last), 0))
+    return count_chart(points, rule.bounds, now)
+
+
+@router.post("/customer")
+def change_customer(
+    request: Request,
+    visitor: Operator,
+    *,
+    name: Annotated[str, Form(min_length=1, max_length=CUSTOMER_BYTES_MAX)],
+    weight: Annotated[float | None, Form()] = None,
+    limit: Annotated[str | None, Form()] = None,
+    paused: Annotated[bool | None, Form()] = None,
+    back: Annotated[str, Form()] = "",
+) -> Response:
+    """Weight and limit, or the pause. An empty limit is none."""
+    queue = visitor.service.queue
+    with refusing_misuse():
+        if weight is not None:
+            queue.set_customer(name, weight=weight, limit=int(limit) if limit else None)
+        if paused is not None:
+            queue.set_customer(name, paused=paused)
+    visitor.page.directory.changed()
+    if back:
+        return see_other(request, back_to(back))
+    return see_other(request, "/customer", name=name, done="saved")
+
+
+@router.post("/customer/keys")
+def make_key(
+    request: Request,
+    visitor: Operator,
+    *,
+    customer: Annotated[str, Form(min_length=1, max_length=CUSTOMER_BYTES_MAX)],
+    name: Annotated[str, Form(max_length=255)] = "",
+) -> Response:
+    """Make a key of this customer, and show it this once."""
+    keys = visitor.service.keys
+    if visitor.caller is None or visitor.caller.key is None:
+        raise Problem(Code.WRONG_STATE, "the first key is an operator's: fairturn keys make")
+    visitor.service.queue.customer(customer)
+    with refusing_misuse():
+        made = keys.make(Role.CUSTOMER, name=name, customer=customer)
+    return _customer(request, visitor, customer, made=made)
+
+
+@router.post("/customer/keys/revoke")
+def revoke_key(request: Request, visitor: Operator, id: Annotated[str, Form()]) -> Response:
+    """Let a key end now."""
+    key = visitor.service.keys.revoke(id)
+    if key.customer is None:
+        raise NotFound("the key is not that of a customer")
+    return see_other(request, "/customer", name=key.customer, done="revoked")

@@ -1,0 +1,218 @@
+"""A document: what happened to it, why it is where it is, and what can be done; and the search."""
+
+import json
+from typing import Annotated, NamedTuple
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from fairturn.explain import Audience, Explanation, without_position
+from fairturn.model import NAME_BYTES_MAX, Customer, Document, Filter, State, Stored
+from fairturn.page.rendering import PageRoute, render, see_other
+from fairturn.page.visitors import Changer, Known, Visitor
+from fairturn.reasons import Code as Said
+from fairturn.sentences import tell
+from fairturn.service import documents as operations
+from fairturn.service.callers import Caller, stored_for
+from fairturn.situation import waiting_since
+
+RESULT_CHARACTERS_MAX = 20_000
+SEARCH_REACH = 50_000
+FOUND_MAX = 20
+_ENDINGS = {State.COMPLETED: "completed", State.DEAD: "dead", State.CANCELLED: "cancelled"}
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+class Event(NamedTuple):
+    """One point of the timeline: a text by its key with values, and when."""
+
+    key: str
+    at: int | None
+    values: dict[str, object]
+    kind: str = ""
+
+
+class Place(NamedTuple):
+    """Where a waiting document stands; the names of the fields are those of `split.html`."""
+
+    position: int
+    most: int
+    better: int
+    turns: int
+    longest: int
+    own: int
+    starts_at: int | None
+    latest_at: int | None
+
+
+def caller_of(visitor: Visitor) -> Caller:
+    """Who asks; a page that takes a key has one."""
+    assert visitor.caller is not None
+    return visitor.caller
+
+
+@router.get("/documents/{id}")
+def show_document(request: Request, visitor: Known, id: str, done: str | None = None) -> Response:
+    """One document."""
+    service, caller = visitor.service, caller_of(visitor)
+    stored = stored_for(service, caller, id)
+    document = stored.document
+    explained = explained_to(visitor, document.id)
+    return render(
+        request,
+        visitor,
+        "document.html",
+        document=document,
+        whole=caller.sees_all,
+        timeline=timeline(document, explained, whole=caller.sees_all),
+        sentences=tell(explained, visitor.tongue.told_in),
+        why=place_of(explained),
+        result=_result(stored),
+        result_file=stored.result_content,
+        metadata=_shown(document.metadata) if document.metadata else None,
+        done=done if done in ("cancelled", "retried") else None,
+    )
+
+
+def explained_to(visitor: Visitor, id: str) -> Explanation:
+    """The explanation that the visitor may see."""
+    audience = Audience.OPERATOR if visitor.oversees else Audience.CUSTOMER
+    explained = visitor.service.queue.explain(id, audience)
+    if not visitor.oversees and not visitor.service.plan.show_positions:
+        return without_position(explained)
+    return explained
+
+
+def place_of(explained: Explanation) -> Place | None:
+    """The position with its split; None for what does not wait, and where nobody can say."""
+    position, starts = explained.position, explained.forecast
+    if position is None:
+        return None
+    before = position.before
+    return Place(
+        position=position.bounds.least + 1,
+        most=position.bounds.most + 1,
+        better=before.better_levels,
+        turns=before.other_turns,
+        longest=before.longest_waiting,
+        own=before.own,
+        starts_at=None if starts is None else starts.earliest_at,
+        latest_at=None if starts is None else starts.latest_at,
+    )
+
+
+def timeline(document: Document, explained: Explanation, *, whole: bool) -> list[Event]:
+    """What happened, in the order in which it did."""
+    events = [Event("event_submitted", document.submitted_at, {})]
+    events.append(
+        Event(
+            "event_level",
+            document.submitted_at,
+            {"priority": document.priority, "count": document.count},
+        )
+    )
+    if document.due_at is not None and document.attempts == 0:
+        events.append(Event("event_due", document.due_at, {}))
+    for said in explained.reasons:
+        if said.code in (Said.SERVED_MEANWHILE, Said.SERVED_AT_LEAST):
+            events.append(Event("event_overtaken", None, {"n": said.parameters["documents"]}))
+    if document.claimed_at is not None:
+        waited = max(0, document.claimed_at - waiting_since(document))
+        values: dict[str, object] = {"n": document.attempts, "waited": waited}
+        if whole and document.worker is not None:
+            events.append(
+                Event(
+                    "event_claimed_by", document.claimed_at, {**values, "worker": document.worker}
+                )
+            )
+        else:
+            events.append(Event("event_claimed", document.claimed_at, values))
+    if document.state is State.RUNNING:
+        events.append(Event("event_running", None, {}, "running"))
+    if document.cancel_requested and not document.ended:
+        events.append(Event("event_stopping", None, {}, "late"))
+    if document.error is not None:
+        events.append(Event("event_failed", None, {"error": document.error}, "failed"))
+    if document.ended_at is not None:
+        ending = _ENDINGS[document.state]
+        events.append(Event(f"event_{ending}", document.ended_at, {}, ending))
+    return events
+
+
+def _result(stored: Stored) -> str | None:
+    if stored.document.state is not State.COMPLETED or stored.result is None:
+        return None
+    return _shown(json.loads(stored.result))
+
+
+def _shown(value: object) -> str:
+    """JSON for people, up to a bound."""
+    text = json.dumps(value, ensure_ascii=False, indent=2, sort_keys=True)
+    return text if len(text) <= RESULT_CHARACTERS_MAX else text[:RESULT_CHARACTERS_MAX] + " …"
+
+
+@router.get("/documents/{id}/content")
+def get_content(request: Request, visitor: Known, id: str) -> Response:
+    """Download what was submitted."""
+    return operations.get_content(request, caller_of(visitor), id)
+
+
+@router.get("/documents/{id}/result")
+def get_result_file(request: Request, visitor: Known, id: str) -> Response:
+    """Download the file that the handler gave back."""
+    return operations.get_result_file(request, caller_of(visitor), id)
+
+
+@router.post("/documents/{id}/cancel")
+def cancel(request: Request, visitor: Changer, id: str) -> Response:
+    """Cancel it."""
+    operations.cancel_document(request, caller_of(visitor), id)
+    return see_other(request, f"/documents/{id}", done="cancelled")
+
+
+@router.post("/documents/{id}/retry")
+def retry(request: Request, visitor: Changer, id: str) -> Response:
+    """Try it again."""
+    operations.retry_document(request, caller_of(visitor), id)
+    return see_other(request, f"/documents/{id}", done="retried")
+
+
+@router.get("/search")
+def search(
+    request: Request, visitor: Known, q: Annotated[str, Query(max_length=NAME_BYTES_MAX)] = ""
+) -> Response:
+    """Find by id, name or customer. One thing that is meant is shown at once."""
+    q = q.strip()
+    caller, store = caller_of(visitor), visitor.service.queue.store
+    stored = store.read(q.lower()) if q else None
+    if stored is not None and (caller.sees_all or stored.document.customer == caller.customer):
+        return see_other(request, f"/documents/{stored.document.id}")
+    page = store.find(Filter(customer=caller.customer, name=q), size=FOUND_MAX, reach=SEARCH_REACH)
+    customers = _customers(visitor, q) if caller.sees_all and q else []
+    if not page.documents and len(customers) == 1:
+        return see_other(request, "/customer", name=customers[0].name)
+    if len(page.documents) == 1 and not customers:
+        return see_other(request, f"/documents/{page.documents[0].id}")
+    return render(
+        request,
+        visitor,
+        "search.html",
+        q=q,
+        documents=page.documents,
+        customers=customers,
+        reach=SEARCH_REACH if page.next is not None else None,
+    )
+
+
+def _customers(visitor: Visitor, q: str) -> list[Customer]:
+    """Customers with this in their name, as far as they are listed; or whose names begin so."""
+    listed = visitor.page.directory.listed()
+    if listed is not None:
+        wanted = q.casefold()
+        exact = [c for c in listed.customers if c.name == q]
+        return exact or [c for c in listed.customers if wanted in c.name.casefold()][:FOUND_MAX]
+    store = visitor.service.queue.store
+    found = store.customers(names=[q]).customers
+    following = store.customers(after=q, size=FOUND_MAX).customers
+    return found or [c for c in following if c.name.startswith(q)]

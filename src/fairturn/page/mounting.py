@@ -1,0 +1,107 @@
+"""Adds the page to the application of the service."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Annotated, Any
+
+import anyio
+from fastapi import APIRouter, FastAPI, Query, Request
+from starlette.responses import Response
+
+from fairturn.errors import StoreError
+from fairturn.page import (
+    customers,
+    demonstrating,
+    documents,
+    entering,
+    listing,
+    now,
+    own,
+    rules,
+    streaming,
+    whatif,
+)
+from fairturn.page.directory import Directory
+from fairturn.page.entering import back_to
+from fairturn.page.rendering import HEADERS, STATIC, PageRoute, see_other, static_file
+from fairturn.page.tongue import all_tongues
+from fairturn.page.trail import Trail
+from fairturn.page.visitors import LANGUAGE_COOKIE, Anybody, Page
+from fairturn.service.problems import Code, Problem
+from fairturn.service.service import Service
+
+LOOK_S = 1.0
+_PAGES = (
+    entering,
+    rules,
+    now,
+    documents,
+    listing,
+    customers,
+    own,
+    whatif,
+    demonstrating,
+    streaming,
+)
+_YEAR_S = 365 * 86_400
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+@router.get("/page/{name}")
+def get_file(name: str) -> Response:
+    """A style sheet or a script. Its address has its version in it."""
+    if name not in STATIC:
+        raise Problem(Code.NOT_FOUND)
+    headers = {**HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
+    return Response(static_file(name), media_type=STATIC[name], headers=headers)
+
+
+@router.get("/language")
+def choose_language(
+    request: Request, visitor: Anybody, to: Annotated[str, Query()], back: str = "/"
+) -> Response:
+    """Keep the language that was chosen."""
+    response = see_other(request, back_to(back))
+    if to in visitor.page.tongues:
+        response.set_cookie(LANGUAGE_COOKIE, to, max_age=_YEAR_S, httponly=True, samesite="lax")
+    return response
+
+
+def install(app: FastAPI) -> None:
+    """Let the application show pages beside its operations."""
+    service: Service = app.state.service
+    store, clock = service.queue.store, service.clock
+    page = Page(
+        all_tongues(),
+        Trail(store, clock),
+        Directory(store, clock),
+        whatif.Runs(),
+        demonstrating.Demo(),
+    )
+    app.state.page = page
+    for routes in (router, *(each.router for each in _PAGES)):
+        app.include_router(routes)
+    serving = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def looking(app: FastAPI) -> AsyncIterator[Any]:
+        async with serving(app) as state, anyio.create_task_group() as tasks:
+            tasks.start_soon(_look, service, page)
+            yield state
+            page.demo.end()
+            tasks.cancel_scope.cancel()
+
+    app.router.lifespan_context = looking
+
+
+async def _look(service: Service, page: Page) -> None:
+    """Look once a second, for as long as anything changes or runs."""
+    version = -1
+    while not service.watch.closed:
+        if version != service.watch.version or page.trail.is_stale():
+            version = service.watch.version
+            with suppress(StoreError):
+                await service.run(page.trail.look)
+        await asyncio.sleep(LOOK_S)

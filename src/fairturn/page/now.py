@@ -1,0 +1,225 @@
+"""Now: who is next, who is worked for, how long documents wait."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fastapi import APIRouter, Request
+from markupsafe import Markup
+from starlette.responses import Response
+
+from fairturn.clock import SECOND_US
+from fairturn.errors import NotFound
+from fairturn.model import Customer, Document, Filter, Lanes, State
+from fairturn.page.charts import Note, Series, waits_chart
+from fairturn.page.directory import Directory
+from fairturn.page.rendering import PageRoute, render, see_other
+from fairturn.page.tongue import Tongue
+from fairturn.page.trail import RECENT_US, Lately, Share, Trail, quantile
+from fairturn.page.visitors import Known, Visitor
+from fairturn.priority import Count, Rule
+from fairturn.sentences import tell
+from fairturn.service.operating import workers_of
+from fairturn.store import Store
+
+CHIPS = 24
+RUNNING_SHOWN = 8
+CUSTOMERS_SHOWN = 8
+LATE_US = 600 * SECOND_US
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+class Lane(NamedTuple):
+    """One priority: how many wait, who is next, since when the oldest waits."""
+
+    priority: int
+    waiting: int
+    chips: Sequence[Document]  # the next one first
+    more: int
+    since: int | None
+
+
+class Row(NamedTuple):
+    """A customer in a table."""
+
+    customer: Customer
+    next_priority: int
+    share: Share | None
+    wait_p50: int | None
+    wait_p95: int | None
+    resets_at: int | None
+
+
+class Why(NamedTuple):
+    """Why one document waits: the split of what is before it, and sentences."""
+
+    document: Document
+    position: int
+    better: int
+    turns: int
+    longest: int
+    own: int
+    starts_at: int | None
+    sentences: list[str]
+
+
+@router.get("/")
+def show_now(request: Request, visitor: Known) -> Response:
+    """The page for operators; a customer goes to its own."""
+    if not visitor.oversees:
+        return see_other(request, "/mine")
+    return now_page(request, visitor, visitor.page.trail, visitor.page.directory)
+
+
+def now_page(
+    request: Request,
+    visitor: Visitor,
+    trail: Trail,
+    directory: Directory,
+    *,
+    demo: bool = False,
+    compared: Any = None,
+) -> Response:
+    """The page of a queue: the real one, or that of the demo."""
+    service = visitor.service
+    store, now = service.queue.store, service.clock.now()
+    summary, lanes, oldest = store.summary(), store.lanes(size=CHIPS), store.oldest_waiting()
+    running = store.find(Filter(states=(State.RUNNING,)), size=RUNNING_SHOWN).documents
+    workers = [worker for worker in workers_of(service) if worker.alive]
+    lately, listed = trail.lately(), directory.listed()
+    rule = service.queue.settings.rule
+    everybody = lately.customers.values() if listed is None else listed.customers
+    drawn = lately.drawn()
+    foremost = _foremost(lately, store)
+    shown = _lanes(lanes, summary.waiting_by_priority, oldest)
+    empty = not (summary.waiting or summary.running or summary.delayed)
+    if empty:
+        empty = not store.find(Filter(), size=1).documents
+    return render(
+        request,
+        visitor,
+        "now.html",
+        summary=summary,
+        lanes=shown,
+        running=running,
+        workers=workers,
+        places=summary.running + sum(worker.idle for worker in workers),
+        lately=lately,
+        quiet_p99=quantile(lately.quiet_waits(), 0.99),
+        oldest=min(oldest.values(), default=None),
+        oldest_level=min(oldest, key=lambda level: oldest[level], default=None),
+        late_us=LATE_US,
+        most=foremost[0] if foremost else None,
+        served=sum(bool(waits) for waits in lately.waits.values()),
+        paused=[c.name for c in everybody if c.settings.paused],
+        why=None if empty else _why(visitor, shown),
+        rows=[row_of(c, lately, rule, now) for c in foremost],
+        minutes=5 if drawn[-1].at - drawn[0].at < RECENT_US else 30,
+        chart=waits_drawn(lately, visitor.tongue),
+        chart_rows=_chart_rows(lately),
+        empty=empty,
+        demo=demo,
+        compared=compared,
+        address=str(request.base_url).rstrip("/"),
+    )
+
+
+def _lanes(lanes: Lanes, waiting: Sequence[int], oldest: Mapping[int, int]) -> list[Lane]:
+    return [
+        Lane(
+            priority,
+            waiting[priority - 1],
+            upcoming,
+            max(0, waiting[priority - 1] - len(upcoming)),
+            oldest.get(priority) if waiting[priority - 1] else None,
+        )
+        for priority, upcoming in enumerate(lanes.upcoming, 1)
+    ]
+
+
+def _why(visitor: Visitor, lanes: Sequence[Lane]) -> Why | None:
+    """The document to tell about: one that others slip past, in the last lane that has any."""
+    lane = next((lane for lane in reversed(lanes) if lane.chips), None)
+    if lane is None:
+        return None
+    document = lane.chips[:6][-1]
+    try:
+        explained = visitor.service.queue.explain(document.id)
+    except NotFound:
+        return None
+    position = explained.position
+    if position is None:
+        return None
+    before = position.before
+    starts = explained.forecast
+    return Why(
+        document=document,
+        position=position.bounds.least + 1,
+        better=before.better_levels,
+        turns=before.other_turns,
+        longest=before.longest_waiting,
+        own=before.own,
+        starts_at=None
+        if starts is None or starts.latest_at is None
+        else (starts.earliest_at + starts.latest_at) // 2,
+        sentences=tell(explained, visitor.tongue.told_in)[1:3],
+    )
+
+
+def row_of(customer: Customer, lately: Lately, rule: Rule, now: int) -> Row:
+    """A customer with what was seen of it lately."""
+    updated_at = customer.count_updated_at
+    last = None if updated_at is None else Count(customer.count, updated_at)
+    resets_at = None if last is None else rule.resets_at(last)
+    waits = lately.waits.get(customer.name, ())
+    return Row(
+        customer=customer,
+        next_priority=rule.priority(rule.check(last, now).value),
+        share=lately.shares.get(customer.name),
+        wait_p50=quantile(waits, 0.5),
+        wait_p95=quantile(waits, 0.95),
+        resets_at=resets_at if resets_at is not None and resets_at >= now else None,
+    )
+
+
+def _foremost(lately: Lately, store: Store) -> list[Customer]:
+    """Those with most waiting, then most work, as they are now."""
+
+    def key(customer: Customer) -> tuple[int, float, str]:
+        share = lately.shares.get(customer.name)
+        return (-customer.waiting, -(share.share if share else 0.0), customer.name)
+
+    names = [c.name for c in sorted(lately.customers.values(), key=key)[:CUSTOMERS_SHOWN]]
+    return sorted(store.customers(names=names).customers, key=key) if names else []
+
+
+def waits_drawn(lately: Lately, tongue: Tongue) -> Markup | None:
+    """The chart of waits; None if there is nothing to draw yet."""
+    buckets = lately.drawn()
+    series = [
+        Series("first-come", tongue.say("chart_first_come"), [b.first_come_us for b in buckets]),
+        Series("oldest", tongue.say("chart_oldest"), [b.oldest_us for b in buckets]),
+        Series("busy", tongue.say("chart_busy"), [quantile(b.busy, 0.99) for b in buckets]),
+        Series("quiet", tongue.say("chart_quiet"), [quantile(b.quiet, 0.99) for b in buckets]),
+    ]
+    if not any(value is not None for line in series for value in line.values):
+        return None
+    notes = [
+        Note(mark.at, tongue.say("chart_dump", customer=mark.customer, n=mark.documents))
+        for mark in lately.marks[-2:]
+    ]
+    return waits_chart([b.at for b in buckets], series, notes, tongue.number(0.5)[1])
+
+
+def _chart_rows(lately: Lately) -> list[tuple[int, list[int | None]]]:
+    """What the chart shows, and more: by half minute, the newest first."""
+    rows = []
+    for bucket in reversed(lately.drawn()):
+        values = [
+            quantile(waits, share)
+            for waits in (bucket.quiet, bucket.busy)
+            for share in (0.5, 0.95, 0.99)
+        ] + [bucket.oldest_us, bucket.first_come_us]
+        if any(value is not None for value in values):
+            rows.append((bucket.at, values))
+    return rows

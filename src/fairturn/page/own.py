@@ -1,0 +1,120 @@
+"""A customer's own view: upload, own documents, positions. Nothing of anyone else is read."""
+
+from typing import NamedTuple
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from fairturn.clock import SECOND_US
+from fairturn.errors import NotFound
+from fairturn.model import Customer, CustomerSettings, Document, Filter, State
+from fairturn.page.documents import Place, caller_of, explained_to, place_of
+from fairturn.page.now import Row
+from fairturn.page.rendering import PageRoute, render, see_other
+from fairturn.page.trail import quantile
+from fairturn.page.visitors import Changer, Known, Visitor
+from fairturn.priority import LEVELS, Count
+from fairturn.service.problems import Code, Problem
+from fairturn.service.submitting import FORM, About, submit
+from fairturn.situation import waiting_since
+
+DOCUMENTS = 50
+EXPLAINED = 10  # of those that wait, the first ones have their position told
+RECENT_US = 300 * SECOND_US
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+class Own(NamedTuple):
+    """A document, and where it stands if it waits."""
+
+    document: Document
+    place: Place | None
+
+
+@router.get("/mine")
+def show_own(request: Request, visitor: Known, submitted: str | None = None) -> Response:
+    """The page of the customer whose key it is."""
+    caller = caller_of(visitor)
+    if caller.customer is None:
+        return see_other(request, "/")
+    documents = visitor.service.queue.store.find(
+        Filter(customer=caller.customer), size=DOCUMENTS
+    ).documents
+    return render(
+        request,
+        visitor,
+        "own.html",
+        row=_standing(visitor, caller.customer, documents),
+        documents=_with_places(visitor, documents),
+        more=len(documents) == DOCUMENTS,
+        submitted=submitted,
+        size_bytes_max=visitor.service.plan.size_bytes_max,
+    )
+
+
+def _standing(visitor: Visitor, name: str, documents: list[Document]) -> Row:
+    """Where the customer stands; its waits are those of the documents on this page alone."""
+    service = visitor.service
+    rule, now = service.queue.settings.rule, service.clock.now()
+    try:
+        customer = service.queue.customer(name)
+    except NotFound:
+        customer = Customer(
+            name=name,
+            settings=CustomerSettings(),
+            count=0,
+            count_updated_at=None,
+            waiting=0,
+            waiting_by_priority=(0,) * LEVELS,
+            running=0,
+            delayed=0,
+        )
+    updated_at = customer.count_updated_at
+    last = None if updated_at is None else Count(customer.count, updated_at)
+    resets_at = None if last is None else rule.resets_at(last)
+    waits = [
+        max(0, d.claimed_at - waiting_since(d))
+        for d in documents
+        if d.claimed_at is not None and d.claimed_at >= now - RECENT_US
+    ]
+    return Row(
+        customer=customer,
+        next_priority=rule.priority(rule.check(last, now).value),
+        share=None,
+        wait_p50=quantile(waits, 0.5),
+        wait_p95=quantile(waits, 0.95),
+        resets_at=resets_at if resets_at is not None and resets_at >= now else None,
+    )
+
+
+def _with_places(visitor: Visitor, documents: list[Document]) -> list[Own]:
+    first = [d.id for d in reversed(documents) if d.state is State.WAITING][:EXPLAINED]
+    places: dict[str, Place | None] = {}
+    for id in first:
+        try:
+            places[id] = place_of(explained_to(visitor, id))
+        except NotFound:
+            continue  # it was deleted meanwhile
+    return [Own(document, places.get(document.id)) for document in documents]
+
+
+@router.post("/mine")
+async def upload(request: Request, visitor: Changer) -> Response:
+    """Take a file: raw with its name in the query from a script, or as a form."""
+    caller = caller_of(visitor)
+    if caller.customer is None:
+        raise Problem(Code.NOT_ALLOWED)
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    name = request.query_params.get("name")
+    receipt = await submit(
+        request,
+        caller=caller,
+        about=About(name=name or None),
+        response=Response(),
+        idempotency_key=request.headers.get("idempotency-key"),
+        content_digest=None,
+    )
+    if media_type == FORM:
+        return see_other(request, "/mine", submitted=receipt.id)
+    return JSONResponse({"id": receipt.id, "priority": receipt.priority}, 201)

@@ -1,0 +1,234 @@
+// What a page does by itself. Without it every page still works: links, forms, and a reload.
+// No text is made here; what is said comes from the server, in the reader's language.
+
+const root = document.documentElement;
+const language = root.lang.length === 2 ? root.lang : "en";
+
+// ── Keyboard ────────────────────────────────────────────────────────────────────────────────────
+
+let first = "";
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+  const typing = event.target.closest?.("input, textarea, select, [contenteditable]");
+  if (typing) {
+    if (event.key === "Escape") event.target.blur();
+    return;
+  }
+  if (event.key === "/") {
+    const search = document.querySelector("input[type=search]");
+    if (search) { event.preventDefault(); search.focus(); search.select(); }
+  } else if (event.key === "?") {
+    document.getElementById("keys")?.showModal();
+  } else if (first === "g") {
+    const to = document.querySelector(`[data-keys="g ${CSS.escape(event.key)}"]`);
+    if (to) { event.preventDefault(); to.click(); }
+  }
+  first = event.key;
+});
+
+// One open menu at a time, closed by Escape or a click elsewhere.
+document.addEventListener("click", (event) => {
+  for (const menu of document.querySelectorAll("details.menu[open]"))
+    if (!menu.contains(event.target)) menu.open = false;
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  const menu = document.querySelector("details.menu[open]");
+  if (menu) { menu.open = false; menu.querySelector("summary").focus(); }
+});
+
+// ── Moments: in the reader's time zone, and counting ────────────────────────────────────────────
+
+const whole = new Intl.DateTimeFormat(language, { dateStyle: "medium", timeStyle: "medium", hourCycle: "h23" });
+const minute = new Intl.DateTimeFormat(language, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+const decimal = root.dataset.decimal || ".";
+// The clock of the server is the one that counts.
+let ahead = 0;
+
+function digits(number, after) { return number.toFixed(after).replace(".", decimal); }
+
+function short(us) {
+  let left = Math.max(0, us / 1e6);
+  if (left < 10) return `${digits(left, 1)}\u00a0s`;
+  left = Math.round(left);
+  const parts = [];
+  for (const [unit, length] of [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]]) {
+    const n = Math.floor(left / length);
+    left -= n * length;
+    if (n || parts.length) parts.push([n, `${n}\u00a0${unit}`]);
+    if (parts.length === 2 || (parts.length && n >= 30)) break;
+  }
+  return parts.filter(([n], place) => place === 0 || n).map((part) => part[1]).join(" ");
+}
+
+function clock(us) {
+  const seconds = Math.max(0, Math.round(us / 1e6));
+  const two = (n) => String(n).padStart(2, "0");
+  const [h, m, s] = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60, seconds % 60];
+  return h ? `${h}:${two(m)}:${two(s)}` : `${m}:${two(s)}`;
+}
+
+function tick() {
+  const now = Date.now() * 1000 + ahead;
+  for (const each of document.querySelectorAll("[data-since]"))
+    each.textContent = short(now - Number(each.dataset.since));
+  for (const each of document.querySelectorAll("[data-until]"))
+    each.textContent = (each.dataset.form === "clock" ? clock : short)(Number(each.dataset.until) - now);
+}
+
+function localize(scope) {
+  for (const time of scope.querySelectorAll("time[datetime]")) {
+    const at = new Date(time.dateTime);
+    if (Number.isNaN(at.valueOf())) continue;
+    if (time.title) time.title = whole.format(at);
+    if (time.hasAttribute("data-exact")) time.textContent = whole.format(at);
+  }
+  for (const label of scope.querySelectorAll("text[data-at]"))
+    label.textContent = minute.format(new Date(Number(label.dataset.at) / 1000));
+}
+
+// ── Blocks that change: asked for as HTML, replaced where they differ ───────────────────────────
+
+const shown = new WeakMap();
+
+function replace(fresh, ids) {
+  const wanted = ids ?? [...document.querySelectorAll("[data-live]")].map((block) => block.id);
+  for (const id of wanted) {
+    const [old, young] = [document.getElementById(id), fresh.getElementById(id)];
+    if (!old || !young) continue;
+    const before = shown.get(old) ?? old.outerHTML;
+    if (before === young.outerHTML && shown.has(old)) continue;
+    const active = old.contains(document.activeElement) ? document.activeElement : null;
+    if (active?.matches("input, textarea, select") || old.querySelector("dialog[open]")) continue;
+    for (const details of young.querySelectorAll("details[id]"))
+      details.open = document.getElementById(details.id)?.open ?? details.open;
+    const text = young.outerHTML;
+    mark(old, young);
+    old.replaceWith(young);
+    shown.set(young, text);
+    localize(young);
+    if (active) {
+      const again = active.id
+        ? document.getElementById(active.id)
+        : [...young.querySelectorAll("a, button, summary")].find(
+            (each) => each.tagName === active.tagName && each.href === active.href && each.textContent === active.textContent);
+      again?.focus({ preventScroll: true });
+    }
+  }
+}
+
+// What was not there before moves in; all else stands still.
+function mark(old, young) {
+  const known = new Set([...old.querySelectorAll("[data-id]")].map((each) => each.dataset.id));
+  if (!known.size) return;
+  for (const each of young.querySelectorAll("[data-id]"))
+    if (!known.has(each.dataset.id)) each.classList.add("moves");
+}
+
+async function ask(address) {
+  const answer = await fetch(address, { headers: { "X-Fairturn-Live": "1" }, redirect: "error" });
+  if (!answer.ok) throw new Error(String(answer.status));
+  return new DOMParser().parseFromString(await answer.text(), "text/html");
+}
+
+const LIVE_MS = 1000;
+const POLL_MS = 5000;
+let asked = 0, pending = null, busy = false, succeeded = Date.now(), failed = 0;
+
+function refresh() {
+  if (pending || !document.querySelector("[data-live]")) return;
+  const wait = document.hidden ? null : Math.max(0, asked + LIVE_MS - Date.now());
+  if (wait === null) { pending = "hidden"; return; }
+  pending = setTimeout(async () => {
+    pending = null;
+    if (busy) return;
+    busy = true;
+    asked = Date.now();
+    try {
+      replace(await ask(document.body.dataset.address ?? location.href));
+      failed = 0;
+      succeeded = Date.now();
+      tell();
+    } catch {
+      failed += 1;
+      tell();
+      setTimeout(refresh, 2 * LIVE_MS);
+    }
+    busy = false;
+  }, wait);
+}
+
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden && pending === "hidden") { pending = null; refresh(); }
+});
+
+let state = "live";
+function tell() {
+  const off = failed >= 2 || state === "off";
+  const banner = document.getElementById("cut-off");
+  banner.hidden = !off;
+  if (off) banner.textContent = banner.dataset.text.replace("{at}", minute.format(succeeded));
+  for (const status of document.querySelectorAll(".status")) {
+    status.classList.toggle("off", off);
+    for (const each of status.querySelectorAll("[data-when]"))
+      each.hidden = each.dataset.when !== (off ? "off" : state === "polling" ? "polling" : "live");
+  }
+}
+
+// One worker hears for all tabs; where there is none, or it hears nothing, this page asks again.
+function listen(address) {
+  const heard = (message) => {
+    if (message.data === "changed") { state = "live"; refresh(); }
+    else { state = message.data; tell(); }
+    if (message.data === "off") failed = 2;
+  };
+  try {
+    const worker = new SharedWorker(document.body.dataset.worker, { name: "fairturn" });
+    worker.port.onmessage = heard;
+    worker.port.start();
+    worker.port.postMessage({ listen: new URL(address, location.href).href });
+    addEventListener("pagehide", () => worker.port.postMessage("gone"));
+    worker.onerror = () => { state = "polling"; tell(); };
+  } catch { state = "polling"; tell(); }
+  const every = Number(document.querySelector("[data-live=always][data-every]")?.dataset.every ?? POLL_MS);
+  setInterval(() => { if (state !== "live" || document.querySelector("[data-live=always]")) refresh(); }, every);
+}
+
+// ── Forms that show what they would find while it is typed ──────────────────────────────────────
+
+for (const form of document.querySelectorAll("form[data-replace]")) {
+  let timer = null, number = 0;
+  form.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(async () => {
+      if (!form.checkValidity()) return;
+      const mine = (number += 1);
+      const address = new URL(form.action);
+      address.hash = "";
+      address.search = new URLSearchParams(new FormData(form)).toString();
+      try {
+        const fresh = await ask(address);
+        if (mine === number) { replace(fresh, [form.dataset.replace]); history.replaceState(null, "", address); }
+      } catch { /* the button still works */ }
+    }, 250);
+  });
+}
+
+// ── Questions before what cannot be taken back, and copying ─────────────────────────────────────
+
+document.addEventListener("click", async (event) => {
+  const opener = event.target.closest("[data-opens]");
+  if (opener) { event.preventDefault(); document.getElementById(opener.dataset.opens)?.showModal(); }
+  const copier = event.target.closest("[data-copy]");
+  if (copier) {
+    const text = document.getElementById(copier.dataset.copy).textContent;
+    try { await navigator.clipboard.writeText(text); copier.textContent = copier.dataset.done; } catch { /* select by hand */ }
+  }
+});
+
+localize(document);
+const told = Number(root.dataset.now);
+if (told) ahead = told - Date.now() * 1000;
+setInterval(tick, 1000);
+if (document.body.dataset.events && document.querySelector("[data-live]")) listen(document.body.dataset.events);
+window.fairturn = { ask, replace, refresh };

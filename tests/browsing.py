@@ -1,0 +1,103 @@
+"""A real Chromium for tests, and a service with the page for it to look at."""
+
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from playwright.sync_api import Browser, Dialog, Page, sync_playwright
+
+from fairturn import Queue
+from fairturn.locales import ENGLISH, Language, load
+from fairturn.page.mounting import install
+from fairturn.page.tongue import Tongue
+from fairturn.service.app import make_app
+from fairturn.service.running import Address, Server
+from tests.servers.keeping import absent
+
+STARTS_S = 30.0
+PSEUDO = "zz"
+
+
+class Pseudo(Language):
+    """A language in which every text that was translated can be told from one that was not."""
+
+    def __init__(self) -> None:
+        english = load(ENGLISH)
+        super().__init__(PSEUDO, english._catalogue)
+
+    def find(self, one: str, many: str | None = None, n: int = 1) -> str:
+        """The text in brackets, and longer, as most languages are."""
+        return f"⟦{super().find(one, many, n)} ~~⟧"
+
+
+@contextmanager
+def page_served(queue: Queue) -> Iterator[str]:
+    """The address of a service with the page, where the pseudo-language can be chosen too."""
+    app = make_app(queue)
+    install(app)
+    app.state.page.tongues[PSEUDO] = Tongue(Pseudo())
+    server = Server(app, Address(port=0))
+    thread = threading.Thread(target=server.run, name="server")
+    thread.start()
+    try:
+        assert server.listening.wait(STARTS_S), "the server does not start"
+        yield server.url
+    finally:
+        server.stop()
+        thread.join(STARTS_S)
+        assert not thread.is_alive(), "the server does not end"
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    """Chromium, as the system has it."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        absent("there is no Chromium; install it, for example: apt-get install chromium")
+    with sync_playwright() as playwright:
+        # Root, as in a container, has no sandbox; only pages of ours are opened.
+        found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        try:
+            yield found
+        finally:
+            found.close()
+
+
+def watched(page: Page) -> list[str]:
+    """What goes wrong on a page: errors of scripts, refusals by the policy, dialogs."""
+    wrong: list[str] = []
+    page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+
+    def refuse(dialog: Dialog) -> None:
+        wrong.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    page.on("dialog", refuse)
+    page.on(
+        "console",
+        lambda said: wrong.append(f"console: {said.text}") if said.type == "error" else None,
+    )
+    return wrong
+
+
+def texts_of(page: Page) -> list[str]:
+    """Every text that a reader or a screen reader meets, but for what is marked as given."""
+    found: list[str] = page.evaluate(READ_TEXTS)
+    return found
+
+
+READ_TEXTS = """() => {
+  const texts = [];
+  const given = "bdi, code, pre, kbd, time, .chip, .brand, .menu ul, [lang], [data-given]";
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const node = walk.currentNode;
+    if (!node.parentElement.closest(given)) texts.push(node.textContent.trim());
+  }
+  for (const each of document.querySelectorAll("[title], [aria-label], [placeholder]"))
+    for (const name of ["title", "aria-label", "placeholder"])
+      if (each.hasAttribute(name) && !each.closest("time, [data-given]"))
+        texts.push(each.getAttribute(name));
+  return texts.filter(Boolean);
+}"""

@@ -1,0 +1,276 @@
+"""The page over HTTP: what it answers to whom, before any browser draws it."""
+
+import re
+from collections.abc import Iterator
+from importlib import resources
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from fairturn import Queue
+from fairturn.locales import languages
+from fairturn.page.entering import back_to
+from fairturn.page.faces import COLOURS, face_of, plain
+from fairturn.page.mounting import install
+from fairturn.page.rendering import LANGUAGE_NAMES
+from fairturn.page.rules import calculate, rows_of
+from fairturn.page.sessions import LASTS_US, SESSIONS_MAX, Sessions
+from fairturn.page.texts import TEXTS
+from fairturn.page.tongue import all_tongues
+from fairturn.priority import Reset, Rule
+from fairturn.service.app import make_app
+from tests.serving import asked, key_for
+
+TONGUES = all_tongues()
+SAME = {"Sec-Fetch-Site": "same-origin"}
+
+
+@pytest.fixture
+def queue() -> Iterator[Queue]:
+    with Queue(":memory:") as found:
+        yield found
+
+
+@pytest.fixture
+def app(queue: Queue) -> FastAPI:
+    made = make_app(queue)
+    install(made)
+    return made
+
+
+def logged_in(app: FastAPI, key: str) -> dict[str, str]:
+    """The cookie of a session for this key."""
+    response = asked(app, "POST", "/login", data={"key": key}, headers=SAME)
+    assert response.status_code == 303, response.text
+    return {"Cookie": response.headers["set-cookie"].partition(";")[0]}
+
+
+# ── The rule ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_table_has_the_counts_and_documents_of_the_texts() -> None:
+    rows = rows_of(Rule())
+
+    assert [(row.highest, row.lowest) for row in rows] == [
+        (0, -2), (-3, -4), (-5, -6), (-7, -8), (-9, -10), (-11, -12), (-13, -14), (-15, -20),
+        (-21, None),
+    ]  # fmt: skip
+    assert [(row.first, row.last) for row in rows][-2:] == [(16, 21), (22, None)]
+
+
+def test_the_calculator_applies_the_rule_itself() -> None:
+    burst = calculate(Rule(), 30, 10)
+    apart = calculate(Rule(), 30, 1_501)
+    periodic = calculate(Rule(reset=Reset.PERIODIC), 30, 100)
+
+    assert [share.documents for share in burst.shares] == [3, 2, 2, 2, 2, 2, 2, 6, 9]
+    assert [share.first for share in burst.shares] == [1, 4, 6, 8, 10, 12, 14, 16, 22]
+    assert (apart.shares[0].documents, apart.resets) == (30, 29)
+    assert (periodic.resets, periodic.last) == (1, 7)
+
+
+def test_everybody_may_read_the_rule_in_force_without_a_key(queue: Queue, app: FastAPI) -> None:
+    key_for(queue)
+    queue.configure(reset_interval_s=120, reset="periodic", bounds=range(-1, -9, -1))
+
+    response = asked(app, "GET", "/priorities", address="192.0.2.7")
+
+    assert response.status_code == 200
+    assert "2 minutes" in response.text
+    assert "also without a pause" in response.text
+    assert "−9 and below" in response.text.replace("\n", " ")
+
+
+@pytest.mark.parametrize("wrong", ["documents=0", "documents=x", "documents=10001", "apart_s=-1"])
+def test_a_number_that_the_calculator_cannot_take_is_a_page_that_says_so(
+    app: FastAPI, wrong: str
+) -> None:
+    response = asked(app, "GET", f"/priorities?{wrong}")
+
+    assert response.status_code == 422
+    assert "not as it must be" in response.text
+    assert response.headers["content-type"].startswith("text/html")
+
+
+# ── Who may see what ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_page_allows_no_script_or_style_but_its_own_files_and_no_frame(app: FastAPI) -> None:
+    response = asked(app, "GET", "/priorities")
+
+    policy = response.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert "data:" not in policy
+    assert not re.search(
+        r"<script(?! type=\"module\" src=)|\sstyle=|\son\w+=|<style", response.text
+    )
+
+
+def test_a_key_opens_a_session_and_the_cookie_is_strict_and_not_for_scripts(
+    queue: Queue, app: FastAPI
+) -> None:
+    key = key_for(queue)
+
+    response = asked(app, "POST", "/login", data={"key": f" {key} "}, headers=SAME)
+
+    cookie = response.headers["set-cookie"].lower()
+    assert response.status_code == 303
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert key not in cookie
+
+
+def test_over_https_the_cookie_is_for_https_alone(queue: Queue, app: FastAPI) -> None:
+    key, base = key_for(queue), "https://queue.example"
+
+    response = asked(app, "POST", "/login", data={"key": key}, headers=SAME, base=base)
+
+    assert "secure" in response.headers["set-cookie"].lower()
+
+
+def test_a_key_that_is_not_known_opens_nothing(queue: Queue, app: FastAPI) -> None:
+    key_for(queue)
+
+    response = asked(app, "POST", "/login", data={"key": "ft_x"}, headers=SAME)
+
+    assert response.status_code == 401
+    assert "set-cookie" not in response.headers
+    assert "not known" in response.text
+
+
+def test_a_key_is_not_taken_from_another_machine_over_plain_http(
+    queue: Queue, app: FastAPI
+) -> None:
+    key = key_for(queue)
+
+    response = asked(app, "POST", "/login", data={"key": key}, headers=SAME, address="192.0.2.7")
+
+    assert response.status_code == 403
+
+
+def test_a_form_of_another_site_changes_nothing(queue: Queue, app: FastAPI) -> None:
+    key = key_for(queue)
+    foreign: list[dict[str, str]] = [
+        {},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site", "Origin": "http://127.0.0.1:1"},
+    ]
+    for headers in foreign:
+        for path, data in (("/login", {"key": key}), ("/logout", {})):
+            response = asked(app, "POST", path, data=data, headers=headers)
+            assert response.status_code == 403, (path, headers)
+            assert "set-cookie" not in response.headers
+
+
+def test_sessions_end_by_themselves_and_the_oldest_make_room() -> None:
+    numbers = iter(range(SESSIONS_MAX + 2))
+    sessions = Sessions(token=lambda: str(next(numbers)))
+
+    first = sessions.begin("a", 0)
+    assert sessions.find(first, LASTS_US - 1) is not None
+    assert sessions.find(first, LASTS_US) is None
+    for _ in range(SESSIONS_MAX):
+        last = sessions.begin("b", 0)
+    assert sessions.find(first, 0) is None
+    assert sessions.find(last, 0) is not None
+    sessions.end(last)
+    assert sessions.find(last, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "path"),
+    [
+        ("/customers?x=1", "/customers?x=1"),
+        ("//evil.example", "/"),
+        ("/\\evil.example", "/"),
+        ("https://evil.example", "/"),
+        ("/a\r\nSet-Cookie: x", "/"),
+        ("", "/"),
+    ],
+)
+def test_after_the_login_one_stays_on_this_service(wanted: str, path: str) -> None:
+    assert back_to(wanted) == path
+
+
+# ── Languages ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_browser_says_the_language_until_one_was_chosen(app: FastAPI) -> None:
+    browser = {"Accept-Language": "pl,en;q=0.5"}
+    by_browser = asked(app, "GET", "/priorities", headers=browser)
+    choice = asked(app, "GET", "/language?to=pt&back=/priorities", headers=browser)
+    cookie = choice.headers["set-cookie"].partition(";")[0]
+    by_choice = asked(app, "GET", "/priorities", headers={**browser, "Cookie": cookie})
+
+    assert '<html lang="pl"' in by_browser.text
+    assert (choice.status_code, choice.headers["location"]) == (303, "/priorities")
+    assert '<html lang="pt"' in by_choice.text
+    assert list(LANGUAGE_NAMES) == languages()
+
+
+def test_every_text_is_used_and_every_text_that_is_used_is_there() -> None:
+    folder = resources.files("fairturn.page")
+    sources = [file.read_text() for file in (folder / "templates").iterdir()]
+    sources += [f.read_text() for f in folder.iterdir() if f.name.endswith(".py")]
+    everything = "\n".join(s for s in sources if '"nav_now": Message' not in s)
+
+    said = set(re.findall(r"""\b(?:t|say|item)\(\s*["']([a-z_]+)["'](?!\s*~)""", everything))
+    beginnings = set(re.findall(r"""["']([a-z_]+_)(?:["']\s*~|\{)""", everything))
+
+    assert said <= set(TEXTS)
+    unused = {
+        key
+        for key in TEXTS
+        if f'"{key}"' not in everything
+        and f"'{key}'" not in everything
+        and not any(key.startswith(beginning) for beginning in beginnings)
+    }
+    assert unused == set()
+
+
+@pytest.mark.parametrize(
+    ("us", "shown"),
+    [
+        (None, "–"),
+        (0, "0 s"),
+        (840_000, "0.8 s"),
+        (9_960_000, "10 s"),
+        (11_000_000, "11 s"),
+        (1_872_000_000, "31 min"),
+        (72_000_000, "1 min 12 s"),
+        (120_000_000, "2 min"),
+        (11_100_000_000, "3 h 5 min"),
+        (187_200_000_000, "2 d 4 h"),
+    ],
+)
+def test_a_duration_is_short_and_has_its_unit(us: int | None, shown: str) -> None:
+    assert TONGUES["en"].short(us) == shown.replace(" s", "\u00a0s").replace(
+        " min", "\u00a0min"
+    ).replace(" h", "\u00a0h").replace(" d", "\u00a0d")
+
+
+# ── Text from outside ────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_customer_has_the_same_colour_and_letters_everywhere() -> None:
+    assert face_of("Acme Logistics") == face_of("Acme Logistics")
+    assert face_of("Acme Logistics").letters == "AC"
+    assert face_of("  ß").letters == "SS"
+    assert face_of("<>").letters == "··"
+    assert {face_of(f"customer {n}").colour for n in range(500)} == set(range(COLOURS))
+
+
+def test_what_would_steer_the_layout_unseen_is_shown_as_a_sign() -> None:
+    assert plain("a\u202eb\x00c\ud800") == "a\ufffdb\ufffdc\ufffd"
+    assert plain("zażółć 文 👩‍💻") == "zażółć 文 👩‍💻"
+
+
+def test_only_files_of_the_page_are_files(app: FastAPI) -> None:
+    for name in ("..%2Ftexts.py", "nothing.js", "%2e%2e"):
+        response: httpx.Response = asked(app, "GET", f"/page/{name}")
+        assert response.status_code in (404, 405), name

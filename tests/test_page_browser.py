@@ -1,0 +1,559 @@
+"""The page in a real Chromium: every page and action, in every language, for every reader."""
+
+import json
+import re
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from fairturn import Queue
+from fairturn.keys import Keys
+from fairturn.locales import languages
+from fairturn.model import State
+from tests.browsing import PSEUDO, browser, page_served, texts_of, watched
+from tests.page_contents import HOSTILE, fill
+from tests.serving import key_for
+
+WAIT_MS = 10_000
+NARROW = {"width": 360, "height": 740}
+WIDE = {"width": 1280, "height": 900}
+
+
+class Shown(NamedTuple):
+    """A service to look at, and what it has."""
+
+    queue: Queue
+    url: str
+    ids: dict[str, str]
+
+    def pages(self) -> dict[str, str]:
+        """Every page by its name."""
+        hostile = quote(HOSTILE[0], safe="")
+        return {
+            "rules": "/priorities?documents=40&apart_s=3",
+            "now": "/",
+            "waiting": f"/documents/{self.ids['waiting']}",
+            "running": f"/documents/{self.ids['running']}",
+            "completed": f"/documents/{self.ids['completed']}",
+            "dead": f"/documents/{self.ids['dead']}",
+            "search": f"/search?q={hostile}",
+            "customers": "/customers?sort=name",
+            "customer": f"/customer?name={hostile}",
+            "documents": "/documents",
+            "bulk": f"/documents-bulk?action=cancel&customer={hostile}",
+            "what_if": "/what-if",
+            "login": "/login",
+            "problem": "/documents/000000000000000",
+        }
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def shown() -> Iterator[Shown]:
+    with Queue(":memory:") as queue:
+        ids = fill(queue)
+        with page_served(queue) as url:
+            yield Shown(queue, url, ids)
+
+
+@pytest.fixture
+def queue() -> Iterator[Queue]:
+    """An empty queue, for tests that change it."""
+    with Queue(":memory:") as found:
+        yield found
+
+
+@pytest.fixture
+def address(queue: Queue) -> Iterator[str]:
+    with page_served(queue) as url:
+        yield url
+
+
+def context_of(chromium: Browser, url: str, language: str = "en", **more: Any) -> BrowserContext:
+    more.setdefault("viewport", WIDE)
+    context = chromium.new_context(base_url=url, locale="en-GB", **more)
+    context.set_default_timeout(WAIT_MS)
+    context.add_cookies([{"name": "fairturn_language", "value": language, "url": url}])
+    return context
+
+
+@pytest.fixture
+def page(chromium: Browser, address: str) -> Iterator[Page]:
+    context = context_of(chromium, address)
+    found = context.new_page()
+    wrong = watched(found)
+    yield found
+    context.close()
+    assert wrong == []
+
+
+def log_in(page: Page, key: str) -> None:
+    page.goto("/login")
+    page.get_by_role("textbox", name="Access key").fill(key)
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_url(lambda url: "/login" not in url)
+
+
+# ── Every page ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("language", languages())
+def test_every_page_is_there_in_every_language_and_complains_of_nothing(
+    chromium: Browser, shown: Shown, language: str
+) -> None:
+    context = context_of(chromium, shown.url, language)
+    page = context.new_page()
+    wrong = watched(page)
+    for name, path in shown.pages().items():
+        wrong.clear()
+        response = page.goto(path)
+        assert response is not None
+        assert response.status == (404 if name == "problem" else 200), (name, response.status)
+        assert page.locator("html").get_attribute("lang") == language
+        expect(page.locator("h1")).to_have_count(1)
+        if name != "problem":  # the browser itself complains of a 404
+            assert wrong == [], name
+    context.close()
+
+
+def test_no_text_is_left_untranslated(chromium: Browser, shown: Shown) -> None:
+    context = context_of(chromium, shown.url, PSEUDO)
+    page = context.new_page()
+    for name, path in shown.pages().items():
+        page.goto(path)
+        left = [
+            text
+            for text in texts_of(page)
+            if "⟦" not in text and "⟧" not in text and re.search(r"[^\W\d_]{2}", text)
+        ]
+        assert left == [], name
+    context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(chromium: Browser, shown: Shown, scheme: Any) -> None:
+    axe = (resources.files("axe_playwright_python") / "axe.min.js").read_text()
+    # Scripts from the outside are refused by the policy of the page; so axe comes in through the
+    # debugger, as a tool of the developer would.
+    context = context_of(chromium, shown.url, color_scheme=scheme, bypass_csp=True)
+    page = context.new_page()
+    only = {"runOnly": ["color-contrast"]} if scheme == "dark" else {}
+    for name, path in shown.pages().items():
+        page.goto(path)
+        page.evaluate(axe)
+        found = page.evaluate("options => axe.run(document, options)", only)
+        serious = [
+            (each["id"], [node["html"][:150] for node in each["nodes"]][:3])
+            for each in found["violations"]
+            if each["impact"] in ("serious", "critical")
+        ]
+        assert serious == [], name
+    context.close()
+
+
+def test_nothing_is_wider_than_a_narrow_screen_in_the_longest_language(
+    chromium: Browser, shown: Shown
+) -> None:
+    for language in ("de", PSEUDO):
+        context = context_of(chromium, shown.url, language, viewport=NARROW)
+        page = context.new_page()
+        for name, path in shown.pages().items():
+            page.goto(path)
+            width = page.evaluate("document.documentElement.scrollWidth")
+            assert width <= NARROW["width"], (language, name, width)
+        context.close()
+
+
+def test_a_hundred_hostile_names_do_nothing_anywhere(
+    chromium: Browser, queue: Queue, address: str
+) -> None:
+    assert len(HOSTILE) >= 100
+    shown = Shown(queue, address, fill(queue, len(HOSTILE)))
+    context = context_of(chromium, shown.url)
+    page = context.new_page()
+    wrong = watched(page)
+    elsewhere: list[str] = []
+    page.on("request", lambda r: None if r.url.startswith(shown.url) else elsewhere.append(r.url))
+    paths = list(shown.pages().values())[:-1]
+    paths += [f"/customer?name={quote(name, safe='')}" for name in HOSTILE[1:12]]
+    paths += ["/customers?sort=waiting&page=2", "/documents?name=" + quote(HOSTILE[1], safe="")]
+    for path in paths:
+        page.goto(path)
+        assert page.evaluate("window.hacked") is None, path
+        assert page.locator("b[id], main img, main iframe").count() == 0, path
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= WIDE["width"], (path, width)
+    assert wrong == []
+    assert elsewhere == []
+    context.close()
+
+
+def test_every_chart_has_a_title_and_a_table_and_every_time_is_exact(
+    chromium: Browser, shown: Shown
+) -> None:
+    context = context_of(chromium, shown.url)
+    page = context.new_page()
+    charts = 0
+    for path in ("/", "/customer?name=Acme+Logistics"):
+        page.goto(path)
+        for card in page.locator("section:has(svg.chart)").all():
+            charts += 1
+            assert card.locator("h2").inner_text().strip()
+            card.locator("details.behind summary").click()
+            expect(card.locator("details.behind table tbody tr").first).to_be_visible()
+    for time in page.locator("time").all():
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", time.get_attribute("datetime") or "")
+    assert charts == 2
+    context.close()
+
+
+# ── By keyboard ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_everything_can_be_done_by_keyboard(page: Page, queue: Queue) -> None:
+    queue.submit("acme", payload=1, name="one.pdf")
+    page.goto("/priorities")
+
+    page.keyboard.press("Tab")
+    expect(page.locator(".skip")).to_be_focused()
+    page.keyboard.press("?")
+    expect(page.locator("#keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("g")
+    page.keyboard.press("c")
+    page.wait_for_url("**/customers")
+    page.locator("summary[aria-label=Change]").focus()
+    page.keyboard.press("Enter")
+    weight = page.get_by_label("Weight", exact=True)
+    weight.focus()
+    page.keyboard.press("Control+a")
+    page.keyboard.type("2.5")
+    page.keyboard.press("Enter")
+    expect(page.locator("td[data-label=Weight]")).to_have_text("2.5")
+    assert queue.customer("acme").settings.weight == 2.5
+    page.keyboard.press("/")
+    page.keyboard.type("one.pdf")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("one.pdf")
+
+
+def test_focus_is_seen_and_follows_the_order_of_reading(page: Page, queue: Queue) -> None:
+    queue.submit("acme", payload=1)
+    page.goto("/")
+    places: list[tuple[float, float]] = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        seen = page.evaluate(
+            """() => {
+              const each = document.activeElement, style = getComputedStyle(each);
+              const box = each.getBoundingClientRect();
+              return [style.outlineStyle !== "none", box.top + scrollY, box.left, each.tagName];
+            }"""
+        )
+        if seen[3] == "BODY":
+            break
+        assert seen[0], seen
+        places.append((seen[1], seen[2]))
+    header = [place for place in places if place[0] < 60]
+    assert header == sorted(header, key=lambda place: place[1])
+    assert len(places) >= 8
+
+
+# ── Live ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_nine_tabs_are_live_over_one_stream(chromium: Browser, address: str, queue: Queue) -> None:
+    queue.submit("acme", payload=1)
+    context = context_of(chromium, address)
+    tabs = [context.new_page() for _ in range(9)]
+    for tab in tabs:
+        tab.goto("/")
+        expect(tab.locator("#tiles .big").first).to_have_text("1")
+
+    queue.submit_many([_submission("acme") for _ in range(4)])
+
+    for tab in tabs:
+        expect(tab.locator("#tiles .big").first).to_have_text("5", timeout=WAIT_MS)
+    context.close()
+
+
+def _submission(customer: str) -> Any:
+    from fairturn import Submission
+
+    return Submission(customer=customer, payload=1)
+
+
+def test_a_service_that_is_cut_off_is_told_and_comes_back(
+    chromium: Browser, address: str, queue: Queue
+) -> None:
+    queue.submit("acme", payload=1)
+    context = context_of(chromium, address)
+    page = context.new_page()
+    page.goto("/")
+    cut = [True]
+    page.route("**/*", lambda route: route.abort() if cut[0] else route.continue_())
+    queue.submit("acme", payload=2)
+    queue.submit("acme", payload=3)
+    expect(page.locator("#cut-off")).to_be_visible(timeout=3 * WAIT_MS)
+    expect(page.locator("#cut-off")).to_contain_text("does not answer")
+
+    cut[0] = False
+
+    expect(page.locator("#cut-off")).to_be_hidden(timeout=2 * WAIT_MS)
+    expect(page.locator("#tiles .big").first).to_have_text("3")
+    context.close()
+
+
+def test_banners_say_that_no_worker_runs_and_who_is_paused(page: Page, queue: Queue) -> None:
+    queue.submit("acme", payload=1)
+    queue.set_customer("acme", paused=True)
+
+    page.goto("/")
+
+    expect(page.locator("#banners")).to_contain_text("No worker is running")
+    expect(page.locator("#banners")).to_contain_text("acme")
+
+
+# ── Actions ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_calculator_answers_while_one_types(page: Page) -> None:
+    page.goto("/priorities")
+
+    page.get_by_label("How many documents").fill("5")
+
+    expect(page.locator("#calculated .answer")).to_have_text(
+        "The first gets priority 1, the last gets priority 2."
+    )
+    page.get_by_label("Seconds between two of them").fill("1501")
+    expect(page.locator("#calculated .answer")).to_contain_text("All 5 get priority 1")
+
+
+def test_a_document_is_cancelled_and_a_dead_one_tried_again(page: Page, queue: Queue) -> None:
+    fill(queue)
+    waiting = queue.submit("acme", payload=1).id
+    dead = next(queue.iterate(states=State.DEAD)).id
+
+    page.goto(f"/documents/{waiting}")
+    page.get_by_role("button", name="Cancel the document").click()
+    expect(page.locator(".state").first).to_have_text("cancelled")
+    page.goto(f"/documents/{dead}")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator(".state").first).to_have_text("waiting")
+
+    assert queue.get(waiting).state is State.CANCELLED
+    assert queue.get(dead).state is State.WAITING
+
+
+def test_what_was_submitted_and_the_result_can_be_seen_and_downloaded(
+    page: Page, queue: Queue, tmp_path: Path
+) -> None:
+    id = queue.submit("acme", content=b"%PDF", name="../a<b>.pdf").id
+    page.goto(f"/documents/{id}")
+
+    with page.expect_download() as started:
+        page.get_by_role("link", name="Download").click()
+
+    assert Path(started.value.path()).read_bytes() == b"%PDF"
+    assert "/" not in started.value.suggested_filename
+
+
+def test_a_customer_is_paused_weighted_limited_and_all_of_it_cancelled(
+    page: Page, queue: Queue
+) -> None:
+    queue.submit_many([_submission("a b&c") for _ in range(3)])
+    page.goto("/customers")
+    page.get_by_role("link", name="a b&c").click()
+
+    page.get_by_label("Weight", exact=True).fill("4")
+    page.get_by_label("Limit", exact=True).fill("2")
+    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator(".head .state")).to_have_text("paused")
+    settings = queue.customer("a b&c").settings
+    assert (settings.weight, settings.limit, settings.paused) == (4, 2, True)
+
+    page.get_by_role("link", name="Cancel all…").click()
+    expect(page.locator("h1")).to_have_text("Cancel 3 documents?")
+    assert queue.customer("a b&c").waiting == 3
+    page.get_by_role("button", name="Cancel 3 documents").click()
+    expect(page.locator(".banner.done")).to_have_text("3 documents were cancelled.")
+    assert queue.customer("a b&c").waiting == 0
+
+
+def test_filters_are_the_address_and_what_matches_is_exported(page: Page, queue: Queue) -> None:
+    fill(queue)
+    page.goto("/documents")
+
+    page.get_by_role("textbox", name="Customer").fill("Acme Logistics")
+    page.get_by_role("combobox", name="Priority").select_option("8")
+    expect(page.locator("#matches tbody tr")).to_have_count(6)
+    assert "customer=Acme" in page.url
+    with page.expect_download() as as_csv:
+        page.get_by_role("link", name="CSV").click()
+    with page.expect_download() as as_json:
+        page.get_by_role("link", name="JSON").click()
+
+    lines = Path(as_csv.value.path()).read_text().splitlines()
+    assert len(lines) == 7
+    assert lines[0].startswith("id,customer,state,priority")
+    exported = json.loads(Path(as_json.value.path()).read_text())
+    assert {each["priority"] for each in exported} == {8}
+    page.goto("/documents?state=dead")
+    page.get_by_role("link", name="Try all that match again").click()
+    page.get_by_role("button", name="Try 10 again").click()
+    expect(page.locator(".banner.done")).to_have_text("10 documents wait again.")
+
+
+def test_the_customers_are_sorted_searched_and_turned_over(page: Page, queue: Queue) -> None:
+    for number in range(60):
+        queue.submit_many([_submission(f"customer {number:02}") for _ in range(1 + number % 3)])
+    page.goto("/customers?sort=name")
+
+    expect(page.locator("tbody tr")).to_have_count(50)
+    page.get_by_role("link", name="Next page").click()
+    expect(page.locator("tbody tr")).to_have_count(10)
+    page.get_by_role("link", name="Waiting").click()
+    expect(page.locator("td[data-label=Waiting]").first).to_have_text("3")
+    page.get_by_label("Name contains").fill("R 42")
+    expect(page.locator("tbody tr")).to_have_count(1)
+    expect(page.locator("tbody")).to_contain_text("customer 42")
+
+
+def test_a_language_that_was_chosen_stays(page: Page) -> None:
+    page.goto("/priorities")
+
+    page.locator("details.menu summary").first.click()
+    page.get_by_role("link", name="Deutsch").click()
+    expect(page.locator("html")).to_have_attribute("lang", "de")
+    page.goto("/customers")
+
+    expect(page.locator("h1")).to_have_text("Kunden")
+
+
+def test_an_empty_queue_teaches_and_the_demo_comes_and_goes(page: Page, address: str) -> None:
+    page.goto("/")
+    expect(page.locator("#command-1")).to_contain_text(address)
+
+    page.get_by_role("button", name="Load the demo").click()
+
+    page.wait_for_url("**/demo")
+    expect(page.locator(".columns dd.big")).to_have_count(3, timeout=2 * WAIT_MS)
+    expect(page.locator(".columns")).to_contain_text("simulated")
+    expect(page.locator("#lanes")).to_contain_text("ZE", timeout=2 * WAIT_MS)
+    page.get_by_role("button", name="Remove the demo").click()
+    expect(page.get_by_role("button", name="Load the demo")).to_be_visible()
+
+
+def test_a_history_is_simulated_under_other_settings(page: Page, queue: Queue) -> None:
+    fill(queue)
+    page.goto("/what-if")
+
+    page.get_by_label("Order").select_option("fifo")
+    page.get_by_label("Places in workers").fill("1")
+    page.get_by_role("button", name="Simulate").click()
+
+    expect(page.locator("#outcome table tbody tr").first).to_be_visible(timeout=2 * WAIT_MS)
+    expect(page.locator("#outcome")).to_contain_text("Simulated: 20 documents")
+
+
+# ── With keys ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_who_has_no_key_sees_the_rule_and_the_login_and_nothing_else(
+    page: Page, queue: Queue
+) -> None:
+    key_for(queue)
+    for path in ("/", "/customers", "/documents", "/what-if", "/mine", "/search?q=x"):
+        page.goto(path)
+        assert "/login" in page.url, path
+    page.goto("/priorities")
+    expect(page.locator("h1")).to_have_text("How priorities work")
+
+
+def test_a_customer_uploads_and_sees_its_own_documents_and_nothing_else(
+    page: Page, queue: Queue, tmp_path: Path
+) -> None:
+    queue.submit_many([_submission("Secret Rival") for _ in range(30)])
+    other = queue.submit("Secret Rival", payload=1, name="secret.pdf").id
+    file = tmp_path / "invoice 1.pdf"
+    file.write_bytes(b"%PDF-1.7 " * 1_000)
+    log_in(page, key_for(queue, "acme"))
+    assert page.url.endswith("/mine")
+
+    page.locator("#files").set_input_files([file])
+
+    expect(page.locator("#uploads")).to_contain_text("submitted")
+    row = page.locator("#own-documents tbody tr")
+    expect(row).to_contain_text("invoice 1.pdf")
+    expect(row).to_contain_text("number 2", timeout=2 * WAIT_MS)
+    row.get_by_role("link").click()
+    expect(page.locator("#explanation")).to_contain_text("priority 1")
+    assert "Secret" not in page.content()
+    for path in (f"/documents/{other}", "/customers", "/documents", "/customer?name=acme"):
+        response = page.request.get(path)
+        assert response.status in (403, 404), path
+        assert "Secret" not in response.text(), path
+    page.goto("/search?q=secret.pdf")
+    expect(page.locator("main")).to_contain_text("No document matches.")
+
+
+def test_keys_are_made_shown_once_and_revoked_and_a_revoked_one_ends_its_session(
+    chromium: Browser, page: Page, address: str, queue: Queue
+) -> None:
+    queue.submit("acme", payload=1)
+    log_in(page, key_for(queue))
+    page.goto("/customer?name=acme")
+    page.get_by_label("For what").fill("laptop")
+    page.get_by_role("button", name="Make a key").click()
+    key = page.locator("#made-key").inner_text().strip()
+    page.goto("/customer?name=acme")
+    assert key not in page.content()
+    context = context_of(chromium, address)
+    theirs = context.new_page()
+    log_in(theirs, key)
+    expect(theirs.locator("h1")).to_contain_text("acme")
+
+    page.get_by_role("button", name="Revoke").click()
+
+    expect(page.locator(".banner.done")).to_be_visible()
+    theirs.goto("/mine")
+    assert "/login" in theirs.url
+    assert Keys(queue.store).check(key) is None
+    context.close()
+
+
+def test_who_logs_out_is_out(page: Page, queue: Queue) -> None:
+    log_in(page, key_for(queue))
+    expect(page.locator(".status")).to_be_visible()
+
+    page.get_by_role("button", name="Log out").click()
+    page.wait_for_url("**/login")
+    page.goto("/customers")
+
+    assert "/login" in page.url
+
+
+def test_a_reader_sees_everything_and_no_button_that_changes_anything(
+    page: Page, queue: Queue
+) -> None:
+    ids = fill(queue)
+    log_in(page, key_for(queue, role="reader"))
+    for path in ("/", "/customers", "/documents", f"/documents/{ids['dead']}"):
+        page.goto(path)
+        forms = page.locator("main form[method=post]").count()
+        assert forms == 0, path
+    response = page.request.post(
+        f"/documents/{ids['dead']}/retry", headers={"Sec-Fetch-Site": "same-origin"}
+    )
+    assert response.status == 403
