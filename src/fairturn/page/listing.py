@@ -187,6 +187,7 @@ def act_in_bulk(
 def _bulk(asked: Confirmed, *, dry_run: bool) -> BulkAction:
     since, before = _moment(asked.submitted_from), _moment(asked.submitted_before)
     filter = BulkFilter(
+        id=[],
         customer=asked.customer or None,
         state=asked.states,
         priority=asked.priorities,
