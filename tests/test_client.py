@@ -8,6 +8,7 @@ import io
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +26,7 @@ from fairturn import (
     NotFound,
     Queue,
     QueueFull,
+    Receipt,
     Submission,
     WrongState,
 )
@@ -577,6 +579,23 @@ def test_access_keys_are_made_listed_replaced_and_ended(queue: Queue) -> None:
             with pytest.raises(ValueError, match="names a customer"):
                 door.keys.make("customer")
             assert made.shown not in repr(made)
+
+
+def test_many_threads_share_a_client_and_many_tasks_an_async_one(queue: Queue) -> None:
+    with served(queue) as url, Client(url) as client, ThreadPoolExecutor(8) as threads:
+        ids = [
+            receipt.id
+            for receipt in threads.map(lambda n: client.submit("acme", payload=n), range(80))
+        ]
+
+        async def submit_all() -> list[Receipt]:
+            async with AsyncClient(url) as together:
+                wanted = (together.submit("other", content=b"%d" % n) for n in range(40))
+                return await asyncio.gather(*wanted)
+
+        ids += [receipt.id for receipt in asyncio.run(submit_all())]
+
+    assert len(set(ids)) == queue.summary().waiting == 120
 
 
 # ── The form of the three ────────────────────────────────────────────────────────────────────────
