@@ -1,6 +1,8 @@
 """The queue by its three doors: itself, a client, and an async client that a test can call like the
 others."""
 
+import re
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -10,9 +12,11 @@ from typing import Any
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from fairturn import AsyncClient, Client, Queue
+from tests.commands import SCRIPT
 from tests.serving import served
 
 DOORS = ("queue", "client", "async client")
+ELSEWHERE = "client of a process"
 
 
 class Awaited:
@@ -59,10 +63,27 @@ def door_to(name: str, queue: Queue, key: str | None = None) -> Iterator[Any]:
     if name == "queue":
         yield queue
         return
-    with served(queue) as url:
-        if name == "client":
-            with Client(url, key) as client:
-                yield client
-        else:
+    with served_elsewhere(queue) if name == ELSEWHERE else served(queue) as url:
+        if name == "async client":
             with awaited(url, key) as client:
                 yield client
+        else:
+            with Client(url, key) as client:
+                yield client
+
+
+@contextmanager
+def served_elsewhere(queue: Queue) -> Iterator[str]:
+    """The address of the program `fairturn serve`, on the file of this queue."""
+    file = str(getattr(queue.store, "path", ""))
+    with subprocess.Popen(
+        [SCRIPT, "serve", "--port", "0", "--database", file], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        try:
+            said = process.stderr.readline()
+            found = re.search(r"Serving at (\S+)", said)
+            assert found is not None, said
+            yield found[1]
+        finally:
+            process.terminate()

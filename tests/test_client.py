@@ -34,7 +34,7 @@ from fairturn.keys import Keys
 from fairturn.model import Failed, Fence, Progress
 from fairturn.sentences import tell
 from tests.commands import LEASE_US, claim, complete, kill
-from tests.doors import DOORS, door_to
+from tests.doors import DOORS, ELSEWHERE, door_to
 from tests.serving import asked, served
 from tests.waiting import wait_until
 
@@ -52,6 +52,10 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
 def door(request: pytest.FixtureRequest, queue: Queue) -> Iterator[Any]:
     with door_to(request.param, queue) as door:
         yield door
+
+
+# Some of the scenarios also against the program, in a process of its own.
+EVERY_DOOR = pytest.mark.parametrize("door", [*DOORS, ELSEWHERE], indirect=True)
 
 
 def seen(document: Document) -> Document:
@@ -221,6 +225,7 @@ def test_a_file_that_is_not_there_is_pythons_own_error(queue: Queue, door: Any) 
         door.submit("acme", file="nowhere.pdf")
 
 
+@EVERY_DOOR
 def test_many_are_stored_in_their_order_all_or_none(
     queue: Queue, door: Any, tmp_path: Path
 ) -> None:
@@ -321,6 +326,7 @@ def _half(fence: Fence) -> dict[Fence, Progress]:
     return {fence: Progress(1, 2.5)}
 
 
+@EVERY_DOOR
 def test_documents_in_every_state_are_the_same_by_every_door(queue: Queue, door: Any) -> None:
     ids = documents_in_every_state(queue)
 
@@ -414,6 +420,7 @@ def test_a_list_that_cannot_be_meant_is_refused_in_the_same_words(queue: Queue, 
             door.list(**wrong)
 
 
+@EVERY_DOOR
 def test_a_document_is_waited_for_until_it_has_ended(queue: Queue, door: Any) -> None:
     id = door.submit("acme", payload=1).id
 
@@ -526,6 +533,7 @@ def test_what_a_customer_cannot_have_is_refused_in_the_same_words(queue: Queue, 
             door.set_customer("acme", **wrong)
 
 
+@EVERY_DOOR
 def test_the_whole_queue_in_numbers_and_settings(queue: Queue, door: Any) -> None:
     documents_in_every_state(queue)
 
