@@ -27,7 +27,7 @@ SOURCES := $(shell find src -name __pycache__ -prune -o -print)
 CHECKED := $(wildcard src tests benchmarks examples)
 
 .PHONY: help run test check locales bench-store bench-embedded bench-postgres bench-postgres-long \
-	bench-replay bench-explain bench-forecast bench-celery fairness lock clean python-is-new-enough
+	bench-replay bench-explain bench-forecast bench-http bench-celery fairness lock clean python-is-new-enough
 
 help: ## List these targets.
 	@echo "make <target>, with one of these targets:"
@@ -76,6 +76,9 @@ bench-explain: $(WHEEL) ## Measure explanations among 10,000 customers and a mil
 
 bench-forecast: $(WHEEL) ## Measure how often the expected start was right.
 	@$(BIN)/python -m benchmarks.forecast $(ARGS)
+
+bench-http: $(WHEEL) ## Measure the service: submissions, lines, a gigabyte, a thousand event streams.
+	@$(BIN)/python -m benchmarks.http $(ARGS)
 
 bench-celery: $(WHEEL) ## Measure Celery with and without stamp, on Valkey and RabbitMQ.
 	@$(BIN)/python -m benchmarks.celery $(ARGS)

@@ -11,10 +11,12 @@ import pytest
 from fastapi import FastAPI
 
 from fairturn import Queue
+from fairturn.clock import ManualClock
 from fairturn.keys import Keys
 from fairturn.service.app import make_app
 from fairturn.service.logs import Served
 from fairturn.service.plan import REFUSED_PER_MINUTE, Plan
+from fairturn.service.rates import Rates
 from tests.commands import complete, kill
 from tests.serving import asked, bearer, client_of, code_of, key_for
 
@@ -349,6 +351,24 @@ def test_a_key_that_asks_too_often_is_told_when_to_come_again(queue: Queue) -> N
     assert code_of(answers[3]) == (429, "rate_limited")
     assert 0 < int(answers[3].headers["retry-after"]) <= 3_600
     assert asked(app, "GET", "/v1/me", headers=keys[1]).status_code == 200
+
+
+def test_a_window_ends_by_the_clock_and_old_ones_are_forgotten() -> None:
+    clock = ManualClock(1_800_000_000_000_000)
+    rates = Rates("2/minute", clock)
+
+    waits = [rates.seconds_to_wait("a") for _ in range(3)]
+    clock.advance(59)
+    late = rates.seconds_to_wait("a")
+    clock.advance(1)
+
+    assert (waits, late) == ([0, 0, 60], 1)
+    assert rates.seconds_to_wait("a") == 0
+    for n in range(30_000):
+        rates.refuse(f"2001:db8::{n:x}")
+        clock.advance(0.01)
+    assert rates.seconds_shut_out("2001:db8::1") == 0
+    assert len(rates._limiter.storage._windows) < 20_100  # type: ignore[attr-defined]
 
 
 def test_who_guesses_keys_is_shut_out_and_others_are_not(queue: Queue, app: FastAPI) -> None:

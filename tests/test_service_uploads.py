@@ -314,7 +314,7 @@ def test_one_key_has_only_so_many_uploads_at_once(queue: Queue) -> None:
             connection.sendall(head(key, "Content-Length: 150000") + b"x" * 100_000)
         wait_until(lambda: len(list(queue.contents.names(1 << 60))) == 2, "both have begun")
 
-        third = client.post("/v1/documents", content=b"x", headers=bearer(key))
+        third = client.post("/v1/documents", content=b"x" * 70_000, headers=bearer(key))
         others = client.post("/v1/documents", content=b"x", headers=bearer(other))
 
         assert code_of(third) == (429, "too_many_at_once")

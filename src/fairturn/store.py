@@ -39,6 +39,12 @@ from fairturn.situation import Seen, Situation
 class Store(Protocol):
     """Where documents, counts and turns are kept."""
 
+    @property
+    def one_writer(self) -> bool:
+        """Whether submissions are stored one after the other, so that those of several callers are
+        stored sooner together."""
+        ...
+
     def settings(self) -> Settings:
         """The settings in force for every process that uses this store."""
         ...

@@ -36,31 +36,35 @@ def with_context(metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
-    return _added(metadata, carrier.get(TRACEPARENT))
+    return dict(carrying(metadata, carrier.get(TRACEPARENT)) or {})
 
 
 @contextmanager
-def submitting(
-    header: str | None, metadata: Mapping[str, Any] | None
-) -> Iterator[Mapping[str, Any] | None]:
-    """Around a submission that came with this `traceparent`: the metadata with the context that the
-    document is to carry. Without OpenTelemetry, or without anybody who listens, that is the
-    sender's own."""
+def submitting(header: str | None) -> Iterator[str | None]:
+    """Around a submission that came with this `traceparent`: the context that the document is to
+    carry. Without OpenTelemetry, or without anybody who listens, that is the sender's own."""
     try:
         from opentelemetry import propagate, trace
     except ImportError:
-        valid = header is not None and _FORM.fullmatch(header)
-        yield _added(metadata, header) if valid else metadata
+        yield header if header is not None and _FORM.fullmatch(header) else None
         return
     listening = not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
     if header is None and not listening:
-        yield metadata
+        yield None
         return
     above = None if header is None else propagate.extract({TRACEPARENT: header})
     tracer = trace.get_tracer(_NAME)
     with tracer.start_as_current_span("submit", above, trace.SpanKind.PRODUCER):
-        carried = with_context(metadata)
-        yield carried if TRACEPARENT in carried else metadata
+        yield with_context().get(TRACEPARENT)
+
+
+def carrying(metadata: Mapping[str, Any] | None, context: str | None) -> Mapping[str, Any] | None:
+    """The metadata with a context, if there is room: a trace is no reason to refuse a document."""
+    if context is None or len(metadata or ()) >= METADATA_KEYS_MAX:
+        return metadata
+    if metadata and len(json.dumps(metadata, default=str)) > METADATA_BYTES_MAX - _ROOM_BYTES:
+        return metadata
+    return {TRACEPARENT: context, **(metadata or {})}
 
 
 def traced(handler: Handler, *, tracer_provider: "TracerProvider | None" = None) -> Handler:
@@ -103,13 +107,3 @@ def _attempt(document: Any, provider: "TracerProvider | None") -> Iterator[None]
         "handle", above, trace.SpanKind.CONSUMER, attributes=attributes
     ):
         yield
-
-
-def _added(metadata: Mapping[str, Any] | None, context: str | None) -> dict[str, Any]:
-    """The metadata with a context, if there is room: a trace is no reason to refuse a document."""
-    given = dict(metadata or {})
-    if context is None or len(given) >= METADATA_KEYS_MAX:
-        return given
-    if given and len(json.dumps(given, default=str)) > METADATA_BYTES_MAX - _ROOM_BYTES:
-        return given
-    return {TRACEPARENT: context, **given}

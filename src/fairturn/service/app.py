@@ -26,6 +26,7 @@ from fairturn.service import (
     shapes,
     submitting,
 )
+from fairturn.service.collecting import Collector
 from fairturn.service.guarding import Guard
 from fairturn.service.logs import Served
 from fairturn.service.plan import Plan
@@ -95,6 +96,8 @@ def make_app(
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.service = service
+    app.state.collector = Collector(service)
+    app.state.looks = events.Looks(service)
     problems.install(app)
     for routes in (
         submitting,

@@ -41,7 +41,17 @@ def caller_of(
     request: Request,
     credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
 ) -> Caller:
-    """Whoever asks, or a problem."""
+    """Whoever asks, or a problem. It asks the store, so it is called in a thread."""
+    return _found(request, None if credentials is None else credentials.credentials)
+
+
+def submitter_of(request: Request) -> Caller:
+    """The same for an operation that reads its headers itself, and for who may submit."""
+    scheme, _, shown = request.headers.get("authorization", "").partition(" ")
+    return _refuse_reader(_found(request, shown if scheme.lower() == "bearer" else None))
+
+
+def _found(request: Request, shown: str | None) -> Caller:
     service = service_of(request)
     if "authorization" not in request.headers:
         return _without_key(service, request)
@@ -51,7 +61,7 @@ def caller_of(
     shut_out_s = service.rates.seconds_shut_out(address)
     if shut_out_s:
         raise Problem(Code.RATE_LIMITED, retry_after_s=shut_out_s)
-    key = None if credentials is None else service.keys.check(credentials.credentials)
+    key = None if shown is None else service.keys.check(shown)
     if key is None:
         service.rates.refuse(address)
         raise Problem(Code.KEY_UNKNOWN)
@@ -107,6 +117,10 @@ Anybody = Annotated[Caller, Depends(caller_of)]
 
 async def changing(caller: Anybody) -> Caller:
     """Who may change documents: all but readers."""
+    return _refuse_reader(caller)
+
+
+def _refuse_reader(caller: Caller) -> Caller:
     if caller.role is Role.READER:
         raise Problem(Code.NOT_ALLOWED)
     return caller

@@ -8,11 +8,13 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Header, Request
 from starlette.responses import StreamingResponse
 
+from fairturn.clock import stopwatch
 from fairturn.errors import StoreError
 from fairturn.model import Filter
 from fairturn.service import customers, shapes
@@ -24,8 +26,10 @@ from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
 
 EVERY_S = 0.25
+PACE_S_MAX = 10.0  # between two events, however many streams there are
 BEAT_S = 15.0  # a comment, so that nobody in between takes the stream for dead
 DOCUMENTS = 100  # the newest ones are watched
+_SHARE = 4  # a look may take one part in so many of the time
 
 router = APIRouter(tags=["events"])
 
@@ -56,14 +60,14 @@ async def stream_events(
     if streams.total() >= STREAMS_MAX or streams[caller.key or ""] >= of_key:
         raise Problem(Code.TOO_MANY_AT_ONCE, retry_after_s=5)
     return StreamingResponse(
-        _events(service, caller, last_event_id),
+        _events(service, request.app.state.looks, caller, last_event_id),
         media_type="text/event-stream",
         headers={"X-Accel-Buffering": "no"},
     )
 
 
 async def _events(
-    service: Service, caller: Caller, last_event_id: str | None
+    service: Service, looks: "Looks", caller: Caller, last_event_id: str | None
 ) -> AsyncIterator[bytes]:
     streams, who = service.streams, caller.key or ""
     streams[who] += 1
@@ -72,12 +76,11 @@ async def _events(
         last = last_event_id
         yield b"retry: 1000\n\n"
         while not service.watch.closed and await service.run(_still_open, service, caller):
-            version = service.watch.version
-            seen = await _look(service, caller)
+            version, _, seen = await looks.look(caller.customer)
             if seen is not None and seen.id != last:
                 last = seen.id
                 yield seen.event(shown)
-                await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(looks.pace_s)
             await service.watch.change(version, BEAT_S)
             if version == service.watch.version:
                 yield b":\n\n"
@@ -85,6 +88,7 @@ async def _events(
         streams[who] -= 1
         if not streams[who]:
             del streams[who]
+            looks.forget(caller.customer)
 
 
 def _still_open(service: Service, caller: Caller) -> bool:
@@ -118,24 +122,67 @@ def _id(document: str) -> str:
     return document[8:23]  # after {"id": "
 
 
-async def _look(service: Service, caller: Caller) -> _Seen | None:
-    """One look for all streams of the same customer and version."""
-    whose = "" if caller.customer is None else f"customer {caller.customer}"
-    version, cache = service.watch.version, service.looks
-    found = cache.get(whose)
-    if found is None or found[0] != version:
+class _Look(NamedTuple):
+    """What somebody saw, when, and of which version."""
+
+    version: int
+    at_s: float
+    seen: _Seen | None  # None: the store did not answer; the next change shows it
+
+
+class Looks:
+    """What the streams show: one look serves all that would see the same, and they come one after
+    the other. The more there is to look at, the longer each waits for its next event, so that all
+    looks together take a quarter of a processor at most."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._last: dict[str | None, _Look] = {}  # by customer; None: the whole queue
+        self._under_way: dict[str | None, asyncio.Task[_Look]] = {}
+        self._thread = CapacityLimiter(1)
+        self._took_s = 0.0  # as a rule
+
+    @property
+    def pace_s(self) -> float:
+        """How long a stream waits between two events."""
+        return max(EVERY_S, min(PACE_S_MAX, _SHARE * len(self._last) * self._took_s))
+
+    async def look(self, customer: str | None) -> _Look:
+        """How things are, or were not longer than a pace ago."""
+        last, version = self._last.get(customer), self._service.watch.version
+        if last is not None and (
+            last.version == version or stopwatch() - last.at_s < self.pace_s / 2
+        ):
+            return last
+        looking = self._under_way.get(customer)
+        if looking is None:
+            looking = asyncio.create_task(self._look(customer, version))
+            self._under_way[customer] = looking
+        return await asyncio.shield(looking)
+
+    async def _look(self, customer: str | None, version: int) -> _Look:
         try:
-            found = (version, await service.run(_look_now, service, caller.customer))
+            look = await to_thread.run_sync(self._look_now, customer, version, limiter=self._thread)
+        finally:
+            del self._under_way[customer]
+        self._took_s += (stopwatch() - look.at_s - self._took_s) / 10
+        self._last[customer] = look
+        return look
+
+    def _look_now(self, customer: str | None, version: int) -> _Look:
+        begun_s = stopwatch()
+        try:
+            seen = _seen(self._service, customer)
         except StoreError:
-            return None  # the next change shows it
-        if len(cache) > STREAMS_MAX:
-            cache.clear()
-        cache[whose] = found
-    seen: _Seen = found[1]
-    return seen
+            seen = None
+        return _Look(version, begun_s, seen)
+
+    def forget(self, customer: str | None) -> None:
+        """Nobody looks at it any more."""
+        self._last.pop(customer, None)
 
 
-def _look_now(service: Service, customer: str | None) -> _Seen:
+def _seen(service: Service, customer: str | None) -> _Seen:
     page = service.queue.store.find(Filter(customer=customer), size=DOCUMENTS)
     documents = [
         json.dumps(shapes.fields_of(document, whole=customer is None))

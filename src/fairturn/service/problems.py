@@ -4,7 +4,7 @@ The sentence in `title` is in the caller's language. `detail` has the values, in
 queue has said them; it never names anybody else's documents.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
@@ -174,6 +174,16 @@ def problem_of(error: Exception) -> Problem:
     return Problem(Code.INTERNAL)
 
 
+def invalid(errors: Sequence[Any], *where: str) -> Problem:
+    """What pydantic has found, each with the place of it."""
+    problem = Problem(Code.INVALID)
+    problem.errors = [
+        {"where": ".".join(map(str, (*where, *each["loc"]))), "what": str(each["msg"])}
+        for each in errors[:_ERRORS_MAX]
+    ]
+    return problem
+
+
 @contextmanager
 def refusing_misuse() -> Iterator[None]:
     """The queue's own words about a value that the caller sent. Only around calls of the queue: an
@@ -184,6 +194,15 @@ def refusing_misuse() -> Iterator[None]:
         raise
     except (ValueError, TypeError) as error:
         raise Problem(Code.INVALID, str(error)) from error
+
+
+@contextmanager
+def refusing_parents() -> Iterator[None]:
+    """A submission finds everything but, perhaps, its parent."""
+    try:
+        yield
+    except NotFound as error:
+        raise Problem(Code.PARENT_UNKNOWN) from error
 
 
 def answer(problem: Problem, accept_language: str | None) -> JSONResponse:
@@ -223,12 +242,7 @@ def install(app: FastAPI) -> None:
         found = error.errors()
         if any(each["type"] == "json_invalid" for each in found):
             return _respond(request, Problem(Code.MALFORMED, "the body is not JSON"))
-        problem = Problem(Code.INVALID)
-        problem.errors = [
-            {"where": ".".join(map(str, each["loc"])), "what": str(each["msg"])}
-            for each in found[:_ERRORS_MAX]
-        ]
-        return _respond(request, problem)
+        return _respond(request, invalid(found))
 
     async def of_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)

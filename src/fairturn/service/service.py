@@ -35,7 +35,6 @@ class Service:
     batches: Semaphore = field(default_factory=lambda: Semaphore(BATCHES_AT_ONCE))
     uploads: dict[str, int] = field(default_factory=dict)  # under way, by key
     streams: Counter[str] = field(default_factory=Counter)  # of events, that are open, by key
-    looks: dict[str, tuple[int, Any]] = field(default_factory=dict)  # for them, by customer
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         """Do something that may wait for the disk, in a thread: the event loop never does."""

@@ -3,15 +3,14 @@
 import base64
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import Field, ValidationError
 
 from fairturn.clock import from_datetime
-from fairturn.errors import NotFound, StoreError
+from fairturn.errors import StoreError
 from fairturn.model import (
     COST_MAX,
     KEY_BYTES_MAX,
@@ -24,26 +23,30 @@ from fairturn.model import (
     Submission,
 )
 from fairturn.service import shapes
-from fairturn.service.callers import Caller, Submitter, customer_for
+from fairturn.service.callers import Caller, Submitter, customer_for, submitter_of
+from fairturn.service.collecting import Collector
 from fairturn.service.forms import receive_form
 from fairturn.service.plan import BATCH_BYTES_MAX, JSON_BYTES_MAX
-from fairturn.service.problems import Code, Problem, refusing_misuse
+from fairturn.service.problems import Code, Problem, invalid, refusing_misuse, refusing_parents
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
 from fairturn.service.shapes import RECEIPT
 from fairturn.service.uploads import (
     Received,
     check_checksum,
+    is_small,
     one_of_its_uploads,
     receive,
     receive_in_memory,
+    receive_small,
     receive_to_disk,
     refusing_without_a_place,
 )
-from fairturn.traces import submitting
+from fairturn.traces import carrying, submitting
 
 FORM, JSON, LINES = "multipart/form-data", "application/json", "application/x-ndjson"
 REPEATED = "Idempotency-Replayed"
+IDEMPOTENCY_KEY, CONTENT_DIGEST = "Idempotency-Key", "Content-Digest"
 # Of a line. The service reads no files of its own machine, whatever a line says.
 _FIELDS = (
     "customer",
@@ -86,6 +89,7 @@ class About(shapes.Asked):
     ] = None
 
 
+_NOTHING_SAID = About()
 _BODY = {
     "required": True,
     "content": {
@@ -112,6 +116,22 @@ _LINKS = {
 }
 
 
+def _parameters() -> list[dict[str, Any]]:
+    """What the operation reads from query and headers, for its description. It reads them itself,
+    because the framework would take longer for that than the store for the document."""
+    described = About.model_json_schema(ref_template="#/components/schemas/{model}")["properties"]
+    asked = [
+        {"name": name, "in": "query", "required": False, "schema": schema}
+        for name, schema in described.items()
+    ]
+    for name, schema in (
+        (IDEMPOTENCY_KEY, {"type": "string", "minLength": 1, "maxLength": KEY_BYTES_MAX}),
+        (CONTENT_DIGEST, {"type": "string", "description": "RFC 9530, SHA-256."}),
+    ):
+        asked.append({"name": name, "in": "header", "required": False, "schema": schema})
+    return asked
+
+
 @router.post(
     "/v1/documents",
     status_code=201,
@@ -124,17 +144,13 @@ _LINKS = {
         },
         **problems(400, 408, 409, 413, 415, 429, 507),
     },
-    openapi_extra={"requestBody": _BODY},
+    openapi_extra={
+        "requestBody": _BODY,
+        "parameters": _parameters(),
+        "security": [{"key": []}],
+    },
 )
-async def submit(
-    request: Request,
-    *,
-    caller: Submitter,
-    about: Annotated[About, Query()],
-    response: Response,
-    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=KEY_BYTES_MAX)] = None,
-    content_digest: Annotated[str | None, Header(description="RFC 9530, SHA-256.")] = None,
-) -> Any:
+async def submit(request: Request) -> Response:
     """Submit one document.
 
     The body is the document: its bytes as they are, or with `Content-Type: application/json` a
@@ -143,7 +159,52 @@ async def submit(
     again.
     """
     service = service_of(request)
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    media_type = _media_type(request)
+    with submitting(request.headers.get(TRACEPARENT)) as trace:
+        if media_type not in (FORM, LINES) and is_small(request):
+            receipt = await _submit_small(request, service, media_type, trace)
+        else:
+            receipt = await _submit_any(request, service, media_type, trace)
+    headers = {"Location": f"/v1/documents/{receipt.id}"}
+    if receipt.repeated:
+        headers[REPEATED] = "true"
+    content = json.dumps({name: getattr(receipt, name) for name in RECEIPT})
+    return Response(content, 200 if receipt.repeated else 201, headers, media_type=JSON)
+
+
+def _media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def _submit_small(
+    request: Request, service: Service, media_type: str, trace: str | None
+) -> Receipt:
+    """A body that goes into the row. It is read before it is known who asks: not more than the
+    server has in memory of every connection anyway. The rest happens at once, in one thread."""
+    body = await receive_small(request, service)
+
+    def prepare() -> Submission:
+        caller = submitter_of(request)
+        about = _about(request)
+        payload, received = None, None
+        if media_type == JSON and about.kind is not Kind.CONTENT:
+            payload = _parsed(body)
+        else:
+            received = body
+        key, digest = _key_in(request), request.headers.get(CONTENT_DIGEST)
+        handed_in = _HandedIn(about, received, payload, key, digest, trace)
+        return _checked(service, caller, handed_in)
+
+    collector: Collector = request.app.state.collector
+    return await collector.submit(prepare)
+
+
+async def _submit_any(
+    request: Request, service: Service, media_type: str, trace: str | None
+) -> Receipt:
+    """A body of any size: first it is known who asks, then it is read, piece by piece."""
+    caller = await service.run(submitter_of, request)
+    about, key = _about(request), _key_in(request)
     if media_type == LINES:
         raise Problem(Code.MEDIA_TYPE_UNKNOWN, "lines go to /v1/documents/batch")
     with one_of_its_uploads(service, caller.key):
@@ -153,7 +214,7 @@ async def submit(
             form = await receive_form(request, service)
             received = form.content
             try:
-                about, idempotency_key = _merged(about, form.fields, idempotency_key)
+                about, key = _merged(about, form.fields, key)
             except BaseException:
                 await service.run(_discard, service, received)
                 raise
@@ -164,14 +225,9 @@ async def submit(
             payload = await service.run(_parsed, body)
         else:
             received = await receive(request, service)
-        trace = request.headers.get(TRACEPARENT)
-        handed_in = _HandedIn(about, received, payload, idempotency_key, content_digest, trace)
-        receipt = await service.run(_submit, service, caller, handed_in)
-    if receipt.repeated:
-        response.status_code = 200
-        response.headers[REPEATED] = "true"
-    response.headers["Location"] = f"/v1/documents/{receipt.id}"
-    return shapes.Receipt.of(receipt)
+        digest = request.headers.get(CONTENT_DIGEST)
+        handed_in = _HandedIn(about, received, payload, key, digest, trace)
+        return await service.run(_submit, service, caller, handed_in)
 
 
 class _HandedIn(NamedTuple):
@@ -182,37 +238,41 @@ class _HandedIn(NamedTuple):
     payload: Any
     key: str | None
     digest: str | None
-    trace: str | None  # as the sender names it
+    trace: str | None  # that it belongs to
 
 
 def _submit(service: Service, caller: Caller, handed_in: _HandedIn) -> Receipt:
     """In a thread: check, store. What was received and not stored is deleted again."""
-    about, received, payload, key, digest, trace = handed_in
     try:
-        if received is not None:
-            check_checksum(received, about.sha256, digest)
-        said = None if about.metadata is None else _metadata(about.metadata)
-        with submitting(trace, said) as metadata:
-            submission = Submission(
-                customer=customer_for(caller, about.customer),
-                payload=payload,
-                content=received if isinstance(received, bytes) else None,
-                written=received if isinstance(received, ContentRef) else None,
-                name=about.name,
-                metadata=metadata,
-                key=key,
-                cost=about.cost,
-                due_at=None if about.due_at is None else moment_of(about.due_at),
-                parent=_own_parent(service, caller, about.parent),
-            )
-            with refusing_misuse(), refusing_parents(), refusing_without_a_place():
-                (receipt,) = service.queue.submit_many([submission])
+        submission = _checked(service, caller, handed_in)
+        with refusing_misuse(), refusing_parents(), refusing_without_a_place():
+            (receipt,) = service.queue.submit_many([submission])
         return receipt
     except StoreError:
         raise  # whether it was stored is not known: the sweep decides
     except BaseException:
-        _discard(service, received)
+        _discard(service, handed_in.received)
         raise
+
+
+def _checked(service: Service, caller: Caller, handed_in: _HandedIn) -> Submission:
+    """What is to be stored, in the words of the queue."""
+    about, received, payload, key, digest, trace = handed_in
+    if received is not None:
+        check_checksum(received, about.sha256, digest)
+    metadata = None if about.metadata is None else _metadata(about.metadata)
+    return Submission(
+        customer=customer_for(caller, about.customer),
+        payload=payload,
+        content=received if isinstance(received, bytes) else None,
+        written=received if isinstance(received, ContentRef) else None,
+        name=about.name,
+        metadata=carrying(metadata, trace),
+        key=key,
+        cost=about.cost,
+        due_at=None if about.due_at is None else moment_of(about.due_at),
+        parent=_own_parent(service, caller, about.parent),
+    )
 
 
 def _discard(service: Service, received: Received | None) -> None:
@@ -239,8 +299,7 @@ async def submit_batch(request: Request, caller: Submitter) -> Response:
     cost, due_at and parent; from an operator also customer. At most 10,000 lines.
     """
     service = service_of(request)
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != LINES:
+    if _media_type(request) != LINES:
         raise Problem(Code.MEDIA_TYPE_UNKNOWN, f"lines have the type {LINES}")
     with one_of_its_uploads(service, caller.key):
         # To disk first: whoever sends slowly must not keep others from their turn in memory.
@@ -315,15 +374,6 @@ def _own_parent(service: Service, caller: Caller, parent: Any) -> str | None:
     return stored.document.id
 
 
-@contextmanager
-def refusing_parents() -> Iterator[None]:
-    """A submission finds everything but, perhaps, its parent."""
-    try:
-        yield
-    except NotFound as error:
-        raise Problem(Code.PARENT_UNKNOWN) from error
-
-
 def moment_of(text: str) -> int:
     """A moment in ISO 8601 with a zone, or in microseconds since 1970."""
     if text.lstrip("-").isdecimal() and text.isascii() and len(text) < 20:
@@ -360,12 +410,23 @@ def _merged(about: About, fields: dict[str, str], key: str | None) -> tuple[Abou
         raise Problem(Code.INVALID, f"{(twice or ['key'])[0]} is said twice")
     fields = dict(fields)
     key = fields.pop("key", key)
+    return _valid({**given, **fields}, "body"), key
+
+
+def _about(request: Request) -> About:
+    query = request.query_params
+    return _valid(dict(query), "query") if query else _NOTHING_SAID
+
+
+def _valid(fields: dict[str, Any], where: str) -> About:
     try:
-        return About.model_validate({**given, **fields}), key
+        return About.model_validate(fields)
     except ValidationError as error:
-        problem = Problem(Code.INVALID)
-        problem.errors = [
-            {"where": ".".join(map(str, each["loc"])), "what": each["msg"]}
-            for each in error.errors()
-        ]
-        raise problem from None
+        raise invalid(error.errors(), where) from None
+
+
+def _key_in(request: Request) -> str | None:
+    key = request.headers.get(IDEMPOTENCY_KEY)
+    if key is not None and not 1 <= len(key) <= KEY_BYTES_MAX:
+        raise Problem(Code.INVALID, f"{IDEMPOTENCY_KEY} has from 1 to {KEY_BYTES_MAX} characters")
+    return key

@@ -97,14 +97,36 @@ async def pieces_of(request: Request, service: Service, maximum: int) -> AsyncIt
         except StopAsyncIteration:
             return
         except TimeoutError:
-            raise Problem(
-                Code.TOO_SLOW,
-                f"a body may pause for {plan.pause_s_max:g} s and take {plan.upload_s_max:g} s",
-            ) from None
+            raise _too_slow(service) from None
         except ClientDisconnect:
             raise Problem(Code.CUT_OFF) from None
         if chunk:
             yield chunk
+
+
+def _too_slow(service: Service) -> Problem:
+    plan = service.plan
+    return Problem(
+        Code.TOO_SLOW,
+        f"a body may pause for {plan.pause_s_max:g} s and take {plan.upload_s_max:g} s",
+    )
+
+
+def is_small(request: Request) -> bool:
+    """Whether a body says that it fits into a row. It cannot be larger than it says."""
+    declared = request.headers.get("content-length", "")
+    return declared.isdecimal() and len(declared) < 10 and int(declared) <= INLINE_BYTES_MAX
+
+
+async def receive_small(request: Request, service: Service) -> bytes:
+    """A body that says that it is small: as a rule it has come with its headers."""
+    try:
+        async with asyncio.timeout(service.plan.pause_s_max):
+            return await request.body()
+    except TimeoutError:
+        raise _too_slow(service) from None
+    except ClientDisconnect:
+        raise Problem(Code.CUT_OFF) from None
 
 
 def refuse_declared(request: Request, maximum: int) -> None:

@@ -163,6 +163,8 @@ _PENDING = (State.WAITING, State.DELAYED)
 class MemoryStore:
     """A store that lives and ends with its process."""
 
+    one_writer = True
+
     def __init__(
         self,
         *,

@@ -74,6 +74,8 @@ class PostgresStore:
     stands between us and the server.
     """
 
+    one_writer = False
+
     def __init__(
         self,
         url: str,

@@ -71,6 +71,8 @@ _USE_CUSTOMER = "UPDATE queue SET next_customer = max(next_customer, ? + 1)"
 class SqliteStore:
     """A store in one file."""
 
+    one_writer = True
+
     def __init__(
         self,
         path: str | Path,

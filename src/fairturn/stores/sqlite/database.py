@@ -60,7 +60,10 @@ class Database:
                 "(allow_network=True takes the risk, slowly)"
             )
         self._pid = os.getpid()
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # of the writer
+        # Of the connections. Nobody waits for a disk with it, so whoever reads does not wait for
+        # the fsync of whoever writes. Who takes both takes the writer's first.
+        self._shelf = threading.RLock()
         self._idle_readers: list[apsw.Connection] = []
         self._all: list[apsw.Connection] = []
         self._closed = False
@@ -138,7 +141,7 @@ class Database:
         except apsw.Error as error:
             raise self.translate(error) from error
         finally:
-            with self._lock:
+            with self._shelf:
                 if not self._closed:
                     if connection.in_transaction:
                         connection.execute("COMMIT")
@@ -146,7 +149,7 @@ class Database:
 
     def _take_reader(self) -> apsw.Connection:
         """A connection that nobody reads from at the moment; as many are made as read at once."""
-        with self._lock:
+        with self._shelf:
             if self._closed:
                 raise StoreUnavailable(f"{self.path} was closed")
             try:
@@ -179,7 +182,7 @@ class Database:
     def close(self) -> None:
         if self._pid != os.getpid():
             return  # closing in a forked child would drop the parent's locks
-        with self._lock:
+        with self._lock, self._shelf:
             self._closed = True
             for connection in self._all:
                 connection.close()
