@@ -4,9 +4,12 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from ipaddress import ip_address
 from pathlib import Path
 
 import httpx
@@ -227,6 +230,51 @@ def test_a_certificate_that_cannot_be_used_is_told(
     (folder / "c.pem").write_text("no certificate")
 
     assert sentence in error_of(fairturn("serve", "--port", "0", *options), 2)
+
+
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    """A certificate for this machine and its private key, as files."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    secret = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fairturn")])
+    here = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    made = (
+        x509.CertificateBuilder(subject_name=name, issuer_name=name, public_key=secret.public_key())
+        .serial_number(1)
+        .not_valid_before(datetime(2020, 1, 1))
+        .not_valid_after(datetime(2100, 1, 1))
+        .add_extension(here, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(secret, hashes.SHA256())
+    )
+    certificate, private_key = folder / "server.pem", folder / "server.key"
+    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    private_key.write_bytes(
+        secret.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return certificate, private_key
+
+
+def test_with_a_certificate_it_speaks_https_and_nothing_else(folder: Path) -> None:
+    certificate, private_key = self_signed(folder)
+    key = fairturn("keys", "make", "--role", "reader").stdout.strip()
+    files = ("--certificate", str(certificate), "--private-key", str(private_key))
+    with running("serve", "--port", "0", *files) as program:
+        trusted = ssl.create_default_context(cafile=certificate)
+        answer = httpx.get(f"{program.url}/v1/me", headers=bearer(key), verify=trusted)
+        with pytest.raises(httpx.TransportError):
+            httpx.get(program.url.replace("https", "http") + "/livez")
+        assert program.end() == 0
+
+    assert program.url.startswith("https://127.0.0.1:")
+    assert (answer.status_code, answer.json()["role"]) == (200, "reader")
 
 
 def test_keys_are_made_listed_replaced_and_ended() -> None:

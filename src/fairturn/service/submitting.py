@@ -120,15 +120,29 @@ def _parameters() -> list[dict[str, Any]]:
     """What the operation reads from query and headers, for its description. It reads them itself,
     because the framework would take longer for that than the store for the document."""
     described = About.model_json_schema(ref_template="#/components/schemas/{model}")["properties"]
-    asked = [
-        {"name": name, "in": "query", "required": False, "schema": schema}
-        for name, schema in described.items()
-    ]
-    for name, schema in (
-        (IDEMPOTENCY_KEY, {"type": "string", "minLength": 1, "maxLength": KEY_BYTES_MAX}),
-        (CONTENT_DIGEST, {"type": "string", "description": "RFC 9530, SHA-256."}),
+    asked: list[dict[str, Any]] = []
+    for name, schema in described.items():
+        (plain,) = [each for each in schema["anyOf"] if each.get("type") != "null"]
+        asked.append({"name": name, "in": "query", "required": False, "schema": plain})
+        if "description" in schema:
+            asked[-1]["description"] = schema["description"]
+    for name, about, schema in (
+        (
+            IDEMPOTENCY_KEY,
+            "The same within 24 hours is the same document.",
+            {"type": "string", "minLength": 1, "maxLength": KEY_BYTES_MAX},
+        ),
+        (CONTENT_DIGEST, "RFC 9530, SHA-256: refused if the bytes differ.", {"type": "string"}),
     ):
-        asked.append({"name": name, "in": "header", "required": False, "schema": schema})
+        asked.append(
+            {
+                "name": name,
+                "in": "header",
+                "required": False,
+                "schema": schema,
+                "description": about,
+            }
+        )
     return asked
 
 
