@@ -222,8 +222,10 @@ class Submitting:
         near = self._near(session, known, len(documents))
         books, now, queue, new = self._look(session, documents, moment, near=near, own=own)
         admission = admit(documents, books, queue.settings, now)
-        writing = _Writing(admission, books, queue.key, now)
         n = len(admission.documents)
+        # Not before all is decided, so that what is refused takes no numbers.
+        numbers = [number for (number,) in session.fetch(_NUMBERS, (n,))] if n else []
+        writing = _Writing(admission, books, numbers, queue.key, now)
         if n >= _COPY_FROM:
             session.copy(_COPY_DOCUMENTS, _DOCUMENT_TYPES, writing.rows(), writing.prepare)
         else:
@@ -261,11 +263,9 @@ class Submitting:
             told = session.ask(QUEUE)
             told_now = session.ask(_NOW, (moment,))
             pending = session.ask(_PENDING) if near else None
-            numbers = session.ask(_NUMBERS, (len(documents),))
         queue = to_queue(told.fetchall()[0], self._cache)
         ((now,),) = told_now.fetchall()
         books = _Books(queue, customers.fetchall())
-        books.numbers = [number for (number,) in numbers.fetchall()]
         if pending is not None:
             ((books.pending,),) = pending.fetchall()
         elif self._near(session, queue, len(documents)):  # the settings have changed
@@ -311,10 +311,12 @@ class Submitting:
 class _Writing:
     """What was admitted, as rows."""
 
-    def __init__(self, admission: Admission, books: _Books, key: int, now: int) -> None:
+    def __init__(
+        self, admission: Admission, books: _Books, numbers: Sequence[int], key: int, now: int
+    ) -> None:
         self._admission = admission
         self._books = books
-        self._numbers = books.numbers[: len(admission.documents)]
+        self._numbers = numbers
         self._key = key
         self._now = now
         self._moved: list[Row] = []
