@@ -10,7 +10,8 @@ from fairturn.flows import Mode
 from fairturn.model import Claim, Completed, CustomerSettings, NewDocument, Settings
 from fairturn.position import Cause, Position, position
 from fairturn.situation import ARRIVALS_MAX, ATTEMPTS_MAX, NEIGHBOURS_MAX, Notes
-from fairturn.stores.sqlite import SqliteStore, lineups
+from fairturn.stores import lineups
+from fairturn.stores.sqlite import SqliteStore, situating
 
 START = 1_700_000_000 * SECOND_US
 LEASE_US = 3_600 * SECOND_US
@@ -91,7 +92,7 @@ def test_when_too_much_was_recorded_the_bounds_hold_and_say_so(
     claim(store, 3)
     store.adjust("b", CustomerSettings(weight=3))
     ids = submit(store, "cab" * 10)
-    monkeypatch.setattr(lineups, "RECORDED_MAX", 100)
+    monkeypatch.setattr(situating, "RECORDED_MAX", 100)
 
     answers = {id: place(store, id) for id in ids}
     order = [claimed.document.id for _ in range(60) for claimed in claim(store)]

@@ -1,32 +1,105 @@
-"""The situation of a document, read from one snapshot. Nothing is written."""
+"""The situation of a document: how it is read from one snapshot of the database."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
 
 from fairturn import ids
 from fairturn.clock import Uptime
-from fairturn.flows import WEIGHT_ONE
-from fairturn.model import CustomerSettings, Document, Filter, State, level_of
-from fairturn.priority import LEVELS, Count
-from fairturn.situation import (
-    ARRIVALS_MAX,
-    ATTEMPTS_MAX,
-    NEIGHBOURS_MAX,
-    WORKERS_MAX,
-    Arrival,
-    Attempt,
-    Seen,
-    Served,
-    Service,
-    Situation,
-    Working,
-    waiting_since,
-)
+from fairturn.flows import Recorded
+from fairturn.model import Filter, level_of
+from fairturn.situation import Situation
+from fairturn.stores import situating
+from fairturn.stores.lineups import FlowKey
 from fairturn.stores.postgres.database import Session
-from fairturn.stores.postgres.lineups import WAITING_OF, Ahead, Place, lineup, look_ahead
-from fairturn.stores.postgres.reading import find
-from fairturn.stores.postgres.rows import QueueRow
-from fairturn.stores.values import CANCELLED, COMPLETED, DEAD, RUNNING
+from fairturn.stores.postgres.piping import Values
+from fairturn.stores.postgres.reading import find, summary
+from fairturn.stores.postgres.rows import (
+    NO_ORDER,
+    RECORDED_COLUMNS,
+    TURNS,
+    QueueRow,
+    TurnsRow,
+    to_recorded,
+)
+from fairturn.stores.postgres.shelf import PostgresShelf
+from fairturn.stores.situating import DOCUMENTS_SAMPLED, FLOWS_SAMPLED
+from fairturn.stores.values import CANCELLED, COMPLETED, DEAD, RUNNING, WAITING, Row
+from fairturn.turns import Turns
 
-# Of each level, and of each flow: those that were served last.
-_FLOWS_SAMPLED, _DOCUMENTS_SAMPLED = 16, 8
+# Of what was recorded since the last claim, in rows: as much is folded in within 100 ms.
+RECORDED_MAX = 20_000
+
+_RECORDED = f"SELECT {RECORDED_COLUMNS} FROM fairturn.recorded LIMIT %s"
+_RUNNING = f"""
+    SELECT d.lease_until, d.number, d.customer, d.level, d.order_number, d.attempts,
+        d.cancel_requested, d.worker, d.claimed_at
+    FROM fairturn.leases l JOIN fairturn.documents d ON d.number = ANY (l.documents)
+    WHERE d.state = {RUNNING} AND d.fence = l.fence"""
+# By documents_delayed, in its order.
+_DUE = """
+    SELECT number, customer, level, order_number, delayed_until FROM fairturn.documents
+    WHERE delayed_until <= %s ORDER BY delayed_until, number"""
+_FOLLOWING = """
+    SELECT last_value + CASE WHEN is_called THEN 1 ELSE 0 END FROM fairturn.document_numbers"""
+
+_HELD = "SELECT customer FROM fairturn.standings WHERE running_max IS NOT NULL OR paused"
+_CHARGED = "SELECT customer, weight, recent_costs FROM fairturn.standings"
+# By flows_head.
+_FRONTS = """
+    SELECT head_since, head_order, customer, level FROM fairturn.flows
+    WHERE head_bound IS NOT NULL AND NOT held AND head_bound < %(before)s
+        AND head_since < %(before)s"""
+# The columns of a `Line`, and the name.
+_LINES = """
+    SELECT f.level, f.place, f.tick, f.customer, f.folded, %s::bigint, NULL, c.name
+    FROM fairturn.flows f LEFT JOIN fairturn.customers c ON c.number = f.customer
+    WHERE f.folded > 0 AND f.level = ANY (%s::smallint[])"""
+# By the primary keys: what arrived, less what claims have taken, and what others have moved.
+_WAITING_OF = """
+    SELECT w.customer, a.priority, a.n - coalesce((
+            SELECT f.taken FROM fairturn.flows f
+            WHERE f.customer = w.customer AND f.level = a.priority), 0) + coalesce((
+            SELECT sum(m.waiting) FROM fairturn.moved m
+            WHERE m.customer = w.customer AND m.priority = a.priority), 0)::bigint
+    FROM unnest(%s::bigint[]) AS w(customer)
+        JOIN fairturn.customers c ON c.number = w.customer
+        CROSS JOIN LATERAL unnest(c.arrived) WITH ORDINALITY AS a(n, priority)"""
+_PAUSED = "SELECT paused FROM fairturn.customers WHERE number = %s"
+
+# By documents_flow, from claimed_to on.
+_IN_FLOW = f"""
+    FROM fairturn.documents
+    WHERE customer = %s AND level = %s AND state = {WAITING} AND NOT returned"""
+_COUNT_LOWER = f"""
+    SELECT count(*) FROM (
+        SELECT 1 {_IN_FLOW} AND order_number > %s AND order_number < %s LIMIT %s) d"""
+_COUNT_HIGHER = f"SELECT count(*) FROM (SELECT 1 {_IN_FLOW} AND order_number >= %s LIMIT %s) d"
+_CLAIMED_TO = """
+    SELECT CASE WHEN claimed_to < 9223372036854775807 THEN claimed_to ELSE 0 END
+    FROM fairturn.flows WHERE customer = %s AND level = %s"""
+# By documents_returned.
+_RETURNED = """
+    SELECT count(*) FROM fairturn.documents
+    WHERE returned AND customer = %s AND level = %s AND order_number < %s"""
+# In mode `levels`: what is before an order, in all flows of a level.
+_LOWER = f"""
+    SELECT f.level, 0, 0, f.customer, (
+            SELECT count(*) FROM fairturn.documents d
+            WHERE d.customer = f.customer AND d.level = f.level AND d.state = {WAITING}
+                AND d.order_number > CASE WHEN f.claimed_to < {NO_ORDER} THEN f.claimed_to
+                    ELSE 0 END
+                AND d.order_number < %(order)s AND NOT d.returned) + (
+            SELECT count(*) FROM fairturn.documents r
+            WHERE r.returned AND r.customer = f.customer AND r.level = f.level
+                AND r.order_number < %(order)s), 0, NULL, c.name
+    FROM (
+        SELECT w.customer, %(level)s::smallint AS level, coalesce(o.claimed_to, 0) AS claimed_to
+        FROM (
+            SELECT customer FROM fairturn.flows WHERE level = %(level)s AND folded > 0
+            UNION
+            SELECT unnest(%(singled)s::bigint[])) w
+            LEFT JOIN fairturn.flows o ON o.customer = w.customer AND o.level = %(level)s) f
+        LEFT JOIN fairturn.customers c ON c.number = f.customer"""
 
 # By the primary keys.
 _DOCUMENT = """
@@ -66,13 +139,13 @@ _LAST_OF_FLOWS = f"""
     CROSS JOIN LATERAL (
         SELECT * FROM fairturn.documents n
         WHERE n.customer = f.customer AND n.level = f.level AND n.order_number <= f.claimed_to
-        ORDER BY n.customer DESC, n.level DESC, n.order_number DESC LIMIT {_DOCUMENTS_SAMPLED}) d
+        ORDER BY n.customer DESC, n.level DESC, n.order_number DESC LIMIT {DOCUMENTS_SAMPLED}) d
     WHERE {_OVER}"""
 _LAST_OF_LEVEL = f"""
     SELECT {_ATTEMPT} FROM (
         SELECT customer, level, claimed_to FROM fairturn.flows
         WHERE folded > 0 AND NOT held AND level = %s ORDER BY level DESC, place DESC, tick DESC
-        LIMIT {_FLOWS_SAMPLED}) f {_LAST_OF_FLOWS}"""
+        LIMIT {FLOWS_SAMPLED}) f {_LAST_OF_FLOWS}"""
 _LAST_OF_ITS_FLOW = f"""
     SELECT {_ATTEMPT} FROM (
         SELECT customer, level, claimed_to FROM fairturn.flows WHERE customer = %s AND level = %s) f
@@ -89,76 +162,131 @@ def situation(
 ) -> Situation | None:
     """The situation of a document, or None if there is none with this id."""
     found = find(session, queue.key, Filter(ids=(id,)), None, 1).documents
-    if not found:
+    number = ids.decode(id, queue.key)
+    if not found or number is None:
         return None
-    (document,), number = found, ids.decode(id, queue.key)
-    assert number is not None
-    ((customer, level, order, parent_count),) = session.fetch(_DOCUMENT, (number,))
-    ((count, updated_at, delayed, weight, limit, paused),) = session.fetch(_CUSTOMER, (customer,))
-    ahead = look_ahead(session, queue, now, uptime)
-    place = ahead.joining.get(number)
-    if document.state is State.WAITING:
-        place = Place(customer, level, order)
-    line = None if place is None else lineup(session, queue, ahead, place, now)
-    served = _served(session, document, number)
-    names = ahead.shelf.names  # of those in the lineup
-    if served is not None:
-        names.update(session.fetch(_NAMES, ([*served.by_customer],)))
-    return Situation(
-        at=now,
-        settings=queue.settings,
-        document=document,
-        parent_count=parent_count,
-        customer=customer,
-        customer_settings=CustomerSettings(
-            weight=weight / WEIGHT_ONE, limit=limit, paused=bool(paused)
-        ),
-        count=None if count is None else Count(count, updated_at),
-        waiting=sum(n for *_, n in session.fetch(WAITING_OF, ([customer],))),
-        running=sum(row[2] == customer for row in ahead.running),
-        delayed=delayed,
-        leased=document.state is State.RUNNING and number not in ahead.expired,
-        lineup=line,
-        service=_service(session, queue, ahead, (customer, level)),
-        served=served,
-        names=names,
-    )
+    return situating.situation(_Sight(session, queue, now, uptime), found[0], number)
 
 
-def _service(session: Session, queue: QueueRow, ahead: Ahead, flow: tuple[int, int]) -> Service:
-    """How the queue is served. Of attempts that are over there is no index by time: some are
-    looked up where the last ones are."""
-    mode = queue.settings.mode
-    over = session.fetch(_LAST_SUBMITTED, (ARRIVALS_MAX,))
-    over += session.fetch(_LAST_OF_ITS_FLOW, flow)
-    for level in range(1, LEVELS + 1):
-        over += session.fetch(_LAST_OF_LEVEL, (level,))
-    latest = sorted(set(over), key=lambda row: row[:2])[-ATTEMPTS_MAX:]
-    running = (
-        Working(worker, claimed_at, customer, number not in ahead.expired)
-        for _, number, customer, _, _, _, _, worker, claimed_at in ahead.running
-    )
-    return Service(
-        running=tuple(sorted(running)),
-        workers=tuple(Seen._make(row) for row in session.fetch(_WORKERS, (WORKERS_MAX,))),
-        attempts=tuple(
-            Attempt(customer, None if duration is None else max(0, duration))
-            for _, _, customer, duration in latest
-        ),
-        arrivals=tuple(
-            Arrival(at, customer, level_of(priority, mode))
-            for at, customer, priority in session.fetch(_ARRIVALS, (ARRIVALS_MAX,))
-        ),
-    )
+class _Sight:
+    """A `WideSight` of the database."""
 
+    def __init__(self, session: Session, queue: QueueRow, now: int, uptime: Uptime) -> None:
+        self._session = session
+        self.settings = settings = queue.settings
+        self.now = now
+        state = TurnsRow(session.fetch(TURNS)[0])
+        self.leases_end_at = uptime.at if state.boot == uptime.boot else None
+        self.waiting = summary(session).waiting_by_priority
+        self.following = self._one(_FOLLOWING)
+        self.shelf = PostgresShelf(settings.mode)
+        self.shelf.session = session
+        self.turns = Turns(
+            self.shelf,
+            mode=settings.mode,
+            costs=settings.costs,
+            patience_us=settings.patience_us,
+            number=state.claims,
+            tick=state.tick,
+            clocks=[0, *state.clocks],
+            weights=[0, *state.weights],
+        )
 
-def _served(session: Session, document: Document, number: int) -> Served | None:
-    """Who was served while the document waited, among those submitted shortly before or after."""
-    if document.claimed_at is None:
-        return None
-    first, last = number - NEIGHBOURS_MAX, number + NEIGHBOURS_MAX
-    meanwhile = (waiting_since(document), document.claimed_at)
-    served: dict[int, int] = dict(session.fetch(_NEIGHBOURS, (first, last, *meanwhile)))
-    near = {"first": first, "last": last, "number": number, "claimed_at": document.claimed_at}
-    ((more,),) = session.fetch(_MAYBE_MORE, near)
-    return Served(served, not more)
+    def _fetch(self, statement: str, values: Values = ()) -> list[Row]:
+        return self._session.fetch(statement, values)
+
+    def _one(self, statement: str, values: Values = ()) -> int:
+        ((n,),) = self._fetch(statement, values)
+        return int(n)
+
+    # ── What the next claim folds in ─────────────────────────────────────────────────────────────
+
+    def running(self) -> list[Row]:
+        return self._fetch(_RUNNING)
+
+    def due(self) -> list[Row]:
+        return self._fetch(_DUE, (self.now,))
+
+    def recorded(self) -> list[Recorded] | None:
+        rows = self._fetch(_RECORDED, (RECORDED_MAX + 1,))
+        return to_recorded(rows).recorded if len(rows) <= RECORDED_MAX else None
+
+    def expect(self, customers: Collection[int]) -> None:
+        self.shelf.expect(customers)
+
+    # ── Lines ────────────────────────────────────────────────────────────────────────────────────
+
+    def held(self) -> list[int]:
+        return [customer for (customer,) in self._fetch(_HELD)]
+
+    def charged(self) -> Iterable[tuple[int, int, list[int]]]:
+        return [(c, weight, costs) for c, weight, costs in self._fetch(_CHARGED)]
+
+    def fronts(self, before: int) -> list[Row]:
+        return self._fetch(_FRONTS, {"before": before})
+
+    def lines(self, charge: int, levels: Collection[int]) -> list[Row]:
+        return self._fetch(_LINES, (charge, [*levels]))
+
+    def lower(self, level: int, order: int, singled: Collection[int]) -> list[Row]:
+        values = {"order": order, "level": level, "singled": [*singled]}
+        return self._fetch(_LOWER, values)
+
+    def waiting_of(self, customers: Collection[int]) -> dict[int, int]:
+        told: Counter[int] = Counter()
+        for _, priority, n in self._fetch(_WAITING_OF, ([*customers],)):
+            told[level_of(priority, self.settings.mode)] += n
+        return told
+
+    def is_paused(self, customer: int) -> bool:
+        return self._one(_PAUSED, (customer,)) != 0
+
+    def claimed_to(self, flow: FlowKey) -> int | None:
+        found = self._fetch(_CLAIMED_TO, flow)
+        return found[0][0] if found else 0
+
+    def waiting_in(self, flow: FlowKey) -> int:
+        return self.waiting_of([flow[0]]).get(flow[1], 0)
+
+    def returned(self, flow: FlowKey, before: int | None) -> int:
+        return self._one(_RETURNED, (*flow, NO_ORDER if before is None else before))
+
+    def between(self, flow: FlowKey, after: int, before: int, most: int) -> int:
+        return self._one(_COUNT_LOWER, (*flow, after, before, most))
+
+    def not_before(self, flow: FlowKey, order: int, most: int) -> int:
+        return self._one(_COUNT_HIGHER, (*flow, order, most))
+
+    # ── What stands around a document ────────────────────────────────────────────────────────────
+
+    def document(self, number: int) -> Row:
+        return self._fetch(_DOCUMENT, (number,))[0]
+
+    def customer(self, number: int) -> Row:
+        return self._fetch(_CUSTOMER, (number,))[0]
+
+    def names_of(self, customers: Collection[int]) -> Iterable[tuple[int, str]]:
+        return [(number, name) for number, name in self._fetch(_NAMES, ([*customers],))]
+
+    def workers(self, most: int) -> list[Row]:
+        return self._fetch(_WORKERS, (most,))
+
+    def arrivals(self, most: int) -> list[Row]:
+        return self._fetch(_ARRIVALS, (most,))
+
+    def last_submitted(self, most: int) -> list[Row]:
+        return self._fetch(_LAST_SUBMITTED, (most,))
+
+    def last_of_flow(self, flow: FlowKey) -> list[Row]:
+        return self._fetch(_LAST_OF_ITS_FLOW, flow)
+
+    def last_of_level(self, level: int) -> list[Row]:
+        return self._fetch(_LAST_OF_LEVEL, (level,))
+
+    def served(self, numbers: tuple[int, int], since: int, until: int) -> dict[int, int]:
+        return dict(self._fetch(_NEIGHBOURS, (*numbers, since, until)))
+
+    def may_be_more(self, numbers: tuple[int, int], number: int, claimed_at: int) -> bool:
+        first, last = numbers
+        near = {"first": first, "last": last, "number": number, "claimed_at": claimed_at}
+        return self._one(_MAYBE_MORE, near) != 0

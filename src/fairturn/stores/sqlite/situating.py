@@ -1,35 +1,80 @@
-"""The situation of a document, read from one snapshot of the file. Nothing is written."""
+"""The situation of a document: how it is read from one snapshot of the file."""
 
 import json
+from collections.abc import Collection, Iterable
 
 import apsw
 
 from fairturn import ids
 from fairturn.clock import Uptime
-from fairturn.flows import WEIGHT_ONE
-from fairturn.model import CustomerSettings, Document, Filter, State, level_of
-from fairturn.priority import LEVELS, Count
-from fairturn.situation import (
-    ARRIVALS_MAX,
-    ATTEMPTS_MAX,
-    NEIGHBOURS_MAX,
-    WORKERS_MAX,
-    Arrival,
-    Attempt,
-    Seen,
-    Served,
-    Service,
-    Situation,
-    Working,
-    waiting_since,
-)
-from fairturn.stores.sqlite.lineups import Ahead, Place, lineup, look_ahead
+from fairturn.flows import Recorded
+from fairturn.model import Filter
+from fairturn.situation import Situation
+from fairturn.stores import situating
+from fairturn.stores.lineups import FlowKey
+from fairturn.stores.situating import DOCUMENTS_SAMPLED, FLOWS_SAMPLED
 from fairturn.stores.sqlite.reading import find
-from fairturn.stores.sqlite.rows import QueueRow, fetch
-from fairturn.stores.values import CANCELLED, COMPLETED, DEAD, RUNNING
+from fairturn.stores.sqlite.rows import QueueRow, fetch, look_at_recorded
+from fairturn.stores.sqlite.shelf import SqliteShelf
+from fairturn.stores.values import CANCELLED, COMPLETED, DEAD, DELAYED, RUNNING, Row
+from fairturn.turns import Turns
 
-# Of each level, and of each flow: those that were served last.
-_FLOWS_SAMPLED, _DOCUMENTS_SAMPLED = 16, 8
+# Of what was recorded since the last claim, in characters: as much is folded in within 100 ms.
+RECORDED_MAX = 1_000_000
+
+_LEVELS = "SELECT level, clock, weight FROM levels"
+_RUNNING = f"""
+    SELECT d.lease_until, d.number, d.customer, d.level, d.order_number, d.attempts,
+        d.cancel_requested, d.worker, d.claimed_at
+    FROM leases l CROSS JOIN json_each(l.documents) j CROSS JOIN documents d
+    WHERE d.number = j.value AND d.state = {RUNNING} AND d.fence = l.fence"""
+# By documents_delayed, in its order.
+_DUE = f"""
+    SELECT number, customer, level, order_number, due_at
+    FROM documents INDEXED BY documents_delayed
+    WHERE state = {DELAYED} AND due_at <= ? ORDER BY due_at, number"""
+
+_HELD = "SELECT customer FROM standings WHERE running_max IS NOT NULL OR paused <> 0"
+_CHARGED = "SELECT customer, weight, recent_costs FROM standings"
+# By flows_head.
+_FRONTS = """
+    SELECT head_since, head_order, customer, level FROM flows INDEXED BY flows_head
+    WHERE head_bound IS NOT NULL AND held = 0 AND head_bound < ?1 AND head_since < ?1"""
+# The columns of a `Line`, and the name. It walks the flows, which is faster than to look each of
+# them up by an index.
+_LINES = """
+    SELECT f.level, f.place, f.tick, f.customer, f.folded, ?, NULL, c.name
+    FROM flows f NOT INDEXED LEFT JOIN customers c ON c.number = f.customer
+    WHERE f.folded > 0 AND f.level IN (SELECT value FROM json_each(?))"""
+# By the primary key.
+_WAITING_OF = """
+    SELECT level, sum(waiting) FROM flows
+    WHERE customer IN (SELECT value FROM json_each(?)) GROUP BY level"""
+_PAUSED = "SELECT paused FROM customers WHERE number = ?"
+
+# By documents_flow, which answers by itself, from claimed_to on: there everything waits.
+_IN_FLOW = "FROM documents INDEXED BY documents_flow WHERE customer = ? AND level = ?"
+_COUNT_LOWER = f"""
+    SELECT count(*) FROM (
+        SELECT 1 {_IN_FLOW} AND order_number > ? AND order_number < ? LIMIT ?)"""
+_COUNT_HIGHER = f"SELECT count(*) FROM (SELECT 1 {_IN_FLOW} AND order_number >= ? LIMIT ?)"
+_CLAIMED_TO = "SELECT claimed_to, waiting FROM flows WHERE customer = ? AND level = ?"
+# By documents_returned.
+_RETURNED = """
+    SELECT count(*) FROM documents INDEXED BY documents_returned
+    WHERE returned = 1 AND customer = ? AND level = ? AND order_number < ?"""
+_NO_ORDER = (1 << 63) - 1
+# In mode `levels`: what is before an order, in all flows of a level.
+_LOWER = """
+    SELECT f.level, 0, 0, f.customer, (
+            SELECT count(*) FROM documents d INDEXED BY documents_flow
+            WHERE d.customer = f.customer AND d.level = f.level
+                AND d.order_number > f.claimed_to AND d.order_number < ?1) + (
+            SELECT count(*) FROM documents r INDEXED BY documents_returned
+            WHERE r.returned = 1 AND r.customer = f.customer AND r.level = f.level
+                AND r.order_number < ?1), 0, NULL, c.name
+    FROM flows f NOT INDEXED LEFT JOIN customers c ON c.number = f.customer
+    WHERE f.level = ?2 AND f.waiting > 0"""
 
 # By the primary keys.
 _DOCUMENT = """
@@ -38,7 +83,6 @@ _DOCUMENT = """
 _CUSTOMER = """
     SELECT count, count_updated_at, delayed, weight, running_max, paused
     FROM customers WHERE number = ?"""
-_WAITING = "SELECT coalesce(sum(waiting), 0) FROM flows WHERE customer = ?"
 _NAMES = "SELECT number, name FROM customers WHERE number IN (SELECT value FROM json_each(?))"
 
 _WORKERS = "SELECT name, seen_at, idle FROM workers ORDER BY name LIMIT ?"
@@ -65,13 +109,13 @@ _LAST_OF_FLOWS = f"""
     CROSS JOIN documents d ON d.number IN (
         SELECT n.number FROM documents n INDEXED BY documents_flow
         WHERE n.customer = f.customer AND n.level = f.level AND n.order_number <= f.claimed_to
-        ORDER BY n.order_number DESC LIMIT {_DOCUMENTS_SAMPLED})
+        ORDER BY n.order_number DESC LIMIT {DOCUMENTS_SAMPLED})
     WHERE {_OVER}"""
 _LAST_OF_LEVEL = f"""
     SELECT {_ATTEMPT} FROM (
         SELECT customer, level, claimed_to FROM flows INDEXED BY flows_turn
         WHERE folded > 0 AND held = 0 AND level = ? ORDER BY level DESC, place DESC, tick DESC
-        LIMIT {_FLOWS_SAMPLED}) f {_LAST_OF_FLOWS}"""
+        LIMIT {FLOWS_SAMPLED}) f {_LAST_OF_FLOWS}"""
 _LAST_OF_ITS_FLOW = f"""
     SELECT {_ATTEMPT} FROM (
         SELECT customer, level, claimed_to FROM flows WHERE customer = ? AND level = ?) f
@@ -88,79 +132,129 @@ def situation(
 ) -> Situation | None:
     """The situation of a document, or None if there is none with this id."""
     found = find(connection, queue, Filter(ids=(id,)), None, 1).documents
-    if not found:
+    number = ids.decode(id, queue.key)
+    if not found or number is None:
         return None
-    (document,), number = found, ids.decode(id, queue.key)
-    assert number is not None
-    ((customer, level, order, parent_count),) = fetch(connection, _DOCUMENT, (number,))
-    ((count, updated_at, delayed, weight, limit, paused),) = fetch(
-        connection, _CUSTOMER, (customer,)
-    )
-    ahead = look_ahead(connection, queue, now, uptime)
-    place = ahead.joining.get(number)
-    if document.state is State.WAITING:
-        place = Place(customer, level, order)
-    line = None if place is None else lineup(connection, queue, ahead, place, now)
-    served = _served(connection, document, number)
-    names = ahead.shelf.names  # of those in the lineup
-    if served is not None:
-        names.update(connection.execute(_NAMES, (json.dumps([*served.by_customer]),)))
-    return Situation(
-        at=now,
-        settings=queue.settings,
-        document=document,
-        parent_count=parent_count,
-        customer=customer,
-        customer_settings=CustomerSettings(
-            weight=weight / WEIGHT_ONE, limit=limit, paused=bool(paused)
-        ),
-        count=None if count is None else Count(count, updated_at),
-        waiting=connection.execute(_WAITING, (customer,)).get,
-        running=sum(row[2] == customer for row in ahead.running),
-        delayed=delayed,
-        leased=document.state is State.RUNNING and number not in ahead.expired,
-        lineup=line,
-        service=_service(connection, queue, ahead, (customer, level)),
-        served=served,
-        names=names,
-    )
+    return situating.situation(_Sight(connection, queue, now, uptime), found[0], number)
 
 
-def _service(
-    connection: apsw.Connection, queue: QueueRow, ahead: Ahead, flow: tuple[int, int]
-) -> Service:
-    """How the queue is served. Of attempts that are over there is no index by time: some are
-    looked up where the last ones are."""
-    mode = queue.settings.mode
-    over = fetch(connection, _LAST_SUBMITTED, (ARRIVALS_MAX,))
-    over += fetch(connection, _LAST_OF_ITS_FLOW, flow)
-    for level in range(1, LEVELS + 1):
-        over += fetch(connection, _LAST_OF_LEVEL, (level,))
-    latest = sorted(set(over), key=lambda row: row[:2])[-ATTEMPTS_MAX:]
-    running = (
-        Working(worker, claimed_at, customer, number not in ahead.expired)
-        for _, number, customer, _, _, _, _, worker, claimed_at in ahead.running
-    )
-    return Service(
-        running=tuple(sorted(running)),
-        workers=tuple(Seen._make(row) for row in fetch(connection, _WORKERS, (WORKERS_MAX,))),
-        attempts=tuple(
-            Attempt(customer, None if duration is None else max(0, duration))
-            for _, _, customer, duration in latest
-        ),
-        arrivals=tuple(
-            Arrival(at, customer, level_of(priority, mode))
-            for at, customer, priority in fetch(connection, _ARRIVALS, (ARRIVALS_MAX,))
-        ),
-    )
+class _Sight:
+    """A `WideSight` of the file."""
 
+    def __init__(
+        self, connection: apsw.Connection, queue: QueueRow, now: int, uptime: Uptime
+    ) -> None:
+        self._connection = connection
+        self.settings = settings = queue.settings
+        self.now = now
+        self.leases_end_at = uptime.at if queue.boot == uptime.boot else None
+        self.waiting = queue.waiting
+        self.following = queue.next_number
+        self.shelf = SqliteShelf(settings.mode)
+        self.shelf.connection = connection
+        self.shelf.given = queue.next_number - 1
+        for level, clock, weight in connection.execute(_LEVELS):
+            self.shelf.clocks[level], self.shelf.weights[level] = clock, weight
+        self.turns = Turns(
+            self.shelf,
+            mode=settings.mode,
+            costs=settings.costs,
+            patience_us=settings.patience_us,
+            number=queue.claims,
+            tick=queue.tick,
+            clocks=self.shelf.clocks,
+            weights=self.shelf.weights,
+        )
 
-def _served(connection: apsw.Connection, document: Document, number: int) -> Served | None:
-    """Who was served while the document waited, among those submitted shortly before or after."""
-    if document.claimed_at is None:
-        return None
-    first, last = number - NEIGHBOURS_MAX, number + NEIGHBOURS_MAX
-    meanwhile = (waiting_since(document), document.claimed_at)
-    served = dict(connection.execute(_NEIGHBOURS, (first, last, *meanwhile)))
-    more = connection.execute(_MAYBE_MORE, (first, last, number, document.claimed_at)).get
-    return Served(served, not more)
+    def _fetch(self, statement: str, *values: object) -> list[Row]:
+        return fetch(self._connection, statement, values)
+
+    def _one(self, statement: str, *values: object) -> int:
+        ((n,),) = self._fetch(statement, *values)
+        return int(n)
+
+    # ── What the next claim folds in ─────────────────────────────────────────────────────────────
+
+    def running(self) -> list[Row]:
+        return self._fetch(_RUNNING)
+
+    def due(self) -> list[Row]:
+        return self._fetch(_DUE, self.now)
+
+    def recorded(self) -> list[Recorded] | None:
+        return look_at_recorded(self._connection, RECORDED_MAX)
+
+    def expect(self, customers: Collection[int]) -> None:
+        """To read them one by one costs no more."""
+
+    # ── Lines ────────────────────────────────────────────────────────────────────────────────────
+
+    def held(self) -> list[int]:
+        return [customer for (customer,) in self._fetch(_HELD)]
+
+    def charged(self) -> Iterable[tuple[int, int, list[int]]]:
+        return [(c, weight, json.loads(costs)) for c, weight, costs in self._fetch(_CHARGED)]
+
+    def fronts(self, before: int) -> list[Row]:
+        return self._fetch(_FRONTS, before)
+
+    def lines(self, charge: int, levels: Collection[int]) -> list[Row]:
+        return self._fetch(_LINES, charge, json.dumps([*levels]))
+
+    def lower(self, level: int, order: int, singled: Collection[int]) -> list[Row]:
+        return self._fetch(_LOWER, order, level)
+
+    def waiting_of(self, customers: Collection[int]) -> dict[int, int]:
+        return dict(self._fetch(_WAITING_OF, json.dumps([*customers])))
+
+    def is_paused(self, customer: int) -> bool:
+        return self._one(_PAUSED, customer) != 0
+
+    def claimed_to(self, flow: FlowKey) -> int | None:
+        found = self._fetch(_CLAIMED_TO, *flow)
+        return found[0][0] if found else None
+
+    def waiting_in(self, flow: FlowKey) -> int:
+        ((_, waiting),) = self._fetch(_CLAIMED_TO, *flow)
+        return int(waiting)
+
+    def returned(self, flow: FlowKey, before: int | None) -> int:
+        return self._one(_RETURNED, *flow, _NO_ORDER if before is None else before)
+
+    def between(self, flow: FlowKey, after: int, before: int, most: int) -> int:
+        return self._one(_COUNT_LOWER, *flow, after, before, most)
+
+    def not_before(self, flow: FlowKey, order: int, most: int) -> int:
+        return self._one(_COUNT_HIGHER, *flow, order, most)
+
+    # ── What stands around a document ────────────────────────────────────────────────────────────
+
+    def document(self, number: int) -> Row:
+        return self._fetch(_DOCUMENT, number)[0]
+
+    def customer(self, number: int) -> Row:
+        return self._fetch(_CUSTOMER, number)[0]
+
+    def names_of(self, customers: Collection[int]) -> Iterable[tuple[int, str]]:
+        return [(number, name) for number, name in self._fetch(_NAMES, json.dumps([*customers]))]
+
+    def workers(self, most: int) -> list[Row]:
+        return self._fetch(_WORKERS, most)
+
+    def arrivals(self, most: int) -> list[Row]:
+        return self._fetch(_ARRIVALS, most)
+
+    def last_submitted(self, most: int) -> list[Row]:
+        return self._fetch(_LAST_SUBMITTED, most)
+
+    def last_of_flow(self, flow: FlowKey) -> list[Row]:
+        return self._fetch(_LAST_OF_ITS_FLOW, *flow)
+
+    def last_of_level(self, level: int) -> list[Row]:
+        return self._fetch(_LAST_OF_LEVEL, level)
+
+    def served(self, numbers: tuple[int, int], since: int, until: int) -> dict[int, int]:
+        return dict(self._fetch(_NEIGHBOURS, *numbers, since, until))
+
+    def may_be_more(self, numbers: tuple[int, int], number: int, claimed_at: int) -> bool:
+        return self._one(_MAYBE_MORE, *numbers, number, claimed_at) != 0

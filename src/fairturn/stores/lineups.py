@@ -1,0 +1,334 @@
+"""What stands before a waiting document, read from one snapshot of a database.
+
+The engine of `turns.py` folds in what the next claim would fold in first, and is thrown away. Flows
+are read, and documents only where they must be counted, up to a bound: the time does not depend on
+how many wait.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence, Set
+from operator import itemgetter
+from typing import NamedTuple, Protocol
+
+from fairturn.flows import WEIGHT_ONE, Arrived, Changed, Event, Mode, Recorded, Standing
+from fairturn.model import Settings, State
+from fairturn.situation import (
+    Between,
+    Front,
+    Line,
+    Lineup,
+    charge_of,
+    fronts_of,
+    lines_of,
+    told_apart,
+)
+from fairturn.stores.ending import Attempt, end_of_lease
+from fairturn.stores.events import with_counts
+from fairturn.stores.values import Row
+from fairturn.turns import Turns
+
+# Of documents that are counted one by one, at most: a million take some 100 ms.
+COUNTED_MAX = 1_000_000
+_LINE, _NAME = itemgetter(slice(7)), itemgetter(3, 7)
+
+FlowKey = tuple[int, int]  # customer, level
+
+
+class Place(NamedTuple):
+    """Where a document waits."""
+
+    customer: int
+    level: int
+    order: int
+
+
+class NamedShelf(Protocol):
+    """What the engine reads, with the names of the customers that were read."""
+
+    names: dict[int, str]
+
+    def standing(self, customer: int) -> Standing: ...
+
+
+class Sight(Protocol):
+    """One snapshot of a queue, as this module reads it."""
+
+    settings: Settings
+    now: int
+    turns: Turns  # as the last claim left it
+    leases_end_at: int | None  # those up to it ran out; None: all did, with the boot
+    following: int  # the next order that is given out
+
+    @property
+    def shelf(self) -> NamedShelf:
+        """What the engine reads from."""
+        ...
+
+    @property
+    def waiting(self) -> Sequence[int]:
+        """How many documents wait, of priorities 1 to 9."""
+        ...
+
+    def running(self) -> list[Row]:
+        """lease_until, number, customer, level, order_number, attempts, cancel_requested, worker
+        and claimed_at of what runs."""
+        ...
+
+    def due(self) -> list[Row]:
+        """number, customer, level, order_number and due_at of delays that are over, in order."""
+        ...
+
+    def recorded(self) -> list[Recorded] | None:
+        """What was recorded since the last claim; None if it is too much."""
+        ...
+
+    def expect(self, customers: Collection[int]) -> None:
+        """The engine will read these customers."""
+        ...
+
+    def held(self) -> list[int]:
+        """Customers with a limit, or paused."""
+        ...
+
+    def charged(self) -> Iterable[tuple[int, int, Sequence[int]]]:
+        """Customers that are not as by default: their weights and recent costs."""
+        ...
+
+    def fronts(self, before: int) -> list[Row]:
+        """The columns of a `Front`, of flows whose customers' heads are that since before."""
+        ...
+
+    def lines(self, charge: int, levels: Collection[int]) -> list[Row]:
+        """The columns of a `Line`, with this charge, and the name; of all flows of these levels."""
+        ...
+
+    def lower(self, level: int, order: int, singled: Collection[int]) -> list[Row]:
+        """The same for all flows of a level in which something waits, and those of the customers
+        singled out: with how many documents have a lower order."""
+        ...
+
+    def waiting_of(self, customers: Collection[int]) -> dict[int, int]:
+        """How many documents of these customers wait, by level."""
+        ...
+
+    def is_paused(self, customer: int) -> bool: ...
+
+    def claimed_to(self, flow: FlowKey) -> int | None:
+        """After this order what waits was not returned; None: nothing like that waits."""
+        ...
+
+    def waiting_in(self, flow: FlowKey) -> int: ...
+
+    def returned(self, flow: FlowKey, before: int | None) -> int:
+        """How many documents of a flow were returned, of lower orders than this one."""
+        ...
+
+    def between(self, flow: FlowKey, after: int, before: int, most: int) -> int:
+        """How many others wait between two orders, up to so many."""
+        ...
+
+    def not_before(self, flow: FlowKey, order: int, most: int) -> int:
+        """How many others wait from an order on, up to so many."""
+        ...
+
+
+class Ahead(NamedTuple):
+    """The queue as the next claim will find it, when it has folded in what happened."""
+
+    joining: dict[int, Place]  # by number: was taken back, or became due, and so waits too
+    running: list[Row]
+    expired: set[int]  # of those, the numbers whose leases ran out
+    folded: bool  # False: that was too much
+
+
+def look_ahead(sight: Sight) -> Ahead:
+    """Fold in what happened since the last claim, in an engine that is not saved."""
+    ahead = Ahead({}, sorted(sight.running()), set(), folded=True)
+    expired = _expired(sight, ahead)
+    due = _due(sight, ahead)
+    recorded = sight.recorded()
+    if recorded is None:
+        return ahead._replace(folded=False)
+    limited = {e.customer for _, es in recorded for e in es if type(e) is Changed and e.limit}
+    still = [row for row in ahead.running if row[1] not in ahead.expired]
+    counts = {c: dict(Counter(row[3] for row in still if row[2] == c)) for c in limited}
+    happened = {event.customer for _, events in recorded for event in events}
+    happened |= {event.customer for event in expired} | {event.customer for _, event in due}
+    sight.expect(happened)
+    recorded = with_counts(recorded, counts)
+    sight.turns.fold(sight.now, expired=expired, recorded=recorded, due=due)
+    return ahead
+
+
+def _expired(sight: Sight, ahead: Ahead) -> list[Event]:
+    """Leases that ran out, oldest first; after a restart of the machine, all."""
+    events: list[Event] = []
+    for until, number, *rest in ahead.running:
+        if sight.leases_end_at is not None and until > sight.leases_end_at:
+            continue
+        ahead.expired.add(number)
+        attempt = Attempt(*rest[:5])
+        ending = end_of_lease(attempt, sight.settings)
+        events.append(ending.event)
+        if ending.state is State.WAITING:
+            ahead.joining[number] = Place(attempt.customer, attempt.level, attempt.order)
+    return events
+
+
+def _due(sight: Sight, ahead: Ahead) -> list[tuple[int, Arrived]]:
+    """Delays that are over; who has no order yet gets the next one."""
+    due: list[tuple[int, Arrived]] = []
+    following = sight.following
+    for number, customer, level, given, due_at in sight.due():
+        order = following if given is None else given
+        following += given is None
+        ahead.joining[number] = Place(customer, level, order)
+        due.append((due_at, Arrived(customer, level, order, 1)))
+    return due
+
+
+# ── Lines ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def lineup(sight: Sight, ahead: Ahead, place: Place) -> Lineup:
+    """What stands before the document that waits at this place."""
+    rank = _rank(sight, ahead, place)
+    if not ahead.folded:
+        return _unfolded(sight, ahead, place, rank)
+    settings, turns = sight.settings, sight.turns
+    singled = _singled(sight, place)
+    fronts, stalled = _fronts(sight, singled)
+    lines = [line for s in singled.values() for line in lines_of(s, settings)]
+    lines = [line for line in lines if line.level <= place.level]
+    apart: Set[int] = {place.level}
+    uncounted = 0
+    if settings.mode is Mode.LEVELS:
+        uncounted = _add_lower(sight, ahead, singled, lines, place)
+    else:
+        apart = told_apart(fronts, lines, place.customer, place.level)
+        lines += _others(sight, singled, apart)
+    better = [level for level in range(1, place.level) if level not in apart]
+    return Lineup(
+        customer=place.customer,
+        level=place.level,
+        rank=rank,
+        number=turns.number,
+        clock=turns.clocks[place.level],
+        lines=tuple(lines),
+        crowds=_crowds(sight, singled, better),
+        fronts=tuple(fronts),
+        stalled=tuple(stalled),
+        waiting=_waiting(sight, ahead, singled),
+        uncounted=uncounted,
+    )
+
+
+def _unfolded(sight: Sight, ahead: Ahead, place: Place, rank: Between) -> Lineup:
+    """Too much has happened since the last claim: only how many wait in all is known."""
+    customer, level, _ = place
+    own = Line(level, 0, 0, customer, rank.most + 1, WEIGHT_ONE)
+    return Lineup(
+        customer=customer,
+        level=level,
+        rank=rank,
+        number=sight.turns.number,
+        clock=0,
+        lines=() if sight.is_paused(customer) else (own,),
+        crowds={},
+        fronts=(),
+        stalled=(),
+        waiting=_waiting(sight, ahead, {}),
+        folded=False,
+    )
+
+
+def _waiting(sight: Sight, ahead: Ahead, singled: dict[int, Standing]) -> int:
+    """How many documents wait in the queue. Whoever is paused is singled out."""
+    held = (flow.waiting for s in singled.values() if s.paused for flow in s.flows.values())
+    return sum(sight.waiting) + len(ahead.joining) - sum(held)
+
+
+def _rank(sight: Sight, ahead: Ahead, place: Place) -> Between:
+    """How many documents of the flow have a lower order, counted from either end."""
+    flow, order = place[:2], place.order
+    others = sight.returned(flow, order)
+    others += sum(joined[:2] == flow and joined.order < order for joined in ahead.joining.values())
+    claimed_to = sight.claimed_to(flow)
+    if claimed_to is None:
+        return Between(others, others)
+    lower = sight.between(flow, claimed_to, order, COUNTED_MAX)
+    if lower < COUNTED_MAX:
+        return Between(lower + others, lower + others)
+    higher = sight.not_before(flow, order, COUNTED_MAX)
+    in_line = sight.waiting_in(flow) - sight.returned(flow, None)
+    if higher < COUNTED_MAX:
+        return Between(in_line - higher + others, in_line - higher + others)
+    # Orders are whole numbers: between two of them there is room for so many, and no more.
+    most = min(in_line - higher, order - claimed_to - 1)
+    return Between(lower + others, most + others)
+
+
+def _fronts(sight: Sight, singled: dict[int, Standing]) -> tuple[list[Front], list[Front]]:
+    """The oldest documents beyond their patience, and those of customers at their limit."""
+    settings = sight.settings
+    if settings.mode is Mode.LEVELS:
+        return [], []
+    fronts, stalled = fronts_of(singled.values(), settings, sight.now)
+    rows = sight.fronts(sight.now - settings.patience_us)
+    fronts += (front for front in map(Front._make, rows) if front.customer not in singled)
+    fronts.sort()
+    return fronts, stalled
+
+
+def _singled(sight: Sight, place: Place) -> dict[int, Standing]:
+    """The customers whose lines are told apart in every level: those that were changed since the
+    last claim, have a limit or are paused; and its own."""
+    singled = dict(sight.turns.standings)
+    for customer in [place.customer, *sight.held()]:
+        if customer not in singled:
+            singled[customer] = sight.shelf.standing(customer)
+    return singled
+
+
+def _others(sight: Sight, singled: dict[int, Standing], levels: Set[int]) -> list[Line]:
+    """The lines of all others in these levels."""
+    rows = sight.lines(charge_of(sight.settings, WEIGHT_ONE, ()), levels)
+    sight.shelf.names.update(map(_NAME, rows))
+    charges = {
+        customer: charge_of(sight.settings, weight, tuple(costs))
+        for customer, weight, costs in sight.charged()
+    }
+    return [
+        line if line.customer not in charges else line._replace(charge=charges[line.customer])
+        for line in map(Line._make, map(_LINE, rows))
+        if line.customer not in singled
+    ]
+
+
+def _crowds(sight: Sight, singled: dict[int, Standing], levels: list[int]) -> dict[int, int]:
+    """How many documents of all others wait in these levels, which are no others than priorities:
+    in mode `equal` there are none."""
+    if not levels:
+        return {}
+    told = sight.waiting_of(singled)
+    crowds = {level: sight.waiting[level - 1] - told.get(level, 0) for level in levels}
+    return {level: n for level, n in crowds.items() if n}
+
+
+def _add_lower(
+    sight: Sight, ahead: Ahead, singled: dict[int, Standing], lines: list[Line], place: Place
+) -> int:
+    """In mode `levels`: let the lines of its level have only those documents that come before it,
+    and add those of all others. The answer is how many more there may be, if that is too many."""
+    own, level, order = place
+    waiting = sight.waiting[level - 1]
+    rows = sight.lower(level, order, singled) if waiting <= COUNTED_MAX else []
+    sight.shelf.names.update(map(_NAME, rows))
+    lower = Counter({row[3]: row[4] for row in rows})
+    lower.update(c for c, n, o in ahead.joining.values() if n == level and o < order)
+    for n, line in enumerate(lines):
+        if line.level == level and line.customer != own:
+            lines[n] = line._replace(waiting=lower[line.customer])
+    others = (row for row in rows if row[4] and row[3] not in singled)
+    lines += map(Line._make, map(_LINE, others))
+    return 0 if waiting <= COUNTED_MAX else waiting
