@@ -27,15 +27,16 @@ SOURCES := $(shell find src -name __pycache__ -prune -o -print)
 CHECKED := $(wildcard src tests benchmarks examples)
 
 .PHONY: help run test check locales bench-store bench-embedded bench-postgres bench-postgres-long \
-	bench-replay bench-explain bench-forecast bench-http bench-celery fairness lock clean python-is-new-enough
+	bench-replay bench-explain bench-forecast bench-http bench-celery bench-pages screenshots fairness lock clean \
+	python-is-new-enough
 
 help: ## List these targets.
 	@echo "make <target>, with one of these targets:"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-19s %s\n", $$1, $$2 }' Makefile
 	@echo "PYTHON=python3.12 chooses the Python; ARGS='-k claim' goes to pytest or to the benchmark."
 
-run: $(WHEEL) ## Set up, then show a dump beside quiet customers, live in the terminal.
-	@$(BIN)/fairturn demo
+run: $(WHEEL) ## Set up, then open the page with a dump beside quiet customers.
+	@$(BIN)/fairturn up --demo --open
 
 test: $(WHEEL) ## Run the tests, on the installed wheel.
 	@$(BIN)/python -m pytest -n auto tests $(ARGS)
@@ -82,6 +83,12 @@ bench-http: $(WHEEL) ## Measure the service: submissions, lines, a gigabyte, a t
 
 bench-celery: $(WHEEL) ## Measure Celery with and without stamp, on Valkey and RabbitMQ.
 	@$(BIN)/python -m benchmarks.celery $(ARGS)
+
+bench-pages: $(WHEEL) ## Measure each page among 100,000 customers and a million documents.
+	@$(BIN)/python -m benchmarks.pages $(ARGS)
+
+screenshots: $(WHEEL) ## Take the pictures of the page in docs/page; it needs Chromium.
+	@$(BIN)/python -m tests.screenshots $(ARGS)
 
 fairness: $(WHEEL) ## Print what each order does to whom, as in docs/fairness.md.
 	@$(BIN)/python -m benchmarks.fairness $(ARGS)

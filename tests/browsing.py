@@ -5,9 +5,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fastapi import FastAPI
 from playwright.sync_api import Browser, Dialog, Page, sync_playwright
 
 from fairturn import Queue
+from fairturn.clock import Clock
 from fairturn.locales import ENGLISH, Language, load
 from fairturn.page.mounting import install
 from fairturn.page.tongue import Tongue
@@ -31,12 +33,24 @@ class Pseudo(Language):
         return f"⟦{super().find(one, many, n)} ~~⟧"
 
 
-@contextmanager
-def page_served(queue: Queue) -> Iterator[str]:
-    """The address of a service with the page, where the pseudo-language can be chosen too."""
-    app = make_app(queue)
+def page_app(queue: Queue, clock: Clock | None = None) -> FastAPI:
+    """A service with the page, where the pseudo-language can be chosen too."""
+    app = make_app(queue, clock=clock)
     install(app)
     app.state.page.tongues[PSEUDO] = Tongue(Pseudo())
+    return app
+
+
+@contextmanager
+def page_served(queue: Queue) -> Iterator[str]:
+    """The address of such a service."""
+    with served(page_app(queue)) as url:
+        yield url
+
+
+@contextmanager
+def served(app: FastAPI) -> Iterator[str]:
+    """The address of an application, while it is served."""
     server = Server(app, Address(port=0))
     thread = threading.Thread(target=server.run, name="server")
     thread.start()

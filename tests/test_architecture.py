@@ -354,7 +354,7 @@ MODULES_THAT_BREAK_A_RULE = [
     (imports_against_the_layers, "fairturn.queue", "import fairturn.worker"),
     (imports_against_the_layers, "fairturn.queue", "from fairturn import Document"),
     (imports_against_the_layers, "fairturn.queue", "def f():\n    import fairturn.config"),
-    (imports_against_the_layers, "fairturn.config", "import_module('fairturn.web')"),
+    (imports_against_the_layers, "fairturn.config", "import_module('fairturn.page')"),
     (imports_against_the_layers, "fairturn.simulator.run", "from fairturn.cli import main"),
     (imports_against_the_layers, "fairturn", "from fairturn.cli import main"),
     (imports_against_the_layers, "fairturn.novelty", ""),

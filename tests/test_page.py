@@ -1,5 +1,6 @@
 """The page over HTTP: what it answers to whom, before any browser draws it."""
 
+import csv
 import re
 from collections.abc import Iterator
 from importlib import resources
@@ -7,9 +8,12 @@ from importlib import resources
 import httpx
 import pytest
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 
-from fairturn import Queue
+from fairturn import Queue, Submission
 from fairturn.locales import languages
+from fairturn.model import State
+from fairturn.page import mounting
 from fairturn.page.entering import back_to
 from fairturn.page.faces import COLOURS, face_of, plain
 from fairturn.page.mounting import install
@@ -195,6 +199,97 @@ def test_sessions_end_by_themselves_and_the_oldest_make_room() -> None:
 )
 def test_after_the_login_one_stays_on_this_service(wanted: str, path: str) -> None:
     assert back_to(wanted) == path
+
+
+def page_routes(method: str) -> list[str]:
+    """The addresses of the page that take this method."""
+    routers = [mounting.router, *(page.router for page in mounting.PAGES)]
+    return [
+        route.path
+        for router in routers
+        for route in router.routes
+        if isinstance(route, APIRoute) and method in (route.methods or ())
+    ]
+
+
+def test_every_change_that_does_not_say_where_it_comes_from_is_refused(
+    queue: Queue, app: FastAPI
+) -> None:
+    id = queue.submit("acme", payload=1).id
+    paths = page_routes("POST")
+    assert len(paths) >= 12
+    for path in paths:
+        for headers in ({}, {"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"}):
+            response = asked(app, "POST", path.replace("{id}", id), headers=headers)
+            assert response.status_code in (303, 403, 422), path
+            if response.status_code == 303:
+                assert response.headers["location"].startswith("/login"), path
+    assert queue.get(id).state is State.WAITING
+
+
+def test_no_page_shows_a_customer_anything_of_another(queue: Queue, app: FastAPI) -> None:
+    foreign = queue.submit("rival", payload="hush", name="hush.pdf").id
+    queue.store.claim(1, worker="hush worker", lease_us=10**9)
+    queue.submit_many([Submission(customer="rival", payload=1) for _ in range(9)])
+    queue.submit("acme", payload=1)
+    cookie = logged_in(app, key_for(queue, "acme"))
+    paths = page_routes("GET")
+    assert len(paths) >= 18
+    for path in paths:
+        if path == "/page-events":
+            continue  # it never ends; what it tells is tested with a browser
+        full = path.replace("{id}", foreign).replace("{name}", "style.css")
+        query = "?name=rival&customer=rival&q=rival&action=cancel&to=en"
+        response = asked(app, "GET", full + query, headers=cookie)
+        assert response.status_code in (200, 303, 403, 404, 422), path
+        assert "hush" not in response.text.lower(), path
+    for path in page_routes("POST"):
+        response = asked(
+            app,
+            "POST",
+            path.replace("{id}", foreign),
+            data={"name": "rival", "paused": "true", "action": "cancel"},
+            headers={**cookie, **SAME},
+        )
+        assert "hush" not in response.text.lower(), path
+    assert queue.customer("rival").waiting == 9
+    assert not queue.customer("rival").settings.paused
+
+
+def test_a_foreign_document_looks_like_a_missing_one(queue: Queue, app: FastAPI) -> None:
+    foreign = queue.submit("rival", payload=1).id
+    cookie = logged_in(app, key_for(queue, "acme"))
+
+    answers = {
+        re.sub(r'data-now="\d+"|%2Fdocuments%2F\w+', "", response.text)
+        for id in (foreign, "0" * 15)
+        if (response := asked(app, "GET", f"/documents/{id}", headers=cookie)).status_code == 404
+    }
+
+    assert len(answers) == 1
+
+
+def test_a_link_from_another_site_is_followed_with_the_session(queue: Queue, app: FastAPI) -> None:
+    key_for(queue)
+    followed = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+
+    first = asked(app, "GET", "/customers", headers=followed)
+    again = asked(app, "GET", "/customers", headers={"Sec-Fetch-Site": "same-origin"})
+
+    assert (first.status_code, 'http-equiv="refresh"' in first.text) == (200, True)
+    assert again.headers["location"] == "/login?next=%2Fcustomers"
+
+
+def test_a_formula_in_a_name_is_text_in_a_table(queue: Queue, app: FastAPI) -> None:
+    queue.submit("=1+1", payload=1, name='@SUM("a")\nb')
+
+    table = asked(app, "GET", "/documents.csv").text
+    listed = asked(app, "GET", "/documents.json").json()
+
+    (_, row) = csv.reader(table.splitlines(keepends=True))
+    assert (row[1], row[5]) == ("'=1+1", '\'@SUM("a")\nb')
+    assert listed[0]["customer"] == "=1+1"
+    assert asked(app, "GET", "/documents.json?customer=nobody").json() == []
 
 
 # ── Languages ────────────────────────────────────────────────────────────────────────────────────

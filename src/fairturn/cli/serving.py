@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -106,6 +107,7 @@ def make_server(
     address: "Address",
     *,
     as_json: bool,
+    open_page: bool = False,
     on_stopping: Callable[[bool], None] | None = None,
 ) -> "Server":
     """The server of a queue, which says where it listens."""
@@ -136,6 +138,8 @@ def make_server(
 
     def started(url: str) -> None:
         click.echo(f"Serving at {url} (the API: {url}/docs). Ctrl-C ends it.", err=True)
+        if open_page:
+            _open(url)
         if not Keys(queue.store).are_asked_for():
             click.echo(
                 "There are no access keys: it listens at this machine alone, and whoever sits "
@@ -150,6 +154,15 @@ def make_server(
             )
 
     return Server(app, address, on_started=started, on_stopping=on_stopping)
+
+
+def _open(url: str) -> None:
+    """Open the page, where there is a screen; a browser of a terminal is not meant."""
+    import os
+    import webbrowser
+
+    if sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
 
 def run_server(server: "Server") -> None:

@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from fairturn.worker import Worker
 
 DEMO_S = 3_600.0
+# Slower than in a terminal, and again: whoever opens the page is to find it going on.
+DEMO_DOCUMENT_S, DEMO_AGAIN_S = 0.06, 75.0
 
 
 @click.command("up")
 @click.argument("handler", required=False, metavar="[MODULE:FUNCTION]")
 @click.option("--demo", is_flag=True, help="With a dump beside quiet customers, in a new queue.")
+@click.option("--open", "open_page", is_flag=True, help="Open the page in a browser.")
 @click.option("--concurrency", type=click.IntRange(1), metavar="N", help="Documents at once; 4.")
 @click.option("--json", "as_json", is_flag=True, help="Log requests as JSON Lines.")
 @service_options
@@ -33,6 +36,7 @@ def command(
     *,
     handler: str | None,
     demo: bool,
+    open_page: bool,
     concurrency: int | None,
     as_json: bool,
     flags: Mapping[str, Any],
@@ -84,6 +88,7 @@ def command(
             settings,
             address,
             as_json=as_json,
+            open_page=open_page,
             on_stopping=lambda now: worker.stop(now=now),
         )
         with _working(worker, server.stop):
@@ -125,6 +130,7 @@ def _traffic(queue: "Queue") -> Iterator[None]:
     from fairturn.demo import traffic
 
     queue.configure(reset_interval_s=traffic.RESET_INTERVAL_S)
-    sender = traffic.Sender(queue, traffic.schedule(documents=2_000, seconds=DEMO_S))
+    sendings = traffic.schedule(documents=2_000, seconds=DEMO_S, again_s=DEMO_AGAIN_S)
+    sender = traffic.Sender(queue, sendings, document_s=DEMO_DOCUMENT_S)
     with sender.sending():
         yield

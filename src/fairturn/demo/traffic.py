@@ -32,13 +32,21 @@ class Sending(NamedTuple):
 
 
 def schedule(
-    *, documents: int = DOCUMENTS, seconds: float = SECONDS, seed: int = 1
+    *,
+    documents: int = DOCUMENTS,
+    seconds: float = SECONDS,
+    seed: int = 1,
+    again_s: float | None = None,
 ) -> list[Sending]:
-    """The dump, and ten customers who send about one document a second; one of them pauses."""
+    """The dump, once or again every so many seconds, and ten customers who send about one document
+    a second; one of them pauses."""
     random = Random(seed)
     pause_from = seconds * _PAUSE_FROM
+    dump_at_s = min(_DUMP_AT_S, seconds / 4)
+    dumps = 1 if again_s is None else 1 + int((seconds - dump_at_s) / again_s)
     sendings = [
-        Sending(min(_DUMP_AT_S, seconds / 4), BULK, min(_AT_ONCE, documents - begin))
+        Sending(dump_at_s + number * (again_s or 0), BULK, min(_AT_ONCE, documents - begin))
+        for number in range(dumps)
         for begin in range(0, documents, _AT_ONCE)
     ]
     for name in QUIET:
@@ -54,8 +62,11 @@ def schedule(
 class Sender:
     """Hands in documents by the schedule, in a thread of its own."""
 
-    def __init__(self, queue: Queue, sendings: list[Sending]) -> None:
+    def __init__(
+        self, queue: Queue, sendings: list[Sending], *, document_s: float = DOCUMENT_S
+    ) -> None:
         self._queue = queue
+        self._document_s = document_s
         self._sendings = sendings
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._send_all, name="fairturn-demo", daemon=True)
@@ -83,7 +94,7 @@ class Sender:
             for at_s, customer, documents in self._sendings:
                 if self._stopping.wait(max(0.0, begun + at_s - stopwatch())):
                     return
-                payload = {"seconds": DOCUMENT_S}
+                payload = {"seconds": self._document_s}
                 self._queue.submit_many(
                     Submission(customer=customer, payload=payload) for _ in range(documents)
                 )

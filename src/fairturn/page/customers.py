@@ -16,6 +16,7 @@ from fairturn.page.charts import count_chart
 from fairturn.page.entering import back_to
 from fairturn.page.now import Row, row_of
 from fairturn.page.rendering import PageRoute, link_to, render, see_other
+from fairturn.page.trail import Lately, quantile
 from fairturn.page.visitors import Operator, Overseer, Visitor
 from fairturn.priority import Count, Rule
 from fairturn.service.problems import Code, Problem, refusing_misuse
@@ -44,17 +45,16 @@ class Sort(StrEnum):
     RESETS = "resets"
 
 
-_KEYS: dict[Sort, Callable[[Row], Any]] = {
-    Sort.COUNT: lambda row: row.customer.count,
-    Sort.NEXT: lambda row: -row.next_priority,
-    Sort.WAITING: lambda row: -row.customer.waiting,
-    Sort.RUNNING: lambda row: -row.customer.running,
-    Sort.P50: lambda row: -(row.wait_p50 or 0),
-    Sort.P95: lambda row: -(row.wait_p95 or 0),
-    Sort.SHARE: lambda row: -(row.share.share if row.share else 0.0),
-    Sort.WEIGHT: lambda row: -row.customer.settings.weight,
-    Sort.LIMIT: lambda row: row.customer.settings.limit or RUNNING_MAX + 1,
-    Sort.RESETS: lambda row: row.resets_at or 0,
+# One number each: a hundred thousand customers are sorted while somebody waits. They come by name,
+# and stay so where the numbers are equal.
+_KEYS: dict[Sort, Callable[[Customer], float]] = {
+    Sort.COUNT: lambda c: c.count,
+    Sort.NEXT: lambda c: c.count,  # the lower the count, the worse the next priority
+    Sort.WAITING: lambda c: -c.waiting,
+    Sort.RUNNING: lambda c: -c.running,
+    Sort.WEIGHT: lambda c: -c.settings.weight,
+    Sort.LIMIT: lambda c: c.settings.limit or RUNNING_MAX + 1,
+    Sort.RESETS: lambda c: -(c.count_updated_at or 0) if c.count else 1,
 }
 
 
@@ -96,25 +96,29 @@ def _table(visitor: Visitor, q: str, sort: Sort, page: int, after: str) -> Table
         wanted = q.casefold()
         found = [customer for customer in found if wanted in customer.name.casefold()]
     begin = (page - 1) * SIZE
-    if sort is Sort.NAME:
-        rows = [row_of(c, lately, rule, now) for c in found[begin : begin + SIZE]]
-    elif sort in (Sort.WAITING, Sort.RUNNING, Sort.COUNT, Sort.WEIGHT):
-        ordered = sorted(found, key=_PLAIN[sort])[begin : begin + SIZE]
-        rows = [row_of(c, lately, rule, now) for c in ordered]
-    else:
-        all_rows = [row_of(c, lately, rule, now) for c in found]
-        rows = sorted(all_rows, key=_KEYS[sort])[begin : begin + SIZE]
+    ordered = _ordered(found, sort, lately)[begin : begin + SIZE]
+    rows = [row_of(c, lately, rule, now) for c in ordered]
     pages = max(1, -(-len(found) // SIZE))
     return Table(rows, len(found), listed.at, page, pages, None)
 
 
-# The same keys for customers who need no more than themselves: a hundred thousand rows would.
-_PLAIN: dict[Sort, Callable[[Customer], Any]] = {
-    Sort.COUNT: lambda c: (c.count, c.name),
-    Sort.WAITING: lambda c: (-c.waiting, -c.running, c.count, c.name),
-    Sort.RUNNING: lambda c: (-c.running, -c.waiting, c.name),
-    Sort.WEIGHT: lambda c: (-c.settings.weight, c.name),
-}
+def _ordered(found: list[Customer], sort: Sort, lately: Lately) -> list[Customer]:
+    if sort is Sort.NAME:
+        return found
+    if sort in _KEYS:
+        return sorted(found, key=_KEYS[sort])
+    # What was seen lately is known of a few: they come first.
+    known = {c.name for c in found if c.name in lately.shares}
+    values = {name: _seen(name, sort, lately) for name in known}
+    first = sorted((c for c in found if c.name in known), key=lambda c: -values[c.name])
+    return first + [c for c in found if c.name not in known]
+
+
+def _seen(name: str, sort: Sort, lately: Lately) -> float:
+    if sort is Sort.SHARE:
+        return lately.shares[name].share
+    share = 0.5 if sort is Sort.P50 else 0.95
+    return quantile(lately.waits.get(name, ()), share) or 0
 
 
 def _by_name(visitor: Visitor, q: str, after: str) -> Table:

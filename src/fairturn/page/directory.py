@@ -6,7 +6,6 @@ says how old it is. A queue with one page of customers is read anew each time.
 """
 
 import threading
-from collections.abc import Callable
 from typing import NamedTuple
 
 from fairturn.clock import SECOND_US, Clock
@@ -73,6 +72,3 @@ class Directory:
             self._listed = Listed(now, customers, after is None)
         finally:
             self._reading = None
-
-
-Sorting = Callable[[Customer], tuple[object, ...]]

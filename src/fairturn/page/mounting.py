@@ -32,7 +32,7 @@ from fairturn.service.problems import Code, Problem
 from fairturn.service.service import Service
 
 LOOK_S = 1.0
-_PAGES = (
+PAGES = (
     entering,
     rules,
     now,
@@ -81,7 +81,7 @@ def install(app: FastAPI) -> None:
         demonstrating.Demo(),
     )
     app.state.page = page
-    for routes in (router, *(each.router for each in _PAGES)):
+    for routes in (router, *(each.router for each in PAGES)):
         app.include_router(routes)
     serving = app.router.lifespan_context
 

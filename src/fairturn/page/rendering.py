@@ -35,6 +35,10 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Vary": "Accept-Language, Cookie",
 }
+_AGAIN = (
+    '<!doctype html><html lang="en"><meta charset="utf-8"><title>fairturn</title>'
+    '<meta http-equiv="refresh" content="0"></html>'
+)
 STATIC = {
     "style.css": "text/css",
     "page.js": "text/javascript",
@@ -144,6 +148,8 @@ class PageRoute(APIRoute):
                 response: Response = await handle(request)
                 return response
             except Shut:
+                if _followed_from_elsewhere(request):
+                    return HTMLResponse(_AGAIN, headers=HEADERS)
                 return see_other(request, "/login", next=_local(request))
             except (Problem, FairturnError) as error:
                 problem = problem_of(error)
@@ -158,6 +164,16 @@ class PageRoute(APIRoute):
             return tell(request, problem)
 
         return handle_or_tell
+
+
+def _followed_from_elsewhere(request: Request) -> bool:
+    """A strict cookie is not sent by who follows a link from another site. The page asks for itself
+    once more, and then it is."""
+    headers = request.headers
+    return request.method == "GET" and (
+        headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        and headers.get("sec-fetch-mode") == "navigate"
+    )
 
 
 def tell(request: Request, problem: Problem) -> Response:

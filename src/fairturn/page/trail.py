@@ -25,6 +25,7 @@ WAITS_PER_CUSTOMER_MAX = 200
 CUSTOMERS_MAX = 1_000  # whose waits and shares are kept
 SEEN_MAX = 20_000
 RUNNING_MAX = 200
+PAGES_MAX = 5  # of the newest documents, in one look
 DUMP = 200  # documents of one customer within a bucket: worth a mark
 _CUSTOMERS_EVERY_US = 3 * SECOND_US
 _GAP_US_MAX = 5 * SECOND_US  # between looks; what was not looked at does not count
@@ -153,7 +154,7 @@ class Trail:
         """Look once. Two threads that look at once look one after the other."""
         store, now = self._store, self._clock.now()
         running = store.find(Filter(states=(State.RUNNING,)), size=RUNNING_MAX).documents
-        newest = store.find(Filter(), size=PAGE_MAX).documents
+        newest = self._newest()
         summary, lanes = store.summary(), store.lanes(size=1)
         oldest = min(store.oldest_waiting().values(), default=None)
         with self._lock:
@@ -166,6 +167,17 @@ class Trail:
                 self._note_wait(document, shares, now)
             self._note_queue(summary, oldest, now)
             self._lately = self._summed_up(now, shares)
+
+    def _newest(self) -> list[Document]:
+        """The newest documents: a page, and more as long as all of them are new."""
+        documents, after = self._store.find(Filter(), size=PAGE_MAX)
+        for _ in range(PAGES_MAX - 1):
+            unknown = self._last_at is not None and documents[-1].id not in self._submitted
+            if after is None or not unknown:
+                break
+            more, after = self._store.find(Filter(), after=after, size=PAGE_MAX)
+            documents += more
+        return documents
 
     def _note_work(self, running: Sequence[Document], now: int) -> None:
         last, self._last_at = self._last_at, now
@@ -217,7 +229,9 @@ class Trail:
         for _, by_customer in self._work:
             worked.update(by_customer)
         total = sum(worked.values())
-        weights = {name: c.settings.weight for name, c in self._customers.items()}
+        # Who was worked for and is not read yet counts too, or a share of all would seem small.
+        weights = dict.fromkeys(worked, 1.0)
+        weights.update((name, c.settings.weight) for name, c in self._customers.items())
         together = sum(weights.values())
         return {
             name: Share(worked[name] / total if total else 0.0, weight / together)

@@ -1,0 +1,150 @@
+"""How long each page takes: `make bench-pages`.
+
+A file with 100,000 customers and a million documents: most are completed, some fail, 100,000 wait.
+Each page is asked for again and again over HTTP, as a browser would. It fails if the median of one
+of them is over 300 ms.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import httpx
+
+from fairturn import Queue, Submission
+from fairturn.clock import SECOND_US
+from fairturn.model import Completed, Failed, Outcome
+from fairturn.page.mounting import install
+from fairturn.service.app import make_app
+from fairturn.service.running import Address, Server
+
+BAR_MS = 300
+BATCH = 10_000
+CLAIM = 1_000
+WAITING = 0.1  # of the documents
+DUMPER = "customer 000000"
+
+
+def main() -> None:
+    arguments = _arguments()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        file = Path(folder) / "documents.db"
+        with Queue(file, synchronous="NORMAL") as queue:
+            _fill(queue, arguments.customers, arguments.documents)
+        with Queue(file) as queue, _served(queue) as url, httpx.Client(base_url=url) as client:
+            over = _ask_all(client, queue, arguments.asks)
+    sys.exit(bool(over))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--customers", type=int, default=100_000)
+    parser.add_argument("--documents", type=int, default=1_000_000)
+    parser.add_argument("--asks", type=int, default=20, help="of each page")
+    parser.add_argument("--folder", help="where the file is made")
+    return parser.parse_args()
+
+
+def _fill(queue: Queue, customers: int, documents: int) -> None:
+    """Every customer sends some, the first one a tenth of all; then most are worked off."""
+    random = Random(1)
+    sent = 0
+    while sent < documents:
+        batch = []
+        for _ in range(min(BATCH, documents - sent)):
+            number = sent % customers if random.random() > 0.1 else 0
+            batch.append(
+                Submission(
+                    customer=f"customer {number:06}", payload={"n": sent}, name=f"file-{sent}.pdf"
+                )
+            )
+            sent += 1
+        queue.submit_many(batch)
+    outcomes: list[Outcome] = []
+    left = round(documents * (1 - WAITING))
+    while left > 0:
+        claimed = queue.store.claim(
+            min(CLAIM, left), worker="w", lease_us=3_600 * SECOND_US, outcomes=outcomes
+        ).claims
+        if not claimed:
+            break
+        left -= len(claimed)
+        outcomes = [
+            Failed(claim.fence, "unreadable")
+            if number % 100 == 7
+            else Completed(claim.fence, json.dumps({"pages": 3}), real_cost=SECOND_US)
+            for number, claim in enumerate(claimed)
+        ]
+    queue.store.finish(outcomes[8:])  # some stay in workers
+
+
+@contextmanager
+def _served(queue: Queue) -> Iterator[str]:
+    app = make_app(queue)
+    install(app)
+    server = Server(app, Address(port=0))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    server.listening.wait(30)
+    try:
+        yield server.url
+    finally:
+        server.stop()
+        thread.join()
+
+
+def _ask_all(client: httpx.Client, queue: Queue, asks: int) -> list[str]:
+    waiting = next(lane[0] for lane in queue.store.lanes(size=1).upcoming if lane).id
+    newest = queue.list(size=1).documents[0].id
+    pages = {
+        "how priorities work": "/priorities",
+        "now": "/",
+        "a waiting document": f"/documents/{waiting}",
+        "the newest document": f"/documents/{newest}",
+        "search by name": "/search?q=file-5.pdf",
+        "customers by waiting": "/customers",
+        "customers by share": "/customers?sort=share&page=40",
+        "customers that match": "/customers?q=99",
+        "a customer": f"/customer?name={DUMPER}",
+        "documents": "/documents",
+        "documents, few match": "/documents?state=dead&priority=3",
+        "documents, none match": "/documents?name=nothing",
+        "what if": "/what-if",
+    }
+    client.get("/customers")
+    _wait_for_the_list(client)
+    over = []
+    for name, path in pages.items():
+        times = []
+        for _ in range(asks):
+            begun = time.perf_counter()
+            response = client.get(path, follow_redirects=True)
+            times.append((time.perf_counter() - begun) * 1_000)
+            assert response.status_code == 200, (path, response.status_code)
+        times.sort()
+        p50, longest = times[len(times) // 2], times[-1]
+        print(f"{name:24} p50 {p50:6.0f} ms   longest {longest:6.0f} ms   (bar {BAR_MS} ms)")
+        if p50 > BAR_MS:
+            over.append(name)
+    return over
+
+
+def _wait_for_the_list(client: httpx.Client) -> None:
+    """All customers are read in the background, once in a while."""
+    begun = time.perf_counter()
+    while "while all are being read" in client.get("/customers").text:
+        if time.perf_counter() - begun > 120:
+            raise SystemExit("the list of customers was not made")
+        time.sleep(0.1)
+    print(f"the list of customers was made in {time.perf_counter() - begun:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

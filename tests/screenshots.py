@@ -1,0 +1,194 @@
+"""The pictures of the page in docs/page/ (`make screenshots`).
+
+Half an hour of a queue passes on a clock of its own: nine customers, four workers, and a dump of
+2,000 documents. Nothing of it is drawn by hand.
+"""
+
+import heapq
+import json
+import sys
+import tempfile
+from pathlib import Path
+from random import Random
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import FastAPI
+from playwright.sync_api import Browser, BrowserContext
+
+from fairturn import Queue, Submission
+from fairturn.clock import SECOND_US, ManualClock, SystemClock
+from fairturn.keys import Keys
+from fairturn.model import Completed, Failed, Fence, Filter, Outcome, Progress, State
+from tests.browsing import browser, page_app, served
+
+FOLDER = Path(__file__).parent.parent / "docs" / "page"
+MINUTES = 28
+DUMP_AT_MINUTE = 18
+WORKERS = 4
+LEASE_US = 3_600 * SECOND_US
+DUMPER, SECOND = "Acme Logistics", "Elmira Foods"
+# How many seconds lie between two documents, about.
+QUIET = {
+    SECOND: 9, "Czarny Las": 14, "Brauer GmbH": 21, "Frota Sul": 17, "Holm & Sons": 24,
+    "Oak & Partners": 30, "Iglesias e Hijos": 26,
+}  # fmt: skip
+FILES = ("rechnung-{}.pdf", "po-{}.pdf", "scan-{}.pdf", "faktura-{}.xml", "invoice-{}.pdf")
+
+
+class History:
+    """Lets a queue live through half an hour."""
+
+    def __init__(self, queue: Queue, clock: ManualClock, app: FastAPI) -> None:
+        self.queue, self.clock, self.app = queue, clock, app
+        self.random = Random(4)
+        self.busy: list[tuple[int, Fence, float]] = []
+        self.ends = SystemClock().now()
+
+    def live(self) -> None:
+        self.clock.set(self.ends - MINUTES * 60 * SECOND_US)
+        due = {name: self.random.uniform(0, every) for name, every in QUIET.items()}
+        for second in range(MINUTES * 60):
+            if second == DUMP_AT_MINUTE * 60:
+                for begin in range(0, 2_000, 500):
+                    names = (f"scan-{n:04}.pdf" for n in range(begin, begin + 500))
+                    self.queue.submit_many([self.submission(DUMPER, name) for name in names])
+            for name, every in QUIET.items():
+                if second >= due[name]:
+                    due[name] = second + self.random.uniform(0.5, 1.5) * every
+                    self.queue.submit_many([self.submission(name)])
+            self.work()
+            if second % 5 == 0:
+                self.app.state.page.trail.look()
+            self.clock.advance(1)
+        self.end()
+
+    def submission(self, customer: str, name: str | None = None) -> Submission:
+        file = self.random.choice(FILES).format(self.random.randint(100, 9_999))
+        return Submission(
+            customer=customer,
+            payload={"pages": 3},
+            name=name or file,
+            metadata={"source": "mail", "pages": self.random.randint(1, 9)},
+        )
+
+    def work(self) -> None:
+        now, outcomes = self.clock.now(), list[Outcome]()
+        while self.busy and self.busy[0][0] <= now:
+            _, fence, took_s = heapq.heappop(self.busy)
+            if self.random.random() < 0.01:
+                outcomes.append(Failed(fence, "the third page cannot be read"))
+            else:
+                result = json.dumps({"total": "1,204.50 EUR", "supplier": "Brauer GmbH"})
+                outcomes.append(Completed(fence, result, real_cost=round(took_s * SECOND_US)))
+        free = WORKERS - len(self.busy)
+        claimed = self.queue.store.claim(
+            free, worker="worker-1", lease_us=LEASE_US, outcomes=outcomes
+        )
+        for claim in claimed.claims:
+            took_s = self.random.uniform(1.2, 2.8)
+            ends_at = now + round(took_s * SECOND_US)
+            heapq.heappush(self.busy, (ends_at, claim.fence, took_s))
+
+    def end(self) -> None:
+        """The last moment: newcomers in every lane, and workers in the middle of their work."""
+        for name, n in (("Gebrüder Winter", 3), ("Dupont SA", 7), ("Nordwind AG", 12)):
+            self.queue.submit_many([self.submission(name) for _ in range(n)])
+        self.clock.advance(1)
+        self.queue.submit_many([self.submission("Pine Software") for _ in range(17)])
+        self.queue.submit_many([self.submission(SECOND) for _ in range(9)])
+        for share, (_, fence, _) in zip((0.72, 0.35, 0.88, 0.1), self.busy, strict=False):
+            done = Progress(round(share * 100), 100)
+            self.queue.store.renew([fence], lease_us=LEASE_US, progress={fence: done})
+        self.app.state.page.trail.look()
+
+
+def take(context: BrowserContext, name: str, path: str, height: int | None = None) -> None:
+    """One picture, when everything has been drawn."""
+    page = context.new_page()
+    page.emulate_media(reduced_motion="reduce")
+    page.goto(path)
+    page.wait_for_load_state("load")
+    if height is not None and page.viewport_size is not None:
+        page.set_viewport_size({"width": page.viewport_size["width"], "height": height})
+    page.screenshot(path=FOLDER / f"{name}.png", full_page=height is None)
+    page.close()
+
+
+def opened(found: Browser, url: str, *, language: str = "en", **more: Any) -> BrowserContext:
+    more.setdefault("viewport", {"width": 1440, "height": 900})
+    context = found.new_context(base_url=url, timezone_id="UTC", **more)
+    context.add_cookies([{"name": "fairturn_language", "value": language, "url": url}])
+    return context
+
+
+def main() -> None:
+    """Take all pictures; with an argument, into another folder and in more variants."""
+    global FOLDER  # noqa: PLW0603  # the one thing that a developer chooses
+    everything = len(sys.argv) > 1
+    FOLDER = Path(sys.argv[1]) if everything else FOLDER
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    clock = ManualClock()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Queue(Path(folder) / "queue.db", clock=clock, synchronous="NORMAL") as queue,
+        browser() as found,
+    ):
+        app = page_app(queue, clock)
+        History(queue, clock, app).live()
+        with served(app) as url:
+            pictures(found, url, queue, everything=everything)
+
+
+def pictures(found: Browser, url: str, queue: Queue, *, everything: bool) -> None:
+    waiting = queue.store.lanes(size=30).upcoming[8][11].id
+    done = next(iter(queue.iterate(customer=DUMPER, states=State.COMPLETED))).id
+    dead = queue.store.find(Filter(states=(State.DEAD,)), size=1).documents[0].id
+    pages = {
+        "now": "/",
+        "priorities": "/priorities",
+        "document": f"/documents/{waiting}",
+        "customers": "/customers",
+        "customer": f"/customer?name={quote(SECOND)}",
+        "documents": "/documents",
+        "what-if": "/what-if",
+    }
+    light = opened(found, url)
+    run = light.request.post(
+        "/what-if",
+        form={"mode": "fifo", "workers": "4", "reset": "idle", "reset_interval_s": "1500"},
+        headers={"Sec-Fetch-Site": "same-origin"},
+    )
+    pages["what-if"] = run.url.removeprefix(url)
+    waiting_for_run = light.new_page()
+    waiting_for_run.goto(pages["what-if"])
+    waiting_for_run.locator("#outcome table").wait_for(timeout=60_000)
+    for name, path in pages.items():
+        take(light, name, path, height=1_000 if name == "documents" else None)
+    dark = opened(found, url, color_scheme="dark")
+    take(dark, "now-dark", "/")
+    phone = {"width": 360, "height": 740}
+    take(opened(found, url, viewport=phone, device_scale_factor=2), "now-phone", "/", height=1_400)
+    if everything:
+        pages.update(completed=f"/documents/{done}", dead=f"/documents/{dead}")
+        for name, path in pages.items():
+            take(dark, f"{name}-dark", path)
+            take(opened(found, url, language="de"), f"{name}-de", path)
+            take(opened(found, url, language="pl"), f"{name}-pl", path)
+            take(opened(found, url, viewport=phone, language="de"), f"{name}-phone", path)
+    own = Keys(queue.store).make("customer", customer=SECOND).shown
+    theirs = opened(found, url)
+    entered = theirs.request.post(
+        "/login", form={"key": own}, headers={"Sec-Fetch-Site": "same-origin"}
+    )
+    assert entered.ok
+    take(theirs, "own", "/mine", height=1_000)
+    if everything:
+        own_phone = opened(
+            found, url, viewport=phone, language="de", storage_state=theirs.storage_state()
+        )
+        take(own_phone, "own-phone", "/mine")
+
+
+if __name__ == "__main__":
+    main()

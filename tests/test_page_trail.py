@@ -1,0 +1,254 @@
+"""What the page remembers and draws: waits, shares, the pace, lists, charts."""
+
+from collections.abc import Callable
+from xml.etree import ElementTree
+
+import pytest
+from markupsafe import Markup
+
+from fairturn import Queue, Submission
+from fairturn.clock import SECOND_US, ManualClock
+from fairturn.model import Completed, Outcome
+from fairturn.page.charts import Note, Series, count_chart, waits_chart
+from fairturn.page.directory import KEPT_US, Directory
+from fairturn.page.trail import BUCKETS, DUMP, RECENT_US, Trail, quantile
+from fairturn.page.whatif import Choice, Runs, Wish
+from fairturn.priority import BOUNDS, Reset
+from tests.waiting import wait_until
+
+START = 1_800_000_000 * SECOND_US
+LEASE_US = 3_600 * SECOND_US
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(START)
+
+
+@pytest.fixture
+def queue(clock: ManualClock) -> Queue:
+    return Queue(":memory:", clock=clock)
+
+
+@pytest.fixture
+def trail(queue: Queue, clock: ManualClock) -> Trail:
+    return Trail(queue.store, clock)
+
+
+def send(queue: Queue, customer: str, n: int = 1) -> None:
+    queue.submit_many([Submission(customer=customer, payload=1) for _ in range(n)])
+
+
+def work_through(
+    queue: Queue, clock: ManualClock, trail: Trail, seconds: int, each: Callable[[int], None]
+) -> None:
+    """One document a second, and a look at each of them."""
+    outcomes: list[Outcome] = []
+    for second in range(seconds):
+        each(second)
+        claimed = queue.store.claim(1, worker="w", lease_us=LEASE_US, outcomes=outcomes).claims
+        trail.look()
+        outcomes = [Completed(claim.fence) for claim in claimed]
+        clock.advance(1)
+
+
+def test_quiet_customers_are_told_from_busy_ones_by_their_share_of_the_work(
+    queue: Queue, clock: ManualClock, trail: Trail
+) -> None:
+    send(queue, "busy", 300)
+
+    def now_and_then(second: int) -> None:
+        if second % 20 == 10:
+            send(queue, "quiet")
+
+    work_through(queue, clock, trail, 120, now_and_then)
+
+    lately = trail.lately()
+    assert lately.shares["busy"].share > 0.9
+    assert lately.shares["quiet"].quiet
+    assert not lately.shares["busy"].quiet
+    assert lately.shares["busy"].fair == 0.5
+    longest_quiet = quantile(lately.quiet_waits(), 1.0)
+    assert longest_quiet is not None
+    assert longest_quiet <= 2 * SECOND_US
+    assert max(lately.waits["busy"]) > 60 * SECOND_US
+
+
+def test_weights_say_what_is_fair(queue: Queue, clock: ManualClock, trail: Trail) -> None:
+    queue.set_customer("heavy", weight=3)
+    send(queue, "heavy", 2)
+    send(queue, "light", 2)
+
+    work_through(queue, clock, trail, 4, lambda second: None)
+
+    assert trail.lately().shares["heavy"].fair == 0.75
+
+
+def test_the_pace_counts_what_ended_and_first_come_is_what_waits_at_that_pace(
+    queue: Queue, clock: ManualClock, trail: Trail
+) -> None:
+    send(queue, "acme", 200)
+
+    work_through(queue, clock, trail, 90, lambda second: None)
+
+    lately = trail.lately()
+    assert lately.done_per_minute == pytest.approx(60, abs=1)
+    assert lately.first_come_us == pytest.approx(111 * SECOND_US, rel=0.05)
+
+
+def test_a_dump_is_marked_with_how_many_documents_it_was(
+    queue: Queue, clock: ManualClock, trail: Trail
+) -> None:
+    send(queue, "quiet")
+    trail.look()
+    clock.advance(1)
+    send(queue, "dumper", 2_500)
+    trail.look()
+
+    (mark,) = trail.lately().marks
+
+    assert (mark.customer, mark.documents) == ("dumper", 2_500)
+    assert DUMP <= 2_500
+
+
+def test_half_an_hour_is_remembered_and_no_more(
+    queue: Queue, clock: ManualClock, trail: Trail
+) -> None:
+    send(queue, "acme", 3)
+    work_through(queue, clock, trail, 5, lambda second: None)
+    assert len(trail.lately().drawn()) == 60
+    clock.advance(1_000)
+    trail.look()
+    assert any(bucket.seen for bucket in trail.lately().drawn())
+    assert len(trail.lately().drawn()) == 60
+    clock.advance(1_000)
+    trail.look()
+
+    lately = trail.lately()
+    assert len(lately.buckets) == BUCKETS
+    assert not any(bucket.quiet or bucket.busy for bucket in lately.buckets)
+    assert all(not waits for waits in lately.waits.values())
+    assert RECENT_US < 1_000 * SECOND_US
+
+
+def test_a_document_is_counted_once_however_often_it_is_seen(
+    queue: Queue, clock: ManualClock, trail: Trail
+) -> None:
+    send(queue, "acme")
+    queue.store.claim(1, worker="w", lease_us=LEASE_US)
+    for _ in range(5):
+        clock.advance(1)
+        trail.look()
+
+    assert list(trail.lately().waits["acme"]) == [0]
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "expected"),
+    [([], 0.5, None), ([7], 0.99, 7), ([1, 2, 3, 4], 0.5, 3), (list(range(100)), 0.95, 95)],
+)
+def test_quantiles_are_values_that_there_are(
+    values: list[int], share: float, expected: int | None
+) -> None:
+    assert quantile(values, share) == expected
+
+
+# ── All customers ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_few_customers_are_read_anew_and_many_in_the_background(
+    queue: Queue, clock: ManualClock
+) -> None:
+    directory = Directory(queue.store, clock)
+    send(queue, "a")
+    listed = directory.listed()
+    assert listed is not None
+    assert [c.name for c in listed.customers] == ["a"]
+    queue.submit_many([Submission(customer=f"c{n:04}", payload=1) for n in range(1_500)])
+    clock.advance(2)
+
+    assert directory.listed() is listed
+    wait_until(lambda: directory.listed() is not listed, "all customers are read")
+
+    many = directory.listed()
+    assert many is not None
+    assert (len(many.customers), many.complete) == (1_501, True)
+    clock.advance(KEPT_US / SECOND_US - 3)
+    assert directory.listed() is many
+
+
+# ── Charts ───────────────────────────────────────────────────────────────────────────────────────
+
+MOMENTS = [START + n * 30 * SECOND_US for n in range(60)]
+
+
+def parsed(drawing: Markup) -> ElementTree.Element:
+    return ElementTree.fromstring(str(drawing).replace("<svg", "<svg xmlns:x='x'", 1))
+
+
+def test_a_chart_is_well_formed_whatever_a_name_has_in_it() -> None:
+    nasty = "<script>alert(1)</script> & \"'"
+    series = [Series("quiet", nasty, [None, SECOND_US, None] * 20)]
+
+    drawing = waits_chart(MOMENTS, series, [Note(MOMENTS[5], nasty)], ",")
+
+    found = parsed(drawing)
+    assert [text.text for text in found.iter("text")].count(nasty) == 2
+    assert "<script" not in str(drawing)
+
+
+def test_a_longer_wait_is_drawn_higher_and_names_do_not_overlap() -> None:
+    series = [
+        Series(kind, kind, [wait] * 60)
+        for kind, wait in (("a", 10**6), ("b", 10**6 + 1), ("c", 3_600 * 10**6))
+    ]
+
+    found = parsed(waits_chart(MOMENTS, series, [], "."))
+
+    heights = {
+        text.text: float(text.get("y") or 0)
+        for text in found.iter("text")
+        if "name" in (text.get("class") or "")
+    }
+    assert heights["c"] < heights["a"]
+    assert abs(heights["a"] - heights["b"]) >= 14
+
+
+def test_the_count_is_a_stair_with_a_line_at_each_reset() -> None:
+    points = [(START + n * SECOND_US, -(n % 10)) for n in range(30)]
+
+    found = parsed(count_chart(points, BOUNDS, START + 40 * SECOND_US))
+
+    assert sum(path.get("class") == "note" for path in found.iter("path")) == 2
+
+
+# ── What if ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_simulation_without_history_says_so_and_changes_nothing(queue: Queue) -> None:
+    runs = Runs()
+    wish = Wish(Choice.FIFO, 2, Reset.IDLE, 1_500.0)
+
+    run = runs.get(runs.begin(queue, wish, wish))
+
+    assert run is not None
+    assert run.ended.wait(30)
+    assert run.nothing
+
+
+def test_a_simulation_serves_the_history_both_ways(
+    queue: Queue, clock: ManualClock, trail: Trail
+) -> None:
+    send(queue, "dumper", 40)
+    work_through(queue, clock, trail, 60, lambda s: send(queue, "quiet") if s % 10 == 5 else None)
+    fair = Wish(Choice.FAIR, 1, Reset.IDLE, 1_500.0)
+    runs = Runs()
+
+    run = runs.get(runs.begin(queue, fair, fair._replace(mode=Choice.FIFO)))
+
+    assert run is not None
+    assert run.ended.wait(30)
+    assert run.outcome is not None
+    quiet = next(group for group in run.outcome.groups if group.name == "quiet")
+    assert quiet.after.p99_us > quiet.before.p99_us
+    assert run.share == 1.0
