@@ -15,7 +15,7 @@ from fairturn.page.trail import quantile
 from fairturn.page.visitors import Changer, Known, Visitor
 from fairturn.priority import LEVELS, Count
 from fairturn.service.problems import Code, Problem
-from fairturn.service.submitting import FORM, About, submit
+from fairturn.service.submitting import FORM, submit_for
 from fairturn.situation import waiting_since
 
 DOCUMENTS = 50
@@ -105,16 +105,8 @@ async def upload(request: Request, visitor: Changer) -> Response:
     caller = caller_of(visitor)
     if caller.customer is None:
         raise Problem(Code.NOT_ALLOWED)
+    receipt = await submit_for(caller, request)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    name = request.query_params.get("name")
-    receipt = await submit(
-        request,
-        caller=caller,
-        about=About(name=name or None),
-        response=Response(),
-        idempotency_key=request.headers.get("idempotency-key"),
-        content_digest=None,
-    )
     if media_type == FORM:
         return see_other(request, "/mine", submitted=receipt.id)
     return JSONResponse({"id": receipt.id, "priority": receipt.priority}, 201)

@@ -178,7 +178,8 @@ async def submit(request: Request) -> Response:
         if media_type not in (FORM, LINES) and is_small(request):
             receipt = await _submit_small(request, service, media_type, trace)
         else:
-            receipt = await _submit_any(request, service, media_type, trace)
+            caller = await service.run(submitter_of, request)
+            receipt = await submit_for(caller, request, trace)
     headers = {"Location": f"/v1/documents/{receipt.id}"}
     if receipt.repeated:
         headers[REPEATED] = "true"
@@ -213,11 +214,9 @@ async def _submit_small(
     return await collector.submit(prepare)
 
 
-async def _submit_any(
-    request: Request, service: Service, media_type: str, trace: str | None
-) -> Receipt:
-    """A body of any size: first it is known who asks, then it is read, piece by piece."""
-    caller = await service.run(submitter_of, request)
+async def submit_for(caller: Caller, request: Request, trace: str | None = None) -> Receipt:
+    """Submit a body of any size for somebody who is known: it is read piece by piece."""
+    service, media_type = service_of(request), _media_type(request)
     about, key = _about(request), _key_in(request)
     if media_type == LINES:
         raise Problem(Code.MEDIA_TYPE_UNKNOWN, "lines go to /v1/documents/batch")

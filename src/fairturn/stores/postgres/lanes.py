@@ -6,11 +6,13 @@ from fairturn.flows import WEIGHT_ONE
 from fairturn.model import PAGE_MAX, Document, Filter, Lanes
 from fairturn.situation import Line, charge_of
 from fairturn.stores.lanes import Next, by_lane, levels_of, lines_in_turn, take_turns
+from fairturn.stores.lineups import look_ahead
 from fairturn.stores.postgres.database import Session
-from fairturn.stores.postgres.lineups import Ahead, look_ahead
 from fairturn.stores.postgres.reading import find
 from fairturn.stores.postgres.rows import NO_ORDER, QueueRow
+from fairturn.stores.postgres.situating import PostgresSight
 from fairturn.stores.values import WAITING
+from fairturn.turns import Turns
 
 # By flows_turn, in its order.
 _TURNS = """
@@ -34,15 +36,17 @@ _RETURNED = f"""
 
 def lanes(session: Session, queue: QueueRow, size: int, now: int, uptime: Uptime) -> Lanes:
     """The next documents of each priority."""
-    ahead = look_ahead(session, queue, now, uptime)
+    sight = PostgresSight(session, queue, now, uptime)
+    look_ahead(sight)
+    turns = sight.turns
     settings = queue.settings
-    changed = list(lines_in_turn(ahead.turns.standings.values(), settings))
+    changed = list(lines_in_turn(turns.standings.values(), settings))
 
     def waiting(line: Line, most: int) -> list[Next]:
         values = {
             "customer": line.customer,
             "level": line.level,
-            "before": _before_head(ahead, line),
+            "before": _before_head(turns, line),
             "most": most,
         }
         rows = session.fetch(_FOLLOWING, values)
@@ -52,24 +56,24 @@ def lanes(session: Session, queue: QueueRow, size: int, now: int, uptime: Uptime
     found: list[str] = []
     for level, most in levels_of(settings, size):
         lines = [line for line in changed if line.level == level]
-        lines += _stored(session, queue, ahead, level, most)
+        lines += _stored(session, queue, turns, level, most)
         numbers = take_turns(lines, most, settings, waiting)
         found += (ids.encode(number, queue.key) for number in numbers)
     documents: list[Document] = []
     for start in range(0, len(found), PAGE_MAX):
         wanted = Filter(ids=tuple(found[start : start + PAGE_MAX]))
         documents += find(session, queue.key, wanted, None, PAGE_MAX).documents
-    return Lanes(ahead.turns.number, by_lane(documents, found, size))
+    return Lanes(turns.number, by_lane(documents, found, size))
 
 
-def _before_head(ahead: Ahead, line: Line) -> int:
+def _before_head(turns: Turns, line: Line) -> int:
     """Nothing waits up to here in a flow that is not in the file yet."""
-    standing = ahead.turns.standings.get(line.customer)
+    standing = turns.standings.get(line.customer)
     head = standing.flows[line.level].head_order if standing is not None else None
     return 0 if head is None else head - 1
 
 
-def _stored(session: Session, queue: QueueRow, ahead: Ahead, level: int, most: int) -> list[Line]:
+def _stored(session: Session, queue: QueueRow, turns: Turns, level: int, most: int) -> list[Line]:
     """The first lines of a level, of customers who are as the last claim left them."""
     settings = queue.settings
     plain = charge_of(settings, WEIGHT_ONE, ())
@@ -77,5 +81,5 @@ def _stored(session: Session, queue: QueueRow, ahead: Ahead, level: int, most: i
         customer: charge_of(settings, weight, tuple(costs))
         for customer, weight, costs in session.fetch(_CHARGED)
     }
-    rows = session.fetch(_TURNS, (level, list(ahead.turns.standings), most))
+    rows = session.fetch(_TURNS, (level, list(turns.standings), most))
     return [Line._make((*row, charges.get(row[3], plain), None)) for row in rows]

@@ -165,10 +165,10 @@ def situation(
     number = ids.decode(id, queue.key)
     if not found or number is None:
         return None
-    return situating.situation(_Sight(session, queue, now, uptime), found[0], number)
+    return situating.situation(PostgresSight(session, queue, now, uptime), found[0], number)
 
 
-class _Sight:
+class PostgresSight:
     """A `WideSight` of the database."""
 
     def __init__(self, session: Session, queue: QueueRow, now: int, uptime: Uptime) -> None:

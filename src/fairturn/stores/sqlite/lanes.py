@@ -10,10 +10,12 @@ from fairturn.flows import WEIGHT_ONE
 from fairturn.model import PAGE_MAX, Document, Filter, Lanes
 from fairturn.situation import Line, charge_of
 from fairturn.stores.lanes import Next, by_lane, levels_of, lines_in_turn, take_turns
-from fairturn.stores.sqlite.lineups import Ahead, look_ahead
+from fairturn.stores.lineups import look_ahead
 from fairturn.stores.sqlite.reading import find
 from fairturn.stores.sqlite.rows import QueueRow, fetch
+from fairturn.stores.sqlite.situating import SqliteSight
 from fairturn.stores.values import WAITING
+from fairturn.turns import Turns
 
 # By flows_turn, in its order.
 _TURNS = """
@@ -37,20 +39,22 @@ def lanes(
     connection: apsw.Connection, queue: QueueRow, size: int, now: int, uptime: Uptime
 ) -> Lanes:
     """The next documents of each priority."""
-    ahead = look_ahead(connection, queue, now, uptime)
+    sight = SqliteSight(connection, queue, now, uptime)
+    look_ahead(sight)
+    turns = sight.turns
     settings = queue.settings
-    changed = list(lines_in_turn(ahead.turns.standings.values(), settings))
+    changed = list(lines_in_turn(turns.standings.values(), settings))
 
     def waiting(line: Line, most: int) -> list[Next]:
         flow = (line.customer, line.level)
-        rows = fetch(connection, _FOLLOWING, (*flow, most, _before_head(ahead, line)))
+        rows = fetch(connection, _FOLLOWING, (*flow, most, _before_head(turns, line)))
         rows += fetch(connection, _RETURNED, (*flow, most))
         return sorted(map(Next._make, rows))[:most]
 
     found: list[str] = []
     for level, most in levels_of(settings, size):
         lines = [line for line in changed if line.level == level]
-        lines += _stored(connection, queue, ahead, level, most)
+        lines += _stored(connection, queue, turns, level, most)
         numbers = take_turns(lines, most, settings, waiting)
         found += (ids.encode(number, queue.key) for number in numbers)
     documents: list[Document] = []
@@ -60,15 +64,15 @@ def lanes(
     return Lanes(queue.claims, by_lane(documents, found, size))
 
 
-def _before_head(ahead: Ahead, line: Line) -> int:
+def _before_head(turns: Turns, line: Line) -> int:
     """Nothing waits up to here in a flow that is not in the file yet."""
-    standing = ahead.turns.standings.get(line.customer)
+    standing = turns.standings.get(line.customer)
     head = standing.flows[line.level].head_order if standing is not None else None
     return 0 if head is None else head - 1
 
 
 def _stored(
-    connection: apsw.Connection, queue: QueueRow, ahead: Ahead, level: int, most: int
+    connection: apsw.Connection, queue: QueueRow, turns: Turns, level: int, most: int
 ) -> list[Line]:
     """The first lines of a level, of customers who are as the last claim left them."""
     settings = queue.settings
@@ -82,7 +86,7 @@ def _stored(
         if len(lines) == most:
             break
         level, place, tick, customer, folded = row
-        if customer not in ahead.turns.standings:
+        if customer not in turns.standings:
             charge = charges.get(customer, plain)
             lines.append(Line(level, place, tick, customer, folded, charge))
     return lines

@@ -135,10 +135,10 @@ def situation(
     number = ids.decode(id, queue.key)
     if not found or number is None:
         return None
-    return situating.situation(_Sight(connection, queue, now, uptime), found[0], number)
+    return situating.situation(SqliteSight(connection, queue, now, uptime), found[0], number)
 
 
-class _Sight:
+class SqliteSight:
     """A `WideSight` of the file."""
 
     def __init__(
