@@ -198,7 +198,7 @@ function listen(address) {
 
 for (const form of document.querySelectorAll("form[data-replace]")) {
   let timer = null, number = 0;
-  form.addEventListener("input", () => {
+  const look = () => {
     clearTimeout(timer);
     timer = setTimeout(async () => {
       if (!form.checkValidity()) return;
@@ -211,7 +211,10 @@ for (const form of document.querySelectorAll("form[data-replace]")) {
         if (mine === number) { replace(fresh, [form.dataset.replace]); history.replaceState(null, "", address); }
       } catch { /* the button still works */ }
     }, 250);
-  });
+  };
+  form.addEventListener("input", look);
+  // Somebody may have typed before this script had come.
+  if ([...form.elements].some((each) => each.matches("input") && each.value !== each.defaultValue)) look();
 }
 
 // ── Questions before what cannot be taken back, and copying ─────────────────────────────────────
