@@ -147,8 +147,12 @@ def test_axe_finds_nothing_serious(chromium: Browser, shown: Shown, scheme: Any)
     # debugger, as a tool of the developer would.
     context = context_of(chromium, shown.url, color_scheme=scheme, bypass_csp=True)
     page = context.new_page()
+    # In the dark only the colours are others; these pages have all of them.
     only = {"runOnly": ["color-contrast"]} if scheme == "dark" else {}
+    colours = ("rules", "now", "waiting", "dead", "customers", "customer", "login")
     for name, path in shown.pages().items():
+        if scheme == "dark" and name not in colours:
+            continue
         page.goto(path)
         page.evaluate(axe)
         found = page.evaluate("options => axe.run(document, options)", only)
@@ -164,14 +168,13 @@ def test_axe_finds_nothing_serious(chromium: Browser, shown: Shown, scheme: Any)
 def test_nothing_is_wider_than_a_narrow_screen_in_the_longest_language(
     chromium: Browser, shown: Shown
 ) -> None:
-    for language in ("de", PSEUDO):
-        context = context_of(chromium, shown.url, language, viewport=NARROW)
-        page = context.new_page()
-        for name, path in shown.pages().items():
-            page.goto(path)
-            width = page.evaluate("document.documentElement.scrollWidth")
-            assert width <= NARROW["width"], (language, name, width)
-        context.close()
+    context = context_of(chromium, shown.url, "de", viewport=NARROW)
+    page = context.new_page()
+    for name, path in shown.pages().items():
+        page.goto(path)
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= NARROW["width"], (name, width)
+    context.close()
 
 
 def test_a_hundred_hostile_names_do_nothing_anywhere(

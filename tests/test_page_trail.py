@@ -107,8 +107,28 @@ def test_a_dump_is_marked_with_how_many_documents_it_was(
 
     (mark,) = trail.lately().marks
 
-    assert (mark.customer, mark.documents) == ("dumper", 2_500)
+    assert (mark.kind, mark.who, mark.documents) == ("chart_dump", "dumper", 2_500)
     assert DUMP <= 2_500
+
+
+def test_a_pause_and_a_worker_that_is_gone_are_marked(
+    queue: Queue, clock: ManualClock, trail: Trail
+) -> None:
+    send(queue, "acme", 2)
+    queue.store.claim(1, worker="w", lease_us=LEASE_US)
+    trail.look()
+    queue.set_customer("acme", paused=True)
+    clock.advance(10)
+    trail.look()
+    clock.advance(10)
+    trail.look()
+
+    marks = trail.lately().marks
+
+    assert [(mark.kind, mark.who) for mark in marks] == [
+        ("chart_paused", "acme"),
+        ("chart_lost", "w"),
+    ]
 
 
 def test_half_an_hour_is_remembered_and_no_more(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DEMO_S = 3_600.0
 # Slower than in a terminal, and again: whoever opens the page is to find it going on.
-DEMO_DOCUMENT_S, DEMO_AGAIN_S = 0.06, 75.0
+DEMO_DOCUMENT_S, DEMO_AGAIN_S = 0.3, 900.0
 
 
 @click.command("up")

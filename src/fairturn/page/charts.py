@@ -119,7 +119,7 @@ def _names(series: Sequence[Series], low: float, high: float) -> list[Markup]:
     ends: list[tuple[float, str, str]] = []
     for line in series:
         known = [v for v in line.values if v is not None]
-        if known:
+        if known and line.name:
             ends.append((_y(known[-1], low, high) + 4, line.kind, line.name))
     last = _TOP - _LABEL_APART
     names = []

@@ -32,7 +32,7 @@ from fairturn.worker import Worker
 from fairturn.worker.handling import ClaimedDocument
 
 WORKERS = 2
-SLOWER = 2  # than in a terminal: there is more to look at
+SLOWER = 6  # than in a terminal: there is more to look at
 SECONDS = 600.0  # then it ends by itself
 COMPARED_S = traffic.SECONDS  # of the arrivals, that are simulated
 

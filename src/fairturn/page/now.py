@@ -1,5 +1,6 @@
 """Now: who is next, who is worked for, how long documents wait."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,10 +20,12 @@ from fairturn.page.visitors import Known, Visitor
 from fairturn.priority import Count, Rule
 from fairturn.sentences import tell
 from fairturn.service.operating import workers_of
+from fairturn.service.shapes import Worker
 from fairturn.store import Store
 
 CHIPS = 24
-RUNNING_SHOWN = 8
+RUNNING_READ, RUNNING_SHOWN = 200, 8
+WORKERS_SHOWN = 12
 CUSTOMERS_SHOWN = 8
 LATE_US = 600 * SECOND_US
 
@@ -48,6 +51,14 @@ class Row(NamedTuple):
     wait_p50: int | None
     wait_p95: int | None
     resets_at: int | None
+
+
+class Load(NamedTuple):
+    """A worker: how many documents it has, and how many more it would have taken."""
+
+    name: str
+    busy: int
+    idle: int
 
 
 class Why(NamedTuple):
@@ -84,7 +95,7 @@ def now_page(
     service = visitor.service
     store, now = service.queue.store, service.clock.now()
     summary, lanes, oldest = store.summary(), store.lanes(size=CHIPS), store.oldest_waiting()
-    running = store.find(Filter(states=(State.RUNNING,)), size=RUNNING_SHOWN).documents
+    running = store.find(Filter(states=(State.RUNNING,)), size=RUNNING_READ).documents
     workers = [worker for worker in workers_of(service) if worker.alive]
     lately, listed = trail.lately(), directory.listed()
     rule = service.queue.settings.rule
@@ -101,7 +112,8 @@ def now_page(
         "now.html",
         summary=summary,
         lanes=shown,
-        running=running,
+        running=running[:RUNNING_SHOWN],
+        loads=_loads(workers, running),
         workers=workers,
         places=summary.running + sum(worker.idle for worker in workers),
         lately=lately,
@@ -135,6 +147,13 @@ def _lanes(lanes: Lanes, waiting: Sequence[int], oldest: Mapping[int, int]) -> l
         )
         for priority, upcoming in enumerate(lanes.upcoming, 1)
     ]
+
+
+def _loads(workers: Sequence[Worker], running: Sequence[Document]) -> list[Load]:
+    """The workers that are alive, those with most to do first."""
+    busy = Counter(document.worker for document in running)
+    loads = [Load(worker.name, busy[worker.name], worker.idle) for worker in workers]
+    return sorted(loads, key=lambda load: (-load.busy, load.name))[:WORKERS_SHOWN]
 
 
 def _why(visitor: Visitor, lanes: Sequence[Lane]) -> Why | None:
@@ -202,13 +221,17 @@ def waits_drawn(lately: Lately, tongue: Tongue) -> Markup | None:
         Series("busy", tongue.say("chart_busy"), [quantile(b.busy, 0.99) for b in buckets]),
         Series("quiet", tongue.say("chart_quiet"), [quantile(b.quiet, 0.99) for b in buckets]),
     ]
+    thin = [
+        Series("busy thin", "", [quantile(b.busy, 0.5) for b in buckets]),
+        Series("quiet thin", "", [quantile(b.quiet, 0.5) for b in buckets]),
+    ]
     if not any(value is not None for line in series for value in line.values):
         return None
     notes = [
-        Note(mark.at, tongue.say("chart_dump", customer=mark.customer, n=mark.documents))
-        for mark in lately.marks[-2:]
+        Note(mark.at, tongue.say(mark.kind, customer=mark.who, n=mark.documents))
+        for mark in lately.marks[-3:]
     ]
-    return waits_chart([b.at for b in buckets], series, notes, tongue.number(0.5)[1])
+    return waits_chart([b.at for b in buckets], [*thin, *series], notes, tongue.number(0.5)[1])
 
 
 def _chart_rows(lately: Lately) -> list[tuple[int, list[int | None]]]:

@@ -153,9 +153,9 @@ NOW = {
     "before_own": Message("{n} own, earlier", "{n} own, earlier ones", "n"),
     "waits_title": Message("How long documents wait"),
     "waits_lead": Message(
-        "Last {n} minutes, logarithmic, p99, from what this service has seen. Quiet: less than "
-        "their fair share of the work of the last 5 minutes. First come, first served is "
-        "estimated: what waits, at the pace of the last minute."
+        "Last {n} minutes, logarithmic; thick p99, thin p50; from what this service has seen. "
+        "Quiet: less than their fair share of the work of the last 5 minutes. First come, first "
+        "served is estimated: what waits, at the pace of the last minute."
     ),
     "waits_none": Message("Nothing has been started yet."),
     "chart_quiet": Message("quiet p99"),
@@ -164,6 +164,9 @@ NOW = {
     "chart_busy_name": Message("busy"),
     "chart_oldest": Message("oldest"),
     "chart_first_come": Message("first come"),
+    "chart_paused": Message("{customer} is paused"),
+    "chart_lost": Message("worker {customer} is gone"),
+    "loads_title": Message("The workers and their load"),
     "chart_dump": Message("{customer} submits {n}"),
     "col_time": Message("Time"),
     "col_customer": Message("Customer"),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fairturn.clock import SECOND_US, Clock
 from fairturn.model import PAGE_MAX, Customer, Document, Filter, Lanes, State, Summary
-from fairturn.situation import waiting_since
+from fairturn.situation import ALIVE_US, waiting_since
 from fairturn.store import Store
 
 BUCKET_US = 5 * SECOND_US
@@ -25,6 +25,7 @@ WAITS_PER_CUSTOMER_MAX = 200
 CUSTOMERS_MAX = 1_000  # whose waits and shares are kept
 SEEN_MAX = 20_000
 RUNNING_MAX = 200
+MARKS_MAX = 20
 PAGES_MAX = 5  # of the newest documents, in one look
 DUMP = 200  # documents of one customer within a bucket: worth a mark
 _CUSTOMERS_EVERY_US = 3 * SECOND_US
@@ -65,11 +66,13 @@ def _merged(buckets: Sequence[Bucket]) -> Bucket:
 
 
 class Mark(NamedTuple):
-    """Something to draw into a chart: a customer who submitted much at once."""
+    """Something to draw into a chart: a customer who submitted much at once or was paused, or a
+    worker that is gone; its kind is the key of a text."""
 
     at: int
-    customer: str
-    documents: int
+    kind: str
+    who: str
+    documents: int = 0
 
 
 class Share(NamedTuple):
@@ -136,6 +139,9 @@ class Trail:
         )
         self._customers: dict[str, Customer] = {}
         self._customers_at = 0
+        self._paused: set[str] = set()
+        self._alive: set[str] = set()
+        self._marks: deque[Mark] = deque(maxlen=MARKS_MAX)
         self._last_at: int | None = None
         self._lately: Lately | None = None
 
@@ -157,11 +163,14 @@ class Trail:
         newest = self._newest()
         summary, lanes = store.summary(), store.lanes(size=1)
         oldest = min(store.oldest_waiting().values(), default=None)
+        workers = {seen.worker for seen in store.workers() if now - seen.seen_at <= ALIVE_US}
         with self._lock:
+            began = self._last_at is None
             self._note_work(running, now)
             self._note_pace(summary, lanes, now)
             self._note_submitted(newest, now)
             self._note_customers(running, newest, now)
+            self._note_changes(workers, now, began)
             shares = self._shares(now)
             for document in (*running, *newest):
                 self._note_wait(document, shares, now)
@@ -224,6 +233,14 @@ class Trail:
         for name in [name for name in self._waits if name not in self._customers]:
             del self._waits[name]
 
+    def _note_changes(self, workers: set[str], now: int, began: bool) -> None:
+        """Who was paused, and which worker is gone, since the look before."""
+        paused = {name for name, c in self._customers.items() if c.settings.paused}
+        if not began:
+            self._marks += (Mark(now, "chart_paused", n) for n in sorted(paused - self._paused))
+            self._marks += (Mark(now, "chart_lost", n) for n in sorted(self._alive - workers))
+        self._paused, self._alive = paused, workers
+
     def _shares(self, now: int) -> dict[str, Share]:
         worked: Counter[str] = Counter()
         for _, by_customer in self._work:
@@ -285,7 +302,7 @@ class Trail:
     def _summed_up(self, now: int, shares: dict[str, Share]) -> Lately:
         pace = self._per_us()
         marks = [
-            Mark(bucket.at, customer, n)
+            Mark(bucket.at, "chart_dump", customer, n)
             for bucket in self._buckets
             for customer, n in bucket.submitted.most_common(1)
             if n >= DUMP
@@ -304,7 +321,7 @@ class Trail:
                 for name, waits in self._waits.items()
             },
             customers=dict(self._customers),
-            marks=marks,
+            marks=sorted([*marks, *self._marks]),
         )
 
 
