@@ -3,7 +3,9 @@
 import csv
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from importlib import resources
+from pathlib import Path
 
 import httpx
 import pytest
@@ -24,6 +26,8 @@ from fairturn.page.texts import TEXTS
 from fairturn.page.tongue import all_tongues
 from fairturn.priority import Reset, Rule
 from fairturn.service.app import make_app
+from tests.page_contents import fill
+from tests.servers.queues import Databases
 from tests.serving import asked, key_for
 
 TONGUES = all_tongues()
@@ -369,3 +373,29 @@ def test_only_files_of_the_page_are_files(app: FastAPI) -> None:
     for name in ("..%2Ftexts.py", "nothing.js", "%2e%2e"):
         response: httpx.Response = asked(app, "GET", f"/page/{name}")
         assert response.status_code in (404, 405), name
+
+
+# ── Every store ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("place", ["memory", "file", "postgres"])
+def test_every_page_can_be_read_over_every_store(place: str, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        database = ":memory:" if place == "memory" else str(tmp_path / "queue.db")
+        if place == "postgres":
+            database = stack.enter_context(Databases()).new()
+        queue = stack.enter_context(Queue(database))
+        ids = fill(queue)
+        app = make_app(queue)
+        install(app)
+        for state, id in ids.items():
+            response = asked(app, "GET", f"/documents/{id}")
+            assert response.status_code == 200, state
+        for path in ("/", "/customers", "/customers?sort=share", "/documents", "/what-if"):
+            assert asked(app, "GET", path).status_code == 200, path
+        dead = asked(app, "GET", "/documents?state=dead&name=nothing")
+        assert "No document matches." in dead.text
+        acme = asked(app, "GET", "/customer?name=Acme+Logistics")
+        assert "−39" in acme.text
+        found = asked(app, "GET", "/search?q=po-77124.pdf")
+        assert found.headers["location"].startswith("/documents/")

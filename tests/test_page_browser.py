@@ -15,9 +15,10 @@ from fairturn import Queue
 from fairturn.keys import Keys
 from fairturn.locales import languages
 from fairturn.model import State
-from tests.browsing import PSEUDO, browser, page_served, texts_of, watched
+from tests.browsing import PSEUDO, browser, page_app, page_served, served, texts_of, watched
 from tests.page_contents import HOSTILE, fill
 from tests.serving import key_for
+from tests.waiting import wait_until
 
 WAIT_MS = 10_000
 NARROW = {"width": 360, "height": 740}
@@ -275,19 +276,24 @@ def test_focus_is_seen_and_follows_the_order_of_reading(page: Page, queue: Queue
 # ── Live ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_nine_tabs_are_live_over_one_stream(chromium: Browser, address: str, queue: Queue) -> None:
+def test_nine_tabs_are_live_over_one_stream(chromium: Browser, queue: Queue) -> None:
     queue.submit("acme", payload=1)
-    context = context_of(chromium, address)
-    tabs = [context.new_page() for _ in range(9)]
-    for tab in tabs:
-        tab.goto("/")
-        expect(tab.locator("#tiles .big").first).to_have_text("1")
+    app = page_app(queue)
+    with served(app) as address:
+        context = context_of(chromium, address)
+        tabs = [context.new_page() for _ in range(9)]
+        for tab in tabs:
+            tab.goto("/")
+            expect(tab.locator("#tiles .big").first).to_have_text("1")
+        streams = app.state.service.streams
+        wait_until(lambda: streams.total() == 1, "one stream is open for all of them")
 
-    queue.submit_many([_submission("acme") for _ in range(4)])
+        queue.submit_many([_submission("acme") for _ in range(4)])
 
-    for tab in tabs:
-        expect(tab.locator("#tiles .big").first).to_have_text("5", timeout=WAIT_MS)
-    context.close()
+        for tab in tabs:
+            expect(tab.locator("#tiles .big").first).to_have_text("5", timeout=WAIT_MS)
+        assert streams.total() == 1
+        context.close()
 
 
 def _submission(customer: str) -> Any:
@@ -468,6 +474,26 @@ def test_a_history_is_simulated_under_other_settings(page: Page, queue: Queue) -
 
     expect(page.locator("#outcome table tbody tr").first).to_be_visible(timeout=2 * WAIT_MS)
     expect(page.locator("#outcome")).to_contain_text("Simulated: 20 documents")
+
+
+def test_without_scripts_the_page_still_works(
+    chromium: Browser, address: str, queue: Queue
+) -> None:
+    id = queue.submit("acme", payload=1, name="one.pdf").id
+    context = context_of(chromium, address, java_script_enabled=False)
+    page = context.new_page()
+
+    page.goto("/priorities")
+    page.get_by_label("How many documents").fill("5")
+    page.get_by_role("button", name="Work it out").click()
+    expect(page.locator("#calculated .answer")).to_contain_text("the last gets priority 2")
+    page.goto("/")
+    page.locator("#lanes .chip").click()
+    page.get_by_role("button", name="Cancel the document").click()
+
+    expect(page.locator(".state").first).to_have_text("cancelled")
+    assert queue.get(id).state is State.CANCELLED
+    context.close()
 
 
 # ── With keys ────────────────────────────────────────────────────────────────────────────────────
