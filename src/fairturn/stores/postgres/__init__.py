@@ -62,6 +62,7 @@ from fairturn.stores.values import SettingsCache
 from fairturn.stores.whole import Whole
 
 _NOW = f"SELECT {MOMENT}"
+_NEVER = -2  # no version
 
 
 class PostgresStore:
@@ -97,7 +98,7 @@ class PostgresStore:
         self._submitting = Submitting(self._cache, random or Random())
         self._claiming = Claiming(self._cache)
         self._claim_lock = threading.Lock()
-        self._idle = False  # the last claim found nothing
+        self._idle_at = _NEVER  # the version that was seen when a claim found nothing
         self._make(settings, key, migrate=migrate)
         self._known = self._read_queue()
         self._watching = Watching(self._database, listen_url)
@@ -214,7 +215,7 @@ class PostgresStore:
         wanted = Wanted(n, worker, lease_us, self._moment(), self._uptime())
 
         def claim(session: Session) -> Given:
-            if self._idle and not outcomes and not self._claiming.look(session, wanted):
+            if idle and not outcomes and not self._claiming.look(session, wanted):
                 return Given([], [], changed=False)
             finishing = Finishing(outcomes, self._known)
             try:
@@ -224,8 +225,9 @@ class PostgresStore:
                 raise
 
         with self._claim_lock:
+            idle = self._idle_at == self._watching.seen
             given = self._transact(claim)
-            self._idle = not given.claims
+            self._idle_at = _NEVER if given.claims else self._watching.seen
         if given.changed:
             self._note()
         return Claimed(given.claims, given.lost)
@@ -314,8 +316,7 @@ class PostgresStore:
             return reading.customers(session, queue, now, names=names, after=after, size=size)
 
     def summary(self) -> Summary:
-        with self._database.reading() as session:
-            return reading.summary(session)
+        return self._database.transact(lambda session: reading.summary(session, alone=True))
 
     def lanes(self, *, size: int = 24) -> Lanes:
         with self._looking() as (session, queue, now):

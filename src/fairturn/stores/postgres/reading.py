@@ -21,7 +21,7 @@ from fairturn.model import (
     by_priority,
 )
 from fairturn.priority import LEVELS, Count
-from fairturn.stores.postgres.database import Session
+from fairturn.stores.postgres.database import BEGIN_SNAPSHOT, COMMIT, Session
 from fairturn.stores.postgres.rows import DOCUMENT_COLUMNS, QUEUE, QueueRow, to_queue
 from fairturn.stores.values import CODES, RUNNING, WAITING, Row, SettingsCache, to_document
 
@@ -227,12 +227,16 @@ def _customer(
     )
 
 
-def summary(session: Session) -> Summary:
-    """The whole queue in a few numbers."""
+def summary(session: Session, *, alone: bool = False) -> Summary:
+    """The whole queue in a few numbers; `alone`: in a snapshot of its own, and one round trip."""
     with session.together():
+        if alone:
+            session.ask(BEGIN_SNAPSHOT)
         arrived = session.ask(_SUMMARY)
         taken = session.ask(_TAKEN)
         moved = session.ask(_MOVED)
+        if alone:
+            session.ask(COMMIT)
     ((waiting, delayed),) = arrived.fetchall()
     ((gone, promoted, running, started),) = taken.fetchall()
     delayed -= promoted

@@ -60,12 +60,16 @@ class Watching:
                     )
                     self._notifier.start()
 
+    @property
+    def seen(self) -> int:
+        """The version as it was seen the last time."""
+        return self._version
+
     def version(self) -> int:
         """The version as it is now."""
         with self._lock:
             self._stale = False
-        with self._database.reading() as session:
-            ((version,),) = session.fetch(_VERSION)
+        ((version,),) = self._database.transact(lambda session: session.fetch(_VERSION))
         with self._lock:
             self._looked_at = stopwatch()
             if version > self._version:
