@@ -196,7 +196,7 @@ class Supervisor:
         if not self._watch.changed:
             return 0
         # Others' outcomes change the store too. To read is cheap; to claim would keep them waiting.
-        version = self._store.version()
+        version = self._watch.version
         if self._store.summary().waiting:
             return wanted
         self._watch.look(version)
@@ -213,7 +213,9 @@ class Supervisor:
 
     def _claim(self, wanted: int, now_s: float) -> None:
         recorded = self._ended
-        version = self._store.version()
+        version = (
+            self._watch.version
+        )  # an older one only rings once more
         claims, lost = self._store.claim(
             wanted,
             worker=self._plan.name,

@@ -17,6 +17,7 @@ class Watch:
         self._store = store
         self._ring = ring
         self.changed = False
+        self.version = -1  # as it was seen the last time
         self._asked: SimpleQueue[int | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="fairturn-watch", daemon=True)
         self._thread.start()
@@ -35,8 +36,10 @@ class Watch:
         while (version := self._asked.get()) is not None:
             while self._asked.empty():
                 try:
-                    if self._store.wait(version, self._SLICE_S) == version:
+                    seen = self._store.wait(version, self._SLICE_S)
+                    if seen == version:
                         continue
+                    self.version = seen
                 except StoreError:
                     pass  # whoever claims next hears of it
                 self.changed = True
