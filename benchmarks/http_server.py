@@ -21,6 +21,8 @@ def add_empty(app: FastAPI) -> None:
     async def empty() -> Response:
         return Response(status_code=204)
 
+    app.router.routes.insert(0, app.router.routes.pop())  # found first, like a submission
+
 
 def main() -> None:
     with Queue(sys.argv[1]) as queue:

@@ -13,6 +13,7 @@ of a client has another one.
 import inspect
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -43,14 +44,13 @@ def with_context(metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
 def submitting(header: str | None) -> Iterator[str | None]:
     """Around a submission that came with this `traceparent`: the context that the document is to
     carry. Without OpenTelemetry, or without anybody who listens, that is the sender's own."""
+    if header is None and "opentelemetry.sdk" not in sys.modules:
+        yield None  # nobody listens: this is the common case, and to ask OpenTelemetry takes longer
+        return
     try:
         from opentelemetry import propagate, trace
     except ImportError:
         yield header if header is not None and _FORM.fullmatch(header) else None
-        return
-    listening = not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
-    if header is None and not listening:
-        yield None
         return
     above = None if header is None else propagate.extract({TRACEPARENT: header})
     tracer = trace.get_tracer(_NAME)

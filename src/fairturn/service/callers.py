@@ -1,5 +1,6 @@
 """Who asks: found from the access key alone, before anything else is looked at."""
 
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Annotated, NamedTuple
 
@@ -18,7 +19,7 @@ _BEARER = HTTPBearer(
 )
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 # What a proxy adds. One on this machine that is not trusted would make everybody look local.
-_OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+_OF_PROXIES = {b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"}
 
 
 class Caller(NamedTuple):
@@ -56,7 +57,7 @@ def _found(request: Request, shown: str | None) -> Caller:
     if "authorization" not in request.headers:
         return _without_key(service, request)
     address = address_of(request)
-    if request.url.scheme != "https" and not is_local(request):
+    if request.scope["scheme"] != "https" and not is_local(request):
         raise Problem(Code.HTTPS_NEEDED)
     shut_out_s = service.rates.seconds_shut_out(address)
     if shut_out_s:
@@ -84,7 +85,7 @@ def _without_key(service: Service, request: Request) -> Caller:
     if _without_port(host) not in _LOCAL_HOSTS:
         raise Problem(Code.ORIGIN_UNKNOWN)
     origin = headers.get("origin")
-    if origin is not None and origin != f"{request.url.scheme}://{host}":
+    if origin is not None and origin != f"{request.scope['scheme']}://{host}":
         raise Problem(Code.ORIGIN_UNKNOWN)
     followed = request.method == "GET" and headers.get("sec-fetch-mode") == "navigate"
     if not followed and headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
@@ -104,10 +105,14 @@ def address_of(request: Request) -> str:
 
 def is_local(request: Request) -> bool:
     """Whether it comes from a program of this machine, and from nobody behind that."""
-    if any(name in request.headers for name in _OF_PROXIES):
-        return False
+    names = {name for name, _ in request.scope["headers"]}  # in lower case, says ASGI
+    return names.isdisjoint(_OF_PROXIES) and _is_loopback(address_of(request))
+
+
+@lru_cache(1_000)
+def _is_loopback(address: str) -> bool:
     try:
-        return ip_address(address_of(request)).is_loopback
+        return ip_address(address).is_loopback
     except ValueError:
         return False
 

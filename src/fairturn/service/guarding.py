@@ -66,12 +66,15 @@ class Guard:
                 self._on_served(self._served(scope, status, stopwatch() - begun))
 
     def _served(self, scope: Scope, status: int, seconds: float) -> Served:
-        route = scope.get("route")
+        # A plain route is not named, and has no parameters in its path; what no route took is not
+        # worth a name of its own.
+        unnamed: str = scope["path"] if "endpoint" in scope else ""
+        route = str(getattr(scope.get("route"), "path", unnamed))
         client = scope.get("client")
         return Served(
             at=self._clock.now(),
             method=scope["method"],
-            route=getattr(route, "path", ""),
+            route=route,
             status=status,
             seconds=seconds,
             address=client[0] if client else "",

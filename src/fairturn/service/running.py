@@ -1,6 +1,7 @@
 """Running the service: where it listens, whom it believes, and how it ends."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,10 @@ from fairturn.service.service import Service
 
 CONNECTIONS_MAX = 4_000
 GRACE_S = 30
+# How long the event loop may keep the interpreter while a thread wants it. A thread gives it away
+# at each call of the database, some dozens in a submission; at the 5 ms of Python each of these
+# could take as long.
+SWITCH_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +62,7 @@ class Server(uvicorn.Server):
                 app,
                 host=address.host,
                 port=address.port,
+                http="h11",  # others, if they are installed, have no limit on headers
                 ws="none",
                 log_config=None,
                 access_log=False,
@@ -80,6 +86,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Listen, then tell where."""
+        sys.setswitchinterval(SWITCH_S)
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if not self.started:
