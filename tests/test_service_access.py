@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from fairturn import Queue
 from fairturn.clock import ManualClock
 from fairturn.keys import Keys
 from fairturn.service.app import make_app
-from fairturn.service.logs import Served
+from fairturn.service.logs import JsonFormatter, Served
 from fairturn.service.plan import REFUSED_PER_MINUTE, Plan
 from fairturn.service.rates import Rates
 from tests.commands import complete, kill
@@ -421,6 +423,22 @@ def test_a_log_has_no_key_no_query_and_no_name_in_it(queue: Queue) -> None:
     assert key.split("_")[2] not in said
     assert "secret" not in said
     assert "acme" not in said
+
+
+def test_what_the_server_says_is_one_line_of_json_too() -> None:
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        record = logging.LogRecord(
+            "uvicorn.error", logging.ERROR, "", 0, "Exception in %s", ("app",), sys.exc_info()
+        )
+
+    line = JsonFormatter().format(record)
+
+    assert "\n" not in line
+    told = json.loads(line)
+    assert (told["level"], told["message"]) == ("error", "Exception in app")
+    assert "ValueError: two\nlines" in told["traceback"]
 
 
 def test_a_mistake_of_the_service_is_a_problem_without_details(queue: Queue, app: FastAPI) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import resource
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -125,6 +126,40 @@ def test_a_body_that_stops_coming_is_too_slow(queue: Queue, begun: bytes) -> Non
 
     assert b" 408 " in answer.splitlines()[0]
     assert nothing_was_kept(queue)
+
+
+LOOK = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+@pytest.mark.parametrize(("asked_before", "begun"), [(0, b""), (0, LOOK[:-2]), (2, LOOK[:-2])])
+def test_a_request_that_does_not_come_whole_ends_its_connection(
+    queue: Queue, asked_before: int, begun: bytes
+) -> None:
+    with served(queue, Plan(headers_s_max=0.3)) as url, connected(url) as connection:
+        for _ in range(asked_before):
+            connection.sendall(LOOK)
+            answered = b""
+            while not answered.endswith(b'{"live":true}'):
+                answered += connection.recv(4_096)
+        connection.sendall(begun)
+
+        assert connection.recv(4_096) == b""
+
+
+def test_a_request_that_takes_long_to_answer_keeps_its_connection(queue: Queue) -> None:
+    id = queue.submit("acme", payload=1).id
+    with client_of(queue, Plan(headers_s_max=0.1)) as client:
+        waited = client.get(f"/v1/documents/{id}", params={"wait_s": 0.5})
+        uploaded = client.post("/v1/documents?customer=acme", content=_slowly(b"x" * 50_000, 0.2))
+
+    assert (waited.status_code, uploaded.status_code) == (200, 201)
+
+
+def _slowly(piece: bytes, pause_s: float) -> Iterator[bytes]:
+    """The piece twice, with a pause between."""
+    yield piece
+    threading.Event().wait(pause_s)
+    yield piece
 
 
 @pytest.mark.parametrize("begun", [b"x" * 100, b"x" * 100_000])

@@ -3,7 +3,7 @@
 `app.make_app` makes it of a queue; `running.py` has the server of `fairturn serve` and `up`. Work
 on the store happens in threads; the event loop only moves bytes and waits (decision 0030).
 
-    guarding, callers, rates        around every request: limits; who asks, from the key alone
+    connections, guarding, callers, rates    around every request: limits; who asks, from the key
     submitting, uploads, forms, collecting    documents as they come in, piece by piece to disk
     documents, changing, room, customers, operating, keyring    routes, by their noun
     health, metrics, pages          the same, about the service itself

@@ -12,6 +12,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from fairturn.service.connections import protocol_with
 from fairturn.service.service import Service
 
 CONNECTIONS_MAX = 4_000
@@ -62,7 +63,8 @@ class Server(uvicorn.Server):
                 app,
                 host=address.host,
                 port=address.port,
-                http="h11",  # others, if they are installed, have no limit on headers
+                # By h11: other parsers, if they are installed, have no limit on headers.
+                http=protocol_with(app.state.service.plan.headers_s_max),
                 ws="none",
                 log_config=None,
                 access_log=False,
