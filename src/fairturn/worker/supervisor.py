@@ -213,9 +213,7 @@ class Supervisor:
 
     def _claim(self, wanted: int, now_s: float) -> None:
         recorded = self._ended
-        version = (
-            self._watch.version
-        )  # an older one only rings once more
+        version = self._watch.version  # an older one only rings once more
         claims, lost = self._store.claim(
             wanted,
             worker=self._plan.name,
