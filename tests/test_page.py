@@ -375,6 +375,18 @@ def test_only_files_of_the_page_are_files(app: FastAPI) -> None:
         assert response.status_code in (404, 405), name
 
 
+def test_an_address_that_leads_nowhere_is_a_page_to_people_and_a_problem_to_programs(
+    app: FastAPI,
+) -> None:
+    person = asked(app, "GET", "/nowhere", headers={"Sec-Fetch-Dest": "document"})
+    program = asked(app, "GET", "/nowhere")
+
+    assert (person.status_code, program.status_code) == (404, 404)
+    assert "There is nothing here." in person.text
+    assert person.headers["content-type"].startswith("text/html")
+    assert program.headers["content-type"] == "application/problem+json"
+
+
 # ── Every store ──────────────────────────────────────────────────────────────────────────────────
 
 

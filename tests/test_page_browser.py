@@ -323,6 +323,22 @@ def test_a_service_that_is_cut_off_is_told_and_comes_back(
     context.close()
 
 
+def test_where_there_is_no_shared_worker_the_page_asks_again_by_itself(
+    chromium: Browser, address: str, queue: Queue
+) -> None:
+    queue.submit("acme", payload=1)
+    context = context_of(chromium, address)
+    context.add_init_script("delete window.SharedWorker")
+    page = context.new_page()
+    page.goto("/")
+    expect(page.locator(".status")).to_contain_text("refreshed every few seconds")
+
+    queue.submit("acme", payload=2)
+
+    expect(page.locator("#tiles .big").first).to_have_text("2", timeout=2 * WAIT_MS)
+    context.close()
+
+
 def test_banners_say_that_no_worker_runs_and_who_is_paused(page: Page, queue: Queue) -> None:
     queue.submit("acme", payload=1)
     queue.set_customer("acme", paused=True)

@@ -23,6 +23,12 @@ class Listed(NamedTuple):
     at: int
     customers: list[Customer]
     complete: bool
+    paused: tuple[str, ...]  # their names
+
+
+def _list(at: int, customers: list[Customer], complete: bool) -> Listed:
+    paused = tuple(c.name for c in customers if c.settings.paused)
+    return Listed(at, customers, complete, paused)
 
 
 class Directory:
@@ -47,7 +53,7 @@ class Directory:
                 return self._listed
             page = self._store.customers(size=PAGE_MAX)
             if page.next is None:
-                self._listed = Listed(now, page.customers, True)
+                self._listed = _list(now, page.customers, True)
                 return self._listed
             self._reading = threading.Thread(
                 target=self._read_on, args=(page.customers, page.next), daemon=True
@@ -69,6 +75,6 @@ class Directory:
                 page = self._store.customers(after=after, size=PAGE_MAX)
                 customers += page.customers
                 after = page.next
-            self._listed = Listed(now, customers, after is None)
+            self._listed = _list(now, customers, after is None)
         finally:
             self._reading = None

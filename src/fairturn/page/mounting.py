@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import anyio
 from fastapi import APIRouter, FastAPI, Query, Request
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from fairturn.errors import StoreError
@@ -24,7 +25,7 @@ from fairturn.page import (
 )
 from fairturn.page.directory import Directory
 from fairturn.page.entering import back_to
-from fairturn.page.rendering import HEADERS, STATIC, PageRoute, see_other, static_file
+from fairturn.page.rendering import HEADERS, STATIC, PageRoute, see_other, static_file, tell
 from fairturn.page.tongue import all_tongues
 from fairturn.page.trail import Trail
 from fairturn.page.visitors import LANGUAGE_COOKIE, Anybody, Page
@@ -83,6 +84,18 @@ def install(app: FastAPI) -> None:
     app.state.page = page
     for routes in (router, *(each.router for each in PAGES)):
         app.include_router(routes)
+    answer: Any = app.exception_handlers[HTTPException]
+
+    async def show_or_answer(request: Request, error: Exception) -> Response:
+        """To somebody with a browser, an address that leads nowhere is a page too."""
+        missing = isinstance(error, HTTPException) and error.status_code == 404
+        browsing = request.headers.get("sec-fetch-dest") == "document"
+        if missing and browsing and request.method == "GET":
+            return await service.run(tell, request, Problem(Code.NOT_FOUND))
+        response: Response = await answer(request, error)
+        return response
+
+    app.add_exception_handler(HTTPException, show_or_answer)
     serving = app.router.lifespan_context
 
     @asynccontextmanager

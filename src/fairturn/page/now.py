@@ -99,7 +99,10 @@ def now_page(
     workers = [worker for worker in workers_of(service) if worker.alive]
     lately, listed = trail.lately(), directory.listed()
     rule = service.queue.settings.rule
-    everybody = lately.customers.values() if listed is None else listed.customers
+    if listed is None:
+        paused = tuple(c.name for c in lately.customers.values() if c.settings.paused)
+    else:
+        paused = listed.paused
     drawn = lately.drawn()
     foremost = _foremost(lately, store)
     shown = _lanes(lanes, summary.waiting_by_priority, oldest)
@@ -123,7 +126,7 @@ def now_page(
         late_us=LATE_US,
         most=foremost[0] if foremost else None,
         served=sum(bool(waits) for waits in lately.waits.values()),
-        paused=[c.name for c in everybody if c.settings.paused],
+        paused=paused,
         why=None if empty else _why(visitor, shown),
         rows=[row_of(c, lately, rule, now) for c in foremost],
         minutes=5 if drawn[-1].at - drawn[0].at < RECENT_US else 30,
