@@ -1,5 +1,6 @@
 """The page over HTTP: what it answers to whom, before any browser draws it."""
 
+import asyncio
 import csv
 import re
 from collections.abc import Iterator
@@ -373,6 +374,23 @@ def test_only_files_of_the_page_are_files(app: FastAPI) -> None:
     for name in ("..%2Ftexts.py", "nothing.js", "%2e%2e"):
         response: httpx.Response = asked(app, "GET", f"/page/{name}")
         assert response.status_code in (404, 405), name
+
+
+def test_behind_a_proxy_every_address_has_what_stands_before_it(app: FastAPI) -> None:
+    async def ask(path: str) -> httpx.Response:
+        transport = httpx.ASGITransport(app=app, root_path="/queue")
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.get(f"/queue{path}")
+
+    page = asyncio.run(ask("/priorities?documents=3"))
+    chosen = asyncio.run(ask("/language?to=de&back=/priorities"))
+
+    assert page.status_code == 200
+    addresses = re.findall(r'(?:href|src|action)="([^"#][^"]*)"', page.text)
+    assert addresses
+    assert all(address.startswith("/queue/") for address in addresses)
+    assert "back=%2Fpriorities%3Fdocuments%3D3" in page.text
+    assert chosen.headers["location"] == "/queue/priorities"
 
 
 def test_an_address_that_leads_nowhere_is_a_page_to_people_and_a_problem_to_programs(

@@ -104,7 +104,7 @@ def render(
             root=root,
             version=_version(),
             path=path,
-            here=path + (f"?{request.url.query}" if request.url.query else ""),
+            here=_here(request),
             link=partial(_link, root),
             now=visitor.service.clock.now(),
             alive_workers=_alive_workers(visitor),
@@ -192,6 +192,11 @@ def tell(request: Request, problem: Problem) -> Response:
 
 def _local(request: Request) -> str | None:
     """Where to go after the login; only for pages that can be asked for again."""
-    if request.method != "GET" or request.url.path == "/":
-        return None
-    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    here = _here(request)
+    return None if request.method != "GET" or here == "/" else here
+
+
+def _here(request: Request) -> str:
+    """The address of the page on this service, without what a proxy has before it."""
+    path = request.url.path.removeprefix(request.scope.get("root_path", "")) or "/"
+    return path + (f"?{request.url.query}" if request.url.query else "")
