@@ -167,14 +167,14 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=200, help="documents a second")
     parser.add_argument("--waiting", type=int, default=10_000_000, help="documents that wait")
     parser.add_argument("--json", action="store_true", help="a JSON line for each row")
-    parser.add_argument("--only", default="", help="only the measurement whose name contains this")
+    parser.add_argument("--only", choices=("held", "waiting"), help="only this measurement")
     options = parser.parse_args()
     figures: list[Figure] = []
     with started(fsync=True) as server:
-        if options.only in "held":
+        if options.only in (None, "held"):
             print("measuring: a transaction held open", file=sys.stderr)
             figures += old_transaction(server, minutes=options.minutes, rate=options.rate)
-        if options.only in "waiting":
+        if options.only in (None, "waiting"):
             print(f"measuring: {options.waiting:,} waiting", file=sys.stderr)
             figures += many_waiting(server, options.waiting)
         with psycopg.connect(server.url()) as connection:
