@@ -499,6 +499,7 @@ def test_a_service_is_ready_with_notes_and_not_ready_with_reasons(queue: Queue) 
     with client_of(queue) as client:
         ready = client.get("/readyz")
         queue.close()
+        wait_until(lambda: client.get("/readyz").status_code == 503, "it is looked at anew")
         not_ready = client.get("/readyz")
         live = client.get("/livez")
 

@@ -4,7 +4,7 @@
 on the store happens in threads; the event loop only moves bytes and waits (decision 0030).
 
     connections, guarding, callers, rates    around every request: limits; who asks, from the key
-    submitting, uploads, forms, collecting    documents as they come in, piece by piece to disk
+    submitting, lines, uploads, forms, collecting    documents as they come in
     documents, changing, room, customers, operating, keyring    routes, by their noun
     health, metrics, pages          the same, about the service itself
     shapes, responses, problems, languages, logs    what goes over the wire, and into the log

@@ -19,6 +19,7 @@ from fairturn.service import (
     events,
     health,
     keyring,
+    lines,
     metrics,
     operating,
     pages,
@@ -102,6 +103,7 @@ def make_app(
     problems.install(app)
     for routes in (
         submitting,
+        lines,
         documents,
         changing,
         customers,

@@ -1,15 +1,19 @@
 """Whether the process lives, and whether it can do its work."""
 
+import asyncio
 from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
+from fairturn.clock import stopwatch
 from fairturn.errors import FairturnError
 from fairturn.service import shapes
 from fairturn.service.operating import workers_of
 from fairturn.service.service import Service, service_of
+
+LOOK_S = 1.0
 
 router = APIRouter(tags=["health"])
 
@@ -33,18 +37,43 @@ async def get_live() -> Any:
     response_model=Ready,
     responses={503: {"model": Ready, "description": "Not ready; the reasons say why."}},
 )
-def get_ready(request: Request) -> Any:
+async def get_ready(request: Request) -> Any:
     """Whether documents can be accepted: the store answers, and contents can be written."""
     service = service_of(request)
-    reasons = list(_reasons(service))
-    ready = Ready(ready=not reasons, reasons=reasons, notes=[] if reasons else _notes(service))
-    return JSONResponse(ready.model_dump(), 503 if reasons else 200)
+    ready = await _looked(service)
+    if service.watch.closed:
+        ready = Ready(ready=False, reasons=["stopping: the service ends"], notes=[])
+    return JSONResponse(ready.model_dump(), 200 if ready.ready else 503)
+
+
+async def _looked(service: Service) -> Ready:
+    """How it is, or was a moment ago. Anybody may ask as often as they like, and a look writes a
+    file or asks a bucket, which may take long to say that it is away: one look serves all."""
+    if service.ready is not None and stopwatch() - service.ready[0] <= LOOK_S:
+        last: Ready = service.ready[1]
+        return last
+    if service.looking is None:
+        service.looking = asyncio.create_task(_look(service))
+    found: Ready = await asyncio.shield(service.looking)
+    return found
+
+
+async def _look(service: Service) -> Ready:
+    try:
+        ready = await service.run(_ready, service)
+        service.ready = (stopwatch(), ready)
+        return ready
+    finally:
+        service.looking = None
+
+
+def _ready(service: Service) -> Ready:
+    reasons = _reasons(service)
+    return Ready(ready=not reasons, reasons=reasons, notes=[] if reasons else _notes(service))
 
 
 def _reasons(service: Service) -> list[str]:
     reasons = []
-    if service.watch.closed:
-        reasons.append("stopping: the service ends")
     try:
         service.queue.store.summary()
     except FairturnError:

@@ -1,10 +1,8 @@
-"""Handing in documents: a raw body, a form, a payload, or thousands of lines at once."""
+"""Handing in a document: a raw body, a form, or a payload."""
 
-import base64
 import json
-from collections.abc import Iterator
 from datetime import datetime
-from typing import Annotated, Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, ValidationError
@@ -15,7 +13,6 @@ from fairturn.model import (
     COST_MAX,
     KEY_BYTES_MAX,
     NAME_BYTES_MAX,
-    SUBMIT_DOCUMENTS_MAX,
     TRACEPARENT,
     ContentRef,
     Kind,
@@ -23,10 +20,10 @@ from fairturn.model import (
     Submission,
 )
 from fairturn.service import shapes
-from fairturn.service.callers import Caller, Submitter, customer_for, submitter_of
+from fairturn.service.callers import Caller, customer_for, submitter_of
 from fairturn.service.collecting import Collector
 from fairturn.service.forms import receive_form
-from fairturn.service.plan import BATCH_BYTES_MAX, JSON_BYTES_MAX
+from fairturn.service.plan import JSON_BYTES_MAX
 from fairturn.service.problems import Code, Problem, invalid, refusing_misuse, refusing_parents
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
@@ -39,7 +36,6 @@ from fairturn.service.uploads import (
     receive,
     receive_in_memory,
     receive_small,
-    receive_to_disk,
     refusing_without_a_place,
 )
 from fairturn.traces import carrying, submitting
@@ -47,18 +43,6 @@ from fairturn.traces import carrying, submitting
 FORM, JSON, LINES = "multipart/form-data", "application/json", "application/x-ndjson"
 REPEATED = "Idempotency-Replayed"
 IDEMPOTENCY_KEY, CONTENT_DIGEST = "Idempotency-Key", "Content-Digest"
-# Of a line. The service reads no files of its own machine, whatever a line says.
-_FIELDS = (
-    "customer",
-    "payload",
-    "content",
-    "name",
-    "metadata",
-    "key",
-    "cost",
-    "due_at",
-    "parent",
-)
 
 router = APIRouter(tags=["documents"])
 
@@ -173,7 +157,7 @@ async def submit(request: Request) -> Response:
     again.
     """
     service = service_of(request)
-    media_type = _media_type(request)
+    media_type = media_type_of(request)
     with submitting(request.headers.get(TRACEPARENT)) as trace:
         if media_type not in (FORM, LINES) and is_small(request):
             receipt = await _submit_small(request, service, media_type, trace)
@@ -187,7 +171,7 @@ async def submit(request: Request) -> Response:
     return Response(content, 200 if receipt.repeated else 201, headers, media_type=JSON)
 
 
-def _media_type(request: Request) -> str:
+def media_type_of(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
@@ -203,7 +187,7 @@ async def _submit_small(
         about = _about(request)
         payload, received = None, None
         if media_type == JSON and about.kind is not Kind.CONTENT:
-            payload = _parsed(body)
+            payload = parsed(body)
         else:
             received = body
         key, digest = _key_in(request), request.headers.get(CONTENT_DIGEST)
@@ -216,7 +200,7 @@ async def _submit_small(
 
 async def submit_for(caller: Caller, request: Request, trace: str | None = None) -> Receipt:
     """Submit a body of any size for somebody who is known: it is read piece by piece."""
-    service, media_type = service_of(request), _media_type(request)
+    service, media_type = service_of(request), media_type_of(request)
     about, key = _about(request), _key_in(request)
     if media_type == LINES:
         raise Problem(Code.MEDIA_TYPE_UNKNOWN, "lines go to /v1/documents/batch")
@@ -235,7 +219,7 @@ async def submit_for(caller: Caller, request: Request, trace: str | None = None)
                 about = about.model_copy(update={"name": form.file_name})
         elif media_type == JSON and about.kind is not Kind.CONTENT:
             body = await receive_in_memory(request, service, JSON_BYTES_MAX)
-            payload = await service.run(_parsed, body)
+            payload = await service.run(parsed, body)
         else:
             received = await receive(request, service)
         digest = request.headers.get(CONTENT_DIGEST)
@@ -284,7 +268,7 @@ def _checked(service: Service, caller: Caller, handed_in: _HandedIn) -> Submissi
         key=key,
         cost=about.cost,
         due_at=None if about.due_at is None else moment_of(about.due_at),
-        parent=_own_parent(service, caller, about.parent),
+        parent=own_parent(service, caller, about.parent),
     )
 
 
@@ -293,89 +277,7 @@ def _discard(service: Service, received: Received | None) -> None:
         service.queue.contents.delete([received.name])
 
 
-@router.post(
-    "/v1/documents/batch",
-    status_code=201,
-    response_model=shapes.Receipts,
-    responses=problems(400, 408, 413, 415, 429, 507),
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {LINES: {"schema": {"type": "string"}}},
-        }
-    },
-)
-async def submit_batch(request: Request, caller: Submitter) -> Response:
-    """Submit many documents at once: all of them, or none.
-
-    Each line is a JSON object with the fields payload, or content in Base64, name, metadata, key,
-    cost, due_at and parent; from an operator also customer. At most 10,000 lines.
-    """
-    service = service_of(request)
-    if _media_type(request) != LINES:
-        raise Problem(Code.MEDIA_TYPE_UNKNOWN, f"lines have the type {LINES}")
-    with one_of_its_uploads(service, caller.key):
-        # To disk first: whoever sends slowly must not keep others from their turn in memory.
-        file = await receive_to_disk(request, service, BATCH_BYTES_MAX)
-        with file:
-            async with service.batches:
-                content = await service.run(_submit_lines, service, caller, file)
-    return Response(content, 201, media_type=JSON)
-
-
-def _submit_lines(service: Service, caller: Caller, file: BinaryIO) -> bytes:
-    file.seek(0)
-    body = file.read()
-    submissions = list(_submissions(service, caller, body))
-    if not submissions:
-        raise Problem(Code.INVALID, "there is no line with a document")
-    with refusing_misuse(), refusing_parents(), refusing_without_a_place():
-        receipts = service.queue.submit_many(submissions)
-    names = (*RECEIPT, "repeated")
-    answered = [{name: getattr(receipt, name) for name in names} for receipt in receipts]
-    return json.dumps({"receipts": answered}).encode()
-
-
-def _submissions(service: Service, caller: Caller, body: bytes) -> Iterator[Submission]:
-    found = 0
-    for number, line in enumerate(body.split(b"\n"), 1):
-        if not line.strip():
-            continue
-        found += 1
-        if found > SUBMIT_DOCUMENTS_MAX:
-            raise Problem(Code.INVALID, f"at most {SUBMIT_DOCUMENTS_MAX:,} lines are accepted")
-        try:
-            yield _submission(service, caller, _parsed(line))
-        except Problem as problem:
-            said = f"line {number}" + (f": {problem.detail}" if problem.detail else "")
-            raise Problem(problem.code, said) from None
-        except (ValueError, TypeError) as error:
-            raise Problem(Code.INVALID, f"line {number}: {error}") from None
-
-
-def _submission(service: Service, caller: Caller, value: Any) -> Submission:
-    if not isinstance(value, dict):
-        raise ValueError('it is not an object, such as {"payload": 1}')
-    unknown = sorted(value.keys() - set(_FIELDS))
-    if unknown:
-        raise ValueError(f"{unknown[0]!r} is not a field; they are: {', '.join(_FIELDS)}")
-    if isinstance(value.get("due_at"), str):
-        value["due_at"] = moment_of(value["due_at"])
-    if value.get("content") is not None:
-        value["content"] = _from_base64(value["content"])
-    value["customer"] = customer_for(caller, value.get("customer"))
-    value["parent"] = _own_parent(service, caller, value.get("parent"))
-    return Submission(**value)
-
-
-def _from_base64(text: Any) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (ValueError, TypeError):
-        raise ValueError("content is not Base64 (RFC 4648)") from None
-
-
-def _own_parent(service: Service, caller: Caller, parent: Any) -> str | None:
+def own_parent(service: Service, caller: Caller, parent: Any) -> str | None:
     """A parent gives its priority on, so it must be the caller's own."""
     if parent is not None and not isinstance(parent, str):
         raise Problem(Code.INVALID, "parent is not the id of a document")
@@ -399,7 +301,7 @@ def moment_of(text: str) -> int:
         ) from None
 
 
-def _parsed(body: bytes) -> Any:
+def parsed(body: bytes) -> Any:
     try:
         return json.loads(body)
     except RecursionError:
@@ -409,7 +311,7 @@ def _parsed(body: bytes) -> Any:
 
 
 def _metadata(text: str) -> dict[str, Any]:
-    value = _parsed(text.encode("utf-8", "surrogatepass"))
+    value = parsed(text.encode("utf-8", "surrogatepass"))
     if not isinstance(value, dict):
         raise Problem(Code.INVALID, "metadata is not a JSON object")
     return value
