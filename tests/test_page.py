@@ -3,6 +3,7 @@
 import asyncio
 import csv
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib import resources
@@ -14,6 +15,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from fairturn import Queue, Submission
+from fairturn.clock import SystemClock
 from fairturn.locales import languages
 from fairturn.model import State
 from fairturn.page import mounting
@@ -25,8 +27,10 @@ from fairturn.page.rules import calculate, rows_of
 from fairturn.page.sessions import LASTS_US, SESSIONS_MAX, Sessions
 from fairturn.page.texts import TEXTS
 from fairturn.page.tongue import all_tongues
+from fairturn.page.trail import Trail
 from fairturn.priority import Reset, Rule
 from fairturn.service.app import make_app
+from tests.browsing import served
 from tests.page_contents import fill
 from tests.servers.queues import Databases
 from tests.serving import asked, key_for
@@ -374,6 +378,25 @@ def test_only_files_of_the_page_are_files(app: FastAPI) -> None:
     for name in ("..%2Ftexts.py", "nothing.js", "%2e%2e"):
         response: httpx.Response = asked(app, "GET", f"/page/{name}")
         assert response.status_code in (404, 405), name
+
+
+def test_a_look_that_fails_does_not_end_the_service(
+    queue: Queue, app: FastAPI, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = threading.Event()
+
+    class Broken(Trail):
+        def look(self) -> None:
+            looks.set()
+            raise ZeroDivisionError
+
+    app.state.page.trail = Broken(queue.store, SystemClock())
+
+    with served(app) as url:
+        assert looks.wait(30)
+        assert httpx.get(f"{url}/livez").status_code == 200
+
+    assert "the page could not look at the queue" in caplog.text
 
 
 def test_behind_a_proxy_every_address_has_what_stands_before_it(app: FastAPI) -> None:

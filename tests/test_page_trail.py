@@ -151,6 +151,16 @@ def test_half_an_hour_is_remembered_and_no_more(
     assert RECENT_US < 1_000 * SECOND_US
 
 
+def test_a_queue_that_is_empty_can_be_looked_at_again(
+    queue: Queue, clock: ManualClock, trail: Trail
+) -> None:
+    for _ in range(3):
+        trail.look()
+        clock.advance(1)
+
+    assert trail.lately().shares == {}
+
+
 def test_a_document_is_counted_once_however_often_it_is_seen(
     queue: Queue, clock: ManualClock, trail: Trail
 ) -> None:

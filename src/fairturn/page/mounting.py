@@ -1,8 +1,9 @@
 """Adds the page to the application of the service."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 import anyio
@@ -33,6 +34,7 @@ from fairturn.service.problems import Code, Problem
 from fairturn.service.service import Service
 
 LOOK_S = 1.0
+_LOG = logging.getLogger("fairturn.page")
 PAGES = (
     entering,
     rules,
@@ -110,11 +112,16 @@ def install(app: FastAPI) -> None:
 
 
 async def _look(service: Service, page: Page) -> None:
-    """Look once a second, for as long as anything changes or runs."""
+    """Look once a second, for as long as anything changes or runs. What goes wrong here is told in
+    the log, and must not end the service: it is only a page that knows less."""
     version = -1
     while not service.watch.closed:
         if version != service.watch.version or page.trail.is_stale():
             version = service.watch.version
-            with suppress(StoreError):
+            try:
                 await service.run(page.trail.look)
+            except StoreError:
+                pass  # whoever looks at a page is told
+            except Exception:
+                _LOG.exception("the page could not look at the queue")
         await asyncio.sleep(LOOK_S)

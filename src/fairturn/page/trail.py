@@ -181,8 +181,7 @@ class Trail:
         """The newest documents: a page, and more as long as all of them are new."""
         documents, after = self._store.find(Filter(), size=PAGE_MAX)
         for _ in range(PAGES_MAX - 1):
-            unknown = self._last_at is not None and documents[-1].id not in self._submitted
-            if after is None or not unknown:
+            if after is None or self._last_at is None or documents[-1].id in self._submitted:
                 break
             more, after = self._store.find(Filter(), after=after, size=PAGE_MAX)
             documents += more

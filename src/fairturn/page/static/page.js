@@ -126,7 +126,8 @@ function mark(old, young) {
 }
 
 async function ask(address) {
-  const answer = await fetch(address, { headers: { "X-Fairturn-Live": "1" }, redirect: "error" });
+  const answer = await fetch(address, { headers: { "X-Fairturn-Live": "1" }, redirect: "manual" });
+  if (answer.type === "opaqueredirect") location.reload(); // the session has ended, or the demo
   if (!answer.ok) throw new Error(String(answer.status));
   return new DOMParser().parseFromString(await answer.text(), "text/html");
 }
