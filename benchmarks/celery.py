@@ -1,9 +1,9 @@
 """A dump beside quiet customers in Celery, with and without stamp: `make bench-celery`.
 
-What `stamp` costs a publisher: the same publication with and without it, in random turns, with the
-server on a core of its own. Then one customer publishes 1,000 tasks of 20 ms at once, and five
-others one a second each while it lasts: how long the quiet customers' tasks wait, with two workers,
-on Valkey and on RabbitMQ; and the same arrivals in fairturn's own queue.
+What `stamp` costs a publisher: the same publication with and without it, in random turns; for
+orientation also with the server on a core of its own. Then one customer publishes 1,000 tasks of
+20 ms at once, and five others one a second each while it lasts: how long the quiet customers' tasks
+wait, with two workers, on Valkey and on RabbitMQ; and the same arrivals in fairturn's own queue.
 """
 
 import argparse
@@ -193,8 +193,9 @@ def main() -> int:
         rabbitmq.started() as rabbit,
     ):
         bench = Bench(Path(folder), quick=options.quick)
+        bench.overhead("Redis", redis.url, redis.url, OVERHEAD_BAR)
         with apart(redis.pid):
-            bench.overhead("Redis", redis.url, redis.url, OVERHEAD_BAR)
+            bench.overhead("Redis on a core of its own", redis.url, redis.url, None)
         bench.overhead("RabbitMQ", rabbit.url, redis.url, None)
         if not options.overhead:
             for where, broker in (("Redis", redis.url), ("RabbitMQ", rabbit.url)):
