@@ -1,7 +1,6 @@
 """A real Chromium for tests, and a service with the page for it to look at."""
 
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,10 +13,9 @@ from fairturn.locales import ENGLISH, Language, load
 from fairturn.page.mounting import install
 from fairturn.page.tongue import Tongue
 from fairturn.service.app import make_app
-from fairturn.service.running import Address, Server
 from tests.servers.keeping import absent
+from tests.serving import served_app
 
-STARTS_S = 30.0
 PSEUDO = "zz"
 
 
@@ -44,23 +42,8 @@ def page_app(queue: Queue, clock: Clock | None = None) -> FastAPI:
 @contextmanager
 def page_served(queue: Queue) -> Iterator[str]:
     """The address of such a service."""
-    with served(page_app(queue)) as url:
+    with served_app(page_app(queue)) as url:
         yield url
-
-
-@contextmanager
-def served(app: FastAPI) -> Iterator[str]:
-    """The address of an application, while it is served."""
-    server = Server(app, Address(port=0))
-    thread = threading.Thread(target=server.run, name="server")
-    thread.start()
-    try:
-        assert server.listening.wait(STARTS_S), "the server does not start"
-        yield server.url
-    finally:
-        server.stop()
-        thread.join(STARTS_S)
-        assert not thread.is_alive(), "the server does not end"
 
 
 @contextmanager

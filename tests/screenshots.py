@@ -20,7 +20,8 @@ from fairturn import Queue, Submission
 from fairturn.clock import SECOND_US, ManualClock, SystemClock
 from fairturn.keys import Keys
 from fairturn.model import Completed, Failed, Fence, Filter, Outcome, Progress, State
-from tests.browsing import browser, page_app, served
+from tests.browsing import browser, page_app
+from tests.serving import served_app
 
 FOLDER = Path(__file__).parent.parent / "docs" / "page"
 MINUTES = 28
@@ -136,7 +137,7 @@ def main() -> None:
     ):
         app = page_app(queue, clock)
         History(queue, clock, app).live()
-        with served(app) as url:
+        with served_app(app) as url:
             pictures(found, url, queue, everything=everything)
 
 

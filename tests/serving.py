@@ -21,7 +21,14 @@ STARTS_S = 30.0
 @contextmanager
 def served(queue: Queue, plan: Plan | None = None, **more: Any) -> Iterator[str]:
     """The address of a server of this queue."""
-    server = Server(make_app(queue, plan), Address(port=0, **more))
+    with served_app(make_app(queue, plan), **more) as url:
+        yield url
+
+
+@contextmanager
+def served_app(app: FastAPI, **more: Any) -> Iterator[str]:
+    """The address of an application, while it is served."""
+    server = Server(app, Address(port=0, **more))
     thread = threading.Thread(target=server.run, name="server")
     thread.start()
     try:

@@ -30,10 +30,9 @@ from fairturn.page.tongue import all_tongues
 from fairturn.page.trail import Trail
 from fairturn.priority import Reset, Rule
 from fairturn.service.app import make_app
-from tests.browsing import served
 from tests.page_contents import fill
 from tests.servers.queues import Databases
-from tests.serving import asked, key_for
+from tests.serving import asked, key_for, served_app
 
 TONGUES = all_tongues()
 SAME = {"Sec-Fetch-Site": "same-origin"}
@@ -392,7 +391,7 @@ def test_a_look_that_fails_does_not_end_the_service(
 
     app.state.page.trail = Broken(queue.store, SystemClock())
 
-    with served(app) as url:
+    with served_app(app) as url:
         assert looks.wait(30)
         assert httpx.get(f"{url}/livez").status_code == 200
 

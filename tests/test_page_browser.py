@@ -15,9 +15,9 @@ from fairturn import Queue
 from fairturn.keys import Keys
 from fairturn.locales import languages
 from fairturn.model import State
-from tests.browsing import PSEUDO, browser, page_app, page_served, served, texts_of, watched
+from tests.browsing import PSEUDO, browser, page_app, page_served, texts_of, watched
 from tests.page_contents import HOSTILE, fill
-from tests.serving import key_for
+from tests.serving import key_for, served_app
 from tests.waiting import wait_until
 
 WAIT_MS = 10_000
@@ -279,7 +279,7 @@ def test_focus_is_seen_and_follows_the_order_of_reading(page: Page, queue: Queue
 def test_nine_tabs_are_live_over_one_stream(chromium: Browser, queue: Queue) -> None:
     queue.submit("acme", payload=1)
     app = page_app(queue)
-    with served(app) as address:
+    with served_app(app) as address:
         context = context_of(chromium, address)
         tabs = [context.new_page() for _ in range(9)]
         for tab in tabs:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from fairturn import crash
 from fairturn.clock import from_datetime
-from fairturn.content import CHUNK_BYTES, UNFINISHED, checked_name, verify
+from fairturn.content import CHUNK_BYTES, UNFINISHED, checked_name, verify, written
 from fairturn.errors import (
     ContentDamaged,
     StoreError,
@@ -67,13 +67,7 @@ class Bucket:
     def put(
         self, chunks: Iterable[bytes], *, size_bytes_max: int = CONTENT_BYTES_MAX
     ) -> ContentRef:
-        writing = self.begin(size_bytes_max=size_bytes_max)
-        try:
-            for chunk in chunks:
-                writing.write(chunk)
-            return writing.finish()
-        finally:
-            writing.abandon()
+        return written(self.begin(size_bytes_max=size_bytes_max), chunks)
 
     def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> "_Object":
         crash.point("content-before-write")

@@ -140,6 +140,16 @@ class Nowhere:
         """Nothing to give back."""
 
 
+def written(writing: Writing, chunks: Iterable[bytes]) -> ContentRef:
+    """All of a content that is at hand; nothing of it stays if that fails."""
+    try:
+        for chunk in chunks:
+            writing.write(chunk)
+        return writing.finish()
+    finally:
+        writing.abandon()
+
+
 _ROOT = ""  # the folder itself, among those that were synced
 
 
@@ -164,13 +174,7 @@ class Folder:
     def put(
         self, chunks: Iterable[bytes], *, size_bytes_max: int = CONTENT_BYTES_MAX
     ) -> ContentRef:
-        writing = self.begin(size_bytes_max=size_bytes_max)
-        try:
-            for chunk in chunks:
-                writing.write(chunk)
-            return writing.finish()
-        finally:
-            writing.abandon()
+        return written(self.begin(size_bytes_max=size_bytes_max), chunks)
 
     def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> "_File":
         name = checked_name(self._new_name())

@@ -4,10 +4,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
-from fairturn.flows import COST_ONE, Costs, Mode, Standing
+from fairturn.flows import COST_ONE, WEIGHT_ONE, Costs, Mode, Standing
 from fairturn.model import Document, Settings
 from fairturn.priority import LEVELS
-from fairturn.situation import Line, lines_of
+from fairturn.situation import Line, charge_of, lines_of
+from fairturn.stores.lineups import FlowKey, Sight, look_ahead
+from fairturn.stores.values import Row
+from fairturn.turns import Turns
 
 
 class Next(NamedTuple):
@@ -16,6 +19,42 @@ class Next(NamedTuple):
     order: int
     number: int
     cost: int | None
+
+
+# Level, place, tick, customer and number of the first lines of a level, as the last claim left
+# them, of customers whom the engine does not have; so many at most.
+FirstLines = Callable[[int, int], Iterable[Row]]
+# Order, number and cost of what waits in a flow, so many at most; behind the order that is given if
+# the flow is not stored yet.
+NextIn = Callable[[FlowKey, int, int], Iterable[Row]]
+
+
+def next_numbers(
+    sight: Sight, size: int, first_lines: FirstLines, next_in: NextIn
+) -> Iterator[int]:
+    """The numbers of the next documents of each level, in a database."""
+    settings, turns = sight.settings, sight.turns
+    look_ahead(sight)
+    changed = list(lines_in_turn(turns.standings.values(), settings))
+    plain = charge_of(settings, WEIGHT_ONE, ())
+    charges = {c: charge_of(settings, weight, tuple(costs)) for c, weight, costs in sight.charged()}
+
+    def waiting(line: Line, most: int) -> list[Next]:
+        rows = next_in((line.customer, line.level), _before_head(turns, line), most)
+        return sorted(map(Next._make, rows))[:most]
+
+    for level, most in levels_of(settings, size):
+        lines = [line for line in changed if line.level == level]
+        for row in first_lines(level, most):
+            lines.append(Line._make((*row, charges.get(row[3], plain), None)))
+        yield from take_turns(lines, most, settings, waiting)
+
+
+def _before_head(turns: Turns, line: Line) -> int:
+    """Nothing waits up to here in a flow that is not stored yet."""
+    standing = turns.standings.get(line.customer)
+    head = standing.flows[line.level].head_order if standing is not None else None
+    return 0 if head is None else head - 1
 
 
 def lines_in_turn(standings: Iterable[Standing], settings: Settings) -> Iterator[Line]:
