@@ -787,11 +787,9 @@ class FailingStore(SqliteStore):
             self.refused += 1
             raise StoreUnavailable("the disk is away")
 
-    def claim(
-        self, n: int, *, worker: str, lease_us: int, outcomes: Sequence[Outcome] = ()
-    ) -> Claimed:
+    def claim(self, *args: Any, **options: Any) -> Claimed:
         self._refuse()
-        return super().claim(n, worker=worker, lease_us=lease_us, outcomes=outcomes)
+        return super().claim(*args, **options)
 
     def finish(self, outcomes: Sequence[Outcome]) -> list[Fence]:
         self._refuse()

@@ -15,6 +15,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # The moment on the clock of a PostgreSQL server, read when it is evaluated: not when the
 # transaction began, which may have waited for a lock since.
 SERVER_NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+NO_BOOT = "wall"  # where nothing tells one boot from another
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -51,7 +52,7 @@ class SystemClock:
     def uptime(self) -> Uptime:
         if self._boot:
             return Uptime(self._boot, time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000)
-        return Uptime("wall", self.now())
+        return Uptime(NO_BOOT, self.now())
 
 
 class ManualClock:

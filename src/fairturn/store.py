@@ -70,7 +70,13 @@ class Store(Protocol):
         ...
 
     def claim(
-        self, n: int, *, worker: str, lease_us: int, outcomes: Sequence[Outcome] = ()
+        self,
+        n: int,
+        *,
+        worker: str,
+        lease_us: int,
+        outcomes: Sequence[Outcome] = (),
+        synced: bool = True,
     ) -> Claimed:
         """Record the outcomes, then take up to `n` documents in the order of service.
 
@@ -78,7 +84,14 @@ class Store(Protocol):
         that became due. Claims of several processes come one after the other. Each claimed
         document is running, has one attempt more and a fence number higher than every earlier
         one. Fewer than `n` are given only if nothing else may be claimed now.
+
+        A claim that need not be `synced`, and has no outcomes, may be undone by a power cut until
+        `sync` was called: its documents wait again as before. No fence that it gave comes again.
         """
+        ...
+
+    def sync(self) -> None:
+        """Let every claim survive a power cut from now on."""
         ...
 
     def renew(

@@ -307,7 +307,13 @@ class MemoryStore:
     # ── Claiming ─────────────────────────────────────────────────────────────────────────────────
 
     def claim(
-        self, n: int, *, worker: str, lease_us: int, outcomes: Sequence[Outcome] = ()
+        self,
+        n: int,
+        *,
+        worker: str,
+        lease_us: int,
+        outcomes: Sequence[Outcome] = (),
+        synced: bool = True,
     ) -> Claimed:
         check_claim(n, worker, lease_us)
         check_outcomes(outcomes)
@@ -334,6 +340,9 @@ class MemoryStore:
             if self._notes.due(worker, now):
                 self._workers[worker] = Seen(worker, now, n - len(claims))
             return Claimed(claims, lost)
+
+    def sync(self) -> None:
+        """Nothing of this store survives a power cut."""
 
     def _fold(self, now: int) -> None:
         expired, due = self._expired(), self._due(now)

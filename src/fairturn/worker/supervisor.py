@@ -219,6 +219,7 @@ class Supervisor:
             worker=self._plan.name,
             lease_us=self._lease_us,
             outcomes=[outcome for outcome, *_ in recorded],
+            synced=False,
         )
         # All are held before anybody hears of one: what an error leaves behind is given back.
         held = [self._hold(claim, now_s) for claim in claims]
@@ -232,6 +233,7 @@ class Supervisor:
                 self._plan.on_event(events.DocumentClaimed(claim.document, claim.fence))
         if held:
             self._crew.give(held)
+            self._store.sync()  # while the handlers begin
 
     def _hold(self, claim: Claim, now_s: float) -> Held:
         document = claim.document

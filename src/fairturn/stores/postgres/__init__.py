@@ -207,7 +207,13 @@ class PostgresStore:
             raise self._database.translate(error) from error
 
     def claim(
-        self, n: int, *, worker: str, lease_us: int, outcomes: Sequence[Outcome] = ()
+        self,
+        n: int,
+        *,
+        worker: str,
+        lease_us: int,
+        outcomes: Sequence[Outcome] = (),
+        synced: bool = True,
     ) -> Claimed:
         check_claim(n, worker, lease_us)
         check_outcomes(outcomes)
@@ -231,6 +237,9 @@ class PostgresStore:
         if given.changed:
             self._note()
         return Claimed(given.claims, given.lost)
+
+    def sync(self) -> None:
+        """Every claim is synced when it returns: workers on other machines outlive the server."""
 
     def _transact(self, work: Any) -> Any:
         """A transaction that depends on the settings that this process knows."""

@@ -11,7 +11,7 @@ import apsw
 
 from fairturn import ids
 from fairturn.access import AccessKey
-from fairturn.clock import Clock, SystemClock, stopwatch
+from fairturn.clock import NO_BOOT, Clock, SystemClock, stopwatch
 from fairturn.flows import Changed
 from fairturn.model import (
     NO_PROGRESS,
@@ -139,12 +139,20 @@ class SqliteStore:
         return receipts
 
     def claim(
-        self, n: int, *, worker: str, lease_us: int, outcomes: Sequence[Outcome] = ()
+        self,
+        n: int,
+        *,
+        worker: str,
+        lease_us: int,
+        outcomes: Sequence[Outcome] = (),
+        synced: bool = True,
     ) -> Claimed:
         check_claim(n, worker, lease_us)
         check_outcomes(outcomes)
+        # Without a boot to know a power cut by, fences that it has undone would come again.
+        synced = synced or bool(outcomes) or self._clock.uptime().boot == NO_BOOT
         try:
-            with self._database.writing("claim") as connection:
+            with self._database.writing("claim", synced=synced) as connection:
                 before = connection.total_changes()
                 queue = QueueRow(connection, self._cache)
                 now = self._clock.now()
@@ -166,6 +174,9 @@ class SqliteStore:
         if changed:
             self._note()
         return Claimed(claims, lost)
+
+    def sync(self) -> None:
+        self._database.sync()
 
     def renew(
         self,

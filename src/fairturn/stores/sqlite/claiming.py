@@ -28,6 +28,9 @@ from fairturn.turns import Turns
 # What is kept between the claims of one process: more would be memory rather than speed.
 _STANDINGS_MAX = 2_000
 
+# Claims that a power cut may have undone since the last sync; their fences must not come again.
+_FORGOTTEN_MAX = 1 << 20
+
 # Virtual times end at 2^63; one claim adds less than 2^57.
 CLOCK_MAX = 1 << 60
 
@@ -142,6 +145,8 @@ class Claiming:
         """The engine with everything folded in that happened since the last claim."""
         turns = self._load(connection, queue, page)
         expired = end_expired(connection, queue, now, uptime, tally)
+        if queue.boot and queue.boot != uptime.boot:
+            queue.fence += _FORGOTTEN_MAX
         queue.boot = uptime.boot
         recorded = take_recorded(connection)
         self._shelf.given = queue.next_number - 1  # higher ones go to what becomes due now

@@ -64,6 +64,9 @@ class Database:
         # Of the connections. Nobody waits for a disk with it, so whoever reads does not wait for
         # the fsync of whoever writes. Who takes both takes the writer's first.
         self._shelf = threading.RLock()
+        # With a log, a commit is whole without an fsync; it may only be forgotten in a power cut.
+        self._may_sync_later = synchronous == "FULL" and not self._network
+        self._unsynced = False
         self._idle_readers: list[apsw.Connection] = []
         self._all: list[apsw.Connection] = []
         self._closed = False
@@ -94,10 +97,11 @@ class Database:
         return connection
 
     @contextmanager
-    def writing(self, what: str) -> Iterator[apsw.Connection]:
-        """One transaction that writes: committed when the block ends, undone if it raises."""
+    def writing(self, what: str, *, synced: bool = True) -> Iterator[apsw.Connection]:
+        """One transaction that writes: committed when the block ends, undone if it raises. If it
+        need not be `synced`, a power cut may undo it until the next one, or `sync`."""
         self.check_process()
-        with self._lock:
+        with self._lock, self._lightly(synced):
             if self._closed:
                 raise StoreUnavailable(f"{self.path} was closed")
             writer = self._writer
@@ -113,6 +117,38 @@ class Database:
                 if isinstance(error, apsw.Error):
                     raise self.translate(error) from error
                 raise
+
+    @contextmanager
+    def _lightly(self, synced: bool) -> Iterator[None]:
+        """Let a commit go without an fsync, where that is possible; under the lock."""
+        if synced or self._closed or not self._may_sync_later:
+            yield
+            return
+        self._writer.execute("PRAGMA synchronous = NORMAL")
+        try:
+            yield
+            self._unsynced = True
+        finally:
+            self._writer.execute("PRAGMA synchronous = FULL")
+
+    def sync(self) -> None:
+        """Let everything that was committed survive a power cut."""
+        if not self._unsynced:
+            return
+        with self._lock:
+            if self._closed:
+                return  # closing has written the log into the file, or another process has it
+            log = self._writer.filename_wal
+            self._unsynced = False
+        try:
+            descriptor = os.open(log, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            self._unsynced = True
+            raise StoreUnavailable(f"{log} cannot be synced: {error.strerror}") from error
 
     @contextmanager
     def holding(self) -> Iterator[apsw.Connection]:
