@@ -26,6 +26,10 @@ SOURCES := $(shell find src -name __pycache__ -prune -o -print)
 # Those that exist; a folder that does not exist yet would be an error for the tools.
 CHECKED := $(wildcard src tests benchmarks examples)
 
+# Where this is set, each of the hundreds of processes that the tests start would compile anew what
+# it imports. What is compiled lies in __pycache__, and `make clean` removes it.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help run test check locales bench-store bench-embedded bench-postgres bench-postgres-long \
 	bench-replay bench-explain bench-forecast bench-http bench-celery bench-pages screenshots fairness lock clean \
 	python-is-new-enough
@@ -122,7 +126,7 @@ lock: python-is-new-enough ## Write the requirements files anew, with the newest
 
 clean: ## Remove everything that the other targets made.
 	@rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	@find src tests -name __pycache__ -prune -exec rm -rf {} +
+	@find $(CHECKED) -name __pycache__ -prune -exec rm -rf {} +
 
 python-is-new-enough:
 	@test -n "$(PYTHON_VERSION)" || { \
