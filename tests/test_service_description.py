@@ -12,6 +12,9 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis import Case
 from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
+from schemathesis.pytest.lazy import get_all_tests
+from schemathesis.schemas import BaseSchema
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     negative_data_rejection,
@@ -70,16 +73,41 @@ def described() -> dict[str, Any]:
         return make_app(queue).openapi()
 
 
-DESCRIPTION = schemathesis.openapi.from_dict(described())
-operations = DESCRIPTION.exclude(path="/v1/events")  # a stream that does not end
+DESCRIPTION = described()
+NEVER_ENDS = "/v1/events"
 
 
-@operations.parametrize()
-@QUICK
+@pytest.fixture(scope="module")
+def operations() -> BaseSchema:
+    return schemathesis.openapi.from_dict(DESCRIPTION).exclude(path=NEVER_ENDS)
+
+
+# What schemathesis' own `parametrize` does, but when the test runs: to make the cases of all
+# operations takes seconds, and each process of a run collects all tests.
+@pytest.mark.parametrize(
+    "method, path",
+    [
+        (method.upper(), path)
+        for path, methods in DESCRIPTION["paths"].items()
+        if path != NEVER_ENDS
+        for method in methods
+    ],
+)
 def test_every_operation_answers_as_it_is_described(
-    case: Case[Any], asked: tuple[str, dict[str, str]]
+    asked: tuple[str, dict[str, str]], operations: BaseSchema, method: str, path: str
 ) -> None:
-    answers_as_described(case, *asked)
+    url, headers = asked
+
+    (made,) = get_all_tests(
+        schema=operations.include(method=method, path=path),
+        test_func=answers_as_described,
+        settings=QUICK,
+        given_kwargs=None,
+    )
+    assert isinstance(made, Ok), made
+    _, answer = made.ok()
+
+    answer(url=url, headers=headers)
 
 
 def answers_as_described(case: Case[Any], url: str, headers: dict[str, str]) -> None:
@@ -93,7 +121,7 @@ def answers_as_described(case: Case[Any], url: str, headers: dict[str, str]) -> 
 
 
 def test_one_operation_after_the_other_answers_as_it_is_described(
-    asked: tuple[str, dict[str, str]],
+    asked: tuple[str, dict[str, str]], operations: BaseSchema
 ) -> None:
     url, headers = asked
 
