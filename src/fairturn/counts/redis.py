@@ -43,21 +43,22 @@ class _Line:
     def __init__(self, connection: Any) -> None:
         connection.connect()
         self._connection = connection
-        self._socket: socket.socket = connection._sock  # there is no public way to it
-        if not isinstance(self._socket, ssl.SSLSocket):
-            _let_the_kernel_watch(self._socket)
+        connected: socket.socket = connection._sock  # there is no public way to it
+        if not isinstance(connected, ssl.SSLSocket):
+            _let_the_kernel_watch(connected)
+        self._send, self._receive = connected.sendall, connected.recv
 
     def send(self, command: bytes) -> None:
         try:
-            self._socket.sendall(command)
+            self._send(command)
         except OSError as error:
             raise _failure(error) from error
 
     def read(self) -> int:
         try:
-            line = self._socket.recv(LINE_BYTES_MAX)
+            line = self._receive(LINE_BYTES_MAX)
             while line[-2:] != b"\r\n":
-                more = self._socket.recv(LINE_BYTES_MAX)
+                more = self._receive(LINE_BYTES_MAX)
                 if not more:
                     raise failures.ConnectionError("the server closed the connection")
                 line += more
@@ -262,15 +263,18 @@ class _Script:
     def __init__(self, rule: Rule, clock: Clock | None, prefix: str) -> None:
         self._settings = (str(rule.reset_interval_us).encode(), rule.reset.value.encode())
         self._clock = clock
-        self._prefix = prefix.encode()
-        # All of the usual command but its key, which is put together once and not each time.
-        n = 4 + len(self._settings)
-        self._before = b"*%d\r\n" % n + _strings(b"EVALSHA", _SHA, b"1")
-        self._after = _strings(*self._settings)
+        # The braces are for a cluster: what stands in them decides where a key lives.
+        self._key = (prefix.encode() + b":{", b"}:count")
+        self._key_bytes = len(b"".join(self._key))
+        # All of the usual command but the customer is put together once and not each time.
+        begin, end = self._key
+        self._before = _packed(b"EVALSHA", _SHA, b"1", more=1 + len(self._settings)) + b"$"
+        self._inside = b"\r\n" + begin
+        self._after = end + b"\r\n" + _strings(*self._settings)
 
     def key(self, customer: str) -> bytes:
-        # The braces are for a cluster: what stands in them decides where a key lives.
-        return b"%b:{%b}:count" % (self._prefix, customer.encode())
+        begin, end = self._key
+        return begin + customer.encode() + end
 
     def arguments(self) -> tuple[bytes, ...]:
         if self._clock is None:
@@ -279,10 +283,11 @@ class _Script:
 
     def command(self, customer: str) -> bytes:
         """The call by the script's name."""
-        key = self.key(customer)
         if self._clock is None:
-            return b"%b$%d\r\n%b\r\n%b" % (self._before, len(key), key, self._after)
-        return _packed(b"EVALSHA", _SHA, b"1", key, *self.arguments())
+            name = customer.encode()
+            size = b"%d" % (len(name) + self._key_bytes)
+            return self._before + size + self._inside + name + self._after
+        return _packed(b"EVALSHA", _SHA, b"1", self.key(customer), *self.arguments())
 
     def whole(self, customer: str) -> bytes:
         """The call with the script itself, which the server keeps from then on."""
@@ -335,9 +340,9 @@ def _pool(url: str, timeout_s: float) -> ConnectionPool:
         raise StoreRefused(f"the address of the counts is not understood: {error}") from None
 
 
-def _packed(*parts: bytes) -> bytes:
-    """A command as it goes over the wire."""
-    return b"*%d\r\n" % len(parts) + _strings(*parts)
+def _packed(*parts: bytes, more: int = 0) -> bytes:
+    """A command as it goes over the wire, or its beginning, if there is more to come."""
+    return b"*%d\r\n" % (len(parts) + more) + _strings(*parts)
 
 
 def _strings(*parts: bytes) -> bytes:

@@ -10,7 +10,7 @@ What was decided travels in the header `fairturn`. docs/celery.md says what this
 import threading
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery import bootsteps
 from kombu.exceptions import OperationalError
@@ -98,8 +98,9 @@ class Stamp:
         self._show = show
         # Not known before the first publication; looking a setting up each time takes long.
         self._driver = ""
+        self._numbers: tuple[int, ...] = ()  # of each priority, in the broker's own
         self._routed = False
-        self._local = threading.local()
+        self._thread = _Thread()
 
     def totals(self) -> Totals:
         """How many tasks this process has published, by how their priority came about."""
@@ -163,74 +164,86 @@ class Stamp:
         let Celery build the message meanwhile."""
         if not self._driver:
             self._begin_to_publish()
-        outer = getattr(self._local, "pending", None)  # publishing a task may publish another
-        self._local.pending = self._begin(name, args, kwargs, options)
+        thread = self._thread
+        outer = thread.decide  # publishing a task may publish another
+        thread.decide = self._begin(name, args, kwargs, options)
         try:
             return self._send_task(name, args, kwargs, *more, **options)
         except Exception as error:
             brokers.explain(error)
             raise
         finally:
-            self._local.pending = outer
+            thread.decide = outer
 
     def _begin_to_publish(self) -> None:
         driver = brokers.driver_of(self._app)
         if self._check:
             brokers.refuse(brokers.problems_for_publishers(self._app, driver), self._advice)
         self._routed = bool(self._app.conf.task_routes)
+        self._numbers = tuple(brokers.as_number(n, driver) for n in range(LEVELS + 1))
         self._driver = driver
 
     def _begin(
         self, name: str, args: Any, kwargs: Any, options: Mapping[str, Any]
-    ) -> "_Pending | None":
+    ) -> "_Decide | None":
+        """How to decide over a task, or None if there is nothing to decide."""
         if options.get("priority") is not None or options.get("retries"):
             return None
-        known = Decision.of_header((options.get("headers") or {}).get(HEADER))
+        headers = options.get("headers")
+        known = Decision.of_header(headers.get(HEADER)) if headers else None
         if known is not None:
-            return _Pending(lambda: known)  # the headers of a task that goes on as another one
-        made = _Made.by(self._app)
+            return lambda: known  # the headers of a task that goes on as another one
         try:
             customer = customer_name(self._customer(name, args or (), kwargs or {}))
         except Exception as error:
             failure = error
-            return _Pending(lambda: self._decider.fall_back(None, failure))
+            return lambda: self._decider.fall_back(None, failure)
+        working = self._app.current_worker_task
+        made = None if working is None else _Made.by(working)
         if made is not None and customer in (None, made.parent.customer):
             customer = made.parent.customer
             inherited = self._decider.inherit(made.parent, made.count())
             if inherited is not None:
-                return _Pending(lambda: inherited)
+                return lambda: inherited
         if customer is None:
-            return _Pending(None)
+            return _of_nobody
         if self._routed or options.get("router"):
             # A route may give a priority by hand, and then there must be no check.
-            return _Pending(partial(self._decide_late, customer))
-        return _Pending(self._decider.begin(customer))
+            return partial(self._decide_late, customer)
+        return self._decider.begin(customer)
 
     def _decide_late(self, customer: str) -> Decision:
         return self._decider.begin(customer)()
 
     def mark(self, message: Any, options: dict[str, Any]) -> None:
         """Put what was decided into a message that is about to be sent."""
-        pending: _Pending | None = getattr(self._local, "pending", None)
-        if pending is None or options.get("priority") is not None:
+        decide = self._thread.decide
+        if decide is None or options.get("priority") is not None:
             self._decider.add("by_hand")  # or by a route, which was not known before
             return
-        if pending.decide is None:
+        if decide is _of_nobody:
             self._decider.add("without_customer")
             if self._without_customer is not None:
-                options["priority"] = brokers.as_number(self._without_customer, self._driver)
+                options["priority"] = self._numbers[self._without_customer]
             return
-        decision = pending.decide()
-        options["priority"] = brokers.as_number(decision.priority, self._driver)
+        decision = decide()
+        options["priority"] = self._numbers[decision.priority]
         message.headers[HEADER] = decision.as_header()
         if self._show:
             _show(decision, message)
 
 
-class _Pending(NamedTuple):
-    """A decision that is on its way; without one the task has no customer."""
+_Decide = Callable[[], Decision]
 
-    decide: Callable[[], Decision] | None
+
+def _of_nobody() -> Decision:
+    raise AssertionError("a task without a customer has no decision")
+
+
+class _Thread(threading.local):
+    """What a thread is about to publish."""
+
+    decide: _Decide | None = None
 
 
 class _Made:
@@ -241,10 +254,7 @@ class _Made:
         self.parent = parent
 
     @staticmethod
-    def by(app: Any) -> "_Made | None":
-        task = app.current_worker_task
-        if task is None:
-            return None
+    def by(task: Any) -> "_Made | None":
         parent = Decision.of_header((task.request.headers or {}).get(HEADER))
         return None if parent is None or parent.customer is None else _Made(task.request, parent)
 

@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from fairturn.clock import stopwatch
@@ -41,7 +42,8 @@ class Decision(NamedTuple):
 
     def as_header(self) -> dict[str, str | int | None]:
         """As it travels with the message."""
-        return self._asdict()
+        customer, count, priority, by = self
+        return {"customer": customer, "count": count, "priority": priority, "by": by}
 
     @staticmethod
     def of_header(header: object) -> "Decision | None":
@@ -105,7 +107,7 @@ class Decider:
 
     def begin(self, customer: str) -> Callable[[], Decision]:
         """Begin to decide; what comes back waits for the decision."""
-        if self._pauses():
+        if self._ask_again_at and self._pauses():
             pause = StoreUnavailable("the counts did not answer a moment ago")
             return lambda: self.fall_back(customer, pause)
         try:
@@ -113,7 +115,7 @@ class Decider:
         except StoreError as error:
             failure = self._pause_after(error)
             return lambda: self.fall_back(customer, failure)
-        return lambda: self._decide(customer, answer)
+        return partial(self._decide, customer, answer)
 
     def concern(self, error: StoreError) -> str:
         """What it means for an operator that the counts do not answer."""
@@ -143,24 +145,32 @@ class Decider:
             count = answer()
         except StoreError as error:
             return self.fall_back(customer, self._pause_after(error))
+        totals = self._totals
         with self._lock:
-            self._totals["checked"] += 1
-            self._totals["reset"] += count == 0
-            back, self._ask_again_at = self._ask_again_at > 0, 0.0
-        if back:
-            logger.warning("the counts answer again: the rule decides over priorities")
+            totals["checked"] += 1
+            if not count:
+                totals["reset"] += 1
+        if self._ask_again_at:
+            self._go_on()
         return Decision(customer, count, self._rule.priority(count), "check")
 
     def _pauses(self) -> bool:
-        """Whether the counts are left alone at the moment."""
-        if not self._ask_again_at:
-            return False
+        """Whether the counts are left alone for another moment, after they did not answer."""
         with self._lock:
+            if not self._ask_again_at:
+                return False  # another thread has just been answered
             now = stopwatch()
             if now < self._ask_again_at:
                 return True
             self._ask_again_at = now + PAUSE_S  # one asks, and the others wait for how that goes
             return False
+
+    def _go_on(self) -> None:
+        """The counts have answered after a pause."""
+        with self._lock:
+            back, self._ask_again_at = self._ask_again_at > 0, 0.0
+        if back:
+            logger.warning("the counts answer again: the rule decides over priorities")
 
     def _pause_after(self, error: StoreError) -> StoreError:
         with self._lock:
