@@ -13,6 +13,7 @@ import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -541,6 +542,27 @@ def test_a_refused_submission_does_not_hurt_those_that_share_its_commit(
     assert [found.name for found in store.customers().customers] == accepted
     assert_numbers_are_exact(store)
     assert [receipt.count for receipt in store.submit([new("c0"), new("full")])] == [-1, 0]
+
+
+def test_threads_that_end_the_documents_of_one_claim_leave_nothing_running(
+    store: AnyStore,
+) -> None:
+    n = 8
+    for _ in range(5):
+        store.submit([new()] * n)
+        fences = [each.fence for each in store.claim(n, worker="w", lease_us=LEASE_US).claims]
+        outcomes = [
+            Failed(f, "no") if place % 2 else Completed(f) for place, f in enumerate(fences)
+        ]
+        begin = threading.Barrier(n)
+
+        def end(outcome: Outcome, begin: threading.Barrier = begin) -> list[Fence]:
+            begin.wait()
+            return store.finish([outcome])
+
+        with ThreadPoolExecutor(n) as threads:
+            assert list(threads.map(end, outcomes)) == [[]] * n
+        assert store.summary().running == 0
 
 
 def test_the_same_key_of_many_threads_is_one_document(store: AnyStore) -> None:

@@ -43,6 +43,18 @@ from fairturn.stores.values import (
     SettingsCache,
 )
 
+# What is left of leases, whose numbers are in `leaving`. The lock comes first: what somebody else
+# has just recorded of the same lease counts, or nobody would see that he was the last.
+_LEAVE = """
+    held AS (
+        SELECT l.fence, l.running - e.n AS rest
+        FROM fairturn.leases l JOIN leaving e ON e.fence = l.fence
+        ORDER BY l.fence FOR UPDATE OF l),
+    dropped AS (
+        DELETE FROM fairturn.leases l USING held h WHERE l.fence = h.fence AND h.rest <= 0),
+    shrunk AS (
+        UPDATE fairturn.leases l SET running = h.rest FROM held h
+        WHERE l.fence = h.fence AND h.rest > 0)"""
 # All of it in one statement, by the primary keys: the documents, the leases that they leave, the
 # results, and for customers with a limit the word for the next claim (2 is the code of `Ended`).
 # State and fence make every change conditional on the lease. Nothing is changed if the settings
@@ -60,12 +72,7 @@ _COMPLETE = f"""
         WHERE d.number = g.number AND d.state = {RUNNING} AND d.fence = g.fence
         RETURNING d.number, d.fence, d.customer, d.level, g.position),
     leaving AS (SELECT fence, count(*) AS n FROM ended GROUP BY fence),
-    dropped AS (
-        DELETE FROM fairturn.leases l USING leaving e
-        WHERE l.fence = e.fence AND l.running <= e.n),
-    shrunk AS (
-        UPDATE fairturn.leases l SET running = l.running - e.n FROM leaving e
-        WHERE l.fence = e.fence AND l.running > e.n),
+    {_LEAVE},
     told AS (
         INSERT INTO fairturn.recorded (at, customers, events)
         SELECT (SELECT moment FROM now), array_agg(e.customer),
@@ -115,13 +122,9 @@ _ADD_RESULTS = """
     ON CONFLICT (document) DO UPDATE SET result = excluded.result,
         content_name = excluded.content_name, size_bytes = excluded.size_bytes,
         sha256 = excluded.sha256"""
-_DROP_LEASES = """
-    DELETE FROM fairturn.leases l USING unnest(%s::bigint[], %s::integer[]) AS v(fence, n)
-    WHERE l.fence = v.fence AND l.running <= v.n"""
-_LEAVE_LEASES = """
-    UPDATE fairturn.leases l SET running = l.running - v.n
-    FROM unnest(%s::bigint[], %s::integer[]) AS v(fence, n)
-    WHERE l.fence = v.fence AND l.running > v.n"""
+_LEAVE_LEASES = f"""
+    WITH leaving AS (SELECT * FROM unnest(%s::bigint[], %s::integer[]) AS v(fence, n)), {_LEAVE}
+    SELECT 1"""
 
 _RENEW = f"""
     UPDATE fairturn.documents d SET lease_until = %s + (SELECT {MOMENT}),
@@ -259,9 +262,7 @@ class _Ending:
         if results:
             session.ask(_ADD_RESULTS, columns(results))
         if self._left:
-            leaving = [list(self._left), list(self._left.values())]
-            session.ask(_DROP_LEASES, leaving)
-            session.ask(_LEAVE_LEASES, leaving)
+            session.ask(_LEAVE_LEASES, (list(self._left), list(self._left.values())))
         self._moves.write(session)
         record(session, self._now, self._events)
 
