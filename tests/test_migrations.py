@@ -5,21 +5,26 @@ from pathlib import Path
 import apsw
 
 from fairturn.keys import Keys
-from fairturn.model import NewDocument
+from fairturn.model import LEASE_US_MIN, Completed, NewDocument
 from fairturn.stores.sqlite import SqliteStore
 from fairturn.stores.sqlite.database import APPLICATION_ID, migrations
 
 
-def test_a_file_without_access_keys_gets_them_and_keeps_its_documents(tmp_path: Path) -> None:
-    path = tmp_path / "documents.db"
+def old_file(path: Path) -> Path:
+    """A file as the first version made it, with a customer, and an attempt that has ended."""
     (number, first), *_ = migrations()
     connection = apsw.Connection(str(path))
     connection.execute(first)
     connection.execute(f"PRAGMA user_version = {number}")
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    connection.execute("INSERT INTO queue (one, settings, id_key) VALUES (1, '{}', 7)")
+    connection.execute("INSERT INTO queue (one, settings, id_key, claims) VALUES (1, '{}', 7, 1)")
     connection.execute("INSERT INTO customers (number, name) VALUES (1, 'acme')")
     connection.close()
+    return path
+
+
+def test_a_file_without_access_keys_gets_them_and_keeps_its_documents(tmp_path: Path) -> None:
+    path = old_file(tmp_path / "documents.db")
 
     store = SqliteStore(path)
     made = Keys(store).make("customer", customer="acme")
@@ -28,4 +33,16 @@ def test_a_file_without_access_keys_gets_them_and_keeps_its_documents(tmp_path: 
     assert Keys(store).check(made.shown) == made.key
     assert [customer.name for customer in store.customers().customers] == ["acme"]
     assert store.oldest_waiting().keys() == {1}
+    store.close()
+
+
+def test_how_documents_end_is_counted_from_the_new_version_on(tmp_path: Path) -> None:
+    store = SqliteStore(old_file(tmp_path / "documents.db"))
+    assert (store.summary().started, store.summary().completed) == (1, 0)
+
+    store.submit([NewDocument("acme", "1")])
+    (claimed,) = store.claim(1, worker="w", lease_us=LEASE_US_MIN).claims
+    store.finish([Completed(claimed.fence)])
+
+    assert (store.summary().started, store.summary().completed) == (2, 1)
     store.close()

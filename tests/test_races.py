@@ -547,8 +547,8 @@ def test_a_refused_submission_does_not_hurt_those_that_share_its_commit(
 def test_threads_that_end_the_documents_of_one_claim_leave_nothing_running(
     store: AnyStore,
 ) -> None:
-    n = 8
-    for _ in range(5):
+    rounds, n = 5, 8
+    for _ in range(rounds):
         store.submit([new()] * n)
         fences = [each.fence for each in store.claim(n, worker="w", lease_us=LEASE_US).claims]
         outcomes = [
@@ -563,6 +563,8 @@ def test_threads_that_end_the_documents_of_one_claim_leave_nothing_running(
         with ThreadPoolExecutor(n) as threads:
             assert list(threads.map(end, outcomes)) == [[]] * n
         assert store.summary().running == 0
+
+    assert (store.summary().completed, store.summary().dead) == (rounds * n // 2,) * 2
 
 
 def test_the_same_key_of_many_threads_is_one_document(store: AnyStore) -> None:

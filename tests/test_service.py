@@ -483,6 +483,26 @@ def test_the_numbers_for_prometheus_are_those_of_the_store(
     assert "acme" not in text  # unless that is asked for
 
 
+def test_outcomes_are_counted_for_prometheus_although_their_documents_are_gone(
+    queue: Queue, operator: httpx.Client
+) -> None:
+    for customer in "abcd":
+        queue.submit(customer, payload=1)
+    complete(queue, 2)
+    kill(queue)
+    queue.cancel(queue.submit("d", payload=1).id)
+    for customer in "abcd":
+        queue.purge(customer)
+
+    text = operator.get("/metrics").text
+
+    assert 'fairturn_ended_documents_total{state="completed"} 2.0' in text
+    assert 'fairturn_ended_documents_total{state="dead"} 1.0' in text
+    assert 'fairturn_ended_documents_total{state="cancelled"} 1.0' in text
+    assert "fairturn_retried_attempts_total 0.0" in text
+    assert operator.get("/v1/summary").json()["completed"] == 2
+
+
 def test_customers_are_in_the_numbers_only_when_asked_for_and_no_more_than_that(
     queue: Queue,
 ) -> None:

@@ -318,6 +318,12 @@ class Summary:
     delayed: int
     running: int
     started: int  # how many attempts were ever begun
+    completed: int  # how many documents ever completed,
+    dead: int  # died, each time that one did,
+    cancelled: int  # and were cancelled
+    retried: (
+        int  # how many attempts failed, or lost their lease, and let the document be tried again
+    )
 
     @property
     def waiting(self) -> int:

@@ -167,8 +167,9 @@ class Store(Protocol):
         ...
 
     def summary(self) -> Summary:
-        """How many documents wait in each priority, are delayed and run, and how many attempts
-        were ever begun, which never becomes less. Never counts a table."""
+        """How many documents wait in each priority, are delayed and run; how many attempts were
+        ever begun, and how they ended. What is counted since ever never becomes less, whatever is
+        pruned or purged. Never counts a table."""
         ...
 
     def lanes(self, *, size: int = 24) -> Lanes:

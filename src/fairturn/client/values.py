@@ -3,6 +3,7 @@ over."""
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 from fairturn.access import AccessKey, Role
@@ -186,12 +187,8 @@ def customers_of(value: Json) -> CustomerPage:
 
 
 def summary_of(value: Json) -> Summary:
-    return Summary(
-        waiting_by_priority=tuple(value["waiting_by_priority"]),
-        delayed=value["delayed"],
-        running=value["running"],
-        started=value["started"],
-    )
+    known = {field.name: value[field.name] for field in fields(Summary)}
+    return Summary(**{**known, "waiting_by_priority": tuple(value["waiting_by_priority"])})
 
 
 def settings_of(value: Json) -> Settings:

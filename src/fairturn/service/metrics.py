@@ -71,6 +71,17 @@ class _Collector:
         yield CounterMetricFamily(
             "fairturn_started_documents", "Attempts that were ever begun.", summary.started
         )
+        ended = CounterMetricFamily(
+            "fairturn_ended_documents", "Documents that ever ended so.", labels=["state"]
+        )
+        for state in (State.COMPLETED, State.DEAD, State.CANCELLED):
+            ended.add_metric([state.value], getattr(summary, state.value))
+        yield ended
+        yield CounterMetricFamily(
+            "fairturn_retried_attempts",
+            "Attempts that failed, or lost their lease, and were not the last.",
+            summary.retried,
+        )
         oldest = GaugeMetricFamily(
             "fairturn_oldest_waiting_seconds",
             "How long the oldest waiting document has waited; 0 where none waits.",

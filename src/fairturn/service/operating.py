@@ -54,6 +54,10 @@ def summary_of(service: Service) -> shapes.Summary:
         delayed=summary.delayed,
         running=summary.running,
         started=summary.started,
+        completed=summary.completed,
+        dead=summary.dead,
+        cancelled=summary.cancelled,
+        retried=summary.retried,
         workers=sum(worker.alive for worker in workers_of(service)),
         oldest_waiting_since_at=min(store.oldest_waiting().values(), default=None),
     )

@@ -366,6 +366,12 @@ class Summary(Shape):
     delayed: int
     running: int
     started: Annotated[int, Field(description="Attempts that were ever begun.")]
+    completed: Annotated[int, Field(description="Documents that ever completed.")]
+    dead: Annotated[int, Field(description="Documents that ever died, each time.")]
+    cancelled: Annotated[int, Field(description="Documents that ever were cancelled.")]
+    retried: Annotated[
+        int, Field(description="Attempts that failed, or lost their lease, and were not the last.")
+    ]
     workers: Annotated[int, Field(description="Seen lately.")]
     oldest_waiting_since_at: Moment | None
 

@@ -60,6 +60,7 @@ from fairturn.priority import Count
 from fairturn.situation import WORKERS_KEPT_US, WORKERS_MAX, Line, Notes, Seen, Situation
 from fairturn.stores.admission import CustomerBook, KnownKey, ParentBook, admit
 from fairturn.stores.ending import Attempt, Ending, end_of, end_of_lease
+from fairturn.stores.ends import Ends, to_summary
 from fairturn.stores.foreseeing import Kept, KeptCustomer, foresee, situation
 from fairturn.stores.lanes import Next, by_lane, levels_of, lines_in_turn, take_turns
 from fairturn.turns import Turns
@@ -185,6 +186,7 @@ class MemoryStore:
         self._next_customer = 1
         self._boot = self._clock.uptime().boot
         self._fence = 0  # of the last claim that took something
+        self._ends = Ends()
         self._recorded: list[Recorded] = []
         self._delayed: list[tuple[int, int]] = []  # (due_at, number), a heap
         self._backlog = Backlog()
@@ -439,6 +441,7 @@ class MemoryStore:
         return ending.event
 
     def _become(self, row: _Row, ending: Ending, now: int) -> None:
+        self._ends.attempt(ending)
         if ending.state is State.WAITING:
             self._wait(row)
         elif ending.state is State.DELAYED:
@@ -462,11 +465,11 @@ class MemoryStore:
                 row = self._row(id)
                 if row is not None and row.state is State.RUNNING:
                     row.cancel_requested = True
-                elif row is not None and row.state is State.WAITING:
-                    self._record(now, self._leave(row))
+                elif row is not None and row.state in _PENDING:
+                    if row.state is State.WAITING:
+                        self._record(now, self._leave(row))
                     self._end(row, State.CANCELLED, now)
-                elif row is not None and row.state is State.DELAYED:
-                    self._end(row, State.CANCELLED, now)
+                    self._ends.cancel()
                 states.append(None if row is None else row.state)
             self._note()
             return states
@@ -561,11 +564,12 @@ class MemoryStore:
         with self._changed:
             states = Counter(row.state for row in self._documents.values())
             waiting = Counter(row.priority for row in self._orders.values())
-            return Summary(
-                waiting_by_priority=by_priority(waiting),
+            return to_summary(
+                by_priority(waiting),
                 delayed=states[State.DELAYED],
                 running=states[State.RUNNING],
                 started=self._turns.number,
+                ends=self._ends,
             )
 
     def lanes(self, *, size: int = 24) -> Lanes:
@@ -772,6 +776,8 @@ class MemoryStore:
             for row in rows:
                 if row.state is State.WAITING:
                     self._leave(row)
+                elif row.state is State.RUNNING:
+                    self._ends.purge()
             contents = self._delete(rows)
             self._keys = {key: k for key, k in self._keys.items() if key[0] != known.number}
             self._record(self._clock.now(), Purged(known.number))

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fairturn.flows import Recorded
+from fairturn.stores.ends import Ends
 from fairturn.stores.values import Row
 
 
@@ -22,6 +23,7 @@ class Whole(NamedTuple):
     weights: list[int]
     waiting: list[int]  # documents of priorities 1 to 9
     delayed: int
+    ends: Ends
     customers_known: int
     documents_known: int
     rows: int  # how many there are, about, in all that follows

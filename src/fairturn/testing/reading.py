@@ -7,7 +7,15 @@ import pytest
 
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.flows import Mode
-from fairturn.model import Completed, CustomerSettings, Filter, Settings, State
+from fairturn.model import (
+    Completed,
+    CustomerSettings,
+    Failed,
+    Filter,
+    Released,
+    Settings,
+    State,
+)
 from fairturn.store import Store
 from fairturn.testing.steps import (
     LEASE_S,
@@ -25,6 +33,7 @@ from fairturn.testing.steps import (
     ids,
     make,
     new,
+    prune_all,
     snapshot,
     submit,
     submit_each,
@@ -364,6 +373,85 @@ class Numbers(StoreSuite):
 
         assert store.summary().started == 4
 
+    def test_each_way_in_which_documents_end_is_counted(self, store: Store) -> None:
+        receipts = submit_each(store, "abcdef")
+        submit(store, "g", due_at=START + SECOND_US)
+        first, second, third, fourth, *_ = claim(store, 4)
+        complete(store, [first, second])
+        fail(store, third)
+        store.cancel(ids([fourth]))
+        assert _ended(store) == (2, 1, 0), "one that runs is cancelled when it has stopped"
+        store.finish([Released(fourth.fence)])
+        store.cancel(ids(receipts[4:]))
+        store.cancel(ids(find_all(store, Filter(states=(State.DELAYED,)))))
+        store.cancel(ids(receipts))
+
+        assert _ended(store) == (2, 1, 4)
+        assert store.summary().retried == 0
+
+    def test_an_outcome_that_came_too_late_is_not_counted(
+        self, store: Store, clock: ManualClock
+    ) -> None:
+        submit(store, "a")
+        late = claim_one(store)
+        clock.advance(LEASE_S)
+        in_time = claim_one(store)
+        store.finish([Failed(late.fence, "too late", None), Completed(late.fence)])
+        complete(store, [in_time])
+        store.finish([Completed(in_time.fence), Failed(in_time.fence, "too late", None)])
+
+        assert _ended(store) == (1, 0, 0)
+
+    def test_attempts_that_are_followed_by_another_are_counted(
+        self, store: Store, clock: ManualClock
+    ) -> None:
+        store.configure(Settings(attempts_max=3))
+        submit(store, "a")
+        store.finish([Released(claim_one(store).fence)])
+        assert store.summary().retried == 0, "what was given back did not fail"
+
+        fail(store, claim_one(store), retry_in_s=0)
+        assert store.summary().retried == 1
+        claim_one(store)
+        clock.advance(LEASE_S)
+        last = claim_one(store)
+        assert store.summary().retried == 2, "a lease ran out"
+        fail(store, last, retry_in_s=0)
+
+        assert store.summary().retried == 2
+        assert _ended(store) == (0, 1, 0)
+
+    def test_a_document_that_dies_twice_is_counted_twice(
+        self, store: Store, clock: ManualClock
+    ) -> None:
+        store.configure(Settings(attempts_max=1))
+        dead = submit(store, "a").id
+        fail(store, claim_one(store))
+        store.retry([dead])
+        claim_one(store)
+        clock.advance(LEASE_S)
+        assert claim(store) == []
+
+        assert _ended(store) == (0, 2, 0)
+
+    def test_what_is_forgotten_stays_counted(self, store: Store, clock: ManualClock) -> None:
+        submit_each(store, "abcde")
+        first, second, third, _ = claim(store, 4)
+        complete(store, [first])
+        fail(store, second)
+        store.cancel(ids([third]))
+        store.finish([Released(third.fence)])
+        store.configure(Settings(mode=Mode.EQUAL))
+        store.purge("d")  # which runs
+        store.purge("e")  # which waits
+        assert _ended(store) == (1, 1, 1)
+
+        clock.advance(365 * 86_400)
+        prune_all(store)
+
+        assert find_all(store) == []
+        assert _ended(store) == (1, 1, 1)
+
     def test_numbers_are_exact_at_every_step_of_the_road(
         self, store: Store, clock: ManualClock
     ) -> None:
@@ -412,3 +500,9 @@ class Numbers(StoreSuite):
 
         assert snapshot(store) == before
         assert store.version() == version
+
+
+def _ended(store: Store) -> tuple[int, int, int]:
+    """How many documents ever completed, died, and were cancelled."""
+    summary = store.summary()
+    return summary.completed, summary.dead, summary.cancelled

@@ -6,6 +6,7 @@ from fairturn import ids
 from fairturn.clock import Uptime
 from fairturn.flows import Arrived, Changed, Event, Left, Resumed
 from fairturn.model import CustomerSettings, Settings, State, level_of, weight_in_thousandths
+from fairturn.stores.ends import Ends
 from fairturn.stores.postgres.claiming import Claiming
 from fairturn.stores.postgres.database import (
     BEGIN,
@@ -22,6 +23,7 @@ from fairturn.stores.postgres.rows import (
     NO_ORDER,
     QUEUE,
     Moves,
+    add_ends,
     count_change,
     record,
     settings_columns,
@@ -135,6 +137,7 @@ def cancel(
         if running:
             session.ask(_ASK_TO_STOP, (running,))
         moves.write(session)
+        add_ends(session, Ends(cancelled=len(ended)))
         record(session, now, events)
         count_change(session)
     return [STATES[found[n][1]] if n in found else None for n in numbers]

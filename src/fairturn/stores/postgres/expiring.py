@@ -7,8 +7,9 @@ from fairturn.clock import Uptime
 from fairturn.flows import Arrived, Event
 from fairturn.model import State
 from fairturn.stores.ending import Attempt, end_of_lease
+from fairturn.stores.ends import Ends
 from fairturn.stores.postgres.database import Session
-from fairturn.stores.postgres.rows import QueueRow, columns
+from fairturn.stores.postgres.rows import QueueRow, add_ends, columns
 from fairturn.stores.values import CODES, RUNNING, WAITING, Row
 
 # By leases_until, and the primary key of documents. A document that somebody is recording the
@@ -76,6 +77,7 @@ class Expiring:
         self._now = now
         self._uptime = uptime
         self._ended: dict[tuple[State, str | None], list[int]] = {}
+        self._counted = Ends()
         self._shrunk: list[Row] = []
         self._dropped: list[int] = []
         self._promoted: list[tuple[int, int]] = []
@@ -94,6 +96,7 @@ class Expiring:
             _, number, priority, *rest = row
             attempt = Attempt(*rest)
             ending = end_of_lease(attempt, self._settings)
+            self._counted.attempt(ending)
             self.expired.append(ending.event)
             if ending.state is State.WAITING:
                 self.began.append((attempt.customer, attempt.level, priority))
@@ -132,6 +135,7 @@ class Expiring:
                 session.ask(_EXPIRE, (error, numbers))
             else:
                 session.ask(_EXPIRE_LAST, (CODES[state], self._now, error, numbers))
+        add_ends(session, self._counted)
         for shrunk in self._shrunk:
             session.ask(_SHRINK_LEASE, shrunk)
         if self._dropped:

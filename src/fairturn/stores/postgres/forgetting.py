@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from fairturn.flows import Costs, Mode, Purged
 from fairturn.model import ENDED, KEY_KEPT_US
 from fairturn.situation import WORKERS_KEPT_US
+from fairturn.stores.ends import Ends
 from fairturn.stores.postgres.admitting import FORGET_KEYS
 from fairturn.stores.postgres.database import BEGIN, SHARE_SETTINGS, Session
 from fairturn.stores.postgres.rows import (
@@ -14,6 +15,7 @@ from fairturn.stores.postgres.rows import (
     QUEUE,
     Moves,
     QueueRow,
+    add_ends,
     count_change,
     record,
     to_queue,
@@ -240,6 +242,7 @@ def purge(session: Session, name: str, moment: int | None) -> list[str]:
             elif state == RUNNING:
                 session.ask(_LEAVE_LEASES, (fence,))
         session.ask(_END_LEASES)
+        add_ends(session, Ends(attempts=sum(row[1] == RUNNING for row in rows)))
         moves.write(session)
         for statement in _FORGET_CUSTOMER:
             session.ask(statement, (customer,))

@@ -68,6 +68,8 @@ _NUMBERS = """
 _TOTALS = """
     UPDATE fairturn.totals SET arrived = %s::bigint[], delayed = %s, changes = changes + 1
     WHERE shard = 0"""
+_ENDS = """
+    UPDATE fairturn.ends SET attempts = %s, retried = %s, dead = %s, cancelled = %s"""
 _TURNS = """
     WITH old AS (DELETE FROM fairturn.turns RETURNING version)
     INSERT INTO fairturn.turns (version, claims, fence, tick, clocks, weights, taken)
@@ -109,6 +111,7 @@ def load(session: Session, name: str, whole: Whole, progress: Progress) -> None:
         session.ask(_KEY, (whole.key,))
         session.ask(_NUMBERS, (whole.next_number, whole.next_customer))
         session.ask(_TOTALS, (whole.waiting, whole.delayed))
+        session.ask(_ENDS, whole.ends.row)
         session.ask(_TURNS, (whole.claims, whole.fence, whole.tick, whole.clocks, whole.weights))
 
 

@@ -17,6 +17,7 @@ from fairturn.model import (
     kept_cost,
 )
 from fairturn.stores.ending import Attempt, end_of
+from fairturn.stores.ends import Ends
 from fairturn.stores.postgres.database import (
     BEGIN,
     SHARE_BOTH,
@@ -29,6 +30,7 @@ from fairturn.stores.postgres.rows import (
     QUEUE,
     Moves,
     QueueRow,
+    add_ends,
     columns,
     count_change,
     record,
@@ -230,6 +232,7 @@ class _Ending:
         self._left: Counter[int] = Counter()
         self._events: list[Event] = []
         self._moves = Moves()
+        self._counted = Ends()
 
     def end(self, outcome: Outcome, fence: tuple[Any, int], row: Row) -> None:
         number, lease = fence
@@ -237,7 +240,9 @@ class _Ending:
         priority, limited, *rest = row
         attempt = Attempt(*rest)
         customer, level = attempt.customer, attempt.level
-        state, event, error, real_cost, due_at = end_of(attempt, outcome, self._settings, self._now)
+        ending = end_of(attempt, outcome, self._settings, self._now)
+        self._counted.attempt(ending)
+        state, event, error, real_cost, due_at = ending
         if state is State.DELAYED:
             self._delays.append((due_at, error, number))
             self._moves.delay(customer, level, priority)
@@ -264,6 +269,7 @@ class _Ending:
         if self._left:
             session.ask(_LEAVE_LEASES, (list(self._left), list(self._left.values())))
         self._moves.write(session)
+        add_ends(session, self._counted)
         record(session, self._now, self._events)
 
 

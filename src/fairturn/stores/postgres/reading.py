@@ -21,6 +21,7 @@ from fairturn.model import (
     by_priority,
 )
 from fairturn.priority import LEVELS, Count
+from fairturn.stores.ends import Ends, to_summary
 from fairturn.stores.postgres.database import BEGIN_SNAPSHOT, COMMIT, Session
 from fairturn.stores.postgres.rows import DOCUMENT_COLUMNS, QUEUE, QueueRow, to_queue
 from fairturn.stores.values import CODES, RUNNING, WAITING, Row, SettingsCache, to_document
@@ -75,7 +76,9 @@ _SUMMARY = f"""
         sum(delayed)::bigint
     FROM fairturn.totals"""
 _TAKEN = """
-    SELECT taken, promoted, (SELECT coalesce(sum(running), 0) FROM fairturn.leases), claims
+    SELECT taken, promoted, (SELECT coalesce(sum(running), 0)::bigint FROM fairturn.leases), claims,
+        (SELECT ARRAY[sum(attempts), sum(retried), sum(dead), sum(cancelled)]::bigint[]
+            FROM fairturn.ends)
     FROM fairturn.turns ORDER BY version DESC LIMIT 1"""
 _MOVED = """
     SELECT priority, sum(waiting), sum(delayed) FROM fairturn.moved GROUP BY priority"""
@@ -238,15 +241,16 @@ def summary(session: Session, *, alone: bool = False) -> Summary:
         if alone:
             session.ask(COMMIT)
     ((waiting, delayed),) = arrived.fetchall()
-    ((gone, promoted, running, started),) = taken.fetchall()
+    ((gone, promoted, running, started, ended),) = taken.fetchall()
     delayed -= promoted
     waiting = [n - t for n, t in zip(waiting, gone, strict=True)]
     for priority, more, more_delayed in moved.fetchall():
         waiting[priority - 1] += more
         delayed += more_delayed
-    return Summary(
-        waiting_by_priority=tuple(map(int, waiting)),
+    return to_summary(
+        tuple(map(int, waiting)),
         delayed=int(delayed),
-        running=int(running),
+        running=running,
         started=started,
+        ends=Ends(*ended),
     )

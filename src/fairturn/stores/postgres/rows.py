@@ -7,6 +7,7 @@ from fairturn.clock import SERVER_NOW
 from fairturn.flows import Arrived, Event, Mode, Recorded
 from fairturn.model import Kind, Settings
 from fairturn.priority import Reset
+from fairturn.stores.ends import Ends
 from fairturn.stores.events import decode_events, encode_events
 from fairturn.stores.postgres.database import PLAN_BY_INDEXES, Session
 from fairturn.stores.values import Row, SettingsCache
@@ -78,6 +79,27 @@ _COUNT_CHANGE = """
 def count_change(session: Session) -> None:
     """Let the version be another one: for what neither claims nor submits."""
     session.ask(_COUNT_CHANGE)
+
+
+# By the primary key.
+_ADD_ENDS = """
+    WITH given(attempts, retried, dead, cancelled) AS (
+        VALUES (%s::bigint, %s::bigint, %s::bigint, %s::bigint)),
+    free AS (SELECT number FROM fairturn.ends ORDER BY number LIMIT 1 FOR UPDATE SKIP LOCKED),
+    added AS (
+        UPDATE fairturn.ends e SET attempts = e.attempts + g.attempts,
+            retried = e.retried + g.retried, dead = e.dead + g.dead,
+            cancelled = e.cancelled + g.cancelled
+        FROM given g, free WHERE e.number = free.number
+        RETURNING e.number)
+    INSERT INTO fairturn.ends (attempts, retried, dead, cancelled)
+    SELECT * FROM given WHERE NOT EXISTS (SELECT 1 FROM added)"""
+
+
+def add_ends(session: Session, ends: Ends) -> None:
+    """Count what ended now, in a row that nobody holds."""
+    if any(ends.row):
+        session.ask(_ADD_ENDS, ends.row)
 
 
 _MOVE = """

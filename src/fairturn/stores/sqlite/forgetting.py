@@ -7,11 +7,13 @@ import apsw
 from fairturn.flows import Costs, Mode, Purged
 from fairturn.model import ENDED, KEY_KEPT_US
 from fairturn.situation import WORKERS_KEPT_US
+from fairturn.stores.ends import Ends
 from fairturn.stores.sqlite.outcomes import leave_leases
 from fairturn.stores.sqlite.rows import (
     COUNT_COUNTED,
     FORGET_TURNS,
     QueueRow,
+    add_ends,
     customers_in_recorded,
     fetch,
     record,
@@ -163,6 +165,7 @@ def purge(connection: apsw.Connection, queue: QueueRow, name: str, now: int) -> 
             fences.append(fence)
     contents = _delete(connection, [(row[0],) for row in rows])
     leave_leases(connection, fences)
+    add_ends(connection, Ends(attempts=len(fences)))
     tally.write(connection, queue.next_number)
     for statement in _FORGET_CUSTOMER:
         connection.execute(statement, (customer,))

@@ -22,7 +22,8 @@ from fairturn.model import (
     level_of,
 )
 from fairturn.stores.ending import Attempt, end_of, end_of_lease
-from fairturn.stores.sqlite.rows import QueueRow, fetch, fetch_each, record
+from fairturn.stores.ends import Ends
+from fairturn.stores.sqlite.rows import QueueRow, add_ends, fetch, fetch_each, record
 from fairturn.stores.sqlite.tally import Tally
 from fairturn.stores.values import (
     CANCELLED,
@@ -162,7 +163,7 @@ def _finish(
     results: list[tuple[Any, Completed]] = []
     left: list[int] = []
     events: list[Event] = []
-    tally = Tally()
+    counted_ends, tally = Ends(), Tally()
     for outcome, (number, fence) in zip(outcomes, numbers, strict=True):
         row = held.pop((number, fence), None)
         if row is None:
@@ -171,7 +172,9 @@ def _finish(
         left.append(fence)
         priority, counted, *rest = row
         attempt = Attempt(*rest)
-        state, event, error, real_cost, due_at = end_of(attempt, outcome, queue.settings, now)
+        ending = end_of(attempt, outcome, queue.settings, now)
+        counted_ends.attempt(ending)
+        state, event, error, real_cost, due_at = ending
         if state is State.DELAYED:
             connection.execute(_DELAY, (due_at, error, number, fence))
             tally.delay(attempt.customer)
@@ -188,6 +191,7 @@ def _finish(
     _add_results(connection, results)
     leave_leases(connection, left)
     tally.write(connection, queue.next_number)
+    add_ends(connection, counted_ends)
     record(connection, now, events)
     return lost
 
@@ -223,17 +227,21 @@ def end_expired(
     """Take back documents whose leases ran out, oldest first; after a restart of the machine,
     all that run."""
     events: list[Event] = []
+    ends = Ends()
     for _, number, priority, *rest in _take_expired(
         connection, uptime.at, all_of_them=queue.boot != uptime.boot
     ):
         attempt = Attempt(*rest)
-        state, event, error, *_ = end_of_lease(attempt, queue.settings)
+        ending = end_of_lease(attempt, queue.settings)
+        ends.attempt(ending)
+        state, event, error, *_ = ending
         if state is State.WAITING:
             connection.execute(_EXPIRE, (error, number))
             tally.wait(attempt.customer, attempt.level, priority)
         else:
             connection.execute(_EXPIRE_LAST, (CODES[state], now, error, number))
         events.append(event)
+    add_ends(connection, ends)
     return events
 
 
@@ -279,7 +287,7 @@ def cancel(
     """End documents that have not begun, ask running ones to stop; the states afterwards."""
     states: list[State | None] = []
     events: list[Event] = []
-    tally = Tally()
+    ends, tally = Ends(), Tally()
     for id in documents:
         number = ids.decode(id, queue.key)
         found = fetch(connection, _STATE, (number,))
@@ -291,6 +299,7 @@ def cancel(
             connection.execute(_ASK_TO_STOP, (number,))
         elif state in (WAITING, DELAYED):
             connection.execute(_CANCEL, (now, number))
+            ends.cancel()
             if state == WAITING:
                 lowest = _lowest_waiting(connection, customer, level)
                 events.append(Left(customer, level, order, lowest))
@@ -300,6 +309,7 @@ def cancel(
             state = CANCELLED
         states.append(STATES[state])
     tally.write(connection, queue.next_number)
+    add_ends(connection, ends)
     record(connection, now, events)
     return states
 

@@ -22,7 +22,8 @@ from fairturn.model import (
     by_priority,
 )
 from fairturn.priority import LEVELS, Count
-from fairturn.stores.sqlite.rows import QueueRow
+from fairturn.stores.ends import to_summary
+from fairturn.stores.sqlite.rows import QueueRow, read_ends
 from fairturn.stores.values import CODES, DOCUMENT_COLUMNS, RUNNING, WAITING, Row, to_document
 
 # Of the last attempt; an older one's is forgotten by the claim that gave out a higher fence.
@@ -215,9 +216,10 @@ def _customer(
 
 def summary(connection: apsw.Connection, queue: QueueRow) -> Summary:
     """The whole queue in a few numbers."""
-    return Summary(
-        waiting_by_priority=queue.waiting,
+    return to_summary(
+        queue.waiting,
         delayed=queue.delayed,
         running=connection.execute(_RUNNING).get,
         started=queue.claims,
+        ends=read_ends(connection),
     )

@@ -1,4 +1,4 @@
-"""How values look in the file: states, documents, events, receipts."""
+"""How values look in the file: events, what ended, the queue's own row."""
 
 import json
 from collections.abc import Iterable
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import apsw
 
 from fairturn.flows import Event, Recorded
+from fairturn.stores.ends import Ends
 from fairturn.stores.events import decode_events, encode_events
 from fairturn.stores.values import (
     Row,
@@ -68,6 +69,25 @@ def customers_in_recorded(connection: apsw.Connection) -> set[int]:
     """The customers of whom something is yet to be folded in."""
     events = (event for *_, text in fetch(connection, _RECORDED) for event in json.loads(text))
     return {customer for _, customer, *_ in events}
+
+
+# ── What ended ───────────────────────────────────────────────────────────────────────────────────
+
+_ENDS = "SELECT attempts, retried, dead, cancelled FROM ends"
+_ADD_ENDS = """
+    UPDATE ends SET attempts = attempts + ?, retried = retried + ?, dead = dead + ?,
+        cancelled = cancelled + ?"""
+
+
+def read_ends(connection: apsw.Connection) -> Ends:
+    """What ended, since ever."""
+    return Ends(*fetch(connection, _ENDS)[0])
+
+
+def add_ends(connection: apsw.Connection, ends: Ends) -> None:
+    """Count what ended now."""
+    if any(ends.row):
+        connection.execute(_ADD_ENDS, ends.row)
 
 
 # ── The queue's own row ──────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,7 @@ from fairturn.errors import StoreRefused
 from fairturn.flows import Recorded
 from fairturn.priority import LEVELS
 from fairturn.stores.events import decode_events
-from fairturn.stores.sqlite.rows import QueueRow, fetch
+from fairturn.stores.sqlite.rows import QueueRow, fetch, read_ends
 from fairturn.stores.values import WAITING, Row, SettingsCache
 from fairturn.stores.whole import Whole, WholeDocument
 
@@ -70,6 +70,7 @@ def unload(connection: apsw.Connection) -> Whole:
         weights=[weight for _, weight in levels],
         waiting=list(queue.waiting),
         delayed=queue.delayed,
+        ends=read_ends(connection),
         customers_known=customers,
         documents_known=documents,
         rows=customers + documents + others,
