@@ -91,6 +91,18 @@ SUBMISSIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_client_s_own_keys_are_made_of_the_names_that_were_handed_in(
+    queue: Queue, kind: str
+) -> None:
+    names = iter(["first", "first", "second"])
+    with served(queue) as url, client_for(kind, url, new_name=names.__next__) as client:
+        ids = [client.submit("acme", payload=1).id for _ in range(3)]
+
+    assert ids[0] == ids[1] != ids[2]
+    assert queue.submit("acme", payload=1, key="client-second").id == ids[2]
+
+
 @pytest.mark.parametrize("name", SUBMISSIONS)
 def test_a_submission_is_stored_once_wherever_the_connection_breaks(
     queue: Queue, way: Way, name: str

@@ -1,7 +1,6 @@
 """Asking the service: the steps that an exchange is made of, and when to ask again. Pure."""
 
 import json
-import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping
 from random import random
 from types import MappingProxyType
@@ -109,11 +108,6 @@ class Asker:
                 return refusing.good(got, ask.said, self.place)
             spread = self._tries.random
             yield Pause(delay_us(self._tries.delays, tried, spread, after_s or None) / SECOND_US)
-
-
-def new_key() -> str:
-    """An idempotency key for a submission that has none: sent twice, it is stored once."""
-    return f"client-{secrets.token_hex(16)}"
 
 
 # Answers that say that nothing was done, and those after which that is not sure.

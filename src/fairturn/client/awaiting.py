@@ -16,11 +16,12 @@ from fairturn.client.connecting import (
     broken_by,
     connection,
     load_httpx,
+    random_name,
 )
 from fairturn.client.documents import Documents
 from fairturn.client.operating import KeyExchanges, Operating
 from fairturn.client.refusing import Answer, Broken
-from fairturn.client.uploading import Progress
+from fairturn.client.uploading import NewName, Progress
 from fairturn.client.values import Me
 from fairturn.explain import Audience, Explanation
 from fairturn.filters import Filters
@@ -60,6 +61,7 @@ class AsyncClient:
         tries: Tries | None = None,
         allow_http: bool = False,
         pause: Callable[[float], Awaitable[object]] | None = None,
+        new_name: NewName = random_name,
     ) -> None:
         made = connection(url, key, ca=ca, timeout_s=timeout_s, allow_http=allow_http)
         self._httpx = load_httpx()
@@ -70,7 +72,7 @@ class AsyncClient:
         self._pause = pause or anyio.sleep
         self._in_thread = anyio.to_thread.run_sync
         self._asker = made.asker(tries)
-        self._documents = Documents(self._asker)
+        self._documents = Documents(self._asker, new_name)
         self._operating = Operating(self._asker)
         self.url = made.place.url
         self.keys = AsyncKeys(self._run, KeyExchanges(self._asker))

@@ -1,6 +1,7 @@
 """What both clients need of httpx: where it connects to, and its errors in our words."""
 
 import os
+import secrets
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,11 @@ class Connection(NamedTuple):
 
     def asker(self, tries: Tries | None) -> Asker:
         return Asker(self.place, tries or Tries())
+
+
+def random_name() -> str:
+    """A name that nothing else has: for idempotency keys, and what stands between parts."""
+    return secrets.token_hex(16)
 
 
 def load_httpx() -> Any:

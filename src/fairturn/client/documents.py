@@ -9,7 +9,7 @@ from fairturn.client import values
 from fairturn.client.asking import Ask, Asker, Exchange, Pause, Work, json_ask
 from fairturn.client.downloading import Sink
 from fairturn.client.refusing import Answer
-from fairturn.client.uploading import Prepared, Progress, prepare, prepare_many
+from fairturn.client.uploading import NewName, Prepared, Progress, prepare, prepare_many
 from fairturn.client.values import Me
 from fairturn.clock import stopwatch
 from fairturn.errors import NotAllowed, NotFound
@@ -40,8 +40,9 @@ States = list[State | None]
 class Documents:
     """What everybody may ask about documents, as far as the key lets them."""
 
-    def __init__(self, asker: Asker) -> None:
+    def __init__(self, asker: Asker, new_name: NewName) -> None:
         self._asker = asker
+        self._new_name = new_name
 
     # ── Submitting ───────────────────────────────────────────────────────────────────────────────
 
@@ -50,7 +51,9 @@ class Documents:
     ) -> Exchange[Receipt]:
         me = yield from self._asker.me()
         customer = _customer_for(me, customer)
-        prepared: Prepared = yield Work(lambda: prepare(submission, customer, progress))
+        prepared: Prepared = yield Work(
+            lambda: prepare(submission, customer, progress, self._new_name)
+        )
         (receipt,) = yield from self._handed_in(prepared)
         return receipt
 
@@ -66,7 +69,9 @@ class Documents:
             # Alone it may be of any size, and there is nothing that it must be stored with.
             return [(yield from self._submit_first(given[0], progress))]
         prepared: Prepared = yield Work(
-            lambda: prepare_many(chain(given, rest), lambda named: _customer_for(me, named))
+            lambda: prepare_many(
+                chain(given, rest), lambda named: _customer_for(me, named), self._new_name
+            )
         )
         return (yield from self._handed_in(prepared))
 

@@ -7,13 +7,12 @@ that it is told in the same words. Nothing larger than a batch is ever in memory
 import base64
 import hashlib
 import json
-import secrets
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urlencode
 
 from fairturn import text
-from fairturn.client.asking import Ask, Upload, new_key
+from fairturn.client.asking import Ask, Upload
 from fairturn.client.refusing import Answer
 from fairturn.client.values import receipt_of
 from fairturn.flows import COST_ONE
@@ -37,6 +36,7 @@ _BINARY, _JSON = "application/octet-stream", "application/json"
 _LINES = "application/x-ndjson"
 
 Progress = Callable[[int, int | None], None]  # hears how many bytes are sent, and of how many
+NewName = Callable[[], str]  # 32 random characters that nothing else has
 
 
 class Prepared(NamedTuple):
@@ -69,18 +69,20 @@ class _Checked(NamedTuple):
     own_key: bool
 
 
-def prepare(s: Submission, customer: str | None, progress: Progress | None) -> Prepared:
+def prepare(
+    s: Submission, customer: str | None, progress: Progress | None, new_name: NewName
+) -> Prepared:
     """One document: whatever its size, never more than a piece of it is in memory."""
     _check_customer(customer)
     if s.content is None and s.file is None and s.written is None:
         body = to_json(s.payload, "payload", PAYLOAD_BYTES_MAX).encode()
-        return _with_payload(_check(s, customer), body)
+        return _with_payload(_check(s, customer, new_name), body)
     source = _source(s)
     file = source if s.file is not None and not isinstance(source, bytes) else None
     try:
-        checked = _check(s, customer)
+        checked = _check(s, customer, new_name)
         upload, sha256 = _upload(source, progress or (lambda sent, total: None))
-        return _with_content(checked, upload, sha256)._replace(file=file)
+        return _with_content(checked, upload, sha256, new_name)._replace(file=file)
     except BaseException:
         if file is not None:
             file.close()
@@ -88,7 +90,9 @@ def prepare(s: Submission, customer: str | None, progress: Progress | None) -> P
 
 
 def prepare_many(
-    submissions: Iterable[Submission], customer_of: Callable[[str | None], str | None]
+    submissions: Iterable[Submission],
+    customer_of: Callable[[str | None], str | None],
+    new_name: NewName,
 ) -> Prepared:
     """Many documents in one request, which are stored together or not at all."""
     lines: list[bytes] = []
@@ -102,7 +106,7 @@ def prepare_many(
                 raise TypeError(f"{submission!r:.100} is not a Submission")
             customer = _check_customer(customer_of(submission.customer))
             carried = _carried(submission, BATCH_BYTES_MAX - size_bytes)
-            checked = _check(submission, customer)
+            checked = _check(submission, customer, new_name)
             line = _line(checked, carried)
         except TypeError as error:
             raise TypeError(f"submission {n}: {error}") from error
@@ -127,9 +131,11 @@ def _check_customer(customer: str | None) -> str | None:
     return None if customer is None else text.identity(customer, "customer", CUSTOMER_BYTES_MAX)
 
 
-def _check(s: Submission, customer: str | None) -> _Checked:
+def _check(s: Submission, customer: str | None, new_name: NewName) -> _Checked:
+    """A submission without an idempotency key gets one: sent twice, it is stored once."""
     described = describe(s)
-    return _Checked(customer, described, described.key or new_key(), described.key is None)
+    key = described.key or f"client-{new_name()}"
+    return _Checked(customer, described, key, described.key is None)
 
 
 def _source(s: Submission) -> bytes | BinaryIO:
@@ -157,13 +163,15 @@ def _with_payload(checked: _Checked, body: bytes) -> Prepared:
     return Prepared(ask, (checked.own_key,))
 
 
-def _with_content(checked: _Checked, upload: Upload, sha256: str | None) -> Prepared:
+def _with_content(
+    checked: _Checked, upload: Upload, sha256: str | None, new_name: NewName
+) -> Prepared:
     fields = _fields(checked)
     if sha256 is not None:
         fields["sha256"] = sha256
     headers = {"Content-Type": _BINARY, "Idempotency-Key": checked.key}
     if not _fit(fields, checked.key):
-        boundary = f"fairturn-{secrets.token_hex(16)}"
+        boundary = f"fairturn-{new_name()}"
         upload = _form({**fields, "key": checked.key}, upload, boundary)
         headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
         fields = {}
