@@ -1,6 +1,7 @@
 """Small documents of many callers are stored together, and what one did wrong hurts nobody else."""
 
 import asyncio
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ import httpx
 from fastapi import FastAPI
 
 from fairturn import Queue
+from fairturn.errors import StoreUnavailable
 from fairturn.model import Receipt, Submission
 from fairturn.service.app import make_app
+from fairturn.service.collecting import Collector
 from tests.serving import bearer, code_of, key_for
 
 
@@ -55,6 +58,22 @@ def test_documents_that_come_at_once_are_stored_together(tmp_path: Path) -> None
         assert len(queue.together) <= 5
 
 
+def test_one_who_is_refused_does_not_make_all_others_be_stored_alone(tmp_path: Path) -> None:
+    with Noting(tmp_path / "documents.db") as queue:
+        queue.configure(waiting_per_customer_max=3)
+        for n in range(3):
+            queue.submit("full", payload=n)
+        customers = ["full" if n == 30 else f"c{n}" for n in range(64)]
+        requests = [{"content": b"x", "params": {"customer": customer}} for customer in customers]
+        queue.together.clear()
+
+        answers = asked_at_once(make_app(queue), requests)
+
+        assert [n for n, answer in enumerate(answers) if answer.status_code != 201] == [30]
+        assert code_of(answers[30]) == (429, "queue_full")
+        assert len(queue.together) <= 20
+
+
 def test_what_one_caller_does_wrong_is_its_own_matter(tmp_path: Path) -> None:
     with Queue(tmp_path / "documents.db") as queue:
         queue.configure(waiting_per_customer_max=3)
@@ -96,6 +115,42 @@ def test_the_same_key_at_once_is_one_document(tmp_path: Path) -> None:
         assert statuses == {201: 1, 200: 9}
         assert len({answer.content for answer in answers}) == 1
         assert queue.summary().waiting == 1
+
+
+class Slow(Queue):
+    """A queue that stores nothing before it is told to."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__(place)
+        self.asked, self.go_on = threading.Event(), threading.Event()
+
+    def submit_many(self, submissions: Any, *, connection: Any = None) -> list[Receipt]:
+        self.asked.set()
+        assert self.go_on.wait(30)
+        return super().submit_many(submissions, connection=connection)
+
+
+def test_nobody_is_left_waiting_when_handing_over_is_stopped(tmp_path: Path) -> None:
+    with Slow(tmp_path / "documents.db") as queue:
+        collector: Collector = make_app(queue).state.collector
+
+        async def stop() -> list[Receipt | BaseException]:
+            before = asyncio.all_tasks()
+            first = asyncio.create_task(collector.submit(lambda: Submission("a", payload=1)))
+            await asyncio.to_thread(queue.asked.wait, 30)
+            (handing_over,) = asyncio.all_tasks() - before - {first}
+            second = asyncio.create_task(collector.submit(lambda: Submission("b", payload=1)))
+            await asyncio.to_thread(int)  # until that has asked, too
+            handing_over.cancel()
+            queue.go_on.set()
+            left = await asyncio.gather(first, second, return_exceptions=True)
+            return [*left, await collector.submit(lambda: Submission("c", payload=1))]
+
+        first, second, after = asyncio.run(stop())
+
+        assert isinstance(first, StoreUnavailable)
+        assert isinstance(second, StoreUnavailable)
+        assert isinstance(after, Receipt)
 
 
 def test_a_store_that_fails_is_told_to_all(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fairturn.errors import StoreError
+from fairturn.errors import StoreError, StoreUnavailable
 from fairturn.model import Receipt, Submission
 from fairturn.service.problems import refusing_misuse, refusing_parents
 from fairturn.service.service import Service
@@ -31,6 +31,7 @@ class Collector:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._waiting: list[_Waiting] = []
+        self._taken: list[_Waiting] = []  # and not answered yet
         self._handing_over: asyncio.Task[None] | None = None
 
     async def submit(self, prepare: Prepare) -> Receipt:
@@ -41,56 +42,68 @@ class Collector:
         self._waiting.append(_Waiting(prepare, answer))
         if self._handing_over is None:
             self._handing_over = asyncio.create_task(self._hand_over())
+            self._handing_over.add_done_callback(self._let_go)
         return await answer
 
     async def _hand_over(self) -> None:
-        try:
-            while self._waiting:
-                taken = self._waiting[:TOGETHER_MAX]
-                del self._waiting[:TOGETHER_MAX]
-                prepares = [each.prepare for each in taken]
-                answers = await self._service.run(self._submit_all, prepares)
-                for each, answer in zip(taken, answers, strict=True):
-                    if each.answer.done():
-                        continue  # whoever asked has gone
-                    if isinstance(answer, Receipt):
-                        each.answer.set_result(answer)
-                    else:
-                        each.answer.set_exception(answer)
-        finally:
-            self._handing_over = None
+        while self._waiting:
+            self._taken = self._waiting[:TOGETHER_MAX]
+            del self._waiting[:TOGETHER_MAX]
+            prepares = [each.prepare for each in self._taken]
+            answers = await self._service.run(self._submit_all, prepares)
+            for each, answer in zip(self._taken, answers, strict=True):
+                if each.answer.done():
+                    continue  # whoever asked has gone
+                if isinstance(answer, Receipt):
+                    each.answer.set_result(answer)
+                else:
+                    each.answer.set_exception(answer)
+
+    def _let_go(self, task: asyncio.Task[None]) -> None:
+        """Leave nobody waiting for a task that was stopped, or has failed."""
+        self._handing_over = None
+        left, self._taken, self._waiting = [*self._taken, *self._waiting], [], []
+        for each in left:
+            if not each.answer.done():  # whether it was stored is not known
+                each.answer.set_exception(StoreUnavailable("handing over documents was stopped"))
 
     def _submit_all(self, prepares: list[Prepare]) -> list[Receipt | Exception]:
         """In a thread. What one caller did wrong is no matter of the others."""
-        answers: list[Receipt | Exception | None] = [None] * len(prepares)
-        ready: dict[int, Submission] = {}
+        answers: dict[int, Receipt | Exception] = {}
+        ready: list[tuple[int, Submission]] = []
         for place, prepare in enumerate(prepares):
             try:
-                ready[place] = prepare()
+                ready.append((place, prepare()))
             except Exception as error:
                 answers[place] = error
-        try:
-            receipts = self._service.queue.submit_many(ready.values())
-        except StoreError as error:  # whether they were stored is not known
-            answers = [answer or error for answer in answers]
-        except Exception:  # one of them was refused, and none was stored
-            for place, submission in ready.items():
-                answers[place] = self._answer(submission)
-        else:
-            for place, receipt in zip(ready, receipts, strict=True):
-                answers[place] = receipt
-        return [answer for answer in answers if answer is not None]
+        self._store_all(ready, answers)
+        return [answers[place] for place in range(len(prepares))]
 
-    def _answer(self, submission: Submission) -> Receipt | Exception:
+    def _store_all(
+        self, ready: list[tuple[int, Submission]], answers: dict[int, Receipt | Exception]
+    ) -> None:
+        """Store them together. If one is refused none is stored; halves find out which it was, so
+        that somebody who is always refused does not make all others be stored one by one."""
+        if not ready:
+            return
         try:
-            return self._store(submission)
+            receipts = self._store([submission for _, submission in ready])
         except Exception as error:
-            return error
+            # After an error of the store nobody knows whether they were stored.
+            if len(ready) > 1 and not isinstance(error, StoreError):
+                half = len(ready) // 2
+                self._store_all(ready[:half], answers)
+                self._store_all(ready[half:], answers)
+            else:
+                answers.update((place, error) for place, _ in ready)
+        else:
+            places = (place for place, _ in ready)
+            answers.update(zip(places, receipts, strict=True))
 
     def _submit_one(self, prepare: Prepare) -> Receipt:
-        return self._store(prepare())
-
-    def _store(self, submission: Submission) -> Receipt:
-        with refusing_misuse(), refusing_parents(), refusing_without_a_place():
-            (receipt,) = self._service.queue.submit_many([submission])
+        (receipt,) = self._store([prepare()])
         return receipt
+
+    def _store(self, submissions: list[Submission]) -> list[Receipt]:
+        with refusing_misuse(), refusing_parents(), refusing_without_a_place():
+            return self._service.queue.submit_many(submissions)
