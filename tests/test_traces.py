@@ -107,6 +107,32 @@ def test_the_service_takes_the_trace_from_the_header(queue: Queue) -> None:
     assert queue.get(strange.json()["id"]).metadata == {}
 
 
+def test_each_document_of_a_batch_takes_the_trace_from_the_header(queue: Queue) -> None:
+    app = make_app(queue)
+    own = f"00-{'1' * 32}-{'2' * 16}-01"
+    lines = [
+        '{"customer": "acme", "payload": 1}',
+        '{"customer": "acme", "payload": 1, "metadata": {"a": 1}}',
+        f'{{"customer": "acme", "payload": 1, "metadata": {{"traceparent": "{own}"}}}}',
+    ]
+
+    def submit(*lines: str) -> httpx.Response:
+        headers = {**SENT, "Content-Type": "application/x-ndjson"}
+        content = "\n".join(lines)
+        return asked(app, "POST", "/v1/documents/batch", content=content, headers=headers)
+
+    first, second, third = (
+        queue.get(receipt["id"]).metadata for receipt in submit(*lines).json()["receipts"]
+    )
+
+    assert first["traceparent"].startswith(f"00-{TRACE}-")
+    assert second == {"a": 1, "traceparent": first["traceparent"]}
+    assert third == {"traceparent": own}
+    wrong = submit('{"customer": "acme", "payload": 1, "metadata": 3}')
+    assert code_of(wrong) == (422, "invalid")
+    assert "metadata" in wrong.json()["detail"]
+
+
 def test_another_trace_does_not_make_it_another_document(queue: Queue) -> None:
     app = make_app(queue)
     other = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 
 from fastapi import APIRouter, Request, Response
 
-from fairturn.model import SUBMIT_DOCUMENTS_MAX, Submission
+from fairturn.model import SUBMIT_DOCUMENTS_MAX, TRACEPARENT, Submission
 from fairturn.service import shapes
 from fairturn.service.callers import Caller, Submitter, customer_for
 from fairturn.service.plan import BATCH_BYTES_MAX
@@ -28,6 +28,7 @@ from fairturn.service.uploads import (
     receive_to_disk,
     refusing_without_a_place,
 )
+from fairturn.traces import carrying, submitting
 
 # The service reads no files of its own machine, whatever a line says.
 _FIELDS = (
@@ -69,16 +70,16 @@ async def submit_batch(request: Request, caller: Submitter) -> Response:
     with one_of_its_uploads(service, caller.key):
         # To disk first: whoever sends slowly must not keep others from their turn in memory.
         file = await receive_to_disk(request, service, BATCH_BYTES_MAX)
-        with file:
+        with file, submitting(request.headers.get(TRACEPARENT)) as trace:
             async with service.batches:
-                content = await service.run(_submit_lines, service, caller, file)
+                content = await service.run(_submit_lines, service, caller, file, trace)
     return Response(content, 201, media_type=JSON)
 
 
-def _submit_lines(service: Service, caller: Caller, file: BinaryIO) -> bytes:
+def _submit_lines(service: Service, caller: Caller, file: BinaryIO, trace: str | None) -> bytes:
     file.seek(0)
     body = file.read()
-    submissions = list(_submissions(service, caller, body))
+    submissions = list(_submissions(service, caller, body, trace))
     if not submissions:
         raise Problem(Code.INVALID, "there is no line with a document")
     with refusing_misuse(), refusing_parents(), refusing_without_a_place():
@@ -88,7 +89,9 @@ def _submit_lines(service: Service, caller: Caller, file: BinaryIO) -> bytes:
     return json.dumps({"receipts": answered}).encode()
 
 
-def _submissions(service: Service, caller: Caller, body: bytes) -> Iterator[Submission]:
+def _submissions(
+    service: Service, caller: Caller, body: bytes, trace: str | None
+) -> Iterator[Submission]:
     found = 0
     for number, line in enumerate(body.split(b"\n"), 1):
         if not line.strip():
@@ -97,7 +100,7 @@ def _submissions(service: Service, caller: Caller, body: bytes) -> Iterator[Subm
         if found > SUBMIT_DOCUMENTS_MAX:
             raise Problem(Code.INVALID, f"at most {SUBMIT_DOCUMENTS_MAX:,} lines are accepted")
         try:
-            yield _submission(service, caller, parsed(line))
+            yield _submission(service, caller, parsed(line), trace)
         except Problem as problem:
             said = f"line {number}" + (f": {problem.detail}" if problem.detail else "")
             raise Problem(problem.code, said) from None
@@ -105,7 +108,7 @@ def _submissions(service: Service, caller: Caller, body: bytes) -> Iterator[Subm
             raise Problem(Code.INVALID, f"line {number}: {error}") from None
 
 
-def _submission(service: Service, caller: Caller, value: Any) -> Submission:
+def _submission(service: Service, caller: Caller, value: Any, trace: str | None) -> Submission:
     if not isinstance(value, dict):
         raise ValueError('it is not an object, such as {"payload": 1}')
     unknown = sorted(value.keys() - set(_FIELDS))
@@ -115,6 +118,9 @@ def _submission(service: Service, caller: Caller, value: Any) -> Submission:
         value["due_at"] = moment_of(value["due_at"])
     if value.get("content") is not None:
         value["content"] = _from_base64(value["content"])
+    metadata = value.get("metadata")
+    if metadata is None or isinstance(metadata, dict):  # another type is refused by the queue
+        value["metadata"] = carrying(metadata, trace)
     value["customer"] = customer_for(caller, value.get("customer"))
     value["parent"] = own_parent(service, caller, value.get("parent"))
     return Submission(**value)
