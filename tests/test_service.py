@@ -4,6 +4,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from fairturn import Completed, Queue
+from fairturn.clock import stopwatch
 from fairturn.keys import Keys
 from fairturn.service.plan import Plan
 from tests.commands import LEASE_US, claim, complete, kill
@@ -420,6 +422,28 @@ def test_a_customer_hears_of_its_own_documents_and_of_no_others(
         newer = queue.submit("acme", payload=2).id
         _, resumed = next(events)
     assert newer in [document["id"] for document in resumed["documents"]]
+
+
+def test_changes_are_told_together_four_times_a_second_at_most(
+    queue: Queue, acme: httpx.Client
+) -> None:
+    heard = threading.Event()
+
+    def submit() -> None:
+        while not heard.is_set():
+            queue.submit("acme", payload=1)
+
+    submitting = threading.Thread(target=submit)
+    begun = stopwatch()
+    with acme.stream("GET", "/v1/events") as response:
+        submitting.start()
+        last = [event for _, event in islice(events_of(response), 5)][-1]
+        took_s = stopwatch() - begun
+        heard.set()
+    submitting.join()
+
+    assert took_s >= 4 * 0.25
+    assert last["customer"]["waiting"] > 5
 
 
 def test_a_stream_ends_with_its_key(queue: Queue) -> None:

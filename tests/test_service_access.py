@@ -297,6 +297,7 @@ def test_a_page_after_a_foreign_document_is_answered_like_one_after_nothing(
         ({"Origin": "null"}, "origin_unknown"),
         ({"Sec-Fetch-Site": "cross-site"}, "origin_unknown"),
         ({"X-Forwarded-For": "203.0.113.9"}, "key_missing"),
+        ({"X-Forwarded-Proto": "http"}, "key_missing"),
         ({"Forwarded": "for=203.0.113.9"}, "key_missing"),
         ({"Via": "1.1 proxy"}, "key_missing"),
         ({"X-Real-IP": "203.0.113.9"}, "key_missing"),

@@ -8,7 +8,7 @@ import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -123,6 +123,37 @@ def test_a_body_that_stops_coming_is_too_slow(queue: Queue, begun: bytes) -> Non
             came = connection.recv(65_536)
             assert came, answer
             answer += came
+
+    assert b" 408 " in answer.splitlines()[0]
+    assert nothing_was_kept(queue)
+
+
+@pytest.mark.parametrize(
+    "path, plan",
+    [
+        ("/v1/documents", Plan(upload_s_max=0.5)),
+        ("/v1/documents/batch", Plan(upload_s_max=0.5)),
+        ("/v1/customers", Plan(body_s_max=0.5)),
+    ],
+)
+def test_a_body_that_comes_bit_by_bit_without_an_end_is_too_slow(
+    queue: Queue, path: str, plan: Plan
+) -> None:
+    kind = "Content-Type: application/x-ndjson" if "batch" in path else "Content-Type: x/y"
+    answered = threading.Event()
+    with served(queue, plan) as url, connected(url) as connection:
+        connection.sendall(head(key_for(queue), kind, "Transfer-Encoding: chunked", path=path))
+
+        def send() -> None:
+            with suppress(OSError):
+                while not answered.wait(0.05):
+                    connection.sendall(b"1\r\n \r\n")
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        answer = connection.recv(4_096)
+        answered.set()
+        sending.join()
 
     assert b" 408 " in answer.splitlines()[0]
     assert nothing_was_kept(queue)

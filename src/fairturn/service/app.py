@@ -118,5 +118,5 @@ def make_app(
         app.include_router(routes.router)
     # Found first, and without what the framework does where it reads the parameters itself.
     app.router.routes.insert(0, Route("/v1/documents", submitting.submit, methods=["POST"]))
-    app.add_middleware(Guard, on_served=on_served, clock=clock)
+    app.add_middleware(Guard, plan=plan, on_served=on_served, clock=clock)
     return app

@@ -19,7 +19,14 @@ _BEARER = HTTPBearer(
 )
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 # What a proxy adds. One on this machine that is not trusted would make everybody look local.
-_OF_PROXIES = {b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"}
+_OF_PROXIES = {
+    b"forwarded",
+    b"via",
+    b"x-forwarded-for",
+    b"x-forwarded-host",
+    b"x-forwarded-proto",
+    b"x-real-ip",
+}
 
 
 class Caller(NamedTuple):

@@ -102,24 +102,20 @@ def _still_open(service: Service, caller: Caller) -> bool:
 class _Seen:
     """How things are, for one who looks."""
 
-    def __init__(self, about: dict[str, Any], documents: list[str]) -> None:
+    def __init__(self, about: dict[str, Any], documents: dict[str, str]) -> None:
         self._about = about
-        self._documents = documents
-        text = json.dumps([about, documents])
+        self._documents = documents  # as JSON, by their ids
+        text = json.dumps([about, *documents.values()])
         self.id = hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def event(self, shown: dict[str, str]) -> bytes:
         """The event, without the documents that were shown as they are before."""
-        news = [text for text in self._documents if shown.get(_id(text)) != text]
+        news = [text for id, text in self._documents.items() if shown.get(id) != text]
         shown.clear()
-        shown.update((_id(text), text) for text in self._documents)
+        shown.update(self._documents)
         about = json.dumps(self._about)
         data = f'{about[:-1]}, "documents": [{", ".join(news)}]}}'
         return f"id: {self.id}\nevent: state\ndata: {data}\n\n".encode()
-
-
-def _id(document: str) -> str:
-    return document[8:23]  # after {"id": "
 
 
 class _Look(NamedTuple):
@@ -184,10 +180,10 @@ class Looks:
 
 def _seen(service: Service, customer: str | None) -> _Seen:
     page = service.queue.store.find(Filter(customer=customer), size=DOCUMENTS)
-    documents = [
-        json.dumps(shapes.fields_of(document, whole=customer is None))
+    documents = {
+        document.id: json.dumps(shapes.fields_of(document, whole=customer is None))
         for document in page.documents
-    ]
+    }
     if customer is None:
         return _Seen({"summary": summary_of(service).model_dump()}, documents)
     standing = customers.standing_of(service, customer)

@@ -10,12 +10,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairturn.clock import Clock, stopwatch
 from fairturn.service.logs import Served
-from fairturn.service.plan import JSON_BYTES_MAX
+from fairturn.service.plan import JSON_BYTES_MAX, Plan
 from fairturn.service.problems import Code, answer, problem_of
 
 # These take larger bodies, and count the bytes themselves.
 _UPLOADS = ("/v1/documents", "/v1/documents/batch", "/mine")
-_BODY_S = 30.0  # for each piece of another body
 _HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -28,9 +27,15 @@ class Guard:
     """The outermost layer of the application."""
 
     def __init__(
-        self, app: ASGIApp, *, on_served: Callable[[Served], None] | None, clock: Clock
+        self,
+        app: ASGIApp,
+        *,
+        plan: Plan,
+        on_served: Callable[[Served], None] | None,
+        clock: Clock,
     ) -> None:
         self._app = app
+        self._plan = plan
         self._on_served = on_served
         self._clock = clock
 
@@ -50,7 +55,9 @@ class Guard:
                     headers.setdefault(name, value)
             await send(message)
 
-        limited = receive if scope["path"] in _UPLOADS else _limited(receive)
+        limited = receive
+        if scope["path"] not in _UPLOADS:
+            limited = _limited(receive, self._plan.body_s_max)
         try:
             await self._app(scope, limited, send_on)
         except Exception as error:
@@ -82,18 +89,21 @@ class Guard:
         )
 
 
-def _limited(receive: Receive) -> Receive:
+def _limited(receive: Receive, body_s_max: float) -> Receive:
     """The same, as long as a body is neither too large nor too slow. Starlette passes on this kind
     of error from inside the reading of a body."""
     size_bytes = 0
     complete = False
+    until: float | None = None
 
     async def receive_on() -> Message:
-        nonlocal size_bytes, complete
+        nonlocal size_bytes, complete, until
         if complete:
             return await receive()  # which tells when the other side goes away
+        if until is None:
+            until = stopwatch() + body_s_max
         try:
-            async with asyncio.timeout(_BODY_S):
+            async with asyncio.timeout(until - stopwatch()):
                 message = await receive()
         except TimeoutError:
             raise HTTPException(408) from None

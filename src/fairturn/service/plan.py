@@ -23,7 +23,8 @@ class Plan:
     size_bytes_max: int = CONTENT_BYTES_MAX
     upload_s_max: float = 1_800.0  # less than contents without a document are kept
     headers_s_max: float = 30.0  # of a request, after it has begun or the connection was made
-    pause_s_max: float = 30.0  # between two pieces of a body
+    pause_s_max: float = 30.0  # between two pieces of an upload
+    body_s_max: float = 30.0  # for the whole body of a request that is no upload
     uploads_per_key_max: int = 32
     streams_per_key_max: int = 200  # of events: one page in a loop must leave some to others
     rate: str = RATE  # of each key, in the words of `limits`
