@@ -256,7 +256,9 @@ FILE = part("file", "x", '; filename="a.pdf"')
         (form(FILE, part("sha256", "0" * 64)), 422),
     ],
 )
-def test_a_broken_form_is_refused(queue: Queue, post: Post, body: bytes, status: int) -> None:
+def test_a_broken_form_is_refused(
+    queue: Queue, post: Post, caplog: pytest.LogCaptureFixture, body: bytes, status: int
+) -> None:
     answer = post(
         "/v1/documents",
         content=body,
@@ -265,6 +267,7 @@ def test_a_broken_form_is_refused(queue: Queue, post: Post, body: bytes, status:
 
     assert code_of(answer)[0] == status, answer.text
     assert nothing_was_kept(queue)
+    assert [record.message for record in caplog.records if record.name != "httpx"] == []
 
 
 @pytest.mark.parametrize(

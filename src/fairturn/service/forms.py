@@ -1,5 +1,6 @@
 """Bodies of the type multipart/form-data, as browsers send them: read as they come."""
 
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ from fairturn.service.problems import Code, Problem
 from fairturn.service.service import Service
 from fairturn.service.uploads import Body, Received, pieces_of
 
+# What is wrong with a form is told to its sender; a line in the log for each would be noise.
+_SILENT = logging.Logger(__name__, logging.CRITICAL)
 FILE = "file"
 _FIELD_BYTES_MAX = METADATA_BYTES_MAX
 _AROUND_BYTES = 1_048_576  # boundaries, headers and fields, beside the file itself
@@ -41,6 +44,7 @@ async def receive_form(request: Request, service: Service) -> Form:
     reading = _Reading()
     try:
         parser = MultipartParser(boundary, reading.callbacks())
+        parser.logger = _SILENT
         async for chunk in pieces_of(request, service, service.plan.size_bytes_max + _AROUND_BYTES):
             parser.write(chunk)
             for piece in reading.take():
