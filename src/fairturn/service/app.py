@@ -100,6 +100,7 @@ def make_app(
     app.state.service = service
     app.state.collector = Collector(service)
     app.state.looks = events.Looks(service)
+    app.state.readiness = health.Readiness(service)
     problems.install(app)
     for routes in (
         submitting,

@@ -39,32 +39,41 @@ async def get_live() -> Any:
 )
 async def get_ready(request: Request) -> Any:
     """Whether documents can be accepted: the store answers, and contents can be written."""
-    service = service_of(request)
-    ready = await _looked(service)
-    if service.watch.closed:
+    ready = await readiness_of(request).look()
+    if service_of(request).watch.closed:
         ready = Ready(ready=False, reasons=["stopping: the service ends"], notes=[])
     return JSONResponse(ready.model_dump(), 200 if ready.ready else 503)
 
 
-async def _looked(service: Service) -> Ready:
+class Readiness:
     """How it is, or was a moment ago. Anybody may ask as often as they like, and a look writes a
     file or asks a bucket, which may take long to say that it is away: one look serves all."""
-    if service.ready is not None and stopwatch() - service.ready[0] <= LOOK_S:
-        last: Ready = service.ready[1]
-        return last
-    if service.looking is None:
-        service.looking = asyncio.create_task(_look(service))
-    found: Ready = await asyncio.shield(service.looking)
-    return found
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._last: Ready | None = None
+        self._looked_s = 0.0  # when that was
+        self._looking: asyncio.Task[Ready] | None = None
+
+    async def look(self) -> Ready:
+        if self._last is not None and stopwatch() - self._looked_s <= LOOK_S:
+            return self._last
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look())
+        return await asyncio.shield(self._looking)
+
+    async def _look(self) -> Ready:
+        try:
+            self._last = await self._service.run(_ready, self._service)
+            self._looked_s = stopwatch()
+            return self._last
+        finally:
+            self._looking = None
 
 
-async def _look(service: Service) -> Ready:
-    try:
-        ready = await service.run(_ready, service)
-        service.ready = (stopwatch(), ready)
-        return ready
-    finally:
-        service.looking = None
+def readiness_of(request: Request) -> Readiness:
+    readiness: Readiness = request.app.state.readiness
+    return readiness
 
 
 def _ready(service: Service) -> Ready:

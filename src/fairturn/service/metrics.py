@@ -4,14 +4,14 @@ Nothing is counted in this process, so it does not matter how many there are, or
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from fairturn.clock import SECOND_US
-from fairturn.model import Document, Filter, State
+from fairturn.model import Document, Filter, State, Summary
 from fairturn.priority import LEVELS
 from fairturn.service.callers import Overseer
 from fairturn.service.operating import workers_of
@@ -56,43 +56,10 @@ class _Collector:
     def collect(self) -> Iterator[Metric]:
         store, now = self._service.queue.store, self._service.clock.now()
         summary = store.summary()
-        waiting = GaugeMetricFamily(
-            "fairturn_waiting_documents", "Documents that wait.", labels=["priority"]
-        )
-        for priority, n in enumerate(summary.waiting_by_priority, 1):
-            waiting.add_metric([str(priority)], n)
-        yield waiting
-        yield GaugeMetricFamily(
-            "fairturn_delayed_documents", "Documents that are not due yet.", summary.delayed
-        )
-        yield GaugeMetricFamily(
-            "fairturn_running_documents", "Documents in workers.", summary.running
-        )
-        yield CounterMetricFamily(
-            "fairturn_started_documents", "Attempts that were ever begun.", summary.started
-        )
-        ended = CounterMetricFamily(
-            "fairturn_ended_documents", "Documents that ever ended so.", labels=["state"]
-        )
-        for state in (State.COMPLETED, State.DEAD, State.CANCELLED):
-            ended.add_metric([state.value], getattr(summary, state.value))
-        yield ended
-        yield CounterMetricFamily(
-            "fairturn_retried_attempts",
-            "Attempts that failed, or lost their lease, and were not the last.",
-            summary.retried,
-        )
-        oldest = GaugeMetricFamily(
-            "fairturn_oldest_waiting_seconds",
-            "How long the oldest waiting document has waited; 0 where none waits.",
-            labels=["level"],
-        )
-        since = store.oldest_waiting()
-        for level in range(1, LEVELS + 1):
-            oldest.add_metric([str(level)], max(0, now - since.get(level, now)) / SECOND_US)
-        yield oldest
-        workers = workers_of(self._service)
-        alive = [worker for worker in workers if worker.alive]
+        yield from _present(summary)
+        yield from _since_ever(summary)
+        yield _oldest(store.oldest_waiting(), now)
+        alive = [worker for worker in workers_of(self._service) if worker.alive]
         yield GaugeMetricFamily("fairturn_workers", "Workers that were seen lately.", len(alive))
         yield GaugeMetricFamily(
             "fairturn_idle_places",
@@ -118,6 +85,48 @@ class _Collector:
             running.add_metric([customer.name], customer.running)
         yield waiting
         yield running
+
+
+def _present(summary: Summary) -> Iterator[Metric]:
+    waiting = GaugeMetricFamily(
+        "fairturn_waiting_documents", "Documents that wait.", labels=["priority"]
+    )
+    for priority, n in enumerate(summary.waiting_by_priority, 1):
+        waiting.add_metric([str(priority)], n)
+    yield waiting
+    yield GaugeMetricFamily(
+        "fairturn_delayed_documents", "Documents that are not due yet.", summary.delayed
+    )
+    yield GaugeMetricFamily("fairturn_running_documents", "Documents in workers.", summary.running)
+
+
+def _since_ever(summary: Summary) -> Iterator[Metric]:
+    yield CounterMetricFamily(
+        "fairturn_started_documents", "Attempts that were ever begun.", summary.started
+    )
+    ended = CounterMetricFamily(
+        "fairturn_ended_documents", "Documents that ever ended so.", labels=["state"]
+    )
+    ended.add_metric([State.COMPLETED], summary.completed)
+    ended.add_metric([State.DEAD], summary.dead)
+    ended.add_metric([State.CANCELLED], summary.cancelled)
+    yield ended
+    yield CounterMetricFamily(
+        "fairturn_retried_attempts",
+        "Attempts that failed, or lost their lease, and were not the last.",
+        summary.retried,
+    )
+
+
+def _oldest(since: Mapping[int, int], now: int) -> Metric:
+    oldest = GaugeMetricFamily(
+        "fairturn_oldest_waiting_seconds",
+        "How long the oldest waiting document has waited; 0 where none waits.",
+        labels=["level"],
+    )
+    for level in range(1, LEVELS + 1):
+        oldest.add_metric([str(level)], max(0, now - since.get(level, now)) / SECOND_US)
+    return oldest
 
 
 def _recent(documents: list[Document]) -> Iterator[Metric]:

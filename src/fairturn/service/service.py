@@ -1,6 +1,5 @@
 """The parts that every request needs, put together once for a process."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,8 +35,6 @@ class Service:
     batches: Semaphore = field(default_factory=lambda: Semaphore(BATCHES_AT_ONCE))
     uploads: dict[str, int] = field(default_factory=dict)  # under way, by key
     streams: Counter[str] = field(default_factory=Counter)  # of events, that are open, by key
-    ready: tuple[float, Any] | None = None  # when that was looked at last, and how it was
-    looking: asyncio.Task[Any] | None = None  # the look that is under way
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         """Do something that may wait for the disk, in a thread: the event loop never does."""
