@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from fairturn import Completed, Queue
-from fairturn.service.plan import IDS_MAX
+from fairturn.wire import IDS_MAX
 from tests.commands import claim, complete, kill
 from tests.serving import bearer, code_of, key_for, served
 

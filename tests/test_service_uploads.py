@@ -19,7 +19,8 @@ import pytest
 from fairturn import Queue
 from fairturn.content import Nowhere
 from fairturn.service.app import make_app
-from fairturn.service.plan import BATCH_BYTES_MAX, JSON_BYTES_MAX, Plan
+from fairturn.service.plan import Plan
+from fairturn.wire import BATCH_BYTES_MAX, JSON_BYTES_MAX
 from tests.serving import asked, bearer, client_of, code_of, key_for, served
 from tests.waiting import wait_until
 

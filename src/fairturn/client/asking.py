@@ -11,6 +11,7 @@ from fairturn.client.downloading import Sink
 from fairturn.client.refusing import Answer, Broken, Trouble, problem_in
 from fairturn.client.values import Me, me_of
 from fairturn.clock import SECOND_US
+from fairturn.wire import JSON
 from fairturn.worker.retrying import Delays, delay_us
 
 T = TypeVar("T")
@@ -51,7 +52,7 @@ class Ask(NamedTuple):
 def json_ask(method: str, path: str, value: Mapping[str, Any], **said: str) -> Ask:
     """A request with a JSON object."""
     body = json.dumps(value).encode()
-    return Ask(method, path, headers={"Content-Type": "application/json"}, body=body, said=said)
+    return Ask(method, path, headers={"Content-Type": JSON}, body=body, said=said)
 
 
 class Pause(NamedTuple):

@@ -27,8 +27,8 @@ from fairturn.model import (
     Submission,
 )
 from fairturn.queue import page_size
+from fairturn.wire import IDS_MAX
 
-IDS_MAX = 500  # in one list: they are in the query
 WAIT_S = 30.0  # of one long poll; proxies cut what is silent for a minute
 _EARLY_S = 0.2  # before asking again, where a long poll was answered at once
 

@@ -23,8 +23,8 @@ from fairturn.errors import (
     StoreUnavailable,
     WrongState,
 )
+from fairturn.wire import PROBLEM
 
-PROBLEM = "application/problem+json"
 VERSION_MIN = (0, 1)
 _SAID_MAX = 200
 

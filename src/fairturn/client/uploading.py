@@ -25,15 +25,19 @@ from fairturn.model import (
     Submission,
 )
 from fairturn.submission import Described, describe, source_of, to_json
+from fairturn.wire import (
+    BATCH_BYTES_MAX,
+    BINARY,
+    IDEMPOTENCY_KEY,
+    JSON,
+    JSON_BYTES_MAX,
+    LINES,
+    REPEATED,
+)
 
 PIECE_BYTES = 262_144
-# Limits of the service: of a payload by itself, and of a batch.
-JSON_BYTES_MAX = 1_048_576
-BATCH_BYTES_MAX = 32 * 1_048_576
 # What is longer than this does not belong into the first line of a request.
 _QUERY_BYTES_MAX = 4_096
-_BINARY, _JSON = "application/octet-stream", "application/json"
-_LINES = "application/x-ndjson"
 
 Progress = Callable[[int, int | None], None]  # hears how many bytes are sent, and of how many
 NewName = Callable[[], str]  # 32 random characters that nothing else has
@@ -50,7 +54,7 @@ class Prepared(NamedTuple):
         """What the answer says. A key that was made here is repeated only by this client."""
         value = answer.json
         if "receipts" not in value:
-            value["repeated"] = "idempotency-replayed" in answer.headers
+            value["repeated"] = REPEATED.lower() in answer.headers
             value = {"receipts": [value]}
         answered = zip(value["receipts"], self.own_keys, strict=True)
         return [receipt_of(each, repeated=each["repeated"] and not own) for each, own in answered]
@@ -156,7 +160,7 @@ def _with_payload(checked: _Checked, body: bytes) -> Prepared:
         "POST",
         "/v1/documents",
         query=tuple(fields.items()),
-        headers={"Content-Type": _JSON, "Idempotency-Key": checked.key},
+        headers={"Content-Type": JSON, IDEMPOTENCY_KEY: checked.key},
         body=body,
         said=_said(checked),
     )
@@ -169,7 +173,7 @@ def _with_content(
     fields = _fields(checked)
     if sha256 is not None:
         fields["sha256"] = sha256
-    headers = {"Content-Type": _BINARY, "Idempotency-Key": checked.key}
+    headers = {"Content-Type": BINARY, IDEMPOTENCY_KEY: checked.key}
     if not _fit(fields, checked.key):
         boundary = f"fairturn-{new_name()}"
         upload = _form({**fields, "key": checked.key}, upload, boundary)
@@ -219,7 +223,7 @@ def _said(checked: _Checked) -> dict[str, str]:
 
 def _lines(lines: list[bytes]) -> Ask:
     return Ask(
-        "POST", "/v1/documents/batch", headers={"Content-Type": _LINES}, body=b"\n".join(lines)
+        "POST", "/v1/documents/batch", headers={"Content-Type": LINES}, body=b"\n".join(lines)
     )
 
 
@@ -325,7 +329,7 @@ def _form(fields: dict[str, str], upload: Upload, boundary: str) -> Upload:
     ]
     parts.append(
         f'--{boundary}\r\nContent-Disposition: form-data; name="file"\r\n'
-        f"Content-Type: {_BINARY}\r\n\r\n"
+        f"Content-Type: {BINARY}\r\n\r\n"
     )
     head, tail = "".join(parts).encode(), f"\r\n--{boundary}--\r\n".encode()
 

@@ -159,15 +159,10 @@ Operator = Annotated[Caller, Depends(operating)]
 
 def customer_for(caller: Caller, named: str | None) -> str:
     """Whose document is submitted: that of the key. Only an operator names one."""
-    if caller.customer is not None:
-        if named is not None:
-            raise Problem(
-                Code.INVALID, "the access key says who the customer is; leave customer out"
-            )
-        return caller.customer
-    if named is None:
+    whose = scope_of(caller, named)
+    if whose is None:
         raise Problem(Code.INVALID, "customer is missing; an operator says whose document it is")
-    return named
+    return whose
 
 
 def scope_of(caller: Caller, named: str | None) -> str | None:

@@ -20,7 +20,13 @@ class ToChange(shapes.Asked):
     ids: Annotated[list[str], Field(min_length=1, max_length=PAGE_MAX)]
 
 
-@router.post("/v1/documents/cancel", response_model=shapes.ChangedMany, responses=problems())
+class ChangedMany(shapes.Shape):
+    """A state for each id, in their order; null where there is no such document."""
+
+    states: list[State | None]
+
+
+@router.post("/v1/documents/cancel", response_model=ChangedMany, responses=problems())
 def cancel_documents(request: Request, caller: Submitter, wanted: ToChange) -> Any:
     """Cancel documents by their ids, up to 1,000.
 
@@ -32,7 +38,7 @@ def cancel_documents(request: Request, caller: Submitter, wanted: ToChange) -> A
     return _answered(wanted.ids, dict(zip(own, service.queue.cancel(own), strict=True)))
 
 
-@router.post("/v1/documents/retry", response_model=shapes.ChangedMany, responses=problems())
+@router.post("/v1/documents/retry", response_model=ChangedMany, responses=problems())
 def retry_documents(request: Request, caller: Submitter, wanted: ToChange) -> Any:
     """Try dead documents again by their ids, up to 1,000.
 
@@ -53,5 +59,5 @@ def _own(service: Service, caller: Caller, ids: list[str]) -> list[str]:
     return [document.id for document in found.documents]
 
 
-def _answered(ids: list[str], states: dict[str, State | None]) -> shapes.ChangedMany:
-    return shapes.ChangedMany(states=[states.get(id) for id in ids])
+def _answered(ids: list[str], states: dict[str, State | None]) -> ChangedMany:
+    return ChangedMany(states=[states.get(id) for id in ids])

@@ -15,17 +15,15 @@ from fairturn.queue import not_completed
 from fairturn.service import shapes
 from fairturn.service.callers import Anybody, Caller, Submitter, scope_of, stored_for
 from fairturn.service.languages import preferred_of
-from fairturn.service.plan import IDS_MAX, WAIT_S_MAX
 from fairturn.service.problems import Code, Problem, refusing_misuse
 from fairturn.service.responses import ATTACHED, attachment, problems
 from fairturn.service.service import Service, service_of
 from fairturn.service.submitting import moment_of
+from fairturn.wire import BINARY, IDS_MAX, JSON, WAIT_S_MAX
 
 router = APIRouter(tags=["documents"])
 
-_BINARY: dict[str, Any] = {
-    "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-}
+_BINARY: dict[str, Any] = {"content": {BINARY: {"schema": {"type": "string", "format": "binary"}}}}
 
 
 class Wanted(shapes.Asked):
@@ -160,7 +158,7 @@ def get_content(request: Request, caller: Anybody, id: shapes.DocumentId) -> Res
     "/v1/documents/{id}/result",
     response_class=Response,
     responses={
-        200: {"description": "The value.", "content": {"application/json": {"schema": {}}}},
+        200: {"description": "The value.", "content": {JSON: {"schema": {}}}},
         **problems(404, 409),
     },
 )
@@ -168,7 +166,7 @@ def get_result(request: Request, caller: Anybody, id: shapes.DocumentId) -> Resp
     """The JSON value that the handler gave back for a completed document."""
     stored = _completed(service_of(request), caller, id)
     text = "null" if stored.result is None else stored.result
-    return Response(text, media_type="application/json", headers=ATTACHED)
+    return Response(text, media_type=JSON, headers=ATTACHED)
 
 
 @router.get(

@@ -10,8 +10,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairturn.clock import Clock, stopwatch
 from fairturn.service.logs import Served
-from fairturn.service.plan import JSON_BYTES_MAX, Plan
+from fairturn.service.plan import Plan
 from fairturn.service.problems import Code, answer, problem_of
+from fairturn.wire import JSON_BYTES_MAX
 
 # These take larger bodies, and count the bytes themselves.
 _UPLOADS = ("/v1/documents", "/v1/documents/batch", "/mine")

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
-from fairturn.access import KEY_NAME_BYTES_MAX, Role
+from fairturn.access import KEY_NAME_BYTES_MAX, AccessKey, Role
 from fairturn.errors import WrongState
 from fairturn.keys import OVERLAP_S_MAX
 from fairturn.keys import NewKey as MadeKey
@@ -16,6 +16,35 @@ from fairturn.service.responses import problems
 from fairturn.service.service import service_of
 
 router = APIRouter(tags=["keys"])
+
+
+class Key(shapes.Shape):
+    """An access key, without its secret."""
+
+    id: str
+    role: Role
+    customer: str | None
+    name: str
+    made_at: shapes.Moment
+    used_at: shapes.Moment | None
+    ends_at: shapes.Moment | None
+
+    @staticmethod
+    def of(key: AccessKey) -> "Key":
+        return Key(**{name: getattr(key, name) for name in Key.model_fields})
+
+
+class NewKey(Key):
+    """A key that was made just now."""
+
+    shown: Annotated[str, Field(description="The key itself. It is shown this once.")]
+
+
+class Keys(shapes.Shape):
+    """One page, by id."""
+
+    keys: list[Key]
+    next: str | None
 
 
 class WantedKeys(shapes.Asked):
@@ -39,7 +68,7 @@ class Rotation(shapes.Asked):
     ] = 0.0
 
 
-@router.get("/v1/keys", response_model=shapes.Keys, responses=problems())
+@router.get("/v1/keys", response_model=Keys, responses=problems())
 def list_keys(request: Request, caller: Operator, wanted: Annotated[WantedKeys, Query()]) -> Any:
     """List access keys, also those that have ended, without their secrets."""
     with refusing_misuse():
@@ -47,10 +76,10 @@ def list_keys(request: Request, caller: Operator, wanted: Annotated[WantedKeys, 
             customer=wanted.customer, after=wanted.after, size=wanted.size
         )
     next_one = keys[-1].id if len(keys) == wanted.size else None
-    return shapes.Keys(keys=[shapes.Key.of(key) for key in keys], next=next_one)
+    return Keys(keys=[Key.of(key) for key in keys], next=next_one)
 
 
-@router.post("/v1/keys", status_code=201, response_model=shapes.NewKey, responses=problems(409))
+@router.post("/v1/keys", status_code=201, response_model=NewKey, responses=problems(409))
 def make_key(request: Request, caller: Operator, wanted: KeyToMake) -> Any:
     """Make an access key. It is shown in this answer and never again."""
     keys = service_of(request).keys
@@ -64,7 +93,7 @@ def make_key(request: Request, caller: Operator, wanted: KeyToMake) -> Any:
 @router.post(
     "/v1/keys/{id}/rotate",
     status_code=201,
-    response_model=shapes.NewKey,
+    response_model=NewKey,
     responses=problems(404, 409),
 )
 def rotate_key(request: Request, caller: Operator, id: str, rotation: Rotation) -> Any:
@@ -74,11 +103,11 @@ def rotate_key(request: Request, caller: Operator, id: str, rotation: Rotation) 
     return _shown(made)
 
 
-@router.post("/v1/keys/{id}/revoke", response_model=shapes.Key, responses=problems(404))
+@router.post("/v1/keys/{id}/revoke", response_model=Key, responses=problems(404))
 def revoke_key(request: Request, caller: Operator, id: str) -> Any:
     """Let a key end now."""
-    return shapes.Key.of(service_of(request).keys.revoke(id))
+    return Key.of(service_of(request).keys.revoke(id))
 
 
-def _shown(made: MadeKey) -> shapes.NewKey:
-    return shapes.NewKey(**shapes.Key.of(made.key).model_dump(), shown=made.shown)
+def _shown(made: MadeKey) -> NewKey:
+    return NewKey(**Key.of(made.key).model_dump(), shown=made.shown)

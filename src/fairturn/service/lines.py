@@ -3,21 +3,18 @@
 import base64
 import json
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 from fastapi import APIRouter, Request, Response
+from pydantic import Field
 
 from fairturn.model import SUBMIT_DOCUMENTS_MAX, TRACEPARENT, Submission
 from fairturn.service import shapes
 from fairturn.service.callers import Caller, Submitter, customer_for
-from fairturn.service.plan import BATCH_BYTES_MAX
 from fairturn.service.problems import Code, Problem, refusing_misuse, refusing_parents
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
-from fairturn.service.shapes import RECEIPT
 from fairturn.service.submitting import (
-    JSON,
-    LINES,
     media_type_of,
     moment_of,
     own_parent,
@@ -29,6 +26,7 @@ from fairturn.service.uploads import (
     refusing_without_a_place,
 )
 from fairturn.traces import carrying, submitting
+from fairturn.wire import BATCH_BYTES_MAX, JSON, LINES
 
 # The service reads no files of its own machine, whatever a line says.
 _FIELDS = (
@@ -46,10 +44,22 @@ _FIELDS = (
 router = APIRouter(tags=["documents"])
 
 
+class LineReceipt(shapes.Receipt):
+    """What a line of many is answered with."""
+
+    repeated: Annotated[bool, Field(description="The idempotency key was known already.")]
+
+
+class Receipts(shapes.Shape):
+    """In the order of the lines."""
+
+    receipts: list[LineReceipt]
+
+
 @router.post(
     "/v1/documents/batch",
     status_code=201,
-    response_model=shapes.Receipts,
+    response_model=Receipts,
     responses=problems(400, 408, 413, 415, 429, 507),
     openapi_extra={
         "requestBody": {
@@ -84,8 +94,7 @@ def _submit_lines(service: Service, caller: Caller, file: BinaryIO, trace: str |
         raise Problem(Code.INVALID, "there is no line with a document")
     with refusing_misuse(), refusing_parents(), refusing_without_a_place():
         receipts = service.queue.submit_many(submissions)
-    names = (*RECEIPT, "repeated")
-    answered = [{name: getattr(receipt, name) for name in names} for receipt in receipts]
+    answered = [{**shapes.receipt_of(each), "repeated": each.repeated} for each in receipts]
     return json.dumps({"receipts": answered}).encode()
 
 

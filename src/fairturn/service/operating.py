@@ -25,11 +25,21 @@ Seconds = Annotated[shapes.Number | None, Field(ge=0, le=SECONDS_MAX)]
 Limit = Annotated[shapes.Whole | None, Field(ge=1, le=1 << 53)]
 
 
-@router.get("/v1/rule", response_model=shapes.RuleShape, responses=problems())
+class Rule(shapes.Shape):
+    """The priority rule in force."""
+
+    reset: Reset
+    reset_interval_s: float
+    bounds: list[int]
+    levels: int
+    mode: Mode
+
+
+@router.get("/v1/rule", response_model=Rule, responses=problems())
 def get_rule(request: Request) -> Any:
     """The priority rule in force. It needs no key: everybody may know it."""
     settings = service_of(request).queue.settings
-    return shapes.RuleShape(
+    return Rule(
         reset=settings.reset,
         reset_interval_s=settings.reset_interval_s,
         bounds=list(settings.bounds),
@@ -83,6 +93,23 @@ def workers_of(service: Service) -> list[shapes.Worker]:
     ]
 
 
+class Settings(shapes.Shape):
+    """The settings of the queue, in force for every process."""
+
+    mode: Mode
+    costs: Costs
+    patience_s: float
+    reset: Reset
+    reset_interval_s: float
+    bounds: list[int]
+    attempts_max: int
+    waiting_max: int
+    waiting_per_customer_max: int
+    completed_kept_s: float
+    cancelled_kept_s: float
+    dead_kept_s: float
+
+
 class SettingsChange(shapes.Asked):
     """Settings to change; what is left out stays as it is."""
 
@@ -100,13 +127,13 @@ class SettingsChange(shapes.Asked):
     dead_kept_s: Seconds = None
 
 
-@router.get("/v1/settings", response_model=shapes.Settings, responses=problems())
+@router.get("/v1/settings", response_model=Settings, responses=problems())
 def get_settings(request: Request, caller: Overseer) -> Any:
     """The settings in force."""
     return _settings(service_of(request))
 
 
-@router.patch("/v1/settings", response_model=shapes.Settings, responses=problems())
+@router.patch("/v1/settings", response_model=Settings, responses=problems())
 def change_settings(request: Request, caller: Operator, change: SettingsChange) -> Any:
     """Change settings, for every process. Priorities and counts stay what they are."""
     service = service_of(request)
@@ -117,9 +144,9 @@ def change_settings(request: Request, caller: Operator, change: SettingsChange) 
     return _settings(service)
 
 
-def _settings(service: Service) -> shapes.Settings:
+def _settings(service: Service) -> Settings:
     settings = service.queue.settings
-    return shapes.Settings(**{name: getattr(settings, name) for name in SETTING_NAMES})
+    return Settings(**{name: getattr(settings, name) for name in SETTING_NAMES})
 
 
 class BulkFilter(Wanted):

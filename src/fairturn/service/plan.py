@@ -4,12 +4,8 @@ from dataclasses import dataclass
 
 from fairturn.model import CONTENT_BYTES_MAX
 
-JSON_BYTES_MAX = 1_048_576  # of a payload or a request; what is larger is a content
-BATCH_BYTES_MAX = 32 * 1_048_576
 BATCHES_AT_ONCE = 2  # each is in memory as a whole, when all of it has come
 PARTS_MAX = 16  # of a multipart body
-WAIT_S_MAX = 60.0
-IDS_MAX = 500  # in the query of a list, which has to fit into the head of a request
 STREAMS_MAX = 2_000  # of events
 BULK_MAX = 100_000  # documents that one call changes
 REFUSED_PER_MINUTE = 60  # keys that are not known, from one address

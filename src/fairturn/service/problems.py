@@ -28,8 +28,8 @@ from fairturn.errors import (
 )
 from fairturn.sentences import Message
 from fairturn.service.languages import language, preferred_of
+from fairturn.wire import PROBLEM
 
-MEDIA_TYPE = "application/problem+json"
 TRY_AGAIN_S = 5
 _ERRORS_MAX = 20
 
@@ -148,9 +148,8 @@ def problem_of(error: Exception) -> Problem:
         return error
     detail = str(error)
     if isinstance(error, NotFound):
-        return Problem(
-            Code.NOT_FOUND
-        )  # without the id: a foreign one is answered like a missing one
+        # Without the id: a foreign one is answered like a missing one.
+        return Problem(Code.NOT_FOUND)
     if isinstance(error, WrongState):
         return Problem(Code.WRONG_STATE, detail)
     if isinstance(error, KeyReused):
@@ -225,7 +224,7 @@ def answer(problem: Problem, accept_language: str | None) -> JSONResponse:
         headers["Retry-After"] = str(problem.retry_after_s)
     if STATUS[code] == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="fairturn"'
-    return JSONResponse(content, STATUS[code], headers, media_type=MEDIA_TYPE)
+    return JSONResponse(content, STATUS[code], headers, media_type=PROBLEM)
 
 
 def install(app: FastAPI) -> None:

@@ -8,7 +8,7 @@ from starlette.background import BackgroundTask
 from starlette.responses import StreamingResponse
 
 from fairturn.content import chunks_of
-from fairturn.service.problems import MEDIA_TYPE
+from fairturn.wire import BINARY, PROBLEM
 
 # What every operation with a key can answer.
 _ALWAYS = (400, 401, 403, 405, 408, 413, 422, 429, 500, 503)
@@ -43,7 +43,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {
         status: {
             "description": _MEANINGS[status],
-            "content": {MEDIA_TYPE: {"schema": schema}},
+            "content": {PROBLEM: {"schema": schema}},
         }
         for status in sorted({*_ALWAYS, *statuses})
     }
@@ -63,7 +63,7 @@ def attachment(
     return StreamingResponse(
         _closing(file),
         headers=headers,
-        media_type="application/octet-stream",
+        media_type=BINARY,
         background=BackgroundTask(file.close),
     )
 

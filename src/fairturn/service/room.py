@@ -8,10 +8,10 @@ from pydantic import Field
 from fairturn.clock import stopwatch
 from fairturn.service import shapes
 from fairturn.service.callers import Submitter, scope_of
-from fairturn.service.plan import WAIT_S_MAX
 from fairturn.service.problems import refusing_misuse
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
+from fairturn.wire import WAIT_S_MAX
 
 router = APIRouter(tags=["documents"])
 

@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, Strict
 
-from fairturn import access, model
+from fairturn import model
 from fairturn.access import Role
 from fairturn.explain import Explanation as Explained
-from fairturn.flows import COST_ONE, Costs, Mode
+from fairturn.flows import COST_ONE
 from fairturn.model import (
     CUSTOMER_BYTES_MAX,
     PAGE_MAX,
@@ -17,7 +17,7 @@ from fairturn.model import (
 )
 from fairturn.position import Cause
 from fairturn.position import Position as Positioned
-from fairturn.priority import LEVELS, Count, Reset, Rule
+from fairturn.priority import LEVELS, Count, Rule
 from fairturn.sentences import tell
 
 Priority = Annotated[int, Field(ge=1, le=LEVELS)]
@@ -77,24 +77,14 @@ class Receipt(Shape):
     priority: Priority
     submitted_at: Moment
 
-    @staticmethod
-    def of(receipt: model.Receipt) -> "Receipt":
-        return Receipt.model_construct(**{name: getattr(receipt, name) for name in RECEIPT})
+
+def receipt_of(receipt: model.Receipt) -> dict[str, Any]:
+    """The fields of a receipt as they are shown. There are thousands a second, so that they are
+    not checked against their form."""
+    return {name: getattr(receipt, name) for name in _RECEIPT}
 
 
-RECEIPT = ("id", "customer", "count", "priority", "submitted_at")
-
-
-class LineReceipt(Receipt):
-    """What a line of many is answered with."""
-
-    repeated: Annotated[bool, Field(description="The idempotency key was known already.")]
-
-
-class Receipts(Shape):
-    """In the order of the lines."""
-
-    receipts: list[LineReceipt]
+_RECEIPT = tuple(Receipt.model_fields)
 
 
 class Progress(Shape):
@@ -254,12 +244,6 @@ class Changed(Shape):
     state: State
 
 
-class ChangedMany(Shape):
-    """A state for each id, in their order; null where there is no such document."""
-
-    states: list[State | None]
-
-
 class Standing(Shape):
     """Where a customer stands."""
 
@@ -346,18 +330,6 @@ class Customers(Shape):
     next: str | None
 
 
-class RuleShape(Shape):
-    """The priority rule in force."""
-
-    model_config = ConfigDict(title="Rule")
-
-    reset: Reset
-    reset_interval_s: float
-    bounds: list[int]
-    levels: int
-    mode: Mode
-
-
 class Summary(Shape):
     """The whole queue in a few numbers."""
 
@@ -385,52 +357,6 @@ class Worker(Shape):
 
 class Workers(Shape):
     workers: list[Worker]
-
-
-class Settings(Shape):
-    """The settings of the queue, in force for every process."""
-
-    mode: Mode
-    costs: Costs
-    patience_s: float
-    reset: Reset
-    reset_interval_s: float
-    bounds: list[int]
-    attempts_max: int
-    waiting_max: int
-    waiting_per_customer_max: int
-    completed_kept_s: float
-    cancelled_kept_s: float
-    dead_kept_s: float
-
-
-class Key(Shape):
-    """An access key, without its secret."""
-
-    id: str
-    role: Role
-    customer: str | None
-    name: str
-    made_at: Moment
-    used_at: Moment | None
-    ends_at: Moment | None
-
-    @staticmethod
-    def of(key: access.AccessKey) -> "Key":
-        return Key(**{name: getattr(key, name) for name in Key.model_fields})
-
-
-class NewKey(Key):
-    """A key that was made just now."""
-
-    shown: Annotated[str, Field(description="The key itself. It is shown this once.")]
-
-
-class Keys(Shape):
-    """One page, by id."""
-
-    keys: list[Key]
-    next: str | None
 
 
 class Bulk(Shape):

@@ -23,11 +23,9 @@ from fairturn.service import shapes
 from fairturn.service.callers import Caller, customer_for, submitter_of
 from fairturn.service.collecting import Collector
 from fairturn.service.forms import receive_form
-from fairturn.service.plan import JSON_BYTES_MAX
 from fairturn.service.problems import Code, Problem, invalid, refusing_misuse, refusing_parents
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
-from fairturn.service.shapes import RECEIPT
 from fairturn.service.uploads import (
     Received,
     check_checksum,
@@ -39,10 +37,10 @@ from fairturn.service.uploads import (
     refusing_without_a_place,
 )
 from fairturn.traces import carrying, submitting
+from fairturn.wire import BINARY, IDEMPOTENCY_KEY, JSON, JSON_BYTES_MAX, LINES, REPEATED
 
-FORM, JSON, LINES = "multipart/form-data", "application/json", "application/x-ndjson"
-REPEATED = "Idempotency-Replayed"
-IDEMPOTENCY_KEY, CONTENT_DIGEST = "Idempotency-Key", "Content-Digest"
+FORM = "multipart/form-data"
+CONTENT_DIGEST = "Content-Digest"
 
 router = APIRouter(tags=["documents"])
 
@@ -77,7 +75,7 @@ _NOTHING_SAID = About()
 _BODY = {
     "required": True,
     "content": {
-        "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+        BINARY: {"schema": {"type": "string", "format": "binary"}},
         JSON: {"schema": {}},
         FORM: {
             "schema": {
@@ -167,7 +165,7 @@ async def submit(request: Request) -> Response:
     headers = {"Location": f"/v1/documents/{receipt.id}"}
     if receipt.repeated:
         headers[REPEATED] = "true"
-    content = json.dumps({name: getattr(receipt, name) for name in RECEIPT})
+    content = json.dumps(shapes.receipt_of(receipt))
     return Response(content, 200 if receipt.repeated else 201, headers, media_type=JSON)
 
 

@@ -45,7 +45,7 @@ class Body:
         maximum = self._size_bytes_max
         self._size_bytes += len(chunk)
         if self._size_bytes > maximum:
-            raise Problem(Code.TOO_LARGE, f"at most {maximum:,} bytes are accepted")
+            raise _too_large(maximum)
         self._held += chunk
         if self._writing is None and self._size_bytes > INLINE_BYTES_MAX:
             begin = self._service.queue.contents.begin
@@ -79,15 +79,19 @@ def refusing_without_a_place() -> Iterator[None]:
     try:
         yield
     except StoreRefused:
-        said = f"at most {INLINE_BYTES_MAX:,} bytes are accepted"
-        raise Problem(Code.TOO_LARGE, said) from None
+        raise _too_large(INLINE_BYTES_MAX) from None
+
+
+def _too_large(maximum: int) -> Problem:
+    return Problem(Code.TOO_LARGE, f"at most {maximum:,} bytes are accepted")
 
 
 async def pieces_of(request: Request, service: Service, maximum: int) -> AsyncIterator[bytes]:
     """The body of a request, as long as it comes fast enough and is not too large."""
-    refuse_declared(request, maximum)
+    _refuse_declared(request, maximum)
     plan = service.plan
     until = stopwatch() + plan.upload_s_max
+    size_bytes = 0
     stream = aiter(request.stream())
     while True:
         left_s = min(plan.pause_s_max, until - stopwatch())
@@ -100,6 +104,9 @@ async def pieces_of(request: Request, service: Service, maximum: int) -> AsyncIt
             raise _too_slow(service) from None
         except ClientDisconnect:
             raise Problem(Code.CUT_OFF) from None
+        size_bytes += len(chunk)
+        if size_bytes > maximum:
+            raise _too_large(maximum)
         if chunk:
             yield chunk
 
@@ -129,11 +136,11 @@ async def receive_small(request: Request, service: Service) -> bytes:
         raise Problem(Code.CUT_OFF) from None
 
 
-def refuse_declared(request: Request, maximum: int) -> None:
+def _refuse_declared(request: Request, maximum: int) -> None:
     """Refuse a body that says itself that it is too large, before any of it is read."""
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared[:20]) > maximum:
-        raise Problem(Code.TOO_LARGE, f"at most {maximum:,} bytes are accepted")
+        raise _too_large(maximum)
 
 
 async def receive(request: Request, service: Service) -> Received:
@@ -153,8 +160,6 @@ async def receive_in_memory(request: Request, service: Service, maximum: int) ->
     held = bytearray()
     async for chunk in pieces_of(request, service, maximum):
         held += chunk
-        if len(held) > maximum:
-            raise Problem(Code.TOO_LARGE, f"at most {maximum:,} bytes are accepted")
     return bytes(held)
 
 
@@ -162,12 +167,9 @@ async def receive_to_disk(request: Request, service: Service, maximum: int) -> B
     """A body that is read when all of it has come; who calls this closes the file."""
     file: BinaryIO = await service.run(TemporaryFile)
     try:
-        held, size_bytes = bytearray(), 0
+        held = bytearray()
         async for chunk in pieces_of(request, service, maximum):
             held += chunk
-            size_bytes += len(chunk)
-            if size_bytes > maximum:
-                raise Problem(Code.TOO_LARGE, f"at most {maximum:,} bytes are accepted")
             if len(held) >= PIECE_BYTES:
                 piece, held = bytes(held), bytearray()
                 await service.run(file.write, piece)
