@@ -17,6 +17,7 @@ class Filters(TypedDict, total=False):
     states: State | str | Iterable[State | str] | None
     priorities: int | Iterable[int] | None
     name: str | None
+    name_part: str | None
     submitted_from: datetime | int | None
     submitted_before: datetime | int | None
     ids: Iterable[str] | None
@@ -28,7 +29,7 @@ def to_filter(filters: Filters) -> Filter:
     if unknown:
         known = ", ".join(Filters.__annotations__)
         raise TypeError(f"documents are not listed by {', '.join(sorted(unknown))}, but by {known}")
-    customer, name = filters.get("customer"), filters.get("name")
+    customer, name, part = filters.get("customer"), filters.get("name"), filters.get("name_part")
     submitted_from, before = filters.get("submitted_from"), filters.get("submitted_before")
     if customer is not None:
         text.identity(customer, "customer", CUSTOMER_BYTES_MAX)
@@ -38,6 +39,7 @@ def to_filter(filters: Filters) -> Filter:
         priorities=_priorities(filters.get("priorities")),
         # As it was stored: see `submission.py`.
         name=None if name is None else text.description(name, NAME_BYTES_MAX),
+        name_part=None if not part else text.description(part, NAME_BYTES_MAX),
         submitted_from=None
         if submitted_from is None
         else as_moment(submitted_from, "submitted_from"),

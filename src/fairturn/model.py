@@ -254,6 +254,7 @@ class Filter:
     states: tuple[State, ...] | None = None
     priorities: tuple[int, ...] | None = None
     name: str | None = None
+    name_part: str | None = None  # somewhere in the name; see `text.spellings`
     submitted_from: int | None = None
     submitted_before: int | None = None
     ids: tuple[str, ...] | None = None

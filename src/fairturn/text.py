@@ -6,8 +6,10 @@ text is a description, and there it is replaced: recording a failure must never 
 """
 
 import re
+import string
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_SMALL = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 REPLACEMENT = "\ufffd"
 
 
@@ -31,6 +33,21 @@ def identity(value: str, what: str, bytes_max: int) -> str:
     if size > bytes_max:
         raise ValueError(f"{what} has {size:,} bytes; at most {bytes_max:,} are allowed")
     return value
+
+
+def spellings(part: str) -> tuple[str, ...]:
+    """What to look for in a name whose ASCII letters were made small, to find this part of it.
+
+    Letters of ASCII match in either case. Every database agrees on those; of other letters some
+    know the case and some do not, so they are looked for as they were typed, all small, all large.
+    """
+    typed = (part, part.lower(), part.upper())
+    return tuple(dict.fromkeys(small(each) for each in typed))
+
+
+def small(value: str) -> str:
+    """The text with small letters for those of ASCII; all others stay."""
+    return value.lower() if value.isascii() else value.translate(_SMALL)
 
 
 def description(value: str, bytes_max: int) -> str:

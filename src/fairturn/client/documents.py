@@ -286,6 +286,7 @@ def _query(wanted: Filter, me: Me) -> list[tuple[str, str]]:
     given = {
         "customer": wanted.customer if own is None else None,
         "name": wanted.name,
+        "name_part": wanted.name_part,
         "submitted_from": wanted.submitted_from,
         "submitted_before": wanted.submitted_before,
     }

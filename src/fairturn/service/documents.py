@@ -35,6 +35,9 @@ class Wanted(shapes.Asked):
     state: Annotated[list[State], Field(default_factory=list)]
     priority: Annotated[list[shapes.Priority], Field(default_factory=list)]
     name: Annotated[str | None, Field(max_length=NAME_BYTES_MAX)] = None
+    name_part: Annotated[
+        str | None, Field(max_length=NAME_BYTES_MAX, description="Somewhere in the name.")
+    ] = None
     submitted_from: Annotated[str | None, Field(description="ISO 8601, or microseconds.")] = None
     submitted_before: Annotated[str | None, Field(description="ISO 8601, or microseconds.")] = None
     id: Annotated[
@@ -49,6 +52,7 @@ class Wanted(shapes.Asked):
             states=self.state or None,
             priorities=self.priority or None,
             name=self.name,
+            name_part=self.name_part,
             submitted_from=None if since is None else moment_of(since),
             submitted_before=None if before is None else moment_of(before),
             ids=self.id or None,

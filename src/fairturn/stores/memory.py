@@ -63,6 +63,7 @@ from fairturn.stores.ending import Attempt, Ending, end_of, end_of_lease
 from fairturn.stores.ends import Ends, to_summary
 from fairturn.stores.foreseeing import Kept, KeptCustomer, foresee, situation
 from fairturn.stores.lanes import Next, by_lane, levels_of, lines_in_turn, take_turns
+from fairturn.text import small, spellings
 from fairturn.turns import Turns
 
 
@@ -524,6 +525,7 @@ class MemoryStore:
             and (filter.states is None or row.state in filter.states)
             and (filter.priorities is None or row.priority in filter.priorities)
             and (filter.name is None or row.new.name == filter.name)
+            and (filter.name_part is None or _has_part(row.new.name, filter.name_part))
             and (filter.submitted_from is None or row.submitted_at >= filter.submitted_from)
             and (filter.submitted_before is None or row.submitted_at < filter.submitted_before)
             and (filter.ids is None or self._id(row.number) in filter.ids)
@@ -854,6 +856,10 @@ class MemoryStore:
             real_cost=row.real_cost,
             progress=row.progress,
         )
+
+
+def _has_part(name: str | None, part: str) -> bool:
+    return name is not None and any(spelling in small(name) for spelling in spellings(part))
 
 
 def _changed(customer: _Customer) -> Changed:

@@ -96,6 +96,32 @@ class Finding(StoreSuite):
         assert (near.documents, near.next is None) == ([], False)
         assert (ids(further.documents), further.next) == ([wanted.id], None)
 
+    @pytest.mark.parametrize(
+        ("part", "found"),
+        [
+            ("invoice", ["Invoice-17.pdf", "my_INVOICE%.pdf"]),
+            ("-17.P", ["Invoice-17.pdf"]),
+            ("%", ["my_INVOICE%.pdf"]),
+            ("y_i", ["my_INVOICE%.pdf"]),
+            ("\\", ["a\\b"]),
+            ("übung", ["ÜBUNG 2"]),
+            ("nothing", []),
+        ],
+    )
+    def test_documents_are_found_by_a_part_of_their_name_as_it_is_written_or_in_other_case(
+        self, store: Store, part: str, found: list[str]
+    ) -> None:
+        names = ["ÜBUNG 2", "a\\b", "my_INVOICE%.pdf", "Invoice-17.pdf"]
+        for name in names:
+            submit(store, name=name)
+        submit(store, "another")
+
+        page = store.find(Filter(customer="acme", name_part=part))
+        everybody = store.find(Filter(name_part=part))
+
+        assert [document.name for document in page.documents] == found
+        assert everybody == page
+
     @pytest.mark.parametrize("wanted", list(State))
     def test_documents_are_found_by_state(self, store: Store, wanted: State) -> None:
         order = [s for s in State if s is not State.WAITING] + [State.WAITING]

@@ -25,6 +25,7 @@ from fairturn.stores.ends import Ends, to_summary
 from fairturn.stores.postgres.database import BEGIN_SNAPSHOT, COMMIT, Session
 from fairturn.stores.postgres.rows import DOCUMENT_COLUMNS, QUEUE, QueueRow, to_queue
 from fairturn.stores.values import CODES, RUNNING, WAITING, Row, SettingsCache, to_document
+from fairturn.text import spellings
 
 # Of the last attempt; an older one's is forgotten by the claim that gave out a higher fence.
 _PROGRESS = "CASE WHEN d.progress_fence = d.fence THEN d.progress END"
@@ -155,6 +156,11 @@ def _conditions(filter: Filter, key: int, values: list[Any]) -> Iterable[str]:
     if filter.name is not None:
         values.append(filter.name)
         yield "d.name = %s"
+    if filter.name_part is not None:
+        parts = spellings(filter.name_part)
+        values += parts
+        found = 'strpos(lower(d.name COLLATE "C"), %s) > 0'
+        yield f"({' OR '.join(found for _ in parts)})"
     if filter.submitted_from is not None:
         values.append(filter.submitted_from)
         yield "d.submitted_at >= %s"

@@ -1,5 +1,6 @@
 """Reading: documents, customers and numbers, each from one snapshot."""
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from fairturn.priority import LEVELS, Count
 from fairturn.stores.ends import to_summary
 from fairturn.stores.sqlite.rows import QueueRow, read_ends
 from fairturn.stores.values import CODES, DOCUMENT_COLUMNS, RUNNING, WAITING, Row, to_document
+from fairturn.text import spellings
 
 # Of the last attempt; an older one's is forgotten by the claim that gave out a higher fence.
 _PROGRESS = "iif(d.progress_fence = d.fence, d.progress_done, NULL), d.progress_total"
@@ -111,11 +113,21 @@ def _condition(
         where_in("priority", filter.priorities)
     if filter.name is not None:
         where("d.name = :name", name=filter.name)
+    if filter.name_part is not None:
+        # LIKE takes letters of ASCII in either case, in half the time of lower().
+        parts = {f"part_{n}": _like(part) for n, part in enumerate(spellings(filter.name_part))}
+        found = " OR ".join(f"d.name LIKE :{name} ESCAPE '\\'" for name in parts)
+        where(f"({found})", **parts)
     if filter.submitted_from is not None:
         where("d.submitted_at >= :submitted_from", submitted_from=filter.submitted_from)
     if filter.submitted_before is not None:
         where("d.submitted_at < :submitted_before", submitted_before=filter.submitted_before)
     return " AND ".join(conditions)
+
+
+def _like(part: str) -> str:
+    """The pattern of what has this somewhere in it."""
+    return "%" + re.sub(r"([\\%_])", r"\\\1", part) + "%"
 
 
 def _walk(filter: Filter) -> tuple[str, str]:
