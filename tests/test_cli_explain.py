@@ -36,9 +36,9 @@ def test_a_document_that_waits_is_explained_in_sentences(file: Path) -> None:
     ("language", "expected"),
     [
         ("de", "Es läuft kein Worker."),
-        ("es", "No hay ningún proceso de trabajo en marcha."),
+        ("es", "No hay ningún worker en marcha."),
         ("pl", "Żaden proces roboczy nie działa."),
-        ("pt", "Nenhum processo de trabalho está em execução."),
+        ("pt", "Nenhum worker está em execução."),
     ],
 )
 def test_another_language_can_be_asked_for(file: Path, language: str, expected: str) -> None:

@@ -360,7 +360,7 @@ def test_the_calculator_answers_while_one_types(page: Page) -> None:
     expect(page.locator("#calculated .answer")).to_have_text(
         "The first gets priority 1, the last gets priority 2."
     )
-    page.get_by_label("Seconds between two of them").fill("1501")
+    page.get_by_label("Seconds between two documents").fill("1501")
     expect(page.locator("#calculated .answer")).to_contain_text("All 5 get priority 1")
 
 

@@ -13,6 +13,7 @@ from fairturn.cli.endings import Ending, wrong_use
 from fairturn.cli.settings import Found
 
 if TYPE_CHECKING:  # loaded when a service is started
+    from fairturn.demo.traffic import Pace
     from fairturn.queue import Queue
     from fairturn.service.running import Address, Server
 
@@ -108,6 +109,8 @@ def make_server(
     *,
     as_json: bool,
     open_page: bool = False,
+    works: bool = False,
+    demo: "Pace | None" = None,
     on_stopping: Callable[[bool], None] | None = None,
 ) -> "Server":
     """The server of a queue, which says where it listens."""
@@ -134,7 +137,7 @@ def make_server(
         lines.setFormatter(JsonFormatter())
         logging.basicConfig(level=logging.WARNING, handlers=[lines])
     app = make_app(queue, plan, on_served=json_lines(sys.stderr) if as_json else None)
-    install(app)
+    install(app, works=works, demo=demo)
 
     def started(url: str) -> None:
         click.echo(f"Serving at {url} (the API: {url}/docs). Ctrl-C ends it.", err=True)

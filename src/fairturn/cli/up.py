@@ -16,6 +16,7 @@ from fairturn.cli.serving import address_of, make_server, run_server, service_op
 from fairturn.cli.work import WITHOUT_A_HANDLER, Lines
 
 if TYPE_CHECKING:
+    from fairturn.demo.traffic import Pace
     from fairturn.queue import Queue
     from fairturn.worker import Worker
 
@@ -89,6 +90,8 @@ def command(
             address,
             as_json=as_json,
             open_page=open_page,
+            works=True,
+            demo=_pace(settings["concurrency"].value) if demo else None,
             on_stopping=lambda now: worker.stop(now=now),
         )
         with _working(worker, server.stop):
@@ -122,6 +125,13 @@ def _working(worker: "Worker", stop_serving: Any) -> Iterator[None]:
         thread.join()
     if failed:
         raise failed[0]
+
+
+def _pace(workers: int) -> "Pace":
+    """How fast the documents of the demo are worked off."""
+    from fairturn.demo.traffic import Pace
+
+    return Pace(DEMO_DOCUMENT_S, workers)
 
 
 @contextmanager

@@ -31,6 +31,13 @@ class Sending(NamedTuple):
     documents: int
 
 
+class Pace(NamedTuple):
+    """How fast the documents of a demo are worked off: so long for each, so many at once."""
+
+    document_s: float
+    workers: int
+
+
 def schedule(
     *,
     documents: int = DOCUMENTS,

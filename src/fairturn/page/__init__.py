@@ -6,5 +6,5 @@ escape everything; scripts only replace blocks that have changed (decision 0040)
     mounting, visitors, sessions    routes and files; who looks, and what they may see
     rendering, tongue, texts        templates; numbers, durations and words in a language
     faces, trail, charts            a customer's colour; what happened lately; drawings
-    rules, now, documents, customers, own, whatif    one page each
+    rules, now, documents, searching, listing, customers, own, whatif    one page each
 """

@@ -58,6 +58,29 @@ _KEYS: dict[Sort, Callable[[Customer], float]] = {
 }
 
 
+# Which columns begin with the smallest; all others with the largest.
+_UP = (Sort.NAME, Sort.COUNT, Sort.LIMIT)
+
+
+class Order(NamedTuple):
+    """By which column, and whether the other way round."""
+
+    sort: Sort
+    turned: bool = False
+
+    @property
+    def up(self) -> bool:
+        return (self.sort in _UP) != self.turned
+
+    def query(self) -> dict[str, str]:
+        """As it stands in an address."""
+        return {"sort": self.sort.value, **({"turned": "1"} if self.turned else {})}
+
+    def by(self, name: str) -> "Order":
+        """What a click on the head of this column gives."""
+        return Order(Sort(name), turned=self.sort == name and not self.turned)
+
+
 class Table(NamedTuple):
     """One page of customers."""
 
@@ -76,17 +99,19 @@ def show_customers(
     *,
     q: Annotated[str, Query(max_length=CUSTOMER_BYTES_MAX)] = "",
     sort: Sort = Sort.WAITING,
+    turned: bool = False,
     page: Annotated[int, Query(ge=1, le=100_000)] = 1,
     after: Annotated[str, Query(max_length=CUSTOMER_BYTES_MAX)] = "",
 ) -> Response:
     """A page of the table."""
-    table = _table(visitor, q.strip(), sort, page, after)
+    order = Order(sort, turned)
+    table = _table(visitor, q.strip(), order, page, after)
     if table.total is None:
-        sort = Sort.NAME
-    return render(request, visitor, "customers.html", table=table, q=q, sort=sort, sorts=list(Sort))
+        order = Order(Sort.NAME)
+    return render(request, visitor, "customers.html", table=table, q=q, order=order)
 
 
-def _table(visitor: Visitor, q: str, sort: Sort, page: int, after: str) -> Table:
+def _table(visitor: Visitor, q: str, order: Order, page: int, after: str) -> Table:
     listed, lately = visitor.page.directory.listed(), visitor.page.trail.lately()
     rule, now = visitor.service.queue.settings.rule, visitor.service.clock.now()
     if listed is None:
@@ -96,13 +121,18 @@ def _table(visitor: Visitor, q: str, sort: Sort, page: int, after: str) -> Table
         wanted = q.casefold()
         found = [customer for customer in found if wanted in customer.name.casefold()]
     begin = (page - 1) * SIZE
-    ordered = _ordered(found, sort, lately)[begin : begin + SIZE]
+    ordered = _ordered(found, order, lately)[begin : begin + SIZE]
     rows = [row_of(c, lately, rule, now) for c in ordered]
     pages = max(1, -(-len(found) // SIZE))
     return Table(rows, len(found), listed.at, page, pages, None)
 
 
-def _ordered(found: list[Customer], sort: Sort, lately: Lately) -> list[Customer]:
+def _ordered(found: list[Customer], order: Order, lately: Lately) -> list[Customer]:
+    ordered = _by(order.sort, found, lately)
+    return ordered[::-1] if order.turned else ordered
+
+
+def _by(sort: Sort, found: list[Customer], lately: Lately) -> list[Customer]:
     if sort is Sort.NAME:
         return found
     if sort in _KEYS:

@@ -8,13 +8,16 @@ says how old it is. A queue with one page of customers is read anew each time.
 import threading
 from typing import NamedTuple
 
-from fairturn.clock import SECOND_US, Clock
+from fairturn.clock import SECOND_US, Clock, stopwatch
 from fairturn.model import PAGE_MAX, Customer
 from fairturn.store import Store
 
 KEPT_US = 30 * SECOND_US
 SMALL_US = SECOND_US
 CUSTOMERS_MAX = 200_000
+# Between two pages it rests so many times as long as one took. Threads of Python share one core:
+# without this, whoever asks for a page meanwhile would wait for half of every page that is read.
+RESTS = 2
 
 
 class Listed(NamedTuple):
@@ -40,6 +43,7 @@ class Directory:
         self._lock = threading.Lock()
         self._listed: Listed | None = None
         self._reading: threading.Thread | None = None
+        self._resting = threading.Event()
 
     def listed(self) -> Listed | None:
         """What is known; None while many are being read for the first time."""
@@ -72,9 +76,11 @@ class Directory:
         customers = list(customers)
         try:
             while after is not None and len(customers) < CUSTOMERS_MAX:
+                begun = stopwatch()
                 page = self._store.customers(after=after, size=PAGE_MAX)
                 customers += page.customers
                 after = page.next
+                self._resting.wait(RESTS * (stopwatch() - begun))
             self._listed = _list(now, customers, after is None)
         finally:
             self._reading = None

@@ -1,24 +1,25 @@
-"""A document: what happened to it, why it is where it is, and what can be done; and the search."""
+"""A document: what happened to it, why it is where it is, and what can be done."""
 
 import json
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from fairturn.explain import Audience, Explanation, without_position
-from fairturn.model import NAME_BYTES_MAX, Customer, Document, Filter, State, Stored
+from fairturn.model import Document, State, Stored
+from fairturn.page.faces import plain
 from fairturn.page.rendering import PageRoute, render, see_other
 from fairturn.page.visitors import Changer, Known, Visitor
 from fairturn.reasons import Code as Said
+from fairturn.reasons import Reason
 from fairturn.sentences import tell
 from fairturn.service import documents as operations
 from fairturn.service.callers import Caller, stored_for
 from fairturn.situation import waiting_since
 
 RESULT_CHARACTERS_MAX = 20_000
-SEARCH_REACH = 50_000
-FOUND_MAX = 20
+_OVERTAKEN = (Said.SERVED_MEANWHILE, Said.SERVED_AT_LEAST)
 _ENDINGS = {State.COMPLETED: "completed", State.DEAD: "dead", State.CANCELLED: "cancelled"}
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -114,9 +115,7 @@ def timeline(document: Document, explained: Explanation, *, whole: bool) -> list
     )
     if document.due_at is not None and document.attempts == 0:
         events.append(Event("event_due", document.due_at, {}))
-    for said in explained.reasons:
-        if said.code in (Said.SERVED_MEANWHILE, Said.SERVED_AT_LEAST):
-            events.append(Event("event_overtaken", None, {"n": said.parameters["documents"]}))
+    events += (_overtaken(r) for r in explained.reasons if r.code in _OVERTAKEN)
     if document.claimed_at is not None:
         waited = max(0, document.claimed_at - waiting_since(document))
         values: dict[str, object] = {"n": document.attempts, "waited": waited}
@@ -138,6 +137,18 @@ def timeline(document: Document, explained: Explanation, *, whole: bool) -> list
         ending = _ENDINGS[document.state]
         events.append(Event(f"event_{ending}", document.ended_at, {}, ending))
     return events
+
+
+def _overtaken(reason: Reason) -> Event:
+    """By how many, and for those who may know it, of whom most of them are."""
+    served = reason.parameters
+    largest, values = served.get("largest"), {"n": served["documents"]}
+    if not isinstance(largest, tuple) or not largest:
+        return Event("event_overtaken", None, {**values})
+    names = [f"{plain(name)} ({n})" for name, n in largest]
+    if served["customers"] != len(names):
+        names.append("…")
+    return Event("event_overtaken_by", None, {**values, "names": ", ".join(names)})
 
 
 def _result(stored: Stored) -> str | None:
@@ -176,43 +187,3 @@ def retry(request: Request, visitor: Changer, id: str) -> Response:
     """Try it again."""
     operations.retry_document(request, caller_of(visitor), id)
     return see_other(request, f"/documents/{id}", done="retried")
-
-
-@router.get("/search")
-def search(
-    request: Request, visitor: Known, q: Annotated[str, Query(max_length=NAME_BYTES_MAX)] = ""
-) -> Response:
-    """Find by id, name or customer. One thing that is meant is shown at once."""
-    q = q.strip()
-    caller, store = caller_of(visitor), visitor.service.queue.store
-    stored = store.read(q.lower()) if q else None
-    if stored is not None and (caller.sees_all or stored.document.customer == caller.customer):
-        return see_other(request, f"/documents/{stored.document.id}")
-    page = store.find(Filter(customer=caller.customer, name=q), size=FOUND_MAX, reach=SEARCH_REACH)
-    customers = _customers(visitor, q) if caller.sees_all and q else []
-    if not page.documents and len(customers) == 1:
-        return see_other(request, "/customer", name=customers[0].name)
-    if len(page.documents) == 1 and not customers:
-        return see_other(request, f"/documents/{page.documents[0].id}")
-    return render(
-        request,
-        visitor,
-        "search.html",
-        q=q,
-        documents=page.documents,
-        customers=customers,
-        reach=SEARCH_REACH if page.next is not None else None,
-    )
-
-
-def _customers(visitor: Visitor, q: str) -> list[Customer]:
-    """Customers with this in their name, as far as they are listed; or whose names begin so."""
-    listed = visitor.page.directory.listed()
-    if listed is not None:
-        wanted = q.casefold()
-        exact = [c for c in listed.customers if c.name == q]
-        return exact or [c for c in listed.customers if wanted in c.name.casefold()][:FOUND_MAX]
-    store = visitor.service.queue.store
-    found = store.customers(names=[q]).customers
-    following = store.customers(after=q, size=FOUND_MAX).customers
-    return found or [c for c in following if c.name.startswith(q)]

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Form, Request
 from starlette.responses import Response
 
 from fairturn.page.rendering import PageRoute, render, see_other
-from fairturn.page.visitors import SESSION_COOKIE, Anybody, refuse_other_origins
+from fairturn.page.visitors import SESSION_COOKIE, Anybody, Visitor, refuse_other_origins
 from fairturn.service.callers import address_of, is_local
 from fairturn.service.problems import Code, Problem
 
@@ -16,7 +16,7 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 @router.get("/login")
 def show_login(request: Request, visitor: Anybody, next: str = "/") -> Response:
     """Where a key is asked for."""
-    return render(request, visitor, "login.html", next=back_to(next), refused=False)
+    return _login(request, visitor, next)
 
 
 @router.post("/login")
@@ -37,7 +37,7 @@ def log_in(
     found = service.keys.check(key.strip())
     if found is None:
         service.rates.refuse(address)
-        return render(request, visitor, "login.html", status=401, next=back_to(next), refused=True)
+        return _login(request, visitor, next, refused=True)
     response = see_other(request, back_to(next))
     response.set_cookie(
         SESSION_COOKIE,
@@ -57,6 +57,19 @@ def log_out(request: Request, visitor: Anybody) -> Response:
     response = see_other(request, "/login")
     response.delete_cookie(SESSION_COOKIE, httponly=True, samesite="strict")
     return response
+
+
+def _login(request: Request, visitor: Visitor, next: str, *, refused: bool = False) -> Response:
+    return render(
+        request,
+        visitor,
+        "login.html",
+        status=401 if refused else 200,
+        next=back_to(next),
+        refused=refused,
+        # The browser still has the name of a session that this process has ended or forgotten.
+        ended=visitor.caller is None and SESSION_COOKIE in request.cookies,
+    )
 
 
 def back_to(path: str) -> str:

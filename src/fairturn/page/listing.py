@@ -15,6 +15,7 @@ from fairturn.filters import Filters, to_filter
 from fairturn.model import NAME_BYTES_MAX, State
 from fairturn.page.documents import caller_of
 from fairturn.page.rendering import PageRoute, render, see_other
+from fairturn.page.searching import LOOKED_MAX, look
 from fairturn.page.visitors import Operator, Overseer, Visitor
 from fairturn.priority import LEVELS
 from fairturn.service import operating, shapes
@@ -24,7 +25,6 @@ from fairturn.service.responses import ATTACHED
 from fairturn.service.submitting import moment_of
 
 SIZE = 50
-REACH = 100_000  # documents that one page looks at
 EXPORT_MAX = 1_000_000
 COLUMNS = (
     "id", "customer", "state", "priority", "count", "name", "size_bytes", "submitted_at", "due_at",
@@ -70,7 +70,7 @@ class Asked(shapes.Asked):
             customer=self.customer or None,
             states=self.states or None,
             priorities=self.priorities or None,
-            name=self.name or None,
+            name_part=self.name or None,
             submitted_from=None if since is None else moment_of(since),
             submitted_before=None if before is None else moment_of(before),
         )
@@ -85,6 +85,7 @@ def _moment(text: str) -> str | None:
 
 class AskedPage(Asked):
     after: str = ""
+    looked: Annotated[int, Field(ge=0, le=LOOKED_MAX)] = 0
     did_cancel: int | None = None  # after many were changed: how many
     did_retry: int | None = None
 
@@ -96,20 +97,23 @@ def show_documents(
     """A page of the documents that match."""
     with refusing_misuse():
         wanted = to_filter(asked.filters())
-        page = visitor.service.queue.store.find(
-            wanted, after=asked.after or None, size=SIZE, reach=REACH
-        )
+    found = look(
+        visitor.service.queue.store,
+        wanted,
+        after=asked.after or None,
+        size=SIZE,
+        looked=asked.looked,
+    )
     return render(
         request,
         visitor,
         "documents.html",
         asked=asked,
         query=asked.query(),
-        documents=page.documents,
-        next=page.next,
-        size_=SIZE,
+        documents=found.documents,
+        further=found,
+        full=len(found.documents) >= SIZE,
         states=list(State),
-        reach=REACH,
     )
 
 
@@ -191,7 +195,7 @@ def _bulk(asked: Confirmed, *, dry_run: bool) -> BulkAction:
         customer=asked.customer or None,
         state=asked.states,
         priority=asked.priorities,
-        name=asked.name or None,
+        name_part=asked.name or None,
         submitted_from=since,
         submitted_before=before,
     )

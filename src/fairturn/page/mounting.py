@@ -11,6 +11,7 @@ from fastapi import APIRouter, FastAPI, Query, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from fairturn.demo.traffic import Pace
 from fairturn.errors import StoreError
 from fairturn.page import (
     customers,
@@ -21,9 +22,11 @@ from fairturn.page import (
     now,
     own,
     rules,
+    searching,
     streaming,
     whatif,
 )
+from fairturn.page.comparing import Comparison
 from fairturn.page.directory import Directory
 from fairturn.page.entering import back_to
 from fairturn.page.rendering import HEADERS, STATIC, PageRoute, see_other, static_file, tell
@@ -40,6 +43,7 @@ PAGES = (
     rules,
     now,
     documents,
+    searching,
     listing,
     customers,
     own,
@@ -72,16 +76,22 @@ def choose_language(
     return response
 
 
-def install(app: FastAPI) -> None:
-    """Let the application show pages beside its operations."""
+def install(app: FastAPI, *, works: bool = False, demo: Pace | None = None) -> None:
+    """Let the application show pages beside its operations.
+
+    `works`: the same command runs a worker. `demo`: how fast it works off the traffic of the demo.
+    """
     service: Service = app.state.service
     store, clock = service.queue.store, service.clock
     page = Page(
-        all_tongues(),
-        Trail(store, clock),
-        Directory(store, clock),
-        whatif.Runs(),
-        demonstrating.Demo(),
+        tongues=all_tongues(),
+        trail=Trail(store, clock),
+        directory=Directory(store, clock),
+        example=now.Example(),
+        runs=whatif.Runs(),
+        demo=demonstrating.Demo(),
+        works=works,
+        comparison=None if demo is None else Comparison(demo),
     )
     app.state.page = page
     for routes in (router, *(each.router for each in PAGES)):

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fastapi import APIRouter, Request
 from markupsafe import Markup
@@ -10,14 +10,17 @@ from starlette.responses import Response
 
 from fairturn.clock import SECOND_US
 from fairturn.errors import NotFound
+from fairturn.explain import Explanation
 from fairturn.model import Customer, Document, Filter, Lanes, State
 from fairturn.page.charts import Note, Series, waits_chart
+from fairturn.page.comparing import Comparison
 from fairturn.page.directory import Directory
 from fairturn.page.rendering import PageRoute, render, see_other
 from fairturn.page.tongue import Tongue
 from fairturn.page.trail import RECENT_US, Lately, Share, Trail, quantile
 from fairturn.page.visitors import Known, Visitor
 from fairturn.priority import Count, Rule
+from fairturn.queue import Queue
 from fairturn.sentences import tell
 from fairturn.service.operating import workers_of
 from fairturn.service.shapes import Worker
@@ -28,6 +31,7 @@ RUNNING_READ, RUNNING_SHOWN = 200, 8
 WORKERS_SHOWN = 12
 CUSTOMERS_SHOWN = 8
 LATE_US = 600 * SECOND_US
+EXAMPLE_US = SECOND_US
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -74,12 +78,39 @@ class Why(NamedTuple):
     sentences: list[str]
 
 
+class Example:
+    """The document whose wait is explained: asked about once a second, however many look."""
+
+    def __init__(self) -> None:
+        self._at: int | None = None
+        self._found: tuple[Document, Explanation] | None = None
+
+    def found(
+        self, queue: Queue, lanes: Sequence[Lane], now: int
+    ) -> tuple[Document, Explanation] | None:
+        """One that others slip past, in the last lane that has any."""
+        chips = next((lane.chips for lane in reversed(lanes) if lane.chips), ())
+        if not chips:
+            return None
+        if self._at is None or now - self._at >= EXAMPLE_US:
+            document = chips[:6][-1]
+            try:
+                self._found = document, queue.explain(document.id)
+            except NotFound:
+                self._found = None  # it was deleted meanwhile
+            self._at = now
+        return self._found
+
+
 @router.get("/")
 def show_now(request: Request, visitor: Known) -> Response:
     """The page for operators; a customer goes to its own."""
     if not visitor.oversees:
         return see_other(request, "/mine")
-    return now_page(request, visitor, visitor.page.trail, visitor.page.directory)
+    page = visitor.page
+    return now_page(
+        request, visitor, page.trail, page.directory, page.example, comparison=page.comparison
+    )
 
 
 def now_page(
@@ -87,14 +118,15 @@ def now_page(
     visitor: Visitor,
     trail: Trail,
     directory: Directory,
+    example: Example,
     *,
+    comparison: Comparison | None,
     demo: bool = False,
-    compared: Any = None,
 ) -> Response:
     """The page of a queue: the real one, or that of the demo."""
     service = visitor.service
     store, now = service.queue.store, service.clock.now()
-    summary, lanes, oldest = store.summary(), store.lanes(size=CHIPS), store.oldest_waiting()
+    summary, lanes = store.summary(), store.lanes(size=CHIPS)
     running = store.find(Filter(states=(State.RUNNING,)), size=RUNNING_READ).documents
     workers = [worker for worker in workers_of(service) if worker.alive]
     lately, listed = trail.lately(), directory.listed()
@@ -105,6 +137,7 @@ def now_page(
         paused = listed.paused
     drawn = lately.drawn()
     foremost = _foremost(lately, store)
+    oldest = lately.oldest if summary.waiting else {}
     shown = _lanes(lanes, summary.waiting_by_priority, oldest)
     empty = not (summary.waiting or summary.running or summary.delayed)
     if empty:
@@ -127,14 +160,14 @@ def now_page(
         most=foremost[0] if foremost else None,
         served=sum(bool(waits) for waits in lately.waits.values()),
         paused=paused,
-        why=None if empty else _why(visitor, shown),
+        why=None if empty else _why(visitor, example, shown),
         rows=[row_of(c, lately, rule, now) for c in foremost],
         minutes=5 if drawn[-1].at - drawn[0].at < RECENT_US else 30,
         chart=waits_drawn(lately, visitor.tongue),
         chart_rows=_chart_rows(lately),
         empty=empty,
         demo=demo,
-        compared=compared,
+        compared=None if comparison is None else comparison.with_measured(lately),
         address=str(request.base_url).rstrip("/"),
     )
 
@@ -159,24 +192,17 @@ def _loads(workers: Sequence[Worker], running: Sequence[Document]) -> list[Load]
     return sorted(loads, key=lambda load: (-load.busy, load.name))[:WORKERS_SHOWN]
 
 
-def _why(visitor: Visitor, lanes: Sequence[Lane]) -> Why | None:
-    """The document to tell about: one that others slip past, in the last lane that has any."""
-    lane = next((lane for lane in reversed(lanes) if lane.chips), None)
-    if lane is None:
+def _why(visitor: Visitor, example: Example, lanes: Sequence[Lane]) -> Why | None:
+    found = example.found(visitor.service.queue, lanes, visitor.service.clock.now())
+    if found is None:
         return None
-    document = lane.chips[:6][-1]
-    try:
-        explained = visitor.service.queue.explain(document.id)
-    except NotFound:
+    document, explained = found
+    if explained.position is None:
         return None
-    position = explained.position
-    if position is None:
-        return None
-    before = position.before
-    starts = explained.forecast
+    before, starts = explained.position.before, explained.forecast
     return Why(
         document=document,
-        position=position.bounds.least + 1,
+        position=explained.position.bounds.least + 1,
         better=before.better_levels,
         turns=before.other_turns,
         longest=before.longest_waiting,

@@ -35,6 +35,7 @@ FRAME = {
         "browser."
     ),
     "key_refused": Message("This key is not known, or it has ended."),
+    "session_ended": Message("Your session has ended. Log in again to go on."),
     "problem_back": Message("Back to the start"),
     "keys_title": Message("Keyboard"),
     "keys_search": Message("search"),
@@ -97,10 +98,10 @@ RULES = {
     "rules_no_document": Message("no document"),
     "calc_title": Message("Which priorities will my documents get?"),
     "calc_lead": Message(
-        "It reckons with the settings of this queue, from a count that has been reset."
+        "With the settings of this queue, beginning with a count that has just been reset."
     ),
     "calc_documents": Message("How many documents"),
-    "calc_apart": Message("Seconds between two of them"),
+    "calc_apart": Message("Seconds between two documents"),
     "calc_go": Message("Work it out"),
     "calc_all_best": Message(
         "All {n} get priority 1: they are far enough apart for the count to be reset each time."
@@ -125,7 +126,8 @@ NOW = {
     "tile_done": Message("Done per minute"),
     "tile_served": Message("{n} customer served", "{n} customers served", "n"),
     "tile_quiet": Message("Quiet customers wait (p99)"),
-    "tile_first_come": Message("first come, first served: {wait} (estimated)"),
+    "tile_first_come": Message("first come, first served: ≈ {wait}"),
+    "tile_first_come_how": Message("Estimated: what waits, at the pace of the last minute."),
     "tile_first_come_unknown": Message("within the last 5 minutes"),
     "tile_oldest": Message("Oldest waiting"),
     "tile_oldest_level": Message("in level {level}"),
@@ -210,6 +212,11 @@ DOCUMENTS = {
         "{n} other documents were started while it waited",
         "n",
     ),
+    "event_overtaken_by": Message(
+        "{n} other document was started while it waited: {names}",
+        "{n} other documents were started while it waited: {names}",
+        "n",
+    ),
     "event_claimed": Message("Attempt {n} began, after {waited}"),
     "event_claimed_by": Message("Attempt {n} began, after {waited}, on {worker}"),
     "event_running": Message("It is running"),
@@ -229,7 +236,6 @@ DOCUMENTS = {
     "done_cancelled": Message("It was cancelled; if it runs, it was asked to stop."),
     "done_retried": Message("It waits for its turn again."),
     "col_document": Message("Document"),
-    "col_name": Message("Name"),
     "col_state": Message("State"),
     "col_size": Message("Size"),
     "col_attempts": Message("Attempts"),
@@ -237,15 +243,15 @@ DOCUMENTS = {
     "col_submitted": Message("Submitted at"),
     "documents_none": Message("No document matches."),
     "search_title": Message("Search:"),
-    "search_how": Message("Documents with exactly this name."),
-    "search_reach": Message("Among the newest {n}."),
+    "search_how": Message("With this in their name, the newest first."),
+    "looking": Message("Looking…"),
     "filter": Message("Show"),
     "any": Message("any"),
     "submitted_from": Message("Submitted from (UTC)"),
     "submitted_before": Message("Submitted before (UTC)"),
     "newest_first": Message("The newest first"),
     "older": Message("Older ones"),
-    "looked_at": Message("Looked at {n} documents."),
+    "looked_at": Message("Looked at the newest {n} documents so far."),
     "bulk_cancel": Message("Cancel all that match"),
     "bulk_retry": Message("Try all that match again"),
     "ask_cancel": Message("Cancel {n} document?", "Cancel {n} documents?", "n"),
@@ -268,7 +274,7 @@ DOCUMENTS = {
 CUSTOMERS = {
     "customers_search": Message("Name contains"),
     "customers_by_name": Message("By name, while all are being read"),
-    "customers_as_of": Message("Read"),
+    "customers_as_of": Message("Read {ago} ago."),
     "customers_not_found": Message("No customer matches."),
     "col_p50": Message("p50 wait"),
     "col_weight": Message("Weight"),
@@ -304,7 +310,7 @@ CUSTOMERS = {
     "key_make": Message("Make a key"),
     "key_made": Message("The new key"),
     "key_made_how": Message("It is shown this once. Copy it now."),
-    "key_used": Message("last used before"),
+    "key_used": Message("last used {ago} ago"),
     "key_unused": Message("never used"),
     "key_ended": Message("ended"),
     "revoke": Message("Revoke"),
@@ -331,6 +337,7 @@ OWN = {
     "upload_sending": Message("being sent"),
     "upload_done": Message("submitted"),
     "upload_failed": Message("not submitted"),
+    "upload_too_large": Message("not submitted: too large"),
     "submitted_one": Message("Submitted."),
     "own_documents": Message("My documents, the newest first"),
     "own_none": Message("You have not submitted anything yet."),
@@ -366,7 +373,7 @@ WHAT_IF = {
     ),
     "whatif_before": Message("As now"),
     "whatif_after": Message("As chosen"),
-    "whatif_p99": Message("p99, now and then"),
+    "whatif_p99": Message("p99, before and after"),
     "mode_fair": Message("fair: levels, then turns"),
     "mode_levels": Message("nine levels alone"),
     "mode_equal": Message("turns without levels"),
@@ -387,6 +394,10 @@ WHAT_IF = {
         "reset interval is 10 seconds here. It ends by itself after ten minutes."
     ),
     "demo_compared": Message("How long the quiet customers wait (p99)"),
+    "demo_compared_how": Message(
+        "One customer has dumped 2,000 documents, ten quiet ones send one a second. The same "
+        "arrivals in three orders."
+    ),
     "demo_fifo": Message("First come, first served"),
     "demo_levels": Message("Nine levels alone"),
     "demo_fair": Message("Fair, as here"),

@@ -94,6 +94,7 @@ class Lately:
     buckets: Sequence[Bucket]
     done_per_minute: float | None
     first_come_us: int | None
+    oldest: Mapping[int, int]  # by priority: since when the longest waiting document waits
     shares: Mapping[str, Share]
     waits: Mapping[str, Sequence[int]]
     customers: Mapping[str, Customer]
@@ -162,7 +163,7 @@ class Trail:
         running = store.find(Filter(states=(State.RUNNING,)), size=RUNNING_MAX).documents
         newest = self._newest()
         summary, lanes = store.summary(), store.lanes(size=1)
-        oldest = min(store.oldest_waiting().values(), default=None)
+        oldest = store.oldest_waiting()
         workers = {seen.worker for seen in store.workers() if now - seen.seen_at <= ALIVE_US}
         with self._lock:
             began = self._last_at is None
@@ -174,8 +175,8 @@ class Trail:
             shares = self._shares(now)
             for document in (*running, *newest):
                 self._note_wait(document, shares, now)
-            self._note_queue(summary, oldest, now)
-            self._lately = self._summed_up(now, shares)
+            self._note_queue(summary, min(oldest.values(), default=None), now)
+            self._lately = self._summed_up(now, shares, oldest)
 
     def _newest(self) -> list[Document]:
         """The newest documents: a page, and more as long as all of them are new."""
@@ -298,7 +299,7 @@ class Trail:
             return None
         return (last - first) / (last_at - first_at)
 
-    def _summed_up(self, now: int, shares: dict[str, Share]) -> Lately:
+    def _summed_up(self, now: int, shares: dict[str, Share], oldest: Mapping[int, int]) -> Lately:
         pace = self._per_us()
         marks = [
             Mark(bucket.at, "chart_dump", customer, n)
@@ -314,6 +315,7 @@ class Trail:
             ],
             done_per_minute=None if pace is None else pace * PACE_US,
             first_come_us=self._buckets[-1].first_come_us,
+            oldest=oldest,
             shares=shares,
             waits={
                 name: [wait for at, wait in waits if at >= now - RECENT_US]

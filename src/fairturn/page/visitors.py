@@ -1,11 +1,13 @@
 """Who looks at a page: by session, or as the one who sits at this machine."""
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 
 from fairturn.access import Role
+from fairturn.page.comparing import Comparison
 from fairturn.page.directory import Directory
 from fairturn.page.sessions import Sessions
 from fairturn.page.tongue import Tongue
@@ -17,29 +19,26 @@ from fairturn.service.service import Service, service_of
 
 if TYPE_CHECKING:  # they import this module
     from fairturn.page.demonstrating import Demo
+    from fairturn.page.now import Example
     from fairturn.page.whatif import Runs
 
 SESSION_COOKIE = "fairturn_session"
 LANGUAGE_COOKIE = "fairturn_language"
 
 
+@dataclass(slots=True, kw_only=True)
 class Page:
     """What all pages of a process share."""
 
-    def __init__(
-        self,
-        tongues: dict[str, Tongue],
-        trail: Trail,
-        directory: Directory,
-        runs: "Runs",
-        demo: "Demo",
-    ) -> None:
-        self.tongues = tongues
-        self.sessions = Sessions()
-        self.trail = trail
-        self.directory = directory
-        self.runs = runs
-        self.demo = demo
+    tongues: dict[str, Tongue]
+    trail: Trail
+    directory: Directory
+    example: "Example"
+    runs: "Runs"
+    demo: "Demo"
+    works: bool  # whether the command that serves runs a worker too
+    comparison: Comparison | None  # of the traffic that the service was started with
+    sessions: Sessions = field(default_factory=Sessions)
 
 
 class Visitor(NamedTuple):

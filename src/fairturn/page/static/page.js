@@ -133,6 +133,7 @@ async function ask(address) {
 }
 
 const LIVE_MS = 1000;
+const ENOUGH = 20; // found documents, before somebody has to ask for more
 const POLL_MS = 5000;
 let asked = 0, pending = null, busy = false, succeeded = Date.now(), failed = 0;
 
@@ -178,8 +179,15 @@ function tell() {
 
 // One worker hears for all tabs; where there is none, or it hears nothing, this page asks again.
 function listen(address) {
+  let settled = null;
   const heard = (message) => {
-    if (message.data === "changed") { state = "live"; refresh(); }
+    if (message.data === "changed") {
+      state = "live";
+      refresh();
+      // What the service sums up by looking once a second comes a little after what has changed.
+      clearTimeout(settled);
+      settled = setTimeout(refresh, 2 * LIVE_MS);
+    }
     else { state = message.data; tell(); }
     if (message.data === "off") failed = 2;
   };
@@ -207,10 +215,12 @@ for (const form of document.querySelectorAll("form[data-replace]")) {
       const address = new URL(form.action);
       address.hash = "";
       address.search = new URLSearchParams(new FormData(form)).toString();
+      document.getElementById(form.dataset.replace).ariaBusy = "true";
       try {
         const fresh = await ask(address);
-        if (mine === number) { replace(fresh, [form.dataset.replace]); history.replaceState(null, "", address); }
+        if (mine === number) { replace(fresh, [form.dataset.replace]); history.replaceState(null, "", address); lookOn(); }
       } catch { /* the button still works */ }
+      if (mine === number) document.getElementById(form.dataset.replace).ariaBusy = null;
     }, 250);
   };
   form.addEventListener("input", look);
@@ -218,11 +228,37 @@ for (const form of document.querySelectorAll("form[data-replace]")) {
   if ([...form.elements].some((each) => each.matches("input") && each.value !== each.defaultValue)) look();
 }
 
-// ── Questions before what cannot be taken back, and copying ─────────────────────────────────────
+// ── A look through many documents goes on by itself until enough are found ──────────────────────
+
+let looking = false;
+
+async function lookOn() {
+  if (looking) return;
+  looking = true;
+  for (let block; (block = document.querySelector("[data-further]")); ) {
+    block.ariaBusy = "true";
+    let fresh;
+    try { fresh = await ask(block.dataset.further); } catch { block.ariaBusy = null; break; }
+    if (block.isConnected) add(fresh, block); // or else another look has begun meanwhile
+  }
+  looking = false;
+}
+
+// What one more look has found comes below what is there.
+function add(fresh, block) {
+  const [table, more] = [block.parentElement.querySelector("tbody"), fresh.querySelector("#further")];
+  const found = [...fresh.querySelectorAll("tbody tr")];
+  const rows = found.filter((row) => row.dataset.id);
+  if (!table.querySelector("[data-id]")) table.replaceChildren(...found);
+  else table.append(...rows);
+  localize(table);
+  if (table.querySelectorAll("[data-id]").length >= ENOUGH) more?.removeAttribute("data-further");
+  if (more) block.replaceWith(more); else block.remove();
+}
+
+// ── Copying ─────────────────────────────────────────────────────────────────────────────────────
 
 document.addEventListener("click", async (event) => {
-  const opener = event.target.closest("[data-opens]");
-  if (opener) { event.preventDefault(); document.getElementById(opener.dataset.opens)?.showModal(); }
   const copier = event.target.closest("[data-copy]");
   if (copier) {
     const text = document.getElementById(copier.dataset.copy).textContent;
@@ -234,5 +270,6 @@ localize(document);
 const told = Number(root.dataset.now);
 if (told) ahead = told - Date.now() * 1000;
 setInterval(tick, 1000);
+lookOn();
 if (document.body.dataset.events && document.querySelector("[data-live]")) listen(document.body.dataset.events);
 window.fairturn = { ask, replace, refresh };

@@ -67,6 +67,6 @@ function send() {
     } else end(form.dataset.failed, "failed");
   };
   request.onerror = () => end(form.dataset.failed, "failed");
-  if (file.size > Number(form.dataset.max)) end(form.dataset.failed, "failed");
+  if (file.size > Number(form.dataset.max)) end(form.dataset.large, "failed");
   else request.send(file);
 }
