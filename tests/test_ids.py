@@ -38,6 +38,19 @@ def test_many_numbers_have_the_ids_that_each_has_alone(first: int, n: int, key: 
     assert ids.encode_all(range(first, first + n), key) == expected
 
 
+@given(
+    texts=st.lists(
+        st.one_of(
+            numbers.map(lambda number: f"{number:015x}"),
+            st.text("0123456789abcdefABg ", max_size=16),
+        )
+    ),
+    key=keys,
+)
+def test_many_texts_have_the_numbers_that_each_has_alone(texts: list[str], key: int) -> None:
+    assert ids.decode_all(texts, key) == [ids.decode(text, key) for text in texts]
+
+
 def test_the_ids_of_consecutive_numbers_tell_nothing_of_their_order() -> None:
     encoded = [ids.encode(number, 12345) for number in range(1_000)]
 

@@ -6,7 +6,7 @@ secret: who may see a document is decided elsewhere.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 BITS = 60
 _MASK = (1 << BITS) - 1
@@ -14,7 +14,9 @@ _HALF = BITS // 2
 # Two odd constants; their inverses modulo 2^60 undo them.
 _FIRST, _SECOND = 0x9E3779B97F4A7C5, 0xBF58476D1CE4E5B
 _FIRST_BACK, _SECOND_BACK = pow(_FIRST, -1, 1 << BITS), pow(_SECOND, -1, 1 << BITS)
-_FORM = re.compile(r"[0-9a-f]{15}", re.ASCII)
+_DIGITS = BITS // 4
+_FORM = re.compile(rf"[0-9a-f]{{{_DIGITS}}}", re.ASCII)
+_FORMS = re.compile(r"[0-9a-f]+", re.ASCII)
 
 
 def encode(number: int, key: int) -> str:
@@ -40,3 +42,13 @@ def decode(id: str, key: int) -> int | None:
     x = ((x ^ (x >> _HALF)) * _SECOND_BACK) & _MASK
     x = ((x ^ (x >> _HALF)) * _FIRST_BACK) & _MASK
     return x ^ key
+
+
+def decode_all(ids: Sequence[str], key: int) -> list[int] | list[int | None]:
+    """The numbers behind many ids: the same as `decode`, in a fraction of the time."""
+    if set(map(len, ids)) != {_DIGITS} or not _FORMS.fullmatch("".join(ids)):
+        return [decode(id, key) for id in ids]
+    first, second, half, mask = _FIRST_BACK, _SECOND_BACK, _HALF, _MASK
+    stirred = [int(id, 16) for id in ids]
+    stirred = [((x ^ (x >> half)) * second) & mask for x in stirred]
+    return [(((x ^ (x >> half)) * first) & mask) ^ key for x in stirred]

@@ -443,9 +443,12 @@ def cost_in_millionths(cost: float) -> int:
     return round(cost * COST_ONE)
 
 
+_REAL_COST_MAX = cost_in_millionths(COST_MAX)
+
+
 def real_cost_within(real_cost: int) -> int:
     """What a finished document really cost, within what a document may cost."""
-    return min(max(0, real_cost), cost_in_millionths(COST_MAX))
+    return min(max(0, real_cost), _REAL_COST_MAX)
 
 
 def kept_cost(completed: Completed) -> int | None:

@@ -1,6 +1,6 @@
 """How values look in a database, whichever it is: states, documents, claims, settings."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import repeat
 from typing import Any
 
@@ -56,6 +56,8 @@ CLAIM_COLUMNS = """
     d.due_at, d.error, d.kind, d.size_bytes, d.sha256, d.content_name, d.name, d.metadata, d.parent
 """
 ORDER, NUMBER, PRIORITY, COST, BODY = range(5)  # where they stand in such a row
+# What a named tuple is made with, in a third of the time that its own constructor takes.
+_NEW: Callable[[type[Any], Iterable[Any]], Any] = tuple.__new__
 
 
 def to_claims(
@@ -68,12 +70,11 @@ def to_claims(
     at: int,
     lease_ends_at: int,
 ) -> list[Claim]:
-    """Rows of `CLAIM_COLUMNS` that were claimed together, put together column by column: there
-    are thousands a second."""
-    orders, numbers, priorities, costs, bodies, attempts, *submitted, parents = zip(
-        *rows, strict=True
-    )
-    counts, submitted_at, due_at, errors, kinds, *contents = submitted
+    """Rows that begin with `CLAIM_COLUMNS` and were claimed together, put together column by
+    column: there are thousands a second."""
+    orders, numbers, priorities, costs, bodies, attempts, *rest = zip(*rows, strict=True)
+    counts, submitted_at, due_at, errors, kinds = rest[:5]
+    contents, parents = rest[5:10], rest[10]
     document_ids = ids.encode_all(numbers, key)
     documents = zip(
         document_ids,
@@ -99,13 +100,13 @@ def to_claims(
         strict=False,
     )
     claims = zip(
-        map(Fence, document_ids, repeat(fence)),
-        map(Document._make, documents),
+        map(_NEW, repeat(Fence), zip(document_ids, repeat(fence), strict=False)),
+        map(_NEW, repeat(Document), documents),
         bodies,
         repeat(lease_ends_at),
         strict=False,
     )
-    return list(map(Claim._make, claims))
+    return list(map(_NEW, repeat(Claim), claims))
 
 
 class SettingsCache:

@@ -412,12 +412,9 @@ def _claims(
 ) -> list[Claim]:
     """What was claimed, in the order of the turns."""
     found = {row[_NUMBER_IN_CLAIM]: row for row in started.fetchall()}
-    claimed = []
-    for row in rows:
-        *values, body_bytes = found[row[NUMBER]]
-        if body_bytes is not None:
-            values[BODY] = body_bytes
-        claimed.append(tuple(values))
+    claimed = [found[row[NUMBER]] for row in rows]
+    if any(row[-1] is not None for row in claimed):
+        claimed = [row if row[-1] is None else _with_bytes(row) for row in claimed]
     return to_claims(
         claimed,
         names,
@@ -427,6 +424,11 @@ def _claims(
         at=folded.now,
         lease_ends_at=folded.now + wanted.lease_us,
     )
+
+
+def _with_bytes(row: Row) -> Row:
+    """A row whose body is not a text."""
+    return (*row[:BODY], row[-1], *row[BODY + 1 :])
 
 
 def _move(turns: Turns, state: TurnsRow, place: tuple[int, int, int], n: int) -> None:

@@ -148,7 +148,7 @@ class Finishing:
         self.lost: list[Fence] = []
         self._outcomes = outcomes
         self._known = known
-        self._numbers = [ids.decode(o.fence.document, known.key) for o in outcomes]
+        self._numbers = ids.decode_all([o.fence.document for o in outcomes], known.key)
         self._completed: Answer | None = None
         self._plain = known.settings.costs is not Costs.LEARNED and all(
             type(outcome) is Completed for outcome in outcomes
@@ -172,15 +172,17 @@ class Finishing:
         return bool(self._outcomes) and not self._plain
 
     def _complete(self, session: Session, moment: int | None) -> Answer:
-        rows = sorted(
-            (number, outcome.fence.number, position, kept_cost(outcome))
-            for position, (number, outcome) in enumerate(
-                zip(self._numbers, self._outcomes, strict=True)
-            )
-            if number is not None and isinstance(outcome, Completed)
-        )
-        arrays = columns(rows) or [[], [], [], []]
-        values = [*arrays, self._known.settings_version, moment]
+        outcomes = [outcome for outcome in self._outcomes if isinstance(outcome, Completed)]
+        places = sorted((n, place) for place, n in enumerate(self._numbers) if n is not None)
+        in_order = [outcomes[place] for _, place in places]
+        values = [
+            [number for number, _ in places],
+            [outcome.fence.number for outcome in in_order],
+            [place for _, place in places],
+            [kept_cost(outcome) for outcome in in_order],
+            self._known.settings_version,
+            moment,
+        ]
         results = _results(zip(self._numbers, self._outcomes, strict=True))
         if not results:
             return session.ask(_COMPLETE_PLAIN, values)
@@ -193,6 +195,8 @@ class Finishing:
         if queue.settings_version != self._known.settings_version:
             raise Overtaken("the settings have changed")
         ended = set(self._completed.fetchall())
+        if len(ended) == len(self._outcomes):
+            return
         for outcome, number in zip(self._outcomes, self._numbers, strict=True):
             attempt = (number, outcome.fence.number)
             if attempt in ended:

@@ -125,8 +125,11 @@ def _complete(
 ) -> bool:
     """The common case, all completed and nothing to fold in: one statement a document. False if
     some lease was lost: which one it was takes a closer look."""
-    decode, key = ids.decode, queue.key
-    ended = [(now, kept_cost(o), decode(o.fence.document, key), o.fence.number) for o in outcomes]
+    numbers = ids.decode_all([o.fence.document for o in outcomes], queue.key)
+    ended = [
+        (now, kept_cost(o), number, o.fence.number)
+        for number, o in zip(numbers, outcomes, strict=True)
+    ]
     before = connection.total_changes()
     connection.executemany(_COMPLETE, ended)
     if connection.total_changes() - before != len(outcomes):
@@ -156,7 +159,8 @@ def leave_leases(connection: apsw.Connection, fences: Iterable[int]) -> None:
 def _finish(
     connection: apsw.Connection, queue: QueueRow, outcomes: Sequence[Outcome], now: int
 ) -> list[Fence]:
-    numbers = [(ids.decode(o.fence.document, queue.key), o.fence.number) for o in outcomes]
+    documents = ids.decode_all([o.fence.document for o in outcomes], queue.key)
+    numbers = [(n, o.fence.number) for n, o in zip(documents, outcomes, strict=True)]
     held = {row[:2]: row[2:] for row in fetch_each(connection, _HELD, numbers)}
     lost: list[Fence] = []
     ends: list[Row] = []
