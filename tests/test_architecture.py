@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("situation",),
     ("store", "position"),
     ("content", "stores", "forecast"),
-    ("bucket", "submission", "filters", "explain", "counts", "traces"),
+    ("bucket", "submission", "filters", "changes", "explain", "counts", "traces"),
     ("queue", "keys", "sentences"),
     ("worker",),
     ("config", "handlers", "client"),

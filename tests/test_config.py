@@ -10,6 +10,7 @@ import pytest
 
 import fairturn
 from fairturn import Queue
+from fairturn.changes import SettingChanges
 from fairturn.clock import ManualClock
 from fairturn.config import open_store
 from fairturn.content import Folder
@@ -17,7 +18,6 @@ from fairturn.errors import SettingsConflict, StoreRefused
 from fairturn.flows import Mode
 from fairturn.model import SETTING_NAMES, Settings
 from fairturn.queue import Queue as AnyQueue
-from fairturn.queue import SettingChanges
 from fairturn.stores.memory import MemoryStore
 
 

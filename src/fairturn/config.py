@@ -7,6 +7,7 @@ from typing import Unpack
 
 from fairturn import queue
 from fairturn.bucket import Bucket, is_bucket
+from fairturn.changes import SettingChanges, changed
 from fairturn.clock import Clock
 from fairturn.content import Contents, Folder, Nowhere, TemporaryFolder
 from fairturn.counts import TIMEOUT_S, Counts
@@ -14,7 +15,6 @@ from fairturn.counts.memory import MemoryCounts
 from fairturn.errors import SettingsConflict, StoreRefused
 from fairturn.model import Settings
 from fairturn.priority import Rule
-from fairturn.queue import SettingChanges, changed
 from fairturn.store import Store
 from fairturn.stores.memory import MemoryStore
 

@@ -75,3 +75,10 @@ def _ids(wanted: Iterable[str] | None) -> tuple[str, ...] | None:
     if len(found) > PAGE_MAX:
         raise ValueError(f"{len(found):,} ids were given; at most {PAGE_MAX:,} are allowed")
     return found
+
+
+def page_size(size: int) -> int:
+    """The size of a page, if there may be such a page."""
+    if not 1 <= size <= PAGE_MAX:
+        raise ValueError(f"size is {size}; a page has from 1 to {PAGE_MAX:,}")
+    return size

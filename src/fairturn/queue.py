@@ -10,24 +10,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from enum import Enum
 from itertools import islice
-from math import isfinite
 from types import TracebackType
-from typing import Any, BinaryIO, Final, Self, TypedDict, Unpack, overload
+from typing import Any, BinaryIO, Self, TypedDict, Unpack, overload
 
 from fairturn import content, crash, ids, text
+from fairturn.changes import UNCHANGED, SettingChanges, Unchanged, changed, customer_changes
 from fairturn.clock import Clock, SystemClock, stopwatch
 from fairturn.content import Contents
 from fairturn.errors import NotFound, Refused, StoreError, StoreFull, WrongState
 from fairturn.explain import Audience, Explanation, explain
-from fairturn.filters import Filters, to_filter
-from fairturn.flows import Costs, Mode
+from fairturn.filters import Filters, page_size, to_filter
 from fairturn.model import (
     CUSTOMER_BYTES_MAX,
     ENDED,
     PAGE_MAX,
-    SETTING_NAMES,
     SUBMIT_DOCUMENTS_MAX,
     Customer,
     CustomerPage,
@@ -43,7 +40,7 @@ from fairturn.model import (
     Submission,
     Summary,
 )
-from fairturn.priority import Reset, Rule
+from fairturn.priority import Rule
 from fairturn.store import Store
 from fairturn.submission import Encoder
 
@@ -54,23 +51,6 @@ _BATCH = 1_000  # of documents to cancel or retry in one transaction
 # What a store raises when it has stored nothing. After another error the documents may have been
 # stored all the same, for example if a connection was lost during the commit: the sweep decides.
 _STORED_NOTHING = (Refused, NotFound, StoreFull, ValueError, TypeError)
-
-
-class SettingChanges(TypedDict, total=False):
-    """Settings of the queue by name; those that are left out stay as they are."""
-
-    mode: Mode | str
-    costs: Costs | str
-    patience_s: float
-    reset: Reset | str
-    reset_interval_s: float
-    bounds: Iterable[int]
-    attempts_max: int
-    waiting_max: int
-    waiting_per_customer_max: int
-    completed_kept_s: float
-    cancelled_kept_s: float
-    dead_kept_s: float
 
 
 class SubmissionFields(TypedDict, total=False):
@@ -90,13 +70,6 @@ class SubmissionFields(TypedDict, total=False):
 
 Receipts = list[Receipt]
 States = list[State | None]
-
-
-class Unchanged(Enum):
-    UNCHANGED = "unchanged"
-
-
-UNCHANGED: Final = Unchanged.UNCHANGED
 
 
 class Queue:
@@ -495,48 +468,12 @@ class Queue:
         self.close()
 
 
-def changed(settings: Settings, changes: SettingChanges) -> Settings:
-    """Settings with some of them changed; the error for a wrong one names it."""
-    for name in changes:
-        if name not in SETTING_NAMES:
-            raise TypeError(f"{name!r} is not a setting; they are: {', '.join(SETTING_NAMES)}")
-    values: dict[str, Any] = dict(changes)  # their types are checked by Settings itself
-    return replace(settings, **values)
-
-
 def not_completed(document: Document) -> WrongState:
     """What there is to say about the result of a document that has none."""
     why = f" ({document.error})" if document.error else ""
     return WrongState(
         f"document {document.id} is {document.state}{why}; only a completed one has a result"
     )
-
-
-def customer_changes(
-    weight: float | Unchanged, limit: int | Unchanged | None, paused: bool | Unchanged
-) -> dict[str, Any]:
-    """What is to be changed of a customer; the error for a value of a wrong type names it."""
-    changes: dict[str, Any] = {}
-    if weight is not UNCHANGED:
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not isfinite(weight):
-            raise TypeError(f"weight is {weight!r}; it must be a number")
-        changes["weight"] = weight
-    if limit is not UNCHANGED:
-        if isinstance(limit, bool) or not isinstance(limit, int | None):
-            raise TypeError(f"limit is {limit!r}; it must be a whole number, or None for no limit")
-        changes["limit"] = limit
-    if paused is not UNCHANGED:
-        if not isinstance(paused, bool):
-            raise TypeError(f"paused is {paused!r}; it must be True or False")
-        changes["paused"] = paused
-    return changes
-
-
-def page_size(size: int) -> int:
-    """The size of a page, if there may be such a page."""
-    if not 1 <= size <= PAGE_MAX:
-        raise ValueError(f"size is {size}; a page has from 1 to {PAGE_MAX:,}")
-    return size
 
 
 def _batches(wanted: Iterable[str]) -> Iterator[list[str]]:

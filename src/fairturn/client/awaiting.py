@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self, TypeVar, Unpack, overload
 
 from fairturn.access import AccessKey, Role
+from fairturn.changes import UNCHANGED, SettingChanges, Unchanged
 from fairturn.client.asking import Ask, Exchange, Pause, Step, Tries, Upload
 from fairturn.client.connecting import (
     CHUNK_BYTES,
@@ -39,7 +40,6 @@ from fairturn.model import (
     Summary,
 )
 from fairturn.priority import Rule
-from fairturn.queue import UNCHANGED, SettingChanges, Unchanged
 
 T = TypeVar("T")
 Receipts = list[Receipt]

@@ -14,7 +14,7 @@ from fairturn.client.values import Me
 from fairturn.clock import stopwatch
 from fairturn.errors import NotAllowed, NotFound
 from fairturn.explain import Audience, Explanation, for_customer
-from fairturn.filters import Filters, to_filter
+from fairturn.filters import Filters, page_size, to_filter
 from fairturn.model import (
     CUSTOMER_BYTES_MAX,
     PAGE_MAX,
@@ -26,7 +26,6 @@ from fairturn.model import (
     State,
     Submission,
 )
-from fairturn.queue import page_size
 from fairturn.wire import IDS_MAX
 
 WAIT_S = 30.0  # of one long poll; proxies cut what is silent for a minute

@@ -4,9 +4,11 @@ from typing import Any
 
 from fairturn import text
 from fairturn.access import AccessKey, Role
+from fairturn.changes import SettingChanges, changed, customer_changes
 from fairturn.client import values
 from fairturn.client.asking import Ask, Asker, Exchange, json_ask
 from fairturn.errors import NotFound
+from fairturn.filters import page_size
 from fairturn.keys import NewKey, refuse_role
 from fairturn.model import (
     CUSTOMER_BYTES_MAX,
@@ -17,7 +19,6 @@ from fairturn.model import (
     Summary,
 )
 from fairturn.priority import Rule
-from fairturn.queue import SettingChanges, changed, customer_changes, page_size
 
 Keys = list[AccessKey]
 

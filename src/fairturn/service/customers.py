@@ -6,9 +6,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
+from fairturn.changes import UNCHANGED
 from fairturn.errors import NotFound
 from fairturn.model import RUNNING_MAX
-from fairturn.queue import UNCHANGED
 from fairturn.service import shapes
 from fairturn.service.callers import Anybody, Operator, Overseer
 from fairturn.service.problems import refusing_misuse

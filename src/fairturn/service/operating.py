@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from pydantic import Field
 
+from fairturn.changes import SettingChanges
 from fairturn.flows import Costs, Mode
 from fairturn.model import SECONDS_MAX, SETTING_NAMES, State
 from fairturn.priority import LEVELS, Reset
-from fairturn.queue import SettingChanges
 from fairturn.service import shapes
 from fairturn.service.callers import Operator, Overseer
 from fairturn.service.documents import Wanted
