@@ -80,6 +80,7 @@ class PostgresShelf:
         self._next: dict[tuple[int, int], list[Row]] = {}
         self._low: set[StoredFlow] = set()  # flows whose next documents are to be read,
         self._reading: set[StoredFlow] = set()  # and those of which they were asked for
+        self._later: set[StoredFlow] = set()  # flows whose turns come after some not even read
 
     # ── In one round trip ────────────────────────────────────────────────────────────────────────
 
@@ -101,11 +102,22 @@ class PostgresShelf:
 
     def wanted(self) -> list[list[Any]]:
         rows = []
-        self._reading, self._low = self._low, set()
+        low, self._low = self._low, set()
+        self._reading = {flow for flow in low if not self._comes_later(flow)}
+        self._later |= low - self._reading
+        if not self._turns_left:
+            self._reading |= self._later
+            self._later.clear()
         for flow in self._reading:
             flow.ahead = self._more(flow)
             rows.append((flow.customer, flow.level, *_place(flow), flow.ahead))
         return columns(rows)
+
+    def _comes_later(self, flow: StoredFlow) -> bool:
+        """Whether there are turns before its next one that were not even read. If it comes sooner
+        than one thinks, its documents are read then."""
+        place = flow.head_order or 0 if self.mode is Mode.LEVELS else flow.virtual_time
+        return self._turns_left and (flow.level, place, flow.tick) > self._position
 
     def receive(self, session: Session, asked: Asked, standings: dict[int, Standing]) -> None:
         """Take in what was asked for."""
@@ -299,6 +311,7 @@ class PostgresShelf:
             flow.claimed_to = order
         if flow.waiting == 0:
             self._low.discard(flow)
+            self._later.discard(flow)
             return None
         left = len(flow.upcoming)
         if left <= self.reserve and left < flow.waiting:
