@@ -460,7 +460,7 @@ def machine(first: Settings, *, with_server: bool = True) -> Iterator[Machine]:
         stack.callback(sqlite.close)
         postgres = None
         if with_server:
-            databases = stack.enter_context(Databases())
+            databases = stack.enter_context(Databases(recycled=True))
             postgres = on_postgres(databases.new(), first, clock)
             stack.callback(postgres.close)
         memory = MemoryStore(settings=first, clock=clock, key=KEY)
@@ -710,7 +710,7 @@ class AgreementAfterCopying(Agreement):
         machine = self.machine
         held = range(len(machine.attempts))
         machine.run(Finish(tuple(End(attempt, "released", 0) for attempt in held)))
-        url = self.stores.enter_context(Databases()).new()
+        url = self.stores.enter_context(Databases(recycled=True)).new()
         copy = PostgresStore(url, clock=machine.clock)
         with machine.sqlite.store.held() as connection:
             copy.load(unload(connection), lambda done, total: None)

@@ -6,13 +6,17 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
 
+from fairturn.model import NewDocument
+from fairturn.stores.postgres import PostgresStore
 from tests.servers import postgres
 from tests.servers.postgres import Server
+from tests.servers.queues import Databases
 
 ROOT = Path(__file__).parent.parent
 PATIENCE_S = 60
@@ -38,6 +42,32 @@ def test_a_database_is_a_copy_of_its_template() -> None:
 def test_all_who_name_a_folder_share_a_server(tmp_path: Path) -> None:
     with postgres.shared(tmp_path) as one, postgres.shared(tmp_path) as other:
         assert one.pid == other.pid
+
+
+def test_a_recycled_database_has_the_same_rows_as_a_new_one() -> None:
+    with Databases(recycled=True) as databases:
+        used = databases.new()
+        store = PostgresStore(used)
+        store.submit([NewDocument("acme", "1")])
+        store.claim(1, worker="w", lease_us=30_000_000)
+        store.close()
+
+    with Databases(recycled=True) as databases, Databases() as others:
+        assert databases.new() == used
+        assert _rows(used) == _rows(others.new())
+
+
+def _rows(url: str) -> dict[str, list[Any]]:
+    """The rows of every table, and where every sequence stands."""
+    with psycopg.connect(url) as connection:
+        names = connection.execute(
+            "SELECT relname FROM pg_class WHERE relkind IN ('r', 'S')"
+            " AND relnamespace = 'fairturn'::regnamespace"
+        ).fetchall()
+        return {
+            name: connection.execute(f"SELECT * FROM fairturn.{name} ORDER BY 1").fetchall()
+            for (name,) in names
+        }
 
 
 def test_all_tests_of_a_process_share_a_server() -> None:

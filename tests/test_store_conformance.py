@@ -104,7 +104,7 @@ class TestPostgres(DurableStoreConformance):
 
     @pytest.fixture
     def open_store(self, opened: list[PostgresStore]) -> Iterator[OpenStore]:
-        with Databases() as databases:
+        with Databases(recycled=True) as databases:
 
             def open_store(
                 *,

@@ -43,14 +43,20 @@ def _template() -> str:
 
 
 class Databases:
-    """Databases for one test, dropped at its end."""
+    """Databases for one test, dropped at its end. Where they are used through a store alone, they
+    can be `recycled`: emptied instead, and given to a later test. To make and to drop one takes a
+    server longer than most tests take."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, recycled: bool = False) -> None:
         self._server = postgres.of_this_run()
         self._names: list[str] = []
+        self._recycled = recycled
 
     def new(self, *, empty: bool = False) -> str:
         """The address of a new database: with an empty queue's schema, or really empty."""
+        if self._recycled and not empty and _stock():
+            self._names.append(_stock().pop())
+            return self._server.url(self._names[-1])
         name = f"fairturn_{os.getpid()}_{next(_numbers)}"
         self._names.append(name)
         return self._server.create(name, "template1" if empty else _template())
@@ -65,4 +71,55 @@ class Databases:
         traceback: TracebackType | None,
     ) -> None:
         for name in self._names:
-            self._server.drop(name)
+            if self._recycled and kind is None and _emptied(self._server.url(name)):
+                _stock().append(name)
+            else:
+                self._server.drop(name)
+
+
+# ── As new ───────────────────────────────────────────────────────────────────────────────────────
+
+_SIZE_BYTES_MAX = 4_000_000  # of what deleted rows have left behind
+_SIZE = """
+    SELECT sum(pg_total_relation_size(oid)) FROM pg_class
+    WHERE relnamespace = 'fairturn'::regnamespace AND relkind = 'r'"""
+_NAMES = """
+    SELECT relname FROM pg_class
+    WHERE relnamespace = 'fairturn'::regnamespace AND relkind = %s"""
+
+
+@cache
+def _stock() -> list[str]:
+    """The databases of this process that are as new."""
+    return []
+
+
+@cache
+def _first_rows() -> tuple[str, dict[str, bytes]]:
+    """What empties every table and begins every sequence anew, and the rows of the template."""
+    with psycopg.connect(postgres.of_this_run().url(_template())) as connection:
+        tables, sequences = (
+            [name for (name,) in connection.execute(_NAMES, (kind,)).fetchall()] for kind in "rS"
+        )
+        rows = {}
+        for name in tables:
+            with connection.cursor().copy(f"COPY fairturn.{name} TO STDOUT") as copy:
+                rows[name] = b"".join(copy)
+    clear = [f"DELETE FROM fairturn.{name}" for name in tables]
+    clear += [f"SELECT setval('fairturn.{name}', 1, false)" for name in sequences]
+    return ";".join(clear), {name: some for name, some in rows.items() if some}
+
+
+def _emptied(url: str) -> bool:
+    """Whether a database could be made as new: nobody holds anything in it, and it is small."""
+    clear, rows = _first_rows()
+    try:
+        with psycopg.connect(url, options="-c lock_timeout=1s") as connection:
+            connection.execute(clear)
+            for name, some in rows.items():
+                with connection.cursor().copy(f"COPY fairturn.{name} FROM STDIN") as copy:
+                    copy.write(some)
+            ((size_bytes,),) = connection.execute(_SIZE).fetchall()
+    except psycopg.Error:
+        return False
+    return bool(size_bytes <= _SIZE_BYTES_MAX)
