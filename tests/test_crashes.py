@@ -41,10 +41,10 @@ from fairturn.stores.memory import MemoryStore
 from fairturn.stores.sqlite import SqliteStore
 from fairturn.testing import Snapshot, snapshot
 from fairturn.testing.steps import assert_numbers_are_exact
+from tests.forks import Forks, forks_of
 from tests.servers.places import Places, opened
 from tests.servers.queues import Databases
 
-ROOT = Path(__file__).parent.parent
 START = 1_700_000_000 * SECOND_US
 LEASE_S = 30
 LEASE_US = LEASE_S * SECOND_US
@@ -244,22 +244,17 @@ def submit_in_threads(place: str) -> None:
         thread.join()
 
 
-def run_child(what: str, place: str, crash_at: str | None) -> tuple[int, list[str]]:
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with forks_of("tests.test_crashes") as forks:
+        yield forks
+
+
+def run_child(forks: Forks, what: str, place: str, crash_at: str) -> tuple[int, list[str]]:
     """How the child ended, and what it said."""
-    environment = {name: v for name, v in os.environ.items() if name != "FAIRTURN_CRASH_AT"}
-    if crash_at is not None:
-        environment["FAIRTURN_CRASH_AT"] = crash_at
-    child = subprocess.run(
-        [sys.executable, "-m", "tests.test_crashes", what, place],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert child.stderr == ""
-    return child.returncode, child.stdout.splitlines()
+    ended = forks.run(what, place, FAIRTURN_CRASH_AT=crash_at)
+    assert ended.stderr == ""
+    return ended.code, ended.stdout.splitlines()
 
 
 # ── The promise ──────────────────────────────────────────────────────────────────────────────────
@@ -285,11 +280,11 @@ def go_on(store: Store, clock: ManualClock) -> None:
 
 @pytest.mark.parametrize("crashed", crashes(), ids=lambda crashed: crashed.name)
 def test_a_process_that_is_killed_loses_nothing_and_another_goes_on(
-    places: Places, crashed: Crash
+    places: Places, forks: Forks, crashed: Crash
 ) -> None:
     place = places.new()
 
-    ended, said = run_child("work", place, f"{crashed.point}:{crashed.times}")
+    ended, said = run_child(forks, "work", place, f"{crashed.point}:{crashed.times}")
 
     assert ended == -signal.SIGKILL, f"the point was not reached; the child said {said}"
     assert said[-1] == f"begin {crashed.step}"
@@ -352,10 +347,10 @@ def submit_again_what_was_not_answered(store: Store, script: Script, crashed: Cr
     assert bool(fresh) != stored
 
 
-def test_the_script_reaches_its_end_when_nobody_is_killed(places: Places) -> None:
+def test_the_script_reaches_its_end_when_nobody_is_killed(places: Places, forks: Forks) -> None:
     place = places.new()
 
-    ended, said = run_child("work", place, None)
+    ended, said = run_child(forks, "work", place, "")
 
     script = expected(len(STEPS))
     store = opened(place, clock=script.clock)
@@ -367,11 +362,11 @@ def test_the_script_reaches_its_end_when_nobody_is_killed(places: Places) -> Non
 @pytest.mark.parametrize("times", [1, 2, 5, 9])
 @pytest.mark.parametrize("point", ["submit-before-commit", "submit-after-commit"])
 def test_of_threads_that_share_a_commit_each_finds_what_was_acknowledged(
-    places: Places, point: str, times: int
+    places: Places, forks: Forks, point: str, times: int
 ) -> None:
     place = places.new()
 
-    ended, said = run_child("submit_in_threads", place, f"{point}:{times}")
+    ended, said = run_child(forks, "submit_in_threads", place, f"{point}:{times}")
 
     assert ended == -signal.SIGKILL
     acknowledged = dict(line.split() for line in said)
@@ -509,7 +504,3 @@ def assert_whole(file: Path) -> None:
     connection = apsw.Connection(str(file))
     assert connection.pragma("integrity_check") == "ok"
     connection.close()
-
-
-if __name__ == "__main__":
-    {"work": work, "submit_in_threads": submit_in_threads}[sys.argv[1]](sys.argv[2])
