@@ -1,7 +1,7 @@
 """Real processes and threads on one database: nothing lost, nothing twice, no busy errors.
 
-A child is this module, run as a program. It reads lines from its parent and answers with lines, so
-that nobody sleeps: everybody waits for a line, for the end of a process, or for a lock.
+A child (`tests/racers.py`) reads lines from its parent and answers with lines, so that nobody
+sleeps: everybody waits for a line, for the end of a process, or for a lock.
 """
 
 import fcntl
@@ -16,46 +16,34 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import apsw
 import psycopg
 import pytest
 
-from fairturn.clock import SECOND_US, ManualClock
-from fairturn.errors import KeyReused, NotFound, QueueFull, StoreError
+from fairturn.clock import ManualClock
+from fairturn.errors import KeyReused, NotFound, QueueFull
 from fairturn.model import (
     LEASE_US_MIN,
     Completed,
-    Failed,
     Fence,
-    Filter,
     NewDocument,
-    Outcome,
     Receipt,
-    Released,
     Settings,
     State,
-    Stopped,
 )
 from fairturn.priority import Rule
 from fairturn.stores.postgres import PostgresStore
 from fairturn.stores.sqlite import SqliteStore
 from fairturn.testing import snapshot
 from fairturn.testing.steps import assert_numbers_are_exact, find_all
+from tests.racers import LEASE_S, LEASE_US, START, new
 from tests.servers.places import AnyStore, Places, opened
 from tests.servers.queues import Databases
 
 ROOT = Path(__file__).parent.parent
-START = 1_700_000_000 * SECOND_US
-LEASE_S = 30
-LEASE_US = LEASE_S * SECOND_US
 PATIENCE_S = 60  # of the parent with a child that does not answer
-
-
-def new(customer: str = "acme", **fields: Any) -> NewDocument:
-    return NewDocument(customer, "1", **fields)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -64,143 +52,12 @@ def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
         yield Places(request.param, tmp_path, databases)
 
 
-# ── The children ─────────────────────────────────────────────────────────────────────────────────
-
-
-def say(value: Any) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
-
-
-def hear() -> Any:
-    return json.loads(sys.stdin.readline())
-
-
-def open_files() -> None:
-    """Open each file that is named when its gate opens, submit one document, and say its id."""
-    say("ready")
-    while (named := hear()) is not None:
-        place, gate = named
-        with Path(gate).open() as shut:
-            say("at the gate")
-            fcntl.flock(shut, fcntl.LOCK_SH)
-        store = opened(place)
-        (receipt,) = store.submit([new()])
-        say([receipt.id, receipt.count])
-        store.close()
-
-
-def submit() -> None:
-    """Submit for several customers, alone and in batches, and say the receipts."""
-    place, seed, documents = hear()
-    random = Random(seed)
-    store = opened(place)
-    say("ready")
-    hear()
-    receipts: list[Receipt] = []
-    while len(receipts) < documents:
-        n = random.choice([1, 1, 1, 7])
-        receipts += store.submit([new(random.choice("abc")) for _ in range(n)])
-    say(receipts)
-
-
-def claim() -> None:
-    """Claim and end attempts until as many documents are completed as wanted, and say each."""
-    place, seed, wanted = hear()
-    random = Random(seed)
-    store = opened(place)
-    say("ready")
-    hear()
-    claimed: list[Fence] = []
-    ended: list[tuple[str, Fence]] = []
-    outcomes: list[Outcome] = []
-    while store.find(Filter(states=(State.COMPLETED,)), size=wanted).documents[wanted - 1 :] == []:
-        version = store.version()
-        claims, lost = store.claim(
-            random.randint(1, 9), worker=f"{seed}", lease_us=600 * SECOND_US, outcomes=outcomes
-        )
-        assert lost == []
-        ended += [(type(outcome).__name__, outcome.fence) for outcome in outcomes]
-        claimed += [each.fence for each in claims]
-        outcomes = [end(each.fence, random) for each in claims]
-        if outcomes and random.random() < 0.5:
-            assert store.finish(outcomes) == []
-            ended += [(type(outcome).__name__, outcome.fence) for outcome in outcomes]
-            outcomes = []
-        if not claims:
-            store.wait(version, 0.05)
-    say([claimed, ended])
-
-
-def end(fence: Fence, random: Random) -> Outcome:
-    outcomes: list[Outcome] = [Completed(fence), Failed(fence, "x", 0), Released(fence)]
-    return random.choice([*outcomes, Completed(fence)])
-
-
-def freeze() -> None:
-    """Claim, be frozen by the parent, then try to record in every way that there is."""
-    place, real, lease_us = hear()
-    store = opened(place) if real else opened(place, clock=ManualClock(START))
-    claims = store.claim(5, worker="frozen", lease_us=lease_us).claims
-    a, b, c, d, e = (each.fence for each in claims)
-    say([a, b, c, d, e])
-    hear()
-    renewed = store.renew([a, b, c, d, e], lease_us=LEASE_US)
-    late: list[Outcome] = [
-        Completed(a, "1"),
-        Failed(b, "late"),
-        Failed(c, "late", 0),
-        Released(d),
-        Stopped(e),
-    ]
-    say([renewed.lost, store.finish(late)])
-
-
-def fork() -> None:
-    """Use the store in a forked child, and say what came of it."""
-    place = hear()
-    store = opened(place)
-    (receipt,) = store.submit([new()])
-    store.summary()
-    read, write = os.pipe()
-    if os.fork() == 0:
-        answers = []
-        for call in (
-            lambda: store.submit([new()]),
-            lambda: store.claim(1, worker="w", lease_us=LEASE_US),
-            lambda: store.renew([], lease_us=LEASE_US),
-            lambda: store.finish([]),
-            lambda: store.read(receipt.id),
-            store.summary,
-            store.version,
-            store.prune,
-        ):
-            try:
-                call()
-                answers.append("nothing")
-            except StoreError as error:
-                answers.append(str(error))
-        store.close()
-        os.write(write, json.dumps(answers).encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        answers = json.loads(pipe.read())
-    os.wait()
-    (again,) = store.submit([new()])
-    say([answers, [receipt.count, again.count], store.summary().waiting])
-    store.close()
-
-
-CHILDREN = {each.__name__: each for each in (open_files, submit, claim, freeze, fork)}
-
-
 class Child:
     """A process of its own, and lines to and from it."""
 
     def __init__(self, what: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.test_races", what],
+            [sys.executable, "-m", "tests.racers", what],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -588,7 +445,3 @@ def test_a_limit_holds_for_threads_that_submit_at_once(store: AnyStore) -> None:
     kinds = Counter(type(answer) for answer in submitters.answers)
     assert kinds == {list: 7, QueueFull: 13}
     assert store.summary().waiting == 7
-
-
-if __name__ == "__main__":
-    CHILDREN[sys.argv[1]]()
