@@ -1,5 +1,6 @@
 """What holds for every test: which fairturn is tested, and how a failure is replayed."""
 
+import gc
 import os
 import random
 import signal
@@ -36,6 +37,13 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if PROFILE == "thorough" and config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(random.SystemRandom().getrandbits(32))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays until the end: to look through all of it again and
+    again for garbage was a fifth of the time of the tests that compute."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
