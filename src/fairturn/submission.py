@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
@@ -171,7 +171,7 @@ def to_json(value: Any, what: str, bytes_max: int) -> str:
     """A value as compact JSON in ASCII: NUL and lone surrogates are escaped, so every store can
     hold it and gives back the same value."""
     try:
-        encoded = _dump(value)
+        encoded = text.compact_json(value)
     except TypeError as error:
         raise TypeError(f"the {what} cannot be written as JSON: {error}") from None
     except RecursionError:
@@ -190,23 +190,6 @@ def to_json(value: Any, what: str, bytes_max: int) -> str:
     ):
         _refuse_deep(value, what)
     return encoded
-
-
-def _dumper() -> Callable[[Any], str]:
-    """The encoder of the standard library, made once: its public form makes it for each value,
-    which takes longer than the encoding of a small one."""
-    encoder = json.JSONEncoder(
-        ensure_ascii=True, allow_nan=False, separators=(",", ":"), check_circular=False
-    )
-    make = getattr(json.encoder, "c_make_encoder", None)
-    if make is None:
-        return encoder.encode
-    quote = json.encoder.encode_basestring_ascii
-    parts = make(None, encoder.default, quote, None, ":", ",", False, False, False)
-    return lambda value: "".join(parts(value, 0))
-
-
-_dump = _dumper()
 
 
 def _refuse_deep(value: Any, what: str) -> None:

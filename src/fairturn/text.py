@@ -5,8 +5,11 @@ database cannot hold is refused, because replacing it could make two identities 
 text is a description, and there it is replaced: recording a failure must never fail itself.
 """
 
+import json
 import re
 import string
+from collections.abc import Callable
+from typing import Any
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _SMALL = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
@@ -57,3 +60,21 @@ def description(value: str, bytes_max: int) -> str:
         encoded = value.encode()
         return value if len(encoded) <= bytes_max else encoded[:bytes_max].decode(errors="ignore")
     return value[:bytes_max]
+
+
+def _json_writer() -> Callable[[Any], str]:
+    """The encoder of the standard library, made once: its public form makes it for each value,
+    which takes longer than the encoding of a small one."""
+    encoder = json.JSONEncoder(
+        ensure_ascii=True, allow_nan=False, separators=(",", ":"), check_circular=False
+    )
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return encoder.encode
+    quote = json.encoder.encode_basestring_ascii
+    parts = make(None, encoder.default, quote, None, ":", ",", False, False, False)
+    return lambda value: "".join(parts(value, 0))
+
+
+# A value as JSON in ASCII without a blank too many, or the error of the standard library.
+compact_json = _json_writer()

@@ -17,6 +17,7 @@ from fairturn.flows import (
     Resumed,
     Returned,
 )
+from fairturn.text import compact_json
 
 # The position is the code in the database: append, never reorder.
 _EVENTS: tuple[type[Any], ...] = (
@@ -30,13 +31,12 @@ _EVENTS: tuple[type[Any], ...] = (
     Resumed,
 )
 _EVENT_CODES = {kind: code for code, kind in enumerate(_EVENTS)}
-_encode = json.JSONEncoder(separators=(",", ":")).encode  # made once, and not with each call
 
 
 def encode_events(events: Iterable[Event]) -> str | None:
     """Events as a JSON array; None if there are none."""
     encoded = [(_EVENT_CODES[type(event)], *event) for event in events]
-    return _encode(encoded) if encoded else None
+    return compact_json(encoded) if encoded else None
 
 
 def decode_events(text: str) -> tuple[Event, ...]:

@@ -1,10 +1,8 @@
 """Submitting: threads that submit at once share a transaction, and so an fsync."""
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice, repeat
-from operator import itemgetter
 from typing import Any
 
 import apsw
@@ -117,12 +115,10 @@ class _Books:
 class _Request:
     """One thread's submission, to be written by itself or by a thread that came later."""
 
-    __slots__ = ("answer", "documents", "done", "error", "size_bytes", "woken")
+    __slots__ = ("answer", "documents", "done", "error", "woken")
 
     def __init__(self, documents: Sequence[NewDocument]) -> None:
         self.documents = documents
-        # Contents outside the row are on the disk already.
-        self.size_bytes = sum(d.size_bytes for d in documents if d.body is not None)
         self.answer: list[Receipt] | None = None
         self.error: BaseException | None = None
         self.done = False
@@ -234,7 +230,9 @@ class Submitting:
 
     def _write_all(self, requests: list[_Request]) -> None:
         try:
-            self._database.refuse_if_full(sum(request.size_bytes for request in requests))
+            # Contents outside the row are on the disk already.
+            inside = (d.size_bytes for r in requests for d in r.documents if d.body is not None)
+            self._database.refuse_if_full(sum(inside))
             with self._database.writing("submit") as connection:
                 queue = QueueRow(connection, self._cache)
                 now = self._now()
@@ -364,21 +362,19 @@ def _write_documents(
         values = chain.from_iterable(rows[begin : begin + _ROWS_AT_ONCE])
         connection.execute(_ADD_ROWS_AT_ONCE, tuple(values))
     connection.executemany(_ADD_DOCUMENT, rows[together:])
-    waiting = [
-        (customer, level, priority, order)
-        for customer, level, priority, order in zip(
-            customers, levels, priorities, orders, strict=True
-        )
-        if order is not None
-    ]
-    for (customer, level, priority), n in Counter(map(_FLOW, waiting)).items():
-        tally.levels[priority] = tally.levels.get(priority, 0) + n
-        arrived.setdefault((customer, level), [0, 0])[1] += n
-    for customer, level, _, order in reversed(waiting):
-        arrived[customer, level][0] = order  # the lowest comes last
+    waiting = tally.levels
+    for flow, priority, order in zip(
+        zip(customers, levels, strict=True), priorities, orders, strict=True
+    ):
+        if order is None:
+            continue
+        waiting[priority] = waiting.get(priority, 0) + 1
+        if flow in arrived:
+            arrived[flow][1] += 1
+        else:
+            arrived[flow] = [order, 1]  # the lowest comes first
 
 
-_FLOW = itemgetter(0, 1, 2)
 _SIZE = NewDocument._fields[_AS_IT_IS][1:].index("size_bytes")
 
 
