@@ -153,6 +153,21 @@ def test_nobody_is_left_waiting_when_handing_over_is_stopped(tmp_path: Path) -> 
         assert isinstance(after, Receipt)
 
 
+def test_who_comes_when_the_last_was_just_answered_is_stored_too(tmp_path: Path) -> None:
+    with Queue(tmp_path / "documents.db") as queue:
+        collector: Collector = make_app(queue).state.collector
+
+        async def one_after_the_other(customer: str) -> list[Receipt]:
+            return [
+                await collector.submit(lambda: Submission(customer, payload=1)) for _ in range(20)
+            ]
+
+        async def ask() -> list[list[Receipt]]:
+            return await asyncio.gather(*map(one_after_the_other, "abc"))
+
+        assert sum(map(len, asyncio.run(ask()))) == queue.summary().waiting == 60
+
+
 def test_a_store_that_fails_is_told_to_all(tmp_path: Path) -> None:
     with Queue(tmp_path / "documents.db") as queue:
         app = make_app(queue)

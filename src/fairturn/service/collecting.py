@@ -31,7 +31,6 @@ class Collector:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._waiting: list[_Waiting] = []
-        self._taken: list[_Waiting] = []  # and not answered yet
         self._handing_over: asyncio.Task[None] | None = None
 
     async def submit(self, prepare: Prepare) -> Receipt:
@@ -42,27 +41,31 @@ class Collector:
         self._waiting.append(_Waiting(prepare, answer))
         if self._handing_over is None:
             self._handing_over = asyncio.create_task(self._hand_over())
-            self._handing_over.add_done_callback(self._let_go)
         return await answer
 
     async def _hand_over(self) -> None:
-        while self._waiting:
-            self._taken = self._waiting[:TOGETHER_MAX]
-            del self._waiting[:TOGETHER_MAX]
-            prepares = [each.prepare for each in self._taken]
-            answers = await self._service.run(self._submit_all, prepares)
-            for each, answer in zip(self._taken, answers, strict=True):
-                if each.answer.done():
-                    continue  # whoever asked has gone
-                if isinstance(answer, Receipt):
-                    each.answer.set_result(answer)
-                else:
-                    each.answer.set_exception(answer)
+        taken: list[_Waiting] = []
+        try:
+            while self._waiting:
+                taken = self._waiting[:TOGETHER_MAX]
+                del self._waiting[:TOGETHER_MAX]
+                prepares = [each.prepare for each in taken]
+                answers = await self._service.run(self._submit_all, prepares)
+                for each, answer in zip(taken, answers, strict=True):
+                    if each.answer.done():
+                        continue  # whoever asked has gone
+                    if isinstance(answer, Receipt):
+                        each.answer.set_result(answer)
+                    else:
+                        each.answer.set_exception(answer)
+        finally:
+            # In the same step as the last look at who waits: whoever comes next begins anew.
+            self._handing_over = None
+            self._let_go(taken)
 
-    def _let_go(self, task: asyncio.Task[None]) -> None:
+    def _let_go(self, taken: list[_Waiting]) -> None:
         """Leave nobody waiting for a task that was stopped, or has failed."""
-        self._handing_over = None
-        left, self._taken, self._waiting = [*self._taken, *self._waiting], [], []
+        left, self._waiting = [*taken, *self._waiting], []
         for each in left:
             if not each.answer.done():  # whether it was stored is not known
                 each.answer.set_exception(StoreUnavailable("handing over documents was stopped"))
