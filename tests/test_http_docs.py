@@ -27,7 +27,7 @@ def test_the_session_runs_as_written(tmp_path: Path) -> None:
     path = os.pathsep.join([str(SCRIPT.parent), os.environ["PATH"]])
 
     done = subprocess.run(
-        ["bash", "-e", "-c", program.replace("8750", str(free_port()))],
+        ["bash", "-e", "-c", program.replace("8751", str(free_port()))],
         cwd=tmp_path,
         env={**os.environ, "PATH": path},
         capture_output=True,

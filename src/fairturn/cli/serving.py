@@ -144,9 +144,10 @@ def make_server(
         if open_page:
             _open(url)
         if not Keys(queue.store).are_asked_for():
+            first = "" if demo else " The first key: fairturn keys make --role operator"
             click.echo(
                 "There are no access keys: it listens at this machine alone, and whoever sits "
-                "there is the operator. The first key: fairturn keys make --role operator",
+                f"there is the operator.{first}",
                 err=True,
             )
         elif not address.is_local and not address.is_private:
