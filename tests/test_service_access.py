@@ -1,6 +1,7 @@
 """Who may do what: keys, roles, addresses, and that nobody learns of anybody else's documents."""
 
 import asyncio
+import itertools
 import json
 import logging
 import sys
@@ -19,7 +20,7 @@ from fairturn.service.app import make_app
 from fairturn.service.logs import JsonFormatter, Served
 from fairturn.service.plan import REFUSED_PER_MINUTE, Plan
 from fairturn.service.rates import Rates
-from tests.commands import complete, kill
+from tests.commands import claim, complete, kill
 from tests.serving import asked, bearer, client_of, code_of, key_for
 
 NOBODYS = "0123456789abcde"
@@ -198,31 +199,78 @@ def test_a_rotated_key_gives_way_to_the_new_one(queue: Queue, app: FastAPI) -> N
 # ── Other customers ──────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_foreign_id_is_answered_byte_for_byte_like_one_that_is_not_there(
+def in_every_state(queue: Queue, customer: str) -> list[str]:
+    """Documents of a customer, of both kinds, in all states; nothing else may wait."""
+    completed = queue.submit(customer, content=b"x" * 70_000, name=f"secret of {customer}").id
+    assert complete(queue) == [completed]
+    dead = queue.submit(customer, payload=1, metadata={"secret": customer}).id
+    assert kill(queue) == [dead]
+    running = queue.submit(customer, payload=1).id
+    assert [claimed.document.id for claimed in claim(queue)] == [running]
+    cancelled = queue.submit(customer, payload=1).id
+    queue.cancel(cancelled)
+    delayed = queue.submit(customer, payload=1, due_at=1 << 52).id
+    return [completed, dead, running, cancelled, delayed]
+
+
+def places_of(operation: dict[str, Any]) -> set[tuple[str, str]]:
+    """Where the operation takes a name of something: an id, or a customer."""
+    named = {(each["in"], each["name"]) for each in operation.get("parameters", [])}
+    places = {each for each in named if each[1] in ("id", "after", "parent", "customer")}
+    content = operation.get("requestBody", {}).get("content", {})
+    schema = content.get("application/json", {}).get("schema", {})
+    if schema.get("$ref", "").endswith("/ToChange"):
+        places.add(("body", "ids"))
+    return places
+
+
+def named_with(
+    app: FastAPI, key: str, operation: tuple[str, str], place: tuple[str, str], name: str
+) -> httpx.Response:
+    """What an operation answers if this stands in that place."""
+    method, path = operation
+    where, field = place
+    more = dict(BODIES.get(path, {}) if method != "GET" else {})
+    headers = {**more.pop("headers", {}), **bearer(key)}
+    if where == "query":
+        more["params"] = {field: name}
+    elif where == "body":
+        more["json"] = {field: [name]}
+    path = path.replace("{id}", name if where == "path" else NOBODYS)
+    return asked(app, method, path, headers=headers, **more)
+
+
+def test_what_is_somebody_elses_is_answered_byte_for_byte_like_what_is_not_there(
     queue: Queue, app: FastAPI
 ) -> None:
-    """Every operation with an id of a document, with documents of another customer in every
-    state."""
-    key = key_for(queue, "acme")
-    theirs = [queue.submit("other", content=b"x" * 70_000, name="secret").id]
-    completed = queue.submit("quick", payload=1).id
-    assert complete(queue, 2)
-    dead = queue.submit("other", payload=1).id
-    assert kill(queue) == [dead]
-    theirs += [completed, dead, queue.submit("other", payload=1).id]
-    before = [queue.get(id) for id in theirs]
-    paths = [each for each in operations(app) if "/documents/{id}" in each[1]]
-    assert len(paths) >= 6
+    """Every place of every operation that takes a name, with every customer's key and all that
+    every other customer has."""
+    customers = ("acme", "bolt")
+    documents = {customer: in_every_state(queue, customer) for customer in customers}
+    keys = {customer: key_for(queue, customer) for customer in customers}
+    access = {customer: [keys[customer].split("_")[1]] for customer in customers}
+    before = [queue.get(id) for ids in documents.values() for id in ids]
+    tried = 0
 
-    for method, path, _ in paths:
-        missing = called(app, method, path, key)
-        for id in theirs:
-            foreign = called(app, method, path, key, id)
-            assert foreign.status_code == 404
-            assert foreign.content == missing.content, path
-            assert foreign.headers == missing.headers, path
+    for method, path, operation in operations(app):
+        for place in places_of(operation):
+            for mine, theirs in itertools.permutations(customers):
+                names = access if "/keys/" in path else documents
+                foreign, nobodys = names[theirs], NOBODYS
+                if place[1] == "customer":
+                    foreign, nobodys = [theirs], "nobody"
+                missing = named_with(app, keys[mine], (method, path), place, nobodys)
+                for name in foreign:
+                    answer = named_with(app, keys[mine], (method, path), place, name)
+                    assert answer.content == missing.content, (method, path, place)
+                    assert answer.status_code == missing.status_code, (method, path, place)
+                    assert dict(answer.headers) == dict(missing.headers), (method, path, place)
+                    assert theirs not in answer.text
+                    tried += 1
 
-    assert [queue.get(id) for id in theirs] == before
+    assert tried > 100
+    assert [queue.get(id) for ids in documents.values() for id in ids] == before
+    assert [queue.customer(customer).count for customer in customers] == [-4, -4]
 
 
 def test_a_customer_cannot_name_another_customer(queue: Queue, app: FastAPI) -> None:
