@@ -80,10 +80,13 @@ def test_up_serves_and_works_and_ends_well_with_sigterm(folder: Path) -> None:
 
     assert (done["state"], result) == ("completed", {"pages": 3})
     assert code == 0
-    served = [json.loads(line) for line in program.said if line.startswith("{")]
+    said = [json.loads(line) for line in program.said]
     assert ("POST", "/v1/documents", 201) in [
-        (line["method"], line["route"], line["status"]) for line in served
+        (line["method"], line["route"], line["status"])
+        for line in said
+        if line["event"] == "served"
     ]
+    assert any("no access keys" in line.get("message", "") for line in said)
     with Queue("documents.db") as queue:
         assert queue.summary().running == 0
 

@@ -11,6 +11,8 @@ import click
 
 from fairturn.cli.endings import Ending, wrong_use
 from fairturn.cli.settings import Found
+from fairturn.cli.terminal import json_line, printable
+from fairturn.clock import SystemClock
 
 if TYPE_CHECKING:  # loaded when a service is started
     from fairturn.demo.traffic import Pace
@@ -61,6 +63,12 @@ def service_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         with_flags = option(with_flags)
     return with_flags
+
+
+def say(sentence: str, *, as_json: bool) -> None:
+    """Tell whoever runs the service, in the form of everything else that it says."""
+    line = {"event": "said", "at": SystemClock().now(), "message": sentence}
+    click.echo(json_line(line) if as_json else printable(sentence), err=True)
 
 
 def address_of(settings: Mapping[str, Found], queue: "Queue") -> "Address":
@@ -140,21 +148,21 @@ def make_server(
     install(app, works=works, demo=demo)
 
     def started(url: str) -> None:
-        click.echo(f"Serving at {url} (the API: {url}/docs). Ctrl-C ends it.", err=True)
+        say(f"Serving at {url} (the API: {url}/docs). Ctrl-C ends it.", as_json=as_json)
         if open_page:
             _open(url)
         if not Keys(queue.store).are_asked_for():
             first = "" if demo else " The first key: fairturn keys make --role operator"
-            click.echo(
+            say(
                 "There are no access keys: it listens at this machine alone, and whoever sits "
                 f"there is the operator.{first}",
-                err=True,
+                as_json=as_json,
             )
         elif not address.is_local and not address.is_private:
-            click.echo(
+            say(
                 "Keys from other machines are refused here, because they would travel "
                 "unencrypted: give --certificate and --private-key, or --trusted-proxy.",
-                err=True,
+                as_json=as_json,
             )
 
     return Server(app, address, on_started=started, on_stopping=on_stopping)

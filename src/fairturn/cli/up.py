@@ -5,6 +5,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import click
 
 from fairturn.cli.endings import misuse_is_wrong_use, wrong_use
 from fairturn.cli.opening import opened, queue_options, settings_here
-from fairturn.cli.serving import address_of, make_server, run_server, service_options
+from fairturn.cli.serving import address_of, make_server, run_server, say, service_options
 from fairturn.cli.work import WITHOUT_A_HANDLER, Lines
 
 if TYPE_CHECKING:
@@ -68,10 +69,10 @@ def command(
         address = address_of(settings, queue)
         chosen: str | None = settings["handler"].value
         if chosen is None:
-            click.echo(
+            say(
                 "No handler was named: documents are COMPLETED WITHOUT BEING PROCESSED, and only "
                 "their size is noted. To process them: fairturn up MODULE:FUNCTION",
-                err=True,
+                as_json=as_json,
             )
         from fairturn.worker import Worker
 
@@ -82,7 +83,13 @@ def command(
                 concurrency=settings["concurrency"].value,
                 grace_s=settings["grace_s"].value,
                 lease_s=settings["lease_s"].value,
-                on_event=Lines(queue, _no_progress, as_json=as_json, outcomes=as_json).add,
+                on_event=Lines(
+                    queue,
+                    _no_progress,
+                    as_json=as_json,
+                    outcomes=as_json,
+                    warn=partial(say, as_json=as_json),
+                ).add,
             )
         server = make_server(
             queue,

@@ -1,7 +1,7 @@
 """`fairturn work`: a worker, and what it does as lines."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,13 +98,20 @@ class Lines:
     error."""
 
     def __init__(
-        self, queue: "Queue", advance: Progress, *, as_json: bool, outcomes: bool = True
+        self,
+        queue: "Queue",
+        advance: Progress,
+        *,
+        as_json: bool,
+        outcomes: bool = True,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
         self._queue = queue
         self._out = sys.stdout
         self._advance = advance
         self._as_json = as_json
         self._outcomes = outcomes
+        self._warn = warn or _warn
         self._ended = 0
         self._claims: dict[str, int] = {}  # of what runs: the number of its claim here
         self._claimed = 0
@@ -121,16 +128,20 @@ class Lines:
                 self._print_ended(event)
             case events.DocumentLost():
                 self._claims.pop(event.document.id, None)
-                _warn(f"{event.document.id}: the lease was lost; nothing of this attempt counts")
+                self._warn(
+                    f"{event.document.id}: the lease was lost; nothing of this attempt counts"
+                )
             case events.LinePrinted():
-                _warn(f"{event.document}: {event.line}" if event.document else event.line)
+                self._warn(f"{event.document}: {event.line}" if event.document else event.line)
             case events.StoreFailed():
-                _warn(f"{event.error}; trying again in {duration(microseconds(event.pause_s))}")
+                self._warn(
+                    f"{event.error}; trying again in {duration(microseconds(event.pause_s))}"
+                )
             case events.Idle():
-                _warn(_idle(event))
+                self._warn(_idle(event))
             case events.Stopping():
                 what = "ending" if event.now else "finishing"
-                _warn(f"Stopping: {what} what runs ({number(event.running, 'document')}).")
+                self._warn(f"Stopping: {what} what runs ({number(event.running, 'document')}).")
 
     def _print_ended(self, event: "DocumentEnded") -> None:
         document = event.document
