@@ -443,7 +443,7 @@ def test_who_guesses_keys_is_shut_out_and_others_are_not(queue: Queue, app: Fast
         ("de", "Dafür ist ein Zugangsschlüssel nötig."),
         ("es", "Para esto hace falta una clave de acceso."),
         ("pl", "Do tego potrzebny jest klucz dostępu."),
-        ("pt-BR", "Para isto é necessária uma chave de acesso."),
+        ("pt-BR", "Isso requer uma chave de acesso."),
         ("tlh", "This needs an access key."),
     ],
 )
