@@ -1,6 +1,7 @@
 """Bodies that are too large, too slow, cut off, broken or deep: a clear answer, nothing kept, and
 the customer's count untouched."""
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -10,16 +11,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from fairturn import Queue
-from fairturn.content import Nowhere
+from fairturn.content import Folder, Nowhere
+from fairturn.model import CONTENT_BYTES_MAX, ContentRef
 from fairturn.service.app import make_app
 from fairturn.service.plan import Plan
+from fairturn.service.service import THREADS
 from fairturn.wire import BATCH_BYTES_MAX, JSON_BYTES_MAX
 from tests.serving import asked, bearer, client_of, code_of, key_for, served
 from tests.waiting import wait_until
@@ -422,6 +425,68 @@ def test_a_large_upload_is_not_held_in_memory(queue: Queue) -> None:
 
     assert queue.get(answer.json()["id"]).size_bytes == size
     assert after - before < 64 * 1_024  # in KiB
+
+
+class Stuck(Folder):
+    """A place for contents that does not answer until it is told to."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.waiting = 0
+        self.go_on = threading.Event()
+
+    def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> Any:
+        self._wait()
+        return super().begin(size_bytes_max=size_bytes_max)
+
+    def open(self, ref: ContentRef) -> BinaryIO:
+        self._wait()
+        return super().open(ref)
+
+    def _wait(self) -> None:
+        self.waiting += 1
+        assert self.go_on.wait(60)
+
+
+def test_a_place_for_contents_that_does_not_answer_holds_up_nothing_else(
+    queue: Queue, tmp_path: Path
+) -> None:
+    large = b"x" * 100_000
+    id = queue.submit("acme", content=large).id
+    stuck = queue.contents = Stuck(tmp_path / "documents.db.contents")
+    key = bearer(key_for(queue, "acme"))
+    app = make_app(queue, Plan(uploads_per_key_max=1_000))
+
+    def all_wait() -> bool:
+        return stuck.waiting >= THREADS
+
+    async def ask() -> tuple[list[int], list[int]]:
+        transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 50_000))
+        url = "http://127.0.0.1"
+        async with httpx.AsyncClient(transport=transport, base_url=url, headers=key) as client:
+            slow = [
+                asyncio.create_task(client.post("/v1/documents", content=large))
+                for _ in range(THREADS)
+            ]
+            slow += [
+                asyncio.create_task(client.get(f"/v1/documents/{id}/content"))
+                for _ in range(THREADS)
+            ]
+            await asyncio.to_thread(wait_until, all_wait, "all threads wait for contents")
+            quick = [
+                await client.post("/v1/documents", content=b"x"),
+                await client.post("/v1/documents", json={"a": 1}),
+                await client.get("/v1/documents"),
+                await client.get(f"/v1/documents/{id}"),
+            ]
+            stuck.go_on.set()
+            done = await asyncio.gather(*slow)
+            return [each.status_code for each in quick], [each.status_code for each in done]
+
+    quick, slow = asyncio.run(asyncio.wait_for(ask(), 60))
+
+    assert quick == [201, 201, 200, 200]
+    assert slow == [201] * THREADS + [200] * THREADS
 
 
 def test_without_a_place_for_contents_large_documents_are_refused_and_small_ones_accepted(

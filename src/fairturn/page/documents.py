@@ -164,15 +164,15 @@ def _shown(value: object) -> str:
 
 
 @router.get("/documents/{id}/content")
-def get_content(request: Request, visitor: Known, id: str) -> Response:
+async def get_content(request: Request, visitor: Known, id: str) -> Response:
     """Download what was submitted."""
-    return operations.get_content(request, caller_of(visitor), id)
+    return await operations.get_content(request, caller_of(visitor), id)
 
 
 @router.get("/documents/{id}/result")
-def get_result_file(request: Request, visitor: Known, id: str) -> Response:
+async def get_result_file(request: Request, visitor: Known, id: str) -> Response:
     """Download the file that the handler gave back."""
-    return operations.get_result_file(request, caller_of(visitor), id)
+    return await operations.get_result_file(request, caller_of(visitor), id)
 
 
 @router.post("/documents/{id}/cancel")

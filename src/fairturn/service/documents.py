@@ -145,16 +145,17 @@ def _explained(service: Service, caller: Caller, id: str) -> Explanation:
         **problems(404),
     },
 )
-def get_content(request: Request, caller: Anybody, id: shapes.DocumentId) -> Response:
+async def get_content(request: Request, caller: Anybody, id: shapes.DocumentId) -> Response:
     """Download what was submitted. The bytes are checked before the first is sent."""
     service = service_of(request)
-    document, body, *_ = stored_for(service, caller, id)
+    document, body, *_ = await service.run(stored_for, service, caller, id)
     contents = service.queue.contents
     if document.kind is Kind.PAYLOAD:
-        payload = json.dumps(content.payload_of(document, body, contents)).encode()
+        value = await service.move(content.payload_of, document, body, contents)
+        payload = json.dumps(value).encode()
         name = document.name or f"{document.id}.json"
         return attachment(BytesIO(payload), len(payload), name, None)
-    file = content.open_content(document, body, contents)
+    file = await service.move(content.open_content, document, body, contents)
     return attachment(file, document.size_bytes, document.name or document.id, document.sha256)
 
 
@@ -178,13 +179,13 @@ def get_result(request: Request, caller: Anybody, id: shapes.DocumentId) -> Resp
     response_class=Response,
     responses={200: {"description": "The file.", **_BINARY}, **problems(404, 409)},
 )
-def get_result_file(request: Request, caller: Anybody, id: shapes.DocumentId) -> Response:
+async def get_result_file(request: Request, caller: Anybody, id: shapes.DocumentId) -> Response:
     """Download the file that the handler gave back. 404 if it gave none."""
     service = service_of(request)
-    document, _, _, ref = _completed(service, caller, id)
+    document, _, _, ref = await service.run(_completed, service, caller, id)
     if ref is None:
         raise Problem(Code.NOT_FOUND)
-    file = service.queue.contents.open(ref)
+    file = await service.move(service.queue.contents.open, ref)
     return attachment(file, ref.size_bytes, f"result-{document.name or document.id}", ref.sha256)
 
 

@@ -15,7 +15,8 @@ from fairturn.service.plan import BATCHES_AT_ONCE, Plan
 from fairturn.service.rates import Rates
 from fairturn.service.watching import Watch
 
-# Of the threads that work on the store. One that waits for the disk holds no lock of Python.
+# Of the threads that work on the store, and as many for contents: a bucket that answers slowly must
+# not hold up what needs none. One that waits for a disk holds no lock of Python.
 THREADS = 40
 
 T = TypeVar("T")
@@ -32,13 +33,18 @@ class Service:
     rates: Rates
     watch: Watch
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS))
+    movers: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS))
     batches: Semaphore = field(default_factory=lambda: Semaphore(BATCHES_AT_ONCE))
     uploads: dict[str, int] = field(default_factory=dict)  # under way, by key
     streams: Counter[str] = field(default_factory=Counter)  # of events, that are open, by key
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
-        """Do something that may wait for the disk, in a thread: the event loop never does."""
+        """Do something that may wait for the store, in a thread: the event loop never does."""
         return await to_thread.run_sync(lambda: work(*args), limiter=self.threads)
+
+    async def move(self, work: Callable[..., T], *args: Any) -> T:
+        """The same with what a document carries."""
+        return await to_thread.run_sync(lambda: work(*args), limiter=self.movers)
 
 
 def service_of(request: Request) -> Service:

@@ -222,7 +222,7 @@ async def submit_for(caller: Caller, request: Request, trace: str | None = None)
             received = await receive(request, service)
         digest = request.headers.get(CONTENT_DIGEST)
         handed_in = _HandedIn(about, received, payload, key, digest, trace)
-        return await service.run(_submit, service, caller, handed_in)
+        return await service.move(_submit, service, caller, handed_in)  # a payload may be large
 
 
 class _HandedIn(NamedTuple):

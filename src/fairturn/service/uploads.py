@@ -50,7 +50,7 @@ class Body:
         if self._writing is None and self._size_bytes > INLINE_BYTES_MAX:
             begin = self._service.queue.contents.begin
             with refusing_without_a_place():
-                self._writing = await self._service.run(lambda: begin(size_bytes_max=maximum))
+                self._writing = await self._service.move(lambda: begin(size_bytes_max=maximum))
         if self._writing is not None and len(self._held) >= PIECE_BYTES:
             await self._write()
 
@@ -59,18 +59,18 @@ class Body:
         if self._writing is None:
             return bytes(self._held)
         await self._write()
-        return await self._service.run(self._writing.finish)
+        return await self._service.move(self._writing.finish)
 
     async def abandon(self) -> None:
         """Keep nothing of what was not finished."""
         if self._writing is not None:
             # Also while the request is being cancelled: a file must not stay for want of a moment.
-            await asyncio.shield(self._service.run(self._writing.abandon))
+            await asyncio.shield(self._service.move(self._writing.abandon))
 
     async def _write(self) -> None:
         assert self._writing is not None
         piece, self._held = bytes(self._held), bytearray()
-        await self._service.run(self._writing.write, piece)
+        await self._service.move(self._writing.write, piece)
 
 
 @contextmanager
@@ -165,15 +165,15 @@ async def receive_in_memory(request: Request, service: Service, maximum: int) ->
 
 async def receive_to_disk(request: Request, service: Service, maximum: int) -> BinaryIO:
     """A body that is read when all of it has come; who calls this closes the file."""
-    file: BinaryIO = await service.run(TemporaryFile)
+    file: BinaryIO = await service.move(TemporaryFile)
     try:
         held = bytearray()
         async for chunk in pieces_of(request, service, maximum):
             held += chunk
             if len(held) >= PIECE_BYTES:
                 piece, held = bytes(held), bytearray()
-                await service.run(file.write, piece)
-        await service.run(file.write, bytes(held))
+                await service.move(file.write, piece)
+        await service.move(file.write, bytes(held))
     except BaseException:
         file.close()
         raise
