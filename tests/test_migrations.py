@@ -1,13 +1,18 @@
-"""A file of an older version is brought to this one, with everything in it."""
+"""A database of an older version is brought to this one, with everything in it."""
 
 from pathlib import Path
 
 import apsw
+import psycopg
 
+from fairturn.clock import SERVER_NOW
 from fairturn.keys import Keys
 from fairturn.model import LEASE_US_MIN, Completed, NewDocument
+from fairturn.stores.postgres import PostgresStore, migrating
 from fairturn.stores.sqlite import SqliteStore
 from fairturn.stores.sqlite.database import APPLICATION_ID, migrations
+from tests.servers.places import AnyStore
+from tests.servers.queues import Databases
 
 
 def old_file(path: Path) -> Path:
@@ -36,8 +41,19 @@ def test_a_file_without_access_keys_gets_them_and_keeps_its_documents(tmp_path: 
     store.close()
 
 
-def test_how_documents_end_is_counted_from_the_new_version_on(tmp_path: Path) -> None:
-    store = SqliteStore(old_file(tmp_path / "documents.db"))
+def old_schema(url: str) -> str:
+    """A queue in PostgreSQL as the first version made it, in which an attempt has ended."""
+    (number, first), *_ = migrating.migrations()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA fairturn")
+        connection.execute("CREATE TABLE fairturn.migrations (number integer PRIMARY KEY)")
+        connection.execute(first.format(schema="fairturn", now=SERVER_NOW))
+        connection.execute("INSERT INTO fairturn.migrations VALUES (%s)", (number,))
+        connection.execute("UPDATE fairturn.turns SET claims = 1")
+    return url
+
+
+def assert_outcomes_are_counted_from_now_on(store: AnyStore) -> None:
     assert (store.summary().started, store.summary().completed) == (1, 0)
 
     store.submit([NewDocument("acme", "1")])
@@ -46,3 +62,10 @@ def test_how_documents_end_is_counted_from_the_new_version_on(tmp_path: Path) ->
 
     assert (store.summary().started, store.summary().completed) == (2, 1)
     store.close()
+
+
+def test_how_documents_end_is_counted_from_the_new_version_on(tmp_path: Path) -> None:
+    assert_outcomes_are_counted_from_now_on(SqliteStore(old_file(tmp_path / "documents.db")))
+    with Databases() as databases:
+        url = old_schema(databases.new(empty=True))
+        assert_outcomes_are_counted_from_now_on(PostgresStore(url))
