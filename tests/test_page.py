@@ -16,8 +16,9 @@ from fastapi.routing import APIRoute
 
 from fairturn import Queue, Submission
 from fairturn.clock import SystemClock
+from fairturn.demo.traffic import Pace
 from fairturn.locales import languages
-from fairturn.model import State
+from fairturn.model import Completed, Outcome, State
 from fairturn.page import mounting
 from fairturn.page.entering import back_to
 from fairturn.page.faces import COLOURS, face_of, plain
@@ -33,6 +34,7 @@ from fairturn.service.app import make_app
 from tests.page_contents import fill
 from tests.servers.queues import Databases
 from tests.serving import asked, key_for, served_app
+from tests.waiting import wait_until
 
 TONGUES = all_tongues()
 SAME = {"Sec-Fetch-Site": "same-origin"}
@@ -425,6 +427,91 @@ def test_an_address_that_leads_nowhere_is_a_page_to_people_and_a_problem_to_prog
     assert "There is nothing here." in person.text
     assert person.headers["content-type"].startswith("text/html")
     assert program.headers["content-type"] == "application/problem+json"
+
+
+# ── The search, the first steps and the demo ─────────────────────────────────────────────────────
+
+
+def test_one_thing_that_is_meant_is_shown_at_once_and_several_are_listed(
+    queue: Queue, app: FastAPI
+) -> None:
+    id = queue.submit("Acme Logistics", payload=1, name="Invoice-17.pdf").id
+    queue.submit("Beta", payload=1, name="logistics.pdf")
+
+    def found(q: str) -> str:
+        response = asked(app, "GET", f"/search?q={q}")
+        return str(response.headers.get("location", response.text))
+
+    assert found(f"%20{id.upper()}") == f"/documents/{id}"
+    assert found("voice-17") == f"/documents/{id}"
+    assert found("beta") == "/customer?name=Beta"
+    both = found("LOGISTICS")
+    assert "Acme Logistics" in both
+    assert "logistics.pdf" in both
+    assert "No document matches." in found("nothing")
+
+
+def test_without_scripts_a_link_leads_to_what_was_not_looked_at_yet(
+    queue: Queue, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.submit("acme", payload=1, name="wanted.pdf")
+    queue.submit_many([Submission(customer="acme", payload=1, name="scan") for _ in range(9)])
+    monkeypatch.setattr("fairturn.page.searching.STEP", 5)
+    monkeypatch.setattr("fairturn.page.searching.LOOK_S", 0.0)
+
+    first = asked(app, "GET", "/search?q=wanted").text
+    (link,) = re.findall(r'rel="next" href="([^"]+)"', first)
+    second = asked(app, "GET", link.replace("&amp;", "&")).text
+
+    assert "wanted.pdf" not in first
+    assert "Looked at the newest 5 documents so far." in first
+    assert "wanted.pdf" in second
+    assert 'rel="next"' not in second
+
+
+def test_the_second_step_names_the_command_that_was_started(queue: Queue) -> None:
+    for works, command in ((True, "fairturn up invoices:extract"), (False, "fairturn work ")):
+        made = make_app(queue)
+        install(made, works=works)
+        assert command in asked(made, "GET", "/").text
+
+
+def test_of_a_demo_the_simulated_orders_are_shown_beside_what_is_measured(queue: Queue) -> None:
+    made = make_app(queue)
+    install(made, demo=Pace(document_s=0.3, workers=4))
+    queue.submit("oak", payload=1)
+    queue.store.claim(1, worker="w", lease_us=10**9)
+
+    def orders() -> list[tuple[str, str]]:
+        text = asked(made, "GET", "/").text
+        return re.findall(r'<small class="muted">([^<]+)</small></dt><dd[^>]*>([^<]+)</dd>', text)
+
+    wait_until(lambda: "…" not in str(orders()), "both orders are simulated")
+
+    (fifo, fifo_wait), (levels, levels_wait), (fair, fair_wait) = orders()
+    assert (fifo, levels, fair) == ("simulated", "simulated", "measured now")
+    assert "min" in fifo_wait
+    assert "min" in levels_wait
+    assert fair_wait == "0\u00a0s"
+    assert "simulated" not in asked(made, "GET", "/customers").text
+
+
+def test_the_timeline_says_who_overtook_to_those_who_may_know(queue: Queue, app: FastAPI) -> None:
+    queue.submit_many([Submission(customer="acme", payload=1) for _ in range(9)])
+    last = queue.list(customer="acme", size=1).documents[0].id
+    queue.submit_many([Submission(customer="rival", payload=1) for _ in range(3)])
+    outcomes: list[Outcome] = []
+    while queue.get(last).attempts == 0:
+        (claim,) = queue.store.claim(1, worker="w", lease_us=10**9, outcomes=outcomes).claims
+        outcomes = [Completed(claim.fence)]
+
+    whole = asked(app, "GET", f"/documents/{last}").text
+    key = key_for(queue, "acme")
+    own = asked(app, "GET", f"/documents/{last}", headers=logged_in(app, key)).text
+
+    assert re.search(r"started while it waited: .*rival \(3\)", whole)
+    assert "started while it waited" in own
+    assert "rival" not in own
 
 
 # ── Every store ──────────────────────────────────────────────────────────────────────────────────

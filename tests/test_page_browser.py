@@ -3,20 +3,22 @@
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import Browser, BrowserContext, JSHandle, Page, Route, expect
 
-from fairturn import Queue
+from fairturn import Queue, Submission
 from fairturn.keys import Keys
 from fairturn.locales import languages
-from fairturn.model import State
+from fairturn.model import Completed, Progress, State
+from fairturn.page.visitors import LANGUAGE_COOKIE, SESSION_COOKIE
 from tests.browsing import PSEUDO, browser, page_app, page_served, texts_of, watched
-from tests.page_contents import HOSTILE, fill
+from tests.page_contents import HOSTILE, LEASE_US, fill
 from tests.serving import key_for, served_app
 from tests.waiting import wait_until
 
@@ -39,8 +41,6 @@ class Shown(NamedTuple):
             "rules": "/priorities?documents=40&apart_s=3",
             "now": "/",
             "waiting": f"/documents/{self.ids['waiting']}",
-            "running": f"/documents/{self.ids['running']}",
-            "completed": f"/documents/{self.ids['completed']}",
             "dead": f"/documents/{self.ids['dead']}",
             "search": f"/search?q={hostile}",
             "customers": "/customers?sort=name",
@@ -51,6 +51,10 @@ class Shown(NamedTuple):
             "login": "/login",
             "problem": "/documents/000000000000000",
         }
+
+    def more_pages(self) -> dict[str, str]:
+        """A document in other states."""
+        return {name: f"/documents/{self.ids[name]}" for name in ("running", "completed")}
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +69,28 @@ def shown() -> Iterator[Shown]:
         ids = fill(queue)
         with page_served(queue) as url:
             yield Shown(queue, url, ids)
+
+
+class Mine(NamedTuple):
+    """A service where a customer has logged in."""
+
+    url: str
+    cookies: list[Any]
+
+
+@pytest.fixture(scope="module")
+def mine(chromium: Browser) -> Iterator[Mine]:
+    with Queue(":memory:") as queue:
+        fill(queue)
+        with page_served(queue) as url, looking(chromium, url) as page:
+            log_in(page, key_for(queue, HOSTILE[0]))
+            kept = ("name", "value", "domain", "path")
+            cookies = [
+                {key: cookie[key] for key in kept}  # type: ignore[literal-required]
+                for cookie in page.context.cookies()
+                if cookie["name"] == SESSION_COOKIE
+            ]
+            yield Mine(url, cookies)
 
 
 @pytest.fixture
@@ -84,8 +110,13 @@ def context_of(chromium: Browser, url: str, language: str = "en", **more: Any) -
     more.setdefault("viewport", WIDE)
     context = chromium.new_context(base_url=url, locale="en-GB", **more)
     context.set_default_timeout(WAIT_MS)
-    context.add_cookies([{"name": "fairturn_language", "value": language, "url": url}])
+    choose(context, url, language)
     return context
+
+
+def choose(context: BrowserContext, url: str, language: str) -> None:
+    """Set the language, as the menu does."""
+    context.add_cookies([{"name": LANGUAGE_COOKIE, "value": language, "url": url}])
 
 
 @pytest.fixture
@@ -96,6 +127,44 @@ def page(chromium: Browser, address: str) -> Iterator[Page]:
     yield found
     context.close()
     assert wrong == []
+
+
+@contextmanager
+def looking(
+    chromium: Browser,
+    url: str,
+    language: str = "en",
+    *,
+    cookies: list[Any] | None = None,
+    **more: Any,
+) -> Iterator[Page]:
+    """A page in a browser that knows nothing of other tests."""
+    context = context_of(chromium, url, language, **more)
+    context.add_cookies(cookies or [])
+    try:
+        yield context.new_page()
+    finally:
+        context.close()
+
+
+def goto(page: Page, path: str) -> int:
+    """Go there, and say with which status; what comes later by scripts is waited for by name."""
+    response = page.goto(path, wait_until="domcontentloaded")
+    assert response is not None
+    return response.status
+
+
+def untranslated(page: Page) -> list[str]:
+    """Texts that the pseudo-language did not touch."""
+    return [
+        text
+        for text in texts_of(page)
+        if "⟦" not in text and "⟧" not in text and re.search(r"[^\W\d_]{2}", text)
+    ]
+
+
+def _submission(customer: str) -> Submission:
+    return Submission(customer=customer, payload=1)
 
 
 def log_in(page: Page, key: str) -> None:
@@ -112,70 +181,82 @@ def log_in(page: Page, key: str) -> None:
 def test_every_page_is_there_in_every_language_and_complains_of_nothing(
     chromium: Browser, shown: Shown, language: str
 ) -> None:
-    context = context_of(chromium, shown.url, language)
-    page = context.new_page()
-    wrong = watched(page)
-    for name, path in shown.pages().items():
-        wrong.clear()
-        response = page.goto(path)
-        assert response is not None
-        assert response.status == (404 if name == "problem" else 200), (name, response.status)
-        assert page.locator("html").get_attribute("lang") == language
-        expect(page.locator("h1")).to_have_count(1)
-        if name != "problem":  # the browser itself complains of a 404
-            assert wrong == [], name
-    context.close()
+    # The longest language is looked at on the narrowest screen.
+    narrow = language == "de"
+    with looking(chromium, shown.url, language, viewport=NARROW if narrow else WIDE) as page:
+        wrong = watched(page)
+        for name, path in shown.pages().items():
+            wrong.clear()
+            status = goto(page, path)
+            assert status == (404 if name == "problem" else 200), (name, status)
+            assert page.locator("html").get_attribute("lang") == language
+            assert page.locator("h1").count() == 1, name
+            assert_nothing_is_wider_than_the_screen(page, name)
+            if name != "problem":  # the browser itself complains of a 404
+                assert wrong == [], name
+
+
+def test_the_first_steps_and_the_own_view_are_there_in_every_language_and_on_a_phone(
+    chromium: Browser, address: str, mine: Mine
+) -> None:
+    for url, cookies in ((address, []), (mine.url, mine.cookies)):
+        with looking(chromium, url, viewport=NARROW, cookies=cookies) as page:
+            wrong = watched(page)
+            for language in (*languages(), PSEUDO):
+                choose(page.context, url, language)
+                goto(page, "/")
+                assert page.locator("html").get_attribute("lang") == language
+                assert_nothing_is_wider_than_the_screen(page, url)
+            assert (untranslated(page), wrong) == ([], [])
 
 
 def test_no_text_is_left_untranslated(chromium: Browser, shown: Shown) -> None:
-    context = context_of(chromium, shown.url, PSEUDO)
-    page = context.new_page()
-    for name, path in shown.pages().items():
-        page.goto(path)
-        left = [
-            text
-            for text in texts_of(page)
-            if "⟦" not in text and "⟧" not in text and re.search(r"[^\W\d_]{2}", text)
-        ]
-        assert left == [], name
-    context.close()
+    with looking(chromium, shown.url, PSEUDO) as page:
+        for name, path in {**shown.pages(), **shown.more_pages()}.items():
+            goto(page, path)
+            assert untranslated(page) == [], name
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(chromium: Browser, shown: Shown, scheme: Any) -> None:
+def test_axe_finds_nothing_serious(
+    chromium: Browser, shown: Shown, mine: Mine, scheme: Any
+) -> None:
     axe = (resources.files("axe_playwright_python") / "axe.min.js").read_text()
+    # In the dark only the colours are others; these pages have all of them.
+    options: dict[str, Any] = {"resultTypes": ["violations"]}
+    # The same row again and again would be examined each time; so of lists, those that are short.
+    pages = {**shown.pages(), "documents": "/documents?state=dead", "customers": "/customers?q=me"}
+    if scheme == "dark":
+        options["runOnly"] = ["color-contrast"]
+        pages = {name: pages[name] for name in ("rules", "now", "dead", "customers")}
     # Scripts from the outside are refused by the policy of the page; so axe comes in through the
     # debugger, as a tool of the developer would.
-    context = context_of(chromium, shown.url, color_scheme=scheme, bypass_csp=True)
-    page = context.new_page()
-    # In the dark only the colours are others; these pages have all of them.
-    only = {"runOnly": ["color-contrast"]} if scheme == "dark" else {}
-    colours = ("rules", "now", "waiting", "dead", "customers", "customer", "login")
-    for name, path in shown.pages().items():
-        if scheme == "dark" and name not in colours:
-            continue
-        page.goto(path)
-        page.evaluate(axe)
-        found = page.evaluate("options => axe.run(document, options)", only)
-        serious = [
-            (each["id"], [node["html"][:150] for node in each["nodes"]][:3])
-            for each in found["violations"]
-            if each["impact"] in ("serious", "critical")
-        ]
-        assert serious == [], name
-    context.close()
+    more: dict[str, Any] = {"color_scheme": scheme, "bypass_csp": True}
+    with (
+        looking(chromium, shown.url, **more) as page,
+        looking(chromium, mine.url, cookies=mine.cookies, **more) as own,
+    ):
+        goto(own, "/mine")
+        assert_axe_is_content(own, axe, options)
+        for path in pages.values():
+            goto(page, path)
+            assert_axe_is_content(page, axe, options)
 
 
-def test_nothing_is_wider_than_a_narrow_screen_in_the_longest_language(
-    chromium: Browser, shown: Shown
-) -> None:
-    context = context_of(chromium, shown.url, "de", viewport=NARROW)
-    page = context.new_page()
-    for name, path in shown.pages().items():
-        page.goto(path)
-        width = page.evaluate("document.documentElement.scrollWidth")
-        assert width <= NARROW["width"], (name, width)
-    context.close()
+def assert_axe_is_content(page: Page, axe: str, options: dict[str, Any]) -> None:
+    page.evaluate(axe)
+    found = page.evaluate("options => axe.run(document, options)", options)
+    serious = [
+        (each["id"], [node["html"][:150] for node in each["nodes"]][:3])
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
+    assert serious == [], page.url
+
+
+def assert_nothing_is_wider_than_the_screen(page: Page, name: str) -> None:
+    wide, screen = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert wide <= screen, (name, wide)
 
 
 def test_a_hundred_hostile_names_do_nothing_anywhere(
@@ -183,23 +264,24 @@ def test_a_hundred_hostile_names_do_nothing_anywhere(
 ) -> None:
     assert len(HOSTILE) >= 100
     shown = Shown(queue, address, fill(queue, len(HOSTILE)))
-    context = context_of(chromium, shown.url)
-    page = context.new_page()
-    wrong = watched(page)
     elsewhere: list[str] = []
-    page.on("request", lambda r: None if r.url.startswith(shown.url) else elsewhere.append(r.url))
-    paths = list(shown.pages().values())[:-1]
-    paths += [f"/customer?name={quote(name, safe='')}" for name in HOSTILE[1:12]]
-    paths += ["/customers?sort=waiting&page=2", "/documents?name=" + quote(HOSTILE[1], safe="")]
-    for path in paths:
-        page.goto(path)
-        assert page.evaluate("window.hacked") is None, path
-        assert page.locator("b[id], main img, main iframe").count() == 0, path
-        width = page.evaluate("document.documentElement.scrollWidth")
-        assert width <= WIDE["width"], (path, width)
-    assert wrong == []
-    assert elsewhere == []
-    context.close()
+    pages = shown.pages()
+    paths = [pages[name] for name in ("now", "waiting", "search", "customer", "documents", "bulk")]
+    paths += list(shown.more_pages().values())
+    paths += [f"/customers?sort=name&page={number}" for number in (1, 2, 3)]
+    paths += [f"/documents?name={quote(HOSTILE[1], safe='')}"]
+    # Each of the results, and of those that are long or steer, each page of its own.
+    paths += [f"/documents/{each.id}" for each in queue.iterate(states=State.COMPLETED)][:6]
+    paths += [f"/customer?name={quote(HOSTILE[n], safe='')}" for n in (1, 2, 10, 12, 14, 31)]
+    with looking(chromium, address) as page:
+        wrong = watched(page)
+        page.on("request", lambda r: None if r.url.startswith(address) else elsewhere.append(r.url))
+        for path in paths:
+            goto(page, path)
+            assert page.evaluate("window.hacked") is None, path
+            assert page.locator("b[id], main img, main iframe").count() == 0, path
+            assert_nothing_is_wider_than_the_screen(page, path)
+        assert (wrong, elsewhere) == ([], [])
 
 
 def test_every_chart_has_a_title_and_a_table_and_every_time_is_exact(
@@ -296,12 +378,6 @@ def test_nine_tabs_are_live_over_one_stream(chromium: Browser, queue: Queue) -> 
         context.close()
 
 
-def _submission(customer: str) -> Any:
-    from fairturn import Submission
-
-    return Submission(customer=customer, payload=1)
-
-
 def test_a_service_that_is_cut_off_is_told_and_comes_back(
     chromium: Browser, address: str, queue: Queue
 ) -> None:
@@ -327,16 +403,16 @@ def test_where_there_is_no_shared_worker_the_page_asks_again_by_itself(
     chromium: Browser, address: str, queue: Queue
 ) -> None:
     queue.submit("acme", payload=1)
-    context = context_of(chromium, address)
-    context.add_init_script("delete window.SharedWorker")
-    page = context.new_page()
-    page.goto("/")
-    expect(page.locator(".status")).to_contain_text("refreshed every few seconds")
+    with looking(chromium, address) as page:
+        page.clock.install()
+        page.add_init_script("delete window.SharedWorker")
+        page.goto("/")
+        expect(page.locator(".status")).to_contain_text("refreshed every few seconds")
 
-    queue.submit("acme", payload=2)
+        queue.submit("acme", payload=2)
+        page.clock.fast_forward(6_000)
 
-    expect(page.locator("#tiles .big").first).to_have_text("2", timeout=2 * WAIT_MS)
-    context.close()
+        expect(page.locator("#tiles .big").first).to_have_text("2")
 
 
 def test_banners_say_that_no_worker_runs_and_who_is_paused(page: Page, queue: Queue) -> None:
@@ -455,6 +531,78 @@ def test_the_customers_are_sorted_searched_and_turned_over(page: Page, queue: Qu
     expect(page.locator("tbody")).to_contain_text("customer 42")
 
 
+def test_a_column_is_sorted_one_way_and_then_the_other(page: Page, queue: Queue) -> None:
+    for name, documents in (("one", 1), ("three", 3), ("two", 2)):
+        queue.submit_many([_submission(name) for _ in range(documents)])
+    page.goto("/customers?sort=name")
+    names, head = page.locator("td.title .name"), page.get_by_role("link", name="Waiting")
+
+    head.click()
+    expect(page.locator("th[aria-sort=descending]")).to_have_text("Waiting")
+    expect(names).to_have_text(["three", "two", "one"])
+    head.click()
+
+    expect(page.locator("th[aria-sort=ascending]")).to_have_text("Waiting")
+    expect(names).to_have_text(["one", "two", "three"])
+
+
+def test_what_takes_long_says_that_it_is_being_asked_for(page: Page, queue: Queue) -> None:
+    queue.submit("acme", payload=1)
+    page.goto("/customers")
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/customers?*", hold)
+
+    page.get_by_label("Name contains").fill("x")
+
+    expect(page.locator("#list")).to_have_attribute("aria-busy", "true")
+    held[0].continue_()
+    expect(page.locator("#list")).to_contain_text("No customer matches.")
+    expect(page.locator("#list")).not_to_have_attribute("aria-busy", "true")
+
+
+def test_a_search_shows_what_it_has_found_and_goes_on_by_itself(
+    page: Page, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.submit("acme", payload=1, name="Invoice-17.pdf")
+    for number in range(40):
+        queue.submit("acme", payload=1, name=f"scan-{number}.pdf")
+    queue.submit("acme", payload=1, name="an invoice.pdf")
+    monkeypatch.setattr("fairturn.page.searching.STEP", 5)
+    monkeypatch.setattr("fairturn.page.searching.LOOK_S", 0.0)
+
+    page.goto("/")
+    page.get_by_role("searchbox").fill("INVOICE")
+    page.keyboard.press("Enter")
+
+    names = page.locator("tbody .name").and_(page.locator("td.title .name"))
+    expect(names).to_have_text(["an invoice.pdf", "Invoice-17.pdf"])
+    expect(page.locator("#further")).to_have_count(0)
+    page.goto("/documents?name=scan")
+    expect(page.locator("tbody tr")).to_have_count(24)
+    expect(page.get_by_role("link", name="Older ones")).to_be_visible()
+    page.goto("/search?q=nowhere")
+    expect(page.locator("tbody")).to_have_text("No document matches.")
+
+
+def test_progress_is_seen_while_a_document_runs(page: Page, queue: Queue) -> None:
+    id = queue.submit("acme", payload=1).id
+    (claim,) = queue.store.claim(1, worker="w", lease_us=LEASE_US).claims
+    page.goto(f"/documents/{id}")
+    expect(page.locator("#heading .state")).to_have_text("running")
+
+    for done in (25, 75):
+        told = {claim.fence: Progress(done, 100)}
+        queue.store.renew([claim.fence], lease_us=LEASE_US, progress=told)
+        expect(page.locator("#explanation .place")).to_have_text(f"{done}\u00a0%")
+    queue.store.finish([Completed(claim.fence, '{"pages": 3}')])
+
+    expect(page.locator("#heading .state")).to_have_text("completed")
+
+
 def test_a_language_that_was_chosen_stays(page: Page) -> None:
     page.goto("/priorities")
 
@@ -467,8 +615,12 @@ def test_a_language_that_was_chosen_stays(page: Page) -> None:
 
 
 def test_an_empty_queue_teaches_and_the_demo_comes_and_goes(page: Page, address: str) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address)
     page.goto("/")
-    expect(page.locator("#command-1")).to_contain_text(address)
+    page.get_by_role("button", name="Copy").first.click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.startswith(f"curl --data-binary @invoice.pdf '{address}/v1/documents?")
 
     page.get_by_role("button", name="Load the demo").click()
 
@@ -486,10 +638,12 @@ def test_a_history_is_simulated_under_other_settings(page: Page, queue: Queue) -
 
     page.get_by_label("Order").select_option("fifo")
     page.get_by_label("Places in workers").fill("1")
+    page.get_by_label("Weights").fill(f"{HOSTILE[9]} = 2")
     page.get_by_role("button", name="Simulate").click()
 
     expect(page.locator("#outcome table tbody tr").first).to_be_visible(timeout=2 * WAIT_MS)
     expect(page.locator("#outcome")).to_contain_text("Simulated: 20 documents")
+    expect(page.locator("#outcome")).to_contain_text(f"{HOSTILE[9]} = 2")
 
 
 def test_without_scripts_the_page_still_works(
@@ -520,8 +674,10 @@ def test_who_has_no_key_sees_the_rule_and_the_login_and_nothing_else(
 ) -> None:
     key_for(queue)
     for path in ("/", "/customers", "/documents", "/what-if", "/mine", "/search?q=x"):
-        page.goto(path)
-        assert "/login" in page.url, path
+        answer = page.request.get(path, max_redirects=0)
+        assert (answer.status, answer.headers["location"][:6]) == (303, "/login"), path
+    page.goto("/customers")
+    assert page.url.endswith("/login?next=%2Fcustomers")
     page.goto("/priorities")
     expect(page.locator("h1")).to_have_text("How priorities work")
 
@@ -537,10 +693,14 @@ def test_a_customer_uploads_and_sees_its_own_documents_and_nothing_else(
     assert page.url.endswith("/mine")
 
     page.locator("#files").set_input_files([file])
-
     expect(page.locator("#uploads")).to_contain_text("submitted")
-    row = page.locator("#own-documents tbody tr")
-    expect(row).to_contain_text("invoice 1.pdf")
+    page.locator("#drop").dispatch_event("drop", {"dataTransfer": dropped(page, "dropped.pdf")})
+
+    expect(page.locator("#uploads li")).to_have_count(2)
+    expect(page.locator("#uploads .good")).to_have_text(["submitted", "submitted"])
+    rows = page.locator("#own-documents tbody tr")
+    expect(rows).to_have_count(2)
+    row = rows.filter(has_text="invoice 1.pdf")
     expect(row).to_contain_text("number 2", timeout=2 * WAIT_MS)
     row.get_by_role("link").click()
     expect(page.locator("#explanation")).to_contain_text("priority 1")
@@ -551,6 +711,18 @@ def test_a_customer_uploads_and_sees_its_own_documents_and_nothing_else(
         assert "Secret" not in response.text(), path
     page.goto("/search?q=secret.pdf")
     expect(page.locator("main")).to_contain_text("No document matches.")
+
+
+def dropped(page: Page, name: str) -> JSHandle:
+    """What a browser hands over when a file is dropped."""
+    return page.evaluate_handle(
+        """name => {
+          const data = new DataTransfer();
+          data.items.add(new File(["%PDF"], name));
+          return data;
+        }""",
+        name,
+    )
 
 
 def test_keys_are_made_shown_once_and_revoked_and_a_revoked_one_ends_its_session(
@@ -574,6 +746,7 @@ def test_keys_are_made_shown_once_and_revoked_and_a_revoked_one_ends_its_session
     expect(page.locator(".banner.done")).to_be_visible()
     theirs.goto("/mine")
     assert "/login" in theirs.url
+    expect(theirs.locator("main")).to_contain_text("Your session has ended.")
     assert Keys(queue.store).check(key) is None
     context.close()
 

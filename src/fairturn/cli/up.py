@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DEMO_S = 3_600.0
 # Slower than in a terminal, and again: whoever opens the page is to find it going on.
-DEMO_DOCUMENT_S, DEMO_AGAIN_S = 0.3, 900.0
+DEMO_DOCUMENT_S, DEMO_AGAIN_S = 0.33, 1_200.0
 
 
 @click.command("up")
@@ -146,7 +146,7 @@ def _traffic(queue: "Queue") -> Iterator[None]:
     """What the demo sends, while the block runs."""
     from fairturn.demo import traffic
 
-    queue.configure(reset_interval_s=traffic.RESET_INTERVAL_S)
+    queue.configure(reset_interval_s=traffic.SHORT_RESET_INTERVAL_S)
     sendings = traffic.schedule(documents=2_000, seconds=DEMO_S, again_s=DEMO_AGAIN_S)
     sender = traffic.Sender(queue, sendings, document_s=DEMO_DOCUMENT_S)
     with sender.sending():

@@ -5,6 +5,7 @@ escape everything; scripts only replace blocks that have changed (decision 0040)
 
     mounting, visitors, sessions    routes and files; who looks, and what they may see
     rendering, tongue, texts        templates; numbers, durations and words in a language
-    faces, trail, charts            a customer's colour; what happened lately; drawings
+    faces, trail, directory         a customer's colour; what happened lately; all customers
+    charts, comparing, streaming    drawings; a demo in three orders; word that something changed
     rules, now, documents, searching, listing, customers, own, whatif    one page each
 """

@@ -12,14 +12,14 @@ from markupsafe import Markup, escape
 
 from fairturn.clock import SECOND_US
 
-_WIDTH, _HEIGHT = 640, 270
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 96, 18, 26
+_WIDTH, _HEIGHT = 640, 320
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 112, 18, 26
 _TICKS_S = (0.1, 1, 10, 60, 600, 3_600, 36_000, 360_000)
 _LABELS = {
     0.1: "0.1 s", 1: "1 s", 10: "10 s", 60: "1 min", 600: "10 min", 3_600: "1 h",
     36_000: "10 h", 360_000: "100 h",
 }  # fmt: skip
-_LABEL_APART = 14.0
+_LABEL_APART = 18.0
 
 
 class Series(NamedTuple):
@@ -178,7 +178,7 @@ def count_chart(points: Sequence[tuple[int, int]], bounds: Sequence[int], now: i
                     _r(y(bottom) - y(top)),
                 )
             )
-            if y(bottom) - y(top) >= 9:
+            if y(bottom) - y(top) >= 12:
                 parts.append(_text("axis", _WIDTH - 14, (y(top) + y(bottom)) / 2 + 4, str(level)))
         top = bottom
         if bound is None or bound < lowest:

@@ -40,7 +40,7 @@ class Comparison:
         return Compared(*self._simulated, quantile(waits, 0.99))
 
     def _simulate(self) -> None:
-        rule = Rule(reset_interval_us=round(traffic.RESET_INTERVAL_S * SECOND_US))
+        rule = Rule(reset_interval_us=round(traffic.SHORT_RESET_INTERVAL_S * SECOND_US))
         modes = (Discipline.FIFO, Discipline.LEVELS)
         found = compare(_scenario(self._pace), modes, rule=rule)
         first_come, levels = (found.of(mode).groups[0].waits.p99_us for mode in modes)

@@ -26,7 +26,7 @@ from fairturn.worker import Worker
 from fairturn.worker.handling import ClaimedDocument
 
 WORKERS = 2
-SLOWER = 6  # than in a terminal: there is more to look at
+SLOWER = 8  # than in a terminal: there is more to look at
 SECONDS = 600.0  # then it ends by itself
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -59,7 +59,7 @@ class Demo:
             if self.running is not None:
                 return
             queue = OpenQueue(":memory:")
-            queue.configure(reset_interval_s=traffic.RESET_INTERVAL_S)
+            queue.configure(reset_interval_s=traffic.SHORT_RESET_INTERVAL_S)
             running = Running(
                 queue=queue,
                 worker=Worker(queue, _rest, concurrency=WORKERS, threads=True),

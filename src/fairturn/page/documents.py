@@ -68,7 +68,7 @@ def show_document(request: Request, visitor: Known, id: str, done: str | None = 
         whole=caller.sees_all,
         timeline=timeline(document, explained, whole=caller.sees_all),
         sentences=tell(explained, visitor.tongue.told_in),
-        why=place_of(explained),
+        place=place_of(explained),
         result=_result(stored),
         result_file=stored.result_content,
         metadata=_shown(document.metadata) if document.metadata else None,

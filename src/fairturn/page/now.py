@@ -15,6 +15,7 @@ from fairturn.model import Customer, Document, Filter, Lanes, State
 from fairturn.page.charts import Note, Series, waits_chart
 from fairturn.page.comparing import Comparison
 from fairturn.page.directory import Directory
+from fairturn.page.documents import Place, place_of
 from fairturn.page.rendering import PageRoute, render, see_other
 from fairturn.page.tongue import Tongue
 from fairturn.page.trail import RECENT_US, Lately, Share, Trail, quantile
@@ -66,15 +67,10 @@ class Load(NamedTuple):
 
 
 class Why(NamedTuple):
-    """Why one document waits: the split of what is before it, and sentences."""
+    """Why one document waits: what is before it, and sentences."""
 
     document: Document
-    position: int
-    better: int
-    turns: int
-    longest: int
-    own: int
-    starts_at: int | None
+    place: Place
     sentences: list[str]
 
 
@@ -197,33 +193,29 @@ def _why(visitor: Visitor, example: Example, lanes: Sequence[Lane]) -> Why | Non
     if found is None:
         return None
     document, explained = found
-    if explained.position is None:
+    place = place_of(explained)
+    if place is None:
         return None
-    before, starts = explained.position.before, explained.forecast
-    return Why(
-        document=document,
-        position=explained.position.bounds.least + 1,
-        better=before.better_levels,
-        turns=before.other_turns,
-        longest=before.longest_waiting,
-        own=before.own,
-        starts_at=None
-        if starts is None or starts.latest_at is None
-        else (starts.earliest_at + starts.latest_at) // 2,
-        sentences=tell(explained, visitor.tongue.told_in)[1:3],
-    )
+    return Why(document, place, tell(explained, visitor.tongue.told_in)[1:3])
 
 
 def row_of(customer: Customer, lately: Lately, rule: Rule, now: int) -> Row:
     """A customer with what was seen of it lately."""
+    waits = lately.waits.get(customer.name, ())
+    return standing_of(customer, rule, now, waits=waits, share=lately.shares.get(customer.name))
+
+
+def standing_of(
+    customer: Customer, rule: Rule, now: int, *, waits: Sequence[int], share: Share | None = None
+) -> Row:
+    """A customer with its count as the next document would find it."""
     updated_at = customer.count_updated_at
     last = None if updated_at is None else Count(customer.count, updated_at)
     resets_at = None if last is None else rule.resets_at(last)
-    waits = lately.waits.get(customer.name, ())
     return Row(
         customer=customer,
         next_priority=rule.priority(rule.check(last, now).value),
-        share=lately.shares.get(customer.name),
+        share=share,
         wait_p50=quantile(waits, 0.5),
         wait_p95=quantile(waits, 0.95),
         resets_at=resets_at if resets_at is not None and resets_at >= now else None,

@@ -5,22 +5,20 @@ from typing import NamedTuple
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from fairturn.clock import SECOND_US
 from fairturn.errors import NotFound
 from fairturn.model import Customer, CustomerSettings, Document, Filter, State
 from fairturn.page.documents import Place, caller_of, explained_to, place_of
-from fairturn.page.now import Row
+from fairturn.page.now import Row, standing_of
 from fairturn.page.rendering import PageRoute, render, see_other
-from fairturn.page.trail import quantile
+from fairturn.page.trail import RECENT_US
 from fairturn.page.visitors import Changer, Known, Visitor
-from fairturn.priority import LEVELS, Count
+from fairturn.priority import LEVELS
 from fairturn.service.problems import Code, Problem
 from fairturn.service.submitting import FORM, submit_for
 from fairturn.situation import waiting_since
 
 DOCUMENTS = 50
 EXPLAINED = 10  # of those that wait, the first ones have their position told
-RECENT_US = 300 * SECOND_US
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -70,22 +68,12 @@ def _standing(visitor: Visitor, name: str, documents: list[Document]) -> Row:
             running=0,
             delayed=0,
         )
-    updated_at = customer.count_updated_at
-    last = None if updated_at is None else Count(customer.count, updated_at)
-    resets_at = None if last is None else rule.resets_at(last)
     waits = [
         max(0, d.claimed_at - waiting_since(d))
         for d in documents
         if d.claimed_at is not None and d.claimed_at >= now - RECENT_US
     ]
-    return Row(
-        customer=customer,
-        next_priority=rule.priority(rule.check(last, now).value),
-        share=None,
-        wait_p50=quantile(waits, 0.5),
-        wait_p95=quantile(waits, 0.95),
-        resets_at=resets_at if resets_at is not None and resets_at >= now else None,
-    )
+    return standing_of(customer, rule, now, waits=waits)
 
 
 def _with_places(visitor: Visitor, documents: list[Document]) -> list[Own]:

@@ -95,6 +95,7 @@ def render(
             t=tongue.say,
             n=tongue.number,
             short=tongue.short,
+            brief=tongue.brief,
             percent=tongue.percent,
             clock=tongue.clock,
             words=tongue.words,

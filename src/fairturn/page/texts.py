@@ -390,8 +390,9 @@ WHAT_IF = {
     "demo_remove": Message("Remove the demo"),
     "demo_title": Message("The demo: zeppelin dumps 2,000 documents, ten quiet customers go on"),
     "demo_lead": Message(
-        "It runs in memory, with two workers of its own, and touches nothing of your queue. The "
-        "reset interval is 10 seconds here. It ends by itself after ten minutes."
+        "It runs in memory, with two places in a worker of its own, and touches nothing of your "
+        "queue. The reset interval is little more than a second here. It ends by itself after ten "
+        "minutes."
     ),
     "demo_compared": Message("How long the quiet customers wait (p99)"),
     "demo_compared_how": Message(

@@ -60,6 +60,16 @@ class Tongue:
                 break
         return " ".join(part for place, part in enumerate(parts) if place == 0 or part[0] != "0")
 
+    def brief(self, us: float | None) -> str:
+        """A duration in the one unit that says most, for where the exact one stands behind."""
+        if us is None or us < 90 * SECOND_US:
+            return self.short(us)
+        for unit, length in _UNITS[:3]:
+            n = us / SECOND_US / length
+            if n >= 1.5:
+                return f"{self.number(n, 0 if n >= 10 else 1)}\u00a0{unit}"
+        raise AssertionError
+
     def clock(self, us: float | None) -> str:
         """What is left, as minutes and seconds: 24:58."""
         if us is None:

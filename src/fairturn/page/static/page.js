@@ -89,20 +89,20 @@ function localize(scope) {
 
 // ── Blocks that change: asked for as HTML, replaced where they differ ───────────────────────────
 
-const shown = new WeakMap();
+const shown = new WeakMap(); // blocks, and how they came from the server
 
 function replace(fresh, ids) {
   const wanted = ids ?? [...document.querySelectorAll("[data-live]")].map((block) => block.id);
   for (const id of wanted) {
     const [old, young] = [document.getElementById(id), fresh.getElementById(id)];
-    if (!old || !young) continue;
-    const before = shown.get(old) ?? old.outerHTML;
-    if (before === young.outerHTML && shown.has(old)) continue;
+    if (old && !young) { location.reload(); return; } // it is another page now: no longer empty
+    if (!old) continue;
+    const text = young.outerHTML;
+    if (shown.get(old) === text) continue;
     const active = old.contains(document.activeElement) ? document.activeElement : null;
     if (active?.matches("input, textarea, select") || old.querySelector("dialog[open]")) continue;
     for (const details of young.querySelectorAll("details[id]"))
       details.open = document.getElementById(details.id)?.open ?? details.open;
-    const text = young.outerHTML;
     mark(old, young);
     old.replaceWith(young);
     shown.set(young, text);
@@ -266,6 +266,7 @@ document.addEventListener("click", async (event) => {
   }
 });
 
+for (const block of document.querySelectorAll("[data-live]")) shown.set(block, block.outerHTML);
 localize(document);
 const told = Number(root.dataset.now);
 if (told) ahead = told - Date.now() * 1000;
