@@ -20,7 +20,7 @@ from fairturn import Queue, Submission
 from fairturn.clock import SECOND_US, ManualClock, SystemClock
 from fairturn.keys import Keys
 from fairturn.model import Completed, Failed, Fence, Filter, Outcome, Progress, State
-from tests.browsing import browser, page_app
+from tests.browsing import browser, page_app, page_served
 from tests.serving import served_app
 
 FOLDER = Path(__file__).parent.parent / "docs" / "page"
@@ -28,6 +28,9 @@ MINUTES = 28
 DUMP_AT_MINUTE = 18
 WORKERS = 4
 LEASE_US = 3_600 * SECOND_US
+DEMO_MS = 28_000.0
+HEIGHTS = {"documents": 1_000, "search": 640}  # of long lists, the beginning
+PHONE = {"width": 360, "height": 740}
 DUMPER, SECOND = "Acme Logistics", "Elmira Foods"
 # How many seconds lie between two documents, about.
 QUIET = {
@@ -139,6 +142,8 @@ def main() -> None:
         History(queue, clock, app).live()
         with served_app(app) as url:
             pictures(found, url, queue, everything=everything)
+        with Queue(":memory:") as empty, page_served(empty) as url:
+            first_steps(found, url, everything=everything)
 
 
 def pictures(found: Browser, url: str, queue: Queue, *, everything: bool) -> None:
@@ -152,6 +157,7 @@ def pictures(found: Browser, url: str, queue: Queue, *, everything: bool) -> Non
         "customers": "/customers",
         "customer": f"/customer?name={quote(SECOND)}",
         "documents": "/documents",
+        "search": "/search?q=scan-04",
         "what-if": "/what-if",
     }
     light = opened(found, url)
@@ -165,18 +171,17 @@ def pictures(found: Browser, url: str, queue: Queue, *, everything: bool) -> Non
     waiting_for_run.goto(pages["what-if"])
     waiting_for_run.locator("#outcome table").wait_for(timeout=60_000)
     for name, path in pages.items():
-        take(light, name, path, height=1_000 if name == "documents" else None)
+        take(light, name, path, height=HEIGHTS.get(name))
     dark = opened(found, url, color_scheme="dark")
     take(dark, "now-dark", "/")
-    phone = {"width": 360, "height": 740}
-    take(opened(found, url, viewport=phone, device_scale_factor=2), "now-phone", "/", height=1_400)
+    take(opened(found, url, viewport=PHONE, device_scale_factor=2), "now-phone", "/", height=1_400)
     if everything:
         pages.update(completed=f"/documents/{done}", dead=f"/documents/{dead}")
         for name, path in pages.items():
             take(dark, f"{name}-dark", path)
             take(opened(found, url, language="de"), f"{name}-de", path)
             take(opened(found, url, language="pl"), f"{name}-pl", path)
-            take(opened(found, url, viewport=phone, language="de"), f"{name}-phone", path)
+            take(opened(found, url, viewport=PHONE, language="de"), f"{name}-phone", path)
     own = Keys(queue.store).make("customer", customer=SECOND).shown
     theirs = opened(found, url)
     entered = theirs.request.post(
@@ -186,9 +191,28 @@ def pictures(found: Browser, url: str, queue: Queue, *, everything: bool) -> Non
     take(theirs, "own", "/mine", height=1_000)
     if everything:
         own_phone = opened(
-            found, url, viewport=phone, language="de", storage_state=theirs.storage_state()
+            found, url, viewport=PHONE, language="de", storage_state=theirs.storage_state()
         )
         take(own_phone, "own-phone", "/mine")
+
+
+def first_steps(found: Browser, url: str, *, everything: bool) -> None:
+    """An empty queue, and the demo after half a minute."""
+    light = opened(found, url)
+    take(light, "first-steps", "/", height=480)
+    page = light.new_page()
+    page.goto("/")
+    page.get_by_role("button", name="Load the demo").click()
+    page.wait_for_timeout(DEMO_MS)
+    take(light, "demo", "/demo", height=900)
+    if everything:
+        take(opened(found, url, color_scheme="dark", language="de"), "demo-dark", "/demo")
+        take(opened(found, url, viewport=PHONE, language="de"), "demo-phone", "/demo")
+        take(light, "login", "/login", height=600)
+        take(light, "nowhere", "/nowhere", height=600)
+    page.get_by_role("button", name="Remove the demo").click()
+    if everything:
+        take(opened(found, url, viewport=PHONE, language="pl"), "first-steps-phone", "/")
 
 
 if __name__ == "__main__":

@@ -257,6 +257,19 @@ def assert_axe_is_content(page: Page, axe: str, options: dict[str, Any]) -> None
 def assert_nothing_is_wider_than_the_screen(page: Page, name: str) -> None:
     wide, screen = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
     assert wide <= screen, (name, wide)
+    assert page.evaluate(COVERED) == [], name
+
+
+# Blocks of a card that begin before the one above has ended.
+COVERED = """() => [...document.querySelectorAll(".card, .card section")].flatMap((card) => {
+  const blocks = [...card.children].filter((each) => getComputedStyle(each).position === "static");
+  return blocks.slice(1).filter((each, n) => {
+    const [above, below] = [blocks[n].getBoundingClientRect(), each.getBoundingClientRect()];
+    const inside = Math.max(above.bottom, ...[...blocks[n].children].map(
+      (child) => child.getBoundingClientRect().bottom));
+    return below.height && below.left < above.right && below.top < inside - 1;
+  }).map((each) => each.outerHTML.slice(0, 80));
+})"""
 
 
 def test_a_hundred_hostile_names_do_nothing_anywhere(

@@ -178,7 +178,7 @@ def count_chart(points: Sequence[tuple[int, int]], bounds: Sequence[int], now: i
                     _r(y(bottom) - y(top)),
                 )
             )
-            if y(bottom) - y(top) >= 12:
+            if y(bottom) - y(top) >= 16:
                 parts.append(_text("axis", _WIDTH - 14, (y(top) + y(bottom)) / 2 + 4, str(level)))
         top = bottom
         if bound is None or bound < lowest:
