@@ -131,6 +131,9 @@ def now_page(
         paused = tuple(c.name for c in lately.customers.values() if c.settings.paused)
     else:
         paused = listed.paused
+    # Of a demo it is known who is quiet; else it is who had little of the work.
+    compared = None if comparison is None else comparison.with_measured(lately)
+    quiet_p99 = quantile(lately.quiet_waits(), 0.99) if compared is None else compared.fair_us
     drawn = lately.drawn()
     foremost = _foremost(lately, store)
     oldest = lately.oldest if summary.waiting else {}
@@ -149,7 +152,7 @@ def now_page(
         workers=workers,
         places=summary.running + sum(worker.idle for worker in workers),
         lately=lately,
-        quiet_p99=quantile(lately.quiet_waits(), 0.99),
+        quiet_p99=quiet_p99,
         oldest=min(oldest.values(), default=None),
         oldest_level=min(oldest, key=lambda level: oldest[level], default=None),
         late_us=LATE_US,
@@ -163,7 +166,7 @@ def now_page(
         chart_rows=_chart_rows(lately),
         empty=empty,
         demo=demo,
-        compared=None if comparison is None else comparison.with_measured(lately),
+        compared=compared,
         address=str(request.base_url).rstrip("/"),
     )
 
