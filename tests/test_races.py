@@ -27,8 +27,10 @@ from fairturn.errors import KeyReused, NotFound, QueueFull
 from fairturn.model import (
     LEASE_US_MIN,
     Completed,
+    Failed,
     Fence,
     NewDocument,
+    Outcome,
     Receipt,
     Settings,
     State,
