@@ -61,12 +61,13 @@ def _rows(url: str) -> dict[str, list[Any]]:
     """The rows of every table, and where every sequence stands."""
     with psycopg.connect(url) as connection:
         names = connection.execute(
-            "SELECT relname FROM pg_class WHERE relkind IN ('r', 'S')"
+            "SELECT relname, CASE relkind WHEN 'r' THEN '*' ELSE 'last_value, is_called' END"
+            " FROM pg_class WHERE relkind IN ('r', 'S')"
             " AND relnamespace = 'fairturn'::regnamespace"
         ).fetchall()
         return {
-            name: connection.execute(f"SELECT * FROM fairturn.{name} ORDER BY 1").fetchall()
-            for (name,) in names
+            name: connection.execute(f"SELECT {said} FROM fairturn.{name} ORDER BY 1").fetchall()
+            for name, said in names
         }
 
 

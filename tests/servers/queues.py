@@ -96,7 +96,7 @@ def _stock() -> list[str]:
 
 @cache
 def _first_rows() -> tuple[str, dict[str, bytes]]:
-    """What empties every table and begins every sequence anew, and the rows of the template."""
+    """What empties every table and sets every sequence as in the template, and its rows."""
     with psycopg.connect(postgres.of_this_run().url(_template())) as connection:
         tables, sequences = (
             [name for (name,) in connection.execute(_NAMES, (kind,)).fetchall()] for kind in "rS"
@@ -105,8 +105,12 @@ def _first_rows() -> tuple[str, dict[str, bytes]]:
         for name in tables:
             with connection.cursor().copy(f"COPY fairturn.{name} TO STDOUT") as copy:
                 rows[name] = b"".join(copy)
-    clear = [f"DELETE FROM fairturn.{name}" for name in tables]
-    clear += [f"SELECT setval('fairturn.{name}', 1, false)" for name in sequences]
+        clear = [f"DELETE FROM fairturn.{name}" for name in tables]
+        for name in sequences:
+            ((value, called),) = connection.execute(
+                f"SELECT last_value, is_called FROM fairturn.{name}"
+            ).fetchall()
+            clear.append(f"SELECT setval('fairturn.{name}', {value}, {called})")
     return ";".join(clear), {name: some for name, some in rows.items() if some}
 
 
