@@ -43,7 +43,7 @@ run: $(WHEEL) ## Set up, then open the page with a dump beside quiet customers.
 	@$(BIN)/fairturn up --demo --open
 
 test: $(WHEEL) ## Run the tests, on the installed wheel.
-	@$(BIN)/python -m pytest -n auto tests $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist worksteal tests $(ARGS)
 
 check: $(WHEEL) ## Check style, format, types, the rules of the architecture, and the languages.
 	@echo "Checking the style."
