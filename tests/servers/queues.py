@@ -1,5 +1,6 @@
 """Databases with an empty queue's schema in them, each a copy of one that was migrated once."""
 
+import atexit
 import fcntl
 import os
 import tempfile
@@ -90,8 +91,16 @@ _NAMES = """
 
 @cache
 def _stock() -> list[str]:
-    """The databases of this process that are as new."""
-    return []
+    """The databases of this process that are as new, until it ends."""
+    names: list[str] = []
+    server = postgres.of_this_run()
+
+    @atexit.register
+    def drop_all() -> None:
+        for name in names:
+            server.drop(name)
+
+    return names
 
 
 @cache
