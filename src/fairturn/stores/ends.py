@@ -32,13 +32,13 @@ class Ends:
         again = ending.state in (State.DELAYED, State.WAITING)
         self.retried += again and ending.error is not None
 
-    def cancel(self, n: int = 1) -> None:
-        """Count documents that were cancelled before anybody began."""
-        self.cancelled += n
+    def cancel(self) -> None:
+        """Count a document that was cancelled before anybody began."""
+        self.cancelled += 1
 
-    def purge(self, n: int = 1) -> None:
-        """Count attempts whose documents were deleted under them."""
-        self.attempts += n
+    def purge(self) -> None:
+        """Count an attempt whose document was deleted under it."""
+        self.attempts += 1
 
     @property
     def row(self) -> tuple[int, int, int, int]:
