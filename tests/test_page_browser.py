@@ -601,6 +601,19 @@ def test_a_search_shows_what_it_has_found_and_goes_on_by_itself(
     expect(page.locator("tbody")).to_have_text("No document matches.")
 
 
+def test_the_expected_start_counts_down(chromium: Browser, shown: Shown) -> None:
+    with looking(chromium, shown.url) as page:
+        page.clock.install()
+        page.goto(f"/documents/{shown.ids['waiting']}")
+        latest = page.locator("#explanation .place time").last
+        before = latest.inner_text()
+
+        page.clock.run_for(2_500)
+
+        expect(latest).not_to_have_text(before)
+        expect(latest).to_have_attribute("title", re.compile(r"\d\d:\d\d:\d\d"))
+
+
 def test_progress_is_seen_while_a_document_runs(page: Page, queue: Queue) -> None:
     id = queue.submit("acme", payload=1).id
     (claim,) = queue.store.claim(1, worker="w", lease_us=LEASE_US).claims

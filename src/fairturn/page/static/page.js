@@ -89,32 +89,49 @@ function localize(scope) {
 
 // ── Blocks that change: asked for as HTML, replaced where they differ ───────────────────────────
 
-const shown = new WeakMap(); // blocks, and how they came from the server
-
 function replace(fresh, ids) {
   const wanted = ids ?? [...document.querySelectorAll("[data-live]")].map((block) => block.id);
   for (const id of wanted) {
     const [old, young] = [document.getElementById(id), fresh.getElementById(id)];
     if (old && !young) { location.reload(); return; } // it is another page now: no longer empty
-    if (!old) continue;
-    const text = young.outerHTML;
-    if (shown.get(old) === text) continue;
+    if (!old || old.dataset.live === "while-there") continue;
     const active = old.contains(document.activeElement) ? document.activeElement : null;
     if (active?.matches("input, textarea, select") || old.querySelector("dialog[open]")) continue;
     for (const details of young.querySelectorAll("details[id]"))
       details.open = document.getElementById(details.id)?.open ?? details.open;
-    mark(old, young);
-    old.replaceWith(young);
-    shown.set(young, text);
     localize(young);
-    if (active) {
-      const again = active.id
-        ? document.getElementById(active.id)
-        : [...young.querySelectorAll("a, button, summary")].find(
-            (each) => each.tagName === active.tagName && each.href === active.href && each.textContent === active.textContent);
-      again?.focus({ preventScroll: true });
-    }
+    still(old);
+    still(young);
+    mark(old, young);
+    swap(old, young);
+    if (active && !active.isConnected) focusAgain(active, document.getElementById(id));
   }
+  tick();
+}
+
+// Only the smallest parts that differ are new: a table of fifty rows is not laid out each second.
+function swap(old, young) {
+  if (old.isEqualNode(young)) return;
+  const [here, there] = [[...old.children], [...young.children]];
+  const own = (each) => [...each.childNodes].filter((node) => node.nodeType === 3).map((node) => node.data).join();
+  const alike = here.length && here.length === there.length && own(old) === own(young)
+    && old.cloneNode().isEqualNode(young.cloneNode());
+  if (alike) here.forEach((each, place) => swap(each, there[place]));
+  else old.replaceWith(young);
+}
+
+// What counts by itself, and what has moved in before, makes no difference.
+function still(block) {
+  for (const each of block.querySelectorAll("[data-since], [data-until]")) each.textContent = "";
+  for (const each of block.querySelectorAll(".moves")) each.classList.remove("moves");
+}
+
+function focusAgain(gone, block) {
+  const again = gone.id
+    ? document.getElementById(gone.id)
+    : [...block.querySelectorAll("a, button, summary")].find(
+        (each) => each.tagName === gone.tagName && each.href === gone.href && each.textContent === gone.textContent);
+  again?.focus({ preventScroll: true });
 }
 
 // What was not there before moves in; all else stands still.
@@ -266,7 +283,6 @@ document.addEventListener("click", async (event) => {
   }
 });
 
-for (const block of document.querySelectorAll("[data-live]")) shown.set(block, block.outerHTML);
 localize(document);
 const told = Number(root.dataset.now);
 if (told) ahead = told - Date.now() * 1000;
