@@ -181,13 +181,17 @@ def log_in(page: Page, key: str) -> None:
 def test_every_page_is_there_in_every_language_and_complains_of_nothing(
     chromium: Browser, shown: Shown, language: str
 ) -> None:
-    # The longest language is looked at on the narrowest screen. Scripts have no words of their own:
-    # they run in two of the languages.
-    more: dict[str, Any] = {"viewport": NARROW if language == "de" else WIDE}
-    more["java_script_enabled"] = language in ("en", "de")
-    with looking(chromium, shown.url, language, **more) as page:
+    # The longest language is looked at on the narrowest screen.
+    viewport = NARROW if language == "de" else WIDE
+    with looking(chromium, shown.url, language, viewport=viewport) as page:
         wrong = watched(page)
         for name, path in shown.pages().items():
+            if language not in ("en", "de") and name not in DRAWN:
+                # Drawn like in English; that its words are there needs no drawing.
+                answer = page.request.get(path)
+                assert f'<html lang="{language}"' in answer.text(), name
+                assert answer.text().count("<h1") == 1, name
+                continue
             wrong.clear()
             status = goto(page, path)
             assert status == (404 if name == "problem" else 200), (name, status)
@@ -198,13 +202,16 @@ def test_every_page_is_there_in_every_language_and_complains_of_nothing(
                 assert wrong == [], name
 
 
-def test_the_first_steps_and_the_own_view_are_there_in_every_language_and_on_a_phone(
+DRAWN = ("now", "rules", "waiting", "customers")  # in every language
+
+
+def test_the_first_steps_and_the_own_view_fit_a_phone_and_have_no_text_untranslated(
     chromium: Browser, address: str, mine: Mine
 ) -> None:
     for url, cookies in ((address, []), (mine.url, mine.cookies)):
         with looking(chromium, url, viewport=NARROW, cookies=cookies) as page:
             wrong = watched(page)
-            for language in (*languages(), PSEUDO):
+            for language in ("de", "pl", PSEUDO):
                 choose(page.context, url, language)
                 goto(page, "/")
                 assert page.locator("html").get_attribute("lang") == language
@@ -287,8 +294,8 @@ def test_a_hundred_hostile_names_do_nothing_anywhere(
     paths += [f"/customers?sort=name&page={number}" for number in (1, 2, 3)]
     paths += [f"/documents?name={quote(HOSTILE[1], safe='')}"]
     # Each of the results, and of those that are long or steer, each page of its own.
-    paths += [f"/documents/{each.id}" for each in queue.iterate(states=State.COMPLETED)][:6]
-    paths += [f"/customer?name={quote(HOSTILE[n], safe='')}" for n in (1, 2, 10, 12, 14, 31)]
+    paths += [f"/documents/{each.id}" for each in queue.iterate(states=State.COMPLETED)][:3]
+    paths += [f"/customer?name={quote(HOSTILE[n], safe='')}" for n in (1, 10, 12, 14)]
     with looking(chromium, address) as page:
         wrong = watched(page)
         page.on("request", lambda r: None if r.url.startswith(address) else elsewhere.append(r.url))
