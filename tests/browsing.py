@@ -46,10 +46,15 @@ def page_served(queue: Queue) -> Iterator[str]:
         yield url
 
 
+def chromium_path() -> str | None:
+    """Where the system has Chromium; None if it has not."""
+    return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
 @contextmanager
 def browser() -> Iterator[Browser]:
     """Chromium, as the system has it."""
-    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    path = chromium_path()
     if path is None:
         absent("there is no Chromium; install it, for example: apt-get install chromium")
     with sync_playwright() as playwright:
