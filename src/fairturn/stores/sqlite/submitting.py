@@ -115,10 +115,12 @@ class _Books:
 class _Request:
     """One thread's submission, to be written by itself or by a thread that came later."""
 
-    __slots__ = ("answer", "documents", "done", "error", "woken")
+    __slots__ = ("answer", "documents", "done", "error", "size_bytes", "woken")
 
     def __init__(self, documents: Sequence[NewDocument]) -> None:
         self.documents = documents
+        # Contents outside the row are on the disk already.
+        self.size_bytes = sum(d.size_bytes for d in documents if d.body is not None)
         self.answer: list[Receipt] | None = None
         self.error: BaseException | None = None
         self.done = False
@@ -230,9 +232,7 @@ class Submitting:
 
     def _write_all(self, requests: list[_Request]) -> None:
         try:
-            # Contents outside the row are on the disk already.
-            inside = (d.size_bytes for r in requests for d in r.documents if d.body is not None)
-            self._database.refuse_if_full(sum(inside))
+            self._database.refuse_if_full(sum(request.size_bytes for request in requests))
             with self._database.writing("submit") as connection:
                 queue = QueueRow(connection, self._cache)
                 now = self._now()
