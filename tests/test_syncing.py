@@ -154,6 +154,37 @@ def test_a_disk_that_fails_is_told_and_tried_again(
     assert disk.synced == ["queue.db-wal"]
 
 
+MIB = 1_048_576
+
+
+def write(store: SqliteStore, size_bytes: int) -> None:
+    store.submit([NewDocument("acme", "x" * 60_000, size_bytes=60_000)] * (size_bytes // 60_000))
+
+
+def test_a_long_log_is_written_into_the_file_when_nobody_waits_for_the_disk(
+    store: SqliteStore, disk: Disk
+) -> None:
+    write(store, 18 * MIB)
+    assert "queue.db" not in disk.synced
+
+    store.wait(store.version(), 0.1)
+    assert "queue.db" in disk.synced
+
+    disk.synced.clear()
+    store.wait(store.version(), 0.1)
+    assert disk.synced == []
+
+
+def test_a_log_that_nobody_has_time_for_does_not_grow_for_ever(
+    store: SqliteStore, disk: Disk, tmp_path: Path
+) -> None:
+    for _ in range(16):
+        write(store, 4 * MIB)
+
+    assert "queue.db" in disk.synced
+    assert (tmp_path / "queue.db-wal").stat().st_size < 32 * MIB
+
+
 def test_a_claim_that_a_power_cut_has_undone_gave_a_fence_that_does_not_come_again(
     store: SqliteStore, clock: ManualClock, tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ from fairturn.stores.sqlite.submitting import Submitting
 from fairturn.stores.values import SettingsCache
 
 _POLL_S = 0.03  # at 20 ms the polls alone took 1.1 % of a core
+_QUIET_S = 0.004  # without a change, then the disk is not waited for
 
 _ADD_QUEUE = "INSERT OR IGNORE INTO queue (one, settings, id_key) VALUES (1, ?, ?)"
 _HAS_QUEUE = "SELECT count(*) FROM queue"
@@ -343,9 +344,13 @@ class SqliteStore:
             left = until - stopwatch()
             if current != version or left <= 0:
                 return current
+            long = self._database.log_is_long
             with self._change_lock:
-                if self._version == seen:
-                    self._changed.wait(min(left, _POLL_S))
+                changed = self._version != seen or self._changed.wait(
+                    min(left, _QUIET_S if long else _POLL_S)
+                )
+            if long and not changed:
+                self._database.write_log()
 
     def _note(self) -> None:
         with self._change_lock:

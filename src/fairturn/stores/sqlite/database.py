@@ -24,6 +24,10 @@ BUSY_MS = 30_000
 SYNCHRONOUS = ("FULL", "NORMAL")
 # Submissions stop while less than this is free, so that outcomes can still be written.
 RESERVE_BYTES = 8 * 1_048_576
+# A log of so many pages is written into the file as soon as nobody waits for the disk; one that
+# becomes longer, by whoever has made it so.
+LOG_PAGES = 4_000
+LOG_PAGES_MAX = 6_000
 # The header of a database file: what it begins with, and where in it two numbers stand.
 _MAGIC = b"SQLite format 3\x00"
 _HEADER_BYTES, _COOKIE_AT, _APPLICATION_AT = 100, 40, 68
@@ -38,7 +42,6 @@ _SETUP = f"""
     PRAGMA cache_size = -16384;
     PRAGMA temp_store = MEMORY;
     PRAGMA journal_size_limit = 67108864;
-    PRAGMA wal_autocheckpoint = 4000;
 """
 
 
@@ -67,6 +70,7 @@ class Database:
         # With a log, a commit is whole without an fsync; it may only be forgotten in a power cut.
         self._may_sync_later = synchronous == "FULL" and not self._network
         self._unsynced = False
+        self.log_is_long = False
         self._idle_readers: list[apsw.Connection] = []
         self._all: list[apsw.Connection] = []
         self._closed = False
@@ -77,6 +81,7 @@ class Database:
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         try:
             self._writer = self._connect()
+            self._writer.set_wal_hook(self._wrote)
             migrate(self._writer, str(path))
         except apsw.Error as error:
             self.close()
@@ -130,6 +135,19 @@ class Database:
             self._unsynced = True
         finally:
             self._writer.execute("PRAGMA synchronous = FULL")
+
+    def _wrote(self, writer: apsw.Connection, name: str, pages: int) -> int:
+        """A commit has made the log so long."""
+        self.log_is_long = pages >= LOG_PAGES
+        if pages >= LOG_PAGES_MAX:
+            _write_log(writer)
+        return apsw.SQLITE_OK
+
+    def write_log(self) -> None:
+        """Write the log into the file, beside whoever writes."""
+        self.log_is_long = False
+        with self.reading() as connection:
+            _write_log(connection)
 
     def sync(self) -> None:
         """Let everything that was committed survive a power cut."""
@@ -247,6 +265,11 @@ class Database:
         if isinstance(error, apsw.CorruptError):
             return StoreError(f"{self.path} is damaged ({error}); restore it from a backup")
         return StoreError(f"{self.path}: {error}")
+
+
+def _write_log(connection: apsw.Connection) -> None:
+    with suppress(apsw.Error):  # somebody else does it; or the next one says what is wrong
+        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
 
 def _use_journal(connection: apsw.Connection, journal: str) -> None:
