@@ -25,7 +25,7 @@ from fairturn.model import (
     State,
     Stopped,
 )
-from tests.servers.places import opened, opener
+from tests.servers.places import AnyStore, opened, opener
 
 START = 1_700_000_000 * SECOND_US
 LEASE_S = 30
@@ -60,13 +60,18 @@ def open_files() -> None:
         store.close()
 
 
-def submit() -> None:
-    """Submit for several customers, alone and in batches, and say the receipts."""
-    place, seed, documents = hear()
-    random = Random(seed)
+def started() -> tuple[AnyStore, Random, int]:
+    """The store, chance and how many are wanted, when all others are ready too."""
+    place, seed, wanted = hear()
     store = opened(place)
     say("ready")
     hear()
+    return store, Random(seed), wanted
+
+
+def submit() -> None:
+    """Submit for several customers, alone and in batches, and say the receipts."""
+    store, random, documents = started()
     receipts: list[Receipt] = []
     while len(receipts) < documents:
         n = random.choice([1, 1, 1, 7])
@@ -76,18 +81,17 @@ def submit() -> None:
 
 def claim() -> None:
     """Claim and end attempts until as many documents are completed as wanted, and say each."""
-    place, seed, wanted = hear()
-    random = Random(seed)
-    store = opened(place)
-    say("ready")
-    hear()
+    store, random, wanted = started()
     claimed: list[Fence] = []
     ended: list[tuple[str, Fence]] = []
     outcomes: list[Outcome] = []
     while store.find(Filter(states=(State.COMPLETED,)), size=wanted).documents[wanted - 1 :] == []:
         version = store.version()
         claims, lost = store.claim(
-            random.randint(1, 9), worker=f"{seed}", lease_us=600 * SECOND_US, outcomes=outcomes
+            random.randint(1, 9),
+            worker=str(os.getpid()),
+            lease_us=600 * SECOND_US,
+            outcomes=outcomes,
         )
         assert lost == []
         ended += [(type(outcome).__name__, outcome.fence) for outcome in outcomes]

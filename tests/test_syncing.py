@@ -127,6 +127,23 @@ def test_where_no_boot_is_known_every_claim_is_synced(
     assert disk.synced == ["queue.db-wal"]
 
 
+def test_a_claim_that_finds_nothing_but_has_changed_something_is_synced_too(
+    store: SqliteStore, disk: Disk, clock: ManualClock
+) -> None:
+    store.claim(3, worker="w", lease_us=LEASE_US)
+    claim(store)  # what this worker is seen doing was noted
+    disk.synced.clear()
+
+    claim(store, synced=False)
+    store.sync()
+    assert disk.synced == []  # it was only a look
+
+    clock.advance(3_600)
+    store.claim(0, worker="w", lease_us=LEASE_US, synced=False)  # leases have run out
+    store.sync()
+    assert disk.synced == ["queue.db-wal"]
+
+
 def test_nothing_is_synced_twice(store: SqliteStore, disk: Disk) -> None:
     claim(store, synced=False)
     store.sync()

@@ -322,9 +322,7 @@ class Summary:
     completed: int  # how many documents ever completed,
     dead: int  # died, each time that one did,
     cancelled: int  # and were cancelled
-    retried: (
-        int  # how many attempts failed, or lost their lease, and let the document be tried again
-    )
+    retried: int  # how many attempts failed, or lost their lease, without being the last
 
     @property
     def waiting(self) -> int:

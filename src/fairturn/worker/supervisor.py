@@ -233,7 +233,7 @@ class Supervisor:
                 self._plan.on_event(events.DocumentClaimed(claim.document, claim.fence))
         if held:
             self._crew.give(held)
-            self._store.sync()  # while the handlers begin
+        self._store.sync()  # while the handlers begin
 
     def _hold(self, claim: Claim, now_s: float) -> Held:
         document = claim.document

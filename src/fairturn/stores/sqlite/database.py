@@ -69,6 +69,7 @@ class Database:
         self._shelf = threading.RLock()
         # With a log, a commit is whole without an fsync; it may only be forgotten in a power cut.
         self._may_sync_later = synchronous == "FULL" and not self._network
+        self._syncs = True  # whether commits wait for the disk at the moment
         self._unsynced = False
         self.log_is_long = False
         self._idle_readers: list[apsw.Connection] = []
@@ -130,14 +131,16 @@ class Database:
             yield
             return
         self._writer.execute("PRAGMA synchronous = NORMAL")
+        self._syncs = False
         try:
             yield
-            self._unsynced = True
         finally:
+            self._syncs = True
             self._writer.execute("PRAGMA synchronous = FULL")
 
     def _wrote(self, writer: apsw.Connection, name: str, pages: int) -> int:
-        """A commit has made the log so long."""
+        """A commit has made the log so long. One that has changed nothing does not come here."""
+        self._unsynced = self._unsynced or not self._syncs
         self.log_is_long = pages >= LOG_PAGES
         if pages >= LOG_PAGES_MAX:
             _write_log(writer)
