@@ -4,7 +4,6 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from socket import socket
@@ -18,8 +17,6 @@ from fairturn.service.service import Service
 
 CONNECTIONS_MAX = 4_000
 GRACE_S = 30
-TICK_S = 0.1
-TICKS_OF_A_DAY = 864_000
 # How long the event loop may keep the interpreter while a thread wants it. A thread gives it away
 # at each call of the database, some dozens in a submission; at the 5 ms of Python each of these
 # could take as long.
@@ -86,7 +83,6 @@ class Server(uvicorn.Server):
         self._on_started = on_started
         self._on_stopping = on_stopping
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._told_to_stop = asyncio.Event()
         self.listening = threading.Event()
         self.url = ""
 
@@ -105,15 +101,6 @@ class Server(uvicorn.Server):
         if self._on_started is not None:
             self._on_started(self.url)
 
-    async def main_loop(self) -> None:
-        """As uvicorn's, but it hears at once that it is to end, not at its next tick."""
-        ticks = 0
-        while not await self.on_tick(ticks):
-            ticks = (ticks + 1) % TICKS_OF_A_DAY
-            with suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S):
-                    await self._told_to_stop.wait()
-
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: finish what is being answered; a second one: end at once."""
         self.stop(now=self.should_exit)
@@ -123,7 +110,6 @@ class Server(uvicorn.Server):
         self.should_exit = True
         self.force_exit = self.force_exit or now
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._told_to_stop.set)
             self._loop.call_soon_threadsafe(self._service.watch.close)
         if self._on_stopping is not None:
             self._on_stopping(now)
