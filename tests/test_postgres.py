@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairturn.clock import SECOND_US, ManualClock
+from fairturn.clock import SECOND_US, SERVER_NOW, ManualClock, stopwatch
 from fairturn.errors import (
     FairturnError,
     QueueFull,
@@ -29,6 +29,7 @@ from fairturn.model import (
     Filter,
     NewDocument,
     Outcome,
+    Receipt,
     Released,
     Settings,
     State,
@@ -36,10 +37,19 @@ from fairturn.model import (
 from fairturn.priority import Count, Reset
 from fairturn.store import Store
 from fairturn.stores.memory import MemoryStore
-from fairturn.stores.postgres import PostgresStore, asking, claiming, database, migrating, watching
+from fairturn.stores.postgres import (
+    PostgresStore,
+    asking,
+    claiming,
+    database,
+    migrating,
+    reading,
+    watching,
+)
 from fairturn.stores.postgres.adapting import adapt
 from fairturn.stores.postgres.database import PLAN_BY_INDEXES, Session
 from fairturn.stores.postgres.piping import Line
+from fairturn.stores.postgres.rows import CONFIGURE, settings_columns
 from fairturn.testing.steps import assert_numbers_are_exact, claim, find_all, submit
 from tests.servers import pgbouncer, postgres
 from tests.servers.proxy import Proxy
@@ -346,6 +356,59 @@ def test_a_change_of_settings_waits_for_a_submitter_and_says_so_in_the_end(
 
     assert len(claim(store, 9)) == 2
     assert_numbers_are_exact(store)
+
+
+@pytest.mark.parametrize("customers", [["acme"], ["acme", "zeta"]], ids=["one", "many"])
+def test_a_submission_that_waited_for_its_customer_comes_after_what_it_waited_for(
+    url: str, store: PostgresStore, customers: list[str]
+) -> None:
+    submit(store, "acme")
+    with psycopg.connect(url) as other:
+        store.submit([new()], connection=other)
+        thread, receipts = _submitting(store, customers)
+        _wait_until_somebody_waits(url)
+        ((released_at,),) = other.execute(f"SELECT {SERVER_NOW}").fetchall()
+        other.commit()
+        thread.join(PATIENCE_S)
+
+    assert receipts[0].count == -2
+    assert receipts[0].submitted_at >= released_at
+
+
+@pytest.mark.parametrize("customers", [["acme"], ["acme", "zeta"]], ids=["one", "many"])
+def test_a_submission_that_waited_for_other_settings_obeys_them(
+    url: str, store: PostgresStore, customers: list[str]
+) -> None:
+    submit(store, "acme")
+    settings = Settings(mode=Mode.EQUAL, bounds=(0, -1, -2, -3, -4, -5, -6, -7))
+    with psycopg.connect(url) as other:
+        other.execute(database.LOCK_SETTINGS)
+        thread, receipts = _submitting(store, customers)
+        _wait_until_somebody_waits(url)
+        Session(other, database.SCHEMA).ask(CONFIGURE, settings_columns(settings))
+        other.commit()
+        thread.join(PATIENCE_S)
+        levels = other.execute("SELECT level FROM fairturn.documents ORDER BY number").fetchall()
+
+    assert (receipts[0].count, receipts[0].priority) == (-1, 2)
+    assert levels == [(1,)] * (1 + len(customers))
+
+
+def _submitting(
+    store: PostgresStore, customers: list[str]
+) -> tuple[threading.Thread, list[Receipt]]:
+    """A thread that submits a document of each; what it is told."""
+    told: list[Receipt] = []
+    thread = threading.Thread(target=lambda: told.extend(store.submit([*map(new, customers)])))
+    thread.start()
+    return thread, told
+
+
+def _wait_until_somebody_waits(url: str) -> None:
+    until = stopwatch() + PATIENCE_S
+    with psycopg.connect(url, autocommit=True) as connection:
+        while connection.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone() is None:
+            assert stopwatch() < until, "nobody waits for a lock"
 
 
 def test_mixed_work_of_many_threads_meets_no_deadlock(url: str) -> None:
@@ -810,6 +873,21 @@ def test_the_next_documents_of_a_line_are_read_from_where_it_stands(
     assert "documents_flow" in plan
     assert "Seq Scan on documents" not in plan
     assert "Rows Removed by Filter" not in plan, plan
+
+
+def test_the_documents_of_a_customer_are_listed_from_the_newest_on_and_no_others_are_read(
+    filled: psycopg.Connection[Any],
+) -> None:
+    values = {"before": 39_000, "lowest": 1, "size": 5}
+
+    plan = plan_of(filled, reading._its_numbers("d.customer = 5"), values)
+
+    assert "documents_flow" in plan
+    assert "documents_reordered" in plan
+    assert "Seq Scan on documents" not in plan
+    assert "Rows Removed by Filter" not in plan, plan
+    rows = [float(n) for n in re.findall(r"actual rows=([\d.]+)", plan)]
+    assert max(rows) <= 5, plan
 
 
 def test_the_errors_of_this_store_are_ours(store: PostgresStore) -> None:

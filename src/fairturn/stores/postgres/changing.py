@@ -208,8 +208,8 @@ def adjust(session: Session, name: str, settings: CustomerSettings, moment: int 
     values = (weight_in_thousandths(settings.weight), settings.limit, settings.paused)
     with session.together():
         session.ask(BEGIN)
-        asked = session.ask(_ADJUST, (name, *values))
         session.ask(SHARE_SETTINGS)
+        asked = session.ask(_ADJUST, (name, *values))
         if settings.limit is not None:
             session.ask(LOCK_LIMITS)
         told_now = session.ask(_NOW, (moment,))

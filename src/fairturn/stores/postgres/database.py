@@ -41,9 +41,10 @@ BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 BEGIN_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 COMMIT = "COMMIT"
 
-# Locks by agreement, until the end of the transaction. The order of all locks: customers by name,
-# then these, then documents by number, then the row of `queue`. Who holds that waits for no
-# document.
+# Locks by agreement, until the end of the transaction. The order of all locks: that on settings,
+# customers by name, that on limits, documents by number, the row of `queue`. Who holds that waits
+# for no document; and who holds the limits for no customer, or a caller whose transaction has
+# submitted and lasts would hold up every outcome.
 LOCK_SETTINGS = "SELECT pg_advisory_xact_lock(hashtext('fairturn.'), 1)"
 SHARE_SETTINGS = "SELECT pg_advisory_xact_lock_shared(hashtext('fairturn.'), 1)"
 LOCK_LIMITS = "SELECT pg_advisory_xact_lock(hashtext('fairturn.'), 2)"

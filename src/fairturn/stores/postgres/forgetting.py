@@ -94,7 +94,7 @@ _IDLE_LEVELS = _IDLE_FLOWS.format(
 )
 # In mode `equal` the one flow has all priorities; nothing waits in it.
 _IDLE_ONLY = _IDLE_FLOWS.format(arrived="array_fill(0::bigint, ARRAY[9])")
-# By documents_customer, and the primary keys.
+# By documents_flow, and the primary keys.
 _IDLE_CUSTOMERS = """
     DELETE FROM fairturn.customers c WHERE number = ANY (%s)
         AND weight = 1000 AND running_max IS NULL AND NOT paused
@@ -107,7 +107,7 @@ _IDLE_CUSTOMERS = """
 _UNLIMITED = "DELETE FROM fairturn.limited WHERE customer = ANY (%s)"
 
 _CUSTOMER_NUMBER = "SELECT number FROM fairturn.customers WHERE name = %s FOR UPDATE"
-# By documents_customer. Whoever holds the queue waits for no document, but tries again.
+# By documents_flow. Whoever holds the queue waits for no document, but tries again.
 _ITS_DOCUMENTS = """
     SELECT number, state, level, priority, fence FROM fairturn.documents
     WHERE customer = %s ORDER BY number FOR UPDATE NOWAIT"""
@@ -219,8 +219,8 @@ def purge(session: Session, name: str, moment: int | None) -> list[str]:
     """Delete a customer with everything; the contents that can now be deleted."""
     with session.together():
         session.ask(BEGIN)
-        asked = session.ask(_CUSTOMER_NUMBER, (name,))
         session.ask(SHARE_SETTINGS)
+        asked = session.ask(_CUSTOMER_NUMBER, (name,))
         locked = session.ask(LOCK_QUEUE, (moment,))
     found = asked.fetchall()
     now = locked.fetchall()[0][3]

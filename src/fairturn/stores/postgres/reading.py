@@ -23,7 +23,7 @@ from fairturn.model import (
 from fairturn.priority import LEVELS, Count
 from fairturn.stores.ends import Ends, to_summary
 from fairturn.stores.postgres.database import BEGIN_SNAPSHOT, COMMIT, Session
-from fairturn.stores.postgres.rows import DOCUMENT_COLUMNS, QUEUE, QueueRow, to_queue
+from fairturn.stores.postgres.rows import DOCUMENT_COLUMNS, NO_ORDER, QUEUE, QueueRow, to_queue
 from fairturn.stores.values import CODES, RUNNING, WAITING, Row, SettingsCache, to_document
 from fairturn.text import spellings
 
@@ -104,20 +104,21 @@ def find(
     reach: int | None = None,
 ) -> Page:
     """One page of documents, the newest first."""
-    values: list[Any] = []
-    conditions = list(_conditions(filter, key, values))
-    if after is not None:
-        conditions.append("d.number < %s")
-        values.append(ids.decode(after, key))
     lowest = 1 if reach is None else _lowest(session, key, after, reach)
-    if lowest > 1:
-        conditions.append("d.number >= %s")
-        values.append(lowest)
-    where = " AND ".join(conditions) or "true"
+    values: dict[str, Any] = {
+        "before": NO_ORDER if after is None else ids.decode(after, key),
+        "lowest": lowest,
+        "size": size + 1,
+    }
+    condition = " AND ".join(_conditions(filter, key, values)) or "true"
+    if filter.customer is None or filter.ids is not None or filter.states in _FOUND_BY_STATE:
+        chosen = f"d.number < %(before)s AND d.number >= %(lowest)s AND {condition}"
+    else:
+        chosen = f"d.number = ANY (ARRAY({_its_numbers(condition)}))"
     rows = session.fetch(
-        f"SELECT {DOCUMENT_COLUMNS}, {_PROGRESS} {_FROM} WHERE {where} "
-        "ORDER BY d.number DESC LIMIT %s",
-        [*values, size + 1],
+        f"SELECT {DOCUMENT_COLUMNS}, {_PROGRESS} {_FROM} WHERE {chosen} "
+        "ORDER BY d.number DESC LIMIT %(size)s",
+        values,
     )
     documents = [_document(row, key) for row in rows[:size]]
     if len(rows) > size:
@@ -132,15 +133,16 @@ def _lowest(session: Session, key: int, after: str | None, reach: int) -> int:
     return max(1, below - reach)
 
 
-def _conditions(filter: Filter, key: int, values: list[Any]) -> Iterable[str]:
-    """What the filter asks for, in words that an index can be used for: documents_customer,
-    documents_failed, documents_delayed, the leases, or the table from the newest down."""
+def _conditions(filter: Filter, key: int, values: dict[str, Any]) -> Iterable[str]:
+    """What the filter asks for, in words that an index can be used for: documents_flow,
+    documents_failed, documents_delayed, the leases, or the table from the newest down. What is
+    bound in it is added to the values."""
     if filter.ids is not None:
-        values.append([n for id in filter.ids if (n := ids.decode(id, key)) is not None])
-        yield "d.number = ANY (%s)"
+        values["ids"] = [n for id in filter.ids if (n := ids.decode(id, key)) is not None]
+        yield "d.number = ANY (%(ids)s)"
     if filter.customer is not None:
-        values.append(filter.customer)
-        yield "d.customer = (SELECT number FROM fairturn.customers WHERE name = %s)"
+        values["customer"] = filter.customer
+        yield "d.customer = (SELECT number FROM fairturn.customers WHERE name = %(customer)s)"
     if filter.states is not None:
         if filter.states and all(s in (State.DEAD, State.CANCELLED) for s in filter.states):
             yield "d.failed"
@@ -148,25 +150,48 @@ def _conditions(filter: Filter, key: int, values: list[Any]) -> Iterable[str]:
             yield "d.delayed_until IS NOT NULL"
         if filter.states == (State.RUNNING,):
             yield f"d.number IN ({_RUNNING_NUMBERS})"
-        values.append([CODES[state] for state in filter.states])
-        yield "d.state = ANY (%s::smallint[])"
+        values["states"] = [CODES[state] for state in filter.states]
+        yield "d.state = ANY (%(states)s::smallint[])"
     if filter.priorities is not None:
-        values.append(list(filter.priorities))
-        yield "d.priority = ANY (%s::smallint[])"
+        values["priorities"] = list(filter.priorities)
+        yield "d.priority = ANY (%(priorities)s::smallint[])"
     if filter.name is not None:
-        values.append(filter.name)
-        yield "d.name = %s"
+        values["name"] = filter.name
+        yield "d.name = %(name)s"
     if filter.name_part is not None:
-        parts = spellings(filter.name_part)
-        values += parts
-        found = 'strpos(lower(d.name COLLATE "C"), %s) > 0'
-        yield f"({' OR '.join(found for _ in parts)})"
+        parts = {f"part_{n}": part for n, part in enumerate(spellings(filter.name_part))}
+        values.update(parts)
+        found = (f'strpos(lower(d.name COLLATE "C"), %({part})s) > 0' for part in parts)
+        yield f"({' OR '.join(found)})"
     if filter.submitted_from is not None:
-        values.append(filter.submitted_from)
-        yield "d.submitted_at >= %s"
+        values["submitted_from"] = filter.submitted_from
+        yield "d.submitted_at >= %(submitted_from)s"
     if filter.submitted_before is not None:
-        values.append(filter.submitted_before)
-        yield "d.submitted_at < %s"
+        values["submitted_before"] = filter.submitted_before
+        yield "d.submitted_at < %(submitted_before)s"
+
+
+# Few documents run or are delayed: they are looked at one by one, whoever's they are.
+_FOUND_BY_STATE = ((State.RUNNING,), (State.DELAYED,))
+
+
+def _its_numbers(condition: str) -> str:
+    """The newest documents of a customer: by documents_flow those whose order is their number, of
+    each level, and by documents_reordered the others; then the newest of all these."""
+    parts = [
+        f"""(SELECT d.number FROM fairturn.documents d
+        WHERE d.level = {level} AND d.order_number < %(before)s AND d.order_number >= %(lowest)s
+            AND d.order_number = d.number AND {condition}
+        ORDER BY d.order_number DESC LIMIT %(size)s)"""
+        for level in range(LEVELS + 1)
+    ]
+    parts.append(
+        f"""(SELECT d.number FROM fairturn.documents d
+        WHERE d.order_number IS DISTINCT FROM d.number AND d.number < %(before)s
+            AND d.number >= %(lowest)s AND {condition}
+        ORDER BY d.number DESC LIMIT %(size)s)"""
+    )
+    return f"{' UNION ALL '.join(parts)} ORDER BY number DESC LIMIT %(size)s"
 
 
 def read(session: Session, key: int, id: str) -> Stored | None:

@@ -257,9 +257,9 @@ class Submitting:
                 session.ask(BEGIN)
             if near:
                 session.ask(LOCK_GATE)
+            session.ask(SHARE_SETTINGS)
             new = session.ask(_ADD_CUSTOMERS, (names,))
             customers = session.ask(_CUSTOMERS, (names,))
-            session.ask(SHARE_SETTINGS)
             told = session.ask(QUEUE)
             told_now = session.ask(_NOW, (moment,))
             pending = session.ask(_PENDING) if near else None
