@@ -155,9 +155,6 @@ class _Books:
                 )
         return self._parents[id]
 
-    def encode(self, numbers: range) -> list[str]:
-        return ids.encode_all(numbers, self._store._key)
-
 
 _PENDING = (State.WAITING, State.DELAYED)
 
@@ -289,7 +286,7 @@ class MemoryStore:
                     receipt = Receipt(self._id(number), new.customer, row.count, row.priority, now)
                     self._keys[row.customer.number, new.key] = KnownKey(new.digest, receipt)
             self._note()
-            return admission.receipts
+            return admission.receipts(ids.encode_all(admission.numbers, self._key))
 
     def _customer(self, name: str, number: int | None = None) -> _Customer:
         if name not in self._customers:

@@ -81,8 +81,7 @@ class Session:
 
     def ask(self, statement: str, values: Values = ()) -> Answer:
         """Execute a statement. If there are several in a round trip, its rows come at the end."""
-        if self._schema != SCHEMA:
-            statement = statement.replace(f"{SCHEMA}.", f"{self._schema}.")
+        statement = self._named(statement)
         if self._line is None:
             return self._cursor().execute(statement, values or None, binary=True)
         if self._pipe is not None:
@@ -103,13 +102,26 @@ class Session:
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         """Put many rows into a table. `meanwhile` is called while the server is at work on them."""
-        if self._schema != SCHEMA:
-            statement = statement.replace(f"{SCHEMA}.", f"{self._schema}.")
-        with self._cursor().copy(statement) as copy:
+        with self._cursor().copy(self._named(statement)) as copy:
             copy.set_types(types)
             for row in rows:
                 copy.write_row(row)
             meanwhile()
+
+    def copy_blocks(
+        self, statement: str, blocks: Iterable[bytes], meanwhile: Callable[[], None]
+    ) -> None:
+        """The same with rows as they go to the server: each block at once."""
+        with self._cursor().copy(self._named(statement)) as copy:
+            for block in blocks:
+                copy.write(block)
+            meanwhile()
+
+    def _named(self, statement: str) -> str:
+        """A statement on the schema of the queue."""
+        if self._schema == SCHEMA:
+            return statement
+        return statement.replace(f"{SCHEMA}.", f"{self._schema}.")
 
     def _cursor(self) -> psycopg.Cursor[Row]:
         cursor = psycopg.Cursor(self.connection, row_factory=tuple_row)

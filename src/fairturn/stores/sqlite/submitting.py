@@ -108,8 +108,8 @@ class _Books:
                 self.parents[id] = ParentBook(number, *row)
         return self.parents[id]
 
-    def encode(self, numbers: range) -> list[str]:
-        return ids.encode_all(numbers, self._key)
+    def receipts(self, admission: Admission) -> list[Receipt]:
+        return admission.receipts(ids.encode_all(admission.numbers, self._key))
 
 
 class _Request:
@@ -264,14 +264,14 @@ def _admit_all(
         admitted = admit(together, books, queue.settings, now)
     except FairturnError:
         return _admit_each(requests, books, queue, now)
-    receipts = iter(admitted.receipts)
+    receipts = iter(books.receipts(admitted))
     return admitted, [(r, list(islice(receipts, len(r.documents)))) for r in requests]
 
 
 def _admit_each(
     requests: list[_Request], books: _Books, queue: QueueRow, now: int
 ) -> tuple[Admission, list[tuple[_Request, list[Receipt]]]]:
-    admitted = Admission(queue.next_number)
+    admitted = Admission(queue.next_number, now)
     answers = []
     for request in requests:
         try:
@@ -280,24 +280,19 @@ def _admit_each(
             request.error = refusal
         else:
             admitted.extend(admission)
-            answers.append((request, admission.receipts))
-            _remember_keys(books, admission)
+            receipts = books.receipts(admission)
+            answers.append((request, receipts))
+            _remember_keys(books, admission, receipts)
     return admitted, answers
 
 
-def _remember_keys(books: _Books, admission: Admission) -> None:
+def _remember_keys(books: _Books, admission: Admission, receipts: list[Receipt]) -> None:
     """Let the next submission that shares the transaction know the keys of this one."""
-    for receipt, document in _fresh(admission):
+    fresh = (receipt for receipt in receipts if not receipt.repeated)
+    for receipt, document in zip(fresh, admission.documents, strict=True):
         if document.key is not None:
             customer = books.customers[document.customer].number
             books.keys[customer, document.key] = KnownKey(document.digest, receipt)
-
-
-def _fresh(admission: Admission) -> Iterable[tuple[Receipt, NewDocument]]:
-    if not any(document.key is not None for document in admission.documents):
-        return ()
-    fresh = (receipt for receipt in admission.receipts if not receipt.repeated)
-    return zip(fresh, admission.documents, strict=True)
 
 
 def _write(connection: apsw.Connection, books: _Books, admission: Admission, now: int) -> None:
