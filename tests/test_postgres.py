@@ -43,6 +43,7 @@ from fairturn.stores.postgres import (
     claiming,
     database,
     migrating,
+    pooling,
     reading,
     watching,
 )
@@ -411,6 +412,19 @@ def _wait_until_somebody_waits(url: str) -> None:
             assert stopwatch() < until, "nobody waits for a lock"
 
 
+@pytest.mark.parametrize("more", [[], ["\t\n\r"], ["ä"]], ids=["plain", "blanks", "letters"])
+def test_what_many_documents_carry_comes_back_as_it_was(
+    store: PostgresStore, more: list[str]
+) -> None:
+    bodies = [r'"\\"', r'"\n\t\\N"', r'"\."', "[]", *(f'["{text}"]' for text in more)] * 20
+
+    receipts = store.submit([NewDocument("acme", body, size_bytes=7) for body in bodies])
+
+    kept = [store.read(receipt.id) for receipt in receipts]
+    assert [stored.body for stored in kept if stored] == bodies
+    assert {stored.document.size_bytes for stored in kept if stored} == {7}
+
+
 def test_mixed_work_of_many_threads_meets_no_deadlock(url: str) -> None:
     stores = [PostgresStore(url) for _ in range(2)]
     ended = threading.Event()
@@ -614,6 +628,62 @@ def test_a_queue_that_loses_its_server_says_so_and_goes_on_when_it_is_back(
                 assert not deadline.wait(0.05)
         assert len(claim(store, 9)) == 1
         store.close()
+
+
+def test_calls_share_at_most_so_many_connections_and_who_waits_in_vain_is_told(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "WAIT_S", 0.05)
+    store = PostgresStore(url, pool_max=2)
+
+    with (
+        store._database.session(),
+        store._database.session(),
+        pytest.raises(StoreUnavailable, match="all 2 connections to .* were in use"),
+    ):
+        store.summary()
+
+    assert store.summary().waiting == 0
+    store.close()
+
+
+def test_a_call_that_waits_for_a_connection_gets_the_next_one_that_is_given_back(url: str) -> None:
+    store = PostgresStore(url, pool_max=1)
+    told: list[Receipt] = []
+    thread = threading.Thread(target=lambda: told.append(submit(store)))
+
+    with store._database.session():
+        thread.start()
+    thread.join(PATIENCE_S)
+
+    assert len(told) == 1
+    store.close()
+
+
+def test_the_oldest_connection_is_used_and_one_that_nobody_needs_is_closed(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lent = store._database.session
+    with lent() as first, lent() as second:
+        oldest, youngest = first.connection, second.connection
+
+    with lent() as session:
+        assert session.connection is oldest
+        monkeypatch.setattr(pooling, "IDLE_S", 0.0)
+        with lent() as other:
+            assert other.connection is youngest
+    with lent():
+        pass
+
+    assert (oldest.closed, youngest.closed) == (False, True)
+
+
+def test_a_connection_comes_back_without_a_transaction_or_not_at_all(store: PostgresStore) -> None:
+    with store._database.session() as session:
+        session.ask(database.BEGIN)
+
+    assert session.connection.closed
+    assert submit(store).count == 0
 
 
 # ── Hints ────────────────────────────────────────────────────────────────────────────────────────

@@ -5,11 +5,8 @@ come from PgBouncer in transaction mode. Statements are prepared only on a conne
 straight to the server.
 """
 
-import logging
 import os
 import re
-import select
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,14 +15,14 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import errors
 from psycopg.rows import tuple_row
-from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from fairturn import crash
 from fairturn.clock import stopwatch
 from fairturn.errors import FairturnError, StoreError, StoreFull, StoreRefused, StoreUnavailable
 from fairturn.stores.postgres.adapting import ADAPTERS, adapt
-from fairturn.stores.postgres.addressing import CONNECT_S, parse
-from fairturn.stores.postgres.piping import Line, Pipe, Result, Values
+from fairturn.stores.postgres.addressing import parse
+from fairturn.stores.postgres.piping import Line, Pipe, Result, Values, ask_alone
+from fairturn.stores.postgres.pooling import Pool, PoolClosed, PoolTimeout
 from fairturn.stores.values import Row
 
 SCHEMA = "fairturn"
@@ -33,7 +30,7 @@ VERSION_MIN = 140000
 POOL_MAX = 10
 # How long a call waits for a connection, or for others, before it gives up.
 WAIT_S = 10.0
-_LOOK_S = 2.0  # how long it waits before it looks whether the server answers
+_LOOK_S = 2.0  # how long it tries to reach a server that does not answer
 _PAUSE_S = 0.01  # before trying again what somebody else holds
 ATTEMPTS = 5  # at one transaction that others or a lost connection have ended
 
@@ -61,7 +58,6 @@ SHARE_BOTH = f"""
 LOCK_GATE = "SELECT pg_advisory_xact_lock(hashtext('fairturn.'), 3)"
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}", re.ASCII)
-_NOWHERE = logging.NullHandler()
 
 T = TypeVar("T")
 Connection = psycopg.Connection[Any]
@@ -86,9 +82,7 @@ class Session:
             return self._cursor().execute(statement, values or None, binary=True)
         if self._pipe is not None:
             return self._pipe.add(statement, values)
-        with self.together() as pipe:
-            assert pipe is not None
-            return pipe.add(statement, values)
+        return ask_alone(self._line, statement, values)
 
     def fetch(self, statement: str, values: Values = ()) -> list[Row]:
         """All rows of a statement."""
@@ -130,15 +124,15 @@ class Session:
         return cursor
 
     @contextmanager
-    def together(self) -> Iterator[Pipe | None]:
+    def together(self) -> Iterator[None]:
         """Statements that go to the server in one round trip."""
         if self._line is None:
             with self.connection.pipeline():
-                yield None
+                yield
             return
         pipe = self._pipe = Pipe(self._line)
         try:
-            yield pipe
+            yield
         except BaseException:
             pipe.drop()
             raise
@@ -169,10 +163,8 @@ class Database:
         self.conninfo, self.name = parse(url)
         self._prepare = prepare
         self._pid = os.getpid()
-        self._lock = threading.Lock()
         self._pool_max = pool_max
-        self._pool: ConnectionPool[Connection] | None = None
-        self._closed = False
+        self._pool = Pool(self._connect, pool_max)
         self.pooled = False  # whether something stands between us and the server
         self._look()
 
@@ -193,12 +185,12 @@ class Database:
                 f"fairturn needs version {VERSION_MIN // 10000} or newer"
             )
 
-    def connect(self, url: str | None = None) -> Connection:
+    def connect(self, url: str | None = None) -> Line:
         """A connection of one's own."""
         conninfo = self.conninfo if url is None else parse(url)[0]
         return Line.connect(conninfo, autocommit=True, context=ADAPTERS, prepare_threshold=None)
 
-    def _configure(self, connection: Connection) -> None:
+    def _configure(self, connection: Line) -> None:
         """Prepare statements where they stay prepared. A pooler gives out a number of its own for
         the server's process, and each transaction may meet another one."""
         prepare = self._prepare
@@ -206,66 +198,29 @@ class Database:
             ((pid,),) = connection.execute("SELECT pg_backend_pid()").fetchall()
             self.pooled = pid != connection.info.backend_pid
             prepare = not self.pooled
-        if isinstance(connection, Line):
-            connection.prepares = prepare
+        connection.prepares = prepare
 
-    def _connections(self) -> ConnectionPool[Connection]:
-        with self._lock:
-            if self._closed:
-                raise StoreUnavailable(f"{self.name} was closed")
-            if self._pool is None:
-                # What it says about lost connections we say ourselves, when somebody needs one.
-                logging.getLogger("psycopg.pool").addHandler(_NOWHERE)
-                self._pool = ConnectionPool(
-                    self.conninfo,
-                    connection_class=Line,
-                    kwargs={"autocommit": True, "context": ADAPTERS, "prepare_threshold": None},
-                    min_size=0,
-                    max_size=self._pool_max,
-                    max_idle=300.0,
-                    configure=self._configure,
-                    reconnect_timeout=CONNECT_S,
-                    num_workers=1,
-                    open=True,
-                )
-            return self._pool
-
-    @contextmanager
-    def session(self) -> Iterator[Session]:
-        """A connection, given back afterwards without a transaction under way."""
-        self.check_process()
-        pool, connection = self._take()
-        while not _is_quiet(connection):
-            # The server has said something to nobody: as a rule, that it has ended the connection.
-            connection.close()
-            pool.putconn(connection)
-            pool, connection = self._take()
-        try:
-            yield Session(connection, self.schema)
-        except BaseException:
-            with suppress(psycopg.Error):
-                connection.rollback()
-            raise
-        finally:
-            pool.putconn(connection)
-
-    def _take(self) -> tuple[ConnectionPool[Connection], Connection]:
-        """A connection, and the pool that it goes back to. A pool that has failed to connect waits
-        longer and longer before it tries again; so we look ourselves whether the server is back."""
-        until = stopwatch() + WAIT_S
+    def _connect(self) -> Line:
+        """A connection for the pool. A server that is about to come back is given a moment."""
+        until = stopwatch() + min(_LOOK_S, WAIT_S)
         while True:
-            pool = self._connections()
             try:
-                return pool, pool.getconn(min(_LOOK_S, WAIT_S))
-            except PoolTimeout:
-                self.connect().close()
-                if pool.get_stats()["pool_size"] < self._pool_max:
-                    with self._lock:
-                        if self._pool is pool:
-                            self._pool = None
-                    pool.close(timeout=0)
-                elif stopwatch() > until:
+                line = self.connect()
+                break
+            except psycopg.OperationalError:
+                if stopwatch() > until:
                     raise
+                time.sleep(_PAUSE_S)
+        try:
+            self._configure(line)
+        except BaseException:
+            line.close()
+            raise
+        return line
+
+    def session(self) -> "Lending":
+        """A connection, given back afterwards without a transaction under way."""
+        return Lending(self._pool, self)
 
     def transact(self, work: Callable[[Session], T]) -> T:
         """Run one transaction, which `work` begins and commits. What another transaction has ended
@@ -287,7 +242,7 @@ class Database:
                         "perhaps in a transaction that was not committed; try again"
                     ) from error
                 time.sleep(_PAUSE_S)
-            except (psycopg.Error, PoolTimeout, PoolClosed) as error:
+            except psycopg.Error as error:
                 if session is None or attempts == ATTEMPTS or not self._may_retry(error, session):
                     raise self.translate(error, session) from error
 
@@ -297,14 +252,13 @@ class Database:
         if isinstance(error, errors.ReadOnlySqlTransaction):
             # It was the primary, and now another server is: new connections look for that.
             session.connection.close()
-            self._connections().drain()
+            self._pool.drop_idle()
             return True
         if session.committing or not isinstance(error, psycopg.OperationalError):
             return False
         if session.connection.broken or isinstance(error, _ENDED):
             session.connection.close()
-            with suppress(psycopg.Error, PoolTimeout, PoolClosed):
-                self._connections().check()  # the others may be lost too
+            self._pool.drop_idle()  # the others may be lost too
             return True
         return False
 
@@ -318,7 +272,7 @@ class Database:
                 except psycopg.OperationalError:
                     # An idle connection may be lost; nothing was read from it.
                     session.connection.close()
-                    self._connections().check()
+                    self._pool.drop_idle()
                     with self.session() as another:
                         another.ask(BEGIN_SNAPSHOT)
                         yield another
@@ -326,17 +280,13 @@ class Database:
                     return
                 yield session
                 session.ask(COMMIT)
-        except (psycopg.Error, PoolTimeout, PoolClosed) as error:
+        except psycopg.Error as error:
             raise self.translate(error) from error
 
     def close(self) -> None:
         if self._pid != os.getpid():
             return  # the connections are the parent's
-        with self._lock:
-            self._closed = True
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.close()
+        self._pool.close()
 
     def check_process(self) -> None:
         """Refuse to work in a process that was forked from the one that opened the database."""
@@ -390,13 +340,27 @@ class Database:
         return StoreError(f"{self.name}: {said}")
 
 
-def _is_quiet(connection: Connection) -> bool:
-    """Whether an idle connection has nothing to be read."""
-    if connection.closed:
-        return False
-    waiting = select.poll()
-    waiting.register(connection.fileno(), select.POLLIN)
-    return not waiting.poll(0)
+class Lending:
+    """A connection for the time of a block. A generator would take three times as long."""
+
+    __slots__ = ("_database", "_line", "_pool")
+
+    def __init__(self, pool: Pool, database: Database) -> None:
+        self._pool = pool
+        self._database = database
+
+    def __enter__(self) -> Session:
+        self._database.check_process()
+        self._line = self._pool.take(WAIT_S)
+        return Session(self._line, self._database.schema)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is not None:
+                with suppress(psycopg.Error):
+                    self._line.rollback()
+        finally:
+            self._pool.give_back(self._line)
 
 
 class Overtaken(psycopg.DatabaseError):

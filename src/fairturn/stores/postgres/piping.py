@@ -8,7 +8,7 @@ many parts for each: a claim of one document has a dozen, and they took longer t
 import re
 import select
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import psycopg
@@ -16,6 +16,7 @@ from psycopg import abc, pq
 from psycopg.adapt import PyFormat, Transformer
 from psycopg.errors import error_from_result
 
+from fairturn.clock import stopwatch
 from fairturn.stores.values import Row
 
 Values = Sequence[Any] | Mapping[str, Any]
@@ -32,6 +33,22 @@ class Line(psycopg.Connection[Any]):
         self.prepares = False
         self.prepared: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
         self.transformer: abc.Transformer | None = None
+        self.idle_since = 0.0
+        self._made_at = stopwatch()
+
+    def __lt__(self, other: "Line") -> bool:
+        """Whether it is older."""
+        return self._made_at < other._made_at
+
+    def __del__(self, *_: object) -> None:
+        """The driver would warn of what was not closed; but a queue may end with its process."""
+
+    @cached_property
+    def input(self) -> select.poll:
+        """What waits for the server to say something."""
+        waiting = select.poll()
+        waiting.register(self.pgconn.socket, select.POLLIN)
+        return waiting
 
 
 class Result:
@@ -69,24 +86,14 @@ class Pipe:
         line.pgconn.enter_pipeline_mode()
 
     def add(self, statement: str, values: Values) -> Result:
-        line, pgconn = self._line, self._line.pgconn
-        text, names = _translated(statement)
-        given = [values[name] for name in names] if isinstance(values, Mapping) else values
-        transformer = _transformer(line)
-        dumped = transformer.dump_sequence(given, [PyFormat.AUTO] * len(given))
-        types, formats = transformer.types or (), transformer.formats
+        line = self._line
+        given = _Dumped(line, statement, values)
+        if line.prepares and given.key not in line.prepared:
+            name = line.prepared[given.key] = b"fairturn_%d" % len(line.prepared)
+            line.pgconn.send_prepare(name, *given.key)
+            self._expected.append(given.key)
+        given.send()
         asked = Result(line)
-        if not line.prepares:
-            pgconn.send_query_params(text, dumped, types, formats, pq.Format.BINARY)
-        else:
-            key = (text, types)
-            name = line.prepared.get(key)
-            if name is None:
-                name = b"fairturn_%d" % len(line.prepared)
-                line.prepared[key] = name
-                pgconn.send_prepare(name, text, types)
-                self._expected.append(key)
-            pgconn.send_query_prepared(name, dumped, formats, pq.Format.BINARY)
         self._expected.append(asked)
         return asked
 
@@ -105,21 +112,12 @@ class Pipe:
         self._line.close()
 
     def _exchange(self) -> psycopg.Error | None:
-        pgconn = self._line.pgconn
+        line, pgconn = self._line, self._line.pgconn
         pgconn.pipeline_sync()
-        waiting = select.poll()
-        waiting.register(pgconn.socket, select.POLLIN | select.POLLOUT)
-        while pgconn.flush():
-            ((_, ready),) = waiting.poll()
-            if ready != select.POLLOUT:
-                pgconn.consume_input()
-        waiting.modify(pgconn.socket, select.POLLIN)
+        _flush(pgconn)
         error: psycopg.Error | None = None
         for expected in self._expected:
-            result = _next_result(pgconn, waiting)
-            assert result is not None
-            while _next_result(pgconn, waiting) is not None:
-                pass
+            result = _one_result(line)
             if result.status in _GIVES_ROWS:
                 if isinstance(expected, Result):
                     expected.receive(result)
@@ -127,19 +125,94 @@ class Pipe:
             if not isinstance(expected, Result):
                 self._line.prepared.pop(expected)
             if result.status == pq.ExecStatus.FATAL_ERROR and error is None:
-                error = error_from_result(result)
-                if pgconn.status == pq.ConnStatus.BAD:
-                    raise error if error.sqlstate else psycopg.OperationalError(str(error))
-        _next_result(pgconn, waiting)  # the end of the pipeline
+                error = _error(pgconn, result)
+        _next_result(line)  # the end of the pipeline
         pgconn.exit_pipeline_mode()
         return error
 
 
-def _next_result(pgconn: pq.abc.PGconn, waiting: select.poll) -> pq.abc.PGresult | None:
+def ask_alone(line: Line, statement: str, values: Values) -> Result:
+    """One statement as a round trip of its own: once it is prepared it needs no pipeline."""
+    given = _Dumped(line, statement, values)
+    if line.prepares and given.key not in line.prepared:
+        pipe = Pipe(line)
+        asked = pipe.add(statement, values)
+        pipe.close()
+        return asked
+    try:
+        given.send()
+        _flush(line.pgconn)
+        result = _one_result(line)
+        error = None if result.status in _GIVES_ROWS else _error(line.pgconn, result)
+    except BaseException:
+        line.close()  # nobody knows what the server has heard
+        raise
+    if error is not None:
+        raise error
+    asked = Result(line)
+    asked.receive(result)
+    return asked
+
+
+class _Dumped:
+    """A statement with its values as they go to the server."""
+
+    __slots__ = ("_formats", "_line", "_values", "key")
+
+    def __init__(self, line: Line, statement: str, values: Values) -> None:
+        text, names = _translated(statement)
+        given = [values[name] for name in names] if isinstance(values, Mapping) else values
+        transformer = _transformer(line)
+        self._line = line
+        self._values = transformer.dump_sequence(given, [PyFormat.AUTO] * len(given))
+        self._formats = transformer.formats
+        self.key = (text, transformer.types or ())  # what is prepared
+
+    def send(self) -> None:
+        pgconn, line = self._line.pgconn, self._line
+        if line.prepares:
+            name = line.prepared[self.key]
+            pgconn.send_query_prepared(name, self._values, self._formats, pq.Format.BINARY)
+        else:
+            text, types = self.key
+            pgconn.send_query_params(text, self._values, types, self._formats, pq.Format.BINARY)
+
+
+def _flush(pgconn: pq.abc.PGconn) -> None:
+    """Send all. The server may want to be heard before it listens on."""
+    if not pgconn.flush():
+        return
+    waiting = select.poll()
+    waiting.register(pgconn.socket, select.POLLIN | select.POLLOUT)
+    while pgconn.flush():
+        ((_, ready),) = waiting.poll()
+        if ready != select.POLLOUT:
+            pgconn.consume_input()
+
+
+def _one_result(line: Line) -> pq.abc.PGresult:
+    """The only result of a statement."""
+    result = _next_result(line)
+    assert result is not None
+    while _next_result(line) is not None:
+        pass
+    return result
+
+
+def _next_result(line: Line) -> pq.abc.PGresult | None:
+    pgconn = line.pgconn
     while pgconn.is_busy():
-        waiting.poll()
+        line.input.poll()
         pgconn.consume_input()
     return pgconn.get_result()
+
+
+def _error(pgconn: pq.abc.PGconn, result: pq.abc.PGresult) -> psycopg.Error:
+    """What the server has refused; raised at once where the connection is lost with it."""
+    error = error_from_result(result)
+    if pgconn.status == pq.ConnStatus.BAD:
+        raise error if error.sqlstate else psycopg.OperationalError(str(error))
+    return error
 
 
 def _transformer(line: Line) -> abc.Transformer:
