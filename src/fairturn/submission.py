@@ -8,7 +8,8 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
@@ -36,6 +37,9 @@ from fairturn.model import (
 JSON_DEPTH_MAX = 64
 
 _PAYLOAD, _CONTENT = Kind.PAYLOAD, Kind.CONTENT
+# `NewDocument` with all of its values, which takes half the time of naming some.
+_DOCUMENT: Callable[[Iterable[Any]], NewDocument] = partial(tuple.__new__, NewDocument)
+_NO_MORE = NewDocument("", None)[4:]
 _BRACKETS_OF_DEPTH_MAX = 2 * JSON_DEPTH_MAX
 
 
@@ -51,22 +55,22 @@ class Encoder:
         """The document to store. Only a content outside the row is written, and that last."""
         if not isinstance(s, Submission):
             raise TypeError(f"{s!r:.100} is not a Submission")
-        customer = s.customer
+        customer, payload, content, file, name, metadata, key, cost, due_at, parent, written = s
         if type(customer) is not str or customer not in self._customers:
             self._customers.add(text.identity(customer, "customer", CUSTOMER_BYTES_MAX))
-        if s.content is None and s.file is None and s.written is None:
-            body = to_json(s.payload, "payload", PAYLOAD_BYTES_MAX)
+        if content is None and file is None and written is None:
+            body = to_json(payload, "payload", PAYLOAD_BYTES_MAX)
             size_bytes = len(body)  # JSON text is ASCII
             if (
                 size_bytes <= INLINE_BYTES_MAX
-                and s.name is None
-                and s.metadata is None
-                and s.key is None
-                and s.cost is None
-                and s.due_at is None
-                and s.parent is None
+                and name is None
+                and metadata is None
+                and key is None
+                and cost is None
+                and due_at is None
+                and parent is None
             ):
-                return NewDocument(customer, body, _PAYLOAD, size_bytes)
+                return _DOCUMENT((customer, body, _PAYLOAD, size_bytes, *_NO_MORE))
             return self._encode(s, body)
         source = source_of(s)
         try:

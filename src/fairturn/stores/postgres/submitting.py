@@ -65,7 +65,7 @@ _PARENTS = """
     SELECT d.number, d.customer, d.count, d.priority, coalesce(c.made, 0)
     FROM fairturn.documents d LEFT JOIN fairturn.children c ON c.parent = d.number
     WHERE d.number = ANY (%s)"""
-_NUMBERS = "SELECT nextval('fairturn.document_numbers') FROM generate_series(1, %s)"
+_NUMBERS = "SELECT ARRAY(SELECT nextval('fairturn.document_numbers') FROM generate_series(1, %s))"
 
 _DROP_CUSTOMERS = "DELETE FROM fairturn.customers WHERE number = ANY (%s)"
 
@@ -182,7 +182,7 @@ class Submitting:
         admission = admit(documents, books, queue.settings, now)
         n = len(admission.documents)
         # Not before all is decided, so that what is refused takes no numbers.
-        numbers = [number for (number,) in session.fetch(_NUMBERS, (n,))] if n else []
+        ((numbers,),) = session.fetch(_NUMBERS, (n,)) if n else [([],)]
         known_customers = list(books.customers.values())
         writing = Writing(admission, known_customers, books.parents, numbers, queue.key)
         writing.copy(session)

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import compress, islice, repeat
 from operator import itemgetter
-from struct import Struct
 
 from fairturn import ids
 from fairturn.model import Kind, NewDocument, Receipt
@@ -36,16 +35,14 @@ _ADD_DOCUMENTS = f"""
     INSERT INTO fairturn.documents ({_DOCUMENT_COLUMNS})
     SELECT * FROM unnest({", ".join(f"%s::{kind}[]" for kind in _DOCUMENT_TYPES)})"""
 
-# Most documents are a payload and nothing else: their rows are shorter, and all of one form, in
-# which each value has its length before it.
+# Most documents are a payload and nothing else: their rows are shorter. They go as text, because
+# the server stores what it has of that with every 64 KB, and of the binary form after 1,000 rows.
 _PLAIN_COLUMNS = """
     number, customer, order_number, count, submitted_at, size_bytes, level, priority, state,
     is_payload, body_text"""
-_COPY_PLAIN = f"COPY fairturn.documents ({_PLAIN_COLUMNS}) FROM STDIN (FORMAT BINARY)"
-_PLAIN_ROW = Struct(">h iq iq iq iq iq iq ih ih ih i? i")
-_PLAIN_VALUES = 11
-_COPY_BEGIN = b"PGCOPY\n\xff\r\n\0" + bytes(8)
-_COPY_END = b"\xff\xff"
+_COPY_PLAIN = f"COPY fairturn.documents ({_PLAIN_COLUMNS}) FROM STDIN"
+_ESCAPED = ("\\", r"\\")
+_SEPARATORS = ("\t", "\n", "\r")
 
 _ADD_KEYS = """
     INSERT INTO fairturn.keys (customer, key, digest, document, count, priority, submitted_at)
@@ -69,6 +66,7 @@ _MOVE_CUSTOMERS = f"""
 _COUNT_ARRIVED = "SELECT fairturn.count_arrived(%s::integer, %s::bigint[], %s)"
 
 _BODY = itemgetter(NewDocument._fields.index("body"))
+_SIZE_BYTES = itemgetter(NewDocument._fields.index("size_bytes"))
 _KIND = itemgetter(NewDocument._fields.index("kind"))
 _MORE = itemgetter(slice(NewDocument._fields.index("sha256"), None))
 _NO_MORE = {_MORE(NewDocument("", None))}
@@ -119,42 +117,34 @@ class Writing:
             session.ask(RECORD_ARRIVED, (self._admission.now, *columns(self._arrived)))
 
     def _is_plain(self) -> bool:
-        """Whether all are payloads in their rows, and nothing else is known of any."""
+        """Whether all are payloads in their rows, as JSON in ASCII without a blank too many, and
+        no more is known of any."""
         documents = self._admission.documents
-        return (
-            set(map(_MORE, documents)) == _NO_MORE
-            and set(map(type, map(_BODY, documents))) == {str}
-            and list(map(_KIND, documents)).count(Kind.PAYLOAD) == len(documents)
-        )
+        if (
+            set(map(_MORE, documents)) != _NO_MORE
+            or list(map(_KIND, documents)).count(Kind.PAYLOAD) != len(documents)
+            or set(map(type, map(_BODY, documents))) != {str}
+        ):
+            return False
+        text = "".join(map(_BODY, documents))
+        return text.isascii() and not any(map(text.__contains__, _SEPARATORS))
 
     def _blocks(self) -> Iterator[bytes]:
         """The rows of plain documents as a COPY takes them."""
-        admission, pack = self._admission, _PLAIN_ROW.pack
+        admission, numbers = self._admission, self._numbers
         now = admission.now
         rows = zip(
+            *(numbers, admission.customers, admission.counts, admission.levels),
+            *(admission.priorities, map(_SIZE_BYTES, admission.documents)),
             map(_BODY, admission.documents),
-            self._numbers,
-            admission.customers,
-            admission.counts,
-            admission.levels,
-            admission.priorities,
-            (document.size_bytes for document in admission.documents),
             strict=True,
         )
-        yield _COPY_BEGIN
-        while block := list(islice(rows, _BLOCK)):
-            parts: list[bytes] = []
-            for body, number, customer, count, level, priority, size_bytes in block:
-                text = body.encode()
-                parts += (
-                    pack(
-                        *(_PLAIN_VALUES, 8, number, 8, customer, 8, number, 8, count, 8, now),
-                        *(8, size_bytes, 2, level, 2, priority, 2, WAITING, 1, True, len(text)),
-                    ),
-                    text,
-                )
-            yield b"".join(parts)
-        yield _COPY_END
+        while block := [
+            f"{number}\t{customer}\t{number}\t{count}\t{now}\t{size_bytes}\t{level}\t{priority}\t"
+            f"{WAITING}\tt\t{body.replace(*_ESCAPED)}\n"
+            for number, customer, count, level, priority, size_bytes, body in islice(rows, _BLOCK)
+        ]:
+            yield "".join(block).encode()
 
     def _rows(self) -> Iterator[Row]:
         admission, due = self._admission, self._admission.due
