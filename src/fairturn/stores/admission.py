@@ -103,9 +103,14 @@ class Admission:
 
     def receipts(self, ids: Iterable[str]) -> list[Receipt]:
         """For all that were handed in; `ids` are those of the documents to be written."""
-        names = map(_CUSTOMER, self.documents)
         values = zip(
-            ids, names, self.counts, self.priorities, repeat(self.now), repeat(False), strict=False
+            ids,
+            names_of(self.documents),
+            self.counts,
+            self.priorities,
+            repeat(self.now),
+            repeat(False),
+            strict=False,
         )
         fresh = list(map(_RECEIPT, values))
         if not self.repeated:
@@ -169,7 +174,7 @@ class _Call:
         self._now = now
 
     def take_all(self, documents: list[NewDocument]) -> None:
-        if set(map(_SPECIAL, documents)) <= _NOTHING_SPECIAL:
+        if are_plain(documents):
             self._take_plain(documents)
             return
         for at, document in enumerate(documents):
@@ -187,7 +192,7 @@ class _Call:
         follow on each other. Documents come by the thousand: what is done for each of them alone
         is done by what is written in C."""
         admission, rule = self.admission, self._rule
-        names = list(map(_CUSTOMER, documents))
+        names = list(names_of(documents))
         self.added = dict(Counter(names))
         numbers: dict[str, int] = {}
         values: dict[str, Iterator[int]] = {}
@@ -228,7 +233,16 @@ class _Call:
         return count
 
 
-# Due time, key and parent.
+def names_of(documents: Iterable[NewDocument]) -> Iterator[str]:
+    """The customer of each."""
+    return map(_CUSTOMER, documents)
+
+
+def are_plain(documents: Iterable[NewDocument]) -> bool:
+    """Whether none has a due time, a key or a parent."""
+    return set(map(_SPECIAL, documents)) <= _NOTHING_SPECIAL
+
+
 _SPECIAL = itemgetter(slice(NewDocument._fields.index("due_at"), None))
 _NOTHING_SPECIAL = {_SPECIAL(NewDocument("", None))}
 _CUSTOMER = itemgetter(NewDocument._fields.index("customer"))

@@ -10,7 +10,14 @@ from fairturn.clock import stopwatch
 from fairturn.errors import KeyReused, QueueFull
 from fairturn.model import KEY_KEPT_US, NewDocument, Receipt
 from fairturn.priority import Count
-from fairturn.stores.admission import CustomerBook, KnownKey, ParentBook, admit
+from fairturn.stores.admission import (
+    CustomerBook,
+    KnownKey,
+    ParentBook,
+    admit,
+    are_plain,
+    names_of,
+)
 from fairturn.stores.postgres.database import (
     BEGIN,
     LOCK_GATE,
@@ -204,7 +211,7 @@ class Submitting:
         own: bool,
     ) -> tuple[_Books, int, QueueRow, list[int]]:
         """Lock the customers, and read what admission needs; and which customers are new."""
-        names = sorted({document.customer for document in documents})
+        names = sorted(set(names_of(documents)))
         with session.together():
             if own:
                 session.ask(BEGIN)
@@ -236,7 +243,7 @@ class Submitting:
     ) -> None:
         """Keys and parents, which few documents have, and the true number of documents of customers
         that may be at their limit."""
-        coming = Counter(document.customer for document in documents)
+        coming = Counter(names_of(documents))
         full = {
             books.customers[name].number: name
             for name, n in coming.items()
@@ -245,6 +252,8 @@ class Submitting:
         if full:
             for number, pending in session.fetch(_PENDING_OF, ([*full],)):
                 books.customers[full[number]].pending = pending
+        if are_plain(documents):
+            return
         keys = [(books.customers[d.customer].number, d.key) for d in documents if d.key is not None]
         if keys:
             oldest = now - KEY_KEPT_US
