@@ -47,12 +47,13 @@ Entry = TypeVar("Entry", bound=tuple[int, ...])
 class _Stream(Generic[Entry]):
     """Stored entries in order, read only when and as far as they are needed."""
 
-    __slots__ = ("_entries", "_first", "_read")
+    __slots__ = ("_entries", "_first", "_read", "ended")
 
     def __init__(self, entries: Iterator[Entry]) -> None:
         self._entries = entries
         self._first: Entry | None = None
         self._read = False
+        self.ended = False  # nothing is left
 
     def first_unless(
         self, loaded: Callable[[Entry], bool], up_to: tuple[int, ...] | None
@@ -68,6 +69,7 @@ class _Stream(Generic[Entry]):
             and loaded(self._first)
         ):
             self._first = next(self._entries, None)
+        self.ended = self._first is None
         return self._first
 
 
@@ -274,7 +276,9 @@ class Turns:
         """The next claim, or None if every waiting document is held."""
         number = self.number + 1
         turns = self.mode is not Mode.LEVELS
-        patient = self._longest_waiting(now) if turns and number % PATIENCE_EVERY == 0 else None
+        patient = None
+        if number % PATIENCE_EVERY == 0 and turns:
+            patient = self._longest_waiting(now)
         flow = patient or self._next_turn()
         if flow is None:
             return None
@@ -305,7 +309,13 @@ class Turns:
         else:  # the usual case: nothing but the flow's place and the customer's head can change
             self._place(flow)
             if order == standing.head_order:
-                self._move_head(standing, now)
+                entry = standing.entry
+                if len(standing.flows) > 1 or standing.elsewhere is not None:
+                    self._move_head(standing, now)
+                else:  # the same for a customer with one line, which is most of them
+                    standing.head_order, standing.head_since = flow.head_order, now
+                    if entry is None or entry[0] >= now:
+                        self._seat(standing)
         return Pick(customer, level, order, cost, weight, charge)
 
     def _cost(self, standing: Standing, flow: Flow) -> int:
@@ -319,6 +329,8 @@ class Turns:
     def _next_turn(self) -> Flow | None:
         """The active flow with the smallest (level, virtual_time, tick)."""
         first = self._first_place()
+        if first is not None and self._stored_places.ended:
+            return first
         up_to = None if first is None else self._places[0]
         stored = self._stored_places.first_unless(self._has_flow, up_to)
         if stored is None or (first is not None and self._places[0] < stored):

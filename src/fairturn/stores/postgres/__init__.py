@@ -12,6 +12,7 @@ import psycopg
 from fairturn import crash, ids
 from fairturn.access import AccessKey
 from fairturn.clock import Clock, Uptime
+from fairturn.errors import StoreUnavailable
 from fairturn.model import (
     NO_PROGRESS,
     Claimed,
@@ -56,6 +57,7 @@ from fairturn.stores.postgres.rows import (
     settings_columns,
     to_queue,
 )
+from fairturn.stores.postgres.sharing import NUMBER_BITS
 from fairturn.stores.postgres.submitting import Submitting
 from fairturn.stores.postgres.watching import Watching
 from fairturn.stores.values import SettingsCache
@@ -95,7 +97,8 @@ class PostgresStore:
         self.url = url
         self._database = Database(url, schema=schema, pool_max=pool_max, prepare=prepare)
         self._cache = SettingsCache()
-        self._submitting = Submitting(self._cache, random or Random())
+        self._random = random or Random()
+        self._submitting = Submitting(self._cache, self._random)
         self._claiming = Claiming(self._cache)
         self._claim_lock = threading.Lock()
         self._idle_at = _NEVER  # the version that was seen when a claim found nothing
@@ -218,14 +221,18 @@ class PostgresStore:
         check_claim(n, worker, lease_us)
         check_outcomes(outcomes)
         self._database.check_process()
+        if outcomes and self._claiming.shares(n):
+            return self._finish_and_share(n, worker, lease_us, outcomes)
         wanted = Wanted(n, worker, lease_us, self._moment(), self._uptime())
 
         def claim(session: Session) -> Given:
             if idle and not outcomes and not self._claiming.look(session, wanted):
                 return Given([], [], changed=False)
-            finishing = Finishing(outcomes, self._known)
             try:
-                return self._claiming.claim(session, wanted, finishing)
+                if not outcomes and self._claiming.shares(n):
+                    number = self._random.getrandbits(NUMBER_BITS)
+                    return self._claiming.share(session, wanted, number, self._known.key)
+                return self._claiming.claim(session, wanted, Finishing(outcomes, self._known))
             except BaseException:
                 self._claiming.forget()
                 raise
@@ -237,6 +244,18 @@ class PostgresStore:
         if given.changed:
             self._note()
         return Claimed(given.claims, given.lost)
+
+    def _finish_and_share(
+        self, n: int, worker: str, lease_us: int, outcomes: Sequence[Outcome]
+    ) -> Claimed:
+        """Record outcomes before a wait for others. They are recorded then, whatever comes after:
+        who asks for documents again hears of what is wrong."""
+        lost = self.finish(outcomes)
+        try:
+            claims, _ = self.claim(n, worker=worker, lease_us=lease_us)
+        except StoreUnavailable:
+            claims = []
+        return Claimed(claims, lost)
 
     def sync(self) -> None:
         """Every claim is synced when it returns: workers on other machines outlive the server."""

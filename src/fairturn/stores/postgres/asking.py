@@ -74,13 +74,16 @@ PAGE_NEXT = f"""
         SELECT customer, level, head_order, greatest(claimed_to, head_order - 1) AS after
         FROM page) f
         CROSS JOIN LATERAL ({_WAITING.format(limit=_SHARE)}) d"""
-# By the primary key of `recorded`, and by documents_flow.
+# By the primary key of `recorded`, and by documents_flow. Many submissions may have come for one
+# flow: its first documents are read once, from the first of them on.
 _RECORDED_NEXT = f"""
     {_NEXT_COLUMNS} (
-        SELECT a.customer, a.level, a.head - 1 AS after, a.size FROM fairturn.recorded r
+        SELECT a.customer, a.level, min(a.head) - 1 AS after, sum(a.size) AS size
+        FROM fairturn.recorded r
             CROSS JOIN LATERAL unnest(r.customers, r.levels, r.heads, r.sizes)
                 AS a(customer, level, head, size)
-        WHERE r.xid >= %s::text::xid8 AND r.heads IS NOT NULL) f
+        WHERE r.xid >= %s::text::xid8 AND r.heads IS NOT NULL
+        GROUP BY a.customer, a.level) f
         CROSS JOIN LATERAL (
             SELECT order_number, number, priority, cost, returned FROM fairturn.documents
             WHERE customer = f.customer AND level = f.level AND order_number > f.after

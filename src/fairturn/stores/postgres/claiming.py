@@ -4,6 +4,7 @@ It is one transaction and, as a rule, two round trips: one that locks the queue 
 will probably be needed, and one that writes and commits. So the lock is held for the time of one.
 """
 
+from collections import Counter
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
@@ -22,12 +23,11 @@ from fairturn.model import Claim, Fence
 from fairturn.priority import LEVELS
 from fairturn.situation import Notes, Seen
 from fairturn.stores.events import with_counts
-from fairturn.stores.postgres.asking import MISSED, NUMBER, PRIORITY, Asked
+from fairturn.stores.postgres.asking import MISSED, PRIORITY, Asked
 from fairturn.stores.postgres.database import BEGIN, Answer, Session
 from fairturn.stores.postgres.expiring import LOOK, Expiring, has_passed
 from fairturn.stores.postgres.outcomes import Finishing
 from fairturn.stores.postgres.rows import (
-    CLAIM_COLUMNS,
     LOCK_QUEUE,
     MOMENT,
     QUEUE,
@@ -35,17 +35,23 @@ from fairturn.stores.postgres.rows import (
     QueueRow,
     Told,
     TurnsRow,
-    columns,
     to_queue,
 )
 from fairturn.stores.postgres.saving import save_flows, save_standings
+from fairturn.stores.postgres.sharing import (
+    BUSY_US,
+    SHARED_MAX,
+    WANTED,
+    Wish,
+    serve,
+    wait,
+    want_no_more,
+)
 from fairturn.stores.postgres.shelf import PAGE_MIN, PostgresShelf, StoredFlow
+from fairturn.stores.postgres.starting import Batch, Lease, claims_of, in_order, start
 from fairturn.stores.postgres.taking import TAKE_RECORDED, leave_out, taken
-from fairturn.stores.values import BODY, RUNNING, Row, SettingsCache, to_claims
+from fairturn.stores.values import Row, SettingsCache
 from fairturn.turns import Turns
-
-# Where the number stands in a row of `CLAIM_COLUMNS`.
-_NUMBER_IN_CLAIM = 1
 
 _NO_VERSION = -1
 NOTHING_BEFORE = "0"  # no transaction comes before this one
@@ -58,26 +64,12 @@ _STANDINGS_MAX = 2_000
 # Virtual times end at 2^63; one claim adds less than 2^57.
 CLOCK_MAX = 1 << 60
 
-# Where the turns stand; the oldest transaction that is not over; what else there is to read; and
-# how many claims there were, since some version, that can be followed.
+# Where the turns stand; the oldest transaction that is not over; what else there is to read; how
+# many claims there were, since some version, that can be followed; and who else waits.
 _STATE = f"""
     SELECT {TURNS_COLUMNS}, pg_snapshot_xmin(pg_current_snapshot())::text, {LOOK},
-        (SELECT count(customers) FROM fairturn.turns WHERE version > %s)
+        (SELECT count(customers) FROM fairturn.turns WHERE version > %s), {WANTED}
     FROM fairturn.turns ORDER BY version DESC LIMIT 1"""
-# By the primary key. The claim fails if one of the documents does not wait.
-_START = f"""
-    WITH started AS (
-        UPDATE fairturn.documents d SET state = {RUNNING}, returned = false,
-            attempts = attempts + 1, fence = %s, claimed_at = %s, lease_until = %s, worker = %s,
-            charged_cost = v.cost, charged_weight = v.weight, charge = v.charge
-        FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
-            AS v(number, cost, weight, charge)
-        WHERE d.number = v.number AND d.state = 1
-        RETURNING {CLAIM_COLUMNS.replace("d.attempts", "d.attempts - 1")}, d.body_bytes)
-    SELECT * FROM started
-    WHERE 1 / (SELECT CASE WHEN count(*) = %s THEN 1 ELSE 0 END FROM started) = 1"""
-_ADD_LEASE = """
-    INSERT INTO fairturn.leases (fence, until, running, documents) VALUES (%s, %s, %s, %s)"""
 _SEEN = """
     INSERT INTO fairturn.workers (name, seen_at, idle) VALUES (%s, %s, %s)
     ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at, idle = excluded.idle"""
@@ -122,6 +114,8 @@ class Folded(NamedTuple):
     now: int
     uptime: Uptime
     changed: bool
+    waited_us: int  # for the lock
+    wishes: list[Wish]
 
 
 class _Answers(NamedTuple):
@@ -147,6 +141,8 @@ class Claiming:
         self._purged: list[int] = []  # nothing is to be left of them
         self._contended = True  # whether others claimed in between the last two claims,
         self._strangers = True  # and documents of customers that were not loaded here
+        self._busy = False  # whether the last claim has waited for the lock
+        self._company = 0  # how many documents were picked for others the last time
         self._notes = Notes()
 
     def claim(self, session: Session, wanted: Wanted, finishing: Finishing) -> Given:
@@ -166,28 +162,81 @@ class Claiming:
                 asked = self._ask(session, wanted.n, wanted.moment)
         folded = self._fold(session, asked, wanted.uptime)
         finishing.settle(folded.queue)
-        picks: list[Pick] = []
-        while len(picks) < wanted.n and (pick := folded.turns.pick(folded.now)) is not None:
-            picks.append(pick)
-        rows, self._shelf.picked = self._shelf.picked, []
-        names = [self._shelf.names[pick.customer] for pick in picks]
-        changed = bool(picks or folded.changed or finishing.any)
-        seen = Seen(wanted.worker, folded.now, wanted.n - len(picks))
+        self._busy = folded.waited_us > BUSY_US
+        claims, changed = self._take(session, wanted, folded, finished=finishing.any)
+        return Given(claims, finishing.lost, changed)
+
+    def shares(self, n: int) -> bool:
+        """Whether a claim of so many documents is to be shared: others hold the lock, as a rule."""
+        return self._busy and 0 < n <= SHARED_MAX
+
+    def share(self, session: Session, wanted: Wanted, number: int, key: int) -> Given:
+        """Take up to `n` documents, or let somebody else take them who has the lock. The number of
+        the wish is one that nobody else has, and the key that of the queue."""
+        wish = Wish(number, wanted.n, wanted.worker, wanted.lease_us)
+        served, self._busy = wait(session, wish)
+        if served is not None:
+            with session.commit("claim"):
+                want_no_more(session, wish)
+            at = served.at
+            lease = Lease(wanted.worker, served.fence, at, at + wanted.lease_us)
+            return Given(claims_of(served.rows, served.customers, key, lease), [], changed=True)
+        with session.together():
+            asked = self._ask(session, wanted.n, wanted.moment)
+        folded = self._fold(session, asked, wanted.uptime)
+        claims, changed = self._take(session, wanted, folded, wish=wish)
+        return Given(claims, [], changed)
+
+    def _take(
+        self,
+        session: Session,
+        wanted: Wanted,
+        folded: Folded,
+        *,
+        finished: bool = False,
+        wish: Wish | None = None,
+    ) -> tuple[list[Claim], bool]:
+        """Pick for this claim, and for those who wait; write it, and commit. What was claimed, and
+        whether anything has changed."""
+        own = self._pick(folded, wanted.n, wanted.worker, wanted.lease_us)
+        names = [self._shelf.names[pick.customer] for pick in own.picks]
+        shares = [(w, self._pick(folded, w.n, w.worker, w.lease_us)) for w in folded.wishes]
+        self._company = sum(len(batch.picks) for _, batch in shares)
+        changed = bool(own.picks or shares or folded.changed or finished)
+        seen = Seen(wanted.worker, folded.now, wanted.n - len(own.picks))
         noted = self._notes.due(seen.worker, seen.seen_at)
-        if not changed and not noted:
+        if not changed and not noted and wish is None:
             session.ask("ROLLBACK")  # it was only a look
-            return Given([], finishing.lost, changed=False)
+            return [], False
         started: Answer | None = None
         with session.commit("claim"):
-            if picks:
-                started = self._start(session, picks, rows, folded, wanted)
+            if own.picks:
+                started = start(session, own, folded.now)
+            if shares:
+                serve(session, shares, folded.now)
             if changed:
                 self.save(session, folded)
             if noted:
                 session.ask(_SEEN, seen)
+            if wish is not None:
+                want_no_more(session, wish)
         if started is None:
-            return Given([], finishing.lost, changed)
-        return Given(_claims(started, rows, names, folded, wanted), finishing.lost, changed)
+            return [], changed
+        lease = Lease(wanted.worker, own.fence, folded.now, folded.now + wanted.lease_us)
+        return claims_of(in_order(started, own), names, folded.queue.key, lease), changed
+
+    def _pick(self, folded: Folded, n: int, worker: str, lease_us: int) -> Batch:
+        """Up to so many turns, one after the other."""
+        turns, now, state = folded.turns, folded.now, folded.state
+        picks: list[Pick] = []
+        while len(picks) < n and (pick := turns.pick(now)) is not None:
+            picks.append(pick)
+        rows, self._shelf.picked = self._shelf.picked, []
+        for priority, taken_now in Counter(row[PRIORITY] for row in rows).items():
+            state.taken[priority - 1] += taken_now
+        if picks:
+            state.fence += 1
+        return Batch(worker, state.fence, folded.uptime.at + lease_us, picks, rows)
 
     def look(self, session: Session, wanted: Wanted) -> bool:
         """Whether a claim may find anything; nothing is locked."""
@@ -210,14 +259,14 @@ class Claiming:
     def _ask(self, session: Session, n: int, moment: int | None) -> _Answers:
         """Lock the queue, and read everything that the fold and the picks will probably need."""
         # The last turn is taken when the one after it is known.
-        self._shelf.page = max(PAGE_MIN, n + 1)
+        self._shelf.page = max(PAGE_MIN, n + 1 + self._company)
         missed: int | None = None
         if self._contended and self._turns is not None:
             missed = self._version
             self._shelf.front = self._turns.front()
         return _Answers(
             session.ask(LOCK_QUEUE, (moment,)),
-            session.ask(_STATE, (self._version,)),
+            session.ask(_STATE, (self._version, self._since)),
             Asked(self._shelf, session, self._since, missed, strangers=self._strangers),
             session.ask(TAKE_RECORDED, (self._since,)),
         )
@@ -225,7 +274,9 @@ class Claiming:
     def _fold(self, session: Session, answers: _Answers, uptime: Uptime | None) -> Folded:
         (queue_row,) = answers.queue.fetchall()
         queue, now = to_queue(queue_row, self._cache), queue_row[3]
-        ((*state_row, since, lease_ends, delay_ends, followable),) = answers.state.fetchall()
+        ((*state_row, since, lease_ends, delay_ends, followable, wanted),) = (
+            answers.state.fetchall()
+        )
         state = TurnsRow(tuple(state_row))
         at = uptime or Uptime("server", now)
         turns = self._load(session, answers.ahead, queue, state, followable)
@@ -246,7 +297,8 @@ class Claiming:
         self._count(turns, state, told, expiring, moved)
         self._since_next = since
         changed = bool(rebooted or told.recorded or moved or expiring.any)
-        return Folded(queue, state, turns, now, at, changed)
+        wishes = [Wish(*wish) for wish in wanted or ()]
+        return Folded(queue, state, turns, now, at, changed, queue_row[4], wishes)
 
     def _load(
         self, session: Session, ahead: Asked, queue: QueueRow, state: TurnsRow, followable: int
@@ -347,29 +399,6 @@ class Claiming:
 
     # ── Writing back ─────────────────────────────────────────────────────────────────────────────
 
-    def _start(
-        self,
-        session: Session,
-        picks: list[Pick],
-        rows: list[Row],
-        folded: Folded,
-        wanted: Wanted,
-    ) -> Answer:
-        """Let the picked documents run."""
-        state, now = folded.state, folded.now
-        state.fence += 1
-        until = folded.uptime.at + wanted.lease_us
-        numbers = [row[NUMBER] for row in rows]
-        for pick, row in zip(picks, rows, strict=True):
-            _move(folded.turns, state, (pick.customer, pick.level, row[PRIORITY]), 1)
-        charges = [(pick.cost, pick.weight, pick.charge) for pick in picks]
-        started = session.ask(
-            _START,
-            (state.fence, now, until, wanted.worker, numbers, *columns(charges), len(numbers)),
-        )
-        session.ask(_ADD_LEASE, (state.fence, until, len(numbers), numbers))
-        return started
-
     def save(self, session: Session, folded: Folded) -> None:
         """Write back every flow, standing and clock that has changed."""
         turns, state = folded.turns, folded.state
@@ -405,30 +434,6 @@ class Claiming:
     def _drop(self) -> None:
         self._turns, self._version = None, _NO_VERSION
         self._shelf = PostgresShelf(Mode.FAIR)
-
-
-def _claims(
-    started: Answer, rows: list[Row], names: list[str], folded: Folded, wanted: Wanted
-) -> list[Claim]:
-    """What was claimed, in the order of the turns."""
-    found = {row[_NUMBER_IN_CLAIM]: row for row in started.fetchall()}
-    claimed = [found[row[NUMBER]] for row in rows]
-    if any(row[-1] is not None for row in claimed):
-        claimed = [row if row[-1] is None else _with_bytes(row) for row in claimed]
-    return to_claims(
-        claimed,
-        names,
-        folded.queue.key,
-        fence=folded.state.fence,
-        worker=wanted.worker,
-        at=folded.now,
-        lease_ends_at=folded.now + wanted.lease_us,
-    )
-
-
-def _with_bytes(row: Row) -> Row:
-    """A row whose body is not a text."""
-    return (*row[:BODY], row[-1], *row[BODY + 1 :])
 
 
 def _move(turns: Turns, state: TurnsRow, place: tuple[int, int, int], n: int) -> None:

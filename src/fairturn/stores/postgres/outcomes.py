@@ -173,16 +173,12 @@ class Finishing:
 
     def _complete(self, session: Session, moment: int | None) -> Answer:
         outcomes = [outcome for outcome in self._outcomes if isinstance(outcome, Completed)]
-        places = sorted((n, place) for place, n in enumerate(self._numbers) if n is not None)
-        in_order = [outcomes[place] for _, place in places]
-        values = [
-            [number for number, _ in places],
-            [outcome.fence.number for outcome in in_order],
-            [place for _, place in places],
-            [kept_cost(outcome) for outcome in in_order],
-            self._known.settings_version,
-            moment,
-        ]
+        rows = sorted(
+            (number, outcome.fence.number, place, kept_cost(outcome))
+            for place, (number, outcome) in enumerate(zip(self._numbers, outcomes, strict=True))
+            if number is not None
+        )
+        values = [*(columns(rows) or [[], [], [], []]), self._known.settings_version, moment]
         results = _results(zip(self._numbers, self._outcomes, strict=True))
         if not results:
             return session.ask(_COMPLETE_PLAIN, values)

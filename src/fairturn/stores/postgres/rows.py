@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from fairturn.clock import SERVER_NOW
+from fairturn.clock import SERVER_NOW, SERVER_WAITED
 from fairturn.flows import Arrived, Event, Mode, Recorded
 from fairturn.model import Kind, Settings
 from fairturn.priority import Reset
@@ -158,11 +158,12 @@ def settings_columns(settings: Settings) -> Row:
 
 
 QUEUE = "SELECT settings, settings_version, id_key FROM fairturn.queue"
-# The moment is read when the lock is there.
+# The moment is read when the lock is there; with it comes how long that took.
 LOCK_QUEUE = f"""
     WITH locked AS MATERIALIZED (
         SELECT settings, settings_version, id_key FROM fairturn.queue FOR NO KEY UPDATE)
-    SELECT settings, settings_version, id_key, {MOMENT}, {PLAN_BY_INDEXES} FROM locked"""
+    SELECT settings, settings_version, id_key, {MOMENT}, {SERVER_WAITED}, {PLAN_BY_INDEXES}
+    FROM locked"""
 
 
 class QueueRow(NamedTuple):

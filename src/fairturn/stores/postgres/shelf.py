@@ -125,10 +125,7 @@ class PostgresShelf:
         self._standings = standings
         if asked.load_recorded is not None and asked.arrived is not None:
             self.take_loaded(asked.load_recorded)
-            # Of each arrival the first ones were read; of all together no more are sure to be next.
-            enough = min(self.page, AHEAD_MAX)
-            arrived = grouped(asked.arrived)
-            self._arrived = {flow: sorted(rows)[:enough] for flow, rows in arrived.items()}
+            self._arrived = grouped(asked.arrived)
         self.wants_arrivals = False
         if asked.page is not None:
             self._take_page(asked.page)
@@ -303,22 +300,24 @@ class PostgresShelf:
     def order_after(self, flow: Flow, order: int) -> int | None:
         assert isinstance(flow, StoredFlow)
         row = self._first(flow, order)
-        assert flow.upcoming is not None
-        flow.upcoming.pop()
+        upcoming = flow.upcoming
+        assert upcoming is not None
+        upcoming.pop()
         self._ahead -= 1
         self.picked.append(row)
+        flow.taken += 1
         if not row[RETURNED]:
             flow.claimed_to = order
         if flow.waiting == 0:
             self._low.discard(flow)
             self._later.discard(flow)
             return None
-        left = len(flow.upcoming)
+        left = len(upcoming)
         if left <= self.reserve and left < flow.waiting:
             self._low.add(flow)
-        if not flow.upcoming:
-            self._read(flow, order + 1)
-        return flow.upcoming[-1][ORDER]  # type: ignore[no-any-return]
+            if not left:
+                upcoming = self._read(flow, order + 1)
+        return upcoming[-1][ORDER]  # type: ignore[no-any-return]
 
     def cost(self, flow: Flow) -> int | None:
         assert isinstance(flow, StoredFlow)
@@ -332,7 +331,7 @@ class PostgresShelf:
         assert flow.upcoming
         return flow.upcoming[-1]
 
-    def _read(self, flow: StoredFlow, head: int) -> None:
+    def _read(self, flow: StoredFlow, head: int) -> list[Row]:
         """Read the next documents of a flow, from this order on; and with them those of others of
         its level that will have their turns, too."""
         flow.ahead = self._more(flow)
@@ -351,6 +350,8 @@ class PostgresShelf:
             raise Overtaken("a document that was to be claimed does not wait any more")
         for place, documents in found.items():
             self._put(reading[place], documents)
+        assert flow.upcoming
+        return flow.upcoming
 
     def forget_line(self, customer: int, level: int) -> None:
         """Another document than those after all others began, or ceased, to wait in a flow."""
