@@ -29,12 +29,22 @@ def test_an_unknown_handler_gets_only_what_can_start_at_once() -> None:
 
 
 def test_a_fast_handler_gets_50_ms_of_work_ahead() -> None:
-    pace = Pace()
+    pace = Pace(refill=0.0)
     pace.add(0.1, 100)  # 1 ms each
 
     assert pace.ahead == 50
     assert pace.wanted(free=4, unstarted=0) == 54
-    assert pace.wanted(free=0, unstarted=50) == 0
+    assert pace.wanted(free=0, unstarted=1) == 0
+
+
+def test_one_half_of_the_work_ahead_is_fetched_while_the_other_is_worked_on() -> None:
+    pace = Pace(refill=0.5)
+    pace.add(0.1, 100)  # 1 ms each, so that 50 may wait
+
+    assert pace.wanted(free=4, unstarted=0) == 29
+    assert pace.wanted(free=4, unstarted=29) == 25  # of which four start at once
+    assert pace.wanted(free=0, unstarted=25) == 25
+    assert pace.wanted(free=0, unstarted=26) == 0
 
 
 def test_a_slow_handler_gets_nothing_ahead() -> None:

@@ -124,7 +124,9 @@ class Worker:
             on_event=self._tell,
             random=random.Random().random,
         )
-        pace = Pace(refill=0.0 if self._threads else 0.5)
+        # Threads share the interpreter with a claim from a file: they gain nothing by it until all
+        # have ended. From a server more is fetched while they work.
+        pace = Pace(refill=0.0 if self._threads and self._queue.store.one_writer else 0.5)
         with attempts_folder() as folder:
             crew = self._new_crew(folder, pace)
             try:

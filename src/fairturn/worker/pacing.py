@@ -9,7 +9,7 @@ from fairturn.model import CLAIM_DOCUMENTS_MAX
 AHEAD_S = 0.05  # of measured work, all slots together
 _SHARE = 1 / 32  # of a new measurement in the mean
 _KNOWN_AFTER = 4  # documents
-_LEAST_S = 0.000_1  # to claim, hand over and record a document, whatever the handler does
+_LEAST_S = 0.000_05  # to claim, hand over and record a document, whatever the handler does
 _ROUNDING = 0.1  # of a document, so that one that takes 50 ms is not refused for a microsecond
 
 
@@ -17,7 +17,9 @@ class Pace:
     """The mean time that a handler takes, and what follows from it."""
 
     def __init__(self, *, refill: float = 0.5) -> None:
-        self._refill = refill  # the share of what may wait at which more is claimed
+        # The share of what may wait at which more is claimed, and so much of it at a time: one part
+        # is worked on while the other is fetched.
+        self._refill = refill
         self._documents = 0
         self.mean_s = 0.0
 
@@ -44,6 +46,8 @@ class Pace:
     def wanted(self, free: int, unstarted: int) -> int:
         """How many to claim now, with so many slots free and so many documents not started."""
         ahead = self.ahead
-        if unstarted and unstarted > ahead * self._refill:
-            return 0
-        return max(0, min(CLAIM_DOCUMENTS_MAX, free + ahead - unstarted))
+        part = int(ahead * self._refill)
+        wanted = max(0, min(CLAIM_DOCUMENTS_MAX, free + ahead - unstarted))
+        if not part:
+            return 0 if unstarted else wanted
+        return 0 if unstarted - free > part else min(wanted, free + part)

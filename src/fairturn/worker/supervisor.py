@@ -2,16 +2,31 @@
 
 Nothing here waits for a handler. An outcome is recorded together with the next claim, at once if a
 slot is free, and otherwise within 5 ms, so that a fast handler's outcomes share a transaction.
+While there are documents in hand, nothing waits for a server that claims more of them, either: that
+call is made by a thread of its own, and its answer taken in when it is there.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from fairturn.clock import microseconds, stopwatch
 from fairturn.content import Contents
 from fairturn.errors import StoreError, StoreUnavailable
-from fairturn.model import Claim, Completed, Failed, Fence, Outcome, Progress, Released, Stopped
+from fairturn.model import (
+    Claim,
+    Claimed,
+    Completed,
+    Failed,
+    Fence,
+    Outcome,
+    Progress,
+    Released,
+    Stopped,
+)
 from fairturn.store import Store
 from fairturn.worker import events
 from fairturn.worker.crew import Crew, Ended, Held
@@ -52,6 +67,23 @@ class Plan(NamedTuple):
     random: Callable[[], float]
 
 
+class _Attempt(NamedTuple):
+    """An attempt that is over and not recorded yet."""
+
+    outcome: Outcome
+    held: Held
+    seconds: float
+
+
+class _Claiming(NamedTuple):
+    """A claim under way."""
+
+    wanted: int
+    recorded: list[_Attempt]  # with it
+    version: int  # of the store, before it
+    claimed: Callable[[], Claimed]  # what it gives, or the error that it ended with
+
+
 class Supervisor:
     """Claims for a crew and records what it does, until it is told to stop."""
 
@@ -65,7 +97,10 @@ class Supervisor:
         self._plan = plan
         self._lease_us = microseconds(plan.lease_s)
         self._held: dict[Fence, Held] = {}
-        self._ended: list[tuple[Outcome, Held, float]] = []  # not recorded yet
+        self._ended: list[_Attempt] = []  # not recorded yet
+        self._claiming: _Claiming | None = None  # by the thread that is made for it when needed
+        self._claimer: ThreadPoolExecutor | None = None
+        self._claimed: Future[Claimed]
         self._oldest_s = 0.0  # since when the first of them waits
         self._renew_s = stopwatch() + plan.lease_s / 3
         self._progress_s = 0.0
@@ -103,6 +138,8 @@ class Supervisor:
             raise
         finally:
             self._watch.close()
+            if self._claimer is not None:
+                self._claimer.shutdown()
         return Done(**self._counts)
 
     # ── One turn of the loop ─────────────────────────────────────────────────────────────────────
@@ -120,24 +157,25 @@ class Supervisor:
             self._renew(now_s)
         elif now_s >= self._progress_s:
             self._report_progress(now_s)
-        if now_s >= self._paused_until_s:
-            self._record_and_claim(now_s)
-        if self._held:
+        self._record_and_claim(now_s)
+        if self._held or self._claiming is not None:
             self._idle_since_s = None
             return False
         return bool(self._stops) or (self._plan.until_empty and self._dry and self._is_empty(now_s))
 
     def _next_s(self) -> float:
         """When the next turn is due."""
-        due = [self._renew_s, max(self._look_s, self._paused_until_s)]
+        due = [self._renew_s]
+        if self._claiming is None:  # otherwise its end rings
+            due.append(max(self._look_s, self._paused_until_s))
+            if self._ended:
+                due.append(max(self._oldest_s + RECORD_S, self._paused_until_s))
         crew_s = self._crew.due_s()
         if crew_s is not None:
             due.append(crew_s)
         since_s = self._crew.unstarted_since_s()
         if since_s is not None and not self._stops:
             due.append(since_s + HELD_BACK_S)
-        if self._ended:
-            due.append(max(self._oldest_s + RECORD_S, self._paused_until_s))
         if self._held:
             due.append(self._progress_s)
         if self._stopped_s is not None and not self._over:
@@ -146,13 +184,14 @@ class Supervisor:
 
     def _take_in(self, ended: list[Ended], now_s: float) -> None:
         """Attempts that are over become outcomes."""
-        for one in ended:
-            self._add(self._outcome(one), one.held, one.seconds, now_s)
+        if ended and not self._ended:
+            self._oldest_s = now_s
+        self._ended += [_Attempt(self._outcome(one), one.held, one.seconds) for one in ended]
 
     def _add(self, outcome: Outcome, held: Held, seconds: float, now_s: float) -> None:
         if not self._ended:
             self._oldest_s = now_s
-        self._ended.append((outcome, held, seconds))
+        self._ended.append(_Attempt(outcome, held, seconds))
 
     def _outcome(self, ended: Ended) -> Outcome:
         held, answer, seconds, content = ended
@@ -170,14 +209,26 @@ class Supervisor:
 
     def _record_and_claim(self, now_s: float) -> None:
         try:
+            if self._claiming is not None:
+                if not self._claimed.done():
+                    return
+                self._receive(self._claiming, now_s)
+            if now_s < self._paused_until_s:
+                return
             wanted = self._wanted(now_s)
             if self._ended and not self._must_record(now_s):
                 return
             if wanted:
                 self._claim(wanted, now_s)
+                # What came is worked on while more is fetched.
+                if not self._store.one_writer and self._claiming is None and not self._dry:
+                    more = self._wanted(now_s)
+                    if more and self._crew.unstarted():
+                        self._claim(more, now_s)
             elif self._ended:
-                recorded = self._ended
-                self._settle(recorded, self._store.finish([outcome for outcome, *_ in recorded]))
+                lost = self._store.finish([attempt.outcome for attempt in self._ended])
+                recorded, self._ended = self._ended, []
+                self._settle(recorded, lost)
         except StoreUnavailable as error:
             self._pause(error, now_s)
         else:
@@ -212,28 +263,53 @@ class Supervisor:
         )
 
     def _claim(self, wanted: int, now_s: float) -> None:
-        recorded = self._ended
-        version = self._watch.version  # an older one only rings once more
-        claims, lost = self._store.claim(
+        recorded, self._ended = self._ended, []
+        claim = partial(
+            self._store.claim,
             wanted,
             worker=self._plan.name,
             lease_us=self._lease_us,
-            outcomes=[outcome for outcome, *_ in recorded],
+            outcomes=[attempt.outcome for attempt in recorded],
             synced=False,
         )
-        # All are held before anybody hears of one: what an error leaves behind is given back.
-        held = [self._hold(claim, now_s) for claim in claims]
-        self._settle(recorded, lost)
+        version = self._watch.version  # an older one only rings once more
+        if self._store.one_writer or not self._crew.unstarted():
+            self._receive(_Claiming(wanted, recorded, version, claim), now_s)
+            return
+        if self._claimer is None:
+            self._claimer = ThreadPoolExecutor(1, "fairturn-claim")
+        self._claimed = self._claimer.submit(claim)
+        self._claimed.add_done_callback(lambda _: self._crew.ring())
+        self._claiming = _Claiming(wanted, recorded, version, self._claimed.result)
+
+    def _receive(self, claiming: _Claiming, now_s: float) -> None:
+        """Take in what a claim gives."""
+        held = self._take_over(claiming, now_s)
         self._look_s = stopwatch() + LOOK_S
-        self._dry = len(claims) < wanted
+        self._dry = len(held) < claiming.wanted
         if self._dry:
-            self._watch.look(version)
+            self._watch.look(claiming.version)
         if self._plan.on_event is not None:
-            for claim in claims:
-                self._plan.on_event(events.DocumentClaimed(claim.document, claim.fence))
-        if held:
+            for one in held:
+                self._plan.on_event(events.DocumentClaimed(one.claim.document, one.fence))
+        if self._stops:
+            self._release(held, now_s)
+        elif held:
             self._crew.give(held)
         self._store.sync()  # while the handlers begin
+
+    def _take_over(self, claiming: _Claiming, now_s: float) -> list[Held]:
+        """Hold what was claimed, and settle what was recorded with it."""
+        self._claiming = None
+        try:
+            claims, lost = claiming.claimed()
+        except BaseException:
+            self._ended = [*claiming.recorded, *self._ended]
+            raise
+        # All are held before anybody hears of one: what an error leaves behind is given back.
+        held = [self._hold(claim, now_s) for claim in claims]
+        self._settle(claiming.recorded, lost)
+        return held
 
     def _hold(self, claim: Claim, now_s: float) -> Held:
         document = claim.document
@@ -244,18 +320,21 @@ class Supervisor:
         self._held[claim.fence] = held
         return held
 
-    def _settle(self, recorded: list[tuple[Outcome, Held, float]], lost: list[Fence]) -> None:
+    def _settle(self, recorded: list[_Attempt], lost: list[Fence]) -> None:
         """These outcomes are recorded, but for those whose lease was lost."""
-        self._ended = []
         gone = set(lost)
-        on_event = self._plan.on_event
-        for outcome, held, seconds in recorded:
-            if held.fence in gone:
-                self._lose(held, outcome)
-                continue
+        if gone:
+            for outcome, held, _ in recorded:
+                if held.fence in gone:
+                    self._lose(held, outcome)
+            recorded = [attempt for attempt in recorded if attempt.held.fence not in gone]
+        for kind, n in Counter(type(attempt.outcome) for attempt in recorded).items():
+            self._counts[_COUNTED[kind]] += n
+        for _, held, _ in recorded:
             del self._held[held.fence]
-            self._counts[_COUNTED[type(outcome)]] += 1
-            if on_event is not None:
+        on_event = self._plan.on_event
+        if on_event is not None:
+            for outcome, held, seconds in recorded:
                 on_event(events.DocumentEnded(held.claim.document, outcome, seconds))
 
     def _lose(self, held: Held, outcome: Outcome | None = None) -> None:
@@ -313,7 +392,7 @@ class Supervisor:
             self._held[fence].reported = said
             if self._plan.on_event is not None:
                 self._plan.on_event(events.DocumentProgressed(fence, said))
-        ended = {held.fence for _, held, _ in self._ended}
+        ended = self._ending()
         for fence in lost:
             if fence not in ended:  # otherwise the store says so once more when it is recorded
                 self._stop_one(self._held[fence])
@@ -323,6 +402,11 @@ class Supervisor:
                 held = self._held[fence]
                 self._stop_one(held)
                 self._add(Stopped(fence), held, held.ran_s(now_s), now_s)
+
+    def _ending(self) -> set[Fence]:
+        """Attempts that are over, also those that are being recorded."""
+        recording = self._claiming.recorded if self._claiming is not None else []
+        return {attempt.held.fence for attempt in (*self._ended, *recording)}
 
     def _stop_one(self, held: Held) -> None:
         held.dropped = True
@@ -365,7 +449,7 @@ class Supervisor:
         running = {held.fence for held in self._crew.running()}
         for held in self._crew.running():
             self._crew.stop(held)
-        ended = {held.fence for _, held, _ in self._ended}
+        ended = self._ending()
         for fence, held in self._held.items():
             if fence not in ended and (fence not in running or not self._crew.can_end):
                 held.dropped = True
@@ -388,8 +472,11 @@ class Supervisor:
 
     def _abandon(self) -> None:
         """Something unforeseen ended the loop: give back what can be given back."""
-        ended = {held.fence for _, held, _ in self._ended}
-        outcomes = [outcome for outcome, *_ in self._ended]
+        if self._claiming is not None:
+            with suppress(StoreError):
+                self._take_over(self._claiming, stopwatch())
+        ended = self._ending()
+        outcomes = [attempt.outcome for attempt in self._ended]
         outcomes += [Released(fence) for fence in self._held if fence not in ended]
         with suppress(StoreError):
             if outcomes:
