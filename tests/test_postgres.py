@@ -4,7 +4,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from random import Random
 from typing import Any
 
@@ -35,6 +35,7 @@ from fairturn.model import (
     State,
 )
 from fairturn.priority import Count, Reset
+from fairturn.situation import NOTED_EVERY_US
 from fairturn.store import Store
 from fairturn.stores.memory import MemoryStore
 from fairturn.stores.postgres import (
@@ -724,6 +725,74 @@ def test_a_lost_listener_costs_at_most_a_look_and_comes_back(
 
     assert woken(store, lambda: submit(other))
     other.close()
+
+
+# ── Claims that find nothing ─────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def claims_held_up(url: str) -> Iterator[None]:
+    """Somebody holds the lock of claims."""
+    with psycopg.connect(url) as connection:
+        connection.execute("SELECT 1 FROM fairturn.queue FOR UPDATE")
+        yield
+
+
+def test_a_claim_that_finds_nothing_again_waits_for_nobody(url: str, store: PostgresStore) -> None:
+    submit(store)
+    store.adjust("paused", CustomerSettings(paused=True))
+    submit(store, "paused")
+    assert [len(claim(store, 2)) for _ in range(2)] == [1, 0]
+
+    with claims_held_up(url):
+        assert claim(store, 2) == []
+        assert claim(store, 2) == []
+
+
+def finish_elsewhere(url: str, store: PostgresStore) -> None:
+    """Let another process record an outcome, after this one has found nothing to claim."""
+    other = PostgresStore(url)
+    submit(other)
+    (claimed,) = claim(other)
+    assert [claim(store) for _ in range(2)] == [[], []]
+    other.finish([Completed(claimed.fence)])
+    other.close()
+
+
+def test_outcomes_of_others_are_no_reason_to_claim_while_nothing_waits(
+    url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claiming, "_THOROUGH_S", 3_600.0)
+    finish_elsewhere(url, store)
+
+    with claims_held_up(url):
+        assert claim(store) == []
+
+
+def test_outcomes_of_others_are_folded_in_although_nothing_waits_but_not_at_once(
+    url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claiming, "_THOROUGH_S", 0.0)
+    finish_elsewhere(url, store)
+
+    assert claim(store) == []
+
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT 1 FROM fairturn.recorded").fetchall() == []
+
+
+def test_a_worker_that_finds_nothing_is_seen_again_after_some_seconds(url: str) -> None:
+    clock = ManualClock(START)
+    store = PostgresStore(url, clock=clock)
+    assert [claim(store) for _ in range(3)] == [[], [], []]
+    clock.advance(NOTED_EVERY_US / SECOND_US)
+
+    with claims_held_up(url):
+        assert claim(store) == []
+
+    (seen,) = store.workers()
+    assert seen.seen_at == clock.now()
+    store.close()
 
 
 # ── PgBouncer ────────────────────────────────────────────────────────────────────────────────────

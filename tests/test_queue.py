@@ -553,7 +553,7 @@ def test_a_document_that_ends_between_a_look_and_the_wait_is_not_missed() -> Non
                 self.cancel([id])
             return stored
 
-        def wait(self, version: int, timeout_s: float) -> int:
+        def wait(self, version: int, timeout_s: float, *, certain: bool = True) -> int:
             assert version != self.version(), "this would wait although the document has ended"
             return super().wait(version, timeout_s)
 

@@ -42,7 +42,7 @@ class Store(Protocol):
     @property
     def one_writer(self) -> bool:
         """Whether submissions are stored one after the other, so that those of several callers are
-        stored sooner together."""
+        stored sooner together; and whether a claim keeps them waiting, even if it finds nothing."""
         ...
 
     def settings(self) -> Settings:
@@ -250,8 +250,13 @@ class Store(Protocol):
         """A number that changes with every change that any process has made."""
         ...
 
-    def wait(self, version: int, timeout_s: float) -> int:
-        """Wait until the version is another one than `version`, or the time is over."""
+    def wait(self, version: int, timeout_s: float, *, certain: bool = True) -> int:
+        """Wait until the version is another one than `version`, or the time is over.
+
+        Who need not be `certain`, because it looks for itself, and looks now and then anyway, may
+        be woken by a mere hint, and is then woken sooner. Such an answer is good for the next wait
+        of the same kind, and for nothing else.
+        """
         ...
 
     def close(self) -> None:

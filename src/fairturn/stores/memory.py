@@ -804,7 +804,7 @@ class MemoryStore:
     def version(self) -> int:
         return self._version
 
-    def wait(self, version: int, timeout_s: float) -> int:
+    def wait(self, version: int, timeout_s: float, *, certain: bool = True) -> int:
         with self._changed:
             self._changed.wait_for(lambda: self._version != version, timeout_s)
             return self._version

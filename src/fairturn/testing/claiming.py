@@ -1,14 +1,17 @@
 """Claiming: what a claim gives, and how settings of customers and costs turn the order."""
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.flows import COST_ONE, Costs, Mode
-from fairturn.model import Completed, Settings, State
+from fairturn.model import Claim, Completed, Released, Settings, State
 from fairturn.store import Store
 from fairturn.testing.steps import (
+    LEASE_S,
     LEASE_US,
     START,
     adjust,
@@ -21,6 +24,7 @@ from fairturn.testing.steps import (
     document,
     fail,
     ids,
+    make,
     new,
     snapshot,
     state,
@@ -30,6 +34,55 @@ from fairturn.testing.steps import (
 from fairturn.testing.suite import OpenStore, StoreSuite
 
 EQUAL = Settings(mode=Mode.EQUAL)
+
+Prepare = Callable[[Store], object]
+Change = Callable[[Store, ManualClock, Any], object]
+
+
+def _limited(store: Store) -> Claim:
+    """One document runs, and one waits behind the limit of their customer."""
+    adjust(store, "acme", limit=1)
+    submit_each(store, ["acme", "acme"])
+    return claim_one(store)
+
+
+def _paused(store: Store) -> None:
+    adjust(store, "acme", paused=True)
+    submit(store)
+
+
+# What leaves nothing to be claimed, and what changes that for one document.
+NOTHING_UNTIL: dict[str, tuple[Prepare, Change]] = {
+    "it is submitted": (lambda store: None, lambda store, clock, _: submit(store)),
+    "it is due": (
+        lambda store: make(store, State.DELAYED),
+        lambda store, clock, _: clock.advance(3_600),
+    ),
+    "its lease ends": (
+        lambda store: make(store, State.RUNNING),
+        lambda store, clock, _: clock.advance(LEASE_S),
+    ),
+    "it is given back": (
+        lambda store: (submit(store), claim_one(store))[1],
+        lambda store, clock, claimed: store.finish([Released(claimed.fence)]),
+    ),
+    "it is tried again": (
+        lambda store: make(store, State.DEAD),
+        lambda store, clock, id: store.retry([id]),
+    ),
+    "its customer's pause ends": (
+        _paused,
+        lambda store, clock, _: adjust(store, "acme", paused=False),
+    ),
+    "its customer's limit is raised": (
+        _limited,
+        lambda store, clock, _: adjust(store, "acme", limit=2),
+    ),
+    "another one makes room": (
+        _limited,
+        lambda store, clock, claimed: complete(store, [claimed]),
+    ),
+}
 
 
 class Claiming(StoreSuite):
@@ -63,6 +116,20 @@ class Claiming(StoreSuite):
         store.submit([new(f"customer {n % 3}") for n in range(50)])
 
         assert [len(claim(store, n)) for n in (1, 0, 20, 100, 100)] == [1, 0, 20, 29, 0]
+
+    @pytest.mark.parametrize("until", NOTHING_UNTIL)
+    def test_claims_that_find_nothing_are_followed_by_one_that_gives_what_may_be_claimed_then(
+        self, store: Store, clock: ManualClock, until: str
+    ) -> None:
+        prepare, change = NOTHING_UNTIL[until]
+        prepared = prepare(store)
+        found = [claim(store) for _ in range(3)]
+
+        change(store, clock, prepared)
+
+        assert found == [[], [], []]
+        claim_one(store)
+        assert_numbers_are_exact(store)
 
     def test_a_claim_in_an_empty_queue_gives_nothing_and_changes_nothing(
         self, store: Store

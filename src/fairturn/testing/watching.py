@@ -24,6 +24,8 @@ from fairturn.testing.suite import OpenStore, StoreSuite
 
 Change = Callable[[Store], object]
 
+NEVER = -1  # no version
+
 CHANGES: dict[str, Change] = {
     "submit": submit,
     "claim": claim,
@@ -110,6 +112,14 @@ class Watching(StoreSuite):
 
         assert store.wait(before, 3_600) == store.version() != before
 
+    def test_who_need_not_be_certain_hears_of_what_changed_before_the_wait(
+        self, store: Store
+    ) -> None:
+        before = store.wait(NEVER, 3_600, certain=False)
+        submit(store)
+
+        assert store.wait(before, 3_600, certain=False) != before
+
     @pytest.mark.parametrize("timeout_s", [0, -1, 0.03])
     def test_waiting_ends_when_the_time_is_over(self, store: Store, timeout_s: float) -> None:
         submit(store)
@@ -117,15 +127,18 @@ class Watching(StoreSuite):
 
         assert store.wait(version, timeout_s) == version
 
+    @pytest.mark.parametrize("certain", [True, False])
     @pytest.mark.parametrize("change", CHANGES)
     def test_a_change_of_another_thread_wakes_whoever_waits(
-        self, store: Store, change: str
+        self, store: Store, change: str, certain: bool
     ) -> None:
         submit(store)
-        version = store.version()
+        version = store.version() if certain else store.wait(NEVER, 0, certain=False)
         woken: list[int] = []
         threads = [
-            threading.Thread(target=lambda: woken.append(store.wait(version, 60)), daemon=True)
+            threading.Thread(
+                target=lambda: woken.append(store.wait(version, 60, certain=certain)), daemon=True
+            )
             for _ in range(3)
         ]
         for thread in threads:

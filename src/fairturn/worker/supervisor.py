@@ -246,6 +246,8 @@ class Supervisor:
             return wanted
         if not self._watch.changed:
             return 0
+        if not self._store.one_writer:
+            return wanted
         # Others' outcomes change the store too. To read is cheap; to claim would keep them waiting.
         version = self._watch.version
         if self._store.summary().waiting:

@@ -36,7 +36,7 @@ class Watch:
         while (version := self._asked.get()) is not None:
             while self._asked.empty():
                 try:
-                    seen = self._store.wait(version, self._SLICE_S)
+                    seen = self._store.wait(version, self._SLICE_S, certain=False)
                     if seen == version:
                         continue
                     self.version = seen

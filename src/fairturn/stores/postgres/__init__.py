@@ -64,7 +64,6 @@ from fairturn.stores.values import SettingsCache
 from fairturn.stores.whole import Whole
 
 _NOW = f"SELECT {MOMENT}"
-_NEVER = -2  # no version
 
 
 class PostgresStore:
@@ -101,7 +100,6 @@ class PostgresStore:
         self._submitting = Submitting(self._cache, self._random)
         self._claiming = Claiming(self._cache)
         self._claim_lock = threading.Lock()
-        self._idle_at = _NEVER  # the version that was seen when a claim found nothing
         self._make(settings, key, migrate=migrate)
         self._known = self._read_queue()
         self._watching = Watching(self._database, listen_url)
@@ -226,8 +224,6 @@ class PostgresStore:
         wanted = Wanted(n, worker, lease_us, self._moment(), self._uptime())
 
         def claim(session: Session) -> Given:
-            if idle and not outcomes and not self._claiming.look(session, wanted):
-                return Given([], [], changed=False)
             try:
                 if not outcomes and self._claiming.shares(n):
                     number = self._random.getrandbits(NUMBER_BITS)
@@ -238,9 +234,7 @@ class PostgresStore:
                 raise
 
         with self._claim_lock:
-            idle = self._idle_at == self._watching.seen
             given = self._transact(claim)
-            self._idle_at = _NEVER if given.claims else self._watching.seen
         if given.changed:
             self._note()
         return Claimed(given.claims, given.lost)
@@ -432,7 +426,9 @@ class PostgresStore:
     def version(self) -> int:
         return self._watching.version()
 
-    def wait(self, version: int, timeout_s: float) -> int:
+    def wait(self, version: int, timeout_s: float, *, certain: bool = True) -> int:
+        if not certain:
+            return self._watching.hear(version, timeout_s)
         return self._watching.wait(version, timeout_s)
 
     def _note(self) -> None:

@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
-from fairturn.clock import Uptime
+from fairturn.clock import Uptime, stopwatch
 from fairturn.flows import (
     Arrived,
     Left,
@@ -26,10 +26,10 @@ from fairturn.stores.events import with_counts
 from fairturn.stores.postgres.asking import MISSED, PRIORITY, Asked
 from fairturn.stores.postgres.database import BEGIN, Answer, Session
 from fairturn.stores.postgres.expiring import LOOK, Expiring, has_passed
+from fairturn.stores.postgres.gating import IS_LOCKED, LOCK_IF_ANYTHING
 from fairturn.stores.postgres.outcomes import Finishing
 from fairturn.stores.postgres.rows import (
     LOCK_QUEUE,
-    MOMENT,
     QUEUE,
     TURNS_COLUMNS,
     QueueRow,
@@ -49,12 +49,13 @@ from fairturn.stores.postgres.sharing import (
 )
 from fairturn.stores.postgres.shelf import PAGE_MIN, PostgresShelf, StoredFlow
 from fairturn.stores.postgres.starting import Batch, Lease, claims_of, in_order, start
-from fairturn.stores.postgres.taking import TAKE_RECORDED, leave_out, taken
+from fairturn.stores.postgres.taking import TAKE_IF_LOCKED, TAKE_RECORDED, leave_out, taken
 from fairturn.stores.values import Row, SettingsCache
 from fairturn.turns import Turns
 
 _NO_VERSION = -1
 NOTHING_BEFORE = "0"  # no transaction comes before this one
+_THOROUGH_S = 1.0  # between claims that fold in what was recorded although nothing waits
 _RESERVE = 4  # of a flow's documents, where others claim from it too
 _BY_CUSTOMER = itemgetter(0)
 
@@ -70,6 +71,8 @@ _STATE = f"""
     SELECT {TURNS_COLUMNS}, pg_snapshot_xmin(pg_current_snapshot())::text, {LOOK},
         (SELECT count(customers) FROM fairturn.turns WHERE version > %s), {WANTED}
     FROM fairturn.turns ORDER BY version DESC LIMIT 1"""
+# To see who waits takes locks by agreement, which only one may try to take at a time.
+_STATE_IF_LOCKED = _STATE.replace(WANTED, f"CASE WHEN {IS_LOCKED} THEN {WANTED} END")
 _SEEN = """
     INSERT INTO fairturn.workers (name, seen_at, idle) VALUES (%s, %s, %s)
     ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at, idle = excluded.idle"""
@@ -80,11 +83,6 @@ _FORGET_PURGED = (
 )
 # Only differences count within a level, so all of it can go back together.
 _BACK_TO_ZERO = "UPDATE fairturn.flows SET place = place - (%s::bigint[])[level]"
-# Whether there may be something to claim, or to fold in. By the indexes of each.
-_ANYTHING = f"""
-    SELECT EXISTS (SELECT 1 FROM fairturn.flows WHERE folded > 0 AND NOT held)
-        OR EXISTS (SELECT 1 FROM fairturn.recorded)
-        OR EXISTS (SELECT 1 FROM fairturn.moved), {LOOK}, {MOMENT}"""
 
 
 class Wanted(NamedTuple):
@@ -143,23 +141,31 @@ class Claiming:
         self._strangers = True  # and documents of customers that were not loaded here
         self._busy = False  # whether the last claim has waited for the lock
         self._company = 0  # how many documents were picked for others the last time
+        self._dry = False  # whether the last claim found less than it wanted
+        self._thorough_s = 0.0  # when a claim that is gated folds in whatever was recorded
         self._notes = Notes()
 
     def claim(self, session: Session, wanted: Wanted, finishing: Finishing) -> Given:
         """Record the outcomes, and take up to `n` documents."""
+        gated, self._dry = self._dry and not finishing.any, False
         with session.together():
             session.ask(BEGIN)
             finishing.ask(session, wanted.moment)
             told = session.ask(QUEUE) if finishing.needs_a_look() else None
             if told is None:
-                asked = self._ask(session, wanted.n, wanted.moment)
+                asked = self._ask(session, wanted, gated=gated)
         if told is not None:
             ending = finishing.record(
                 session, to_queue(told.fetchall()[0], self._cache), wanted.moment
             )
             with session.together():
                 ending.write(session)
-                asked = self._ask(session, wanted.n, wanted.moment)
+                asked = self._ask(session, wanted)
+        if gated:
+            ((_, _, key, now, *_),) = asked.queue.fetchall()
+            if key is None:
+                self._dry = True
+                return self._leave(session, wanted, now)
         folded = self._fold(session, asked, wanted.uptime)
         finishing.settle(folded.queue)
         self._busy = folded.waited_us > BUSY_US
@@ -167,8 +173,9 @@ class Claiming:
         return Given(claims, finishing.lost, changed)
 
     def shares(self, n: int) -> bool:
-        """Whether a claim of so many documents is to be shared: others hold the lock, as a rule."""
-        return self._busy and 0 < n <= SHARED_MAX
+        """Whether a claim of so many documents is to be shared: others hold the lock, as a rule,
+        and there was enough for it the last time."""
+        return self._busy and not self._dry and 0 < n <= SHARED_MAX
 
     def share(self, session: Session, wanted: Wanted, number: int, key: int) -> Given:
         """Take up to `n` documents, or let somebody else take them who has the lock. The number of
@@ -180,9 +187,10 @@ class Claiming:
                 want_no_more(session, wish)
             at = served.at
             lease = Lease(wanted.worker, served.fence, at, at + wanted.lease_us)
+            self._dry = len(served.rows) < wanted.n
             return Given(claims_of(served.rows, served.customers, key, lease), [], changed=True)
         with session.together():
-            asked = self._ask(session, wanted.n, wanted.moment)
+            asked = self._ask(session, wanted)
         folded = self._fold(session, asked, wanted.uptime)
         claims, changed = self._take(session, wanted, folded, wish=wish)
         return Given(claims, [], changed)
@@ -207,6 +215,7 @@ class Claiming:
         noted = self._notes.due(seen.worker, seen.seen_at)
         if not changed and not noted and wish is None:
             session.ask("ROLLBACK")  # it was only a look
+            self._dry = wanted.n > 0
             return [], False
         started: Answer | None = None
         with session.commit("claim"):
@@ -220,6 +229,7 @@ class Claiming:
                 session.ask(_SEEN, seen)
             if wish is not None:
                 want_no_more(session, wish)
+        self._dry = len(own.picks) < wanted.n
         if started is None:
             return [], changed
         lease = Lease(wanted.worker, own.fence, folded.now, folded.now + wanted.lease_us)
@@ -238,14 +248,14 @@ class Claiming:
             state.fence += 1
         return Batch(worker, state.fence, folded.uptime.at + lease_us, picks, rows)
 
-    def look(self, session: Session, wanted: Wanted) -> bool:
-        """Whether a claim may find anything; nothing is locked."""
-        ((anything, lease_ends, delay_ends, now),) = session.fetch(_ANYTHING, (wanted.moment,))
-        at = wanted.uptime.at if wanted.uptime else now
-        anything = anything or has_passed(lease_ends, at) or has_passed(delay_ends, now)
-        if not anything and self._notes.due(wanted.worker, now):
-            session.ask(_SEEN, Seen(wanted.worker, now, wanted.n))
-        return bool(anything)
+    def _leave(self, session: Session, wanted: Wanted, now: int) -> Given:
+        """Nothing is to be claimed or folded in, and nothing is locked."""
+        if self._notes.due(wanted.worker, now):
+            with session.commit("claim"):
+                session.ask(_SEEN, Seen(wanted.worker, now, wanted.n))
+        else:
+            session.ask("ROLLBACK")
+        return Given([], [], changed=False)
 
     # ── Folding in ───────────────────────────────────────────────────────────────────────────────
 
@@ -253,23 +263,36 @@ class Claiming:
         """The engine with everything folded in that happened since the last claim: for calls that
         do not claim, in a transaction that they have begun."""
         with session.together():
-            asked = self._ask(session, 0, moment)
+            asked = self._ask(session, Wanted(0, "", 0, moment, uptime))
         return self._fold(session, asked, uptime)
 
-    def _ask(self, session: Session, n: int, moment: int | None) -> _Answers:
-        """Lock the queue, and read everything that the fold and the picks will probably need."""
+    def _ask(self, session: Session, wanted: Wanted, *, gated: bool = False) -> _Answers:
+        """Lock the queue, and read everything that the fold and the picks will probably need. It is
+        locked only if there may be anything, if the claim is gated."""
         # The last turn is taken when the one after it is known.
-        self._shelf.page = max(PAGE_MIN, n + 1 + self._company)
+        self._shelf.page = max(PAGE_MIN, wanted.n + 1 + self._company)
+        if gated:  # then something arrived, if there is anything
+            self._shelf.wants_arrivals = True
         missed: int | None = None
         if self._contended and self._turns is not None:
             missed = self._version
             self._shelf.front = self._turns.front()
         return _Answers(
-            session.ask(LOCK_QUEUE, (moment,)),
-            session.ask(_STATE, (self._version, self._since)),
+            self._lock_if_anything(session, wanted)
+            if gated
+            else session.ask(LOCK_QUEUE, (wanted.moment,)),
+            session.ask(_STATE_IF_LOCKED if gated else _STATE, (self._version, self._since)),
             Asked(self._shelf, session, self._since, missed, strangers=self._strangers),
-            session.ask(TAKE_RECORDED, (self._since,)),
+            session.ask(TAKE_IF_LOCKED if gated else TAKE_RECORDED, (self._since,)),
         )
+
+    def _lock_if_anything(self, session: Session, wanted: Wanted) -> Answer:
+        thorough = stopwatch() >= self._thorough_s
+        if thorough:
+            self._thorough_s = stopwatch() + _THOROUGH_S
+        leases_at = wanted.uptime.at if wanted.uptime else None
+        values = {"moment": wanted.moment, "leases_at": leases_at, "thorough": thorough}
+        return session.ask(LOCK_IF_ANYTHING, values)
 
     def _fold(self, session: Session, answers: _Answers, uptime: Uptime | None) -> Folded:
         (queue_row,) = answers.queue.fetchall()

@@ -54,10 +54,11 @@ _FENCE = itemgetter(0)
 
 # When the first lease and the first delay end: for the first round trip of a claim. By leases_until
 # and documents_delayed, in their order.
-LOOK = """
-    (SELECT until FROM fairturn.leases ORDER BY until LIMIT 1),
+FIRST_LEASE_ENDS = "(SELECT until FROM fairturn.leases ORDER BY until LIMIT 1)"
+FIRST_DELAY_ENDS = """
     (SELECT delayed_until FROM fairturn.documents WHERE delayed_until IS NOT NULL
         ORDER BY delayed_until, number LIMIT 1)"""
+LOOK = f"{FIRST_LEASE_ENDS}, {FIRST_DELAY_ENDS}"
 
 
 def has_passed(moment: int | None, now: int) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from fairturn.flows import Changed, Ended, Event, Finished, Returned
+from fairturn.stores.postgres.gating import IS_LOCKED
 from fairturn.stores.postgres.rows import RECORDED_COLUMNS, Told, to_recorded
 from fairturn.stores.values import RUNNING, Row
 
@@ -12,9 +13,10 @@ from fairturn.stores.values import RUNNING, Row
 # The events of a change of settings begin so.
 _CHANGED = "events LIKE '[[5,%%'"
 _NOTHING = "NULL, NULL, NULL, NULL, NULL, NULL, NULL"  # in the place of `RECORDED_COLUMNS`
-TAKE_RECORDED = f"""
+_TAKE = f"""
     WITH taken AS (
-        DELETE FROM fairturn.recorded WHERE xid >= %s::text::xid8 RETURNING {RECORDED_COLUMNS}),
+        DELETE FROM fairturn.recorded WHERE xid >= %s::text::xid8 AND {{may_take}}
+        RETURNING {RECORDED_COLUMNS}),
     running AS (
         SELECT d.customer, d.level, count(*) AS n
         FROM fairturn.leases l JOIN fairturn.documents d ON d.number = ANY (l.documents)
@@ -23,7 +25,8 @@ TAKE_RECORDED = f"""
             AND d.customer IN (SELECT unnest(customers) FROM taken WHERE {_CHANGED})
         GROUP BY d.customer, d.level),
     moved AS (
-        DELETE FROM fairturn.moved RETURNING customer, level, waiting, priority, delayed)
+        DELETE FROM fairturn.moved WHERE {{may_take}}
+        RETURNING customer, level, waiting, priority, delayed)
     SELECT {RECORDED_COLUMNS}, NULL::bigint, NULL::smallint, NULL::bigint, NULL::smallint,
         NULL::integer
     FROM taken
@@ -31,6 +34,8 @@ TAKE_RECORDED = f"""
     SELECT {_NOTHING}, customer, level, n, NULL, NULL FROM running
     UNION ALL
     SELECT {_NOTHING}, customer, level, waiting, priority, delayed FROM moved"""
+TAKE_RECORDED = _TAKE.format(may_take="true")
+TAKE_IF_LOCKED = _TAKE.format(may_take=IS_LOCKED)
 
 
 def taken(rows: list[Row]) -> tuple[Told, dict[int, dict[int, int]], list[Row]]:

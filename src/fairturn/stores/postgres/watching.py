@@ -43,6 +43,7 @@ class Watching:
         self._version = -1  # as it was seen the last time
         self._looked_at = 0.0
         self._stale = True  # whether something has happened since
+        self._news = 0  # how often something has happened, as far as it was heard of
         self._hints = threading.Event()
         self._closing = threading.Event()
         self._notifier: threading.Thread | None = None
@@ -59,11 +60,6 @@ class Watching:
                         target=self._notify, name="fairturn-notify", daemon=True
                     )
                     self._notifier.start()
-
-    @property
-    def seen(self) -> int:
-        """The version as it was seen the last time."""
-        return self._version
 
     def version(self) -> int:
         """The version as it is now."""
@@ -93,6 +89,15 @@ class Watching:
                     continue
             self.version()
 
+    def hear(self, news: int, timeout_s: float) -> int:
+        """Wait until more was heard of than this. The server is asked for nothing."""
+        self._listen()
+        until = stopwatch() + timeout_s
+        with self._lock:
+            while self._news == news and (left := until - stopwatch()) > 0:
+                self._changed.wait(left)
+            return self._news
+
     def close(self) -> None:
         """Send the last hint, and end."""
         self._closing.set()
@@ -104,6 +109,7 @@ class Watching:
     def _wake(self) -> None:
         with self._lock:
             self._stale = True
+            self._news += 1
             self._changed.notify_all()
 
     # ── Sending hints ────────────────────────────────────────────────────────────────────────────

@@ -335,7 +335,7 @@ class SqliteStore:
     def version(self) -> int:
         return self._version + self._database.changes_elsewhere()
 
-    def wait(self, version: int, timeout_s: float) -> int:
+    def wait(self, version: int, timeout_s: float, *, certain: bool = True) -> int:
         """This process's own changes wake at once; those of others within the poll of 30 ms."""
         until = stopwatch() + timeout_s
         while True:
