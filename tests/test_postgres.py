@@ -23,6 +23,7 @@ from fairturn.errors import (
 )
 from fairturn.flows import Mode
 from fairturn.model import (
+    Claim,
     Completed,
     CustomerSettings,
     Failed,
@@ -715,6 +716,165 @@ def test_a_hint_wakes_others_without_a_look(
     other.close()
 
 
+@pytest.fixture
+def listener(url: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"LISTEN {database.SCHEMA}_changed")
+        yield connection
+
+
+def hints(listener: psycopg.Connection[Any]) -> int:
+    """How many hints there were since the last call. The server tells of those that were committed
+    before it answers."""
+    listener.execute("SELECT 1")
+    return len(list(listener.notifies(timeout=0)))
+
+
+def test_the_first_hint_after_a_quiet_time_goes_along_with_the_submission(
+    url: str, listener: psycopg.Connection[Any]
+) -> None:
+    for documents in ([new()], [new(), new("b")], [new()] * 60):
+        store, before = PostgresStore(url), set(threading.enumerate())
+
+        store.submit(documents)
+
+        assert hints(listener) == 1
+        assert set(threading.enumerate()) <= before  # nobody else could have sent it
+        store.close()
+        assert hints(listener) == 0
+
+
+def test_changes_close_together_share_a_hint(
+    url: str, listener: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "_TOGETHER_S", 3_600.0)
+    store = PostgresStore(url)
+
+    for _ in range(5):
+        submit(store)
+    claims = claim(store, 3)
+    store.finish([Completed(claimed.fence) for claimed in claims])
+
+    assert hints(listener) == 1
+    store.close()
+    assert hints(listener) == 1
+
+
+def news_of(store: PostgresStore) -> int:
+    """What it has heard of, when it listens."""
+    before = store.wait(-1, 0, certain=False)
+    return store.wait(before, PATIENCE_S, certain=False)
+
+
+def test_what_a_worker_claims_is_told_when_its_handlers_begin(
+    url: str, listener: psycopg.Connection[Any]
+) -> None:
+    store = PostgresStore(url)
+    submit(store)
+    news = news_of(store)
+    assert hints(listener) == 1
+
+    store.claim(1, worker="w", lease_us=LEASE_US, synced=False)
+    told = store.wait(news, 0, certain=False)
+    store.sync()
+
+    assert told == news
+    assert store.wait(news, PATIENCE_S, certain=False) == news + 1
+    store.close()
+    assert hints(listener) == 1
+
+
+def test_a_process_hears_of_its_own_changes_once(
+    url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "_TOGETHER_S", 0.0)  # each submission sends a hint
+    news = news_of(store)
+
+    for _ in range(5):
+        submit(store)
+    with psycopg.connect(url, autocommit=True) as another:
+        another.execute(f"NOTIFY {database.SCHEMA}_changed")
+
+    assert store.wait(news + 5, PATIENCE_S, certain=False) == news + 6
+
+
+def break_hints(url: str, fault: str) -> None:
+    """Let whoever sends a hint do something else."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("ALTER FUNCTION pg_notify (text, text) RENAME TO notify_no_more")
+        connection.execute(
+            "CREATE FUNCTION pg_catalog.pg_notify (text, text) RETURNS void LANGUAGE plpgsql AS "
+            f"$$ BEGIN {fault}; END $$"
+        )
+
+
+def test_a_hint_that_fails_costs_a_submission_nothing(
+    url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "_TOGETHER_S", 0.0)  # each submission sends one
+    break_hints(url, "RAISE 'nobody is told'")
+
+    ids = [submit(store).id for _ in range(3)]
+    ids += [receipt.id for receipt in store.submit([new(), new("b")])]
+
+    assert sorted(ids) == sorted(found.id for found in find_all(store))
+    assert_numbers_are_exact(store)
+
+
+def test_a_submission_whose_connection_is_lost_before_it_is_on_the_disk_is_not_said_to_be_stored(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "_TOGETHER_S", 3_600.0)  # the first submission sends a hint
+    break_hints(url, "PERFORM pg_terminate_backend(pg_backend_pid())")
+    store, other = PostgresStore(url), PostgresStore(url)
+
+    with pytest.raises(StoreUnavailable, match="perhaps after what it was to store was stored"):
+        submit(store)
+    receipt = submit(other, key="k", digest=b"1")
+
+    assert receipt == submit(other, key="k", digest=b"1")
+    assert len(find_all(other)) == 2
+    store.close()
+    other.close()
+
+
+def test_a_submission_that_the_server_does_not_sync_is_not_said_to_be_stored(
+    url: str, store: PostgresStore
+) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            "UPDATE pg_proc SET proname = 'gone' WHERE proname = 'pg_logical_emit_message'"
+        )
+
+    with pytest.raises(StoreError, match="pg_logical_emit_message"):
+        submit(store)
+
+
+def test_a_submission_is_on_the_disk_when_it_returns_although_its_hint_goes_out_before(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "_TOGETHER_S", 0.0)  # each submission sends a hint
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            f"ALTER DATABASE {connection.info.dbname} SET synchronous_commit = on;"
+            "CREATE TABLE written (at pg_lsn);"
+            "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "INSERT INTO written VALUES (pg_current_wal_insert_lsn()); RETURN NULL; END $$;"
+            "CREATE TRIGGER noted AFTER INSERT ON fairturn.documents EXECUTE FUNCTION note()"
+        )
+        store = PostgresStore(url)
+        late = []
+
+        for documents in ([new()], [new(), new("b")], [new()] * 60) * 10:
+            store.submit(documents)
+            late += connection.execute(
+                "SELECT at FROM written WHERE at > pg_current_wal_flush_lsn()"
+            ).fetchall()
+
+        assert late == []
+        store.close()
+
+
 def test_a_lost_listener_costs_at_most_a_look_and_comes_back(
     url: str, store: PostgresStore
 ) -> None:
@@ -738,6 +898,15 @@ def claims_held_up(url: str) -> Iterator[None]:
         yield
 
 
+def claim_at_once(store: PostgresStore) -> list[Claim] | None:
+    """What a claim gives; None if it waits for somebody."""
+    found: list[list[Claim]] = []
+    thread = threading.Thread(target=lambda: found.append(claim(store, 2)), daemon=True)
+    thread.start()
+    thread.join(3)
+    return found[0] if found else None
+
+
 def test_a_claim_that_finds_nothing_again_waits_for_nobody(url: str, store: PostgresStore) -> None:
     submit(store)
     store.adjust("paused", CustomerSettings(paused=True))
@@ -745,13 +914,14 @@ def test_a_claim_that_finds_nothing_again_waits_for_nobody(url: str, store: Post
     assert [len(claim(store, 2)) for _ in range(2)] == [1, 0]
 
     with claims_held_up(url):
-        assert claim(store, 2) == []
-        assert claim(store, 2) == []
+        assert claim_at_once(store) == []
+        assert claim_at_once(store) == []
 
 
-def finish_elsewhere(url: str, store: PostgresStore) -> None:
+def finish_elsewhere(url: str, store: PostgresStore, clock: ManualClock | None = None) -> None:
     """Let another process record an outcome, after this one has found nothing to claim."""
-    other = PostgresStore(url)
+    other = PostgresStore(url, clock=clock)
+    other.adjust("acme", CustomerSettings(limit=1))  # so that its end makes room, and is recorded
     submit(other)
     (claimed,) = claim(other)
     assert [claim(store) for _ in range(2)] == [[], []]
@@ -766,7 +936,7 @@ def test_outcomes_of_others_are_no_reason_to_claim_while_nothing_waits(
     finish_elsewhere(url, store)
 
     with claims_held_up(url):
-        assert claim(store) == []
+        assert claim_at_once(store) == []
 
 
 def test_outcomes_of_others_are_folded_in_although_nothing_waits_but_not_at_once(
@@ -781,18 +951,23 @@ def test_outcomes_of_others_are_folded_in_although_nothing_waits_but_not_at_once
         assert connection.execute("SELECT 1 FROM fairturn.recorded").fetchall() == []
 
 
-def test_a_worker_that_finds_nothing_is_seen_again_after_some_seconds(url: str) -> None:
+def test_a_worker_that_finds_nothing_is_seen_again_after_some_seconds(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claiming, "_THOROUGH_S", 3_600.0)
     clock = ManualClock(START)
     store = PostgresStore(url, clock=clock)
-    assert [claim(store) for _ in range(3)] == [[], [], []]
+    finish_elsewhere(url, store, clock)
     clock.advance(NOTED_EVERY_US / SECOND_US)
 
     with claims_held_up(url):
-        assert claim(store) == []
+        assert claim_at_once(store) == []
 
     (seen,) = store.workers()
     assert seen.seen_at == clock.now()
     store.close()
+    with psycopg.connect(url) as connection:  # what nobody has folded in is not gone with it
+        assert len(connection.execute("SELECT 1 FROM fairturn.recorded").fetchall()) == 1
 
 
 # ── PgBouncer ────────────────────────────────────────────────────────────────────────────────────

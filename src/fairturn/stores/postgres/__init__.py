@@ -100,6 +100,7 @@ class PostgresStore:
         self._submitting = Submitting(self._cache, self._random)
         self._claiming = Claiming(self._cache)
         self._claim_lock = threading.Lock()
+        self._untold = False  # whether nobody was told yet of a claim
         self._make(settings, key, migrate=migrate)
         self._known = self._read_queue()
         self._watching = Watching(self._database, listen_url)
@@ -162,28 +163,31 @@ class PostgresStore:
         if connection is not None:
             return self._submit_with(connection, documents, moment)
         documents = list(documents)
-        if len(documents) == 1 and documents[0].parent is None:
-            receipts = self._submit_one(documents[0], moment)
-        else:
-            receipts = self._database.transact(
-                lambda session: self._submitting.submit(
+        alone = len(documents) == 1 and documents[0].parent is None
+
+        def submit(session: Session) -> list[Receipt]:
+            hinted = self._watching.go_along(session)
+            if alone:
+                receipts = self._submit_one(session, documents[0], moment)
+            else:
+                receipts = self._submitting.submit(
                     session, documents, self._known, moment, own=True
                 )
-            )
-        self._note()
-        return receipts
-
-    def _submit_one(self, document: NewDocument, moment: int | None) -> list[Receipt]:
-        def submit(session: Session) -> list[Receipt]:
-            crash.point("submit-before-commit")
-            known = self._known
-            receipts, version = self._submitting.submit_one(session, document, known, moment)
-            crash.point("submit-after-commit")
-            if version != known.settings_version:
-                self._known = to_queue(session.fetch(QUEUE)[0], self._cache)
+            self._watching.note(hinted=hinted)
             return receipts
 
         return self._database.transact(submit)
+
+    def _submit_one(
+        self, session: Session, document: NewDocument, moment: int | None
+    ) -> list[Receipt]:
+        crash.point("submit-before-commit")
+        known = self._known
+        receipts, version = self._submitting.submit_one(session, document, known, moment)
+        crash.point("submit-after-commit")
+        if version != known.settings_version:
+            self._known = to_queue(session.fetch(QUEUE)[0], self._cache)
+        return receipts
 
     def _submit_with(
         self, connection: Any, documents: Sequence[NewDocument], moment: int | None
@@ -236,7 +240,10 @@ class PostgresStore:
         with self._claim_lock:
             given = self._transact(claim)
         if given.changed:
-            self._note()
+            if synced or outcomes:
+                self._note()
+            else:
+                self._untold = True
         return Claimed(given.claims, given.lost)
 
     def _finish_and_share(
@@ -252,7 +259,11 @@ class PostgresStore:
         return Claimed(claims, lost)
 
     def sync(self) -> None:
-        """Every claim is synced when it returns: workers on other machines outlive the server."""
+        """Every claim is synced when it returns: workers on other machines outlive the server. Only
+        to tell others of it can wait until the handlers begin."""
+        if self._untold:
+            self._untold = False
+            self._watching.note_later()
 
     def _transact(self, work: Any) -> Any:
         """A transaction that depends on the settings that this process knows."""

@@ -21,7 +21,7 @@ from fairturn.clock import stopwatch
 from fairturn.errors import FairturnError, StoreError, StoreFull, StoreRefused, StoreUnavailable
 from fairturn.stores.postgres.adapting import ADAPTERS, adapt
 from fairturn.stores.postgres.addressing import parse
-from fairturn.stores.postgres.piping import Line, Pipe, Result, Values, ask_alone
+from fairturn.stores.postgres.piping import Afterwards, Line, Pipe, Result, Values, ask_alone
 from fairturn.stores.postgres.pooling import Pool, PoolClosed, PoolTimeout
 from fairturn.stores.values import Row
 
@@ -37,6 +37,10 @@ ATTEMPTS = 5  # at one transaction that others or a lost connection have ended
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 BEGIN_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 COMMIT = "COMMIT"
+# A commit that others see before it is on the disk, and what waits for the disk after it: the
+# server's log is written in its order, so what follows a commit takes it along.
+_SYNC_LATER = "SELECT set_config('synchronous_commit', 'off', true)"
+_SYNC = Afterwards("SELECT pg_logical_emit_message(true, 'fairturn', '')", may_fail=False)
 
 # Locks by agreement, until the end of the transaction. The order of all locks: that on settings,
 # customers by name, that on limits, documents by number, the row of `queue`. Who holds that waits
@@ -70,6 +74,8 @@ class Session:
     def __init__(self, connection: Connection, schema: str) -> None:
         self.connection = connection
         self.committing = False  # whether a COMMIT may have reached the server
+        self.hint: str | None = None  # a statement that tells others of it, and follows it
+        self.hint_first = False  # whether it goes out before the COMMIT is on the disk
         self._schema = schema
         # One that is the caller's is not a line of ours, and stays as it is.
         self._line = connection if isinstance(connection, Line) else None
@@ -87,6 +93,14 @@ class Session:
     def fetch(self, statement: str, values: Values = ()) -> list[Row]:
         """All rows of a statement."""
         return self.ask(statement, values).fetchall()
+
+    def fetch_last(self, statement: str, values: Values = ()) -> list[Row]:
+        """All rows of a statement that is a transaction, and the last one of its session."""
+        if self.hint is None:
+            return self.fetch(statement, values)
+        with self.together(last=True):
+            told = self.ask(statement, values)
+        return told.fetchall()
 
     def copy(
         self,
@@ -124,13 +138,15 @@ class Session:
         return cursor
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """Statements that go to the server in one round trip."""
+    def together(self, *, last: bool = False) -> Iterator[None]:
+        """Statements that go to the server in one round trip; the hint follows the last one."""
         if self._line is None:
             with self.connection.pipeline():
                 yield
             return
         pipe = self._pipe = Pipe(self._line)
+        if last and self.hint_first:
+            pipe.add(_SYNC_LATER, ())
         try:
             yield
         except BaseException:
@@ -138,14 +154,20 @@ class Session:
             raise
         finally:
             self._pipe = None
-        pipe.close()
+        pipe.close(self._afterwards if last else ())
+
+    @property
+    def _afterwards(self) -> list[Afterwards]:
+        """What follows a COMMIT."""
+        following = [] if self.hint is None else [Afterwards(self.hint, may_fail=True)]
+        return [*following, _SYNC] if self.hint_first else following
 
     @contextmanager
     def commit(self, what: str) -> Iterator[None]:
         """Statements that go to the server in one round trip, and a COMMIT after them."""
         crash.point(f"{what}-before-commit")
         self.committing = True
-        with self.together():
+        with self.together(last=True):
             yield
             self.ask(COMMIT)
         crash.point(f"{what}-after-commit")

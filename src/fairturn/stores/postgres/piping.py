@@ -9,7 +9,7 @@ import re
 import select
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import abc, pq
@@ -76,31 +76,46 @@ class Result:
         return self._result.command_tuples or 0
 
 
+# What is expected back: a result, or something that was prepared.
+_Expected = Result | tuple[bytes, tuple[int, ...]]
+
+
+class Afterwards(NamedTuple):
+    """A statement that follows what a round trip commits, in a transaction of its own."""
+
+    statement: str
+    may_fail: bool
+
+
 class Pipe:
     """The statements of one round trip. They are sent when it is closed."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
-        # What is expected back, in order: a result, or something that was prepared.
-        self._expected: list[Result | tuple[bytes, tuple[int, ...]]] = []
+        self._expected: list[_Expected] = []
         line.pgconn.enter_pipeline_mode()
 
     def add(self, statement: str, values: Values) -> Result:
+        """A statement of the round trip."""
+        return self._send(statement, values, self._expected)
+
+    def _send(self, statement: str, values: Values, expected: list[_Expected]) -> Result:
         line = self._line
         given = _Dumped(line, statement, values)
         if line.prepares and given.key not in line.prepared:
             name = line.prepared[given.key] = b"fairturn_%d" % len(line.prepared)
             line.pgconn.send_prepare(name, *given.key)
-            self._expected.append(given.key)
+            expected.append(given.key)
         given.send()
         asked = Result(line)
-        self._expected.append(asked)
+        expected.append(asked)
         return asked
 
-    def close(self) -> None:
-        """Send all, and wait for what comes back; the first error is raised."""
+    def close(self, afterwards: Sequence[Afterwards] = ()) -> None:
+        """Send all, and wait for what comes back; the first error is raised. What is to be executed
+        afterwards goes along, each in a transaction of its own."""
         try:
-            error = self._exchange()
+            error = self._exchange(afterwards)
         except BaseException:
             self.drop()
             raise
@@ -111,23 +126,39 @@ class Pipe:
         """Nobody knows what the server has heard of it: the connection cannot be used any more."""
         self._line.close()
 
-    def _exchange(self) -> psycopg.Error | None:
-        line, pgconn = self._line, self._line.pgconn
+    def _exchange(self, afterwards: Sequence[Afterwards]) -> psycopg.Error | None:
+        pgconn = self._line.pgconn
         pgconn.pipeline_sync()
+        later: list[tuple[list[_Expected], bool]] = []
+        for statement, may_fail in afterwards:
+            expected: list[_Expected] = []
+            self._send(statement, (), expected)
+            pgconn.pipeline_sync()
+            later.append((expected, may_fail))
         _flush(pgconn)
+        error = self._receive(self._expected)
+        for expected, may_fail in later:
+            failed = self._receive(expected)
+            if not may_fail:
+                error = error or failed
+        pgconn.exit_pipeline_mode()
+        return error
+
+    def _receive(self, all_expected: list[_Expected]) -> psycopg.Error | None:
+        """What comes back up to the end of a transaction; and the first error in it."""
+        line = self._line
         error: psycopg.Error | None = None
-        for expected in self._expected:
+        for expected in all_expected:
             result = _one_result(line)
             if result.status in _GIVES_ROWS:
                 if isinstance(expected, Result):
                     expected.receive(result)
                 continue
             if not isinstance(expected, Result):
-                self._line.prepared.pop(expected)
+                line.prepared.pop(expected)
             if result.status == pq.ExecStatus.FATAL_ERROR and error is None:
-                error = _error(pgconn, result)
-        _next_result(line)  # the end of the pipeline
-        pgconn.exit_pipeline_mode()
+                error = _error(line.pgconn, result)
+        _next_result(line)  # the end of it
         return error
 
 

@@ -120,7 +120,7 @@ class Submitting:
         maximum = known.settings.waiting_max
         roomy_for = None if self._near(session, known, 1) else maximum
         session.committing = document.key is None  # with a key it may be sent twice
-        ((answer, number, count, priority, at, digest, pending, maximum, version),) = session.fetch(
+        told = session.fetch_last(
             _SUBMIT_ONE,
             (
                 moment,
@@ -142,6 +142,7 @@ class Submitting:
                 document.digest,
             ),
         )
+        ((answer, number, count, priority, at, digest, pending, maximum, version),) = told
         if answer == _CUSTOMER_FULL:
             raise QueueFull(
                 limit="waiting_per_customer_max",

@@ -1,23 +1,26 @@
 """Knowing that something has changed: at once in this process, by a hint in others, and by a look
 once in a second if a hint is lost.
 
-A hint is a NOTIFY with nothing in it, sent after the commit by a thread of its own: in the
-transaction itself it would let all commits of the server wait for each other. Many changes make one
-hint.
+A hint is a NOTIFY with nothing in it, in a transaction of its own after the commit: in the
+transaction itself it would let all commits of the server wait for each other. The first hint after
+a quiet time goes along with the submission that it tells of, in the same packet, before anybody
+waits for the disk; what changes soon after it shares one hint, which a thread sends.
 """
 
+import select
 import threading
+from collections import Counter
 from contextlib import suppress
 
 import psycopg
-from psycopg_pool import PoolTimeout
 
 from fairturn.clock import stopwatch
 from fairturn.errors import StoreError
-from fairturn.stores.postgres.database import Database
+from fairturn.stores.postgres.database import Connection, Database, Session
 
 POLL_S = 1.0
 _TOGETHER_S = 0.015  # changes within so short a time share a hint
+_HEAR_S = 0.2  # a listener hears so soon that it is to end
 _CHECK_S = 10.0  # a listener that has heard nothing for so long looks whether it is heard
 _AGAIN_S = (1.0, 5.0, 15.0)  # between attempts to listen
 
@@ -26,8 +29,8 @@ _VERSION = """
     SELECT (SELECT sum(changes) FROM fairturn.totals)::bigint
         + (SELECT version FROM fairturn.turns ORDER BY version DESC LIMIT 1)
         + (SELECT settings_version FROM fairturn.queue)"""
-# A hint need not survive a crash.
-_NOTIFY = "BEGIN; SET LOCAL synchronous_commit = off; NOTIFY {channel}; COMMIT"
+# A hint need not survive a crash, so nobody waits for the disk.
+_HINT = "SELECT set_config('synchronous_commit', 'off', true), pg_notify('{channel}', '')"
 
 
 class Watching:
@@ -37,6 +40,7 @@ class Watching:
         self._database = database
         self._listen_url = listen_url
         self._channel = f"{database.schema}_changed"
+        self._hint = _HINT.format(channel=self._channel)
         # Taken by itself, because a condition's own `with` keeps it if a signal interrupts that.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -44,22 +48,40 @@ class Watching:
         self._looked_at = 0.0
         self._stale = True  # whether something has happened since
         self._news = 0  # how often something has happened, as far as it was heard of
-        self._hints = threading.Event()
+        self._hinted_at = -_TOGETHER_S
+        self._due_at: float | None = None  # when the thread is to send a hint
+        self._hints = threading.Condition(self._lock)
+        self._untold = False  # whether this process itself is to hear of a change with the hint
+        self._sent: Counter[int] = Counter()  # hints that come back, by the server's process
         self._closing = threading.Event()
         self._notifier: threading.Thread | None = None
         self._listener: threading.Thread | None = None
 
-    def note(self) -> None:
-        """Something was changed by this process."""
-        self._wake()
-        self._hints.set()
-        if self._notifier is None:
-            with self._lock:
-                if self._notifier is None and not self._closing.is_set():
-                    self._notifier = threading.Thread(
-                        target=self._notify, name="fairturn-notify", daemon=True
-                    )
-                    self._notifier.start()
+    def go_along(self, session: Session) -> bool:
+        """Let a hint follow what this session commits, unless the last one is too near. It goes out
+        before the commit is on the disk, where one server answers for both."""
+        with self._lock:
+            now = stopwatch()
+            if now < self._hinted_at + _TOGETHER_S:
+                return False
+            self._hinted_at = now
+        session.hint = self._hint
+        session.hint_first = not self._database.pooled
+        self._expect_back(session)
+        return True
+
+    def note(self, *, hinted: bool = False) -> None:
+        """Something was changed by this process, and perhaps a hint went along with it."""
+        with self._lock:
+            self._wake()
+            if not hinted:
+                self._send_at(max(stopwatch(), self._hinted_at + _TOGETHER_S))
+
+    def note_later(self) -> None:
+        """Something was changed that nobody waits for: soon is soon enough."""
+        with self._lock:
+            self._untold = True
+            self._send_at(stopwatch() + _TOGETHER_S)
 
     def version(self) -> int:
         """The version as it is now."""
@@ -101,7 +123,8 @@ class Watching:
     def close(self) -> None:
         """Send the last hint, and end."""
         self._closing.set()
-        self._hints.set()
+        with self._lock:
+            self._hints.notify()
         for thread in (self._notifier, self._listener):
             if thread is not None and thread is not threading.current_thread():
                 thread.join(5)
@@ -109,18 +132,42 @@ class Watching:
     def _wake(self) -> None:
         with self._lock:
             self._stale = True
+            self._untold = False
             self._news += 1
             self._changed.notify_all()
 
     # ── Sending hints ────────────────────────────────────────────────────────────────────────────
 
+    def _send_at(self, due_at: float) -> None:
+        """Let the thread send a hint then, or before."""
+        if self._due_at is None or due_at < self._due_at:
+            self._due_at = due_at
+            self._hints.notify()
+        if self._notifier is None and not self._closing.is_set():
+            self._notifier = threading.Thread(
+                target=self._notify, name="fairturn-notify", daemon=True
+            )
+            self._notifier.start()
+
     def _notify(self) -> None:
-        while not self._closing.is_set() or self._hints.is_set():
-            self._hints.wait()
-            self._hints.clear()
-            with suppress(StoreError, psycopg.Error, PoolTimeout), self._database.session() as one:
-                one.connection.execute(_NOTIFY.format(channel=self._channel), prepare=False)
-            self._closing.wait(_TOGETHER_S)
+        while self._comes_due():
+            with suppress(StoreError, psycopg.Error), self._database.session() as one:
+                self._expect_back(one)
+                one.ask(self._hint)
+
+    def _comes_due(self) -> bool:
+        """Wait until a hint is to be sent; False: nothing more is to be told."""
+        with self._lock:
+            while not self._closing.is_set():
+                now = stopwatch()
+                if self._due_at is not None and self._due_at <= now:
+                    break
+                self._hints.wait(None if self._due_at is None else self._due_at - now)
+            due, self._due_at = self._due_at is not None, None
+            self._hinted_at = stopwatch()
+            if self._untold:
+                self._wake()
+            return due
 
     # ── Hearing hints ────────────────────────────────────────────────────────────────────────────
 
@@ -142,6 +189,7 @@ class Watching:
                 suppress(psycopg.Error, StoreError),
                 self._database.connect(self._listen_url) as connection,
             ):
+                self._sent.clear()  # what was sent before does not come back here
                 connection.execute(f"LISTEN {self._channel}")
                 self._wake()  # something may have happened before
                 attempt = 0
@@ -149,12 +197,34 @@ class Watching:
             self._closing.wait(_AGAIN_S[min(attempt, len(_AGAIN_S) - 1)])
             attempt += 1
 
-    def _hear_from(self, connection: psycopg.Connection[tuple[object, ...]]) -> None:
+    def _hear_from(self, connection: Connection) -> None:
+        """Read what comes by itself: the driver's own way to do that takes longer than to claim."""
+        pgconn = connection.pgconn
+        coming = select.poll()
+        coming.register(pgconn.socket, select.POLLIN)
         quiet_since = stopwatch()
         while not self._closing.is_set():
-            for _ in connection.notifies(timeout=0.2, stop_after=1):
+            if coming.poll(1_000 * _HEAR_S):
+                pgconn.consume_input()
                 quiet_since = stopwatch()
+            elif stopwatch() - quiet_since > _CHECK_S:
+                quiet_since = stopwatch()
+                pgconn.exec_(b"SELECT pg_listening_channels()")
+            heard = False
+            while (hint := pgconn.notifies()) is not None:
+                heard |= not self._is_own(hint.be_pid)
+            if heard:
                 self._wake()
-            if stopwatch() - quiet_since > _CHECK_S:
-                quiet_since = stopwatch()
-                connection.execute("SELECT pg_listening_channels()").fetchall()
+
+    def _expect_back(self, session: Session) -> None:
+        """The server tells a listener also of what its own process has sent."""
+        with self._lock:
+            self._sent[session.connection.pgconn.backend_pid] += 1
+
+    def _is_own(self, pid: int) -> bool:
+        """Whether a hint is one of this process, which knows of the change."""
+        with self._lock:
+            if not self._sent[pid]:
+                return False
+            self._sent[pid] -= 1
+            return True
