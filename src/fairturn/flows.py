@@ -159,6 +159,7 @@ class Standing:
     entry: "Head | None" = None  # what stands for it among the heads
     whole: bool = True
     elsewhere: int | None = None
+    rest: int = 0  # no flow but that of the head has a document before this order
 
     @property
     def held(self) -> bool:

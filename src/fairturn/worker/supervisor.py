@@ -30,7 +30,7 @@ from fairturn.model import (
 from fairturn.store import Store
 from fairturn.worker import events
 from fairturn.worker.crew import Crew, Ended, Held
-from fairturn.worker.handling import AGAIN, NEVER
+from fairturn.worker.handling import AGAIN, DONE, FILE, NEVER
 from fairturn.worker.pacing import Pace
 from fairturn.worker.retrying import Delays, delay_us
 from fairturn.worker.watching import Watch
@@ -194,16 +194,16 @@ class Supervisor:
         self._ended.append(_Attempt(outcome, held, seconds))
 
     def _outcome(self, ended: Ended) -> Outcome:
-        held, answer, seconds, content = ended
-        kind, text, _, after_s = answer
+        held, (kind, text, _, after_s), seconds, content = ended
+        if kind in _SUCCEEDED:
+            return Completed(held.fence, text, content, microseconds(seconds))
         if kind == NEVER:
             return Failed(held.fence, text or "")
-        if kind == AGAIN:
-            attempt = held.claim.document.attempts
-            delay = delay_us(self._plan.retry, attempt, self._plan.random, after_s)
-            self._look_s = min(self._look_s, stopwatch() + delay / 1_000_000)
-            return Failed(held.fence, text or "", delay)
-        return Completed(held.fence, text, content, microseconds(seconds))
+        assert kind == AGAIN
+        attempt = held.claim.document.attempts
+        delay = delay_us(self._plan.retry, attempt, self._plan.random, after_s)
+        self._look_s = min(self._look_s, stopwatch() + delay / 1_000_000)
+        return Failed(held.fence, text or "", delay)
 
     # ── Recording and claiming ───────────────────────────────────────────────────────────────────
 
@@ -485,6 +485,7 @@ class Supervisor:
                 self._store.finish(outcomes)
 
 
+_SUCCEEDED = (DONE, FILE)
 _COUNTED = {
     Completed: "completed",
     Failed: "failed",

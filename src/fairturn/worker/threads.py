@@ -12,13 +12,21 @@ from queue import SimpleQueue
 from fairturn.clock import stopwatch
 from fairturn.content import Contents
 from fairturn.worker.crew import Bell, Ended, Held
-from fairturn.worker.handling import ClaimedDocument, Handler, Running, folder_of
+from fairturn.worker.handling import (
+    AGAIN,
+    NEVER,
+    ClaimedDocument,
+    Handler,
+    Running,
+    folder_of,
+)
 from fairturn.worker.output import Output, pass_on
 from fairturn.worker.pacing import Pace
 from fairturn.worker.results import keep_file
 
 # While documents end one after the other, the supervisor looks by itself after this time at most.
 LOOK_S = 0.004
+_FAILED = (AGAIN, NEVER)
 WORTH_WAKING_S = 0.005  # of work, which is how long a thread may keep the interpreter's lock
 
 
@@ -172,7 +180,8 @@ class ThreadCrew:
         held.begun_s = begun_s = stopwatch()
         answer = running.run(document)
         seconds = stopwatch() - begun_s
-        running.explain()
+        if answer[0] in _FAILED:
+            running.explain()
         del self._started[number]
         if answer[2] is None:
             return Ended(held, answer, seconds)

@@ -81,8 +81,14 @@ _COMPLETE = f"""
             '[' || string_agg('[2,' || e.customer || ',' || e.level || ',1]', ','
                 ORDER BY e.position) || ']'
         FROM ended e JOIN fairturn.limited l ON l.customer = e.customer
-        HAVING count(*) > 0)"""
-_ENDED = " SELECT number, fence FROM ended"
+        WHERE EXISTS (SELECT 1 FROM fairturn.limited)
+        HAVING count(*) > 0),
+    counted AS (SELECT count(*) AS n FROM ended)"""
+# How many ended; and which, if that is not all.
+_ENDED = """
+    SELECT n, NULL FROM counted
+    UNION ALL
+    SELECT e.number, e.fence FROM ended e, counted c WHERE c.n <> %s"""
 _WITH_RESULTS = """, stored AS (
         INSERT INTO fairturn.results (document, result, content_name, size_bytes, sha256)
         SELECT e.number, r.result, r.content_name, r.size_bytes, r.sha256
@@ -180,9 +186,10 @@ class Finishing:
         )
         values = [*(columns(rows) or [[], [], [], []]), self._known.settings_version, moment]
         results = _results(zip(self._numbers, self._outcomes, strict=True))
+        n = len(self._outcomes)
         if not results:
-            return session.ask(_COMPLETE_PLAIN, values)
-        return session.ask(_COMPLETE_WITH_RESULTS, [*values, *columns(results)])
+            return session.ask(_COMPLETE_PLAIN, [*values, n])
+        return session.ask(_COMPLETE_WITH_RESULTS, [*values, *columns(results), n])
 
     def settle(self, queue: QueueRow) -> None:
         """See what became of what was asked for."""
@@ -190,9 +197,10 @@ class Finishing:
             return
         if queue.settings_version != self._known.settings_version:
             raise Overtaken("the settings have changed")
-        ended = set(self._completed.fetchall())
-        if len(ended) == len(self._outcomes):
+        (n, _), *rows = self._completed.fetchall()
+        if n == len(self._outcomes):
             return
+        ended = set(rows)
         for outcome, number in zip(self._outcomes, self._numbers, strict=True):
             attempt = (number, outcome.fence.number)
             if attempt in ended:

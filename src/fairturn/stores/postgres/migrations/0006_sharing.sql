@@ -11,6 +11,9 @@ CREATE UNLOGGED TABLE {schema}.wanted (
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000);
 CREATE INDEX wanted_xid ON {schema}.wanted (xid);
 
+-- The documents of a claim stay in the row: to compress them takes longer than to write them.
+ALTER TABLE {schema}.leases SET (toast_tuple_target = 8160);
+
 -- Wait for the queue's row. Who was served meanwhile does not keep it: what an inner block has locked
 -- is let go when the block is undone. The lock by agreement tells others that somebody waits here.
 CREATE FUNCTION {schema}.await_turn(its_number integer, OUT its_fence bigint)
