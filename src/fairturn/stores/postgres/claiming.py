@@ -276,8 +276,8 @@ class Claiming:
         missed: int | None = None
         if self._contended and self._turns is not None:
             missed = self._version
-            # A large claim has most of its documents read ahead, and one round trip more is little.
-            self._shelf.front = self._turns.front() if n <= SHARED_MAX else None
+            # A large claim has most of its documents read ahead; a round trip more is little.
+            self._shelf.front = self._turns.front() if wanted.n <= SHARED_MAX else None
         return _Answers(
             self._lock_if_anything(session, wanted)
             if gated

@@ -23,11 +23,11 @@ _START = f"""
         FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
             AS v(number, cost, weight, charge)
         WHERE d.number = v.number AND d.state = 1
-        RETURNING {STARTED_COLUMNS})
+        RETURNING {STARTED_COLUMNS}),
+    leased AS (
+        INSERT INTO fairturn.leases (fence, until, running, documents) VALUES (%s, %s, %s, %s))
     SELECT * FROM started
     WHERE 1 / (SELECT CASE WHEN count(*) = %s THEN 1 ELSE 0 END FROM started) = 1"""
-_ADD_LEASE = """
-    INSERT INTO fairturn.leases (fence, until, running, documents) VALUES (%s, %s, %s, %s)"""
 
 
 class Batch(NamedTuple):
@@ -51,14 +51,10 @@ class Lease(NamedTuple):
 
 def start(session: Session, batch: Batch, now: int) -> Answer:
     """Let the picked documents run; the answer has a row for each, in no order."""
-    numbers = [row[NUMBER] for row in batch.rows]
+    numbers, n = [row[NUMBER] for row in batch.rows], len(batch.rows)
     _, _, _, *charges = columns(batch.picks)
-    started = session.ask(
-        _START,
-        (batch.fence, now, batch.until, batch.worker, numbers, *charges, len(numbers)),
-    )
-    session.ask(_ADD_LEASE, (batch.fence, batch.until, len(numbers), numbers))
-    return started
+    started = (batch.fence, now, batch.until, batch.worker, numbers, *charges)
+    return session.ask(_START, (*started, batch.fence, batch.until, n, numbers, n))
 
 
 def in_order(started: Answer, batch: Batch) -> list[Row]:
