@@ -13,7 +13,7 @@ from fairturn.stores.postgres import PostgresStore
 from fairturn.worker.events import DocumentEnded, Event, LinePrinted, StoreFailed
 from tests.servers.queues import Databases
 
-BACKGROUND = "fairturn-claim"
+BACKGROUND = "fairturn-errand"
 
 
 class WatchedStore(PostgresStore):

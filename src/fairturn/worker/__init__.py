@@ -108,6 +108,7 @@ class Worker:
         import random
 
         from fairturn.worker.folder import attempts_folder
+        from fairturn.worker.interpreter import tuned
         from fairturn.worker.pacing import Pace
         from fairturn.worker.retrying import Delays, check
         from fairturn.worker.signals import handled
@@ -132,7 +133,7 @@ class Worker:
             try:
                 store, contents = self._queue.store, self._queue.contents
                 self._supervisor = Supervisor(store, contents, crew, pace, plan)
-                with handled(self.stop):
+                with handled(self.stop), tuned():
                     return self._supervisor.run()
             finally:
                 self._supervisor = None

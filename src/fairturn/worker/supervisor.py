@@ -2,13 +2,14 @@
 
 Nothing here waits for a handler. An outcome is recorded together with the next claim, at once if a
 slot is free, and otherwise within 5 ms, so that a fast handler's outcomes share a transaction.
-While there are documents in hand, nothing waits for a server that claims more of them, either: that
-call is made by a thread of its own, and its answer taken in when it is there.
+While there are documents in hand, nothing waits for a server, either: a claim of more of them, and
+the outcomes of those before, are two calls of threads of their own, whose answers are taken in when
+they are there.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -30,6 +31,7 @@ from fairturn.model import (
 from fairturn.store import Store
 from fairturn.worker import events
 from fairturn.worker.crew import Crew, Ended, Held
+from fairturn.worker.errands import Errands
 from fairturn.worker.handling import AGAIN, DONE, FILE, NEVER
 from fairturn.worker.pacing import Pace
 from fairturn.worker.retrying import Delays, delay_us
@@ -82,6 +84,14 @@ class _Claiming(NamedTuple):
     recorded: list[_Attempt]  # with it
     version: int  # of the store, before it
     claimed: Callable[[], Claimed]  # what it gives, or the error that it ended with
+    is_over: Callable[[], bool] = lambda: True
+
+
+class _Recording(NamedTuple):
+    """Outcomes on their way to the store."""
+
+    recorded: list[_Attempt]
+    lost: Future[list[Fence]]
 
 
 class Supervisor:
@@ -98,9 +108,9 @@ class Supervisor:
         self._lease_us = microseconds(plan.lease_s)
         self._held: dict[Fence, Held] = {}
         self._ended: list[_Attempt] = []  # not recorded yet
-        self._claiming: _Claiming | None = None  # by the thread that is made for it when needed
-        self._claimer: ThreadPoolExecutor | None = None
-        self._claimed: Future[Claimed]
+        self._errands = Errands(crew.ring)
+        self._claiming: _Claiming | None = None
+        self._recording: _Recording | None = None
         self._oldest_s = 0.0  # since when the first of them waits
         self._renew_s = stopwatch() + plan.lease_s / 3
         self._progress_s = 0.0
@@ -138,8 +148,7 @@ class Supervisor:
             raise
         finally:
             self._watch.close()
-            if self._claimer is not None:
-                self._claimer.shutdown()
+            self._errands.close()
         return Done(**self._counts)
 
     # ── One turn of the loop ─────────────────────────────────────────────────────────────────────
@@ -209,8 +218,10 @@ class Supervisor:
 
     def _record_and_claim(self, now_s: float) -> None:
         try:
+            if self._recording is not None and self._recording.lost.done():
+                self._take_recorded(self._recording)
             if self._claiming is not None:
-                if not self._claimed.done():
+                if not self._claiming.is_over():
                     return
                 self._receive(self._claiming, now_s)
             if now_s < self._paused_until_s:
@@ -266,6 +277,11 @@ class Supervisor:
 
     def _claim(self, wanted: int, now_s: float) -> None:
         recorded, self._ended = self._ended, []
+        waits = self._store.one_writer or not self._crew.unstarted()
+        if recorded and not waits and self._recording is None:
+            finish = partial(self._store.finish, [attempt.outcome for attempt in recorded])
+            self._recording = _Recording(recorded, self._errands.begin(finish))
+            recorded = []
         claim = partial(
             self._store.claim,
             wanted,
@@ -275,14 +291,11 @@ class Supervisor:
             synced=False,
         )
         version = self._watch.version  # an older one only rings once more
-        if self._store.one_writer or not self._crew.unstarted():
+        if waits:
             self._receive(_Claiming(wanted, recorded, version, claim), now_s)
             return
-        if self._claimer is None:
-            self._claimer = ThreadPoolExecutor(1, "fairturn-claim")
-        self._claimed = self._claimer.submit(claim)
-        self._claimed.add_done_callback(lambda _: self._crew.ring())
-        self._claiming = _Claiming(wanted, recorded, version, self._claimed.result)
+        begun = self._errands.begin(claim)
+        self._claiming = _Claiming(wanted, recorded, version, begun.result, begun.done)
 
     def _receive(self, claiming: _Claiming, now_s: float) -> None:
         """Take in what a claim gives."""
@@ -312,6 +325,16 @@ class Supervisor:
         held = [self._hold(claim, now_s) for claim in claims]
         self._settle(claiming.recorded, lost)
         return held
+
+    def _take_recorded(self, recording: _Recording) -> None:
+        """Settle what was recorded without a claim."""
+        self._recording = None
+        try:
+            lost = recording.lost.result()
+        except BaseException:
+            self._ended = [*recording.recorded, *self._ended]
+            raise
+        self._settle(recording.recorded, lost)
 
     def _hold(self, claim: Claim, now_s: float) -> Held:
         document = claim.document
@@ -407,8 +430,10 @@ class Supervisor:
 
     def _ending(self) -> set[Fence]:
         """Attempts that are over, also those that are being recorded."""
-        recording = self._claiming.recorded if self._claiming is not None else []
-        return {attempt.held.fence for attempt in (*self._ended, *recording)}
+        ending = list(self._ended)
+        for call in (self._claiming, self._recording):
+            ending += call.recorded if call is not None else []
+        return {attempt.held.fence for attempt in ending}
 
     def _stop_one(self, held: Held) -> None:
         held.dropped = True
@@ -474,6 +499,9 @@ class Supervisor:
 
     def _abandon(self) -> None:
         """Something unforeseen ended the loop: give back what can be given back."""
+        if self._recording is not None:
+            with suppress(StoreError):
+                self._take_recorded(self._recording)
         if self._claiming is not None:
             with suppress(StoreError):
                 self._take_over(self._claiming, stopwatch())

@@ -1,5 +1,6 @@
 """How values look in the database: documents, events, and the rows of the queue."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -60,15 +61,31 @@ class Told(NamedTuple):
 
 
 def to_recorded(rows: Iterable[Row]) -> Told:
-    """Rows of `recorded`."""
+    """Rows of `recorded`. Where nothing but arrivals was recorded, what came later for a flow
+    counts with what came first for it: after that it is only a longer line."""
     told = Told([], [])
-    for _, at, customers, levels, heads, sizes, events in sorted(rows):
-        if events is None:
-            arrivals = tuple(map(Arrived, customers, levels, heads, sizes))
-            told.arrivals.extend(arrivals)
-            told.recorded.append(Recorded(at, arrivals))
-        else:
+    in_order = sorted(rows)
+    sizes_of: Counter[tuple[int, int]] = Counter()
+    only_arrivals = all(row[-1] is None for row in in_order)
+    if only_arrivals:
+        for _, _, customers, levels, _, sizes, _ in in_order:
+            for flow, n in zip(zip(customers, levels, strict=True), sizes, strict=True):
+                sizes_of[flow] += n
+    for _, at, customers, levels, heads, sizes, events in in_order:
+        if events is not None:
             told.recorded.append(Recorded(at, decode_events(events)))
+            continue
+        came = zip(customers, levels, heads, sizes, strict=True)
+        if only_arrivals:
+            arrivals = tuple(
+                Arrived(customer, level, head, n)
+                for customer, level, head, _ in came
+                if (n := sizes_of.pop((customer, level), 0))
+            )
+        else:
+            arrivals = tuple(Arrived(*each) for each in came)
+        told.arrivals.extend(arrivals)
+        told.recorded.append(Recorded(at, arrivals))
     return told
 
 
