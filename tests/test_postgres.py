@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from psycopg.pq import TransactionStatus
 
 from fairturn.clock import SECOND_US, SERVER_NOW, ManualClock, stopwatch
 from fairturn.errors import (
@@ -662,29 +663,43 @@ def test_a_call_that_waits_for_a_connection_gets_the_next_one_that_is_given_back
     store.close()
 
 
-def test_the_oldest_connection_is_used_and_one_that_nobody_needs_is_closed(
+def test_calls_one_after_the_other_use_one_connection(store: PostgresStore) -> None:
+    lent = store._database.session
+    with lent() as first, lent():
+        pass
+
+    with lent() as session:
+        last = session.connection
+    for _ in range(3):
+        with lent() as session:
+            assert session.connection is last
+    assert not first.connection.closed
+
+
+def test_a_connection_that_is_old_goes_back_to_the_pool_which_replaces_it(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lent = store._database.session
-    with lent() as first, lent() as second:
-        oldest, youngest = first.connection, second.connection
-
-    with lent() as session:
-        assert session.connection is oldest
-        monkeypatch.setattr(pooling, "IDLE_S", 0.0)
-        with lent() as other:
-            assert other.connection is youngest
-    with lent():
+    with lent() as first, lent():
         pass
+    monkeypatch.setattr(pooling, "_AT_HAND_S", 0.0)
 
-    assert (oldest.closed, youngest.closed) == (False, True)
+    used = set()
+    for _ in range(2):
+        with lent() as session:
+            used.add(session.connection)
+
+    assert first.connection in used
+    assert len(used) == 2
 
 
-def test_a_connection_comes_back_without_a_transaction_or_not_at_all(store: PostgresStore) -> None:
+def test_a_connection_comes_back_without_a_transaction(store: PostgresStore) -> None:
     with store._database.session() as session:
         session.ask(database.BEGIN)
 
-    assert session.connection.closed
+    with store._database.session() as another:
+        status = another.connection.info.transaction_status
+    assert status is TransactionStatus.IDLE
     assert submit(store).count == 0
 
 

@@ -19,10 +19,10 @@ from psycopg.rows import tuple_row
 from fairturn import crash
 from fairturn.clock import stopwatch
 from fairturn.errors import FairturnError, StoreError, StoreFull, StoreRefused, StoreUnavailable
-from fairturn.stores.postgres.adapting import ADAPTERS, adapt
+from fairturn.stores.postgres.adapting import adapt
 from fairturn.stores.postgres.addressing import parse
 from fairturn.stores.postgres.piping import Afterwards, Line, Pipe, Result, Values, ask_alone
-from fairturn.stores.postgres.pooling import Pool, PoolClosed, PoolTimeout
+from fairturn.stores.postgres.pooling import CONNECT, Pool, PoolClosed, PoolTimeout
 from fairturn.stores.values import Row
 
 SCHEMA = "fairturn"
@@ -30,7 +30,6 @@ VERSION_MIN = 140000
 POOL_MAX = 10
 # How long a call waits for a connection, or for others, before it gives up.
 WAIT_S = 10.0
-_LOOK_S = 2.0  # how long it tries to reach a server that does not answer
 _PAUSE_S = 0.01  # before trying again what somebody else holds
 ATTEMPTS = 5  # at one transaction that others or a lost connection have ended
 
@@ -186,7 +185,7 @@ class Database:
         self._prepare = prepare
         self._pid = os.getpid()
         self._pool_max = pool_max
-        self._pool = Pool(self._connect, pool_max)
+        self._pool = Pool(self.conninfo, self._configure, pool_max)
         self.pooled = False  # whether something stands between us and the server
         self._look()
 
@@ -210,7 +209,7 @@ class Database:
     def connect(self, url: str | None = None) -> Line:
         """A connection of one's own."""
         conninfo = self.conninfo if url is None else parse(url)[0]
-        return Line.connect(conninfo, autocommit=True, context=ADAPTERS, prepare_threshold=None)
+        return Line.connect(conninfo, **CONNECT)
 
     def _configure(self, connection: Line) -> None:
         """Prepare statements where they stay prepared. A pooler gives out a number of its own for
@@ -221,24 +220,6 @@ class Database:
             self.pooled = pid != connection.info.backend_pid
             prepare = not self.pooled
         connection.prepares = prepare
-
-    def _connect(self) -> Line:
-        """A connection for the pool. A server that is about to come back is given a moment."""
-        until = stopwatch() + min(_LOOK_S, WAIT_S)
-        while True:
-            try:
-                line = self.connect()
-                break
-            except psycopg.OperationalError:
-                if stopwatch() > until:
-                    raise
-                time.sleep(_PAUSE_S)
-        try:
-            self._configure(line)
-        except BaseException:
-            line.close()
-            raise
-        return line
 
     def session(self) -> "Lending":
         """A connection, given back afterwards without a transaction under way."""

@@ -15,6 +15,7 @@ import psycopg
 from psycopg import abc, pq
 from psycopg.adapt import PyFormat, Transformer
 from psycopg.errors import error_from_result
+from psycopg_pool import ConnectionPool
 
 from fairturn.clock import stopwatch
 from fairturn.stores.values import Row
@@ -33,15 +34,8 @@ class Line(psycopg.Connection[Any]):
         self.prepares = False
         self.prepared: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
         self.transformer: abc.Transformer | None = None
-        self.idle_since = 0.0
-        self._made_at = stopwatch()
-
-    def __lt__(self, other: "Line") -> bool:
-        """Whether it is older."""
-        return self._made_at < other._made_at
-
-    def __del__(self, *_: object) -> None:
-        """The driver would warn of what was not closed; but a queue may end with its process."""
+        self.pool: ConnectionPool[Line] | None = None  # where it comes from
+        self.made_at = stopwatch()
 
     @cached_property
     def input(self) -> select.poll:

@@ -1,117 +1,156 @@
-"""The connections of one process, each for one call at a time.
+"""The connections of one process: those of the driver's pool, and in front of it the one that was
+used last.
 
-The oldest goes first: its process on the server has the statements, their plans and their pages at
-hand, and two that take turns are both cold. The youngest are closed when nobody has needed them for
-long. Whoever needs a connection and finds none makes it, so that what is wrong with the server is
-said to whom it matters.
+The pool hands out its connections by turns. Two of them that one thread uses by turns are two
+processes on the server that both have their plans and pages to find; the one at hand is warm, and
+takes no lock to get.
 """
 
+import logging
 import threading
 from collections.abc import Callable
-from heapq import heappop, heappush
+from contextlib import suppress
+from typing import Any
 
-import psycopg
 from psycopg import pq
+from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from fairturn.clock import stopwatch
+from fairturn.stores.postgres.adapting import ADAPTERS
+from fairturn.stores.postgres.addressing import CONNECT_S
 from fairturn.stores.postgres.piping import Line
 
-IDLE_S = 300.0  # a connection that nobody has needed for so long is closed
+__all__ = ["Pool", "PoolClosed", "PoolTimeout"]
 
-
-class PoolClosed(psycopg.OperationalError):
-    """Nobody gets a connection any more."""
-
-
-class PoolTimeout(psycopg.OperationalError):
-    """All connections were in use for too long."""
+CONNECT: dict[str, Any] = {"autocommit": True, "context": ADAPTERS, "prepare_threshold": None}
+_IDLE_S = 300.0  # a connection that nobody has needed for so long is closed
+_AT_HAND_S = 1_800.0  # an older one goes back to the pool, which replaces it in time
+_LOOK_S = 2.0  # how long a call waits before it looks itself whether the server answers
+_NOWHERE = logging.NullHandler()
 
 
 class Pool:
     """At most so many connections, made when they are needed."""
 
-    def __init__(self, connect: Callable[[], Line], size_max: int) -> None:
-        self._connect = connect
+    def __init__(self, conninfo: str, configure: Callable[[Line], None], size_max: int) -> None:
+        self._conninfo = conninfo
+        self._configure = configure
         self._size_max = size_max
-        # Taken by itself, because a condition's own `with` keeps it if a signal interrupts that.
         self._lock = threading.Lock()
-        self._given_back = threading.Condition(self._lock)
-        self._idle: list[Line] = []  # a heap, by age
-        self._size = 0  # idle, in use, or being made
+        self._opened: ConnectionPool[Line] | None = None
+        self._at_hand: list[Line] = []  # one, or two for a moment
+        self._waiting: list[None] = []  # one for each call that waits for the pool
         self._closed = False
 
     def take(self, timeout_s: float) -> Line:
         """A connection that is alive as far as one can see from here."""
         while True:
-            line = self._take_idle(timeout_s)
-            if line is None:
-                return self._make()
-            if _is_quiet(line):
+            line = self._take_at_hand() or self._take(timeout_s)
+            if not line.closed and not line.input.poll(0):
                 return line
             # The server has said something to nobody: as a rule, that it has ended the connection.
             line.close()
-            self.give_back(line)
+            self._put(line)
 
-    def _take_idle(self, timeout_s: float) -> Line | None:
-        """One that is idle; or None, and there is room for a new one, which is counted already."""
-        with self._lock:
-            if not self._idle and self._size >= self._size_max:
-                self._given_back.wait_for(
-                    lambda: self._closed or self._idle or self._size < self._size_max, timeout_s
-                )
-            if self._closed:
-                raise PoolClosed("the connections were closed")
-            if self._idle:
-                return heappop(self._idle)
-            if self._size >= self._size_max:
-                raise PoolTimeout(f"no connection was free for {timeout_s} s")
-            self._size += 1
+    def _take_at_hand(self) -> Line | None:
+        try:
+            return self._at_hand.pop()
+        except IndexError:
             return None
 
-    def _make(self) -> Line:
+    def _take(self, timeout_s: float) -> Line:
+        """One of the pool's. One that has failed to connect waits longer and longer before it tries
+        again; so we look ourselves whether the server is back."""
+        until = stopwatch() + timeout_s
+        while True:
+            pool = self._open()
+            try:
+                line = self._take_from(pool, min(_LOOK_S, timeout_s))
+            except PoolTimeout:
+                Line.connect(self._conninfo).close()
+                if pool.get_stats()["pool_size"] < self._size_max:
+                    self._replace(pool)
+                elif stopwatch() > until:
+                    raise
+            else:
+                return line
+
+    def _take_from(self, pool: ConnectionPool[Line], timeout_s: float) -> Line:
+        # Who gives one back looks whether somebody waits after it is at hand, and who waits looks
+        # whether one is at hand after that can be seen: one of both sees the other.
+        self._waiting.append(None)
         try:
-            return self._connect()
-        except BaseException:
-            with self._lock:
-                self._size -= 1
-                self._given_back.notify()
-            raise
+            line = self._take_at_hand()
+            if line is None:
+                line = pool.getconn(timeout_s)
+                line.pool = pool
+            return line
+        finally:
+            self._waiting.pop()
+
+    def _open(self) -> ConnectionPool[Line]:
+        with self._lock:
+            if self._closed:
+                raise PoolClosed("the connections were closed")
+            if self._opened is None:
+                # What it says about lost connections we say ourselves, when somebody needs one.
+                logging.getLogger("psycopg.pool").addHandler(_NOWHERE)
+                self._opened = ConnectionPool(
+                    self._conninfo,
+                    connection_class=Line,
+                    kwargs=CONNECT,
+                    min_size=0,
+                    max_size=self._size_max,
+                    max_idle=_IDLE_S,
+                    configure=self._configure,
+                    reconnect_timeout=CONNECT_S,
+                    num_workers=1,
+                    open=True,
+                )
+            return self._opened
+
+    def _replace(self, pool: ConnectionPool[Line]) -> None:
+        with self._lock:
+            if self._opened is pool:
+                self._opened = None
+        pool.close(timeout=0)
 
     def give_back(self, line: Line) -> None:
         """Whoever took a connection gives it back, whatever became of it."""
-        now = stopwatch()
-        too_many = []
-        with self._lock:
-            if self._closed or line.pgconn.transaction_status != pq.TransactionStatus.IDLE:
-                self._size -= 1
-                too_many.append(line)
-            else:
-                line.idle_since = now
-                heappush(self._idle, line)
-            # The last one of a heap can go without a new order.
-            if self._idle and now - self._idle[-1].idle_since > IDLE_S:
-                self._size -= 1
-                too_many.append(self._idle.pop())
-            self._given_back.notify()
-        for each in too_many:
-            each.close()
+        if (
+            self._at_hand
+            or self._closed
+            or line.pool is not self._opened
+            or line.pgconn.transaction_status != pq.TransactionStatus.IDLE
+            or stopwatch() - line.made_at > _AT_HAND_S
+        ):
+            self._put(line)
+            return
+        self._at_hand.append(line)
+        if self._waiting and (at_hand := self._take_at_hand()) is not None:
+            self._put(at_hand)
+
+    def _put(self, line: Line) -> None:
+        assert line.pool is not None
+        with suppress(PoolClosed):
+            line.pool.putconn(line)
 
     def drop_idle(self) -> None:
         """Let all calls that follow meet new connections."""
-        with self._lock:
-            dropped, self._idle = self._idle, []
-            self._size -= len(dropped)
-            self._given_back.notify_all()
-        for line in dropped:
+        self._drop_at_hand()
+        with suppress(PoolClosed):
+            self._open().drain()
+
+    def _drop_at_hand(self) -> None:
+        while (line := self._take_at_hand()) is not None:
             line.close()
+            self._put(line)
 
     def close(self) -> None:
         """Close what is idle now, and the others when they are given back."""
         with self._lock:
             self._closed = True
-        self.drop_idle()
-
-
-def _is_quiet(line: Line) -> bool:
-    """Whether an idle connection has nothing to be read."""
-    return not line.closed and not line.input.poll(0)
+            pool, self._opened = self._opened, None
+        self._drop_at_hand()
+        if pool is not None:
+            pool.close()
