@@ -382,8 +382,8 @@ def main() -> int:
     parser.add_argument(
         "--at-once",
         type=int,
-        default=500,
-        help="how much pgmq, pgqueuer, chancy and oban take; a worker of fairturn takes up to 500",
+        default=100,
+        help="how much pgmq, pgqueuer, chancy and oban take; the bare loop takes 100",
     )
     options = parser.parse_args()
     sizes = QUICK if options.quick else FULL
