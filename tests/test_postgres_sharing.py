@@ -178,7 +178,9 @@ def test_outcomes_that_come_with_a_shared_claim_are_recorded_once(contest: Conte
     assert_numbers_are_exact(store)
 
 
-def test_a_wish_whose_owner_is_gone_is_left_alone(url: str, contest: Contest) -> None:
+def test_a_wish_whose_owner_is_gone_is_left_alone_and_forgotten_in_time(
+    url: str, contest: Contest
+) -> None:
     store = contest.claimers["A"].store
     submit_each(store, "ab")
     with psycopg.connect(url) as connection:
@@ -190,6 +192,9 @@ def test_a_wish_whose_owner_is_gone_is_left_alone(url: str, contest: Contest) ->
 
     assert [len(got[name]) for name in "AB"] == [1, 1]
     assert {found.worker for found in find_all(store)} == {"A", "B"}
+    assert contest.wishes() == 1
+    store.prune()
+    assert contest.wishes() == 0
 
 
 def test_who_finds_the_lock_free_again_claims_alone(contest: Contest) -> None:

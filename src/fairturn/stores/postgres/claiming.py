@@ -5,9 +5,12 @@ will probably be needed, and one that writes and commits. So the lock is held fo
 """
 
 from collections import Counter
+from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
+
+import psycopg
 
 from fairturn.clock import Uptime, stopwatch
 from fairturn.flows import (
@@ -183,7 +186,8 @@ class Claiming:
         wish = Wish(number, wanted.n, wanted.worker, wanted.lease_us)
         served, self._busy = wait(session, wish)
         if served is not None:
-            with session.commit("claim"):
+            # What was claimed is written, whether or not the wish can be taken back.
+            with suppress(psycopg.OperationalError), session.commit("claim"):
                 want_no_more(session, wish)
             at = served.at
             lease = Lease(wanted.worker, served.fence, at, at + wanted.lease_us)

@@ -20,6 +20,7 @@ from fairturn.stores.postgres.rows import (
     record,
     to_queue,
 )
+from fairturn.stores.postgres.sharing import FORGET_WISHES
 from fairturn.stores.values import (
     CODES,
     DELAYED,
@@ -145,6 +146,7 @@ def prune(
     if documents_from == _DONE:
         batch.changed += session.ask(_OLD_KEYS, (now - KEY_KEPT_US, documents_max)).rowcount
         batch.changed += session.ask(_OLD_WORKERS, (now - WORKERS_KEPT_US,)).rowcount
+        session.ask(FORGET_WISHES)
         customers_from = batch.prune_customers(customers_from)
     at_the_end = documents_from == customers_from == _DONE
     place = (0, 0) if at_the_end else (documents_from, customers_from)

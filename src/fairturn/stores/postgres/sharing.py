@@ -29,6 +29,11 @@ _WANT = """
     VALUES (%s::integer, %s::integer, %s, %s)"""
 _AWAIT = f"SELECT its_fence, {SERVER_WAITED} FROM fairturn.await_turn(%s::integer)"
 _WANT_NO_MORE = "DELETE FROM fairturn.wanted WHERE number = %s::integer"
+# What is left of those who are gone: nobody waits there, and nothing of theirs is under way.
+FORGET_WISHES = """
+    DELETE FROM fairturn.wanted
+    WHERE xid < pg_snapshot_xmin(pg_current_snapshot())
+        AND pg_try_advisory_xact_lock(hashtext('fairturn.wanted'), number)"""
 # By the primary keys; nothing if nobody has served it.
 _SERVED = f"""
     SELECT {STARTED_COLUMNS}, c.name, d.claimed_at
