@@ -1184,7 +1184,7 @@ def test_a_claim_reads_its_page_by_the_index_in_order_and_nothing_that_grows(
 def test_the_state_of_the_queue_is_found_by_the_ends_of_indexes(
     filled: psycopg.Connection[Any],
 ) -> None:
-    plan = plan_of(filled, claiming._STATE, (5, "0"))
+    plan = plan_of(filled, claiming._STATE, {"version": 5, "since": "0"})
 
     assert "Seq Scan on documents" not in plan
     assert "Sort" not in plan, plan

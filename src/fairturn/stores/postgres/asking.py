@@ -3,6 +3,7 @@
 from typing import Any, Protocol
 
 from fairturn.stores.postgres.database import Answer, Session
+from fairturn.stores.postgres.rows import UNSEEN, UNSEEN_LATE, Horizon
 from fairturn.stores.values import Row
 
 AHEAD_MAX = 32  # rows of one flow
@@ -48,8 +49,9 @@ LOAD = f"{_LOAD_COLUMNS} FROM unnest(%s::bigint[]) AS w(customer) {_LOAD_FROM}"
 # Of those of whom something was recorded. By the primary key of `recorded`.
 _RECORDED_LOAD = f"""
     {_LOAD_COLUMNS} FROM (
-        SELECT DISTINCT unnest(r.customers) FROM fairturn.recorded r
-        WHERE r.xid >= %s::text::xid8) AS w(customer)
+        SELECT unnest(customers) FROM fairturn.recorded WHERE {UNSEEN}
+        UNION
+        SELECT unnest(customers) FROM fairturn.recorded WHERE {UNSEEN_LATE}) AS w(customer)
     {_LOAD_FROM}"""
 # The flows that other claims have changed since some version. By the primary keys.
 MISSED = f"""
@@ -79,16 +81,20 @@ PAGE_NEXT = f"""
 _RECORDED_NEXT = f"""
     {_NEXT_COLUMNS} (
         SELECT a.customer, a.level, min(a.head) - 1 AS after, sum(a.size) AS size
-        FROM fairturn.recorded r
+        FROM (
+            SELECT customers, levels, heads, sizes FROM fairturn.recorded
+            WHERE {UNSEEN} AND heads IS NOT NULL
+            UNION ALL
+            SELECT customers, levels, heads, sizes FROM fairturn.recorded
+            WHERE {UNSEEN_LATE} AND heads IS NOT NULL) r
             CROSS JOIN LATERAL unnest(r.customers, r.levels, r.heads, r.sizes)
                 AS a(customer, level, head, size)
-        WHERE r.xid >= %s::text::xid8 AND r.heads IS NOT NULL
         GROUP BY a.customer, a.level) f
         CROSS JOIN LATERAL (
             SELECT order_number, number, priority, cost, returned FROM fairturn.documents
             WHERE customer = f.customer AND level = f.level AND order_number > f.after
                 AND state = 1 AND NOT returned
-            ORDER BY customer, level, order_number LIMIT least(f.size, %s)) d"""
+            ORDER BY customer, level, order_number LIMIT least(f.size, %(size)s)) d"""
 NEXT = f"""
     {_NEXT_COLUMNS} unnest(%s::bigint[], %s::smallint[], %s::bigint[], %s::bigint[], %s::bigint[])
         AS f(customer, level, head_order, after, size)
@@ -137,7 +143,7 @@ class Asked:
         self,
         shelf: Wants,
         session: Session,
-        since: str,
+        horizon: Horizon,
         missed: int | None = None,
         *,
         strangers: bool = False,
@@ -151,8 +157,9 @@ class Asked:
         self.load_recorded: Answer | None = None
         self.arrived: Answer | None = None
         if shelf.wants_arrivals:
-            self.load_recorded = session.ask(_RECORDED_LOAD, (since,))
-            self.arrived = session.ask(_RECORDED_NEXT, (since, min(shelf.page, AHEAD_MAX)))
+            values = {**horizon._asdict(), "size": min(shelf.page, AHEAD_MAX)}
+            self.load_recorded = session.ask(_RECORDED_LOAD, values)
+            self.arrived = session.ask(_RECORDED_NEXT, values)
         wanted = shelf.wanted()
         self.more = session.ask(NEXT, wanted) if wanted else None
         self.missed: Answer | None = None

@@ -35,6 +35,7 @@ from fairturn.stores.postgres.rows import (
     LOCK_QUEUE,
     QUEUE,
     TURNS_COLUMNS,
+    Horizon,
     QueueRow,
     Told,
     TurnsRow,
@@ -57,7 +58,7 @@ from fairturn.stores.values import Row, SettingsCache
 from fairturn.turns import Turns
 
 _NO_VERSION = -1
-NOTHING_BEFORE = "0"  # no transaction comes before this one
+NOTHING_SEEN = Horizon("0", [])
 _THOROUGH_S = 1.0  # between claims that fold in what was recorded although nothing waits
 _RESERVE = 4  # of a flow's documents, where others claim from it too
 _BY_CUSTOMER = itemgetter(0)
@@ -68,11 +69,12 @@ _STANDINGS_MAX = 2_000
 # Virtual times end at 2^63; one claim adds less than 2^57.
 CLOCK_MAX = 1 << 60
 
-# Where the turns stand; the oldest transaction that is not over; what else there is to read; how
-# many claims there were, since some version, that can be followed; and who else waits.
+# Where the turns stand; which transactions it sees; what else there is to read; how many claims
+# there were, since some version, that can be followed; and who else waits.
 _STATE = f"""
-    SELECT {TURNS_COLUMNS}, pg_snapshot_xmin(pg_current_snapshot())::text, {LOOK},
-        (SELECT count(customers) FROM fairturn.turns WHERE version > %s), {WANTED}
+    SELECT {TURNS_COLUMNS}, pg_snapshot_xmax(pg_current_snapshot())::text,
+        ARRAY(SELECT x::text::bigint FROM pg_snapshot_xip(pg_current_snapshot()) x), {LOOK},
+        (SELECT count(customers) FROM fairturn.turns WHERE version > %(version)s), {WANTED}
     FROM fairturn.turns ORDER BY version DESC LIMIT 1"""
 # To see who waits takes locks by agreement, which only one may try to take at a time.
 _STATE_IF_LOCKED = _STATE.replace(WANTED, f"CASE WHEN {IS_LOCKED} THEN {WANTED} END")
@@ -137,8 +139,8 @@ class Claiming:
         self._turns: Turns | None = None
         self._shelf = PostgresShelf(Mode.FAIR)
         self._version = _NO_VERSION
-        # Of what transactions before this one have recorded nothing is left.
-        self._since = self._since_next = NOTHING_BEFORE
+        # Of what these transactions have recorded nothing is left.
+        self._horizon = self._horizon_next = NOTHING_SEEN
         self._purged: list[int] = []  # nothing is to be left of them
         self._contended = True  # whether others claimed in between the last two claims,
         self._strangers = True  # and documents of customers that were not loaded here
@@ -282,13 +284,16 @@ class Claiming:
             missed = self._version
             # A large claim has most of its documents read ahead; a round trip more is little.
             self._shelf.front = self._turns.front() if wanted.n <= SHARED_MAX else None
+        horizon = self._horizon._asdict()
         return _Answers(
             self._lock_if_anything(session, wanted)
             if gated
             else session.ask(LOCK_QUEUE, (wanted.moment,)),
-            session.ask(_STATE_IF_LOCKED if gated else _STATE, (self._version, self._since)),
-            Asked(self._shelf, session, self._since, missed, strangers=self._strangers),
-            session.ask(TAKE_IF_LOCKED if gated else TAKE_RECORDED, (self._since,)),
+            session.ask(
+                _STATE_IF_LOCKED if gated else _STATE, {**horizon, "version": self._version}
+            ),
+            Asked(self._shelf, session, self._horizon, missed, strangers=self._strangers),
+            session.ask(TAKE_IF_LOCKED if gated else TAKE_RECORDED, horizon),
         )
 
     def _lock_if_anything(self, session: Session, wanted: Wanted) -> Answer:
@@ -296,13 +301,18 @@ class Claiming:
         if thorough:
             self._thorough_s = stopwatch() + _THOROUGH_S
         leases_at = wanted.uptime.at if wanted.uptime else None
-        values = {"moment": wanted.moment, "leases_at": leases_at, "thorough": thorough}
+        values = {
+            **self._horizon._asdict(),
+            "moment": wanted.moment,
+            "leases_at": leases_at,
+            "thorough": thorough,
+        }
         return session.ask(LOCK_IF_ANYTHING, values)
 
     def _fold(self, session: Session, answers: _Answers, uptime: Uptime | None) -> Folded:
         (queue_row,) = answers.queue.fetchall()
         queue, now = to_queue(queue_row, self._cache), queue_row[3]
-        ((*state_row, since, lease_ends, delay_ends, followable, wanted),) = (
+        ((*state_row, since, late, lease_ends, delay_ends, followable, wanted),) = (
             answers.state.fetchall()
         )
         state = TurnsRow(tuple(state_row))
@@ -323,7 +333,7 @@ class Claiming:
         recorded = with_counts(told.recorded, running) if running else told.recorded
         turns.fold(now, expired=expiring.expired, recorded=recorded, due=expiring.due)
         self._count(turns, state, told, expiring, moved)
-        self._since_next = since
+        self._horizon_next = Horizon(since, late)
         changed = bool(rebooted or told.recorded or moved or expiring.any)
         wishes = [Wish(*wish) for wish in wanted or ()]
         return Folded(queue, state, turns, now, at, changed, queue_row[4], wishes)
@@ -348,7 +358,7 @@ class Claiming:
             self.forget()
             self._shelf.page = page
             with session.together():
-                ahead = Asked(self._shelf, session, NOTHING_BEFORE)
+                ahead = Asked(self._shelf, session, NOTHING_SEEN)
         settings = queue.settings
         self._shelf.mode = settings.mode
         self._turns = Turns(
@@ -448,7 +458,7 @@ class Claiming:
             state.clocks = [0] * LEVELS
             more = forget = True
         state.write(session, None if more else changed)
-        self._version, self._since = state.version, self._since_next
+        self._version, self._horizon = state.version, self._horizon_next
         self._purged = []
         if forget:
             self._drop()
@@ -456,7 +466,7 @@ class Claiming:
     def forget(self) -> None:
         """Read everything anew next time, also what was recorded long ago."""
         self._drop()
-        self._since = NOTHING_BEFORE
+        self._horizon = NOTHING_SEEN
         self._purged = []
 
     def _drop(self) -> None:

@@ -7,6 +7,7 @@ to see that another one was faster, those who do have something to do would wait
 from fairturn.clock import SERVER_NOW, SERVER_WAITED
 from fairturn.stores.postgres.database import PLAN_BY_INDEXES
 from fairturn.stores.postgres.expiring import FIRST_DELAY_ENDS, FIRST_LEASE_ENDS
+from fairturn.stores.postgres.rows import UNSEEN, UNSEEN_LATE
 
 _MOMENT = f"coalesce(%(moment)s::bigint, {SERVER_NOW})"
 _LEASES_AT = f"coalesce(%(leases_at)s::bigint, {SERVER_NOW})"
@@ -20,10 +21,12 @@ _WAITING = """
 # the outcomes of others, makes room only for documents that wait; while none does it can wait
 # itself, for a claim that is `thorough`.
 _ANYTHING = f"""
-    EXISTS (SELECT 1 FROM fairturn.recorded WHERE heads IS NOT NULL)
+    EXISTS (SELECT 1 FROM fairturn.recorded WHERE {UNSEEN} AND heads IS NOT NULL)
+        OR EXISTS (SELECT 1 FROM fairturn.recorded WHERE {UNSEEN_LATE} AND heads IS NOT NULL)
         OR (%(thorough)s OR {_WAITING} > 0)
             AND (EXISTS (SELECT 1 FROM fairturn.flows WHERE folded > 0 AND NOT held)
-                OR EXISTS (SELECT 1 FROM fairturn.recorded)
+                OR EXISTS (SELECT 1 FROM fairturn.recorded WHERE {UNSEEN})
+                OR EXISTS (SELECT 1 FROM fairturn.recorded WHERE {UNSEEN_LATE})
                 OR EXISTS (SELECT 1 FROM fairturn.moved))
         OR {FIRST_LEASE_ENDS} <= {_LEASES_AT}
         OR {FIRST_DELAY_ENDS} <= {_MOMENT}"""

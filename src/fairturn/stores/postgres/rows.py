@@ -41,6 +41,11 @@ _RECORD = "INSERT INTO fairturn.recorded (at, customers, events) VALUES (%s, %s,
 RECORD_ARRIVED = """
     INSERT INTO fairturn.recorded (at, customers, levels, heads, sizes)
     VALUES (%s, %s, %s::smallint[], %s, %s::integer[])"""
+# What no claim has seen yet: of the transactions that began after the last claim, and of those that
+# were under way then. By the primary key, and past what is dead: some old transaction may keep the
+# server from removing it.
+UNSEEN = "xid >= %(since)s::text::xid8"
+UNSEEN_LATE = "xid = ANY (%(late)s::xid8[])"
 # What a claim reads of `recorded`, in the order of `to_recorded`.
 RECORDED_COLUMNS = "number, at, customers, levels, heads, sizes, events"
 
@@ -51,6 +56,13 @@ def record(session: Session, at: int, events: Iterable[Event]) -> None:
     if told:
         customers = list({event.customer for event in told})
         session.ask(_RECORD, (at, customers, encode_events(told)))
+
+
+class Horizon(NamedTuple):
+    """What a claim has seen: every transaction before one, but for some that were under way."""
+
+    since: str
+    late: list[int]
 
 
 class Told(NamedTuple):

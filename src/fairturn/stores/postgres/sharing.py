@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fairturn.clock import SERVER_WAITED
 from fairturn.stores.postgres.asking import NUMBER
 from fairturn.stores.postgres.database import BEGIN, COMMIT, Session
-from fairturn.stores.postgres.rows import columns
+from fairturn.stores.postgres.rows import UNSEEN, columns
 from fairturn.stores.postgres.starting import STARTED_COLUMNS, Batch
 from fairturn.stores.values import RUNNING, Row
 
@@ -49,7 +49,7 @@ _SERVED = f"""
 WANTED = f"""
     (SELECT json_agg(json_build_array(number, n, worker, lease_us)) FROM (
         SELECT number, n, worker, lease_us FROM fairturn.wanted
-        WHERE xid >= %s::text::xid8 AND fence IS NULL
+        WHERE {UNSEEN} AND fence IS NULL
             AND NOT pg_try_advisory_xact_lock(hashtext('fairturn.wanted'), number)
         ORDER BY xid LIMIT {_SERVED_MAX}) w)"""
 # By the primary keys. The claim fails if one of the documents does not wait.

@@ -4,19 +4,29 @@ from collections.abc import Iterable
 
 from fairturn.flows import Changed, Ended, Event, Finished, Returned
 from fairturn.stores.postgres.gating import IS_LOCKED
-from fairturn.stores.postgres.rows import RECORDED_COLUMNS, Told, to_recorded
+from fairturn.stores.postgres.rows import (
+    RECORDED_COLUMNS,
+    UNSEEN,
+    UNSEEN_LATE,
+    Told,
+    to_recorded,
+)
 from fairturn.stores.values import RUNNING, Row
 
-# By the primary key. What a transaction before the last claim's oldest has written was visible to
-# that claim, and is gone. With it, of the customers that got a limit, how many documents run in
-# each level, and what was moved: of the same moment, so that what comes after it is told later.
+# By the primary key. What the last claim has seen is gone. With it, of the customers that got a
+# limit, how many documents run in each level, and what was moved: of the same moment, so that what
+# comes after it is told later.
 # The events of a change of settings begin so.
 _CHANGED = "events LIKE '[[5,%%'"
 _NOTHING = "NULL, NULL, NULL, NULL, NULL, NULL, NULL"  # in the place of `RECORDED_COLUMNS`
 _TAKE = f"""
-    WITH taken AS (
-        DELETE FROM fairturn.recorded WHERE xid >= %s::text::xid8 AND {{may_take}}
+    WITH taken_early AS (
+        DELETE FROM fairturn.recorded WHERE {UNSEEN} AND {{may_take}}
         RETURNING {RECORDED_COLUMNS}),
+    taken_late AS (
+        DELETE FROM fairturn.recorded WHERE {UNSEEN_LATE} AND {{may_take}}
+        RETURNING {RECORDED_COLUMNS}),
+    taken AS (SELECT * FROM taken_early UNION ALL SELECT * FROM taken_late),
     running AS (
         SELECT d.customer, d.level, count(*) AS n
         FROM fairturn.leases l JOIN fairturn.documents d ON d.number = ANY (l.documents)
