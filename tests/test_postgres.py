@@ -48,6 +48,7 @@ from fairturn.stores.postgres import (
     migrating,
     pooling,
     reading,
+    taking,
     watching,
 )
 from fairturn.stores.postgres.adapting import adapt
@@ -1190,6 +1191,16 @@ def test_the_state_of_the_queue_is_found_by_the_ends_of_indexes(
     assert "Sort" not in plan, plan
     assert "turns_pkey" in plan
     assert "documents_delayed" in plan
+
+
+def test_what_was_recorded_is_found_from_where_the_last_claim_stood(
+    filled: psycopg.Connection[Any],
+) -> None:
+    plan = plan_of(filled, taking.TAKE_RECORDED, {"since": "5", "late": [3, 4]})
+
+    assert "Seq Scan on recorded" not in plan, plan
+    assert "Index Cond: (xid >=" in plan, plan
+    assert "Index Cond: (xid = ANY" in plan, plan
 
 
 def test_the_next_documents_of_a_line_are_read_from_where_it_stands(
