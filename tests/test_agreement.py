@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -585,6 +586,34 @@ def test_what_was_answered_differently_once_is_answered_alike(name: str) -> None
 
     with machine(first) as stores:
         for operation in program:
+            stores.run(operation)
+        stores.end()
+
+
+def large_claims(seed: int) -> Iterator[Operation]:
+    """Two processes that claim much, each from where the other has stopped, while documents come,
+    come back and are cancelled: at the front of a line, in its middle, and at its end."""
+    chance = Random(seed)
+    yield submit("abc" * 300)
+    for _ in range(14):
+        if chance.random() < 0.3:
+            yield submit("".join(chance.choices("abcd", k=chance.randint(1, 90))))
+        if chance.random() < 0.3:
+            kinds = chance.choices(["released", "failed", "delayed", "completed"], k=3)
+            yield Finish(tuple(End(chance.randint(0, 150), kind, 1) for kind in kinds))
+        if chance.random() < 0.3:
+            yield Cancel(tuple(chance.randint(0, 250) for _ in range(3)))
+        if chance.random() < 0.2:
+            yield Advance(chance.choice([1, LEASE_S + 1]))
+        if chance.random() < 0.5:
+            yield Switch()
+        yield Claim(chance.choice([1, 7, 51, 51, 60, 130]))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_large_claims_of_two_processes_give_what_those_of_one_do(seed: int) -> None:
+    with machine(Settings(attempts_max=5)) as stores:
+        for operation in large_claims(seed):
             stores.run(operation)
         stores.end()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fairturn.worker.interpreter import SWITCH_S, tuned
+from fairturn.interpreter import HURRY_S, SWITCH_S, YOUNG_MIN, hurried, tuned
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +28,50 @@ def test_threads_take_turns_sooner_and_what_is_loaded_is_not_searched_until_the_
         assert gc.get_freeze_count() > 0
 
     assert sys.getswitchinterval() == pytest.approx(before)
+    assert gc.get_freeze_count() == 0
+
+
+def test_garbage_is_searched_more_rarely_until_the_end_unless_it_is_not_searched_at_all() -> None:
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(700, 10, 10)
+        with tuned():
+            assert gc.get_threshold() == (YOUNG_MIN, 10, 10)
+        assert gc.get_threshold() == (700, 10, 10)
+
+        gc.set_threshold(0, 10, 10)
+        with tuned():
+            assert gc.get_threshold() == (0, 10, 10)
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_who_is_in_a_hurry_keeps_the_interpreter_in_a_worker_and_nowhere_else() -> None:
+    before = sys.getswitchinterval()
+
+    with hurried():
+        assert sys.getswitchinterval() == pytest.approx(before)
+    with tuned():
+        with hurried():
+            assert sys.getswitchinterval() == pytest.approx(HURRY_S)
+        assert sys.getswitchinterval() == pytest.approx(min(SWITCH_S, before))
+
+    assert sys.getswitchinterval() == pytest.approx(before)
+
+
+def test_a_worker_that_ends_before_another_leaves_it_what_it_asked_for() -> None:
+    before, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    one, other = tuned(), tuned()
+
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert sys.getswitchinterval() == pytest.approx(min(SWITCH_S, before))
+    assert gc.get_freeze_count() > 0
+    other.__exit__(None, None, None)
+
+    assert sys.getswitchinterval() == pytest.approx(before)
+    assert gc.get_threshold() == thresholds
     assert gc.get_freeze_count() == 0
 
 

@@ -24,7 +24,7 @@ def test_an_unknown_handler_gets_only_what_can_start_at_once() -> None:
     pace = Pace()
 
     assert pace.wanted(free=4, unstarted=0) == 4
-    pace.add(0.000_1, 3)
+    pace.add(0.000_1, 1)
     assert pace.wanted(free=2, unstarted=0) == 2
 
 

@@ -75,19 +75,19 @@ def test_a_fast_handler_works_while_more_is_claimed_and_every_document_is_done_o
         assert queue.summary().completed == 3_000
 
 
-def test_what_a_claim_in_the_background_was_to_record_is_recorded_after_it_has_failed(
+def test_a_claim_that_fails_in_the_background_is_tried_again_and_nothing_is_lost(
     store: WatchedStore,
 ) -> None:
-    queue = filled(store, 3_000)
+    queue = filled(store, 6_000)
     store.down_in_background = 3
     events: list[Event] = []
 
     with queue:
         done = Worker(queue, nothing, threads=True, on_event=events.append).run(until_empty=True)
 
-    assert (done.completed, done.lost) == (3_000, 0)
+    assert (done.completed, done.lost) == (6_000, 0)
     assert sum(isinstance(event, StoreFailed) for event in events) == 3
-    assert sum(isinstance(event, DocumentEnded) for event in events) == 3_000
+    assert sum(isinstance(event, DocumentEnded) for event in events) == 6_000
 
 
 def test_a_worker_that_is_stopped_gives_back_what_comes_from_a_claim_under_way(

@@ -107,8 +107,8 @@ class Worker:
     def _run(self, until_empty: bool) -> "Done":
         import random
 
+        from fairturn.interpreter import tuned
         from fairturn.worker.folder import attempts_folder
-        from fairturn.worker.interpreter import tuned
         from fairturn.worker.pacing import Pace
         from fairturn.worker.retrying import Delays, check
         from fairturn.worker.signals import handled

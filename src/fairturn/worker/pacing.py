@@ -8,8 +8,8 @@ from fairturn.model import CLAIM_DOCUMENTS_MAX
 
 AHEAD_S = 0.05  # of measured work, all slots together
 _SHARE = 1 / 32  # of a new measurement in the mean
-_KNOWN_AFTER = 4  # documents
-_LEAST_S = 0.000_05  # to claim, hand over and record a document, whatever the handler does
+_KNOWN_AFTER = 2  # documents
+_LEAST_S = 0.000_025  # to claim, hand over and record a document, whatever the handler does
 _ROUNDING = 0.1  # of a document, so that one that takes 50 ms is not refused for a microsecond
 
 

@@ -226,16 +226,14 @@ class Supervisor:
                 self._receive(self._claiming, now_s)
             if now_s < self._paused_until_s:
                 return
+            if self._claiming is not None:  # more, which was begun when that was there
+                self._record_meanwhile()
+                return
             wanted = self._wanted(now_s)
             if self._ended and not self._must_record(now_s):
                 return
             if wanted:
                 self._claim(wanted, now_s)
-                # What came is worked on while more is fetched.
-                if not self._store.one_writer and self._claiming is None and not self._dry:
-                    more = self._wanted(now_s)
-                    if more and self._crew.unstarted():
-                        self._claim(more, now_s)
             elif self._ended:
                 lost = self._store.finish([attempt.outcome for attempt in self._ended])
                 recorded, self._ended = self._ended, []
@@ -276,34 +274,44 @@ class Supervisor:
         )
 
     def _claim(self, wanted: int, now_s: float) -> None:
+        if self._crew.unstarted() and not self._store.one_writer:
+            self._claim_meanwhile(wanted)
+            self._record_meanwhile()
+            return
         recorded, self._ended = self._ended, []
-        waits = self._store.one_writer or not self._crew.unstarted()
-        if recorded and not waits and self._recording is None:
+        claim = self._call(wanted, [attempt.outcome for attempt in recorded])
+        self._receive(_Claiming(wanted, recorded, self._watch.version, claim), now_s)
+
+    def _call(self, wanted: int, outcomes: Sequence[Outcome] = ()) -> Callable[[], Claimed]:
+        name, lease_us = self._plan.name, self._lease_us
+        claim = partial(self._store.claim, wanted, worker=name, lease_us=lease_us)
+        return partial(claim, outcomes=outcomes, synced=False)
+
+    def _claim_meanwhile(self, wanted: int) -> None:
+        begun = self._errands.begin(self._call(wanted))
+        version = self._watch.version  # an older one only rings once more
+        self._claiming = _Claiming(wanted, [], version, begun.result, begun.done)
+
+    def _record_meanwhile(self) -> None:
+        if self._ended and self._recording is None:
+            recorded, self._ended = self._ended, []
             finish = partial(self._store.finish, [attempt.outcome for attempt in recorded])
             self._recording = _Recording(recorded, self._errands.begin(finish))
-            recorded = []
-        claim = partial(
-            self._store.claim,
-            wanted,
-            worker=self._plan.name,
-            lease_us=self._lease_us,
-            outcomes=[attempt.outcome for attempt in recorded],
-            synced=False,
-        )
-        version = self._watch.version  # an older one only rings once more
-        if waits:
-            self._receive(_Claiming(wanted, recorded, version, claim), now_s)
-            return
-        begun = self._errands.begin(claim)
-        self._claiming = _Claiming(wanted, recorded, version, begun.result, begun.done)
 
     def _receive(self, claiming: _Claiming, now_s: float) -> None:
         """Take in what a claim gives."""
-        held = self._take_over(claiming, now_s)
+        claimed = self._claimed(claiming)
         self._look_s = stopwatch() + LOOK_S
-        self._dry = len(held) < claiming.wanted
+        self._dry = len(claimed.claims) < claiming.wanted
         if self._dry:
             self._watch.look(claiming.version)
+        elif not self._stops and not self._store.one_writer:
+            # These are worked on while more is fetched; first of all, that is begun.
+            in_hand = self._crew.unstarted() + len(claimed.claims)
+            more = self._pace.wanted(self._crew.free(), in_hand)
+            if more:
+                self._claim_meanwhile(more)
+        held = self._take_over(claimed, claiming.recorded, now_s)
         if self._plan.on_event is not None:
             for one in held:
                 self._plan.on_event(events.DocumentClaimed(one.claim.document, one.fence))
@@ -313,17 +321,20 @@ class Supervisor:
             self._crew.give(held)
         self._store.sync()  # while the handlers begin
 
-    def _take_over(self, claiming: _Claiming, now_s: float) -> list[Held]:
-        """Hold what was claimed, and settle what was recorded with it."""
+    def _claimed(self, claiming: _Claiming) -> Claimed:
+        """What a claim gives. If it has failed, what it was to record is still to be recorded."""
         self._claiming = None
         try:
-            claims, lost = claiming.claimed()
+            return claiming.claimed()
         except BaseException:
             self._ended = [*claiming.recorded, *self._ended]
             raise
-        # All are held before anybody hears of one: what an error leaves behind is given back.
-        held = [self._hold(claim, now_s) for claim in claims]
-        self._settle(claiming.recorded, lost)
+
+    def _take_over(self, claimed: Claimed, recorded: list[_Attempt], now_s: float) -> list[Held]:
+        """Hold what was claimed, and settle what was recorded with it. All are held before anybody
+        hears of one: what an error leaves behind is given back."""
+        held = [self._hold(claim, now_s) for claim in claimed.claims]
+        self._settle(recorded, claimed.lost)
         return held
 
     def _take_recorded(self, recording: _Recording) -> None:
@@ -502,9 +513,10 @@ class Supervisor:
         if self._recording is not None:
             with suppress(StoreError):
                 self._take_recorded(self._recording)
-        if self._claiming is not None:
+        claiming = self._claiming
+        if claiming is not None:
             with suppress(StoreError):
-                self._take_over(self._claiming, stopwatch())
+                self._take_over(self._claimed(claiming), claiming.recorded, stopwatch())
         ended = self._ending()
         outcomes = [attempt.outcome for attempt in self._ended]
         outcomes += [Released(fence) for fence in self._held if fence not in ended]

@@ -306,7 +306,7 @@ class PostgresStore:
             return finishing.lost
 
         lost: list[Fence] = self._transact(work)
-        self._note()
+        self._watching.note_ends()
         return lost
 
     def cancel(self, ids: Sequence[str]) -> list[State | None]:

@@ -1,5 +1,6 @@
 """What a claim asks the database for ahead, in one round trip, and the statements for it."""
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from fairturn.stores.postgres.database import Answer, Session
@@ -174,9 +175,9 @@ class Asked:
             self.load_missed = session.ask(_MISSED_LOAD, (missed,)) if strangers else None
 
 
-def grouped(answer: Answer) -> dict[tuple[int, int], list[Row]]:
+def grouped(rows: Iterable[Row]) -> dict[tuple[int, int], list[Row]]:
     """Rows of documents by their flows."""
     found: dict[tuple[int, int], list[Row]] = {}
-    for row in answer.fetchall():
+    for row in rows:
         found.setdefault((row[0], row[1]), []).append(row[2:])
     return found

@@ -14,14 +14,15 @@ import psycopg
 
 from fairturn.clock import Uptime, stopwatch
 from fairturn.flows import (
+    WEIGHT_ONE,
     Arrived,
     Left,
     Mode,
-    Pick,
     Purged,
     Returned,
     Standing,
 )
+from fairturn.interpreter import hurried
 from fairturn.model import Claim, Fence
 from fairturn.priority import LEVELS
 from fairturn.situation import Notes, Seen
@@ -52,7 +53,7 @@ from fairturn.stores.postgres.sharing import (
     want_no_more,
 )
 from fairturn.stores.postgres.shelf import PAGE_MIN, PostgresShelf, StoredFlow
-from fairturn.stores.postgres.starting import Batch, Lease, claims_of, in_order, start
+from fairturn.stores.postgres.starting import PART, Batch, Lease, Starting, claims_of
 from fairturn.stores.postgres.taking import TAKE_IF_LOCKED, TAKE_RECORDED, leave_out, taken
 from fairturn.stores.values import Row, SettingsCache
 from fairturn.turns import Turns
@@ -60,7 +61,7 @@ from fairturn.turns import Turns
 _NO_VERSION = -1
 NOTHING_SEEN = Horizon("0", [])
 _THOROUGH_S = 1.0  # between claims that fold in what was recorded although nothing waits
-_RESERVE = 4  # of a flow's documents, where others claim from it too
+_RESERVE = 4  # of a flow's documents, at least, where others claim from it too
 _BY_CUSTOMER = itemgetter(0)
 
 # What is kept between the claims of one process: more would be memory rather than speed.
@@ -145,6 +146,7 @@ class Claiming:
         self._contended = True  # whether others claimed in between the last two claims,
         self._strangers = True  # and documents of customers that were not loaded here
         self._busy = False  # whether the last claim has waited for the lock
+        self._each = 1  # how many documents a flow gave, as a rule, in the last claim
         self._company = 0  # how many documents were picked for others the last time
         self._dry = False  # whether the last claim found less than it wanted
         self._thorough_s = 0.0  # when a claim that is gated folds in whatever was recorded
@@ -153,8 +155,10 @@ class Claiming:
     def claim(self, session: Session, wanted: Wanted, finishing: Finishing) -> Given:
         """Record the outcomes, and take up to `n` documents."""
         gated, self._dry = self._dry and not finishing.any, False
+        begun = wanted.n > SHARED_MAX and self._read_ahead(session, wanted)
         with session.together():
-            session.ask(BEGIN)
+            if not begun:
+                session.ask(BEGIN)
             finishing.ask(session, wanted.moment)
             told = session.ask(QUEUE) if finishing.needs_a_look() else None
             if told is None:
@@ -176,6 +180,14 @@ class Claiming:
         self._busy = folded.waited_us > BUSY_US
         claims, changed = self._take(session, wanted, folded, finished=finishing.any)
         return Given(claims, finishing.lost, changed)
+
+    def _read_ahead(self, session: Session, wanted: Wanted) -> bool:
+        """Read documents for a large claim before it has the lock: others wait for that. Whether
+        the transaction has begun."""
+        if self._turns is None:
+            return False
+        self._expect(wanted.n)
+        return self._shelf.read_ahead(session)
 
     def shares(self, n: int) -> bool:
         """Whether a claim of so many documents is to be shared: others hold the lock, as a rule,
@@ -212,47 +224,60 @@ class Claiming:
     ) -> tuple[list[Claim], bool]:
         """Pick for this claim, and for those who wait; write it, and commit. What was claimed, and
         whether anything has changed."""
-        own = self._pick(folded, wanted.n, wanted.worker, wanted.lease_us)
-        names = [self._shelf.names[pick.customer] for pick in own.picks]
-        shares = [(w, self._pick(folded, w.n, w.worker, w.lease_us)) for w in folded.wishes]
-        self._company = sum(len(batch.picks) for _, batch in shares)
-        changed = bool(own.picks or shares or folded.changed or finished)
-        seen = Seen(wanted.worker, folded.now, wanted.n - len(own.picks))
-        noted = self._notes.due(seen.worker, seen.seen_at)
+        own = _batch(folded, wanted)
+        with hurried():
+            self._pick(folded, own, min(wanted.n, PART))
+        changed = bool(own.picks or folded.wishes or folded.changed or finished)
+        noted = self._notes.due(wanted.worker, folded.now)
         if not changed and not noted and wish is None:
             session.ask("ROLLBACK")  # it was only a look
             self._dry = wanted.n > 0
             return [], False
-        started: Answer | None = None
-        with session.commit("claim"):
+        starting = Starting(session, own, folded.now)
+        with session.commit("claim"), hurried():
+            while PART <= len(own.picks) < wanted.n:
+                starting.go_on()
+                if not self._pick(folded, own, min(wanted.n - len(own.picks), PART)):
+                    break
             if own.picks:
-                started = start(session, own, folded.now)
+                starting.end()
+            shares = []
+            for other in folded.wishes:
+                shares.append((other, _batch(folded, other)))
+                self._pick(folded, shares[-1][1], other.n)
+            self._company = sum(len(batch.picks) for _, batch in shares)
             if shares:
                 serve(session, shares, folded.now)
+            # Those who are saved may be forgotten.
+            names = [self._shelf.names[pick.customer] for pick in own.picks]
+            if own.picks:
+                self._each = 1 + len(own.picks) // len(folded.turns.touched)
             if changed:
                 self.save(session, folded)
             if noted:
-                session.ask(_SEEN, seen)
+                idle = wanted.n - len(own.picks)
+                session.ask(_SEEN, Seen(wanted.worker, folded.now, idle))
             if wish is not None:
                 want_no_more(session, wish)
         self._dry = len(own.picks) < wanted.n
-        if started is None:
-            return [], changed
         lease = Lease(wanted.worker, own.fence, folded.now, folded.now + wanted.lease_us)
-        return claims_of(in_order(started, own), names, folded.queue.key, lease), changed
+        return claims_of(starting.rows(), names, folded.queue.key, lease), changed
 
-    def _pick(self, folded: Folded, n: int, worker: str, lease_us: int) -> Batch:
-        """Up to so many turns, one after the other."""
+    def _pick(self, folded: Folded, batch: Batch, n: int) -> bool:
+        """Up to so many turns, one after the other; whether there were any."""
         turns, now, state = folded.turns, folded.now, folded.state
-        picks: list[Pick] = []
-        while len(picks) < n and (pick := turns.pick(now)) is not None:
-            picks.append(pick)
+        for _ in range(n):
+            pick = turns.pick(now)
+            if pick is None:
+                break
+            batch.picks.append(pick)
         rows, self._shelf.picked = self._shelf.picked, []
-        for priority, taken_now in Counter(row[PRIORITY] for row in rows).items():
+        batch.rows.extend(rows)
+        for priority, taken_now in Counter([row[PRIORITY] for row in rows]).items():
             state.taken[priority - 1] += taken_now
-        if picks:
-            state.fence += 1
-        return Batch(worker, state.fence, folded.uptime.at + lease_us, picks, rows)
+        if rows:
+            state.fence = batch.fence
+        return bool(rows)
 
     def _leave(self, session: Session, wanted: Wanted, now: int) -> Given:
         """Nothing is to be claimed or folded in, and nothing is locked."""
@@ -275,8 +300,7 @@ class Claiming:
     def _ask(self, session: Session, wanted: Wanted, *, gated: bool = False) -> _Answers:
         """Lock the queue, and read everything that the fold and the picks will probably need. It is
         locked only if there may be anything, if the claim is gated."""
-        # The last turn is taken when the one after it is known.
-        self._shelf.page = max(PAGE_MIN, wanted.n + 1 + self._company)
+        self._expect(wanted.n)
         if gated:  # then something arrived, if there is anything
             self._shelf.wants_arrivals = True
         missed: int | None = None
@@ -296,6 +320,16 @@ class Claiming:
             session.ask(TAKE_IF_LOCKED if gated else TAKE_RECORDED, horizon),
         )
 
+    def _expect(self, n: int) -> None:
+        """Let the shelf know how much a claim of so many documents will probably need."""
+        # The last turn is taken when the one after it is known.
+        self._shelf.page = max(PAGE_MIN, n + 1 + self._company)
+        if self._turns is not None:
+            active = sum(self._turns.weights) // WEIGHT_ONE
+            each = max(self._each, 1 + n // max(1, active))
+            # Others take as many.
+            self._shelf.keep_ready(max(_RESERVE, 2 * each) if self._contended else each)
+
     def _lock_if_anything(self, session: Session, wanted: Wanted) -> Answer:
         thorough = stopwatch() >= self._thorough_s
         if thorough:
@@ -309,6 +343,7 @@ class Claiming:
         }
         return session.ask(LOCK_IF_ANYTHING, values)
 
+    @hurried()
     def _fold(self, session: Session, answers: _Answers, uptime: Uptime | None) -> Folded:
         (queue_row,) = answers.queue.fetchall()
         queue, now = to_queue(queue_row, self._cache), queue_row[3]
@@ -349,7 +384,6 @@ class Claiming:
             if behind:
                 self._follow(self._turns, ahead, session)
                 self._hand_over(self._turns, state)
-            self._shelf.reserve = _RESERVE if behind else 1
             self._shelf.receive(session, ahead, self._turns.standings)
             self._version = state.version
             return self._turns
@@ -472,6 +506,12 @@ class Claiming:
     def _drop(self) -> None:
         self._turns, self._version = None, _NO_VERSION
         self._shelf = PostgresShelf(Mode.FAIR)
+
+
+def _batch(folded: Folded, wanted: Wanted | Wish) -> Batch:
+    """What is to be picked for somebody."""
+    until = folded.uptime.at + wanted.lease_us
+    return Batch(wanted.worker, folded.state.fence + 1, until, [], [])
 
 
 def _move(turns: Turns, state: TurnsRow, place: tuple[int, int, int], n: int) -> None:

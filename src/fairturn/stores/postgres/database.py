@@ -90,8 +90,16 @@ class Session:
         return ask_alone(self._line, statement, values)
 
     def fetch(self, statement: str, values: Values = ()) -> list[Row]:
-        """All rows of a statement."""
-        return self.ask(statement, values).fetchall()
+        """All rows of a statement, at once: also if it is one of several in a round trip."""
+        answer = self.ask(statement, values)
+        if self._pipe is not None:
+            self._pipe.exchange()
+        return answer.fetchall()
+
+    def send(self) -> None:
+        """Let the server begin with those statements of a round trip that it was asked so far."""
+        if self._pipe is not None:
+            self._pipe.send()
 
     def fetch_last(self, statement: str, values: Values = ()) -> list[Row]:
         """All rows of a statement that is a transaction, and the last one of its session."""
@@ -138,10 +146,15 @@ class Session:
 
     @contextmanager
     def together(self, *, last: bool = False) -> Iterator[None]:
-        """Statements that go to the server in one round trip; the hint follows the last one."""
+        """Statements that go to the server in one round trip; the hint follows the last one. If
+        there is one already, it is over when these are."""
         if self._line is None:
             with self.connection.pipeline():
                 yield
+            return
+        if self._pipe is not None:
+            yield
+            self._pipe.exchange()
             return
         pipe = self._pipe = Pipe(self._line)
         if last and self.hint_first:

@@ -82,7 +82,7 @@ class Afterwards(NamedTuple):
 
 
 class Pipe:
-    """The statements of one round trip. They are sent when it is closed."""
+    """The statements of one round trip. They are sent when it is closed, or before that."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -105,11 +105,22 @@ class Pipe:
         expected.append(asked)
         return asked
 
+    def send(self) -> None:
+        """Send what was added so far: the server is at work on it while more is added."""
+        self._line.pgconn.flush()
+
+    def exchange(self) -> None:
+        """Send all that was added so far, and wait for what comes back; more may follow."""
+        error = self._exchange(())
+        if error is not None:
+            raise error
+
     def close(self, afterwards: Sequence[Afterwards] = ()) -> None:
         """Send all, and wait for what comes back; the first error is raised. What is to be executed
         afterwards goes along, each in a transaction of its own."""
         try:
             error = self._exchange(afterwards)
+            self._line.pgconn.exit_pipeline_mode()
         except BaseException:
             self.drop()
             raise
@@ -135,7 +146,7 @@ class Pipe:
             failed = self._receive(expected)
             if not may_fail:
                 error = error or failed
-        pgconn.exit_pipeline_mode()
+        self._expected = []
         return error
 
     def _receive(self, all_expected: list[_Expected]) -> psycopg.Error | None:

@@ -26,12 +26,19 @@ from fairturn.stores.postgres.asking import (
     Page,
     grouped,
 )
-from fairturn.stores.postgres.database import Answer, Overtaken, Session
+from fairturn.stores.postgres.database import (
+    BEGIN,
+    PLAN_BY_INDEXES,
+    Answer,
+    Overtaken,
+    Session,
+)
 from fairturn.stores.postgres.rows import NO_ORDER, columns
 from fairturn.stores.values import Row
 
 PAGE_MIN = 4
 _PAGE_NEXT_MIN = 64  # of the pages after the first, where most customers are known already
+_AHEAD_LARGE_MAX = 512  # rows of one flow, for a large claim
 _ROWS_AHEAD_MAX = 8_000  # of all flows; beyond it, only what is needed next is read
 _HEADS_MIN = 16
 _LOWEST_INT = -(1 << 63)
@@ -84,6 +91,30 @@ class PostgresShelf:
 
     # ── In one round trip ────────────────────────────────────────────────────────────────────────
 
+    def keep_ready(self, reserve: int) -> None:
+        """So many of a flow's documents will probably be needed: read on where there are less."""
+        if reserve > self.reserve:
+            for standing in self._standings.values():
+                for flow in standing.flows.values():
+                    assert isinstance(flow, StoredFlow)
+                    known = len(flow.upcoming or ())
+                    if flow.active and known <= reserve and known < flow.waiting:
+                        self._low.add(flow)
+        self.reserve = reserve
+
+    def read_ahead(self, session: Session) -> bool:
+        """Read on where documents are needed, in a transaction that begins with it: whether there
+        was any need. Whatever others claim meanwhile is taken off again, as all that they claim."""
+        wanted = self.wanted()
+        if not wanted:
+            return False
+        with session.together():
+            session.ask(BEGIN)
+            session.ask(f"SELECT {PLAN_BY_INDEXES}")
+            more = session.ask(NEXT, wanted)
+        self._take_more(more)
+        return True
+
     def page_values(self) -> dict[str, int] | None:
         if not self._turns_left or len(self._turns) >= self.page:
             return None
@@ -101,17 +132,23 @@ class PostgresShelf:
         return (*self._head, max(_HEADS_MIN, self.page))
 
     def wanted(self) -> list[list[Any]]:
-        rows = []
         low, self._low = self._low, set()
-        self._reading = {flow for flow in low if not self._comes_later(flow)}
-        self._later |= low - self._reading
-        if not self._turns_left:
-            self._reading |= self._later
+        if self._turns_left:
+            later = {flow for flow in low if self._comes_later(flow)}
+            low -= later
+            self._later |= later
+        else:
+            low |= self._later
             self._later.clear()
-        for flow in self._reading:
-            flow.ahead = self._more(flow)
-            rows.append((flow.customer, flow.level, *_place(flow), flow.ahead))
-        return columns(rows)
+        self._reading = low
+        return columns([self._asked_of(flow) for flow in low])
+
+    def _asked_of(self, flow: StoredFlow) -> Row:
+        """What a flow's next documents are asked for with: those after the last one that is known,
+        or from the first one on."""
+        head = flow.upcoming[0][ORDER] + 1 if flow.upcoming else flow.head_order or 0
+        flow.ahead = self._more(flow)
+        return (flow.customer, flow.level, head, max(flow.claimed_to, head - 1), flow.ahead)
 
     def _comes_later(self, flow: StoredFlow) -> bool:
         """Whether there are turns before its next one that were not even read. If it comes sooner
@@ -125,22 +162,20 @@ class PostgresShelf:
         self._standings = standings
         if asked.load_recorded is not None and asked.arrived is not None:
             self.take_loaded(asked.load_recorded)
-            self._arrived = grouped(asked.arrived)
+            self._arrived = grouped(asked.arrived.fetchall())
         self.wants_arrivals = False
         if asked.page is not None:
             self._take_page(asked.page)
         if asked.heads is not None:
             self._take_heads(asked.heads.fetchall(), max(_HEADS_MIN, self.page))
         if asked.more is not None:
-            read = grouped(asked.more)
-            for flow in self._reading:
-                self._put(flow, read.get((flow.customer, flow.level), []))
+            self._take_more(asked.more)
         if asked.front is not None:
-            self._seat(grouped(asked.front))
+            self._seat(grouped(asked.front.fetchall()))
 
     def _take_page(self, page: Page) -> None:
         self.take_loaded(page.load)
-        for flow, rows in grouped(page.next).items():
+        for flow, rows in grouped(page.next.fetchall()).items():
             if flow[0] not in self._standings:
                 self._next[flow] = rows
         turns = page.turns.fetchall()
@@ -149,6 +184,11 @@ class PostgresShelf:
         self._turns_left = len(turns) == page.size
         self._repeated = 2 * sum(row[3] in self._standings for row in turns) > len(turns)
         self._turns[:0] = [(row[0], row[1], row[2], row[3]) for row in reversed(turns)]
+
+    def _take_more(self, more: Answer) -> None:
+        read = grouped(more.fetchall())
+        for flow in self._reading:
+            self._extend(flow, read.get((flow.customer, flow.level), []))
 
     def take_loaded(self, answer: Answer) -> None:
         """What is needed to load customers."""
@@ -176,6 +216,12 @@ class PostgresShelf:
         self._ahead += len(rows) - len(flow.upcoming or ())
         flow.upcoming = rows[::-1]
 
+    def _extend(self, flow: StoredFlow, rows: list[Row]) -> None:
+        """These come after what is known of the flow. If nothing is, because its line has changed
+        meanwhile, they are no more than a guess, which `_first` checks."""
+        self._ahead += len(rows)
+        flow.upcoming = [*rows[::-1], *(flow.upcoming or ())]
+
     def seat_arrived(self) -> None:
         """Give the documents that arrived to their flows, where these had none before."""
         self.wants_arrivals = True  # there were some, so there may be more the next time
@@ -192,11 +238,11 @@ class PostgresShelf:
                 self._put(flow, rows)
 
     def _more(self, flow: StoredFlow) -> int:
-        """How many of its documents to read: twice as many as the last time; where others claim
-        from it too, some for them."""
+        """How many of its documents to read: twice as many as the last time, and for two claims."""
         if self._ahead >= _ROWS_AHEAD_MAX:
             return 2
-        return min(AHEAD_MAX, 2 * max(flow.ahead, self.reserve))
+        most = max(AHEAD_MAX, min(self.page, _AHEAD_LARGE_MAX))
+        return min(most, 2 * max(flow.ahead, self.reserve))
 
     def expect(self, customers: Iterable[int]) -> None:
         """Read these customers together, unless they are known."""
@@ -336,20 +382,22 @@ class PostgresShelf:
         its level that will have their turns, too."""
         flow.ahead = self._more(flow)
         rows = [(flow.customer, flow.level, head, max(flow.claimed_to, head - 1), flow.ahead)]
-        reading = {(flow.customer, flow.level): flow}
+        others = []
         for standing in self._standings.values():
             other = standing.flows.get(flow.level)
             if isinstance(other, StoredFlow) and _lacks_documents(other) and other is not flow:
-                reading[other.customer, other.level] = other
-                other.ahead = self._more(other)
-                rows.append((other.customer, other.level, *_place(other), other.ahead))
+                others.append(other)
+                rows.append(self._asked_of(other))
                 if len(rows) >= max(self.page, _PAGE_NEXT_MIN):
                     break
-        found = grouped(self.session.ask(NEXT, columns(rows)))
-        if (flow.customer, flow.level) not in found:
+        found = grouped(self.session.fetch(NEXT, columns(rows)))
+        documents = found.get((flow.customer, flow.level))
+        if documents is None:
             raise Overtaken("a document that was to be claimed does not wait any more")
-        for place, documents in found.items():
-            self._put(reading[place], documents)
+        self._put(flow, documents)
+        for other in others:
+            more = found.get((other.customer, other.level), [])
+            self._extend(other, more)
         assert flow.upcoming
         return flow.upcoming
 
@@ -380,12 +428,6 @@ def _gather(standing: Standing) -> None:
         if flow.head_order is not None and flow.head_order == standing.head_order:
             assert isinstance(flow, StoredFlow)
             standing.head_since = flow.since or 0
-
-
-def _place(flow: StoredFlow) -> tuple[int, int]:
-    """The first order of a flow, and that after which what was not returned waits."""
-    head = flow.head_order or 0
-    return head, max(flow.claimed_to, head - 1)
 
 
 def _lacks_documents(flow: StoredFlow) -> bool:

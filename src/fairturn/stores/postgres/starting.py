@@ -1,7 +1,6 @@
 """Letting documents run that were picked, and what their claims are made of."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fairturn.flows import Pick
 from fairturn.model import Claim
@@ -14,6 +13,8 @@ from fairturn.stores.values import BODY, RUNNING, Row, to_claims
 STARTED_COLUMNS = f"{CLAIM_COLUMNS.replace('d.attempts', 'd.attempts - 1')}, d.body_bytes"
 _NUMBER_IN_CLAIM = 1  # where the number stands among them
 
+# So many are started at a time: the server is at work on them while the next are picked.
+PART = 125
 # By the primary key. The claim fails if one of the documents does not wait.
 _START = f"""
     WITH started AS (
@@ -23,11 +24,14 @@ _START = f"""
         FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
             AS v(number, cost, weight, charge)
         WHERE d.number = v.number AND d.state = 1
-        RETURNING {STARTED_COLUMNS}),
-    leased AS (
-        INSERT INTO fairturn.leases (fence, until, running, documents) VALUES (%s, %s, %s, %s))
+        RETURNING {STARTED_COLUMNS}){{and_more}}
     SELECT * FROM started
     WHERE 1 / (SELECT CASE WHEN count(*) = %s THEN 1 ELSE 0 END FROM started) = 1"""
+_LEASED = """,
+    leased AS (
+        INSERT INTO fairturn.leases (fence, until, running, documents) VALUES (%s, %s, %s, %s))"""
+_START_PART = _START.format(and_more="")
+_START_LAST = _START.format(and_more=_LEASED)
 
 
 class Batch(NamedTuple):
@@ -36,8 +40,8 @@ class Batch(NamedTuple):
     worker: str
     fence: int
     until: int  # so long is its lease
-    picks: Sequence[Pick]
-    rows: Sequence[Row]  # of the documents, as they were read ahead
+    picks: list[Pick]
+    rows: list[Row]  # of the documents, as they were read ahead
 
 
 class Lease(NamedTuple):
@@ -49,18 +53,43 @@ class Lease(NamedTuple):
     ends_at: int
 
 
-def start(session: Session, batch: Batch, now: int) -> Answer:
-    """Let the picked documents run; the answer has a row for each, in no order."""
-    numbers, n = [row[NUMBER] for row in batch.rows], len(batch.rows)
-    _, _, _, *charges = columns(batch.picks)
-    started = (batch.fence, now, batch.until, batch.worker, numbers, *charges)
-    return session.ask(_START, (*started, batch.fence, batch.until, n, numbers, n))
+class Starting:
+    """A batch whose documents are started part by part, while more are picked for it."""
 
+    def __init__(self, session: Session, batch: Batch, now: int) -> None:
+        self._session = session
+        self._batch = batch
+        self._now = now
+        self._numbers: list[int] = []
+        self._answers: list[Answer] = []  # with a row for each document, in no order
 
-def in_order(started: Answer, batch: Batch) -> list[Row]:
-    """The rows of documents that were started, in the order of their turns."""
-    found = {row[_NUMBER_IN_CLAIM]: row for row in started.fetchall()}
-    return [found[row[NUMBER]] for row in batch.rows]
+    def go_on(self) -> None:
+        """Let run what was picked since the last time; more is to come."""
+        self._answers.append(self._session.ask(_START_PART, self._values()))
+        self._session.send()
+
+    def end(self) -> None:
+        """Let run what was picked last, and write the lease of all of them."""
+        *started, n = self._values()
+        lease = (self._batch.fence, self._batch.until, len(self._numbers), self._numbers)
+        self._answers.append(self._session.ask(_START_LAST, (*started, *lease, n)))
+
+    def _values(self) -> tuple[Any, ...]:
+        batch, begun = self._batch, len(self._numbers)
+        numbers = [row[NUMBER] for row in batch.rows[begun:]]
+        self._numbers += numbers
+        charges = columns([(p.cost, p.weight, p.charge) for p in batch.picks[begun:]]) or [
+            [],
+            [],
+            [],
+        ]
+        shared = (batch.fence, self._now, batch.until, batch.worker)
+        return (*shared, numbers, *charges, len(numbers))
+
+    def rows(self) -> list[Row]:
+        """The documents that were started, in the order of their turns."""
+        found = {row[_NUMBER_IN_CLAIM]: row for part in self._answers for row in part.fetchall()}
+        return [found[number] for number in self._numbers]
 
 
 def claims_of(rows: list[Row], customers: list[str], key: int, lease: Lease) -> list[Claim]:

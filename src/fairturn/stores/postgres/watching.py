@@ -19,7 +19,8 @@ from fairturn.errors import StoreError
 from fairturn.stores.postgres.database import Connection, Database, Session
 
 POLL_S = 1.0
-_TOGETHER_S = 0.015  # changes within so short a time share a hint
+_TOGETHER_S = 0.015  # changes within so short a time share a hint,
+_ENDS_TOGETHER_S = 0.05  # and claims and outcomes within this one: no worker waits for them
 _HEAR_S = 0.2  # a listener hears so soon that it is to end
 _CHECK_S = 10.0  # a listener that has heard nothing for so long looks whether it is heard
 _AGAIN_S = (1.0, 5.0, 15.0)  # between attempts to listen
@@ -77,11 +78,17 @@ class Watching:
             if not hinted:
                 self._send_at(max(stopwatch(), self._hinted_at + _TOGETHER_S))
 
+    def note_ends(self) -> None:
+        """This process has recorded outcomes."""
+        with self._lock:
+            self._wake()
+            self._send_at(max(stopwatch(), self._hinted_at + _ENDS_TOGETHER_S))
+
     def note_later(self) -> None:
         """Something was changed that nobody waits for: soon is soon enough."""
         with self._lock:
             self._untold = True
-            self._send_at(stopwatch() + _TOGETHER_S)
+            self._send_at(max(stopwatch() + _TOGETHER_S, self._hinted_at + _ENDS_TOGETHER_S))
 
     def version(self) -> int:
         """The version as it is now."""
