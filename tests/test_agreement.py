@@ -610,10 +610,39 @@ def large_claims(seed: int) -> Iterator[Operation]:
         yield Claim(chance.choice([1, 7, 51, 51, 60, 130]))
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_large_claims_of_two_processes_give_what_those_of_one_do(seed: int) -> None:
+def many_customers(seed: int) -> Iterator[Operation]:
+    """Customers that a process has not seen yet, more than it reads ahead; of some of them
+    something happens before their turn, also by another process that claims now and then."""
+    chance = Random(seed)
+    names = [f"customer {n}" for n in range(260)]
+    yield Submit(tuple(Doc(name) for name in names for _ in range(chance.randint(1, 3))))
+    yield from (Claim(2), Switch())
+    for _ in range(9):
+        who, kind = chance.choice(names), chance.randrange(8)
+        if kind == 0:
+            yield Submit((Doc(who), Doc(chance.choice(names))))
+        elif kind == 1:
+            yield Cancel(tuple(chance.randint(0, 400) for _ in range(4)))
+        elif kind == 2:
+            yield Adjust(who, chance.choice([1.0, 3.0]), chance.choice([None, 1]), paused=False)
+        elif kind == 3:
+            yield Adjust(who, 1.0, None, paused=True)
+        elif kind == 4:
+            yield Finish((End(chance.randint(0, 50), "released", 0),))
+        elif kind == 5:
+            yield Advance(LEASE_S + 1)
+        elif kind == 6:
+            yield from (Switch(), Claim(chance.choice([5, 30])), Switch())
+        yield Claim(chance.choice([20, 30, 30, 40]))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("program", [large_claims, many_customers])
+def test_large_claims_of_two_processes_give_what_those_of_one_do(
+    program: Callable[[int], Iterator[Operation]], seed: int
+) -> None:
     with machine(Settings(attempts_max=5)) as stores:
-        for operation in large_claims(seed):
+        for operation in program(seed):
             stores.run(operation)
         stores.end()
 

@@ -1168,7 +1168,7 @@ def plan_of(connection: psycopg.Connection[Any], statement: str, values: Any) ->
 PAGE = {"level": 0, "place": 0, "tick": 0, "size": 101}
 
 
-@pytest.mark.parametrize("name", ["PAGE_TURNS", "PAGE_LOAD", "PAGE_NEXT", "HEADS"])
+@pytest.mark.parametrize("name", ["PAGE_LOAD", "PAGE_NEXT", "HEADS"])
 def test_a_claim_reads_its_page_by_the_index_in_order_and_nothing_that_grows(
     filled: psycopg.Connection[Any], name: str
 ) -> None:

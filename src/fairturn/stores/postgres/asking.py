@@ -1,9 +1,10 @@
 """What a claim asks the database for ahead, in one round trip, and the statements for it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from fairturn.stores.postgres.database import Answer, Session
+from fairturn.stores.postgres.piping import Result
 from fairturn.stores.postgres.rows import UNSEEN, UNSEEN_LATE, Horizon
 from fairturn.stores.values import Row
 
@@ -32,7 +33,6 @@ _PAGE = """
         WHERE folded > 0 AND NOT held
             AND (level, place, tick) > (%(level)s::smallint, %(place)s, %(tick)s)
         ORDER BY level, place, tick LIMIT %(size)s)"""
-PAGE_TURNS = f"{_PAGE} SELECT level, place, tick, customer FROM page ORDER BY level, place, tick"
 _FLOW_COLUMNS = """
     f.level, f.place, f.tick, f.folded, f.running, f.taken, f.claimed_to, f.head_order,
     f.head_since, f.head_bound, f.held"""
@@ -73,10 +73,12 @@ _NEXT_COLUMNS = "SELECT f.customer, f.level, d.* FROM"
 # As many for each flow as it takes to have one for each turn, and the one after that.
 _SHARE = "(SELECT 1 + (%(size)s - 2 + count(*)) / greatest(count(*), 1) FROM page)"
 PAGE_NEXT = f"""
-    {_PAGE} {_NEXT_COLUMNS} (
-        SELECT customer, level, head_order, greatest(claimed_to, head_order - 1) AS after
+    {_PAGE} SELECT f.customer, f.level, f.place, f.tick, d.* FROM (
+        SELECT customer, level, place, tick, head_order,
+            greatest(claimed_to, head_order - 1) AS after
         FROM page) f
-        CROSS JOIN LATERAL ({_WAITING.format(limit=_SHARE)}) d"""
+        LEFT JOIN LATERAL ({_WAITING.format(limit=_SHARE)}) d ON true"""
+_DOCUMENT = slice(4, None)  # where the columns of a document stand in such a row
 # By the primary key of `recorded`, and by documents_flow. Many submissions may have come for one
 # flow: its first documents are read once, from the first of them on.
 _RECORDED_NEXT = f"""
@@ -118,6 +120,14 @@ class Wants(Protocol):
         """The next page of turns, unless those that were read are enough."""
         ...
 
+    def page_values_later(self) -> dict[str, int] | None:
+        """The page that the claim after this one will probably need."""
+        ...
+
+    def expect_page(self, page: "Page") -> None:
+        """That page comes with the next round trip."""
+        ...
+
     def heads_values(self) -> tuple[int, int, int] | None:
         """The first page of heads, unless one was read."""
         ...
@@ -127,14 +137,21 @@ class Wants(Protocol):
         ...
 
 
+Ask = Callable[[str, dict[str, int]], Answer]
+
+
 class Page:
     """A page of turns, with all that their customers need to be loaded, and their documents."""
 
-    def __init__(self, session: Session, values: dict[str, int]) -> None:
+    def __init__(self, ask: Ask, values: dict[str, int]) -> None:
         self.size = values["size"]
-        self.turns = session.ask(PAGE_TURNS, values)
-        self.load = session.ask(PAGE_LOAD, values)
-        self.next = session.ask(PAGE_NEXT, values)
+        self.load = ask(PAGE_LOAD, values)
+        self.next = ask(PAGE_NEXT, values)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the round trip is over that it comes with."""
+        return isinstance(self.next, Result) and self.next.is_there
 
 
 class Asked:
@@ -153,7 +170,7 @@ class Asked:
         customers that are not loaded. Then the first turns are others than here, and their
         documents are read at once: to read them when they are picked is another round trip."""
         page, heads = shelf.page_values(), shelf.heads_values()
-        self.page = Page(session, page) if page is not None else None
+        self.page = Page(session.ask, page) if page is not None else None
         self.heads = session.ask(HEADS, heads) if heads is not None else None
         self.load_recorded: Answer | None = None
         self.arrived: Answer | None = None
@@ -173,6 +190,9 @@ class Asked:
                 before = {"level": level, "place": place, "tick": tick - 1, "size": shelf.page}
                 self.front = session.ask(PAGE_NEXT, before)
             self.load_missed = session.ask(_MISSED_LOAD, (missed,)) if strangers else None
+        later = shelf.page_values_later() if page is None else None
+        if later is not None:
+            shelf.expect_page(Page(session.ask_later, later))
 
 
 def grouped(rows: Iterable[Row]) -> dict[tuple[int, int], list[Row]]:
@@ -181,3 +201,21 @@ def grouped(rows: Iterable[Row]) -> dict[tuple[int, int], list[Row]]:
     for row in rows:
         found.setdefault((row[0], row[1]), []).append(row[2:])
     return found
+
+
+def paged(
+    rows: Iterable[Row],
+) -> tuple[list[tuple[int, int, int, int]], dict[tuple[int, int], list[Row]]]:
+    """Rows of `PAGE_NEXT`: the turns in their order, and the documents of each flow."""
+    turns: list[tuple[int, int, int, int]] = []
+    found: dict[tuple[int, int], list[Row]] = {}
+    for row in rows:
+        customer, level, place, tick = row[:4]
+        documents = found.get((customer, level))
+        if documents is None:
+            documents = found[customer, level] = []
+            turns.append((level, place, tick, customer))
+        if row[4] is not None:
+            documents.append(row[_DOCUMENT])
+    turns.sort()
+    return turns, found

@@ -65,7 +65,7 @@ _RESERVE = 4  # of a flow's documents, at least, where others claim from it too
 _BY_CUSTOMER = itemgetter(0)
 
 # What is kept between the claims of one process: more would be memory rather than speed.
-_STANDINGS_MAX = 2_000
+_STANDINGS_MAX = 5_000
 
 # Virtual times end at 2^63; one claim adds less than 2^57.
 CLOCK_MAX = 1 << 60
@@ -234,7 +234,7 @@ class Claiming:
             self._dry = wanted.n > 0
             return [], False
         starting = Starting(session, own, folded.now)
-        with session.commit("claim"), hurried():
+        with session.commit("claim", meanwhile=self._shelf.prepare), hurried():
             while PART <= len(own.picks) < wanted.n:
                 starting.go_on()
                 if not self._pick(folded, own, min(wanted.n - len(own.picks), PART)):
@@ -322,6 +322,7 @@ class Claiming:
 
     def _expect(self, n: int) -> None:
         """Let the shelf know how much a claim of so many documents will probably need."""
+        self._shelf.prepare()
         # The last turn is taken when the one after it is known.
         self._shelf.page = max(PAGE_MIN, n + 1 + self._company)
         if self._turns is not None:

@@ -79,6 +79,7 @@ class Session:
         # One that is the caller's is not a line of ours, and stays as it is.
         self._line = connection if isinstance(connection, Line) else None
         self._pipe: Pipe | None = None
+        self._open: Pipe | None = None  # with something that comes with the next round trip
 
     def ask(self, statement: str, values: Values = ()) -> Answer:
         """Execute a statement. If there are several in a round trip, its rows come at the end."""
@@ -87,7 +88,16 @@ class Session:
             return self._cursor().execute(statement, values or None, binary=True)
         if self._pipe is not None:
             return self._pipe.add(statement, values)
-        return ask_alone(self._line, statement, values)
+        if self._open is None:
+            return ask_alone(self._line, statement, values)
+        pipe = self._open
+        with self.together():
+            return pipe.add(statement, values)
+
+    def ask_later(self, statement: str, values: Values = ()) -> Answer:
+        """A statement that goes along with a round trip; its rows come with the next one."""
+        assert self._pipe is not None, "it is no part of a round trip"
+        return self._pipe.add_later(self._named(statement), values)
 
     def fetch(self, statement: str, values: Values = ()) -> list[Row]:
         """All rows of a statement, at once: also if it is one of several in a round trip."""
@@ -145,9 +155,12 @@ class Session:
         return cursor
 
     @contextmanager
-    def together(self, *, last: bool = False) -> Iterator[None]:
+    def together(
+        self, *, last: bool = False, meanwhile: Callable[[], None] | None = None
+    ) -> Iterator[None]:
         """Statements that go to the server in one round trip; the hint follows the last one. If
-        there is one already, it is over when these are."""
+        there is one already, it is over when these are. `meanwhile` is called while the server is
+        at work on them, and has what was asked for later."""
         if self._line is None:
             with self.connection.pipeline():
                 yield
@@ -156,7 +169,8 @@ class Session:
             yield
             self._pipe.exchange()
             return
-        pipe = self._pipe = Pipe(self._line)
+        pipe = self._pipe = self._open or Pipe(self._line)
+        self._open = None
         if last and self.hint_first:
             pipe.add(_SYNC_LATER, ())
         try:
@@ -166,7 +180,16 @@ class Session:
             raise
         finally:
             self._pipe = None
-        pipe.close(self._afterwards if last else ())
+        if pipe.close(self._afterwards if last else (), meanwhile):
+            self._open = pipe
+
+    def catch_up(self) -> None:
+        """Wait for what was asked for later."""
+        if self._pipe is not None:
+            self._pipe.exchange()
+        elif self._open is not None:
+            with self.together():
+                pass
 
     @property
     def _afterwards(self) -> list[Afterwards]:
@@ -175,11 +198,11 @@ class Session:
         return [*following, _SYNC] if self.hint_first else following
 
     @contextmanager
-    def commit(self, what: str) -> Iterator[None]:
+    def commit(self, what: str, meanwhile: Callable[[], None] | None = None) -> Iterator[None]:
         """Statements that go to the server in one round trip, and a COMMIT after them."""
         crash.point(f"{what}-before-commit")
         self.committing = True
-        with self.together(last=True):
+        with self.together(last=True, meanwhile=meanwhile):
             yield
             self.ask(COMMIT)
         crash.point(f"{what}-after-commit")
@@ -359,7 +382,7 @@ class Database:
 class Lending:
     """A connection for the time of a block. A generator would take three times as long."""
 
-    __slots__ = ("_database", "_line", "_pool")
+    __slots__ = ("_database", "_line", "_pool", "_session")
 
     def __init__(self, pool: Pool, database: Database) -> None:
         self._pool = pool
@@ -368,13 +391,17 @@ class Lending:
     def __enter__(self) -> Session:
         self._database.check_process()
         self._line = self._pool.take(WAIT_S)
-        return Session(self._line, self._database.schema)
+        self._session = Session(self._line, self._database.schema)
+        return self._session
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is not None:
                 with suppress(psycopg.Error):
+                    self._session.catch_up()
                     self._line.rollback()
+            else:
+                self._session.catch_up()
         finally:
             self._pool.give_back(self._line)
 

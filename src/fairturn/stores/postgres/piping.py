@@ -7,7 +7,7 @@ many parts for each: a claim of one document has a dozen, and they took longer t
 
 import re
 import select
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -57,6 +57,10 @@ class Result:
     def receive(self, result: pq.abc.PGresult) -> None:
         self._result = result
 
+    @property
+    def is_there(self) -> bool:
+        return self._result is not None
+
     def fetchall(self) -> list[Row]:
         assert self._result is not None, "the round trip is not over"
         transformer = _transformer(self._line)
@@ -87,13 +91,26 @@ class Pipe:
     def __init__(self, line: Line) -> None:
         self._line = line
         self._expected: list[_Expected] = []
+        self._later: list[tuple[str, Values, Result]] = []
+        self._behind: list[_Expected] = []  # of the round trip before, and not received yet
         line.pgconn.enter_pipeline_mode()
 
     def add(self, statement: str, values: Values) -> Result:
         """A statement of the round trip."""
-        return self._send(statement, values, self._expected)
+        asked = Result(self._line)
+        self._send(statement, values, asked, self._expected)
+        return asked
 
-    def _send(self, statement: str, values: Values, expected: list[_Expected]) -> Result:
+    def add_later(self, statement: str, values: Values) -> Result:
+        """A statement that follows those of the round trip, and whose rows come with the next one:
+        the server executes it while the others are looked at."""
+        asked = Result(self._line)
+        self._later.append((statement, values, asked))
+        return asked
+
+    def _send(
+        self, statement: str, values: Values, asked: Result, expected: list[_Expected]
+    ) -> None:
         line = self._line
         given = _Dumped(line, statement, values)
         if line.prepares and given.key not in line.prepared:
@@ -101,9 +118,7 @@ class Pipe:
             line.pgconn.send_prepare(name, *given.key)
             expected.append(given.key)
         given.send()
-        asked = Result(line)
         expected.append(asked)
-        return asked
 
     def send(self) -> None:
         """Send what was added so far: the server is at work on it while more is added."""
@@ -111,42 +126,59 @@ class Pipe:
 
     def exchange(self) -> None:
         """Send all that was added so far, and wait for what comes back; more may follow."""
-        error = self._exchange(())
+        error = self._exchange((), None)
         if error is not None:
             raise error
 
-    def close(self, afterwards: Sequence[Afterwards] = ()) -> None:
+    def close(
+        self,
+        afterwards: Sequence[Afterwards] = (),
+        meanwhile: Callable[[], None] | None = None,
+    ) -> bool:
         """Send all, and wait for what comes back; the first error is raised. What is to be executed
-        afterwards goes along, each in a transaction of its own."""
+        afterwards goes along, each in a transaction of its own; `meanwhile` is called when all was
+        sent. Whether something is to be received with another round trip."""
         try:
-            error = self._exchange(afterwards)
-            self._line.pgconn.exit_pipeline_mode()
+            error = self._exchange(afterwards, meanwhile)
+            if not self._behind:
+                self._line.pgconn.exit_pipeline_mode()
         except BaseException:
             self.drop()
             raise
         if error is not None:
             raise error
+        return bool(self._behind)
 
     def drop(self) -> None:
         """Nobody knows what the server has heard of it: the connection cannot be used any more."""
         self._line.close()
 
-    def _exchange(self, afterwards: Sequence[Afterwards]) -> psycopg.Error | None:
+    def _exchange(
+        self, afterwards: Sequence[Afterwards], meanwhile: Callable[[], None] | None
+    ) -> psycopg.Error | None:
         pgconn = self._line.pgconn
         pgconn.pipeline_sync()
-        later: list[tuple[list[_Expected], bool]] = []
-        for statement, may_fail in afterwards:
-            expected: list[_Expected] = []
-            self._send(statement, (), expected)
+        expected, self._expected = self._expected, []
+        behind, self._behind = self._behind, []
+        for statement, values, asked in self._later:
+            self._send(statement, values, asked, self._behind)
+        if self._later:
+            self._later = []
             pgconn.pipeline_sync()
-            later.append((expected, may_fail))
+        following: list[tuple[list[_Expected], bool]] = []
+        for statement, may_fail in afterwards:
+            following.append(([], may_fail))
+            self._send(statement, (), Result(self._line), following[-1][0])
+            pgconn.pipeline_sync()
         _flush(pgconn)
-        error = self._receive(self._expected)
-        for expected, may_fail in later:
-            failed = self._receive(expected)
+        error = self._receive(behind) if behind else None
+        if meanwhile is not None and error is None:
+            meanwhile()
+        error = self._receive(expected) or error
+        for also_expected, may_fail in following:
+            failed = self._receive(also_expected)
             if not may_fail:
                 error = error or failed
-        self._expected = []
         return error
 
     def _receive(self, all_expected: list[_Expected]) -> psycopg.Error | None:

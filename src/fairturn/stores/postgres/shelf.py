@@ -25,6 +25,7 @@ from fairturn.stores.postgres.asking import (
     Asked,
     Page,
     grouped,
+    paged,
 )
 from fairturn.stores.postgres.database import (
     BEGIN,
@@ -82,7 +83,9 @@ class PostgresShelf:
         self._heads_left = True
         self._head = (_LOWEST_INT, 0)
         self._standings: dict[int, Standing] = {}
+        self._coming: Page | None = None  # a page that was asked for, for the next claim
         self._loaded: dict[int, list[Row]] = {}  # of customers that will be loaded soon
+        self._made: dict[int, Standing] = {}  # customers that will be needed soon, already made
         self._arrived: dict[tuple[int, int], list[Row]] = {}
         self._next: dict[tuple[int, int], list[Row]] = {}
         self._low: set[StoredFlow] = set()  # flows whose next documents are to be read,
@@ -121,10 +124,36 @@ class PostgresShelf:
         if self._repeated and self._knows_all():
             self._turns_left = False  # for ever: who becomes active from now on is told of
             return None
-        level, place, tick = self._position
+        # Where one page was not enough, strangers go on coming: then there is one more ahead.
         first = self._position == (0, 0, 0)
-        size = self.page if first else max(self.page, _PAGE_NEXT_MIN)
+        return self._page_from_here(self.page if first else max(2 * self.page, _PAGE_NEXT_MIN))
+
+    def page_values_later(self) -> dict[str, int] | None:
+        if (
+            not self._turns_left
+            or self._position == (0, 0, 0)
+            or len(self._turns) >= 2 * self.page
+            or (self._repeated and self._knows_all())
+        ):
+            return None
+        return self._page_from_here(max(self.page, _PAGE_NEXT_MIN))
+
+    def _page_from_here(self, size: int) -> dict[str, int]:
+        level, place, tick = self._position
         return {"level": level, "place": place, "tick": tick, "size": size}
+
+    def expect_page(self, page: Page) -> None:
+        self._coming = page
+
+    def prepare(self) -> None:
+        """If the page is there that was asked for, make the customers that it is about."""
+        page = self._coming
+        if page is None or not page.is_there:
+            return
+        self._coming = None
+        self._take_page(page)
+        for customer in list(self._loaded):
+            self._made[customer] = self._make(customer)
 
     def heads_values(self) -> tuple[int, int, int] | None:
         if self._head[0] != _LOWEST_INT or not self._heads_left:
@@ -171,19 +200,19 @@ class PostgresShelf:
         if asked.more is not None:
             self._take_more(asked.more)
         if asked.front is not None:
-            self._seat(grouped(asked.front.fetchall()))
+            self._seat(paged(asked.front.fetchall())[1])
 
     def _take_page(self, page: Page) -> None:
         self.take_loaded(page.load)
-        for flow, rows in grouped(page.next.fetchall()).items():
-            if flow[0] not in self._standings:
+        turns, documents = paged(page.next.fetchall())
+        for flow, rows in documents.items():
+            if flow[0] not in self._standings and flow[0] not in self._made:
                 self._next[flow] = rows
-        turns = page.turns.fetchall()
         if turns:
             self._position = turns[-1][:3]
         self._turns_left = len(turns) == page.size
-        self._repeated = 2 * sum(row[3] in self._standings for row in turns) > len(turns)
-        self._turns[:0] = [(row[0], row[1], row[2], row[3]) for row in reversed(turns)]
+        self._repeated = 2 * sum(turn[3] in self._standings for turn in turns) > len(turns)
+        self._turns[:0] = turns[::-1]
 
     def _take_more(self, more: Answer) -> None:
         read = grouped(more.fetchall())
@@ -193,7 +222,7 @@ class PostgresShelf:
     def take_loaded(self, answer: Answer) -> None:
         """What is needed to load customers."""
         for customer, rows in groupby(answer.fetchall(), _BY_CUSTOMER):
-            if customer not in self._standings:
+            if customer not in self._standings and customer not in self._made:
                 self._loaded[customer] = list(rows)
 
     def _knows_all(self) -> bool:
@@ -234,7 +263,7 @@ class PostgresShelf:
             flow = standing.flows.get(level) if standing else None
             if not isinstance(flow, StoredFlow) or flow.upcoming:
                 continue
-            if flow.head_order == rows[0][ORDER] and self._ahead < _ROWS_AHEAD_MAX:
+            if rows and flow.head_order == rows[0][ORDER] and self._ahead < _ROWS_AHEAD_MAX:
                 self._put(flow, rows)
 
     def _more(self, flow: StoredFlow) -> int:
@@ -246,8 +275,9 @@ class PostgresShelf:
 
     def expect(self, customers: Iterable[int]) -> None:
         """Read these customers together, unless they are known."""
-        standings, loaded = self._standings, self._loaded
-        missing = [c for c in customers if c not in standings and c not in loaded]
+        loaded = self._loaded
+        known = (self._standings, self._made, loaded)
+        missing = [c for c in customers if not any(c in some for some in known)]
         if missing:
             rows = self.session.fetch(LOAD, (missing,))
             loaded.update((c, list(own)) for c, own in groupby(rows, _BY_CUSTOMER))
@@ -255,6 +285,9 @@ class PostgresShelf:
     # ── Flows ────────────────────────────────────────────────────────────────────────────────────
 
     def standing(self, customer: int) -> Standing:
+        return self._made.pop(customer, None) or self._make(customer)
+
+    def _make(self, customer: int) -> Standing:
         rows = self._loaded.pop(customer, None)
         if rows is None:
             rows = self.session.fetch(LOAD, ([customer],))
@@ -279,8 +312,8 @@ class PostgresShelf:
 
     def _set(self, flow: StoredFlow, row: Row) -> None:
         """Let a flow be as its row says."""
-        _, place, flow.tick, flow.waiting, flow.running, flow.taken, flow.claimed_to = row[:7]
-        flow.head_order, flow.since, flow.bound, flow.held = row[7:]
+        _, place, flow.tick, flow.waiting, flow.running, flow.taken, *rest = row
+        flow.claimed_to, flow.head_order, flow.since, flow.bound, flow.held = rest
         flow.virtual_time = 0 if self.mode is Mode.LEVELS else place
         flow.active = flow.waiting > 0 and not flow.held
         flow.stored = True
@@ -307,6 +340,7 @@ class PostgresShelf:
     def drop(self, customer: int) -> None:
         """What was read of a customer that is not loaded yet is no longer true."""
         self._loaded.pop(customer, None)
+        self._made.pop(customer, None)
         for level in range(1, LEVELS + 1):
             self._next.pop((customer, level), None)
 
@@ -325,11 +359,15 @@ class PostgresShelf:
         while True:
             while self._turns:
                 yield self._turns.pop()
+            if self._coming is not None:
+                self.session.catch_up()
+                self.prepare()
+                continue
             values = self.page_values()
             if values is None:
                 return
             with self.session.together():
-                page = Page(self.session, values)
+                page = Page(self.session.ask, values)
             self._take_page(page)
 
     def heads(self) -> Iterator[tuple[int, int, int]]:
@@ -406,7 +444,7 @@ class PostgresShelf:
         self.disturbed.add((customer, level))
         self._arrived.pop((customer, level), None)
         self._next.pop((customer, level), None)
-        standing = self._standings.get(customer)
+        standing = self._standings.get(customer) or self._made.get(customer)
         flow = standing.flows.get(level) if standing else None
         if isinstance(flow, StoredFlow) and flow.upcoming:
             self._put(flow, [])
@@ -419,15 +457,15 @@ class PostgresShelf:
 
 def _gather(standing: Standing) -> None:
     """What a customer's flows say together."""
-    flows = standing.flows.values()
-    standing.running = sum(flow.running for flow in flows)
-    standing.head_order = min(
-        (flow.head_order for flow in flows if flow.head_order is not None), default=None
-    )
-    for flow in flows:
-        if flow.head_order is not None and flow.head_order == standing.head_order:
+    running = 0
+    head: int | None = None
+    for flow in standing.flows.values():
+        running += flow.running
+        order = flow.head_order
+        if order is not None and (head is None or order < head):
             assert isinstance(flow, StoredFlow)
-            standing.head_since = flow.since or 0
+            head, standing.head_since = order, flow.since or 0
+    standing.running, standing.head_order = running, head
 
 
 def _lacks_documents(flow: StoredFlow) -> bool:
