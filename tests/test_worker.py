@@ -818,6 +818,43 @@ def test_an_outcome_is_recorded_once_the_store_is_back(tmp_path: Path, threads: 
     assert len(list(tmp_path.glob("began-*"))) == 8
 
 
+class SilentStore(SqliteStore):
+    """A store that records an outcome and whose answer is lost, once."""
+
+    silent = False
+
+    def _answer(self) -> None:
+        if self.silent:
+            self.silent = False
+            raise StoreUnavailable("the connection was lost")
+
+    def claim(self, *args: Any, **options: Any) -> Claimed:
+        claimed = super().claim(*args, **options)
+        if options.get("outcomes"):
+            self._answer()
+        return claimed
+
+    def finish(self, outcomes: Sequence[Outcome]) -> list[Fence]:
+        lost = super().finish(outcomes)
+        self._answer()
+        return lost
+
+
+def test_a_file_stays_the_result_if_only_the_answer_to_its_recording_was_lost(
+    tmp_path: Path,
+) -> None:
+    store = SilentStore(tmp_path / "documents.db")
+    store.silent = True
+    with Queue(store) as queue:
+        receipt = queue.submit("acme")
+        drain(queue, handlers.write_file, lease_s=1)
+
+        assert not store.silent
+        assert queue.get(receipt.id).state is State.COMPLETED
+        with queue.open_result(receipt.id) as file:
+            assert file.read() == b"page " * 100_000
+
+
 # ── When nobody can be told ──────────────────────────────────────────────────────────────────────
 
 

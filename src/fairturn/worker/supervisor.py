@@ -8,9 +8,9 @@ they are there.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -75,6 +75,7 @@ class _Attempt(NamedTuple):
     outcome: Outcome
     held: Held
     seconds: float
+    unsure: bool = False  # whether it is recorded already, perhaps: the store did not answer
 
 
 class _Claiming(NamedTuple):
@@ -235,8 +236,9 @@ class Supervisor:
             if wanted:
                 self._claim(wanted, now_s)
             elif self._ended:
-                lost = self._store.finish([attempt.outcome for attempt in self._ended])
                 recorded, self._ended = self._ended, []
+                with self._kept_if_it_fails(recorded):
+                    lost = self._store.finish([attempt.outcome for attempt in recorded])
                 self._settle(recorded, lost)
         except StoreUnavailable as error:
             self._pause(error, now_s)
@@ -322,13 +324,10 @@ class Supervisor:
         self._store.sync()  # while the handlers begin
 
     def _claimed(self, claiming: _Claiming) -> Claimed:
-        """What a claim gives. If it has failed, what it was to record is still to be recorded."""
+        """What a claim gives, or the error that it ended with."""
         self._claiming = None
-        try:
+        with self._kept_if_it_fails(claiming.recorded):
             return claiming.claimed()
-        except BaseException:
-            self._ended = [*claiming.recorded, *self._ended]
-            raise
 
     def _take_over(self, claimed: Claimed, recorded: list[_Attempt], now_s: float) -> list[Held]:
         """Hold what was claimed, and settle what was recorded with it. All are held before anybody
@@ -340,12 +339,18 @@ class Supervisor:
     def _take_recorded(self, recording: _Recording) -> None:
         """Settle what was recorded without a claim."""
         self._recording = None
-        try:
+        with self._kept_if_it_fails(recording.recorded):
             lost = recording.lost.result()
-        except BaseException:
-            self._ended = [*recording.recorded, *self._ended]
-            raise
         self._settle(recording.recorded, lost)
+
+    @contextmanager
+    def _kept_if_it_fails(self, recorded: list[_Attempt]) -> Iterator[None]:
+        """If these outcomes cannot be recorded now, they are to be recorded later."""
+        try:
+            yield
+        except BaseException:
+            self._ended[:0] = [attempt._replace(unsure=True) for attempt in recorded]
+            raise
 
     def _hold(self, claim: Claim, now_s: float) -> Held:
         document = claim.document
@@ -360,25 +365,27 @@ class Supervisor:
         """These outcomes are recorded, but for those whose lease was lost."""
         gone = set(lost)
         if gone:
-            for outcome, held, _ in recorded:
-                if held.fence in gone:
-                    self._lose(held, outcome)
+            for attempt in recorded:
+                if attempt.held.fence in gone:
+                    self._lose(attempt.held, attempt)
             recorded = [attempt for attempt in recorded if attempt.held.fence not in gone]
         for kind, n in Counter(type(attempt.outcome) for attempt in recorded).items():
             self._counts[_COUNTED[kind]] += n
-        for _, held, _ in recorded:
-            del self._held[held.fence]
+        for attempt in recorded:
+            del self._held[attempt.held.fence]
         on_event = self._plan.on_event
         if on_event is not None:
-            for outcome, held, seconds in recorded:
+            for outcome, held, seconds, _ in recorded:
                 on_event(events.DocumentEnded(held.claim.document, outcome, seconds))
 
-    def _lose(self, held: Held, outcome: Outcome | None = None) -> None:
-        """Somebody else has the document: nothing of this attempt counts any more."""
+    def _lose(self, held: Held, attempt: _Attempt | None = None) -> None:
+        """Somebody else has the document: nothing of this attempt counts any more. A file that may
+        be the result, after all, is left for the next sweep."""
         held.dropped = True
         if self._held.pop(held.fence, None) is None:
             return
         self._counts["lost"] += 1
+        outcome = None if attempt is None or attempt.unsure else attempt.outcome
         if isinstance(outcome, Completed) and outcome.content is not None:
             with suppress(StoreError):  # the next sweep removes what cannot be removed now
                 self._contents.delete([outcome.content.name])
