@@ -22,7 +22,19 @@ ROOT = Path(__file__).parent.parent
 # Lowest first. A part is a module of fairturn, or a package with all its modules. It imports from
 # the lines before its own; the modules of one package may import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "text", "crash", "ids", "clock", "priority", "locales", "reasons", "access", "wire"),
+    (
+        "errors",
+        "text",
+        "crash",
+        "ids",
+        "clock",
+        "priority",
+        "locales",
+        "reasons",
+        "access",
+        "wire",
+        "interpreter",
+    ),
     ("flows",),
     ("turns", "model"),
     ("situation",),
