@@ -43,8 +43,8 @@ from fairturn.stores.memory import MemoryStore
 from fairturn.stores.postgres import (
     PostgresStore,
     asking,
-    claiming,
     database,
+    engine,
     migrating,
     pooling,
     reading,
@@ -948,7 +948,7 @@ def finish_elsewhere(url: str, store: PostgresStore, clock: ManualClock | None =
 def test_outcomes_of_others_are_no_reason_to_claim_while_nothing_waits(
     url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claiming, "_THOROUGH_S", 3_600.0)
+    monkeypatch.setattr(engine, "_THOROUGH_S", 3_600.0)
     finish_elsewhere(url, store)
 
     with claims_held_up(url):
@@ -958,7 +958,7 @@ def test_outcomes_of_others_are_no_reason_to_claim_while_nothing_waits(
 def test_outcomes_of_others_are_folded_in_although_nothing_waits_but_not_at_once(
     url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claiming, "_THOROUGH_S", 0.0)
+    monkeypatch.setattr(engine, "_THOROUGH_S", 0.0)
     finish_elsewhere(url, store)
 
     assert claim(store) == []
@@ -970,7 +970,7 @@ def test_outcomes_of_others_are_folded_in_although_nothing_waits_but_not_at_once
 def test_a_worker_that_finds_nothing_is_seen_again_after_some_seconds(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claiming, "_THOROUGH_S", 3_600.0)
+    monkeypatch.setattr(engine, "_THOROUGH_S", 3_600.0)
     clock = ManualClock(START)
     store = PostgresStore(url, clock=clock)
     finish_elsewhere(url, store, clock)
@@ -1185,7 +1185,7 @@ def test_a_claim_reads_its_page_by_the_index_in_order_and_nothing_that_grows(
 def test_the_state_of_the_queue_is_found_by_the_ends_of_indexes(
     filled: psycopg.Connection[Any],
 ) -> None:
-    plan = plan_of(filled, claiming._STATE, {"version": 5, "since": "0"})
+    plan = plan_of(filled, engine._STATE, {"version": 5, "since": "0"})
 
     assert "Seq Scan on documents" not in plan
     assert "Sort" not in plan, plan

@@ -46,8 +46,9 @@ from fairturn.stores.postgres import (
     reading,
     situating,
 )
-from fairturn.stores.postgres.claiming import Claiming, Given, Wanted
+from fairturn.stores.postgres.claiming import Claiming, Given
 from fairturn.stores.postgres.database import POOL_MAX, SCHEMA, Database, Session
+from fairturn.stores.postgres.engine import Wanted
 from fairturn.stores.postgres.outcomes import Finishing, finish, renew
 from fairturn.stores.postgres.rows import (
     ADD_QUEUE,

@@ -7,7 +7,6 @@ from fairturn.clock import Uptime
 from fairturn.flows import Arrived, Changed, Event, Left, Resumed
 from fairturn.model import CustomerSettings, Settings, State, level_of, weight_in_thousandths
 from fairturn.stores.ends import Ends
-from fairturn.stores.postgres.claiming import Claiming
 from fairturn.stores.postgres.database import (
     BEGIN,
     LOCK_LIMITS,
@@ -15,6 +14,7 @@ from fairturn.stores.postgres.database import (
     SHARE_SETTINGS,
     Session,
 )
+from fairturn.stores.postgres.engine import Engine
 from fairturn.stores.postgres.rows import (
     CONFIGURE,
     FORGET_TURNS,
@@ -256,8 +256,8 @@ def _rebuild(
 
     All documents that wait now count as returned, so that the new flows need not look for them
     among those that ended long ago; what comes later comes after them."""
-    claiming = Claiming(cache)
-    claiming.save(session, claiming.fold(session, moment, uptime))
+    engine = Engine(cache)
+    engine.save(session, engine.fold_all(session, moment, uptime))
     heads: dict[int, int] = dict(session.fetch(_HEADS))
     with session.together():
         session.ask(_RELEVEL, (settings.mode.value == "equal",))
@@ -267,8 +267,8 @@ def _rebuild(
         running = session.ask(_RUNNING)
         waiting = session.ask(_WAITING)
         arrived = session.ask(_ARRIVED)
-    claiming = Claiming(cache)
-    folded = claiming.fold(session, moment, uptime)
+    engine = Engine(cache)
+    folded = engine.fold_all(session, moment, uptime)
     turns, now = folded.turns, folded.now
     for customer, level, n in running.fetchall():
         turns.apply(Resumed(customer, level, n), now)
@@ -278,7 +278,7 @@ def _rebuild(
     for customer, by_priority in arrived.fetchall():
         standing = turns.standings.get(customer)
         if standing is None:
-            standing = claiming.standing(customer)
+            standing = engine.standing(customer)
         for priority, n in enumerate(by_priority, start=1):
             level = level_of(priority, settings.mode)
             if n == 0 and level not in standing.flows:
@@ -294,4 +294,4 @@ def _rebuild(
             assert isinstance(flow, StoredFlow)
             flow.taken -= flow.waiting
             turns.touched.add(flow)
-    claiming.save(session, folded)
+    engine.save(session, folded)
