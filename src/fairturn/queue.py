@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from itertools import islice
+from itertools import chain, islice
 from types import TracebackType
 from typing import Any, BinaryIO, Self, TypedDict, Unpack, overload
 
@@ -41,11 +41,12 @@ from fairturn.model import (
     Summary,
 )
 from fairturn.priority import Rule
-from fairturn.store import Store
-from fairturn.submission import Encoder
+from fairturn.store import Store, TakesPayloads, Unready
+from fairturn.submission import Encoder, FlatPayloads
 
 # Contents are swept an hour after they were written; a call that takes this long gives up before.
 SUBMIT_S_MAX = 1_800.0
+_LATE_FROM = 50  # documents of a call that are encoded while a store is at work on others
 _WAIT_S = 3_600.0  # at a time, because a wait without an end is too long for some clocks
 _BATCH = 1_000  # of documents to cancel or retry in one transaction
 # What a store raises when it has stored nothing. After another error the documents may have been
@@ -128,6 +129,13 @@ class Queue:
 
     def submit_many(self, submissions: Iterable[Submission], *, connection: Any = None) -> Receipts:
         """Accept all of the documents or none, in the order given; at most 10,000 in one call."""
+        if connection is None and isinstance(self.store, TakesPayloads):
+            payloads, rest = FlatPayloads(), iter(submissions)
+            other = payloads.take(rest)
+            if not other and len(payloads.customers) >= _LATE_FROM:
+                with suppress(Unready):
+                    return self.store.submit_payloads(payloads)
+            submissions = chain(payloads.submissions(), other, rest)
         documents = self._encode_all(submissions)
         return self._submit(documents, connection) if documents else []
 

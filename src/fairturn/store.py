@@ -10,8 +10,8 @@ Only claims touch flows and clocks. Every other call records what happened, and 
 folds it in, in the order of recording; so a submitter stalled inside its transaction delays nobody.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from fairturn.access import AccessKey
 from fairturn.model import (
@@ -34,6 +34,35 @@ from fairturn.model import (
     Summary,
 )
 from fairturn.situation import Seen, Situation
+
+
+class Unready(Exception):
+    """A payload cannot be stored as it is: nothing was stored, and it is to be looked at alone."""
+
+
+class Payloads(Protocol):
+    """Documents that are a payload and nothing else, in their order, encoded as late as can be:
+    while a store waits for something, or is at work on the first of them."""
+
+    customers: list[str]
+
+    def prepare(self, n: int) -> None:
+        """Encode the next ones, so that they are at hand later. Never raises."""
+        ...
+
+    def bodies(self) -> Iterator[str]:
+        """The payload of each, from the first one on, as JSON in ASCII without a blank too many;
+        or `Unready`."""
+        ...
+
+
+@runtime_checkable
+class TakesPayloads(Protocol):
+    """A store that gains by encoding late. It need not: all others have `submit` alone."""
+
+    def submit_payloads(self, payloads: Payloads) -> list[Receipt]:
+        """The same as `submit`. What is not ready raises `Unready`, and nothing was stored."""
+        ...
 
 
 class Store(Protocol):

@@ -80,6 +80,7 @@ class Admission:
         "due",
         "first_number",
         "levels",
+        "names",
         "now",
         "priorities",
         "repeated",
@@ -89,6 +90,7 @@ class Admission:
         self.first_number = first_number  # the others follow
         self.now = now
         self.documents: list[NewDocument] = []
+        self.names: list[str] = []  # of their customers, where there are no documents yet
         self.customers: list[int] = []
         self.counts: list[int] = []
         self.priorities: list[int] = []
@@ -105,7 +107,7 @@ class Admission:
         """For all that were handed in; `ids` are those of the documents to be written."""
         values = zip(
             ids,
-            names_of(self.documents),
+            self.names or names_of(self.documents),
             self.counts,
             self.priorities,
             repeat(self.now),
@@ -144,9 +146,33 @@ def admit(
     call = _Call(books, settings, now)
     call.take_all(list(documents))
     _refuse_if_full(call.added, books, settings)
+    _move(call, books, settings)
+    return call.admission
+
+
+class PlainCall:
+    """One call's documents about which nothing is special, so that it is enough to know whose they
+    are. They are refused when this is made, or not at all."""
+
+    def __init__(self, names: list[str], books: Books, settings: Settings, now: int) -> None:
+        _refuse_if_full(Counter(names), books, settings)
+        self._call = _Call(books, settings, now)
+        self._names, self._books, self._settings = names, books, settings
+        self.admission = self._call.admission
+
+    def admit(self) -> None:
+        """Fill in the admission, while a store waits for their numbers, for example."""
+        self._call.take_plain(self._names)
+        self.admission.names = self._names
+        _move(self._call, self._books, self._settings)
+
+
+def _move(call: "_Call", books: Books, settings: Settings) -> None:
+    """Write down in the books what was decided."""
     admission = call.admission
+    n_admitted = len(admission.counts)
     equal = settings.mode is Mode.EQUAL
-    admission.levels = [1] * len(admission.documents) if equal else admission.priorities
+    admission.levels = [1] * n_admitted if equal else admission.priorities
     for name, n in call.added.items():
         book = books.customer(name)
         book.count = call.counts[name]
@@ -155,9 +181,8 @@ def admit(
         parent = books.parent(id)
         assert parent is not None
         parent.children += n
-    books.pending += len(admission.documents)
-    books.next_number += len(admission.documents)
-    return admission
+    books.pending += n_admitted
+    books.next_number += n_admitted
 
 
 class _Call:
@@ -175,7 +200,8 @@ class _Call:
 
     def take_all(self, documents: list[NewDocument]) -> None:
         if are_plain(documents):
-            self._take_plain(documents)
+            self.take_plain(list(names_of(documents)))
+            self.admission.documents = documents
             return
         for at, document in enumerate(documents):
             name = document.customer
@@ -187,13 +213,12 @@ class _Call:
             self.admission.customers += [customer.number] * added
             self.added[name] = self.added.get(name, 0) + added
 
-    def _take_plain(self, documents: list[NewDocument]) -> None:
+    def take_plain(self, names: list[str]) -> None:
         """The usual upload: nothing special about any document, so that the checks of a customer
         follow on each other. Documents come by the thousand: what is done for each of them alone
         is done by what is written in C."""
         admission, rule = self.admission, self._rule
-        names = list(names_of(documents))
-        self.added = dict(Counter(names))
+        self.added = Counter(names)
         numbers: dict[str, int] = {}
         values: dict[str, Iterator[int]] = {}
         for name, n in self.added.items():
@@ -201,7 +226,6 @@ class _Call:
             numbers[name] = customer.number
             found, self.counts[name] = rule.burst(customer.count, self._now, n)
             values[name] = iter(found)
-        admission.documents = documents
         admission.customers = list(map(numbers.__getitem__, names))
         admission.counts = list(map(next, map(values.__getitem__, names)))
         priorities = {count: rule.priority(count) for count in set(admission.counts)}

@@ -36,6 +36,7 @@ from fairturn.model import (
     check_outcomes,
 )
 from fairturn.situation import Seen, Situation
+from fairturn.store import Payloads
 from fairturn.stores.postgres import (
     admitting,
     changing,
@@ -174,6 +175,17 @@ class PostgresStore:
                 receipts = self._submitting.submit(
                     session, documents, self._known, moment, own=True
                 )
+            self._watching.note(hinted=hinted)
+            return receipts
+
+        return self._database.transact(submit)
+
+    def submit_payloads(self, payloads: Payloads) -> list[Receipt]:
+        moment = self._moment()
+
+        def submit(session: Session) -> list[Receipt]:
+            hinted = self._watching.go_along(session)
+            receipts = self._submitting.submit_payloads(session, payloads, self._known, moment)
             self._watching.note(hinted=hinted)
             return receipts
 

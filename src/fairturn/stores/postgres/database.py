@@ -21,7 +21,15 @@ from fairturn.clock import stopwatch
 from fairturn.errors import FairturnError, StoreError, StoreFull, StoreRefused, StoreUnavailable
 from fairturn.stores.postgres.adapting import adapt
 from fairturn.stores.postgres.addressing import parse
-from fairturn.stores.postgres.piping import Afterwards, Line, Pipe, Result, Values, ask_alone
+from fairturn.stores.postgres.piping import (
+    Afterwards,
+    Line,
+    Pipe,
+    Result,
+    Values,
+    ask_alone,
+    nothing,
+)
 from fairturn.stores.postgres.pooling import CONNECT, Pool, PoolClosed, PoolTimeout
 from fairturn.stores.values import Row
 
@@ -124,7 +132,7 @@ class Session:
         statement: str,
         types: Sequence[str],
         rows: Iterable[Row],
-        meanwhile: Callable[[], None] = lambda: None,
+        meanwhile: Callable[[], None] = nothing,
     ) -> None:
         """Put many rows into a table. `meanwhile` is called while the server is at work on them."""
         with self._cursor().copy(self._named(statement)) as copy:
@@ -156,7 +164,7 @@ class Session:
 
     @contextmanager
     def together(
-        self, *, last: bool = False, meanwhile: Callable[[], None] | None = None
+        self, *, last: bool = False, meanwhile: Callable[[], None] = nothing
     ) -> Iterator[None]:
         """Statements that go to the server in one round trip; the hint follows the last one. If
         there is one already, it is over when these are. `meanwhile` is called while the server is
@@ -164,10 +172,12 @@ class Session:
         if self._line is None:
             with self.connection.pipeline():
                 yield
+            meanwhile()
             return
         if self._pipe is not None:
             yield
             self._pipe.exchange()
+            meanwhile()
             return
         pipe = self._pipe = self._open or Pipe(self._line)
         self._open = None
@@ -198,7 +208,7 @@ class Session:
         return [*following, _SYNC] if self.hint_first else following
 
     @contextmanager
-    def commit(self, what: str, meanwhile: Callable[[], None] | None = None) -> Iterator[None]:
+    def commit(self, what: str, meanwhile: Callable[[], None] = nothing) -> Iterator[None]:
         """Statements that go to the server in one round trip, and a COMMIT after them."""
         crash.point(f"{what}-before-commit")
         self.committing = True

@@ -78,6 +78,10 @@ class Result:
 _Expected = Result | tuple[bytes, tuple[int, ...]]
 
 
+def nothing() -> None:
+    """What is done meanwhile if there is nothing to do."""
+
+
 class Afterwards(NamedTuple):
     """A statement that follows what a round trip commits, in a transaction of its own."""
 
@@ -126,14 +130,14 @@ class Pipe:
 
     def exchange(self) -> None:
         """Send all that was added so far, and wait for what comes back; more may follow."""
-        error = self._exchange((), None)
+        error = self._exchange((), nothing)
         if error is not None:
             raise error
 
     def close(
         self,
         afterwards: Sequence[Afterwards] = (),
-        meanwhile: Callable[[], None] | None = None,
+        meanwhile: Callable[[], None] = nothing,
     ) -> bool:
         """Send all, and wait for what comes back; the first error is raised. What is to be executed
         afterwards goes along, each in a transaction of its own; `meanwhile` is called when all was
@@ -154,7 +158,7 @@ class Pipe:
         self._line.close()
 
     def _exchange(
-        self, afterwards: Sequence[Afterwards], meanwhile: Callable[[], None] | None
+        self, afterwards: Sequence[Afterwards], meanwhile: Callable[[], None]
     ) -> psycopg.Error | None:
         pgconn = self._line.pgconn
         pgconn.pipeline_sync()
@@ -172,9 +176,10 @@ class Pipe:
             pgconn.pipeline_sync()
         _flush(pgconn)
         error = self._receive(behind) if behind else None
-        if meanwhile is not None and error is None:
+        if error is None:
             meanwhile()
-        error = self._receive(expected) or error
+        failed = self._receive(expected)
+        error = error or failed
         for also_expected, may_fail in following:
             failed = self._receive(also_expected)
             if not may_fail:

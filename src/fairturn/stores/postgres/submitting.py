@@ -2,18 +2,22 @@
 caller. It locks the customers, in the order of their names, and nothing that a claim needs."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from random import Random
+from typing import NamedTuple
 
 from fairturn import ids
 from fairturn.clock import stopwatch
 from fairturn.errors import KeyReused, QueueFull
 from fairturn.model import KEY_KEPT_US, NewDocument, Receipt
 from fairturn.priority import Count
+from fairturn.store import Payloads
 from fairturn.stores.admission import (
     CustomerBook,
     KnownKey,
     ParentBook,
+    PlainCall,
     admit,
     are_plain,
     names_of,
@@ -40,6 +44,7 @@ SHARDS = 16
 # submissions go one by one, so that the limit is exact.
 _PENDING_S = 1.0
 _NEAR = 10_000
+_PREPARED = 300  # payloads that are encoded while the server looks
 
 _SUBMIT_TYPES = (
     *("int8", "int8", "int4", "int8", "text", "text", "bytea", "bool", "int8", "bytea", "text"),
@@ -99,6 +104,15 @@ class _Books:
 
     def parent(self, id: str) -> ParentBook | None:
         return self.parents.get(id)
+
+
+class _Look(NamedTuple):
+    """What was read of the database, with the customers locked."""
+
+    books: _Books
+    now: int
+    queue: QueueRow
+    new: list[int]  # customers
 
 
 class Submitting:
@@ -185,35 +199,65 @@ class Submitting:
     ) -> list[Receipt]:
         """All documents or none. With `own` in a transaction of its own; otherwise in that of the
         caller, who commits it."""
-        near = self._near(session, known, len(documents))
-        books, now, queue, new = self._look(session, documents, moment, near=near, own=own)
-        admission = admit(documents, books, queue.settings, now)
+        names = list(names_of(documents))
+        look = self._look(session, names, known, moment, own=own)
+        books, queue = look.books, look.queue
+        if not are_plain(documents):
+            _read_rare(session, documents, look)
+        admission = admit(documents, books, queue.settings, look.now)
         n = len(admission.documents)
         # Not before all is decided, so that what is refused takes no numbers.
         ((numbers,),) = session.fetch(_NUMBERS, (n,)) if n else [([],)]
         known_customers = list(books.customers.values())
         writing = Writing(admission, known_customers, books.parents, numbers, queue.key)
         writing.copy(session)
-        together = session.commit("submit") if own else session.together()
-        with together:
+        finish = session.commit("submit", writing.answer) if own else session.together()
+        with finish:
             writing.write(session, self._random.randrange(SHARDS))
-            unused = [number for number in new if number not in writing.customers]
+            unused = [number for number in look.new if number not in writing.customers]
             if unused:  # all that came for them had come before
                 session.ask(_DROP_CUSTOMERS, (unused,))
+        if not own:
+            writing.answer()
+        return writing.receipts
+
+    def submit_payloads(
+        self, session: Session, payloads: Payloads, known: QueueRow, moment: int | None
+    ) -> list[Receipt]:
+        """The same for payloads that are encoded while the server is at work, in a transaction of
+        its own."""
+        names = payloads.customers
+        look = self._look(
+            session, names, known, moment, own=True, meanwhile=partial(payloads.prepare, _PREPARED)
+        )
+        books, queue = look.books, look.queue
+        call = PlainCall(names, books, queue.settings, look.now)
+        with session.together(meanwhile=call.admit):
+            drawn = session.ask(_NUMBERS, (len(names),))
+        ((numbers,),) = drawn.fetchall()
+        writing = Writing(
+            *(call.admission, list(books.customers.values()), {}, numbers, queue.key),
+            bodies=payloads.bodies(),
+        )
+        writing.copy(session)
+        with session.commit("submit", writing.answer):
+            writing.write(session, self._random.randrange(SHARDS))
         return writing.receipts
 
     def _look(
         self,
         session: Session,
-        documents: Sequence[NewDocument],
+        coming: list[str],
+        known: QueueRow,
         moment: int | None,
         *,
-        near: bool,
         own: bool,
-    ) -> tuple[_Books, int, QueueRow, list[int]]:
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> _Look:
         """Lock the customers, and read what admission needs; and which customers are new."""
-        names = sorted(set(names_of(documents)))
-        with session.together():
+        near = self._near(session, known, len(coming))
+        names = sorted(set(coming))
+        with session.together(meanwhile=meanwhile):
             if own:
                 session.ask(BEGIN)
             if near:
@@ -229,43 +273,39 @@ class Submitting:
         books = _Books(customers.fetchall())
         if pending is not None:
             ((books.pending,),) = pending.fetchall()
-        elif self._near(session, queue, len(documents)):  # the settings have changed
+        elif self._near(session, queue, len(coming)):  # the settings have changed
             ((books.pending,),) = session.fetch(_PENDING)
-        self._read_rare(session, books, documents, queue, now)
-        return books, now, queue, [number for (number,) in new.fetchall()]
+        _read_full(session, coming, books, queue)
+        return _Look(books, now, queue, [number for (number,) in new.fetchall()])
 
-    def _read_rare(
-        self,
-        session: Session,
-        books: _Books,
-        documents: Sequence[NewDocument],
-        queue: QueueRow,
-        now: int,
-    ) -> None:
-        """Keys and parents, which few documents have, and the true number of documents of customers
-        that may be at their limit."""
-        coming = Counter(names_of(documents))
-        full = {
-            books.customers[name].number: name
-            for name, n in coming.items()
-            if books.customers[name].pending + n > queue.settings.waiting_per_customer_max
-        }
-        if full:
-            for number, pending in session.fetch(_PENDING_OF, ([*full],)):
-                books.customers[full[number]].pending = pending
-        if are_plain(documents):
-            return
-        keys = [(books.customers[d.customer].number, d.key) for d in documents if d.key is not None]
-        if keys:
-            oldest = now - KEY_KEPT_US
-            for customer, key, digest, document, *receipt in session.fetch(
-                _KEYS, (*columns(keys), oldest)
-            ):
-                known = Receipt(ids.encode(document, queue.key), "", *receipt)
-                books.keys[customer, key] = KnownKey(digest, known)
-        parents = {d.parent: ids.decode(d.parent, queue.key) for d in documents if d.parent}
-        if parents:
-            numbers = [number for number in parents.values() if number is not None]
-            found = {row[0]: ParentBook(*row) for row in session.fetch(_PARENTS, (numbers,))}
-            for id, number in parents.items():
-                books.parents[id] = None if number is None else found.get(number)
+
+def _read_full(session: Session, names: list[str], books: _Books, queue: QueueRow) -> None:
+    """The true number of documents of customers that may be at their limit."""
+    coming = Counter(names)
+    full = {
+        books.customers[name].number: name
+        for name, n in coming.items()
+        if books.customers[name].pending + n > queue.settings.waiting_per_customer_max
+    }
+    if full:
+        for number, pending in session.fetch(_PENDING_OF, ([*full],)):
+            books.customers[full[number]].pending = pending
+
+
+def _read_rare(session: Session, documents: Sequence[NewDocument], look: _Look) -> None:
+    """Keys and parents, which few documents have."""
+    books, now, queue = look.books, look.now, look.queue
+    keys = [(books.customers[d.customer].number, d.key) for d in documents if d.key is not None]
+    if keys:
+        oldest = now - KEY_KEPT_US
+        for customer, key, digest, document, *receipt in session.fetch(
+            _KEYS, (*columns(keys), oldest)
+        ):
+            known = Receipt(ids.encode(document, queue.key), "", *receipt)
+            books.keys[customer, key] = KnownKey(digest, known)
+    parents = {d.parent: ids.decode(d.parent, queue.key) for d in documents if d.parent}
+    if parents:
+        numbers = [number for number in parents.values() if number is not None]
+        found = {row[0]: ParentBook(*row) for row in session.fetch(_PARENTS, (numbers,))}
+        for id, number in parents.items():
+            books.parents[id] = None if number is None else found.get(number)

@@ -6,7 +6,7 @@ while receipts are.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress, islice, repeat
 from operator import itemgetter
 
@@ -38,8 +38,8 @@ _ADD_DOCUMENTS = f"""
 # Most documents are a payload and nothing else: their rows are shorter. They go as text, because
 # the server stores what it has of that with every 64 KB, and of the binary form after 1,000 rows.
 _PLAIN_COLUMNS = """
-    number, customer, order_number, count, submitted_at, size_bytes, level, priority, state,
-    is_payload, body_text"""
+    number, order_number, customer, count, level, priority, submitted_at, state, is_payload,
+    size_bytes, body_text"""
 _COPY_PLAIN = f"COPY fairturn.documents ({_PLAIN_COLUMNS}) FROM STDIN"
 _ESCAPED = ("\\", r"\\")
 _SEPARATORS = ("\t", "\n", "\r")
@@ -82,12 +82,15 @@ class Writing:
         parents: dict[str, ParentBook | None],
         numbers: Sequence[int],
         key: int,
+        *,
+        bodies: Iterable[str] | None = None,
     ) -> None:
         self._admission = admission
         self._books = customers
         self._parents = parents
         self._numbers = numbers
         self._key = key
+        self._bodies = bodies  # of plain documents, where they come one by one
         self._moved: list[Row] = []
         self._arrived: list[Row] = []
         self.customers = set(admission.customers)
@@ -95,10 +98,13 @@ class Writing:
 
     def copy(self, session: Session) -> None:
         """Send the documents, if they are many; and count what came meanwhile."""
-        if len(self._numbers) < _COPY_FROM:
+        if self._bodies is not None:
+            session.copy_blocks(_COPY_PLAIN, self._blocks(self._bodies), self._count)
+        elif len(self._numbers) < _COPY_FROM:
             self._count()
         elif self._is_plain():
-            session.copy_blocks(_COPY_PLAIN, self._blocks(), self._count)
+            bodies = map(_BODY, self._admission.documents)
+            session.copy_blocks(_COPY_PLAIN, self._blocks(bodies), self._count)
         else:
             session.copy(_COPY_DOCUMENTS, _DOCUMENT_TYPES, self._rows(), self._count)
 
@@ -106,7 +112,7 @@ class Writing:
         """Everything that was not sent."""
         if not self._numbers:
             return
-        if len(self._numbers) < _COPY_FROM:
+        if self._bodies is None and len(self._numbers) < _COPY_FROM:
             session.ask(_ADD_DOCUMENTS, columns([*self._rows()]))
         self._write_rare(session)
         moved = columns(self._moved)
@@ -126,25 +132,27 @@ class Writing:
             or set(map(type, map(_BODY, documents))) != {str}
         ):
             return False
-        text = "".join(map(_BODY, documents))
+        bodies = list(map(_BODY, documents))
+        if list(map(len, bodies)) != list(map(_SIZE_BYTES, documents)):
+            return False
+        text = "".join(bodies)
         return text.isascii() and not any(map(text.__contains__, _SEPARATORS))
 
-    def _blocks(self) -> Iterator[bytes]:
+    def _blocks(self, bodies: Iterable[str]) -> Iterator[bytes]:
         """The rows of plain documents as a COPY takes them."""
         admission, numbers = self._admission, self._numbers
-        now = admission.now
+        alike = f"{admission.now}\t{WAITING}\tt"  # in all of them
         rows = zip(
             *(numbers, admission.customers, admission.counts, admission.levels),
-            *(admission.priorities, map(_SIZE_BYTES, admission.documents)),
-            map(_BODY, admission.documents),
+            *(admission.priorities, bodies),
             strict=True,
         )
         while block := [
-            f"{number}\t{customer}\t{number}\t{count}\t{now}\t{size_bytes}\t{level}\t{priority}\t"
-            f"{WAITING}\tt\t{body.replace(*_ESCAPED)}\n"
-            for number, customer, count, level, priority, size_bytes, body in islice(rows, _BLOCK)
+            f"{number}\t{number}\t{customer}\t{count}\t{level}\t{priority}\t{alike}\t"
+            f"{len(body)}\t{body}\n"
+            for number, customer, count, level, priority, body in islice(rows, _BLOCK)
         ]:
-            yield "".join(block).encode()
+            yield "".join(block).replace(*_ESCAPED).encode()
 
     def _rows(self) -> Iterator[Row]:
         admission, due = self._admission, self._admission.due
@@ -176,8 +184,12 @@ class Writing:
                 body if isinstance(body, bytes) else None,
             )
 
+    def answer(self) -> None:
+        """Write the receipts, with the ids of the documents' numbers."""
+        self.receipts = self._admission.receipts(ids.encode_all(self._numbers, self._key))
+
     def _count(self) -> None:
-        """Count what came, and write the receipts, with the ids of the documents' numbers."""
+        """Count what came."""
         admission = self._admission
         waits = [position not in admission.due for position in range(len(self._numbers))]
         customers = list(compress(admission.customers, waits))
@@ -186,17 +198,19 @@ class Writing:
         lowest = dict(
             zip(reversed(flows), reversed([*compress(self._numbers, waits)]), strict=True)
         )
-        self._arrived = [(*flow, lowest[flow], n) for flow, n in Counter(flows).items()]
+        sizes = Counter(flows)
+        self._arrived = [(*flow, lowest[flow], n) for flow, n in sizes.items()]
         came = Counter(admission.customers)
-        waiting = Counter(zip(customers, compress(admission.priorities, waits), strict=True))
-        for book in self._books:
-            if book.number in self.customers:
-                value, updated_at = book.count or (None, None)
-                by_priority = (waiting[book.number, p] for p in range(1, LEVELS + 1))
-                self._moved.append(
-                    (book.number, value, updated_at, came[book.number], *by_priority)
-                )
-        self.receipts = admission.receipts(ids.encode_all(self._numbers, self._key))
+        waiting = {customer: [0] * LEVELS for customer in came}
+        if admission.levels is not admission.priorities:
+            sizes = Counter(zip(customers, compress(admission.priorities, waits), strict=True))
+        for (customer, priority), n in sizes.items():
+            waiting[customer][priority - 1] = n
+        self._moved = [
+            (book.number, *(book.count or (None, None)), came[book.number], *waiting[book.number])
+            for book in self._books
+            if book.number in came
+        ]
 
     def _write_rare(self, session: Session) -> None:
         admission = self._admission
