@@ -477,6 +477,10 @@ def submit(names: str) -> Submit:
 
 # What stores have answered differently before, as short as it could be made.
 PROGRAMS: dict[str, tuple[Settings, list[Operation]]] = {
+    "a claim of whole parts, and one that finds nothing after them": (
+        Settings(),
+        [submit("ab" * 125), Claim(125), submit("ab" * 62), Claim(251)],
+    ),
     "a document that ended before it was submitted, because the clock stepped back": (
         Settings(cancelled_kept_s=0),
         [submit("a"), Step(-3_600), Cancel((0,)), Advance(1), Prune(1)],

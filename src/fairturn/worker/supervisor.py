@@ -229,6 +229,7 @@ class Supervisor:
                 return
             if self._claiming is not None:  # more, which was begun when that was there
                 self._record_meanwhile()
+                self._pause_s = 0.0
                 return
             wanted = self._wanted(now_s)
             if self._ended and not self._must_record(now_s):
@@ -305,15 +306,13 @@ class Supervisor:
         claimed = self._claimed(claiming)
         self._look_s = stopwatch() + LOOK_S
         self._dry = len(claimed.claims) < claiming.wanted
-        if self._dry:
-            self._watch.look(claiming.version)
-        elif not self._stops and not self._store.one_writer:
-            # These are worked on while more is fetched; first of all, that is begun.
-            in_hand = self._crew.unstarted() + len(claimed.claims)
-            more = self._pace.wanted(self._crew.free(), in_hand)
-            if more:
-                self._claim_meanwhile(more)
-        held = self._take_over(claimed, claiming.recorded, now_s)
+        try:
+            if self._dry:
+                self._watch.look(claiming.version)
+            elif now_s >= self._paused_until_s:
+                self._claim_more(len(claimed.claims))
+        finally:
+            held = self._take_over(claimed, claiming.recorded, now_s)
         if self._plan.on_event is not None:
             for one in held:
                 self._plan.on_event(events.DocumentClaimed(one.claim.document, one.fence))
@@ -322,6 +321,14 @@ class Supervisor:
         elif held:
             self._crew.give(held)
         self._store.sync()  # while the handlers begin
+
+    def _claim_more(self, claimed: int) -> None:
+        """What was claimed is worked on while more is fetched: first of all, that is begun."""
+        if self._stops or self._store.one_writer:
+            return
+        more = self._pace.wanted(self._crew.free(), self._crew.unstarted() + claimed)
+        if more:
+            self._claim_meanwhile(more)
 
     def _claimed(self, claiming: _Claiming) -> Claimed:
         """What a claim gives, or the error that it ended with."""

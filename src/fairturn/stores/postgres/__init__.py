@@ -16,6 +16,7 @@ from fairturn.errors import StoreUnavailable
 from fairturn.model import (
     NO_PROGRESS,
     Claimed,
+    Completed,
     CustomerPage,
     CustomerSettings,
     Fence,
@@ -286,7 +287,7 @@ class PostgresStore:
                 return work(session)
             except psycopg.DatabaseError:
                 if not session.connection.closed:
-                    session.connection.rollback()
+                    session.roll_back()
                     self._known = to_queue(session.fetch(QUEUE)[0], self._cache)
                 raise
 
@@ -319,7 +320,10 @@ class PostgresStore:
             return finishing.lost
 
         lost: list[Fence] = self._transact(work)
-        self._watching.note_ends()
+        if all(type(outcome) is Completed for outcome in outcomes):
+            self._watching.note_ends()
+        else:  # something waits again, perhaps
+            self._note()
         return lost
 
     def cancel(self, ids: Sequence[str]) -> list[State | None]:

@@ -2,6 +2,7 @@
 
 It is one transaction and, as a rule, two round trips: one that locks the queue and reads all that
 will probably be needed, and one that writes and commits. So the lock is held for the time of one.
+A large claim reads documents before that, in a round trip without the lock.
 """
 
 from contextlib import suppress
@@ -117,7 +118,7 @@ class Claiming:
             self._dry = wanted.n > 0
             return [], False
         starting = Starting(session, own, folded.now)
-        with session.commit("claim", meanwhile=self._engine.prepare), hurried():
+        with session.commit("claim", meanwhile=self._engine.make_ahead), hurried():
             while PART <= len(own.picks) < wanted.n:
                 starting.go_on()
                 if not self._engine.pick(folded, own, min(wanted.n - len(own.picks), PART)):

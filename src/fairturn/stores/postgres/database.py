@@ -63,6 +63,7 @@ PLAN_BY_INDEXES = """
     set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
     set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true),
     set_config('plan_cache_mode', 'force_generic_plan', true)"""
+PLAN = f"SELECT {PLAN_BY_INDEXES}"
 SHARE_BOTH = f"""
     SELECT {PLAN_BY_INDEXES}, pg_advisory_xact_lock_shared(hashtext('fairturn.'), 1),
         pg_advisory_xact_lock_shared(hashtext('fairturn.'), 2)"""
@@ -193,6 +194,12 @@ class Session:
         if pipe.close(self._afterwards if last else (), meanwhile):
             self._open = pipe
 
+    def roll_back(self) -> None:
+        """End what was begun, also if something is on its way that was asked for later."""
+        with suppress(psycopg.Error):
+            self.catch_up()
+        self.connection.rollback()
+
     def catch_up(self) -> None:
         """Wait for what was asked for later."""
         if self._pipe is not None:
@@ -211,9 +218,9 @@ class Session:
     def commit(self, what: str, meanwhile: Callable[[], None] = nothing) -> Iterator[None]:
         """Statements that go to the server in one round trip, and a COMMIT after them."""
         crash.point(f"{what}-before-commit")
-        self.committing = True
         with self.together(last=True, meanwhile=meanwhile):
             yield
+            self.committing = True
             self.ask(COMMIT)
         crash.point(f"{what}-after-commit")
 
@@ -408,8 +415,7 @@ class Lending:
         try:
             if kind is not None:
                 with suppress(psycopg.Error):
-                    self._session.catch_up()
-                    self._line.rollback()
+                    self._session.roll_back()
             else:
                 self._session.catch_up()
         finally:

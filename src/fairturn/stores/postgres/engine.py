@@ -170,14 +170,15 @@ class Engine:
 
     def _expect(self, n: int) -> None:
         """Let the shelf know how much a claim of so many documents will probably need."""
-        self._shelf.prepare()
+        self._shelf.make_ahead()
         # The last turn is taken when the one after it is known.
         self._shelf.page = max(PAGE_MIN, n + 1 + self._company)
         if self._turns is not None:
             active = sum(self._turns.weights) // WEIGHT_ONE
             each = max(self._each, 1 + n // max(1, active))
             # Others take as many.
-            self._shelf.keep_ready(max(_RESERVE, 2 * each) if self._contended else each)
+            reserve = max(_RESERVE, 2 * each) if self._contended else each
+            self._shelf.keep_ready(reserve, look=n > SHARED_MAX)
 
     def _lock_if_anything(self, session: Session, wanted: Wanted) -> Answer:
         thorough = stopwatch() >= self._thorough_s
@@ -214,7 +215,7 @@ class Engine:
                 expiring.write(session)
         told, running, moved = taken(answers.recorded.fetchall())
         leave_out(running, expiring.expired)
-        self._prepare(turns, told, expiring)
+        self._read_customers(turns, told, expiring)
         recorded = with_counts(told.recorded, running) if running else told.recorded
         turns.fold(now, expired=expiring.expired, recorded=recorded, due=expiring.due)
         self._count(turns, state, told, expiring, moved)
@@ -281,7 +282,7 @@ class Engine:
             turns.follow(customer)
         self._strangers = bool(unknown)
 
-    def _prepare(self, turns: Turns, told: Told, expiring: Expiring) -> None:
+    def _read_customers(self, turns: Turns, told: Told, expiring: Expiring) -> None:
         """Read the customers of whom something happened, let the shelf know which lines are no
         longer what was read, and remember who was purged."""
         happened = [event for _, events in told.recorded for event in events]
@@ -302,7 +303,7 @@ class Engine:
         for arrived in told.arrivals:
             flow = turns.standings[arrived.customer].flows[arrived.level]
             assert isinstance(flow, StoredFlow)
-            self._shelf.arrive(flow, arrived.order)
+            self._shelf.arrive(flow, arrived.order, arrived.n)
         if told.arrivals:
             self._shelf.seat_arrived()
         state.promoted += len(expiring.due)
@@ -348,9 +349,9 @@ class Engine:
         if own:
             self._each = 1 + own // len(folded.turns.touched)
 
-    def prepare(self) -> None:
+    def make_ahead(self) -> None:
         """Make the customers that the next claim will probably need, if they were read."""
-        self._shelf.prepare()
+        self._shelf.make_ahead()
 
     # ── Writing back ─────────────────────────────────────────────────────────────────────────────
 

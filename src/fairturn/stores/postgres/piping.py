@@ -144,6 +144,9 @@ class Pipe:
         sent. Whether something is to be received with another round trip."""
         try:
             error = self._exchange(afterwards, meanwhile)
+            if error is not None and self._behind:
+                behind, self._behind = self._behind, []
+                self._receive(behind)  # the transaction has failed: nothing of it counts
             if not self._behind:
                 self._line.pgconn.exit_pipeline_mode()
         except BaseException:

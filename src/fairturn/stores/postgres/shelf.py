@@ -29,7 +29,7 @@ from fairturn.stores.postgres.asking import (
 )
 from fairturn.stores.postgres.database import (
     BEGIN,
-    PLAN_BY_INDEXES,
+    PLAN,
     Answer,
     Overtaken,
     Session,
@@ -94,9 +94,10 @@ class PostgresShelf:
 
     # ── In one round trip ────────────────────────────────────────────────────────────────────────
 
-    def keep_ready(self, reserve: int) -> None:
-        """So many of a flow's documents will probably be needed: read on where there are less."""
-        if reserve > self.reserve:
+    def keep_ready(self, reserve: int, *, look: bool) -> None:
+        """So many of a flow's documents will probably be needed: read on where there are less, if
+        it is worth a look at all flows."""
+        if look and reserve > self.reserve:
             for standing in self._standings.values():
                 for flow in standing.flows.values():
                     assert isinstance(flow, StoredFlow)
@@ -113,7 +114,7 @@ class PostgresShelf:
             return False
         with session.together():
             session.ask(BEGIN)
-            session.ask(f"SELECT {PLAN_BY_INDEXES}")
+            session.ask(PLAN)
             more = session.ask(NEXT, wanted)
         self._take_more(more)
         return True
@@ -145,7 +146,7 @@ class PostgresShelf:
     def expect_page(self, page: Page) -> None:
         self._coming = page
 
-    def prepare(self) -> None:
+    def make_ahead(self) -> None:
         """If the page is there that was asked for, make the customers that it is about."""
         page = self._coming
         if page is None or not page.is_there:
@@ -169,8 +170,16 @@ class PostgresShelf:
         else:
             low |= self._later
             self._later.clear()
-        self._reading = low
-        return columns([self._asked_of(flow) for flow in low])
+        self._reading, rows = set(), []
+        room = max(1, _ROWS_AHEAD_MAX - self._ahead)
+        for flow in low:
+            if room > 0:
+                rows.append(self._asked_of(flow))
+                self._reading.add(flow)
+                room -= flow.ahead
+            else:
+                self._low.add(flow)
+        return columns(rows)
 
     def _asked_of(self, flow: StoredFlow) -> Row:
         """What a flow's next documents are asked for with: those after the last one that is known,
@@ -340,7 +349,10 @@ class PostgresShelf:
     def drop(self, customer: int) -> None:
         """What was read of a customer that is not loaded yet is no longer true."""
         self._loaded.pop(customer, None)
-        self._made.pop(customer, None)
+        made = self._made.pop(customer, None)
+        for flow in made.flows.values() if made else ():
+            assert isinstance(flow, StoredFlow)
+            self._put(flow, [])
         for level in range(1, LEVELS + 1):
             self._next.pop((customer, level), None)
 
@@ -361,7 +373,8 @@ class PostgresShelf:
                 yield self._turns.pop()
             if self._coming is not None:
                 self.session.catch_up()
-                self.prepare()
+                assert self._coming.is_there
+                self.make_ahead()
                 continue
             values = self.page_values()
             if values is None:
@@ -449,10 +462,17 @@ class PostgresShelf:
         if isinstance(flow, StoredFlow) and flow.upcoming:
             self._put(flow, [])
 
-    def arrive(self, flow: StoredFlow, order: int) -> None:
-        """Documents arrived, of which this is the first: what was not returned comes from it on."""
+    def arrive(self, flow: StoredFlow, order: int, n: int) -> None:
+        """So many documents arrived, of which this is the first: what was not returned comes from
+        it on. They come last, as a rule. But their transaction may have been overtaken by a
+        document that became due, and was given a later order."""
         if flow.claimed_to == NO_ORDER:
             flow.claimed_to = order - 1
+        if flow.waiting != n:  # it had some before, and they may come in between
+            self._arrived.pop((flow.customer, flow.level), None)
+        known = flow.upcoming
+        if known and order < known[0][ORDER] and all(row[ORDER] != order for row in known):
+            self.forget_line(flow.customer, flow.level)
 
 
 def _gather(standing: Standing) -> None:

@@ -20,7 +20,7 @@ from fairturn.stores.postgres.database import Connection, Database, Session
 
 POLL_S = 1.0
 _TOGETHER_S = 0.015  # changes within so short a time share a hint,
-_ENDS_TOGETHER_S = 0.05  # and claims and outcomes within this one: no worker waits for them
+_ENDS_TOGETHER_S = 0.05  # and what was claimed and completed within this one: few wait for that
 _HEAR_S = 0.2  # a listener hears so soon that it is to end
 _CHECK_S = 10.0  # a listener that has heard nothing for so long looks whether it is heard
 _AGAIN_S = (1.0, 5.0, 15.0)  # between attempts to listen
@@ -79,7 +79,7 @@ class Watching:
                 self._send_at(max(stopwatch(), self._hinted_at + _TOGETHER_S))
 
     def note_ends(self) -> None:
-        """This process has recorded outcomes."""
+        """This process has recorded that documents are completed."""
         with self._lock:
             self._wake()
             self._send_at(max(stopwatch(), self._hinted_at + _ENDS_TOGETHER_S))
