@@ -59,15 +59,16 @@ def test_a_submission_that_a_document_overtook_which_became_due_is_claimed_in_it
 ) -> None:
     clock = ManualClock(START)
     store = PostgresStore(url, settings=Settings(mode=Mode.EQUAL), clock=clock)
-    first, second = submit_each(store, ["acme", "acme"])
+    first, second, third = submit_each(store, ["acme"] * 3)
     due = submit(store, due_at=clock.now() + 5 * SECOND_US)
     with psycopg.connect(url) as others:
         (slow,) = store.submit([new("acme")], connection=others)
         clock.advance(6)
-        assert ids(claim(store)) == [first.id]  # and the one that is due waits from now on
+        # The one that is due waits from now on, and is known to come after the third.
+        assert ids([*claim(store), *claim(store)]) == [first.id, second.id]
         others.commit()
 
-    assert ids(claim_each(store)) == [second.id, slow.id, due.id]
+    assert ids(claim_each(store)) == [third.id, slow.id, due.id]
     store.close()
 
 
@@ -76,16 +77,17 @@ def test_a_submission_that_was_overtaken_before_anything_else_waited_is_claimed_
 ) -> None:
     clock = ManualClock(START)
     store = PostgresStore(url, settings=Settings(mode=Mode.EQUAL), clock=clock)
-    claim(store)
     due = submit(store, due_at=clock.now() + 5 * SECOND_US)
     with psycopg.connect(url) as others:
         (slow,) = store.submit([new("acme")], connection=others)
         clock.advance(6)
+        submit(store, "another")  # who arrives after somebody else is read along with its arrival
         store.claim(0, worker="w", lease_us=SECOND_US)
         others.commit()
     last = submit(store)
 
-    assert ids(claim_each(store)) == [slow.id, due.id, last.id]
+    of_acme = [c for c in claim_each(store) if c.document.customer == "acme"]
+    assert ids(of_acme) == [slow.id, due.id, last.id]
     store.close()
 
 
@@ -127,14 +129,14 @@ def strangers(stores: list[PostgresStore]) -> PostgresStore:
 def test_settings_that_change_while_customers_are_read_ahead_are_heard_of(
     stores: list[PostgresStore], strangers: PostgresStore
 ) -> None:
-    (running, *_) = claim(strangers, 20)
-    stores[0].configure(Settings(mode=Mode.EQUAL, attempts_max=7))
+    running = claim(strangers, 20)
+    for attempts_max in range(6, 12):  # at one of these claims customers are read ahead
+        stores[0].configure(Settings(mode=Mode.EQUAL, attempts_max=attempts_max))
 
-    claimed, lost = strangers.claim(
-        20, worker="w", lease_us=SECOND_US, outcomes=[Completed(running.fence)]
-    )
+        ended = [Completed(c.fence) for c in running]
+        running, lost = strangers.claim(20, worker="w", lease_us=60 * SECOND_US, outcomes=ended)
 
-    assert (len(claimed), lost) == (20, [])
+        assert (len(running), lost) == (20, [])
 
 
 def test_a_claim_that_the_server_ends_says_so_and_the_next_one_goes_on(
