@@ -173,7 +173,7 @@ class Engine:
         self._shelf.make_ahead()
         # The last turn is taken when the one after it is known.
         self._shelf.page = max(PAGE_MIN, n + 1 + self._company)
-        if self._turns is not None:
+        if self._turns is not None and any(self._turns.weights):
             active = sum(self._turns.weights) // WEIGHT_ONE
             each = max(self._each, 1 + n // max(1, active))
             # Others take as many.
