@@ -27,13 +27,7 @@ from fairturn.stores.postgres.asking import (
     grouped,
     paged,
 )
-from fairturn.stores.postgres.database import (
-    BEGIN,
-    PLAN,
-    Answer,
-    Overtaken,
-    Session,
-)
+from fairturn.stores.postgres.database import BEGIN, PLAN, Answer, Overtaken, Session
 from fairturn.stores.postgres.rows import NO_ORDER, columns
 from fairturn.stores.values import Row
 
@@ -174,17 +168,15 @@ class PostgresShelf:
         room = max(1, _ROWS_AHEAD_MAX - self._ahead)
         for flow in low:
             if room > 0:
-                rows.append(self._asked_of(flow))
+                rows.append(self._asked_of(flow, _unknown_from(flow)))
                 self._reading.add(flow)
                 room -= flow.ahead
             else:
                 self._low.add(flow)
         return columns(rows)
 
-    def _asked_of(self, flow: StoredFlow) -> Row:
-        """What a flow's next documents are asked for with: those after the last one that is known,
-        or from the first one on."""
-        head = flow.upcoming[0][ORDER] + 1 if flow.upcoming else flow.head_order or 0
+    def _asked_of(self, flow: StoredFlow, head: int) -> Row:
+        """What a flow's documents are asked for with, from this order on."""
         flow.ahead = self._more(flow)
         return (flow.customer, flow.level, head, max(flow.claimed_to, head - 1), flow.ahead)
 
@@ -431,14 +423,13 @@ class PostgresShelf:
     def _read(self, flow: StoredFlow, head: int) -> list[Row]:
         """Read the next documents of a flow, from this order on; and with them those of others of
         its level that will have their turns, too."""
-        flow.ahead = self._more(flow)
-        rows = [(flow.customer, flow.level, head, max(flow.claimed_to, head - 1), flow.ahead)]
+        rows = [self._asked_of(flow, head)]
         others = []
         for standing in self._standings.values():
             other = standing.flows.get(flow.level)
             if isinstance(other, StoredFlow) and _lacks_documents(other) and other is not flow:
                 others.append(other)
-                rows.append(self._asked_of(other))
+                rows.append(self._asked_of(other, _unknown_from(other)))
                 if len(rows) >= max(self.page, _PAGE_NEXT_MIN):
                     break
         found = grouped(self.session.fetch(NEXT, columns(rows)))
@@ -447,8 +438,7 @@ class PostgresShelf:
             raise Overtaken("a document that was to be claimed does not wait any more")
         self._put(flow, documents)
         for other in others:
-            more = found.get((other.customer, other.level), [])
-            self._extend(other, more)
+            self._extend(other, found.get((other.customer, other.level), []))
         assert flow.upcoming
         return flow.upcoming
 
@@ -486,6 +476,12 @@ def _gather(standing: Standing) -> None:
             assert isinstance(flow, StoredFlow)
             head, standing.head_since = order, flow.since or 0
     standing.running, standing.head_order = running, head
+
+
+def _unknown_from(flow: StoredFlow) -> int:
+    """The order from which on its documents are not known: after the last one that is, or the
+    first one."""
+    return flow.upcoming[0][ORDER] + 1 if flow.upcoming else flow.head_order or 0
 
 
 def _lacks_documents(flow: StoredFlow) -> bool:

@@ -78,11 +78,8 @@ class Starting:
         batch, begun = self._batch, len(self._numbers)
         numbers = [row[NUMBER] for row in batch.rows[begun:]]
         self._numbers += numbers
-        charges = columns([(p.cost, p.weight, p.charge) for p in batch.picks[begun:]]) or [
-            [],
-            [],
-            [],
-        ]
+        charged = [(pick.cost, pick.weight, pick.charge) for pick in batch.picks[begun:]]
+        charges = columns(charged) or [[], [], []]
         shared = (batch.fence, self._now, batch.until, batch.worker)
         return (*shared, numbers, *charges, len(numbers))
 

@@ -22,20 +22,9 @@ from fairturn.stores.admission import (
     are_plain,
     names_of,
 )
-from fairturn.stores.postgres.database import (
-    BEGIN,
-    LOCK_GATE,
-    SHARE_SETTINGS,
-    Session,
-)
-from fairturn.stores.postgres.rows import (
-    MOMENT,
-    QUEUE,
-    QueueRow,
-    columns,
-    is_payload,
-    to_queue,
-)
+from fairturn.stores.postgres.database import BEGIN, LOCK_GATE, SHARE_SETTINGS, Session
+from fairturn.stores.postgres.piping import nothing
+from fairturn.stores.postgres.rows import MOMENT, QUEUE, QueueRow, columns, is_payload, to_queue
 from fairturn.stores.postgres.writing import Writing
 from fairturn.stores.values import Row, SettingsCache
 
@@ -252,7 +241,7 @@ class Submitting:
         moment: int | None,
         *,
         own: bool,
-        meanwhile: Callable[[], None] = lambda: None,
+        meanwhile: Callable[[], None] = nothing,
     ) -> _Look:
         """Lock the customers, and read what admission needs; and which customers are new."""
         near = self._near(session, known, len(coming))
