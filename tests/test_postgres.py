@@ -1,7 +1,6 @@
 """PostgreSQL: what is its own, beside the promises of every store."""
 
 import os
-import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -42,17 +41,13 @@ from fairturn.store import Store
 from fairturn.stores.memory import MemoryStore
 from fairturn.stores.postgres import (
     PostgresStore,
-    asking,
     database,
     engine,
     migrating,
     pooling,
-    reading,
-    taking,
     watching,
 )
-from fairturn.stores.postgres.adapting import adapt
-from fairturn.stores.postgres.database import PLAN_BY_INDEXES, Session
+from fairturn.stores.postgres.database import Session
 from fairturn.stores.postgres.piping import Line
 from fairturn.stores.postgres.rows import CONFIGURE, settings_columns
 from fairturn.testing.steps import assert_numbers_are_exact, claim, find_all, submit
@@ -934,6 +929,19 @@ def test_a_claim_that_finds_nothing_again_waits_for_nobody(url: str, store: Post
         assert claim_at_once(store) == []
 
 
+def test_after_it_found_nothing_a_claim_finds_what_another_process_has_left(
+    url: str, store: PostgresStore
+) -> None:
+    assert [claim(store) for _ in range(2)] == [[], []]
+    other = PostgresStore(url)
+    submitted = [submit(other).id for _ in range(2)]
+
+    taken = [*claim(other), *claim(store)]  # the other one has seen both arrive
+
+    assert [one.document.id for one in taken] == submitted
+    other.close()
+
+
 def finish_elsewhere(url: str, store: PostgresStore, clock: ManualClock | None = None) -> None:
     """Let another process record an outcome, after this one has found nothing to claim."""
     other = PostgresStore(url, clock=clock)
@@ -1124,110 +1132,6 @@ def test_a_round_trip_that_is_broken_off_closes_its_connection(url: str) -> None
             raise KeyboardInterrupt
 
         assert line.closed
-
-
-# ── Plans ────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture(params=["without statistics", "with statistics"])
-def filled(request: pytest.FixtureRequest, url: str) -> Iterator[psycopg.Connection[Any]]:
-    """A queue with many customers, flows and documents, most of which have ended."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(FILL)
-        if request.param == "with statistics":
-            connection.execute("ANALYZE")
-        yield connection
-
-
-FILL = """
-    INSERT INTO fairturn.customers (number, name)
-    SELECT n, 'c' || n FROM generate_series(1, 2000) n;
-    INSERT INTO fairturn.documents (number, customer, order_number, count, submitted_at, size_bytes,
-        level, priority, state, is_payload)
-    SELECT n, 1 + n % 2000, n, 0, n, 1, 9, 9, CASE WHEN n < 30000 THEN 3 ELSE 1 END, true
-    FROM generate_series(1, 40000) n;
-    INSERT INTO fairturn.flows (customer, level, place, tick, folded, running, taken, claimed_to,
-        head_order, head_since, head_bound, held)
-    SELECT n, 9, n * 7 % 2000, n, 5, 0, 0, 29999, 30000 + (n + 1999) % 2000, n, n, false
-    FROM generate_series(1, 2000) n"""
-
-
-def plan_of(connection: psycopg.Connection[Any], statement: str, values: Any) -> str:
-    """How the server executes a statement whose values it does not know before."""
-    cursor = connection.cursor()
-    adapt(cursor.adapters)
-    connection.execute("SET plan_cache_mode = force_generic_plan")
-    connection.execute("BEGIN")
-    connection.execute(f"SELECT {PLAN_BY_INDEXES}")
-    rows = cursor.execute(f"EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {statement}", values)
-    plan = "\n".join(line for (line,) in rows.fetchall())
-    connection.execute("ROLLBACK")
-    return plan
-
-
-PAGE = {"level": 0, "place": 0, "tick": 0, "size": 101}
-
-
-@pytest.mark.parametrize("name", ["PAGE_LOAD", "PAGE_NEXT", "HEADS"])
-def test_a_claim_reads_its_page_by_the_index_in_order_and_nothing_that_grows(
-    filled: psycopg.Connection[Any], name: str
-) -> None:
-    plan = plan_of(filled, getattr(asking, name), (0, 0, 101) if name == "HEADS" else PAGE)
-
-    index = "flows_head" if name == "HEADS" else "flows_turn"
-    assert f"Index Scan using {index} on flows" in plan or f"Index Only Scan using {index}" in plan
-    assert "Seq Scan on documents" not in plan
-    assert "Seq Scan on flows" not in plan
-    rows = [float(n) for n in re.findall(r"actual rows=([\d.]+)", plan)]
-    assert max(rows) <= 300, plan
-
-
-def test_the_state_of_the_queue_is_found_by_the_ends_of_indexes(
-    filled: psycopg.Connection[Any],
-) -> None:
-    plan = plan_of(filled, engine._STATE, {"version": 5, "since": "0"})
-
-    assert "Seq Scan on documents" not in plan
-    assert "Sort" not in plan, plan
-    assert "turns_pkey" in plan
-    assert "documents_delayed" in plan
-
-
-def test_what_was_recorded_is_found_from_where_the_last_claim_stood(
-    filled: psycopg.Connection[Any],
-) -> None:
-    plan = plan_of(filled, taking.TAKE_RECORDED, {"since": "5", "late": [3, 4]})
-
-    assert "Seq Scan on recorded" not in plan, plan
-    assert "Index Cond: (xid >=" in plan, plan
-    assert "Index Cond: (xid = ANY" in plan, plan
-
-
-def test_the_next_documents_of_a_line_are_read_from_where_it_stands(
-    filled: psycopg.Connection[Any],
-) -> None:
-    values = ([5, 6], [9, 9], [30_004, 30_005], [30_003, 30_004], [32, 32])
-
-    plan = plan_of(filled, asking.NEXT, values)
-
-    assert "documents_flow" in plan
-    assert "Seq Scan on documents" not in plan
-    assert "Rows Removed by Filter" not in plan, plan
-
-
-def test_the_documents_of_a_customer_are_listed_from_the_newest_on_and_no_others_are_read(
-    filled: psycopg.Connection[Any],
-) -> None:
-    values = {"before": 39_000, "lowest": 1, "size": 5}
-
-    plan = plan_of(filled, reading._its_numbers("d.customer = 5"), values)
-
-    assert "documents_flow" in plan
-    assert "documents_reordered" in plan
-    assert "Seq Scan on documents" not in plan
-    assert "Rows Removed by Filter" not in plan, plan
-    rows = [float(n) for n in re.findall(r"actual rows=([\d.]+)", plan)]
-    assert max(rows) <= 5, plan
 
 
 def test_the_errors_of_this_store_are_ours(store: PostgresStore) -> None:

@@ -54,7 +54,8 @@ _RECORDED_LOAD = f"""
         UNION
         SELECT unnest(customers) FROM fairturn.recorded WHERE {UNSEEN_LATE}) AS w(customer)
     {_LOAD_FROM}"""
-# The flows that other claims have changed since some version. By the primary keys.
+# The flows that other claims have changed since some version, as they are now. By the primary keys,
+# in their order.
 MISSED = f"""
     SELECT w.customer, w.disturbed, {_FLOW_COLUMNS} FROM (
         SELECT u.customer, u.level, bool_or(u.disturbed) AS disturbed
@@ -62,7 +63,9 @@ MISSED = f"""
             CROSS JOIN LATERAL unnest(t.customers, t.levels, t.disturbed)
                 AS u(customer, level, disturbed)
         WHERE t.version > %s GROUP BY u.customer, u.level) w
-        JOIN fairturn.flows f ON f.customer = w.customer AND f.level = w.level
+        CROSS JOIN LATERAL (
+            SELECT * FROM fairturn.flows WHERE customer = w.customer AND level = w.level
+            ORDER BY customer DESC, level DESC, version DESC LIMIT 1) f
     ORDER BY w.customer"""
 _MISSED_LOAD = f"""
     {_LOAD_COLUMNS} FROM (
@@ -114,6 +117,7 @@ class Wants(Protocol):
 
     page: int
     wants_arrivals: bool
+    wants_newcomers: bool
     front: tuple[int, int, int, int] | None
 
     def page_values(self) -> dict[str, int] | None:
@@ -176,7 +180,8 @@ class Asked:
         self.arrived: Answer | None = None
         if shelf.wants_arrivals:
             values = {**horizon._asdict(), "size": min(shelf.page, AHEAD_MAX)}
-            self.load_recorded = session.ask(_RECORDED_LOAD, values)
+            if shelf.wants_newcomers:
+                self.load_recorded = session.ask(_RECORDED_LOAD, values)
             self.arrived = session.ask(_RECORDED_NEXT, values)
         wanted = shelf.wanted()
         self.more = session.ask(NEXT, wanted) if wanted else None

@@ -26,7 +26,13 @@ from fairturn.priority import LEVELS
 from fairturn.stores.events import with_counts
 from fairturn.stores.postgres.asking import MISSED, PRIORITY, Asked
 from fairturn.stores.postgres.database import Answer, Session
-from fairturn.stores.postgres.expiring import LOOK, Expiring, has_passed
+from fairturn.stores.postgres.expiring import (
+    FIRST_DELAY_ENDS,
+    FIRST_LEASE_ENDS,
+    Expiring,
+    LeasesSeen,
+    has_passed,
+)
 from fairturn.stores.postgres.gating import IS_LOCKED, LOCK_IF_ANYTHING
 from fairturn.stores.postgres.rows import (
     LOCK_QUEUE,
@@ -65,7 +71,8 @@ CLOCK_MAX = 1 << 60
 # there were, since some version, that can be followed; and who else waits.
 _STATE = f"""
     SELECT {TURNS_COLUMNS}, pg_snapshot_xmax(pg_current_snapshot())::text,
-        ARRAY(SELECT x::text::bigint FROM pg_snapshot_xip(pg_current_snapshot()) x), {LOOK},
+        ARRAY(SELECT x::text::bigint FROM pg_snapshot_xip(pg_current_snapshot()) x),
+        {FIRST_LEASE_ENDS}, {FIRST_DELAY_ENDS},
         (SELECT count(customers) FROM fairturn.turns WHERE version > %(version)s), {WANTED}
     FROM fairturn.turns ORDER BY version DESC LIMIT 1"""
 # To see who waits takes locks by agreement, which only one may try to take at a time.
@@ -127,6 +134,7 @@ class Engine:
         self._each = 1  # how many documents a flow gave, as a rule, in the last claim
         self._company = 0  # how many documents were picked for others the last time
         self._thorough_s = 0.0  # when a claim that is gated folds in whatever was recorded
+        self._leases_seen = LeasesSeen()
 
     # ── Folding in ───────────────────────────────────────────────────────────────────────────────
 
@@ -157,12 +165,14 @@ class Engine:
             # A large claim has most of its documents read ahead; a round trip more is little.
             self._shelf.front = self._turns.front() if wanted.n <= SHARED_MAX else None
         horizon = self._horizon._asdict()
+        leases = {"leases_from": self._leases_seen.look_from(wanted.uptime)}
         return Answers(
-            self._lock_if_anything(session, wanted)
+            self._lock_if_anything(session, wanted, leases)
             if gated
             else session.ask(LOCK_QUEUE, (wanted.moment,)),
             session.ask(
-                _STATE_IF_LOCKED if gated else _STATE, {**horizon, "version": self._version}
+                _STATE_IF_LOCKED if gated else _STATE,
+                {**horizon, **leases, "version": self._version},
             ),
             Asked(self._shelf, session, self._horizon, missed, strangers=self._strangers),
             session.ask(TAKE_IF_LOCKED if gated else TAKE_RECORDED, horizon),
@@ -180,13 +190,16 @@ class Engine:
             reserve = max(_RESERVE, 2 * each) if self._contended else each
             self._shelf.keep_ready(reserve, look=n > SHARED_MAX)
 
-    def _lock_if_anything(self, session: Session, wanted: Wanted) -> Answer:
+    def _lock_if_anything(
+        self, session: Session, wanted: Wanted, leases: dict[str, int]
+    ) -> Answer:
         thorough = stopwatch() >= self._thorough_s
         if thorough:
             self._thorough_s = stopwatch() + _THOROUGH_S
         leases_at = wanted.uptime.at if wanted.uptime else None
         values = {
             **self._horizon._asdict(),
+            **leases,
             "moment": wanted.moment,
             "leases_at": leases_at,
             "thorough": thorough,
@@ -206,6 +219,7 @@ class Engine:
         turns = self._load(session, answers.ahead, queue, state, followable)
         rebooted, state.boot = state.boot != at.boot, at.boot
         expiring = Expiring(queue, now, at)
+        self._leases_seen.see(lease_ends, at.at)
         if rebooted or has_passed(lease_ends, at.at):
             expiring.expire(session, all_of_them=rebooted)
         if has_passed(delay_ends, now):
@@ -288,7 +302,8 @@ class Engine:
         happened = [event for _, events in told.recorded for event in events]
         happened += expiring.expired
         happened += (arrived for _, arrived in expiring.due)
-        self._shelf.expect({event.customer for event in happened})
+        if happened:
+            self._shelf.expect_told({event.customer for event in happened})
         at_the_end = set(map(id, told.arrivals))
         for event in happened:
             if isinstance(event, Arrived | Left | Returned) and id(event) not in at_the_end:
@@ -359,7 +374,7 @@ class Engine:
         """Write back every flow, standing and clock that has changed."""
         turns, state = folded.turns, folded.state
         save_standings(session, turns)
-        save_flows(session, turns)
+        save_flows(session, turns, state.version + 1)
         disturbed = self._shelf.disturbed
         changed = [(f.customer, f.level, (f.customer, f.level) in disturbed) for f in turns.touched]
         more = bool(turns.adjusted or self._purged)
@@ -390,6 +405,7 @@ class Engine:
     def _drop(self) -> None:
         self._turns, self._version = None, _NO_VERSION
         self._shelf = PostgresShelf(Mode.FAIR)
+        self._leases_seen = LeasesSeen()
 
 
 def _move(turns: Turns, state: TurnsRow, place: tuple[int, int, int], n: int) -> None:

@@ -3,7 +3,7 @@
 from itertools import groupby
 from operator import itemgetter
 
-from fairturn.clock import Uptime
+from fairturn.clock import Uptime, stopwatch
 from fairturn.flows import Arrived, Event
 from fairturn.model import State
 from fairturn.stores.ending import Attempt, end_of_lease
@@ -54,16 +54,44 @@ _FENCE = itemgetter(0)
 
 # When the first lease and the first delay end: for the first round trip of a claim. By leases_until
 # and documents_delayed, in their order.
-FIRST_LEASE_ENDS = "(SELECT until FROM fairturn.leases ORDER BY until LIMIT 1)"
+FIRST_LEASE_ENDS = """
+    (SELECT until FROM fairturn.leases WHERE until >= %(leases_from)s ORDER BY until LIMIT 1)"""
 FIRST_DELAY_ENDS = """
     (SELECT delayed_until FROM fairturn.documents WHERE delayed_until IS NOT NULL
         ORDER BY delayed_until, number LIMIT 1)"""
-LOOK = f"{FIRST_LEASE_ENDS}, {FIRST_DELAY_ENDS}"
+_LOOK_AT_ALL_S = 10.0
 
 
 def has_passed(moment: int | None, now: int) -> bool:
-    """Whether an end that `LOOK` has found, if any, lies in the past."""
+    """Whether an end that was found, if any, lies in the past."""
     return moment is not None and moment <= now
+
+
+class LeasesSeen:
+    """From where on the first end of a lease is to be looked for.
+
+    No lease ended before the first one that was seen, and those that begin after that end after
+    that: so the ends of what is long over, which may lie dead in the index, need not be passed
+    each time. Only if the server's clock steps back, or a renewal is held up for as long as the
+    lease that it gives, a lease may end before: for them all is looked at now and then.
+    """
+
+    def __init__(self) -> None:
+        self._from = 0
+        self._all_at_s = 0.0
+
+    def look_from(self, uptime: Uptime | None) -> int:
+        """Where the next look begins. Time that is handed in may be any."""
+        if uptime is not None:
+            return 0
+        if stopwatch() >= self._all_at_s:
+            self._all_at_s = stopwatch() + _LOOK_AT_ALL_S
+            return 0
+        return self._from
+
+    def see(self, first: int | None, now: int) -> None:
+        """What was found."""
+        self._from = now if first is None else min(first, now)
 
 
 class Expiring:

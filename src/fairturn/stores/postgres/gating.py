@@ -17,6 +17,8 @@ _WAITING = """
     - (SELECT sum(n) FROM unnest(
         (SELECT taken FROM fairturn.turns ORDER BY version DESC LIMIT 1)) n)
     + (SELECT coalesce(sum(waiting), 0) FROM fairturn.moved)"""
+# Whether there are flows that wait and are not held: they have weights.
+_ANY_ACTIVE = "(SELECT 0 < ANY (weights) FROM fairturn.turns ORDER BY version DESC LIMIT 1)"
 # By the indexes of each. What arrived is to be claimed at once. What else was recorded, above all
 # the outcomes of others, makes room only for documents that wait; while none does it can wait
 # itself, for a claim that is `thorough`.
@@ -24,7 +26,7 @@ _ANYTHING = f"""
     EXISTS (SELECT 1 FROM fairturn.recorded WHERE {UNSEEN} AND heads IS NOT NULL)
         OR EXISTS (SELECT 1 FROM fairturn.recorded WHERE {UNSEEN_LATE} AND heads IS NOT NULL)
         OR (%(thorough)s OR {_WAITING} > 0)
-            AND (EXISTS (SELECT 1 FROM fairturn.flows WHERE folded > 0 AND NOT held)
+            AND ({_ANY_ACTIVE}
                 OR EXISTS (SELECT 1 FROM fairturn.recorded WHERE {UNSEEN})
                 OR EXISTS (SELECT 1 FROM fairturn.recorded WHERE {UNSEEN_LATE})
                 OR EXISTS (SELECT 1 FROM fairturn.moved))

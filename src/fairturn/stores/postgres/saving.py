@@ -13,15 +13,20 @@ _FLOW_ARRAYS = """
 _FLOW_COLUMNS = """
     customer, level, place, tick, folded, running, taken, claimed_to, head_order, head_since,
     head_bound, held"""
-# By the primary key.
+# By the primary key, whose newest version comes first: it is the only one that is not dead.
 _SAVE_FLOWS = f"""
-    UPDATE fairturn.flows f SET place = v.place, tick = v.tick, folded = v.folded,
+    UPDATE fairturn.flows f SET version = %s, place = v.place, tick = v.tick, folded = v.folded,
         running = v.running, taken = v.taken, claimed_to = v.claimed_to,
         head_order = v.head_order, head_since = v.head_since, head_bound = v.head_bound,
         held = v.held
     FROM {_FLOW_ARRAYS} AS v({_FLOW_COLUMNS})
-    WHERE f.customer = v.customer AND f.level = v.level"""
-_ADD_FLOWS = f"INSERT INTO fairturn.flows ({_FLOW_COLUMNS}) SELECT * FROM {_FLOW_ARRAYS}"
+        CROSS JOIN LATERAL (
+            SELECT ctid AS version_at FROM fairturn.flows
+            WHERE customer = v.customer AND level = v.level
+            ORDER BY customer DESC, level DESC, version DESC LIMIT 1) newest
+    WHERE f.ctid = newest.version_at"""
+_ADD_FLOWS = f"""
+    INSERT INTO fairturn.flows (version, {_FLOW_COLUMNS}) SELECT %s, v.* FROM {_FLOW_ARRAYS} v"""
 _SAVE_STANDING = """
     INSERT INTO fairturn.standings (customer, weight, running_max, paused, recent_costs)
     VALUES (%s, %s, %s, %s, %s::bigint[])
@@ -31,8 +36,8 @@ _SAVE_STANDING = """
 _DROP_STANDINGS = "DELETE FROM fairturn.standings WHERE customer = ANY (%s)"
 
 
-def save_flows(session: Session, turns: Turns) -> None:
-    """Write every flow that was touched."""
+def save_flows(session: Session, turns: Turns, version: int) -> None:
+    """Write every flow that was touched, as of this version of the turns."""
     known: list[Row] = []
     new: list[Row] = []
     by_order = turns.mode is Mode.LEVELS
@@ -64,9 +69,9 @@ def save_flows(session: Session, turns: Turns) -> None:
         (known if flow.stored else new).append(row)
         flow.stored = True
     if known:
-        session.ask(_SAVE_FLOWS, columns(known))
+        session.ask(_SAVE_FLOWS, (version, *columns(known)))
     if new:
-        session.ask(_ADD_FLOWS, columns(new))
+        session.ask(_ADD_FLOWS, (version, *columns(new)))
 
 
 def save_standings(session: Session, turns: Turns) -> None:

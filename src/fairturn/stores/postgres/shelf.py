@@ -64,6 +64,7 @@ class PostgresShelf:
         self.picked: list[Row] = []  # the rows of what was picked, in order
         self.names: dict[int, str] = {}  # of the customers that were loaded
         self.wants_arrivals = True
+        self.wants_newcomers = True  # whether customers that are not loaded will probably be needed
         self.front: tuple[int, int, int, int] | None = None  # nobody comes before it
         self.disturbed: set[tuple[int, int]] = set()  # flows whose lines changed not only at ends
         self.reserve = 1  # read on when so many of a flow's documents are left
@@ -190,8 +191,9 @@ class PostgresShelf:
         """Take in what was asked for."""
         self.session = session
         self._standings = standings
-        if asked.load_recorded is not None and asked.arrived is not None:
+        if asked.load_recorded is not None:
             self.take_loaded(asked.load_recorded)
+        if asked.arrived is not None:
             self._arrived = grouped(asked.arrived.fetchall())
         self.wants_arrivals = False
         if asked.page is not None:
@@ -273,6 +275,12 @@ class PostgresShelf:
             return 2
         most = max(AHEAD_MAX, min(self.page, _AHEAD_LARGE_MAX))
         return min(most, 2 * max(flow.ahead, self.reserve))
+
+    def expect_told(self, customers: set[int]) -> None:
+        """Read these customers, of whom something was recorded. If one of them was not loaded, the
+        next time probably one is not, too."""
+        self.wants_newcomers = not customers <= self._standings.keys()
+        self.expect(customers)
 
     def expect(self, customers: Iterable[int]) -> None:
         """Read these customers together, unless they are known."""
