@@ -179,6 +179,7 @@ def test_a_customer_may_be_a_number_a_uuid_or_any_text(
 def test_sixty_four_publishers_at_once_give_the_sequential_counts(broker: Valkey) -> None:
     app = celery_app.make(broker.url, RedisCounts(broker.url, timeout_s=30), QUEUE)
     app.conf.broker_pool_limit = 64
+    assert app.producer_pool.limit == 64  # Celery cannot make it in many threads at once
     process, barrier = app.tasks["process"], threading.Barrier(64)
 
     def publish() -> None:

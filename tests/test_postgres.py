@@ -672,6 +672,28 @@ def test_calls_one_after_the_other_use_one_connection(store: PostgresStore) -> N
     assert not first.connection.closed
 
 
+def test_each_thread_goes_on_with_its_own_connection(store: PostgresStore) -> None:
+    lent = store._database.session
+    taken, done = threading.Event(), threading.Event()
+
+    def use_another() -> None:
+        with lent():
+            taken.set()
+            done.wait(PATIENCE_S)
+
+    thread = threading.Thread(target=use_another)
+    with lent() as session:
+        own = session.connection
+        thread.start()
+        assert taken.wait(PATIENCE_S)
+    done.set()
+    thread.join(PATIENCE_S)
+
+    for _ in range(3):
+        with lent() as session:
+            assert session.connection is own
+
+
 def test_a_connection_that_is_old_goes_back_to_the_pool_which_replaces_it(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -809,21 +831,55 @@ def test_a_process_hears_of_its_own_changes_once(
     assert store.wait(news + 5, PATIENCE_S, certain=False) == news + 6
 
 
-def break_hints(url: str, fault: str) -> None:
-    """Let whoever sends a hint do something else."""
+HINT = ("pg_notify", "(text, text)", "void")
+SYNC = ("pg_logical_emit_message", "(boolean, text, text)", "pg_lsn")
+
+
+def break_function(url: str, function: tuple[str, str, str], fault: str) -> None:
+    """Let a function of the server do something else."""
+    name, arguments, result = function
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("ALTER FUNCTION pg_notify (text, text) RENAME TO notify_no_more")
+        connection.execute(f"UPDATE pg_proc SET proname = 'gone' WHERE proname = '{name}'")
         connection.execute(
-            "CREATE FUNCTION pg_catalog.pg_notify (text, text) RETURNS void LANGUAGE plpgsql AS "
+            f"CREATE FUNCTION pg_catalog.{name} {arguments} RETURNS {result} LANGUAGE plpgsql AS "
             f"$$ BEGIN {fault}; END $$"
         )
 
 
+def refuse_to_commit(url: str, table: str) -> None:
+    """Let every transaction fail in the end that has put something into a table."""
+    with psycopg.connect(url) as connection:
+        connection.execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE "
+            "'not with us'; END $$"
+        )
+        connection.execute(
+            f"CREATE CONSTRAINT TRIGGER refused AFTER INSERT ON {table} "
+            "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()"
+        )
+
+
+def test_what_fails_when_it_is_committed_is_not_said_to_be_stored(
+    url: str, store: PostgresStore
+) -> None:
+    refuse_to_commit(url, "fairturn.documents")
+
+    for documents in ([new()], [new()], [new()] * 2):  # only with the first one a hint goes along
+        with pytest.raises(StoreError, match="not with us"):
+            store.submit(documents)
+
+    assert find_all(store) == []
+
+
+@pytest.mark.parametrize("fault", ["RAISE 'nobody is told'", "INSERT INTO refused VALUES (1)"])
 def test_a_hint_that_fails_costs_a_submission_nothing(
-    url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+    url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     monkeypatch.setattr(watching, "_TOGETHER_S", 0.0)  # each submission sends one
-    break_hints(url, "RAISE 'nobody is told'")
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE refused (number integer)")
+    refuse_to_commit(url, "refused")
+    break_function(url, HINT, fault)
 
     ids = [submit(store).id for _ in range(3)]
     ids += [receipt.id for receipt in store.submit([new(), new("b")])]
@@ -836,7 +892,7 @@ def test_a_submission_whose_connection_is_lost_before_it_is_on_the_disk_is_not_s
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "_TOGETHER_S", 3_600.0)  # the first submission sends a hint
-    break_hints(url, "PERFORM pg_terminate_backend(pg_backend_pid())")
+    break_function(url, SYNC, "PERFORM pg_terminate_backend(pg_backend_pid())")
     store, other = PostgresStore(url), PostgresStore(url)
 
     with pytest.raises(StoreUnavailable, match="perhaps after what it was to store was stored"):

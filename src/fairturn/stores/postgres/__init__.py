@@ -169,14 +169,14 @@ class PostgresStore:
         alone = len(documents) == 1 and documents[0].parent is None
 
         def submit(session: Session) -> list[Receipt]:
-            hinted = self._watching.go_along(session)
+            self._watching.go_along(session)
             if alone:
                 receipts = self._submit_one(session, documents[0], moment)
             else:
                 receipts = self._submitting.submit(
                     session, documents, self._known, moment, own=True
                 )
-            self._watching.note(hinted=hinted)
+            self._watching.note(hinted=session.hint is not None)
             return receipts
 
         return self._database.transact(submit)
@@ -185,9 +185,9 @@ class PostgresStore:
         moment = self._moment()
 
         def submit(session: Session) -> list[Receipt]:
-            hinted = self._watching.go_along(session)
+            self._watching.go_along(session)
             receipts = self._submitting.submit_payloads(session, payloads, self._known, moment)
-            self._watching.note(hinted=hinted)
+            self._watching.note(hinted=session.hint is not None)
             return receipts
 
         return self._database.transact(submit)

@@ -24,6 +24,7 @@ from fairturn.stores.postgres.addressing import parse
 from fairturn.stores.postgres.piping import (
     Afterwards,
     Line,
+    NotSynced,
     Pipe,
     Result,
     Values,
@@ -46,8 +47,12 @@ BEGIN_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 COMMIT = "COMMIT"
 # A commit that others see before it is on the disk, and what waits for the disk after it: the
 # server's log is written in its order, so what follows a commit takes it along.
-_SYNC_LATER = "SELECT set_config('synchronous_commit', 'off', true)"
+_SYNC_LATER = "set_config('synchronous_commit', 'off', true)"
 _SYNC = Afterwards("SELECT pg_logical_emit_message(true, 'fairturn', '')", may_fail=False)
+# A hint need not survive a crash, so nobody waits for the disk. As a part of a statement it is told
+# when that one is committed, which does not wait for the disk, either.
+HINT = f"SELECT {_SYNC_LATER}, pg_notify('{{channel}}', '')"
+HINT_FIRST = f"{_SYNC_LATER}, pg_notify(%s, '')"
 
 # Locks by agreement, until the end of the transaction. The order of all locks: that on settings,
 # customers by name, that on limits, documents by number, the row of `queue`. Who holds that waits
@@ -82,8 +87,8 @@ class Session:
     def __init__(self, connection: Connection, schema: str) -> None:
         self.connection = connection
         self.committing = False  # whether a COMMIT may have reached the server
-        self.hint: str | None = None  # a statement that tells others of it, and follows it
-        self.hint_first = False  # whether it goes out before the COMMIT is on the disk
+        self.hint: str | None = None  # a channel on which others are told of it
+        self.hint_first = False  # whether they hear of it before it is on the disk
         self._schema = schema
         # One that is the caller's is not a line of ours, and stays as it is.
         self._line = connection if isinstance(connection, Line) else None
@@ -120,12 +125,23 @@ class Session:
         if self._pipe is not None:
             self._pipe.send()
 
-    def fetch_last(self, statement: str, values: Values = ()) -> list[Row]:
-        """All rows of a statement that is a transaction, and the last one of its session."""
+    def fetch_last(self, statement: str, hinting: str, values: Sequence[Any]) -> list[Row]:
+        """All rows of a statement that is a transaction, and the last one of its session.
+        `hinting` is the same with `HINT_FIRST` in it; if the hint fails, that costs nothing else.
+        """
         if self.hint is None:
             return self.fetch(statement, values)
-        with self.together(last=True):
-            told = self.ask(statement, values)
+        try:
+            with self.together(last=True, hinted=self.hint_first):
+                if self.hint_first:
+                    told = self.ask(hinting, (self.hint, *values))
+                else:
+                    told = self.ask(statement, values)
+        except psycopg.Error as error:
+            if not self.hint_first or self.connection.closed or isinstance(error, NotSynced):
+                raise
+            self.hint, self.hint_first = None, False
+            return self.fetch(statement, values)
         return told.fetchall()
 
     def copy(
@@ -165,11 +181,15 @@ class Session:
 
     @contextmanager
     def together(
-        self, *, last: bool = False, meanwhile: Callable[[], None] = nothing
+        self,
+        *,
+        last: bool = False,
+        hinted: bool = False,
+        meanwhile: Callable[[], None] = nothing,
     ) -> Iterator[None]:
-        """Statements that go to the server in one round trip; the hint follows the last one. If
-        there is one already, it is over when these are. `meanwhile` is called while the server is
-        at work on them, and has what was asked for later."""
+        """Statements that go to the server in one round trip; the hint follows the last one, unless
+        it is among them. If there is one already, it is over when these are. `meanwhile` is called
+        while the server is at work on them, and has what was asked for later."""
         if self._line is None:
             with self.connection.pipeline():
                 yield
@@ -182,8 +202,6 @@ class Session:
             return
         pipe = self._pipe = self._open or Pipe(self._line)
         self._open = None
-        if last and self.hint_first:
-            pipe.add(_SYNC_LATER, ())
         try:
             yield
         except BaseException:
@@ -191,7 +209,7 @@ class Session:
             raise
         finally:
             self._pipe = None
-        if pipe.close(self._afterwards if last else (), meanwhile):
+        if pipe.close(self._afterwards(hinted=hinted) if last else (), meanwhile):
             self._open = pipe
 
     def roll_back(self) -> None:
@@ -208,10 +226,11 @@ class Session:
             with self.together():
                 pass
 
-    @property
-    def _afterwards(self) -> list[Afterwards]:
+    def _afterwards(self, *, hinted: bool) -> list[Afterwards]:
         """What follows a COMMIT."""
-        following = [] if self.hint is None else [Afterwards(self.hint, may_fail=True)]
+        following = []
+        if self.hint is not None and not hinted:
+            following.append(Afterwards(HINT.format(channel=self.hint), may_fail=True))
         return [*following, _SYNC] if self.hint_first else following
 
     @contextmanager
@@ -219,6 +238,8 @@ class Session:
         """Statements that go to the server in one round trip, and a COMMIT after them."""
         crash.point(f"{what}-before-commit")
         with self.together(last=True, meanwhile=meanwhile):
+            if self.hint_first:
+                self.ask(f"SELECT {_SYNC_LATER}")
             yield
             self.committing = True
             self.ask(COMMIT)

@@ -190,9 +190,7 @@ class Engine:
             reserve = max(_RESERVE, 2 * each) if self._contended else each
             self._shelf.keep_ready(reserve, look=n > SHARED_MAX)
 
-    def _lock_if_anything(
-        self, session: Session, wanted: Wanted, leases: dict[str, int]
-    ) -> Answer:
+    def _lock_if_anything(self, session: Session, wanted: Wanted, leases: dict[str, int]) -> Answer:
         thorough = stopwatch() >= self._thorough_s
         if thorough:
             self._thorough_s = stopwatch() + _THOROUGH_S

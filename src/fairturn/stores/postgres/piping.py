@@ -18,12 +18,14 @@ from psycopg.errors import error_from_result
 from psycopg_pool import ConnectionPool
 
 from fairturn.clock import stopwatch
+from fairturn.stores.postgres.adapting import literal
 from fairturn.stores.values import Row
 
 Values = Sequence[Any] | Mapping[str, Any]
 
 _PLACE = re.compile(r"%(?:%|s|\((\w+)\)s)")
 _GIVES_ROWS = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
+_SYNC = pq.ExecStatus.PIPELINE_SYNC
 
 
 class Line(psycopg.Connection[Any]):
@@ -35,6 +37,7 @@ class Line(psycopg.Connection[Any]):
         self.prepared: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
         self.transformer: abc.Transformer | None = None
         self.pool: ConnectionPool[Line] | None = None  # where it comes from
+        self.used_by = 0  # the thread that has used it last
         self.made_at = stopwatch()
 
     @cached_property
@@ -80,6 +83,10 @@ _Expected = Result | tuple[bytes, tuple[int, ...]]
 
 def nothing() -> None:
     """What is done meanwhile if there is nothing to do."""
+
+
+class NotSynced(psycopg.OperationalError):
+    """Something was committed and is perhaps not on the disk: what was to follow it has failed."""
 
 
 class Afterwards(NamedTuple):
@@ -185,8 +192,8 @@ class Pipe:
         error = error or failed
         for also_expected, may_fail in following:
             failed = self._receive(also_expected)
-            if not may_fail:
-                error = error or failed
+            if failed is not None and not may_fail:
+                error = error or NotSynced(str(failed))
         return error
 
     def _receive(self, all_expected: list[_Expected]) -> psycopg.Error | None:
@@ -203,7 +210,10 @@ class Pipe:
                 line.prepared.pop(expected)
             if result.status == pq.ExecStatus.FATAL_ERROR and error is None:
                 error = _error(line.pgconn, result)
-        _next_result(line)  # the end of it
+        # The end of it: without a COMMIT among the statements it is there that they are committed.
+        while (result := _next_result(line)) is None or result.status != _SYNC:
+            if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+                error = error or _error(line.pgconn, result)
         return error
 
 
@@ -238,6 +248,7 @@ class _Dumped:
     def __init__(self, line: Line, statement: str, values: Values) -> None:
         text, names = _translated(statement)
         given = [values[name] for name in names] if isinstance(values, Mapping) else values
+        given = [literal(value) if type(value) is list else value for value in given]
         transformer = _transformer(line)
         self._line = line
         self._values = transformer.dump_sequence(given, [PyFormat.AUTO] * len(given))
@@ -267,11 +278,11 @@ def _flush(pgconn: pq.abc.PGconn) -> None:
 
 
 def _one_result(line: Line) -> pq.abc.PGresult:
-    """The only result of a statement."""
+    """The result of a statement; or why it could not be committed, which follows it."""
     result = _next_result(line)
     assert result is not None
-    while _next_result(line) is not None:
-        pass
+    while (following := _next_result(line)) is not None:
+        result = following
     return result
 
 

@@ -1,9 +1,9 @@
-"""The connections of one process: those of the driver's pool, and in front of it the one that was
+"""The connections of one process: those of the driver's pool, and in front of it the few that were
 used last.
 
 The pool hands out its connections by turns. Two of them that one thread uses by turns are two
-processes on the server that both have their plans and pages to find; the one at hand is warm, and
-takes no lock to get.
+processes on the server that both have their plans and pages to find; the one at hand that the
+thread has used before is warm, and takes no lock to get.
 """
 
 import logging
@@ -24,6 +24,7 @@ __all__ = ["Pool", "PoolClosed", "PoolTimeout"]
 
 CONNECT: dict[str, Any] = {"autocommit": True, "context": ADAPTERS, "prepare_threshold": None}
 _IDLE_S = 300.0  # a connection that nobody has needed for so long is closed
+_AT_HAND_MAX = 3  # as a worker needs: to claim, to record, and to tell others
 _AT_HAND_S = 1_800.0  # an older one goes back to the pool, which replaces it in time
 _LOOK_S = 2.0  # how long a call waits before it looks itself whether the server answers
 _NOWHERE = logging.NullHandler()
@@ -38,7 +39,7 @@ class Pool:
         self._size_max = size_max
         self._lock = threading.Lock()
         self._opened: ConnectionPool[Line] | None = None
-        self._at_hand: list[Line] = []  # one, or two for a moment
+        self._at_hand: list[Line] = []  # or one more for a moment; the last one used last
         self._waiting: list[None] = []  # one for each call that waits for the pool
         self._closed = False
 
@@ -53,10 +54,18 @@ class Pool:
             self._put(line)
 
     def _take_at_hand(self) -> Line | None:
+        """The one that this thread has used before, or the one that was used last."""
+        thread = threading.get_ident()
         try:
-            return self._at_hand.pop()
-        except IndexError:
+            for line in reversed(self._at_hand):
+                if line.used_by == thread:
+                    self._at_hand.remove(line)
+                    return line
+            line = self._at_hand.pop()
+        except (IndexError, ValueError):  # somebody else was faster
             return None
+        line.used_by = thread
+        return line
 
     def _take(self, timeout_s: float) -> Line:
         """One of the pool's. One that has failed to connect waits longer and longer before it tries
@@ -84,6 +93,7 @@ class Pool:
             if line is None:
                 line = pool.getconn(timeout_s)
                 line.pool = pool
+                line.used_by = threading.get_ident()
             return line
         finally:
             self._waiting.pop()
@@ -118,7 +128,7 @@ class Pool:
     def give_back(self, line: Line) -> None:
         """Whoever took a connection gives it back, whatever became of it."""
         if (
-            self._at_hand
+            len(self._at_hand) >= _AT_HAND_MAX
             or self._closed
             or line.pool is not self._opened
             or line.pgconn.transaction_status != pq.TransactionStatus.IDLE

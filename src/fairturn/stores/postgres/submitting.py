@@ -22,7 +22,13 @@ from fairturn.stores.admission import (
     are_plain,
     names_of,
 )
-from fairturn.stores.postgres.database import BEGIN, LOCK_GATE, SHARE_SETTINGS, Session
+from fairturn.stores.postgres.database import (
+    BEGIN,
+    HINT_FIRST,
+    LOCK_GATE,
+    SHARE_SETTINGS,
+    Session,
+)
 from fairturn.stores.postgres.piping import nothing
 from fairturn.stores.postgres.rows import MOMENT, QUEUE, QueueRow, columns, is_payload, to_queue
 from fairturn.stores.postgres.writing import Writing
@@ -39,8 +45,9 @@ _SUBMIT_TYPES = (
     *("int8", "int8", "int4", "int8", "text", "text", "bytea", "bool", "int8", "bytea", "text"),
     *("text", "text", "int8", "int8", "text", "bytea"),
 )
-_SUBMIT_ONE = f"""
-    SELECT * FROM fairturn.submit_one({", ".join(f"%s::{kind}" for kind in _SUBMIT_TYPES)})"""
+_SUBMITTED = f"fairturn.submit_one({', '.join(f'%s::{kind}' for kind in _SUBMIT_TYPES)})"
+_SUBMIT_ONE = f"SELECT * FROM {_SUBMITTED}"
+_SUBMIT_ONE_HINTING = f"SELECT *, {HINT_FIRST} FROM {_SUBMITTED}"
 _ACCEPTED, _KNOWN, _CUSTOMER_FULL, _QUEUE_FULL = range(4)
 _PENDING = "SELECT fairturn.pending()"
 
@@ -125,6 +132,7 @@ class Submitting:
         session.committing = document.key is None  # with a key it may be sent twice
         told = session.fetch_last(
             _SUBMIT_ONE,
+            _SUBMIT_ONE_HINTING,
             (
                 moment,
                 roomy_for,
@@ -145,7 +153,7 @@ class Submitting:
                 document.digest,
             ),
         )
-        ((answer, number, count, priority, at, digest, pending, maximum, version),) = told
+        ((answer, number, count, priority, at, digest, pending, maximum, version, *_),) = told
         if answer == _CUSTOMER_FULL:
             raise QueueFull(
                 limit="waiting_per_customer_max",

@@ -1,10 +1,10 @@
 """Knowing that something has changed: at once in this process, by a hint in others, and by a look
 once in a second if a hint is lost.
 
-A hint is a NOTIFY with nothing in it, in a transaction of its own after the commit: in the
-transaction itself it would let all commits of the server wait for each other. The first hint after
-a quiet time goes along with the submission that it tells of, in the same packet, before anybody
-waits for the disk; what changes soon after it shares one hint, which a thread sends.
+A hint is a NOTIFY with nothing in it, in a transaction that does not wait for the disk: in one that
+does it would let all commits of the server wait for each other. The first hint after a quiet time
+goes along with the submission that it tells of, in the same packet, and what waits for the disk
+follows it; what changes soon after it shares one hint, which a thread sends.
 """
 
 import select
@@ -16,7 +16,7 @@ import psycopg
 
 from fairturn.clock import stopwatch
 from fairturn.errors import StoreError
-from fairturn.stores.postgres.database import Connection, Database, Session
+from fairturn.stores.postgres.database import HINT, Connection, Database, Session
 
 POLL_S = 1.0
 _TOGETHER_S = 0.015  # changes within so short a time share a hint,
@@ -30,8 +30,6 @@ _VERSION = """
     SELECT (SELECT sum(changes) FROM fairturn.totals)::bigint
         + (SELECT version FROM fairturn.turns ORDER BY version DESC LIMIT 1)
         + (SELECT settings_version FROM fairturn.queue)"""
-# A hint need not survive a crash, so nobody waits for the disk.
-_HINT = "SELECT set_config('synchronous_commit', 'off', true), pg_notify('{channel}', '')"
 
 
 class Watching:
@@ -41,7 +39,7 @@ class Watching:
         self._database = database
         self._listen_url = listen_url
         self._channel = f"{database.schema}_changed"
-        self._hint = _HINT.format(channel=self._channel)
+        self._hint = HINT.format(channel=self._channel)
         # Taken by itself, because a condition's own `with` keeps it if a signal interrupts that.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -58,18 +56,17 @@ class Watching:
         self._notifier: threading.Thread | None = None
         self._listener: threading.Thread | None = None
 
-    def go_along(self, session: Session) -> bool:
+    def go_along(self, session: Session) -> None:
         """Let a hint follow what this session commits, unless the last one is too near. It goes out
         before the commit is on the disk, where one server answers for both."""
         with self._lock:
             now = stopwatch()
             if now < self._hinted_at + _TOGETHER_S:
-                return False
+                return
             self._hinted_at = now
-        session.hint = self._hint
+        session.hint = self._channel
         session.hint_first = not self._database.pooled
         self._expect_back(session)
-        return True
 
     def note(self, *, hinted: bool = False) -> None:
         """Something was changed by this process, and perhaps a hint went along with it."""
