@@ -211,9 +211,9 @@ class Pipe:
             if result.status == pq.ExecStatus.FATAL_ERROR and error is None:
                 error = _error(line.pgconn, result)
         # The end of it: without a COMMIT among the statements it is there that they are committed.
-        while (result := _next_result(line)) is None or result.status != _SYNC:
-            if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-                error = error or _error(line.pgconn, result)
+        while (last := _next_result(line)) is None or last.status != _SYNC:
+            if last is not None and last.status == pq.ExecStatus.FATAL_ERROR:
+                error = error or _error(line.pgconn, last)
         return error
 
 
