@@ -5,7 +5,7 @@ from pathlib import Path
 import apsw
 import psycopg
 
-from fairturn.clock import SERVER_NOW
+from fairturn.clock import SECOND_US, SERVER_NOW
 from fairturn.keys import Keys
 from fairturn.model import LEASE_US_MIN, Completed, NewDocument
 from fairturn.stores.postgres import PostgresStore, migrating
@@ -41,14 +41,14 @@ def test_a_file_without_access_keys_gets_them_and_keeps_its_documents(tmp_path: 
     store.close()
 
 
-def old_schema(url: str) -> str:
-    """A queue in PostgreSQL as the first version made it, in which an attempt has ended."""
-    (number, first), *_ = migrating.migrations()
+def old_schema(url: str, version: int = 1) -> str:
+    """A queue in PostgreSQL as an older version made it, in which an attempt has ended."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE SCHEMA fairturn")
         connection.execute("CREATE TABLE fairturn.migrations (number integer PRIMARY KEY)")
-        connection.execute(first.format(schema="fairturn", now=SERVER_NOW))
-        connection.execute("INSERT INTO fairturn.migrations VALUES (%s)", (number,))
+        for number, script in migrating.migrations()[:version]:
+            connection.execute(script.format(schema="fairturn", now=SERVER_NOW))
+            connection.execute("INSERT INTO fairturn.migrations VALUES (%s)", (number,))
         connection.execute("UPDATE fairturn.turns SET claims = 1")
     return url
 
@@ -69,3 +69,34 @@ def test_how_documents_end_is_counted_from_the_new_version_on(tmp_path: Path) ->
     with Databases() as databases:
         url = old_schema(databases.new(empty=True))
         assert_outcomes_are_counted_from_now_on(PostgresStore(url))
+
+
+# A document waits, and the flow that a claim has made of it is one without versions.
+WAITING_BEFORE_VERSIONS = """
+    INSERT INTO fairturn.customers (name) VALUES ('acme');
+    INSERT INTO fairturn.documents (number, customer, order_number, count, submitted_at, size_bytes,
+        level, priority, state, is_payload, body_text)
+    VALUES (nextval('fairturn.document_numbers'), 1, 1, 0, 0, 1, 1, 1, 1, true, '1');
+    INSERT INTO fairturn.flows (customer, level, place, tick, folded, running, taken, claimed_to,
+        head_order, head_since, head_bound, held)
+    VALUES (1, 1, 0, 1, 1, 0, 0, 0, 1, 0, 0, false);
+    UPDATE fairturn.turns SET tick = 1, weights[1] = 1000"""
+
+
+def test_flows_without_versions_are_served_and_get_them() -> None:
+    with Databases() as databases:
+        url = old_schema(databases.new(empty=True), version=5)
+        with psycopg.connect(url) as connection:
+            connection.execute(WAITING_BEFORE_VERSIONS)
+
+        store = PostgresStore(url)
+        first = store.claim(1, worker="w", lease_us=30 * SECOND_US).claims
+        (receipt,) = store.submit([NewDocument("acme", "2")])
+        second = store.claim(1, worker="w", lease_us=30 * SECOND_US).claims
+        store.close()
+        with psycopg.connect(url) as connection:
+            flows = connection.execute("SELECT level, version > 0 FROM fairturn.flows").fetchall()
+
+    assert [claim.body for claim in first] == ["1"]
+    assert [claim.document.id for claim in second] == [receipt.id]
+    assert flows == [(1, True)]
