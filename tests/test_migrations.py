@@ -4,8 +4,10 @@ from pathlib import Path
 
 import apsw
 import psycopg
+import pytest
 
 from fairturn.clock import SECOND_US, SERVER_NOW
+from fairturn.errors import StoreUnavailable
 from fairturn.keys import Keys
 from fairturn.model import LEASE_US_MIN, Completed, NewDocument
 from fairturn.stores.postgres import PostgresStore, migrating
@@ -100,3 +102,18 @@ def test_flows_without_versions_are_served_and_get_them() -> None:
     assert [claim.body for claim in first] == ["1"]
     assert [claim.document.id for claim in second] == [receipt.id]
     assert flows == [(1, True)]
+
+
+def test_a_schema_that_cannot_be_changed_now_is_left_as_it_is_and_nobody_waits_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(migrating, "_GIVE_UP_S", 0.05)
+    with Databases() as databases:
+        url = old_schema(databases.new(empty=True), version=5)
+        with psycopg.connect(url) as dump:
+            dump.execute("SELECT * FROM fairturn.flows")
+            with pytest.raises(StoreUnavailable, match="schema 6 cannot be made beside it"):
+                PostgresStore(url)
+            assert migrating.version_of(dump, "fairturn") == 5
+
+        PostgresStore(url).close()

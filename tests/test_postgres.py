@@ -694,6 +694,21 @@ def test_each_thread_goes_on_with_its_own_connection(store: PostgresStore) -> No
             assert session.connection is own
 
 
+def test_a_connection_that_nobody_needs_any_more_goes_back_to_the_pool(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lent = store._database.session
+    with lent(), lent():
+        pass
+    assert len(store._database._pool._at_hand) == 2
+    monkeypatch.setattr(pooling, "_IDLE_S", 0.0)
+
+    with lent() as session:
+        used = session.connection
+
+    assert store._database._pool._at_hand == [used]
+
+
 def test_a_connection_that_is_old_goes_back_to_the_pool_which_replaces_it(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

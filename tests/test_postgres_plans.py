@@ -22,7 +22,7 @@ from fairturn.stores.postgres import (
     taking,
 )
 from fairturn.stores.postgres.adapting import adapt
-from fairturn.stores.postgres.database import PLAN_BY_INDEXES
+from fairturn.stores.postgres.database import PLAN, PLAN_BY_INDEXES
 from fairturn.testing.steps import claim, submit
 from tests.servers.queues import Databases
 
@@ -147,6 +147,16 @@ def test_the_documents_of_a_customer_are_listed_from_the_newest_on_and_no_others
     assert "Rows Removed by Filter" not in plan, plan
     rows = [float(n) for n in re.findall(r"actual rows=([\d.]+)", plan)]
     assert max(rows) <= 5, plan
+
+
+def test_nothing_is_compiled_although_plans_that_are_forced_seem_costly(
+    filled: psycopg.Connection[Any],
+) -> None:
+    with filled.transaction():
+        filled.execute("SELECT set_config('jit', 'on', true)")
+        filled.execute(PLAN)
+
+        assert filled.execute("SHOW jit").fetchall() == [("off",)]
 
 
 # ── What is dead ─────────────────────────────────────────────────────────────────────────────────

@@ -20,7 +20,8 @@ class Literal(str):
 
 
 def literal(values: list[Any]) -> Literal:
-    """The driver takes this in half the time in which it takes a list with a dumper of its own."""
+    """A list as a literal. The driver takes that in half the time in which it takes a list with a
+    dumper of its own."""
     first = values[0] if values else None
     if first is None:
         first = next((value for value in values if value is not None), None)

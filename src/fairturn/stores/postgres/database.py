@@ -48,11 +48,11 @@ COMMIT = "COMMIT"
 # A commit that others see before it is on the disk, and what waits for the disk after it: the
 # server's log is written in its order, so what follows a commit takes it along.
 _SYNC_LATER = "set_config('synchronous_commit', 'off', true)"
-_SYNC = Afterwards("SELECT pg_logical_emit_message(true, 'fairturn', '')", may_fail=False)
+_SYNC = Afterwards("SELECT pg_logical_emit_message(true, 'fairturn', '')", (), may_fail=False)
 # A hint need not survive a crash, so nobody waits for the disk. As a part of a statement it is told
 # when that one is committed, which does not wait for the disk, either.
-HINT = f"SELECT {_SYNC_LATER}, pg_notify('{{channel}}', '')"
 HINT_FIRST = f"{_SYNC_LATER}, pg_notify(%s, '')"
+HINT = f"SELECT {HINT_FIRST}"
 
 # Locks by agreement, until the end of the transaction. The order of all locks: that on settings,
 # customers by name, that on limits, documents by number, the row of `queue`. Who holds that waits
@@ -63,11 +63,13 @@ SHARE_SETTINGS = "SELECT pg_advisory_xact_lock_shared(hashtext('fairturn.'), 1)"
 LOCK_LIMITS = "SELECT pg_advisory_xact_lock(hashtext('fairturn.'), 2)"
 # For the rest of a transaction: every statement has one right plan, by its indexes in loops. Else
 # statistics of a table that was small when somebody looked would lead to plans that read all of it,
-# the dead rows included; and a statement that was prepared would be planned anew for each value.
+# the dead rows included; and a statement that was prepared would be planned anew for each value. To
+# a server before 18 a plan that is forced seems so costly that it would compile it, each time for
+# longer than a hundred claims take.
 PLAN_BY_INDEXES = """
     set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
     set_config('enable_mergejoin', 'off', true), set_config('enable_bitmapscan', 'off', true),
-    set_config('plan_cache_mode', 'force_generic_plan', true)"""
+    set_config('plan_cache_mode', 'force_generic_plan', true), set_config('jit', 'off', true)"""
 PLAN = f"SELECT {PLAN_BY_INDEXES}"
 SHARE_BOTH = f"""
     SELECT {PLAN_BY_INDEXES}, pg_advisory_xact_lock_shared(hashtext('fairturn.'), 1),
@@ -79,6 +81,17 @@ _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}", re.ASCII)
 T = TypeVar("T")
 Connection = psycopg.Connection[Any]
 Answer = Result | psycopg.Cursor[Row]
+
+
+# Errors with which a hint has nothing to do.
+_NO_HINTS_FAULT = (
+    NotSynced,
+    errors.QueryCanceled,
+    errors.LockNotAvailable,
+    errors.SerializationFailure,
+    errors.DeadlockDetected,
+    errors.ReadOnlySqlTransaction,
+)
 
 
 class Session:
@@ -138,7 +151,7 @@ class Session:
                 else:
                     told = self.ask(statement, values)
         except psycopg.Error as error:
-            if not self.hint_first or self.connection.closed or isinstance(error, NotSynced):
+            if not self.hint_first or self.connection.closed or isinstance(error, _NO_HINTS_FAULT):
                 raise
             self.hint, self.hint_first = None, False
             return self.fetch(statement, values)
@@ -230,7 +243,7 @@ class Session:
         """What follows a COMMIT."""
         following = []
         if self.hint is not None and not hinted:
-            following.append(Afterwards(HINT.format(channel=self.hint), may_fail=True))
+            following.append(Afterwards(HINT, (self.hint,), may_fail=True))
         return [*following, _SYNC] if self.hint_first else following
 
     @contextmanager

@@ -59,7 +59,7 @@ FIRST_LEASE_ENDS = """
 FIRST_DELAY_ENDS = """
     (SELECT delayed_until FROM fairturn.documents WHERE delayed_until IS NOT NULL
         ORDER BY delayed_until, number LIMIT 1)"""
-_LOOK_AT_ALL_S = 10.0
+_LOOK_AT_ALL_S = 10.0  # so late may a lease be found whose end the others do not tell
 
 
 def has_passed(moment: int | None, now: int) -> bool:

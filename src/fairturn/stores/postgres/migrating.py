@@ -9,7 +9,7 @@ from psycopg import sql
 
 from fairturn import crash
 from fairturn.clock import SERVER_NOW
-from fairturn.errors import StoreRefused
+from fairturn.errors import StoreRefused, StoreUnavailable
 from fairturn.stores.postgres.database import SCHEMA, Database
 
 # Only while a step is made, so that ten processes that start at once make it once.
@@ -19,6 +19,8 @@ _EXISTS = "SELECT to_regclass('{schema}.migrations') IS NOT NULL"
 _MAKE_SCHEMA = "CREATE SCHEMA IF NOT EXISTS {schema}"
 _HAS_SCHEMA = "SELECT to_regnamespace('{schema}') IS NOT NULL"
 _MAKE_MIGRATIONS = "CREATE TABLE {schema}.migrations (number integer PRIMARY KEY)"
+# Whoever waits for a table lets all others wait behind it: no claim holds one for so long.
+_GIVE_UP_S = 5
 _NOTE = "INSERT INTO {schema}.migrations (number) VALUES (%s)"
 
 # What a role needs that only uses a queue.
@@ -91,7 +93,15 @@ def migrate(connection: psycopg.Connection[Any], name: str, schema: str) -> list
             if not _one(connection, _EXISTS.format(schema=schema)):
                 connection.execute(_MAKE_MIGRATIONS.format(schema=schema))
             if version_of(connection, schema) < number:
-                connection.execute(script.format(schema=schema, now=SERVER_NOW))
+                connection.execute(f"SET LOCAL lock_timeout = '{_GIVE_UP_S}s'")
+                try:
+                    connection.execute(script.format(schema=schema, now=SERVER_NOW))
+                except psycopg.errors.LockNotAvailable as error:
+                    raise StoreUnavailable(
+                        f"somebody reads {name} in a transaction that lasts, a dump perhaps, and "
+                        f"schema {number} cannot be made beside it; nothing was changed, try "
+                        "again when it is over"
+                    ) from error
                 connection.execute(_NOTE.format(schema=schema), (number,))
                 made.append(number)
                 crash.point("migrate-before-commit")

@@ -37,7 +37,8 @@ class Line(psycopg.Connection[Any]):
         self.prepared: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
         self.transformer: abc.Transformer | None = None
         self.pool: ConnectionPool[Line] | None = None  # where it comes from
-        self.used_by = 0  # the thread that has used it last
+        self.used_by = 0  # the thread that has used it last,
+        self.given_back_s = 0.0  # and when it gave it back
         self.made_at = stopwatch()
 
     @cached_property
@@ -93,6 +94,7 @@ class Afterwards(NamedTuple):
     """A statement that follows what a round trip commits, in a transaction of its own."""
 
     statement: str
+    values: Values
     may_fail: bool
 
 
@@ -180,9 +182,9 @@ class Pipe:
             self._later = []
             pgconn.pipeline_sync()
         following: list[tuple[list[_Expected], bool]] = []
-        for statement, may_fail in afterwards:
+        for statement, values, may_fail in afterwards:
             following.append(([], may_fail))
-            self._send(statement, (), Result(self._line), following[-1][0])
+            self._send(statement, values, Result(self._line), following[-1][0])
             pgconn.pipeline_sync()
         _flush(pgconn)
         error = self._receive(behind) if behind else None
@@ -211,10 +213,12 @@ class Pipe:
             if result.status == pq.ExecStatus.FATAL_ERROR and error is None:
                 error = _error(line.pgconn, result)
         # The end of it: without a COMMIT among the statements it is there that they are committed.
-        while (last := _next_result(line)) is None or last.status != _SYNC:
-            if last is not None and last.status == pq.ExecStatus.FATAL_ERROR:
-                error = error or _error(line.pgconn, last)
-        return error
+        while (last := _next_result(line) or _next_result(line)) is not None:
+            if last.status == _SYNC:
+                return error
+            failed = _error(line.pgconn, last)
+            error = error or failed
+        raise psycopg.OperationalError("the server has said nothing more")
 
 
 def ask_alone(line: Line, statement: str, values: Values) -> Result:

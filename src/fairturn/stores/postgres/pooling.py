@@ -56,16 +56,14 @@ class Pool:
     def _take_at_hand(self) -> Line | None:
         """The one that this thread has used before, or the one that was used last."""
         thread = threading.get_ident()
-        try:
-            for line in reversed(self._at_hand):
-                if line.used_by == thread:
-                    self._at_hand.remove(line)
-                    return line
-            line = self._at_hand.pop()
-        except (IndexError, ValueError):  # somebody else was faster
-            return None
-        line.used_by = thread
-        return line
+        while self._at_hand:
+            with suppress(IndexError, ValueError):  # if somebody else was faster
+                own = (line for line in reversed(self._at_hand) if line.used_by == thread)
+                line = next(own, None) or self._at_hand[-1]
+                self._at_hand.remove(line)
+                line.used_by = thread
+                return line
+        return None
 
     def _take(self, timeout_s: float) -> Line:
         """One of the pool's. One that has failed to connect waits longer and longer before it tries
@@ -136,9 +134,18 @@ class Pool:
         ):
             self._put(line)
             return
+        line.given_back_s = stopwatch()
         self._at_hand.append(line)
+        self._put_unused(line.given_back_s - _IDLE_S)
         if self._waiting and (at_hand := self._take_at_hand()) is not None:
             self._put(at_hand)
+
+    def _put_unused(self, before_s: float) -> None:
+        """Let the pool close what was given back before that, and nobody has needed since."""
+        for line in [line for line in self._at_hand if line.given_back_s < before_s]:
+            with suppress(ValueError):  # if somebody else was faster
+                self._at_hand.remove(line)
+                self._put(line)
 
     def _put(self, line: Line) -> None:
         assert line.pool is not None

@@ -21,10 +21,10 @@ _SAVE_FLOWS = f"""
         held = v.held
     FROM {_FLOW_ARRAYS} AS v({_FLOW_COLUMNS})
         CROSS JOIN LATERAL (
-            SELECT ctid AS version_at FROM fairturn.flows
+            SELECT ctid AS place_on_disk FROM fairturn.flows
             WHERE customer = v.customer AND level = v.level
             ORDER BY customer DESC, level DESC, version DESC LIMIT 1) newest
-    WHERE f.ctid = newest.version_at"""
+    WHERE f.ctid = newest.place_on_disk"""
 _ADD_FLOWS = f"""
     INSERT INTO fairturn.flows (version, {_FLOW_COLUMNS}) SELECT %s, v.* FROM {_FLOW_ARRAYS} v"""
 _SAVE_STANDING = """

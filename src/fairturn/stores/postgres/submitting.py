@@ -153,6 +153,7 @@ class Submitting:
                 document.digest,
             ),
         )
+        # What follows them is of the hint.
         ((answer, number, count, priority, at, digest, pending, maximum, version, *_),) = told
         if answer == _CUSTOMER_FULL:
             raise QueueFull(

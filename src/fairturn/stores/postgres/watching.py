@@ -39,7 +39,6 @@ class Watching:
         self._database = database
         self._listen_url = listen_url
         self._channel = f"{database.schema}_changed"
-        self._hint = HINT.format(channel=self._channel)
         # Taken by itself, because a condition's own `with` keeps it if a signal interrupts that.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -157,7 +156,7 @@ class Watching:
         while self._comes_due():
             with suppress(StoreError, psycopg.Error), self._database.session() as one:
                 self._expect_back(one)
-                one.ask(self._hint)
+                one.ask(HINT, (self._channel,))
 
     def _comes_due(self) -> bool:
         """Wait until a hint is to be sent; False: nothing more is to be told."""
