@@ -11,6 +11,7 @@ from fairturn import Queue, Released
 from fairturn.cli import doctor
 from fairturn.clock import ManualClock, SystemClock
 from tests.commands import claim, fairturn, lines_of
+from tests.servers.queues import Databases
 
 
 @pytest.fixture(autouse=True)
@@ -250,3 +251,14 @@ def test_a_file_that_is_no_queue_is_wrong() -> None:
     Path("letter.db").write_text("Dear Sir or Madam")
 
     assert "is not a database" in examined("-d", "letter.db", code=1)["file"][1]
+
+
+def test_a_schema_on_a_server_that_nobody_has_opened_yet_is_well() -> None:
+    with Databases() as databases:
+        url = databases.new(empty=True)
+        fairturn("migrate", "--database", url)
+
+        done = fairturn("doctor", "--database", url)
+
+    assert done.exit_code == 0
+    assert "new: nobody has opened it yet" in done.output

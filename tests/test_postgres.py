@@ -204,10 +204,17 @@ def test_an_address_that_leads_nowhere_is_a_sentence_without_the_password(
 
 
 def test_a_database_that_does_not_exist_is_named() -> None:
-    with pytest.raises(StoreError, match="nosuchdatabase") as raised:
+    with pytest.raises(
+        StoreRefused, match='"nosuchdatabase" does not exist; make it with: created'
+    ):
         PostgresStore(postgres.of_this_run().url("nosuchdatabase"))
 
-    assert "does not exist" in str(raised.value)
+
+def test_a_role_that_does_not_exist_is_named() -> None:
+    url = as_role(postgres.of_this_run().url(), "nosuchrole")
+
+    with pytest.raises(StoreRefused, match="cannot be opened: .*; correct the address"):
+        PostgresStore(url)
 
 
 def test_a_read_only_server_is_waited_for(url: str, store: PostgresStore) -> None:

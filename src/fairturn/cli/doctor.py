@@ -130,11 +130,16 @@ def _findings_at(url: str) -> Iterator[Finding]:
             known = _schema(examiner)
             yield known
             yield _oldest_transaction(examiner.oldest_transaction_us())
-            if known.state == "ok":
-                found, now = examiner.find()
-                yield _settings(found)
-                yield _waiting(found, now)
-                yield _leases(found)
+            if known.state != "ok":
+                return
+            looked = examiner.find()
+            if looked is None:
+                yield ok("queue", "new: nobody has opened it yet")
+                return
+            found, now = looked
+            yield _settings(found)
+            yield _waiting(found, now)
+            yield _leases(found)
     except FairturnError as error:
         yield wrong("server", str(error))
 

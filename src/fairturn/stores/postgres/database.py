@@ -77,6 +77,10 @@ SHARE_BOTH = f"""
 LOCK_GATE = "SELECT pg_advisory_xact_lock(hashtext('fairturn.'), 3)"
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}", re.ASCII)
+_NO_WAY_IN = re.compile(
+    r'(?P<said>(?P<what>database|role) "[^"]*" does not exist'
+    r"|password authentication failed|server does not support SSL)"
+)
 
 T = TypeVar("T")
 Connection = psycopg.Connection[Any]
@@ -286,12 +290,21 @@ class Database:
             finally:
                 connection.close()
         except psycopg.Error as error:
-            raise self.translate(error) from error
+            raise self._refused(error) or self.translate(error) from error
         if version < VERSION_MIN:
             raise StoreRefused(
                 f"{self.name} is PostgreSQL {version // 10000}.{version % 10000}; "
                 f"fairturn needs version {VERSION_MIN // 10000} or newer"
             )
+
+    def _refused(self, error: psycopg.Error) -> StoreRefused | None:
+        """What is wrong with the address, if the server says so. The driver hands on no more than
+        its words; where they are in another language, it is an error as any other."""
+        why = _NO_WAY_IN.search(str(error))
+        if why is None:
+            return None
+        remedy = "make it with: createdb" if why["what"] == "database" else "correct the address"
+        return StoreRefused(f"{self.name} cannot be opened: {why['said']}; {remedy}")
 
     def connect(self, url: str | None = None) -> Line:
         """A connection of one's own."""

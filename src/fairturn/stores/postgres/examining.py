@@ -62,9 +62,13 @@ class Examiner:
         ((age,),) = self._session.fetch(_OLDEST)
         return None if age is None else int(age)
 
-    def find(self) -> tuple[Findings, int]:
-        """What the queue says about itself, and the moment on the server."""
-        ((settings, now, oldest, newest, running),) = self._session.fetch(_QUEUE)
+    def find(self) -> tuple[Findings, int] | None:
+        """What the queue says about itself, and the moment on the server; None if there is only a
+        schema, and nobody has opened the queue yet."""
+        rows = self._session.fetch(_QUEUE)
+        if not rows:
+            return None
+        ((settings, now, oldest, newest, running),) = rows
         ((run_out, until),) = self._session.fetch(_RUN_OUT, {"now": now})
         since = None if until is None else now - until
         return Findings(settings, oldest, newest, running, run_out, since), now
