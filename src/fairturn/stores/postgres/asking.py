@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from fairturn.stores.postgres.database import Answer, Session
 from fairturn.stores.postgres.piping import Result
-from fairturn.stores.postgres.rows import UNSEEN, UNSEEN_LATE, Horizon
+from fairturn.stores.postgres.rows import UNSEEN, UNSEEN_LATE, Horizon, newest_flow
 from fairturn.stores.values import Row
 
 AHEAD_MAX = 32  # rows of one flow
@@ -54,8 +54,7 @@ _RECORDED_LOAD = f"""
         UNION
         SELECT unnest(customers) FROM fairturn.recorded WHERE {UNSEEN_LATE}) AS w(customer)
     {_LOAD_FROM}"""
-# The flows that other claims have changed since some version, as they are now. By the primary keys,
-# in their order.
+# The flows that other claims have changed since some version, as they are now. By the primary keys.
 MISSED = f"""
     SELECT w.customer, w.disturbed, {_FLOW_COLUMNS} FROM (
         SELECT u.customer, u.level, bool_or(u.disturbed) AS disturbed
@@ -63,9 +62,7 @@ MISSED = f"""
             CROSS JOIN LATERAL unnest(t.customers, t.levels, t.disturbed)
                 AS u(customer, level, disturbed)
         WHERE t.version > %s GROUP BY u.customer, u.level) w
-        CROSS JOIN LATERAL (
-            SELECT * FROM fairturn.flows WHERE customer = w.customer AND level = w.level
-            ORDER BY customer DESC, level DESC, version DESC LIMIT 1) f
+        CROSS JOIN LATERAL ({newest_flow("*", "w")}) f
     ORDER BY w.customer"""
 _MISSED_LOAD = f"""
     {_LOAD_COLUMNS} FROM (

@@ -428,10 +428,6 @@ class Database:
             )
         if isinstance(error, errors.DiskFull):
             return StoreFull(f"the disk of {self.name} is full; nothing was stored by this call")
-        if isinstance(error, errors.InvalidPassword | errors.InvalidAuthorizationSpecification):
-            return StoreRefused(f"{self.name} does not accept the role or its password")
-        if isinstance(error, errors.InvalidCatalogName):
-            return StoreRefused(f"{self.name} does not exist; make it with: createdb")
         if isinstance(error, psycopg.OperationalError):
             unsure = session is not None and session.committing
             after = (

@@ -207,6 +207,18 @@ def to_queue(row: Row, cache: SettingsCache) -> QueueRow:
     return QueueRow(cache.parse(row[0]), row[1], row[2])
 
 
+# ── Flows ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def newest_flow(columns: str, of: str) -> str:
+    """A query for the flow of a customer and a level that `of` has, in a statement: its newest
+    version, which alone is not dead. By the primary key, from its end."""
+    return f"""
+        SELECT {columns} FROM fairturn.flows
+        WHERE customer = {of}.customer AND level = {of}.level
+        ORDER BY customer DESC, level DESC, version DESC LIMIT 1"""
+
+
 # ── Where the order of service stands ────────────────────────────────────────────────────────────
 
 TURNS_COLUMNS = "version, claims, fence, tick, clocks, weights, taken, promoted, boot"

@@ -2,7 +2,7 @@
 
 from fairturn.flows import Mode, Standing
 from fairturn.stores.postgres.database import Session
-from fairturn.stores.postgres.rows import columns
+from fairturn.stores.postgres.rows import columns, newest_flow
 from fairturn.stores.postgres.shelf import StoredFlow
 from fairturn.stores.values import Row
 from fairturn.turns import Turns
@@ -13,17 +13,13 @@ _FLOW_ARRAYS = """
 _FLOW_COLUMNS = """
     customer, level, place, tick, folded, running, taken, claimed_to, head_order, head_since,
     head_bound, held"""
-# By the primary key, whose newest version comes first: it is the only one that is not dead.
 _SAVE_FLOWS = f"""
     UPDATE fairturn.flows f SET version = %s, place = v.place, tick = v.tick, folded = v.folded,
         running = v.running, taken = v.taken, claimed_to = v.claimed_to,
         head_order = v.head_order, head_since = v.head_since, head_bound = v.head_bound,
         held = v.held
     FROM {_FLOW_ARRAYS} AS v({_FLOW_COLUMNS})
-        CROSS JOIN LATERAL (
-            SELECT ctid AS place_on_disk FROM fairturn.flows
-            WHERE customer = v.customer AND level = v.level
-            ORDER BY customer DESC, level DESC, version DESC LIMIT 1) newest
+        CROSS JOIN LATERAL ({newest_flow("ctid AS place_on_disk", "v")}) newest
     WHERE f.ctid = newest.place_on_disk"""
 _ADD_FLOWS = f"""
     INSERT INTO fairturn.flows (version, {_FLOW_COLUMNS}) SELECT %s, v.* FROM {_FLOW_ARRAYS} v"""
