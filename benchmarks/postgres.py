@@ -62,7 +62,7 @@ class Sizes:
 FULL = Sizes(
     rounds=3,
     documents=20_000,
-    ones=500,
+    ones=2_000,
     looks=80,
     waiting=1_000_000,
     customers=100_000,

@@ -49,10 +49,10 @@ def test_garbage_is_searched_more_rarely_until_the_end_unless_it_is_not_searched
 def test_who_is_in_a_hurry_keeps_the_interpreter_in_a_worker_and_nowhere_else() -> None:
     before = sys.getswitchinterval()
 
-    with hurried():
+    with hurried:
         assert sys.getswitchinterval() == pytest.approx(before)
     with tuned():
-        with hurried():
+        with hurried:
             assert sys.getswitchinterval() == pytest.approx(HURRY_S)
         assert sys.getswitchinterval() == pytest.approx(min(SWITCH_S, before))
 

@@ -47,9 +47,9 @@ from fairturn.stores.postgres import (
     pooling,
     watching,
 )
-from fairturn.stores.postgres.database import Session
 from fairturn.stores.postgres.piping import Line
 from fairturn.stores.postgres.rows import CONFIGURE, settings_columns
+from fairturn.stores.postgres.session import BEGIN, LOCK_SETTINGS, SCHEMA, Session
 from fairturn.testing.steps import assert_numbers_are_exact, claim, find_all, submit
 from tests.servers import pgbouncer, postgres
 from tests.servers.proxy import Proxy
@@ -389,10 +389,10 @@ def test_a_submission_that_waited_for_other_settings_obeys_them(
     submit(store, "acme")
     settings = Settings(mode=Mode.EQUAL, bounds=(0, -1, -2, -3, -4, -5, -6, -7))
     with psycopg.connect(url) as other:
-        other.execute(database.LOCK_SETTINGS)
+        other.execute(LOCK_SETTINGS)
         thread, receipts = _submitting(store, customers)
         _wait_until_somebody_waits(url)
-        Session(other, database.SCHEMA).ask(CONFIGURE, settings_columns(settings))
+        Session(other, SCHEMA).ask(CONFIGURE, settings_columns(settings))
         other.commit()
         thread.join(PATIENCE_S)
         levels = other.execute("SELECT level FROM fairturn.documents ORDER BY number").fetchall()
@@ -735,7 +735,7 @@ def test_a_connection_that_is_old_goes_back_to_the_pool_which_replaces_it(
 
 def test_a_connection_comes_back_without_a_transaction(store: PostgresStore) -> None:
     with store._database.session() as session:
-        session.ask(database.BEGIN)
+        session.ask(BEGIN)
 
     with store._database.session() as another:
         status = another.connection.info.transaction_status
@@ -774,7 +774,7 @@ def test_a_hint_wakes_others_without_a_look(
 @pytest.fixture
 def listener(url: str) -> Iterator[psycopg.Connection[Any]]:
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(f"LISTEN {database.SCHEMA}_changed")
+        connection.execute(f"LISTEN {SCHEMA}_changed")
         yield connection
 
 
@@ -848,7 +848,7 @@ def test_a_process_hears_of_its_own_changes_once(
     for _ in range(5):
         submit(store)
     with psycopg.connect(url, autocommit=True) as another:
-        another.execute(f"NOTIFY {database.SCHEMA}_changed")
+        another.execute(f"NOTIFY {SCHEMA}_changed")
 
     assert store.wait(news + 5, PATIENCE_S, certain=False) == news + 6
 

@@ -22,7 +22,7 @@ from fairturn.stores.postgres import (
     taking,
 )
 from fairturn.stores.postgres.adapting import adapt
-from fairturn.stores.postgres.database import PLAN, PLAN_BY_INDEXES
+from fairturn.stores.postgres.session import PLAN, PLAN_BY_INDEXES
 from fairturn.testing.steps import claim, submit
 from tests.servers.queues import Databases
 

@@ -89,13 +89,16 @@ def tuned() -> Iterator[None]:
         _tuning.end()
 
 
-@contextmanager
-def hurried() -> Iterator[None]:
+class _Hurried:
     """Until the end of the block, which is short, this thread keeps the interpreter if it can: it
     holds something that other processes wait for. Only in a worker, whose threads else take turns
     so soon."""
-    _tuning.begin_hurry()
-    try:
-        yield
-    finally:
+
+    def __enter__(self) -> None:
+        _tuning.begin_hurry()
+
+    def __exit__(self, *_: object) -> None:
         _tuning.end_hurry()
+
+
+hurried = _Hurried()

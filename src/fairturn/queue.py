@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from itertools import chain, islice
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, BinaryIO, Self, TypedDict, Unpack, overload
 
@@ -48,6 +49,7 @@ from fairturn.submission import Encoder, FlatPayloads
 SUBMIT_S_MAX = 1_800.0
 _LATE_FROM = 50  # documents of a call that are encoded while a store is at work on others
 _WAIT_S = 3_600.0  # at a time, because a wait without an end is too long for some clocks
+_REPEATED = attrgetter("repeated")
 _BATCH = 1_000  # of documents to cancel or retry in one transaction
 # What a store raises when it has stored nothing. After another error the documents may have been
 # stored all the same, for example if a connection was lost during the commit: the sweep decides.
@@ -171,7 +173,7 @@ class Queue:
         except _STORED_NOTHING:
             self._take_back(documents)
             raise
-        if any(receipt.repeated for receipt in receipts):
+        if any(map(_REPEATED, receipts)):
             answered = zip(documents, receipts, strict=True)
             self._take_back([document for document, receipt in answered if receipt.repeated])
         return receipts

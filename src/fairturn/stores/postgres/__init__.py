@@ -49,7 +49,7 @@ from fairturn.stores.postgres import (
     situating,
 )
 from fairturn.stores.postgres.claiming import Claiming, Given
-from fairturn.stores.postgres.database import POOL_MAX, SCHEMA, Database, Session
+from fairturn.stores.postgres.database import POOL_MAX, Database
 from fairturn.stores.postgres.engine import Wanted
 from fairturn.stores.postgres.outcomes import Finishing, finish, renew
 from fairturn.stores.postgres.rows import (
@@ -60,6 +60,7 @@ from fairturn.stores.postgres.rows import (
     settings_columns,
     to_queue,
 )
+from fairturn.stores.postgres.session import SCHEMA, Session
 from fairturn.stores.postgres.sharing import NUMBER_BITS
 from fairturn.stores.postgres.submitting import Submitting
 from fairturn.stores.postgres.watching import Watching

@@ -6,8 +6,8 @@ from typing import Any
 from fairturn import crash
 from fairturn.access import ACCESS_KEYS_MAX, AccessKey, Role
 from fairturn.situation import WORKERS_MAX, Seen
-from fairturn.stores.postgres.database import Session
 from fairturn.stores.postgres.rows import NO_ORDER
+from fairturn.stores.postgres.session import Session
 from fairturn.stores.values import WAITING
 
 _COLUMNS = "id, role, customer, name, digest, made_at, used_at, ends_at"

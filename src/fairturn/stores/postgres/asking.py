@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from fairturn.stores.postgres.database import Answer, Session
 from fairturn.stores.postgres.piping import Result
 from fairturn.stores.postgres.rows import UNSEEN, UNSEEN_LATE, Horizon, newest_flow
+from fairturn.stores.postgres.session import Answer, Session
 from fairturn.stores.values import Row
 
 AHEAD_MAX = 32  # rows of one flow

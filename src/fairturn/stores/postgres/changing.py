@@ -7,13 +7,6 @@ from fairturn.clock import Uptime
 from fairturn.flows import Arrived, Changed, Event, Left, Resumed
 from fairturn.model import CustomerSettings, Settings, State, level_of, weight_in_thousandths
 from fairturn.stores.ends import Ends
-from fairturn.stores.postgres.database import (
-    BEGIN,
-    LOCK_LIMITS,
-    LOCK_SETTINGS,
-    SHARE_SETTINGS,
-    Session,
-)
 from fairturn.stores.postgres.engine import Engine
 from fairturn.stores.postgres.rows import (
     CONFIGURE,
@@ -28,6 +21,13 @@ from fairturn.stores.postgres.rows import (
     record,
     settings_columns,
     to_queue,
+)
+from fairturn.stores.postgres.session import (
+    BEGIN,
+    LOCK_LIMITS,
+    LOCK_SETTINGS,
+    SHARE_SETTINGS,
+    Session,
 )
 from fairturn.stores.postgres.shelf import StoredFlow
 from fairturn.stores.values import (

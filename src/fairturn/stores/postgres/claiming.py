@@ -13,10 +13,10 @@ import psycopg
 from fairturn.interpreter import hurried
 from fairturn.model import Claim, Fence
 from fairturn.situation import Notes, Seen
-from fairturn.stores.postgres.database import BEGIN, Session
 from fairturn.stores.postgres.engine import Engine, Folded, Wanted
 from fairturn.stores.postgres.outcomes import Finishing
 from fairturn.stores.postgres.rows import QUEUE, to_queue
+from fairturn.stores.postgres.session import BEGIN, Session
 from fairturn.stores.postgres.sharing import BUSY_US, SHARED_MAX, Wish, serve, wait, want_no_more
 from fairturn.stores.postgres.starting import PART, Batch, Lease, Starting, claims_of
 from fairturn.stores.values import SettingsCache
@@ -109,7 +109,7 @@ class Claiming:
         """Pick for this claim, and for those who wait; write it, and commit. What was claimed, and
         whether anything has changed."""
         own = _batch(folded, wanted)
-        with hurried():
+        with hurried:
             self._engine.pick(folded, own, min(wanted.n, PART))
         changed = bool(own.picks or folded.wishes or folded.changed or finished)
         noted = self._notes.due(wanted.worker, folded.now)
@@ -118,7 +118,7 @@ class Claiming:
             self._dry = wanted.n > 0
             return [], False
         starting = Starting(session, own, folded.now)
-        with session.commit("claim", meanwhile=self._engine.make_ahead), hurried():
+        with session.commit("claim", meanwhile=self._engine.make_ahead), hurried:
             while PART <= len(own.picks) < wanted.n:
                 starting.go_on()
                 if not self._engine.pick(folded, own, min(wanted.n - len(own.picks), PART)):

@@ -25,7 +25,6 @@ from fairturn.interpreter import hurried
 from fairturn.priority import LEVELS
 from fairturn.stores.events import with_counts
 from fairturn.stores.postgres.asking import MISSED, PRIORITY, Asked
-from fairturn.stores.postgres.database import Answer, Session
 from fairturn.stores.postgres.expiring import (
     FIRST_DELAY_ENDS,
     FIRST_LEASE_ENDS,
@@ -44,11 +43,8 @@ from fairturn.stores.postgres.rows import (
     to_queue,
 )
 from fairturn.stores.postgres.saving import save_flows, save_standings
-from fairturn.stores.postgres.sharing import (
-    SHARED_MAX,
-    WANTED,
-    Wish,
-)
+from fairturn.stores.postgres.session import Answer, Session
+from fairturn.stores.postgres.sharing import SHARED_MAX, WANTED, Wish
 from fairturn.stores.postgres.shelf import PAGE_MIN, PostgresShelf, StoredFlow
 from fairturn.stores.postgres.starting import Batch
 from fairturn.stores.postgres.taking import TAKE_IF_LOCKED, TAKE_RECORDED, leave_out, taken
@@ -204,9 +200,12 @@ class Engine:
         }
         return session.ask(LOCK_IF_ANYTHING, values)
 
-    @hurried()
     def fold(self, session: Session, answers: Answers, uptime: Uptime | None) -> Folded:
         """Fold in what was asked for."""
+        with hurried:
+            return self._fold(session, answers, uptime)
+
+    def _fold(self, session: Session, answers: Answers, uptime: Uptime | None) -> Folded:
         (queue_row,) = answers.queue.fetchall()
         queue, now = to_queue(queue_row, self._cache), queue_row[3]
         ((*state_row, since, late, lease_ends, delay_ends, followable, wanted),) = (

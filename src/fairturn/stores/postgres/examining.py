@@ -8,14 +8,8 @@ import psycopg
 from fairturn.clock import SERVER_NOW
 from fairturn.stores.findings import Findings
 from fairturn.stores.postgres import migrating
-from fairturn.stores.postgres.database import (
-    BEGIN_SNAPSHOT,
-    COMMIT,
-    POOL_MAX,
-    SCHEMA,
-    Database,
-    Session,
-)
+from fairturn.stores.postgres.database import POOL_MAX, Database
+from fairturn.stores.postgres.session import BEGIN_SNAPSHOT, COMMIT, SCHEMA, Session
 from fairturn.stores.values import RUNNING, WAITING
 
 _VERSION = "SELECT current_setting('server_version')"

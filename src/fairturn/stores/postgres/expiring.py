@@ -8,8 +8,8 @@ from fairturn.flows import Arrived, Event
 from fairturn.model import State
 from fairturn.stores.ending import Attempt, end_of_lease
 from fairturn.stores.ends import Ends
-from fairturn.stores.postgres.database import Session
 from fairturn.stores.postgres.rows import QueueRow, add_ends, columns
+from fairturn.stores.postgres.session import Session
 from fairturn.stores.values import CODES, RUNNING, WAITING, Row
 
 # By leases_until, and the primary key of documents. A document that somebody is recording the

@@ -7,7 +7,6 @@ from fairturn.model import ENDED, KEY_KEPT_US
 from fairturn.situation import WORKERS_KEPT_US
 from fairturn.stores.ends import Ends
 from fairturn.stores.postgres.admitting import FORGET_KEYS
-from fairturn.stores.postgres.database import BEGIN, SHARE_SETTINGS, Session
 from fairturn.stores.postgres.rows import (
     FORGET_TURNS,
     LOCK_QUEUE,
@@ -20,6 +19,7 @@ from fairturn.stores.postgres.rows import (
     record,
     to_queue,
 )
+from fairturn.stores.postgres.session import BEGIN, SHARE_SETTINGS, Session
 from fairturn.stores.postgres.sharing import FORGET_WISHES
 from fairturn.stores.values import (
     CODES,

@@ -5,9 +5,9 @@ to see that another one was faster, those who do have something to do would wait
 """
 
 from fairturn.clock import SERVER_NOW, SERVER_WAITED
-from fairturn.stores.postgres.database import PLAN_BY_INDEXES
 from fairturn.stores.postgres.expiring import FIRST_DELAY_ENDS, FIRST_LEASE_ENDS
 from fairturn.stores.postgres.rows import UNSEEN, UNSEEN_LATE
+from fairturn.stores.postgres.session import PLAN_BY_INDEXES
 
 _MOMENT = f"coalesce(%(moment)s::bigint, {SERVER_NOW})"
 _LEASES_AT = f"coalesce(%(leases_at)s::bigint, {SERVER_NOW})"

@@ -7,9 +7,9 @@ from fairturn.clock import Uptime
 from fairturn.model import PAGE_MAX, Document, Filter, Lanes
 from fairturn.stores.lanes import by_lane, next_numbers
 from fairturn.stores.lineups import FlowKey
-from fairturn.stores.postgres.database import Session
 from fairturn.stores.postgres.reading import find
 from fairturn.stores.postgres.rows import NO_ORDER, QueueRow
+from fairturn.stores.postgres.session import Session
 from fairturn.stores.postgres.situating import PostgresSight
 from fairturn.stores.values import WAITING, Row
 

@@ -7,8 +7,8 @@ from fairturn.errors import StoreRefused
 from fairturn.model import Kind, Settings
 from fairturn.priority import LEVELS
 from fairturn.stores.events import encode_events
-from fairturn.stores.postgres.database import BEGIN, LOCK_SETTINGS, Session
 from fairturn.stores.postgres.rows import CONFIGURE, LOCK_QUEUE, settings_columns
+from fairturn.stores.postgres.session import BEGIN, LOCK_SETTINGS, Session
 from fairturn.stores.values import DEAD, DELAYED, KINDS, Row
 from fairturn.stores.whole import Whole, WholeDocument
 

@@ -10,7 +10,8 @@ from psycopg import sql
 from fairturn import crash
 from fairturn.clock import SERVER_NOW
 from fairturn.errors import StoreRefused, StoreUnavailable
-from fairturn.stores.postgres.database import SCHEMA, Database
+from fairturn.stores.postgres.database import Database
+from fairturn.stores.postgres.session import SCHEMA
 
 # Only while a step is made, so that ten processes that start at once make it once.
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('{schema}.'), 4)"

@@ -18,13 +18,6 @@ from fairturn.model import (
 )
 from fairturn.stores.ending import Attempt, end_of
 from fairturn.stores.ends import Ends
-from fairturn.stores.postgres.database import (
-    BEGIN,
-    SHARE_BOTH,
-    Answer,
-    Overtaken,
-    Session,
-)
 from fairturn.stores.postgres.rows import (
     MOMENT,
     QUEUE,
@@ -35,6 +28,7 @@ from fairturn.stores.postgres.rows import (
     count_change,
     record,
 )
+from fairturn.stores.postgres.session import BEGIN, SHARE_BOTH, Answer, Overtaken, Session
 from fairturn.stores.values import (
     CODES,
     COMPLETED,

@@ -7,7 +7,7 @@ many parts for each: a claim of one document has a dozen, and they took longer t
 
 import re
 import select
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from fairturn.clock import stopwatch
 from fairturn.stores.postgres.adapting import literal
 from fairturn.stores.values import Row
 
-Values = Sequence[Any] | Mapping[str, Any]
+Values = Sequence[Any] | dict[str, Any]
 
 _PLACE = re.compile(r"%(?:%|s|\((\w+)\)s)")
 _GIVES_ROWS = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
@@ -35,7 +35,7 @@ class Line(psycopg.Connection[Any]):
         super().__init__(*given, **named)
         self.prepares = False
         self.prepared: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
-        self.transformer: abc.Transformer | None = None
+        self.transformer: abc.Transformer = Transformer(self)
         self.pool: ConnectionPool[Line] | None = None  # where it comes from
         self.used_by = 0  # the thread that has used it last,
         self.given_back_s = 0.0  # and when it gave it back
@@ -52,30 +52,27 @@ class Line(psycopg.Connection[Any]):
 class Result:
     """What a statement gives: it is there when the round trip is over."""
 
-    __slots__ = ("_line", "_result")
+    __slots__ = ("_line", "received")
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, received: pq.abc.PGresult | None = None) -> None:
         self._line = line
-        self._result: pq.abc.PGresult | None = None
-
-    def receive(self, result: pq.abc.PGresult) -> None:
-        self._result = result
+        self.received = received
 
     @property
     def is_there(self) -> bool:
-        return self._result is not None
+        return self.received is not None
 
     def fetchall(self) -> list[Row]:
-        assert self._result is not None, "the round trip is not over"
-        transformer = _transformer(self._line)
-        transformer.set_pgresult(self._result)
-        return transformer.load_rows(0, self._result.ntuples, tuple)
+        assert self.received is not None, "the round trip is not over"
+        transformer = self._line.transformer
+        transformer.set_pgresult(self.received)
+        return transformer.load_rows(0, self.received.ntuples, tuple)
 
     @property
     def rowcount(self) -> int:
         """How many rows it gave or changed."""
-        assert self._result is not None, "the round trip is not over"
-        return self._result.command_tuples or 0
+        assert self.received is not None, "the round trip is not over"
+        return self.received.command_tuples or 0
 
 
 # What is expected back: a result, or something that was prepared.
@@ -206,7 +203,7 @@ class Pipe:
             result = _one_result(line)
             if result.status in _GIVES_ROWS:
                 if isinstance(expected, Result):
-                    expected.receive(result)
+                    expected.received = result
                 continue
             if not isinstance(expected, Result):
                 line.prepared.pop(expected)
@@ -239,9 +236,7 @@ def ask_alone(line: Line, statement: str, values: Values) -> Result:
         raise
     if error is not None:
         raise error
-    asked = Result(line)
-    asked.receive(result)
-    return asked
+    return Result(line, result)
 
 
 class _Dumped:
@@ -251,9 +246,10 @@ class _Dumped:
 
     def __init__(self, line: Line, statement: str, values: Values) -> None:
         text, names = _translated(statement)
-        given = [values[name] for name in names] if isinstance(values, Mapping) else values
-        given = [literal(value) if type(value) is list else value for value in given]
-        transformer = _transformer(line)
+        given = [values[name] for name in names] if isinstance(values, dict) else values
+        if list in map(type, given):
+            given = [literal(value) if type(value) is list else value for value in given]
+        transformer = line.transformer
         self._line = line
         self._values = transformer.dump_sequence(given, [PyFormat.AUTO] * len(given))
         self._formats = transformer.formats
@@ -283,19 +279,28 @@ def _flush(pgconn: pq.abc.PGconn) -> None:
 
 def _one_result(line: Line) -> pq.abc.PGresult:
     """The result of a statement; or why it could not be committed, which follows it."""
-    result = _next_result(line)
-    assert result is not None
-    while (following := _next_result(line)) is not None:
+    pgconn = line.pgconn
+    result = None
+    while True:
+        if pgconn.is_busy():
+            _wait_for_result(line)
+        following = pgconn.get_result()
+        if following is None:
+            assert result is not None
+            return result
         result = following
-    return result
 
 
 def _next_result(line: Line) -> pq.abc.PGresult | None:
+    _wait_for_result(line)
+    return line.pgconn.get_result()
+
+
+def _wait_for_result(line: Line) -> None:
     pgconn = line.pgconn
     while pgconn.is_busy():
         line.input.poll()
         pgconn.consume_input()
-    return pgconn.get_result()
 
 
 def _error(pgconn: pq.abc.PGconn, result: pq.abc.PGresult) -> psycopg.Error:
@@ -304,12 +309,6 @@ def _error(pgconn: pq.abc.PGconn, result: pq.abc.PGresult) -> psycopg.Error:
     if pgconn.status == pq.ConnStatus.BAD:
         raise error if error.sqlstate else psycopg.OperationalError(str(error))
     return error
-
-
-def _transformer(line: Line) -> abc.Transformer:
-    if line.transformer is None:
-        line.transformer = Transformer(line)
-    return line.transformer
 
 
 @lru_cache(maxsize=512)

@@ -56,14 +56,19 @@ class Pool:
     def _take_at_hand(self) -> Line | None:
         """The one that this thread has used before, or the one that was used last."""
         thread = threading.get_ident()
-        while self._at_hand:
-            with suppress(IndexError, ValueError):  # if somebody else was faster
-                own = (line for line in reversed(self._at_hand) if line.used_by == thread)
-                line = next(own, None) or self._at_hand[-1]
-                self._at_hand.remove(line)
-                line.used_by = thread
+        for line in self._at_hand[::-1]:
+            if line.used_by == thread:
+                try:
+                    self._at_hand.remove(line)
+                except ValueError:  # somebody else was faster
+                    continue
                 return line
-        return None
+        try:
+            line = self._at_hand.pop()
+        except IndexError:
+            return None
+        line.used_by = thread
+        return line
 
     def _take(self, timeout_s: float) -> Line:
         """One of the pool's. One that has failed to connect waits longer and longer before it tries
@@ -125,18 +130,19 @@ class Pool:
 
     def give_back(self, line: Line) -> None:
         """Whoever took a connection gives it back, whatever became of it."""
+        now = stopwatch()
         if (
             len(self._at_hand) >= _AT_HAND_MAX
             or self._closed
             or line.pool is not self._opened
             or line.pgconn.transaction_status != pq.TransactionStatus.IDLE
-            or stopwatch() - line.made_at > _AT_HAND_S
+            or now - line.made_at > _AT_HAND_S
         ):
             self._put(line)
             return
-        line.given_back_s = stopwatch()
+        line.given_back_s = now
         self._at_hand.append(line)
-        self._put_unused(line.given_back_s - _IDLE_S)
+        self._put_unused(now - _IDLE_S)
         if self._waiting and (at_hand := self._take_at_hand()) is not None:
             self._put(at_hand)
 

@@ -22,8 +22,8 @@ from fairturn.model import (
 )
 from fairturn.priority import LEVELS, Count
 from fairturn.stores.ends import Ends, to_summary
-from fairturn.stores.postgres.database import BEGIN_SNAPSHOT, COMMIT, Session
 from fairturn.stores.postgres.rows import DOCUMENT_COLUMNS, NO_ORDER, QUEUE, QueueRow, to_queue
+from fairturn.stores.postgres.session import BEGIN_SNAPSHOT, COMMIT, Session
 from fairturn.stores.values import CODES, RUNNING, WAITING, Row, SettingsCache, to_document
 from fairturn.text import spellings
 

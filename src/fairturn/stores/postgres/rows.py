@@ -10,7 +10,7 @@ from fairturn.model import Kind, Settings
 from fairturn.priority import Reset
 from fairturn.stores.ends import Ends
 from fairturn.stores.events import decode_events, encode_events
-from fairturn.stores.postgres.database import PLAN_BY_INDEXES, Session
+from fairturn.stores.postgres.session import PLAN_BY_INDEXES, Session
 from fairturn.stores.values import Row, SettingsCache
 
 # What `to_document` takes, in its order.

@@ -1,8 +1,8 @@
 """What a claim has changed of flows and standings, written back set-wise."""
 
 from fairturn.flows import Mode, Standing
-from fairturn.stores.postgres.database import Session
 from fairturn.stores.postgres.rows import columns, newest_flow
+from fairturn.stores.postgres.session import Session
 from fairturn.stores.postgres.shelf import StoredFlow
 from fairturn.stores.values import Row
 from fairturn.turns import Turns

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from fairturn.clock import SERVER_WAITED
 from fairturn.stores.postgres.asking import NUMBER
-from fairturn.stores.postgres.database import BEGIN, COMMIT, Session
 from fairturn.stores.postgres.rows import UNSEEN, columns
+from fairturn.stores.postgres.session import BEGIN, COMMIT, Session
 from fairturn.stores.postgres.starting import STARTED_COLUMNS, Batch
 from fairturn.stores.values import RUNNING, Row
 

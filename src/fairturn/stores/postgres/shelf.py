@@ -27,8 +27,8 @@ from fairturn.stores.postgres.asking import (
     grouped,
     paged,
 )
-from fairturn.stores.postgres.database import BEGIN, PLAN, Answer, Overtaken, Session
 from fairturn.stores.postgres.rows import NO_ORDER, columns
+from fairturn.stores.postgres.session import BEGIN, PLAN, Answer, Overtaken, Session
 from fairturn.stores.values import Row
 
 PAGE_MIN = 4

@@ -10,7 +10,6 @@ from fairturn.model import Filter, level_of
 from fairturn.situation import Situation
 from fairturn.stores import situating
 from fairturn.stores.lineups import FlowKey
-from fairturn.stores.postgres.database import Session
 from fairturn.stores.postgres.piping import Values
 from fairturn.stores.postgres.reading import find, summary
 from fairturn.stores.postgres.rows import (
@@ -21,6 +20,7 @@ from fairturn.stores.postgres.rows import (
     TurnsRow,
     to_recorded,
 )
+from fairturn.stores.postgres.session import Session
 from fairturn.stores.postgres.shelf import PostgresShelf
 from fairturn.stores.situating import DOCUMENTS_SAMPLED, FLOWS_SAMPLED
 from fairturn.stores.values import CANCELLED, COMPLETED, DEAD, RUNNING, WAITING, Row

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 from fairturn.flows import Pick
 from fairturn.model import Claim
 from fairturn.stores.postgres.asking import NUMBER
-from fairturn.stores.postgres.database import Answer, Session
 from fairturn.stores.postgres.rows import CLAIM_COLUMNS, columns
+from fairturn.stores.postgres.session import Answer, Session
 from fairturn.stores.values import BODY, RUNNING, Row, to_claims
 
 # The columns of a document that was just started, in the order of `claims_of`.

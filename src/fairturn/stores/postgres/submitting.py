@@ -22,19 +22,13 @@ from fairturn.stores.admission import (
     are_plain,
     names_of,
 )
-from fairturn.stores.postgres.database import (
-    BEGIN,
-    HINT_FIRST,
-    LOCK_GATE,
-    SHARE_SETTINGS,
-    Session,
-)
 from fairturn.stores.postgres.piping import nothing
 from fairturn.stores.postgres.rows import MOMENT, QUEUE, QueueRow, columns, is_payload, to_queue
+from fairturn.stores.postgres.session import BEGIN, HINT_FIRST, LOCK_GATE, SHARE_SETTINGS, Session
 from fairturn.stores.postgres.writing import Writing
 from fairturn.stores.values import Row, SettingsCache
 
-SHARDS = 16
+_SHARD_BITS = 4
 # How old the number of all documents that wait may be; and how near it may come to the limit before
 # submissions go one by one, so that the limit is exact.
 _PENDING_S = 1.0
@@ -136,7 +130,7 @@ class Submitting:
             (
                 moment,
                 roomy_for,
-                self._random.randrange(SHARDS),
+                self._random.getrandbits(_SHARD_BITS),
                 KEY_KEPT_US,
                 document.customer,
                 body if isinstance(body, str) else None,
@@ -211,7 +205,7 @@ class Submitting:
         writing.copy(session)
         finish = session.commit("submit", writing.answer) if own else session.together()
         with finish:
-            writing.write(session, self._random.randrange(SHARDS))
+            writing.write(session, self._random.getrandbits(_SHARD_BITS))
             unused = [number for number in look.new if number not in writing.customers]
             if unused:  # all that came for them had come before
                 session.ask(_DROP_CUSTOMERS, (unused,))
@@ -239,7 +233,7 @@ class Submitting:
         )
         writing.copy(session)
         with session.commit("submit", writing.answer):
-            writing.write(session, self._random.randrange(SHARDS))
+            writing.write(session, self._random.getrandbits(_SHARD_BITS))
         return writing.receipts
 
     def _look(

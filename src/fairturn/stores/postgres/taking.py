@@ -4,13 +4,7 @@ from collections.abc import Iterable
 
 from fairturn.flows import Changed, Ended, Event, Finished, Returned
 from fairturn.stores.postgres.gating import IS_LOCKED
-from fairturn.stores.postgres.rows import (
-    RECORDED_COLUMNS,
-    UNSEEN,
-    UNSEEN_LATE,
-    Told,
-    to_recorded,
-)
+from fairturn.stores.postgres.rows import RECORDED_COLUMNS, UNSEEN, UNSEEN_LATE, Told, to_recorded
 from fairturn.stores.values import RUNNING, Row
 
 # By the primary key. What the last claim has seen is gone. With it, of the customers that got a

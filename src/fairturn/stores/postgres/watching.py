@@ -16,7 +16,8 @@ import psycopg
 
 from fairturn.clock import stopwatch
 from fairturn.errors import StoreError
-from fairturn.stores.postgres.database import HINT, Connection, Database, Session
+from fairturn.stores.postgres.database import Database
+from fairturn.stores.postgres.session import HINT, Connection, Session
 
 POLL_S = 1.0
 _TOGETHER_S = 0.015  # changes within so short a time share a hint,
@@ -46,6 +47,7 @@ class Watching:
         self._looked_at = 0.0
         self._stale = True  # whether something has happened since
         self._news = 0  # how often something has happened, as far as it was heard of
+        self._awaited = False  # whether anybody has ever waited for it
         self._hinted_at = -_TOGETHER_S
         self._due_at: float | None = None  # when the thread is to send a hint
         self._hints = threading.Condition(self._lock)
@@ -137,7 +139,8 @@ class Watching:
             self._stale = True
             self._untold = False
             self._news += 1
-            self._changed.notify_all()
+            if self._awaited:
+                self._changed.notify_all()
 
     # ── Sending hints ────────────────────────────────────────────────────────────────────────────
 
@@ -176,6 +179,7 @@ class Watching:
 
     def _listen(self) -> None:
         """Listen from the first wait on, where that is possible."""
+        self._awaited = True
         if self._listener is not None or (self._database.pooled and self._listen_url is None):
             return
         with self._lock:

@@ -14,8 +14,8 @@ from fairturn import ids
 from fairturn.model import Kind, NewDocument, Receipt
 from fairturn.priority import LEVELS
 from fairturn.stores.admission import Admission, CustomerBook, ParentBook
-from fairturn.stores.postgres.database import Session
 from fairturn.stores.postgres.rows import RECORD_ARRIVED, columns, is_payload
+from fairturn.stores.postgres.session import Session
 from fairturn.stores.values import DELAYED, WAITING, Row
 
 # From here on a COPY is faster than arrays.
