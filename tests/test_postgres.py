@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from random import Random
 from typing import Any
 
@@ -324,6 +324,27 @@ def test_a_submitter_frozen_before_its_commit_leaves_everybody_else_undisturbed(
         frozen.commit()
 
     assert "frozen" in {each.document.customer for each in claim(store, 100)}
+    assert_numbers_are_exact(store)
+
+
+def test_more_submitters_than_rows_to_count_in_leave_each_other_undisturbed(
+    url: str, store: PostgresStore
+) -> None:
+    with psycopg.connect(url) as connection:
+        ((rows,),) = connection.execute("SELECT count(*) FROM fairturn.totals").fetchall()
+    with ExitStack() as frozen:
+        for n in range(rows + 2):
+            connection = frozen.enter_context(psycopg.connect(url))
+            connection.execute("SET lock_timeout = '10s'")
+            store.submit([new(f"frozen-{n}")] * (n + 1), connection=connection)
+        others = [_submitting(store, customers)[0] for customers in (["alone"], ["many"] * 3)]
+        for thread in others:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive(), "somebody waits for the frozen submitters"
+
+        assert store.summary().waiting == 4
+
+    assert store.summary().waiting == 4 + sum(range(1, rows + 3))
     assert_numbers_are_exact(store)
 
 

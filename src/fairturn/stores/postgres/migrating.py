@@ -99,7 +99,7 @@ def migrate(connection: psycopg.Connection[Any], name: str, schema: str) -> list
                     connection.execute(script.format(schema=schema, now=SERVER_NOW))
                 except psycopg.errors.LockNotAvailable as error:
                     raise StoreUnavailable(
-                        f"somebody reads {name} in a transaction that lasts, a dump perhaps, and "
+                        f"somebody uses {name} in a transaction that lasts, a dump perhaps, and "
                         f"schema {number} cannot be made beside it; nothing was changed, try "
                         "again when it is over"
                     ) from error
