@@ -137,7 +137,7 @@ python-is-new-enough:
 
 # The environment starts empty, so that a package that left requirements.txt leaves it too.
 $(FILLED): requirements.txt | python-is-new-enough
-	@echo "Creating .venv with the packages of requirements.txt."
+	@echo "Creating .venv with the packages of requirements.txt. The first time it takes a minute or two."
 	@"$(PYTHON)" -m venv --clear .venv
 	@$(BIN)/python -m pip install -q --require-hashes -r requirements.txt
 	@touch $@

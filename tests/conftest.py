@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.servers.queues import Databases
+
 ROOT = Path(__file__).parent.parent
 
 # `default` tries the same examples on every run, so that a red test is red for everybody.
@@ -84,3 +86,16 @@ def differences_from_the_wheel() -> Iterator[str]:
         copy = installed / name
         if not copy.is_file() or copy.read_bytes() != path.read_bytes():
             yield f"the installed fairturn/{name} is not the one in src; run: make test"
+
+
+@pytest.fixture
+def databases() -> Iterator[Databases]:
+    """On a PostgreSQL server."""
+    with Databases() as made:
+        yield made
+
+
+@pytest.fixture
+def url(databases: Databases) -> str:
+    """A database with an empty queue."""
+    return databases.new()

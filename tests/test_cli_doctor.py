@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
+import psycopg
 import pytest
 
 from fairturn import Queue, Released
 from fairturn.cli import doctor
 from fairturn.clock import ManualClock, SystemClock
+from fairturn.content import Folder
 from tests.commands import claim, fairturn, lines_of
 from tests.servers.queues import Databases
 
@@ -253,12 +255,62 @@ def test_a_file_that_is_no_queue_is_wrong() -> None:
     assert "is not a database" in examined("-d", "letter.db", code=1)["file"][1]
 
 
-def test_a_schema_on_a_server_that_nobody_has_opened_yet_is_well() -> None:
-    with Databases() as databases:
-        url = databases.new(empty=True)
-        fairturn("migrate", "--database", url)
+# ── On a server ──────────────────────────────────────────────────────────────────────────────────
 
-        done = fairturn("doctor", "--database", url)
 
-    assert done.exit_code == 0
-    assert "new: nobody has opened it yet" in done.output
+def test_a_server_without_a_queue_is_told_from_one_whose_queue_nobody_has_opened(
+    databases: Databases,
+) -> None:
+    url = databases.new(empty=True)
+
+    state, said = examined("--database", url)["schema"]
+    fairturn("migrate", "--database", url)
+    made = examined("--database", url)
+
+    assert state == "warning"
+    assert said == "there is none; it is made by fairturn migrate, or when the queue is next opened"
+    assert made["schema"][0] == "ok"
+    assert made["queue"] == ("ok", "new: nobody has opened it yet")
+
+
+def test_contents_of_a_queue_on_a_server_are_looked_for_where_they_lie(
+    url: str, tmp_path: Path
+) -> None:
+    place = tmp_path / "shared"
+    with Queue(url, contents=Folder(place)) as queue:
+        queue.submit("acme", content=b"x" * 100_000)
+        queue.submit("acme", content=b"y" * 100_000)
+    database = ("--database", url)
+
+    assert examined(*database)["contents"] == (
+        "warning",
+        "2 contents not looked for; say with --contents where they lie",
+    )
+    whole = examined(*database, "--contents", str(place), "--thorough")
+    damaged, missing = sorted(place.rglob("??/*"))
+    damaged.write_bytes(b"z" * 100_000)
+    missing.unlink()
+    found = examined(*database, "--contents", str(place), "--thorough", code=1)
+
+    assert whole["contents"] == ("ok", "each of 2 contents is there")
+    assert whole["checksums"][0] == "ok"
+    assert found["contents"][1].startswith(f"1 content of 2 missing in {place}, such as")
+    assert found["checksums"][0] == "wrong"
+
+
+def test_a_role_that_does_not_see_others_is_told_so(url: str) -> None:
+    role = f"looker_{os.getpid()}"
+    with psycopg.connect(url, autocommit=True) as owner:
+        owner.execute(f"CREATE ROLE {role} LOGIN")
+        granted = fairturn("migrate", "--database", url, "--grant", role)
+
+        try:
+            hidden = examined("--database", url.replace("postgres@", f"{role}@", 1))["server"]
+            seen = examined("--database", url)["server"]
+        finally:
+            owner.execute(f"DROP OWNED BY {role}")
+            owner.execute(f"DROP ROLE {role}")
+
+    assert f"{role} may use the queue, and not change its schema." in granted.output
+    assert "with GRANT pg_monitor it sees those of others" in hidden[1]
+    assert "pg_monitor" not in seen[1]

@@ -122,6 +122,17 @@ def test_an_address_of_something_else_is_refused_and_no_password_is_repeated(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_address_of_postgresql_with_a_slash_too_few_is_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(StoreRefused, match="is no PostgreSQL URL; write postgresql://role"):
+        Queue("postgresql:/user:hunter2@host/db")
+
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_empty_name_is_refused() -> None:
     with pytest.raises(ValueError, match="the name of the database is empty"):
         Queue("")

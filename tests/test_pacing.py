@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fairturn.model import CLAIM_DOCUMENTS_MAX, RETRY_US_MAX
 from fairturn.worker.frames import FRAME_BYTES_MAX, FrameError, Frames, pack
+from fairturn.worker.outage import Outage
 from fairturn.worker.output import DOCUMENT_BYTES_MAX, LINE_BYTES_MAX, Lines
 from fairturn.worker.pacing import AHEAD_S, Pace
 from fairturn.worker.retrying import Delays, check, delay_us
@@ -18,6 +19,19 @@ SECOND_US = 1_000_000
 
 
 # ── Claiming ahead ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_store_that_does_not_answer_is_asked_more_and_more_rarely_until_it_does() -> None:
+    outage = Outage(lambda: 0.0)
+
+    pauses = [outage.go_on(now_s=100.0 + n) for n in range(10)]
+
+    assert pauses[:3] == [0.05, 0.1, 0.2]
+    assert pauses[-2:] == [5.0, 5.0]
+    assert outage.until_s == 114.0
+    assert outage.end(now_s=120.0) == 20.0
+    assert outage.end(now_s=121.0) is None
+    assert outage.go_on(now_s=130.0) == 0.05
 
 
 def test_an_unknown_handler_gets_only_what_can_start_at_once() -> None:

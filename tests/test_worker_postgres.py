@@ -3,15 +3,17 @@
 import threading
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fairturn import Queue, State, Submission, Worker
+from fairturn import ClaimedDocument, Delays, Queue, State, Submission, Worker
+from fairturn.content import Folder
 from fairturn.errors import StoreUnavailable
 from fairturn.model import Claimed
 from fairturn.stores.postgres import PostgresStore
-from fairturn.worker.events import DocumentEnded, Event, LinePrinted, StoreFailed
+from fairturn.worker.events import DocumentEnded, Event, LinePrinted, StoreAnswers, StoreFailed
 from tests.servers.queues import Databases
 
 BACKGROUND = "fairturn-errand"
@@ -86,7 +88,9 @@ def test_a_claim_that_fails_in_the_background_is_tried_again_and_nothing_is_lost
         done = Worker(queue, nothing, threads=True, on_event=events.append).run(until_empty=True)
 
     assert (done.completed, done.lost) == (6_000, 0)
-    assert sum(isinstance(event, StoreFailed) for event in events) == 3
+    troubles = [type(event) for event in events if isinstance(event, StoreFailed | StoreAnswers)]
+    assert troubles.count(StoreFailed) == 3
+    assert troubles[-1] is StoreAnswers
     assert sum(isinstance(event, DocumentEnded) for event in events) == 6_000
 
 
@@ -137,3 +141,24 @@ def test_an_error_of_the_listener_leaves_nothing_running_either(store: WatchedSt
     reopened = PostgresStore(store.url)
     assert reopened.summary().running == 0
     reopened.close()
+
+
+def test_a_worker_without_a_place_for_contents_does_everything_else(
+    store: WatchedStore, tmp_path: Path
+) -> None:
+    elsewhere = Queue(store, contents=Folder(tmp_path / "contents"))
+    large = elsewhere.submit("acme", content=b"x" * 300_000)
+    small = [elsewhere.submit("acme", content=b"x") for _ in range(3)]
+
+    with Queue(store) as queue:
+        done = Worker(queue, size, threads=True, retry=Delays(first_s=0)).run(until_empty=True)
+
+        assert done.completed == 3
+        assert {queue.result(one.id) for one in small} == {1}
+        ended = queue.get(large.id)
+        assert ended.state is State.DEAD
+        assert "--contents" in (ended.error or "")
+
+
+def size(document: ClaimedDocument) -> int:
+    return len(document.read())

@@ -24,7 +24,8 @@ _NO_DRIVER = (
     "a queue in PostgreSQL needs the driver psycopg; install it with: "
     "pip install 'fairturn[postgres]'"
 )
-_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+# One of PostgreSQL with a slash too few is no file, either.
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|(?<=postgres):|(?<=postgresql):)")
 _SERVER = re.compile(r"(localhost|[\w.-]+:\d+)(/\d*)?")  # an address whose scheme was forgotten
 
 

@@ -18,6 +18,8 @@ from fairturn.clock import SECOND_US, Clock, SystemClock, to_datetime
 from fairturn.errors import FairturnError
 
 if TYPE_CHECKING:
+    from fairturn.content import Contents
+    from fairturn.model import ContentRef
     from fairturn.stores.findings import Findings
     from fairturn.stores.postgres.examining import Examiner as ServerExaminer
     from fairturn.stores.sqlite.examining import Examiner
@@ -72,7 +74,7 @@ def command(*, thorough: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
     place = refuse_absent(settings)
     problems = 0
     findings = (
-        _findings_at(place)
+        _findings_at(place, settings["contents"].value, SystemClock(), thorough=thorough)
         if isinstance(place, str)
         else _findings(settings, place, SystemClock(), thorough=thorough)
     )
@@ -90,6 +92,8 @@ def command(*, thorough: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
 def _findings(
     settings: Mapping[str, Found], path: Path, clock: Clock, *, thorough: bool
 ) -> Iterator[Finding]:
+    from fairturn.config import contents_beside
+    from fairturn.content import Folder
     from fairturn.stores.sqlite.examining import examined
 
     yield _engine()
@@ -114,22 +118,32 @@ def _findings(
                 yield _waiting(found, clock.now())
                 yield _leases(found)
                 yield _clock(found, clock.now())
-                yield from _contents(examiner, clock, thorough=thorough)
+                beside = contents_beside(path)
+                yield from _contents(
+                    examiner.contents, Folder(beside), str(beside), clock, thorough=thorough
+                )
     except FairturnError as error:
         yield wrong("file", str(error))
 
 
-def _findings_at(url: str) -> Iterator[Finding]:
-    """What can be said of a queue in PostgreSQL."""
+def _findings_at(url: str, place: str | None, clock: Clock, *, thorough: bool) -> Iterator[Finding]:
+    """What can be said of a queue in PostgreSQL, and of its contents at their place."""
+    from fairturn.config import open_contents
     from fairturn.stores.postgres.examining import examined
+
+    def refs() -> list["ContentRef"]:
+        with examined(url) as examiner:
+            return examiner.contents()
 
     yield _environment()
     try:
         with examined(url) as examiner:
             yield ok("versions", f"fairturn {version('fairturn')}, {examiner.server()}")
-            known = _schema(examiner)
+            known = _schema(examiner, "by fairturn migrate, or")
             yield known
-            yield _oldest_transaction(examiner.oldest_transaction_us())
+            yield _oldest_transaction(
+                examiner.oldest_transaction_us(), hidden=not examiner.sees_others()
+            )
             if known.state != "ok":
                 return
             looked = examiner.find()
@@ -140,13 +154,23 @@ def _findings_at(url: str) -> Iterator[Finding]:
             yield _settings(found)
             yield _waiting(found, now)
             yield _leases(found)
+        # Not within that transaction: to read all contents can take hours.
+        if place is not None:
+            yield from _contents(refs, open_contents(place), place, clock, thorough=thorough)
+        elif known_refs := refs():
+            yield warning(
+                "contents",
+                f"{number(len(known_refs), 'content')} not looked for; say with --contents where "
+                "they lie",
+            )
     except FairturnError as error:
         yield wrong("server", str(error))
 
 
-def _oldest_transaction(age_us: int | None) -> Finding:
+def _oldest_transaction(age_us: int | None, *, hidden: bool) -> Finding:
     if age_us is None:
-        return ok("server", "no transaction is open")
+        more = " that this role sees; with GRANT pg_monitor it sees those of others"
+        return ok("server", f"no transaction is open{more if hidden else ''}")
     said = f"a transaction is open for {duration(age_us)}"
     if age_us < OLD_TRANSACTION_US:
         return ok("server", said)
@@ -213,8 +237,10 @@ def _disk(path: Path) -> Finding:
 # ── The file ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _schema(examiner: "Examiner | ServerExaminer") -> Finding:
+def _schema(examiner: "Examiner | ServerExaminer", how: str = "") -> Finding:
     version_, newest = examiner.schema()
+    if version_ == 0:
+        return warning("schema", f"there is none; it is made {how} when the queue is next opened")
     if version_ > newest:
         return wrong(
             "schema",
@@ -222,9 +248,8 @@ def _schema(examiner: "Examiner | ServerExaminer") -> Finding:
             "install the newer fairturn that made it",
         )
     if version_ < newest:
-        return warning(
-            "schema", f"version {version_}; it becomes {newest} when the queue is next opened"
-        )
+        becomes = f"it becomes {newest} {how}".rstrip()
+        return warning("schema", f"version {version_}; {becomes} when the queue is next opened")
     return ok("schema", f"version {version_}, the newest")
 
 
@@ -287,28 +312,33 @@ def _clock(found: "Findings", now: int) -> Finding:
 # ── The contents ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _contents(examiner: "Examiner", clock: Clock, *, thorough: bool) -> Iterator[Finding]:
+def _contents(
+    find: Callable[[], list["ContentRef"]],
+    contents: "Contents",
+    where: str,
+    clock: Clock,
+    *,
+    thorough: bool,
+) -> Iterator[Finding]:
     from fairturn.clock import MOMENT_MAX
-    from fairturn.config import contents_beside
-    from fairturn.content import SWEEP_AGE_US, Folder
+    from fairturn.content import SWEEP_AGE_US
 
-    folder = Folder(contents_beside(examiner.path))
-    refs = {ref.name: ref for ref in examiner.contents()}
-    present = set(folder.names(MOMENT_MAX))
-    old = set(folder.names(clock.now() - SWEEP_AGE_US))
+    refs = {ref.name: ref for ref in find()}
+    present = set(contents.names(MOMENT_MAX))
+    old = set(contents.names(clock.now() - SWEEP_AGE_US))
     missing = refs.keys() - present
-    if missing:  # a document may have been deleted with its content while the folder was listed
-        missing &= {ref.name for ref in examiner.contents()}
+    if missing:  # a document may have been deleted with its content while they were listed
+        missing &= {ref.name for ref in find()}
     if missing:
         yield wrong(
             "contents",
-            f"{number(len(missing), 'content')} of {len(refs):,} missing in {folder.path}, "
+            f"{number(len(missing), 'content')} of {len(refs):,} missing in {where}, "
             f"such as {min(missing)}; restore from a backup",
         )
     else:
         yield ok("contents", f"{_all(len(refs))} there")
     if thorough:
-        yield _checksums(folder.open, [refs[name] for name in refs.keys() & present])
+        yield _checksums(contents.open, [refs[name] for name in refs.keys() & present])
     stray = old - refs.keys()
     if stray:
         yield warning(

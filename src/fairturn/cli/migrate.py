@@ -8,7 +8,7 @@ import click
 from fairturn.cli.endings import wrong_use
 from fairturn.cli.opening import database_of, queue_options, settings_here
 from fairturn.cli.options import json_option
-from fairturn.cli.terminal import number, print_line
+from fairturn.cli.terminal import number, print_line, printable
 
 
 @click.command("migrate")
@@ -31,8 +31,11 @@ def command(*, grant: str | None, as_json: bool, flags: Mapping[str, Any]) -> No
 
     made = migrate_server(database, grant=grant)
     if as_json:
-        print_line({"steps": made})
-    elif made:
+        print_line({"steps": made, "granted": grant})
+        return
+    if made:
         click.echo(f"Made {number(len(made), 'step')}: the schema has version {made[-1]} now.")
     else:
         click.echo("The schema is the newest already.")
+    if grant is not None:
+        click.echo(f"{printable(grant)} may use the queue, and not change its schema.")

@@ -23,7 +23,7 @@ WORKER, SERVICE, QUEUE = "worker", "service", "queue"  # the tables of the file
 PORT = 8750
 KEY = "key"
 
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:://|(?<=postgres):|(?<=postgresql):)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(?:ib)?)?", re.IGNORECASE | re.ASCII)
 _RATE = re.compile(r"[1-9]\d{0,8}/(second|minute|hour)", re.ASCII)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -161,7 +161,7 @@ def without_password(value: Any) -> Any:
     """A setting as it may be shown: an address without its password."""
     if not isinstance(value, str) or not is_address(value):
         return value
-    hidden = re.sub(r"(?<=://)([^:@/?#]*):[^@/]*@", r"\1:***@", value)
+    hidden = re.sub(r"^([A-Za-z0-9+.-]+:/*[^:@/?#]*):[^@/]*@", r"\1:***@", value)
     return re.sub(r"([?&](?:ssl)?password=)[^&#]*", r"\1***", hidden)
 
 

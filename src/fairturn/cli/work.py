@@ -115,6 +115,7 @@ class Lines:
         self._ended = 0
         self._claims: dict[str, int] = {}  # of what runs: the number of its claim here
         self._claimed = 0
+        self._trouble: str | None = None  # why the queue did not answer, as it was told last
 
     def add(self, event: "Event") -> None:
         """Print what is worth a line."""
@@ -134,9 +135,13 @@ class Lines:
             case events.LinePrinted():
                 self._warn(f"{event.document}: {event.line}" if event.document else event.line)
             case events.StoreFailed():
-                self._warn(
-                    f"{event.error}; trying again in {duration(microseconds(event.pause_s))}"
-                )
+                if event.error != self._trouble:
+                    self._trouble = event.error
+                    self._warn(f"{event.error}. The worker goes on by itself when it can.")
+            case events.StoreAnswers():
+                self._trouble = None
+                away = duration(microseconds(event.away_s))
+                self._warn(f"The queue answers again, after {away}.")
             case events.Idle():
                 self._warn(_idle(event))
             case events.Stopping():

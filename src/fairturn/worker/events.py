@@ -49,6 +49,12 @@ class StoreFailed(NamedTuple):
     pause_s: float
 
 
+class StoreAnswers(NamedTuple):
+    """The store answers again, after it had not for so long."""
+
+    away_s: float
+
+
 class Idle(NamedTuple):
     """A worker that ends when the queue is empty has had nothing to do for 2 s, and says once how
     many documents it waits for: these wait and nobody may claim them, because their customers are
@@ -73,6 +79,7 @@ Event = (
     | DocumentLost
     | LinePrinted
     | StoreFailed
+    | StoreAnswers
     | Idle
     | Stopping
 )

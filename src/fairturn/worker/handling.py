@@ -210,7 +210,10 @@ class ClaimedDocument:
         from fairturn.model import ContentRef
 
         if self._path is None or self._sha256 is None:
-            raise ContentDamaged(f"document {self.id} has lost what it carried")
+            raise ContentDamaged(
+                f"this worker does not find what document {self.id} carries; if it was told of no "
+                "place for contents, name it with contents=Folder(...) or --contents"
+            )
         path = self._stored_path()
         return open_file(path, ContentRef(os.path.basename(path), self.size_bytes, self._sha256))
 

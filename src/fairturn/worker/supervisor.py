@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from fairturn.clock import microseconds, stopwatch
 from fairturn.content import Contents
-from fairturn.errors import StoreError, StoreUnavailable
+from fairturn.errors import ContentDamaged, StoreError, StoreUnavailable
 from fairturn.model import (
     Claim,
     Claimed,
@@ -33,6 +33,7 @@ from fairturn.worker import events
 from fairturn.worker.crew import Crew, Ended, Held
 from fairturn.worker.errands import Errands
 from fairturn.worker.handling import AGAIN, DONE, FILE, NEVER
+from fairturn.worker.outage import Outage
 from fairturn.worker.pacing import Pace
 from fairturn.worker.retrying import Delays, delay_us
 from fairturn.worker.watching import Watch
@@ -43,7 +44,6 @@ RECORD_MAX = 250  # outcomes that wait for others
 HELD_BACK_S = 0.25  # a document that cannot start for so long is given back
 PROGRESS_S = 1.0  # between two reports of one document's progress
 IDLE_S = 2.0  # without work, then a worker that waits for the last documents says so
-PAUSE_S, PAUSE_S_MAX = 0.05, 5.0  # after the store has failed, growing
 
 
 class Done(NamedTuple):
@@ -117,8 +117,7 @@ class Supervisor:
         self._progress_s = 0.0
         self._look_s = 0.0
         self._dry = False  # the last claim found less than was asked for
-        self._pause_s = 0.0
-        self._paused_until_s = 0.0
+        self._outage = Outage(plan.random)
         self._stops = plan.stops
         self._stopped_s: float | None = None
         self._over = False  # the time to finish what runs
@@ -177,9 +176,9 @@ class Supervisor:
         """When the next turn is due."""
         due = [self._renew_s]
         if self._claiming is None:  # otherwise its end rings
-            due.append(max(self._look_s, self._paused_until_s))
+            due.append(max(self._look_s, self._outage.until_s))
             if self._ended:
-                due.append(max(self._oldest_s + RECORD_S, self._paused_until_s))
+                due.append(max(self._oldest_s + RECORD_S, self._outage.until_s))
         crew_s = self._crew.due_s()
         if crew_s is not None:
             due.append(crew_s)
@@ -225,11 +224,10 @@ class Supervisor:
                 if not self._claiming.is_over():
                     return
                 self._receive(self._claiming, now_s)
-            if now_s < self._paused_until_s:
+            if now_s < self._outage.until_s:
                 return
             if self._claiming is not None:  # more, which was begun when that was there
                 self._record_meanwhile()
-                self._pause_s = 0.0
                 return
             wanted = self._wanted(now_s)
             if self._ended and not self._must_record(now_s):
@@ -243,8 +241,6 @@ class Supervisor:
                 self._settle(recorded, lost)
         except StoreUnavailable as error:
             self._pause(error, now_s)
-        else:
-            self._pause_s = 0.0
 
     def _wanted(self, now_s: float) -> int:
         """How many documents to claim now; none while nothing has changed since none was found."""
@@ -309,7 +305,7 @@ class Supervisor:
         try:
             if self._dry:
                 self._watch.look(claiming.version)
-            elif now_s >= self._paused_until_s:
+            elif now_s >= self._outage.until_s:
                 self._claim_more(len(claimed.claims))
         finally:
             held = self._take_over(claimed, claiming.recorded, now_s)
@@ -358,12 +354,14 @@ class Supervisor:
         except BaseException:
             self._ended[:0] = [attempt._replace(unsure=True) for attempt in recorded]
             raise
+        self._store_answers()
 
     def _hold(self, claim: Claim, now_s: float) -> Held:
         document = claim.document
         path = None
         if claim.body is None and document.content_name is not None:
-            path = self._contents.locate(document.content_name)
+            with suppress(ContentDamaged):  # its handler hears of it, if it asks for the content
+                path = self._contents.locate(document.content_name)
         held = Held(claim, now_s, path)
         self._held[claim.fence] = held
         return held
@@ -401,13 +399,17 @@ class Supervisor:
 
     def _pause(self, error: StoreUnavailable, now_s: float) -> None:
         """The store cannot be written to now: try again a little later, and later each time."""
-        self._pause_s = min(PAUSE_S_MAX, max(PAUSE_S, self._pause_s * 2))
-        self._paused_until_s = now_s + self._pause_s * (1 + self._plan.random() / 2)
+        pause_s = self._outage.go_on(now_s)
         if self._plan.on_event is not None:
-            self._plan.on_event(events.StoreFailed(str(error), self._pause_s))
+            self._plan.on_event(events.StoreFailed(str(error), pause_s))
         over_s = self._plan.grace_s + self._plan.lease_s
         if self._stopped_s is not None and now_s > self._stopped_s + over_s:
             raise error  # the leases have run out; others do the work again
+
+    def _store_answers(self) -> None:
+        away_s = self._outage.end(stopwatch())
+        if away_s is not None and self._plan.on_event is not None:
+            self._plan.on_event(events.StoreAnswers(away_s))
 
     # ── Keeping what is held ─────────────────────────────────────────────────────────────────────
 
@@ -419,7 +421,9 @@ class Supervisor:
             self._tell_store(list(self._held.values()), now_s)
         except StoreUnavailable as error:
             self._pause(error, now_s)
-            self._renew_s = self._paused_until_s
+            self._renew_s = self._outage.until_s
+        else:
+            self._store_answers()
 
     def _report_progress(self, now_s: float) -> None:
         self._progress_s = now_s + PROGRESS_S

@@ -20,20 +20,23 @@ _KEEPALIVES = {
     "connect_timeout": str(CONNECT_S),
 }
 _NO_URL = (
-    "the address of the database is no PostgreSQL URL; write "
+    "the address of the database is no PostgreSQL URL{why}; write "
     "postgresql://role:password@host:port/database, with %-signs for special characters"
 )
+_UNKNOWN = re.compile(r'invalid URI query parameter: "(\w+)"', re.ASCII)
 
 
 def parse(url: str) -> tuple[str, str]:
     """A URL as the driver takes it, and a name for people, without a password."""
     try:
         parts = conninfo_to_dict(url)
-    except psycopg.Error:
-        # Without what the driver says, which may hold a part of the password.
-        raise StoreRefused(_NO_URL) from None
+    except psycopg.Error as error:
+        # Without what else the driver says, which may hold a part of the password.
+        unknown = _UNKNOWN.search(str(error))
+        why = f": {unknown[1]} is no parameter of a connection" if unknown else ""
+        raise StoreRefused(_NO_URL.format(why=why)) from None
     if not re.fullmatch(r"[\d,]*", str(parts.get("port") or "")):
-        raise StoreRefused(_NO_URL)
+        raise StoreRefused(_NO_URL.format(why=": its port is no number"))
     host = parts.get("host") or parts.get("hostaddr") or "localhost"
     port = f":{parts['port']}" if parts.get("port") else ""
     name = f"the database {parts.get('dbname') or parts.get('user') or ''!s} at {host}{port}"

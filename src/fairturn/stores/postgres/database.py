@@ -46,6 +46,7 @@ class Database:
             )
         self.schema = schema
         self.conninfo, self.name = parse(url)
+        self.role = "of the address"  # until the server has told its name
         self._prepare = prepare
         self._pid = os.getpid()
         self._pool_max = pool_max
@@ -58,7 +59,7 @@ class Database:
         try:
             connection = self.connect()
             try:
-                version = connection.info.server_version
+                version, self.role = connection.info.server_version, connection.info.user
                 self._configure(connection)
             finally:
                 connection.close()
@@ -186,8 +187,8 @@ class Database:
         said = _said(error)
         if isinstance(error, errors.InsufficientPrivilege):
             return StoreRefused(
-                f"the role at {self.name} may not do what a queue needs: {said}; grant it the "
-                "rights that fairturn migrate --grant gives, or use another role"
+                f"the role {self.role} may not do what a queue needs in {self.name}: {said}; the "
+                f"database's owner gives it the right with: fairturn migrate --grant {self.role}"
             )
         if isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName):
             return StoreRefused(

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import psycopg
 
 from fairturn.clock import SERVER_NOW
+from fairturn.model import ContentRef
 from fairturn.stores.findings import Findings
 from fairturn.stores.postgres import migrating
 from fairturn.stores.postgres.database import POOL_MAX, Database
@@ -27,6 +28,12 @@ _RUN_OUT = f"""
     FROM fairturn.leases l JOIN fairturn.documents d ON d.number = ANY (l.documents)
     WHERE l.until < %(now)s AND d.state = {RUNNING} AND d.fence = l.fence
         AND d.lease_until < %(now)s"""
+# By documents_content and results_content.
+_CONTENTS = """
+    SELECT content_name, size_bytes, sha256 FROM fairturn.documents WHERE content_name IS NOT NULL
+    UNION ALL
+    SELECT content_name, size_bytes, sha256 FROM fairturn.results WHERE content_name IS NOT NULL"""
+_SEES_OTHERS = "SELECT pg_has_role('pg_read_all_stats', 'USAGE')"
 # What the role may not see of others' transactions is NULL.
 _OLDEST = f"""
     SELECT max({SERVER_NOW} - (extract(epoch FROM xact_start) * 1000000)::bigint)
@@ -55,6 +62,15 @@ class Examiner:
         """For how long the oldest transaction that keeps rows alive is open, as far as one sees."""
         ((age,),) = self._session.fetch(_OLDEST)
         return None if age is None else int(age)
+
+    def sees_others(self) -> bool:
+        """Whether the role may see the transactions of others."""
+        ((sees,),) = self._session.fetch(_SEES_OTHERS)
+        return bool(sees)
+
+    def contents(self) -> list[ContentRef]:
+        """Every content outside the database that a document or a result is."""
+        return [ContentRef(*row) for row in self._session.fetch(_CONTENTS)]
 
     def find(self) -> tuple[Findings, int] | None:
         """What the queue says about itself, and the moment on the server; None if there is only a

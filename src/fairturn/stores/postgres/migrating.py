@@ -22,6 +22,7 @@ _HAS_SCHEMA = "SELECT to_regnamespace('{schema}') IS NOT NULL"
 _MAKE_MIGRATIONS = "CREATE TABLE {schema}.migrations (number integer PRIMARY KEY)"
 # Whoever waits for a table lets all others wait behind it: no claim holds one for so long.
 _GIVE_UP_S = 5
+_HAS_ROLE = "SELECT 1 FROM pg_roles WHERE rolname = %s"
 _NOTE = "INSERT INTO {schema}.migrations (number) VALUES (%s)"
 
 # What a role needs that only uses a queue.
@@ -112,6 +113,14 @@ def migrate(connection: psycopg.Connection[Any], name: str, schema: str) -> list
     return made
 
 
+def refuse_absent_role(connection: psycopg.Connection[Any], name: str, role: str) -> None:
+    """Refuse to give rights to somebody who is not there, before anything is made."""
+    if not connection.execute(_HAS_ROLE, (role,)).fetchall():
+        raise StoreRefused(
+            f"{name} knows no role {role!r}; make it with: createuser {role} (nothing was changed)"
+        )
+
+
 def grant(connection: psycopg.Connection[Any], schema: str, role: str) -> None:
     """Let a role use the queue, without the right to change its schema."""
     named = sql.Identifier(role).as_string(connection)
@@ -123,10 +132,18 @@ def migrate_server(url: str, *, schema: str = SCHEMA, grant_to: str | None = Non
     database = Database(url, schema=schema, pool_max=1, prepare=False)
     try:
         with database.connect() as connection:
+            if grant_to is not None:
+                refuse_absent_role(connection, database.name, grant_to)
             made = migrate(connection, database.name, schema)
             if grant_to is not None:
                 grant(connection, schema, grant_to)
             return made
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise StoreRefused(
+            f"the role {database.role} may not make or change the schema {schema} in "
+            f"{database.name} ({error.diag.message_primary}); migrate with the role that owns it "
+            "(nothing was changed)"
+        ) from error
     except psycopg.Error as error:
         raise database.translate(error) from error
     finally:

@@ -1,0 +1,242 @@
+"""PostgreSQL: how others hear of a change, and what a hint may not cost."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from fairturn.clock import SECOND_US
+from fairturn.errors import StoreError, StoreUnavailable
+from fairturn.model import Completed
+from fairturn.stores.postgres import PostgresStore, watching
+from fairturn.stores.postgres.session import SCHEMA
+from fairturn.testing.steps import assert_numbers_are_exact, claim, find_all, submit
+from tests.on_postgres import PATIENCE_S, new, terminate_others, woken
+
+LEASE_US = 30 * SECOND_US
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[PostgresStore]:
+    opened = PostgresStore(url)
+    yield opened
+    opened.close()
+
+
+def test_a_hint_wakes_others_without_a_look(
+    url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "POLL_S", 3_600.0)
+    other = PostgresStore(url)
+
+    assert woken(store, lambda: submit(other))
+    (claimed,) = claim(store)
+    assert woken(other, lambda: store.finish([Completed(claimed.fence)]))
+    other.close()
+
+
+@pytest.fixture
+def listener(url: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"LISTEN {SCHEMA}_changed")
+        yield connection
+
+
+def hints(listener: psycopg.Connection[Any]) -> int:
+    """How many hints there were since the last call. The server tells of those that were committed
+    before it answers."""
+    listener.execute("SELECT 1")
+    return len(list(listener.notifies(timeout=0)))
+
+
+def test_the_first_hint_after_a_quiet_time_goes_along_with_the_submission(
+    url: str, listener: psycopg.Connection[Any]
+) -> None:
+    for documents in ([new()], [new(), new("b")], [new()] * 60):
+        store, before = PostgresStore(url), set(threading.enumerate())
+
+        store.submit(documents)
+
+        assert hints(listener) == 1
+        assert set(threading.enumerate()) <= before  # nobody else could have sent it
+        store.close()
+        assert hints(listener) == 0
+
+
+def test_changes_close_together_share_a_hint(
+    url: str, listener: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "_TOGETHER_S", 3_600.0)
+    store = PostgresStore(url)
+
+    for _ in range(5):
+        submit(store)
+    claims = claim(store, 3)
+    store.finish([Completed(claimed.fence) for claimed in claims])
+
+    assert hints(listener) == 1
+    store.close()
+    assert hints(listener) == 1
+
+
+def news_of(store: PostgresStore) -> int:
+    """What it has heard of, when it listens."""
+    before = store.wait(-1, 0, certain=False)
+    return store.wait(before, PATIENCE_S, certain=False)
+
+
+def test_what_a_worker_claims_is_told_when_its_handlers_begin(
+    url: str, listener: psycopg.Connection[Any]
+) -> None:
+    store = PostgresStore(url)
+    submit(store)
+    news = news_of(store)
+    assert hints(listener) == 1
+
+    store.claim(1, worker="w", lease_us=LEASE_US, synced=False)
+    told = store.wait(news, 0, certain=False)
+    store.sync()
+
+    assert told == news
+    assert store.wait(news, PATIENCE_S, certain=False) == news + 1
+    store.close()
+    assert hints(listener) == 1
+
+
+def test_a_process_hears_of_its_own_changes_once(
+    url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "_TOGETHER_S", 0.0)  # each submission sends a hint
+    news = news_of(store)
+
+    for _ in range(5):
+        submit(store)
+    with psycopg.connect(url, autocommit=True) as another:
+        another.execute(f"NOTIFY {SCHEMA}_changed")
+
+    assert store.wait(news + 5, PATIENCE_S, certain=False) == news + 6
+
+
+HINT = ("pg_notify", "(text, text)", "void")
+SYNC = ("pg_logical_emit_message", "(boolean, text, text)", "pg_lsn")
+
+
+def break_function(url: str, function: tuple[str, str, str], fault: str) -> None:
+    """Let a function of the server do something else."""
+    name, arguments, result = function
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"UPDATE pg_proc SET proname = 'gone' WHERE proname = '{name}'")
+        connection.execute(
+            f"CREATE FUNCTION pg_catalog.{name} {arguments} RETURNS {result} LANGUAGE plpgsql AS "
+            f"$$ BEGIN {fault}; END $$"
+        )
+
+
+def refuse_to_commit(url: str, table: str) -> None:
+    """Let every transaction fail in the end that has put something into a table."""
+    with psycopg.connect(url) as connection:
+        connection.execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE "
+            "'not with us'; END $$"
+        )
+        connection.execute(
+            f"CREATE CONSTRAINT TRIGGER refused AFTER INSERT ON {table} "
+            "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()"
+        )
+
+
+def test_what_fails_when_it_is_committed_is_not_said_to_be_stored(
+    url: str, store: PostgresStore
+) -> None:
+    refuse_to_commit(url, "fairturn.documents")
+
+    for documents in ([new()], [new()], [new()] * 2):  # only with the first one a hint goes along
+        with pytest.raises(StoreError, match="not with us"):
+            store.submit(documents)
+
+    assert find_all(store) == []
+
+
+@pytest.mark.parametrize("fault", ["RAISE 'nobody is told'", "INSERT INTO refused VALUES (1)"])
+def test_a_hint_that_fails_costs_a_submission_nothing(
+    url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(watching, "_TOGETHER_S", 0.0)  # each submission sends one
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE refused (number integer)")
+    refuse_to_commit(url, "refused")
+    break_function(url, HINT, fault)
+
+    ids = [submit(store).id for _ in range(3)]
+    ids += [receipt.id for receipt in store.submit([new(), new("b")])]
+
+    assert sorted(ids) == sorted(found.id for found in find_all(store))
+    assert_numbers_are_exact(store)
+
+
+def test_a_submission_whose_connection_is_lost_before_it_is_on_the_disk_is_not_said_to_be_stored(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "_TOGETHER_S", 3_600.0)  # the first submission sends a hint
+    break_function(url, SYNC, "PERFORM pg_terminate_backend(pg_backend_pid())")
+    store, other = PostgresStore(url), PostgresStore(url)
+
+    with pytest.raises(StoreUnavailable, match="perhaps after what it was to store was stored"):
+        submit(store)
+    receipt = submit(other, key="k", digest=b"1")
+
+    assert receipt == submit(other, key="k", digest=b"1")
+    assert len(find_all(other)) == 2
+    store.close()
+    other.close()
+
+
+def test_a_submission_that_the_server_does_not_sync_is_not_said_to_be_stored(
+    url: str, store: PostgresStore
+) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            "UPDATE pg_proc SET proname = 'gone' WHERE proname = 'pg_logical_emit_message'"
+        )
+
+    with pytest.raises(StoreError, match="pg_logical_emit_message"):
+        submit(store)
+
+
+def test_a_submission_is_on_the_disk_when_it_returns_although_its_hint_goes_out_before(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "_TOGETHER_S", 0.0)  # each submission sends a hint
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            f"ALTER DATABASE {connection.info.dbname} SET synchronous_commit = on;"
+            "CREATE TABLE written (at pg_lsn);"
+            "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "INSERT INTO written VALUES (pg_current_wal_insert_lsn()); RETURN NULL; END $$;"
+            "CREATE TRIGGER noted AFTER INSERT ON fairturn.documents EXECUTE FUNCTION note()"
+        )
+        store = PostgresStore(url)
+        late = []
+
+        for documents in ([new()], [new(), new("b")], [new()] * 60) * 10:
+            store.submit(documents)
+            late += connection.execute(
+                "SELECT at FROM written WHERE at > pg_current_wal_flush_lsn()"
+            ).fetchall()
+
+        assert late == []
+        store.close()
+
+
+def test_a_lost_listener_costs_at_most_a_look_and_comes_back(
+    url: str, store: PostgresStore
+) -> None:
+    other = PostgresStore(url)
+    assert woken(store, lambda: submit(other))
+
+    terminate_others(url)
+
+    assert woken(store, lambda: submit(other))
+    other.close()
