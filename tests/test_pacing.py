@@ -21,19 +21,6 @@ SECOND_US = 1_000_000
 # ── Claiming ahead ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_store_that_does_not_answer_is_asked_more_and_more_rarely_until_it_does() -> None:
-    outage = Outage(lambda: 0.0)
-
-    pauses = [outage.go_on(now_s=100.0 + n) for n in range(10)]
-
-    assert pauses[:3] == [0.05, 0.1, 0.2]
-    assert pauses[-2:] == [5.0, 5.0]
-    assert outage.until_s == 114.0
-    assert outage.end(now_s=120.0) == 20.0
-    assert outage.end(now_s=121.0) is None
-    assert outage.go_on(now_s=130.0) == 0.05
-
-
 def test_an_unknown_handler_gets_only_what_can_start_at_once() -> None:
     pace = Pace()
 
@@ -246,3 +233,20 @@ def test_after_one_document_the_next_may_print_again() -> None:
 
     assert heard[-1] == "b: here"
     assert heard[-2].startswith("a: (")
+
+
+# ── A store that does not answer ─────────────────────────────────────────────────────────────────
+
+
+def test_a_store_that_does_not_answer_is_asked_more_and_more_rarely_until_it_does() -> None:
+    outage = Outage(lambda: 0.0)
+
+    pauses = [outage.go_on(now_s=100.0 + n) for n in range(10)]
+
+    assert pauses[:3] == [0.05, 0.1, 0.2]
+    assert pauses[-2:] == [5.0, 5.0]
+    assert outage.until_s == 114.0
+    assert outage.end(now_s=119.0, begun_s=108.0) is None  # it was answered before the last failure
+    assert outage.end(now_s=120.0, begun_s=110.0) == 20.0
+    assert outage.end(now_s=121.0, begun_s=120.0) is None
+    assert outage.go_on(now_s=130.0) == 0.05

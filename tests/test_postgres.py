@@ -32,6 +32,7 @@ from fairturn.stores.memory import MemoryStore
 from fairturn.stores.postgres import PostgresStore, database, engine
 from fairturn.stores.postgres.rows import CONFIGURE, settings_columns
 from fairturn.stores.postgres.session import LOCK_SETTINGS, SCHEMA, Session
+from fairturn.stores.postgres.submitting import SUBMIT_ONE
 from fairturn.testing.steps import assert_numbers_are_exact, claim, find_all, submit
 from tests.on_postgres import PATIENCE_S, ended_somehow, new
 from tests.servers.queues import Databases
@@ -139,6 +140,23 @@ def test_a_submitter_frozen_before_its_commit_leaves_everybody_else_undisturbed(
 
     assert "frozen" in {each.document.customer for each in claim(store, 100)}
     assert_numbers_are_exact(store)
+
+
+def test_a_submission_counts_in_one_row_whatever_the_server_knows_of_them(
+    url: str, store: PostgresStore
+) -> None:
+    submit(store)
+    with psycopg.connect(url) as connection:
+        connection.execute("ANALYZE fairturn.totals")  # small enough to be read as a whole
+        connection.commit()
+        values = (None, 1_000_000, 3, 1, "b", "1", None, True, 1, *[None] * 8)
+        connection.execute(SUBMIT_ONE, values)
+        held = connection.execute(
+            "SELECT objid FROM pg_locks WHERE locktype = 'advisory' "
+            "AND classid = (hashtext('fairturn.totals')::bigint & 4294967295)::oid"
+        ).fetchall()
+
+    assert held == [(3,)]
 
 
 def test_more_submitters_than_rows_to_count_in_leave_each_other_undisturbed(

@@ -16,7 +16,7 @@ from fairturn.errors import FairturnError, StoreUnavailable
 from fairturn.model import Completed, CustomerSettings, Filter, Receipt, Settings
 from fairturn.stores.postgres import PostgresStore, database, pooling, watching
 from fairturn.stores.postgres.piping import Line
-from fairturn.stores.postgres.session import BEGIN, Session
+from fairturn.stores.postgres.session import BEGIN, SCHEMA, Session
 from fairturn.testing.steps import assert_numbers_are_exact, claim, find_all, submit
 from tests.on_postgres import PATIENCE_S, ended_somehow, new, terminate_others, woken
 from tests.servers import pgbouncer, postgres
@@ -294,6 +294,17 @@ def test_after_an_error_in_a_round_trip_the_connection_goes_on_and_nothing_of_it
         ]
         assert session.fetch("SELECT 1 / %s::integer", (1,)) == [(1,)]
         assert session.fetch("SELECT * FROM fairturn.limited") == []
+
+
+def test_a_statement_is_prepared_once_whatever_the_size_of_its_numbers(url: str) -> None:
+    connection = database.Database(url, schema=SCHEMA, pool_max=1, prepare=True).connect()
+    connection.prepares = True
+    with connection:
+        session = Session(connection, SCHEMA)
+        found = [session.fetch("SELECT %s", (n,)) for n in (1, 1_000, 100_000, 1 << 40)]
+
+        assert found == [[(1,)], [(1_000,)], [(100_000,)], [(1 << 40,)]]
+        assert len(connection.prepared) == 1
 
 
 def test_a_round_trip_may_be_large_in_both_directions(url: str) -> None:

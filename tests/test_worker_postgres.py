@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,7 @@ def test_a_claim_that_fails_in_the_background_is_tried_again_and_nothing_is_lost
     troubles = [type(event) for event in events if isinstance(event, StoreFailed | StoreAnswers)]
     assert troubles.count(StoreFailed) == 3
     assert troubles[-1] is StoreAnswers
+    assert not any(a is b is StoreAnswers for a, b in pairwise(troubles))
     assert sum(isinstance(event, DocumentEnded) for event in events) == 6_000
 
 
@@ -137,6 +138,24 @@ def test_an_error_of_the_listener_leaves_nothing_running_either(store: WatchedSt
 
     with queue, pytest.raises(RuntimeError, match="the listener has failed"):
         Worker(queue, stumble, threads=True, on_event=fail).run(until_empty=True)
+
+    reopened = PostgresStore(store.url)
+    assert reopened.summary().running == 0
+    reopened.close()
+
+
+def test_an_error_of_the_listener_when_the_server_is_back_leaves_nothing_running(
+    store: WatchedStore,
+) -> None:
+    queue = filled(store, 3_000)
+    store.down_in_background = 1
+
+    def fail(event: Event) -> None:
+        if isinstance(event, StoreAnswers):
+            raise RuntimeError("the listener has failed")
+
+    with queue, pytest.raises(RuntimeError, match="the listener has failed"):
+        Worker(queue, nothing, threads=True, on_event=fail).run(until_empty=True)
 
     reopened = PostgresStore(store.url)
     assert reopened.summary().running == 0

@@ -101,6 +101,10 @@ class Crew(Protocol):
         """Start these as slots become free, in this order."""
         ...
 
+    def make_way(self) -> None:
+        """Let those begin that could start at once, before anything else is done here."""
+        ...
+
     def collect(self) -> list[Ended]:
         """Those that have ended since the last call."""
         ...

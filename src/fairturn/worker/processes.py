@@ -108,6 +108,9 @@ class ProcessCrew:
         self._ready.extend(documents)
         self._hand_out()
 
+    def make_way(self) -> None:
+        """Each of them has an interpreter of its own."""
+
     def collect(self) -> list[Ended]:
         done = self._done
         ended = [done.popleft() for _ in range(len(done))]

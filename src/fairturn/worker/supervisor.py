@@ -82,6 +82,7 @@ class _Claiming(NamedTuple):
     """A claim under way."""
 
     wanted: int
+    begun_s: float
     recorded: list[_Attempt]  # with it
     version: int  # of the store, before it
     claimed: Callable[[], Claimed]  # what it gives, or the error that it ended with
@@ -91,6 +92,7 @@ class _Claiming(NamedTuple):
 class _Recording(NamedTuple):
     """Outcomes on their way to the store."""
 
+    begun_s: float
     recorded: list[_Attempt]
     lost: Future[list[Fence]]
 
@@ -219,7 +221,9 @@ class Supervisor:
     def _record_and_claim(self, now_s: float) -> None:
         try:
             if self._recording is not None and self._recording.lost.done():
+                begun_s = self._recording.begun_s
                 self._take_recorded(self._recording)
+                self._store_answers(begun_s)
             if self._claiming is not None:
                 if not self._claiming.is_over():
                     return
@@ -239,6 +243,7 @@ class Supervisor:
                 with self._kept_if_it_fails(recorded):
                     lost = self._store.finish([attempt.outcome for attempt in recorded])
                 self._settle(recorded, lost)
+                self._store_answers(now_s)
         except StoreUnavailable as error:
             self._pause(error, now_s)
 
@@ -279,7 +284,7 @@ class Supervisor:
             return
         recorded, self._ended = self._ended, []
         claim = self._call(wanted, [attempt.outcome for attempt in recorded])
-        self._receive(_Claiming(wanted, recorded, self._watch.version, claim), now_s)
+        self._receive(_Claiming(wanted, now_s, recorded, self._watch.version, claim), now_s)
 
     def _call(self, wanted: int, outcomes: Sequence[Outcome] = ()) -> Callable[[], Claimed]:
         name, lease_us = self._plan.name, self._lease_us
@@ -289,13 +294,13 @@ class Supervisor:
     def _claim_meanwhile(self, wanted: int) -> None:
         begun = self._errands.begin(self._call(wanted))
         version = self._watch.version  # an older one only rings once more
-        self._claiming = _Claiming(wanted, [], version, begun.result, begun.done)
+        self._claiming = _Claiming(wanted, stopwatch(), [], version, begun.result, begun.done)
 
     def _record_meanwhile(self) -> None:
         if self._ended and self._recording is None:
             recorded, self._ended = self._ended, []
             finish = partial(self._store.finish, [attempt.outcome for attempt in recorded])
-            self._recording = _Recording(recorded, self._errands.begin(finish))
+            self._recording = _Recording(stopwatch(), recorded, self._errands.begin(finish))
 
     def _receive(self, claiming: _Claiming, now_s: float) -> None:
         """Take in what a claim gives."""
@@ -303,12 +308,11 @@ class Supervisor:
         self._look_s = stopwatch() + LOOK_S
         self._dry = len(claimed.claims) < claiming.wanted
         try:
-            if self._dry:
-                self._watch.look(claiming.version)
-            elif now_s >= self._outage.until_s:
+            if not self._dry and now_s >= self._outage.until_s:
                 self._claim_more(len(claimed.claims))
         finally:
             held = self._take_over(claimed, claiming.recorded, now_s)
+        self._store_answers(claiming.begun_s)
         if self._plan.on_event is not None:
             for one in held:
                 self._plan.on_event(events.DocumentClaimed(one.claim.document, one.fence))
@@ -316,6 +320,10 @@ class Supervisor:
             self._release(held, now_s)
         elif held:
             self._crew.give(held)
+            if self._dry and not self._store.one_writer:  # there is nothing more urgent
+                self._crew.make_way()
+        if self._dry:
+            self._watch.look(claiming.version)
         self._store.sync()  # while the handlers begin
 
     def _claim_more(self, claimed: int) -> None:
@@ -354,7 +362,6 @@ class Supervisor:
         except BaseException:
             self._ended[:0] = [attempt._replace(unsure=True) for attempt in recorded]
             raise
-        self._store_answers()
 
     def _hold(self, claim: Claim, now_s: float) -> Held:
         document = claim.document
@@ -406,8 +413,9 @@ class Supervisor:
         if self._stopped_s is not None and now_s > self._stopped_s + over_s:
             raise error  # the leases have run out; others do the work again
 
-    def _store_answers(self) -> None:
-        away_s = self._outage.end(stopwatch())
+    def _store_answers(self, begun_s: float) -> None:
+        """It has answered a call that was begun then."""
+        away_s = self._outage.end(stopwatch(), begun_s)
         if away_s is not None and self._plan.on_event is not None:
             self._plan.on_event(events.StoreAnswers(away_s))
 
@@ -423,7 +431,7 @@ class Supervisor:
             self._pause(error, now_s)
             self._renew_s = self._outage.until_s
         else:
-            self._store_answers()
+            self._store_answers(now_s)
 
     def _report_progress(self, now_s: float) -> None:
         self._progress_s = now_s + PROGRESS_S

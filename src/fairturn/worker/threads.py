@@ -5,6 +5,7 @@ one. Nothing is locked for a document: appending to a deque and taking from it a
 """
 
 import threading
+import time
 from collections import deque
 from pathlib import Path
 from queue import SimpleQueue
@@ -27,6 +28,7 @@ from fairturn.worker.results import keep_file
 # While documents end one after the other, the supervisor looks by itself after this time at most.
 LOOK_S = 0.004
 _FAILED = (AGAIN, NEVER)
+_WAKING_S = 0.000_05  # about as long as a thread takes to wake up
 WORTH_WAKING_S = 0.005  # of work, which is how long a thread may keep the interpreter's lock
 
 
@@ -87,6 +89,11 @@ class ThreadCrew:
         self._slow = False
         self._given_s = stopwatch()
         self._wake_some()
+
+    def make_way(self) -> None:
+        """A thread that was woken begins only when it has the interpreter, and one that runs would
+        keep it until it waits for something."""
+        time.sleep(_WAKING_S)
 
     def _wake_some(self) -> None:
         """Wake a thread for each 5 ms of work: more would only fight over the interpreter's lock.

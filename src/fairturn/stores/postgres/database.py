@@ -1,7 +1,4 @@
-"""One PostgreSQL database: connections, transactions, and errors in our own words.
-
-Statements are prepared only on a connection that leads straight to the server.
-"""
+"""One PostgreSQL database: connections, transactions, and errors in our own words."""
 
 import os
 import re
@@ -46,7 +43,7 @@ class Database:
             )
         self.schema = schema
         self.conninfo, self.name = parse(url)
-        self.role = "of the address"  # until the server has told its name
+        self.role = "of the address"  # until a connection was made
         self._prepare = prepare
         self._pid = os.getpid()
         self._pool_max = pool_max

@@ -35,11 +35,15 @@ class Line(psycopg.Connection[Any]):
         super().__init__(*given, **named)
         self.prepares = False
         self.prepared: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
-        self.transformer: abc.Transformer = Transformer(self)
         self.pool: ConnectionPool[Line] | None = None  # where it comes from
         self.used_by = 0  # the thread that has used it last,
         self.given_back_s = 0.0  # and when it gave it back
         self.made_at = stopwatch()
+
+    @cached_property
+    def transformer(self) -> abc.Transformer:
+        """What makes bytes of values, and values of bytes: not before it has our adapters."""
+        return Transformer(self)
 
     @cached_property
     def input(self) -> select.poll:

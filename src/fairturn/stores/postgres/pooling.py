@@ -62,6 +62,7 @@ class Pool:
                     self._at_hand.remove(line)
                 except ValueError:  # somebody else was faster
                     continue
+                line.used_by = thread  # or somebody else was, and gave it back
                 return line
         try:
             line = self._at_hand.pop()
@@ -143,6 +144,8 @@ class Pool:
         line.given_back_s = now
         self._at_hand.append(line)
         self._put_unused(now - _IDLE_S)
+        if line.pool is not self._opened:  # all was closed meanwhile
+            self._drop_at_hand()
         if self._waiting and (at_hand := self._take_at_hand()) is not None:
             self._put(at_hand)
 

@@ -1,7 +1,8 @@
 """A connection for the time of one call: its statements, in as few round trips as possible.
 
 Nothing here leaves a trace in the server's session: no SET, no session's locks, no names. So
-connections may come from PgBouncer in transaction mode.
+connections may come from PgBouncer in transaction mode. Only on a connection that leads straight to
+the server are statements prepared.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -214,7 +215,7 @@ class Session:
 
 class RoundTrip:
     """Statements of a session that go to the server together. What is to be executed afterwards
-    goes along. A generator would take twice as long."""
+    goes along; it is known before they are. A generator would take twice as long."""
 
     __slots__ = ("_afterwards", "_meanwhile", "_pipe", "_pipeline", "_session")
 
@@ -244,7 +245,8 @@ class RoundTrip:
         if self._pipeline is not None:
             self._pipeline.__exit__(kind, *more)
         elif pipe is None:
-            if kind is None and session.pipe is not None:
+            if kind is None:
+                assert session.pipe is not None, "the round trip around it has ended"
                 session.pipe.exchange()
         else:
             session.pipe = None

@@ -28,7 +28,7 @@ from fairturn.stores.postgres.session import BEGIN, HINT_FIRST, LOCK_GATE, SHARE
 from fairturn.stores.postgres.writing import Writing
 from fairturn.stores.values import Row, SettingsCache
 
-_SHARD_BITS = 4
+_SHARD_BITS = 4  # of the rows of `totals` that there are from the beginning
 # How old the number of all documents that wait may be; and how near it may come to the limit before
 # submissions go one by one, so that the limit is exact.
 _PENDING_S = 1.0
@@ -40,7 +40,7 @@ _SUBMIT_TYPES = (
     *("text", "text", "int8", "int8", "text", "bytea"),
 )
 _SUBMITTED = f"fairturn.submit_one({', '.join(f'%s::{kind}' for kind in _SUBMIT_TYPES)})"
-_SUBMIT_ONE = f"SELECT * FROM {_SUBMITTED}"
+SUBMIT_ONE = f"SELECT * FROM {_SUBMITTED}"
 _SUBMIT_ONE_HINTING = f"SELECT *, {HINT_FIRST} FROM {_SUBMITTED}"
 _ACCEPTED, _KNOWN, _CUSTOMER_FULL, _QUEUE_FULL = range(4)
 _PENDING = "SELECT fairturn.pending()"
@@ -125,7 +125,7 @@ class Submitting:
         roomy_for = None if self._near(session, known, 1) else maximum
         session.committing = document.key is None  # with a key it may be sent twice
         told = session.fetch_last(
-            _SUBMIT_ONE,
+            SUBMIT_ONE,
             _SUBMIT_ONE_HINTING,
             (
                 moment,

@@ -1,6 +1,7 @@
 -- Whoever counts in a row of `totals` locks its number first, by agreement. To try that takes the server
 -- less time than to lock a row only if nobody holds it. Whoever has counted in the old way has committed
--- when this step is made.
+-- when this step is made; only a call that is held up by it goes on in the old way once, and others that
+-- count in the same row wait until it has committed.
 LOCK TABLE {schema}.totals IN EXCLUSIVE MODE;
 
 CREATE OR REPLACE FUNCTION {schema}.count_arrived(first_try integer, n bigint[], n_delayed bigint)
@@ -150,8 +151,9 @@ BEGIN
             WHERE c.ctid = its_row)
         UPDATE {schema}.totals t
         SET arrived[its_priority] = t.arrived[its_priority] + 1, changes = t.changes + 1
-        WHERE t.shard = first_shard
-            AND pg_try_advisory_xact_lock(hashtext('{schema}.totals'), t.shard)
+        -- Tried once, and not for every row that is looked at.
+        WHERE t.shard = (SELECT first_shard
+            WHERE pg_try_advisory_xact_lock(hashtext('{schema}.totals'), first_shard))
         RETURNING t.shard INTO counted;
         IF counted IS NULL THEN
             PERFORM {schema}.count_arrived(first_shard, ARRAY(
