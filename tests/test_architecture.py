@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "errors",
+        "addresses",
         "text",
         "crash",
         "ids",

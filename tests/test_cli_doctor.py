@@ -291,26 +291,31 @@ def test_contents_of_a_queue_on_a_server_are_looked_for_where_they_lie(
     damaged.write_bytes(b"z" * 100_000)
     missing.unlink()
     found = examined(*database, "--contents", str(place), "--thorough", code=1)
+    mistaken = examined(*database, "--contents", str(tmp_path / "shard"), code=1)
 
     assert whole["contents"] == ("ok", "each of 2 contents is there")
     assert whole["checksums"][0] == "ok"
     assert found["contents"][1].startswith(f"1 content of 2 missing in {place}, such as")
     assert found["checksums"][0] == "wrong"
+    assert mistaken["contents"][1].endswith("shard; is --contents right?")
 
 
-def test_a_role_that_does_not_see_others_is_told_so(url: str) -> None:
+def test_a_role_that_may_less_than_the_owner_is_told_so(databases: Databases, url: str) -> None:
     role = f"looker_{os.getpid()}"
     with psycopg.connect(url, autocommit=True) as owner:
         owner.execute(f"CREATE ROLE {role} LOGIN")
         granted = fairturn("migrate", "--database", url, "--grant", role)
 
         try:
+            unmade = databases.new(empty=True).replace("postgres@", f"{role}@", 1)
+            said = examined("--database", unmade, code=1)["schema"][1]
             hidden = examined("--database", url.replace("postgres@", f"{role}@", 1))["server"]
             seen = examined("--database", url)["server"]
         finally:
             owner.execute(f"DROP OWNED BY {role}")
             owner.execute(f"DROP ROLE {role}")
 
-    assert f"{role} may use the queue, and not change its schema." in granted.output
-    assert "with GRANT pg_monitor it sees those of others" in hidden[1]
+    assert said.endswith("when the queue is next opened, but not by this role")
+    assert f"{role} may use the queue." in granted.output
+    assert "those of other roles are seen only with GRANT pg_monitor" in hidden[1]
     assert "pg_monitor" not in seen[1]

@@ -17,7 +17,7 @@ import pytest
 from fairturn import Queue, State
 from fairturn.cli.work import Lines
 from fairturn.model import Released
-from fairturn.worker.events import DocumentEnded
+from fairturn.worker.events import DocumentEnded, Stopping, StoreAnswers, StoreFailed
 from tests.commands import SCRIPT, error_of, fairturn, lines_of
 
 HANDLERS = """
@@ -210,6 +210,23 @@ def test_what_was_claimed_ahead_and_given_back_is_told_to_programs_alone(
 
     assert for_people == ""
     assert (json.loads(line)["id"], json.loads(line)["state"]) == (id, "waiting")
+
+
+def test_a_queue_that_does_not_answer_is_told_once_and_when_it_is_back(
+    queue: Queue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = Lines(queue, nothing, as_json=False)
+    failed = StoreFailed("the server is away; try again later", 0.05)
+
+    for event in (failed, failed, StoreAnswers(12.0), failed, Stopping(False, 1, 2)):
+        lines.add(event)
+
+    away = "the server is away. The worker goes on by itself when it can."
+    first, back, again, stopping = capsys.readouterr().err.splitlines()
+    assert first == again == away
+    assert back == "The queue answers again, after 12.0 s."
+    assert stopping.startswith("Stopping: finishing what runs (1 document). The queue does not")
+    assert "2 outcomes not recorded yet" in stopping
 
 
 def nothing(done: int, total: int | None = None) -> None:

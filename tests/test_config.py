@@ -10,6 +10,7 @@ import pytest
 
 import fairturn
 from fairturn import Queue
+from fairturn.addresses import is_address, without_password
 from fairturn.changes import SettingChanges
 from fairturn.clock import ManualClock
 from fairturn.config import open_store
@@ -122,15 +123,47 @@ def test_an_address_of_something_else_is_refused_and_no_password_is_repeated(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_address_of_postgresql_with_a_slash_too_few_is_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "meant",
+    [
+        "postgresql:/user:hunter2@host/db",
+        "postgres//user:hunter2@host/db",
+        "PostgreSQL://user:hunter2@host/db",
+        "host=host user=user password=hunter2 colour=red",
+    ],
+)
+def test_what_was_meant_as_an_address_of_postgresql_is_no_file(
+    meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(StoreRefused, match="is no PostgreSQL URL; write postgresql://role"):
-        Queue("postgresql:/user:hunter2@host/db")
+    with pytest.raises(StoreRefused, match="is no PostgreSQL URL; write postgresql://role") as no:
+        Queue(meant)
 
+    assert "hunter2" not in str(no.value) + without_password(meant)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "file", ["postgres/documents.db", "mypostgres:x", "a=b.db", "documents.db"]
+)
+def test_other_names_are_files(file: str) -> None:
+    assert not is_address(file)
+    assert without_password(file) == file
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("postgresql://u:p@h/d", "postgresql://u:***@h/d"),
+        (" postgresql://u:p@q/r@h/d", " postgresql://u:***@h/d"),
+        ("postgresql://u@h/d?sslpassword=p&x=1", "postgresql://u@h/d?sslpassword=***&x=1"),
+        ("host=h password='p q' dbname=d", "host=h password=*** dbname=d"),
+        ("postgresql://h/d", "postgresql://h/d"),
+    ],
+)
+def test_an_address_is_shown_without_its_password(address: str, shown: str) -> None:
+    assert without_password(address) == shown
 
 
 def test_an_empty_name_is_refused() -> None:

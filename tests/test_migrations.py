@@ -117,3 +117,28 @@ def test_a_schema_that_cannot_be_changed_now_is_left_as_it_is_and_nobody_waits_f
             assert migrating.version_of(dump, "fairturn") == 5
 
         PostgresStore(url).close()
+
+
+def test_who_has_counted_in_the_old_way_is_waited_for_and_what_it_counted_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(migrating, "_GIVE_UP_S", 0.05)
+    with Databases() as databases:
+        url = old_schema(databases.new(empty=True), version=6)
+        with psycopg.connect(url) as submitter:
+            submitter.execute("SELECT fairturn.count_arrived(3, ARRAY[2,0,0,0,0,0,0,0,0], 1)")
+            with pytest.raises(StoreUnavailable, match="schema 7 cannot be made beside it"):
+                PostgresStore(url)
+
+        store = PostgresStore(url)
+        with psycopg.connect(url) as submitter:
+            submitter.execute("SELECT fairturn.count_arrived(3, ARRAY[1,0,0,0,0,0,0,0,0], 0)")
+            submitter.execute("SELECT fairturn.count_arrived(99, ARRAY[1,0,0,0,0,0,0,0,0], 0)")
+        with psycopg.connect(url) as reader:
+            rows = reader.execute(
+                "SELECT shard, arrived[1], delayed, changes FROM fairturn.totals "
+                "WHERE changes > 0 ORDER BY shard"
+            ).fetchall()
+        store.close()
+
+    assert rows == [(3, 3, 1, 2), (99, 1, 0, 1)]

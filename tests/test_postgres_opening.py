@@ -2,14 +2,17 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
 
+from fairturn import Queue
 from fairturn.clock import SECOND_US
 from fairturn.errors import StoreError, StoreRefused, StoreUnavailable
 from fairturn.flows import Mode
 from fairturn.model import Completed, CustomerSettings, Released, Settings, State
+from fairturn.moving import copy_queue
 from fairturn.stores.postgres import PostgresStore, migrating
 from fairturn.testing.steps import assert_numbers_are_exact, claim, find_all, submit
 from tests.on_postgres import new, terminate_others
@@ -73,14 +76,38 @@ def test_a_role_that_may_not_change_the_schema_can_do_everything_else(
         connection.execute("CREATE TABLE fairturn.another (n integer)")
 
 
+def test_a_role_that_was_let_in_can_copy_a_queue(
+    databases: Databases, role: str, tmp_path: Path
+) -> None:
+    owner = databases.new(empty=True)
+    migrating.migrate_server(owner, grant_to=role)
+    with Queue(tmp_path / "documents.db") as queue:
+        receipt = queue.submit("acme", payload=1)
+
+    copy_queue(tmp_path / "documents.db", as_role(owner, role))
+
+    with Queue(as_role(owner, role), migrate=False) as copied:
+        assert copied.get(receipt.id).customer == "acme"
+        assert copied.submit("acme", payload=2).count == receipt.count - 1
+
+
 def test_a_role_without_rights_is_told_what_it_lacks(databases: Databases, role: str) -> None:
     empty, made = databases.new(empty=True), databases.new()
 
-    for url in (empty, made):
-        with pytest.raises(StoreRefused, match=f"the role {role} may not do what a queue needs"):
-            PostgresStore(as_role(url, role))
+    with pytest.raises(StoreRefused, match=f"the role {role} may not make it .*--grant {role}"):
+        PostgresStore(as_role(empty, role))
+    with pytest.raises(StoreRefused, match=f"the role {role} may not do what a queue needs"):
+        PostgresStore(as_role(made, role))
     with pytest.raises(StoreRefused, match=f"the role {role} may not make or change the schema"):
         migrating.migrate_server(as_role(empty, role))
+
+
+def test_rights_that_were_not_given_are_not_said_to_be(databases: Databases, role: str) -> None:
+    url = databases.new()
+    migrating.migrate_server(url, grant_to=role)
+
+    with pytest.raises(StoreRefused, match=r"or give rights on it .*pg_read_all_stats"):
+        migrating.migrate_server(as_role(url, role), grant_to="pg_read_all_stats")
 
 
 def test_rights_for_a_role_that_is_not_there_are_refused_before_anything_is_made(
@@ -151,6 +178,19 @@ SECRET = "hunter2"
         (f"postgresql://u:{SECRET}@h/db?colour=red", StoreRefused, "colour is no parameter of"),
         (f"postgresql://u:{SECRET}%zz@h/db", StoreRefused, "is no PostgreSQL URL; write"),
         (f"postgresql:/u:{SECRET}@h/db", StoreRefused, "is no PostgreSQL URL; write"),
+        (f"postgresql://u:x@{SECRET}@h/db", StoreRefused, "a password with an @ has it as %40"),
+        (f"postgresql://u:a/b?{SECRET}=x@h/db", StoreRefused, "is no PostgreSQL URL; write"),
+        (
+            f"postgresql://u:{SECRET}@127.0.0.1:99999/db",
+            StoreRefused,
+            "invalid port number: .99999.; corr",
+        ),
+        (
+            f"postgresql://u:{SECRET}@127.0.0.1/db?sslmode=no",
+            StoreRefused,
+            "invalid sslmode value: .no.;",
+        ),
+        ("postgresql://?service=nowhere", StoreRefused, "definition of service .nowhere. not fou"),
     ],
 )
 def test_an_address_that_leads_nowhere_is_a_sentence_without_the_password(
@@ -165,7 +205,7 @@ def test_an_address_that_leads_nowhere_is_a_sentence_without_the_password(
 
 def test_a_database_that_does_not_exist_is_named() -> None:
     with pytest.raises(
-        StoreRefused, match='"nosuchdatabase" does not exist; make it with: created'
+        StoreRefused, match='"nosuchdatabase" does not exist; make it with createdb'
     ):
         PostgresStore(postgres.of_this_run().url("nosuchdatabase"))
 

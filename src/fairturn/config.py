@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Unpack
 
 from fairturn import queue
+from fairturn.addresses import POSTGRES, is_address, scheme_of
 from fairturn.bucket import Bucket, is_bucket
 from fairturn.changes import SettingChanges, changed
 from fairturn.clock import Clock
@@ -19,13 +20,10 @@ from fairturn.store import Store
 from fairturn.stores.memory import MemoryStore
 
 IN_MEMORY = ":memory:"
-POSTGRES = ("postgresql", "postgres")
 _NO_DRIVER = (
     "a queue in PostgreSQL needs the driver psycopg; install it with: "
     "pip install 'fairturn[postgres]'"
 )
-# One of PostgreSQL with a slash too few is no file, either.
-_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|(?<=postgres):|(?<=postgresql):)")
 _SERVER = re.compile(r"(localhost|[\w.-]+:\d+)(/\d*)?")  # an address whose scheme was forgotten
 
 
@@ -96,13 +94,13 @@ def open_store(
         raise ValueError("the name of the database is empty; name a file, such as documents.db")
     if database == IN_MEMORY:
         return MemoryStore(settings=settings, clock=clock)
-    address = _ADDRESS.match(database)
-    if address is not None:
-        if address[1] not in POSTGRES:
+    scheme = scheme_of(database)
+    if scheme is not None:
+        if scheme not in POSTGRES:
             # Without the rest of the address, which may hold a password.
             raise StoreRefused(
                 f"fairturn keeps a queue in a file, such as documents.db, or in PostgreSQL, at a "
-                f"postgresql:// address; it knows no databases at {address[1]}:// addresses"
+                f"postgresql:// address; it knows no databases at {scheme}:// addresses"
             )
         return _postgres(database, settings, clock, migrate=migrate, listen_url=listen_url)
     from fairturn.stores.sqlite import SqliteStore  # its engine is loaded only where it is used
@@ -143,8 +141,7 @@ def open_counts(
         raise ValueError("the place of the counts is empty; name one, such as redis://localhost")
     if place == IN_MEMORY:
         return MemoryCounts(rule=rule, clock=clock)
-    address = _ADDRESS.match(place)
-    scheme = address[1].lower() if address is not None else ""
+    scheme = scheme_of(place) or ""
     try:
         if scheme in ("redis", "rediss", "valkey", "valkeys", "unix"):
             from fairturn.counts.redis import RedisCounts
@@ -199,18 +196,13 @@ def _postgres(
 
 def migrate_server(url: str, *, grant: str | None = None) -> list[int]:
     """Bring the schema of a queue in PostgreSQL up, and let a role use it; the steps made."""
-    if not is_address(url) or url.partition(":")[0] not in POSTGRES:
+    if scheme_of(url) not in POSTGRES:
         raise ValueError("only a queue in PostgreSQL, at a postgresql:// address, has a schema")
     try:
         from fairturn.stores.postgres import migrating
     except ImportError as error:
         raise StoreRefused(_NO_DRIVER) from error
     return migrating.migrate_server(url, grant_to=grant)
-
-
-def is_address(database: str) -> bool:
-    """Whether a database is named by an address, and not by a file."""
-    return _ADDRESS.match(database) is not None
 
 
 def contents_beside(database: Path) -> Path:

@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fairturn.config import contents_beside, is_address, open_store
+from fairturn.addresses import is_address
+from fairturn.config import contents_beside, open_store
 from fairturn.content import Folder, chunks_of
 from fairturn.errors import ContentDamaged, StoreRefused
 from fairturn.model import ContentRef

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from fairturn.addresses import without_password
 from fairturn.cli.endings import misuse_is_wrong_use, wrong_use
 from fairturn.cli.opening import database_of, opened_at, service_of, settings_here
 from fairturn.cli.options import json_option
@@ -16,7 +17,6 @@ from fairturn.cli.settings import (
     known_settings,
     read_queue_setting,
     shown_of,
-    without_password,
     worded,
 )
 from fairturn.cli.terminal import console, print_line, print_table, printable

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import click
 
+from fairturn.addresses import is_address, without_password
 from fairturn.cli.endings import wrong_use
 from fairturn.cli.options import json_option
-from fairturn.cli.settings import is_address, without_password
 from fairturn.cli.terminal import number, print_line, printable, progress
 
 

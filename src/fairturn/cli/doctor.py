@@ -128,6 +128,7 @@ def _findings(
 
 def _findings_at(url: str, place: str | None, clock: Clock, *, thorough: bool) -> Iterator[Finding]:
     """What can be said of a queue in PostgreSQL, and of its contents at their place."""
+    from fairturn.bucket import is_bucket
     from fairturn.config import open_contents
     from fairturn.stores.postgres.examining import examined
 
@@ -140,6 +141,8 @@ def _findings_at(url: str, place: str | None, clock: Clock, *, thorough: bool) -
         with examined(url) as examiner:
             yield ok("versions", f"fairturn {version('fairturn')}, {examiner.server()}")
             known = _schema(examiner, "by fairturn migrate, or")
+            if known.state == "warning" and not examiner.may_make():
+                known = wrong("schema", f"{known.finding}, but not by this role")
             yield known
             yield _oldest_transaction(
                 examiner.oldest_transaction_us(), hidden=not examiner.sees_others()
@@ -154,26 +157,30 @@ def _findings_at(url: str, place: str | None, clock: Clock, *, thorough: bool) -
             yield _settings(found)
             yield _waiting(found, now)
             yield _leases(found)
-        # Not within that transaction: to read all contents can take hours.
-        if place is not None:
-            yield from _contents(refs, open_contents(place), place, clock, thorough=thorough)
-        elif known_refs := refs():
-            yield warning(
-                "contents",
-                f"{number(len(known_refs), 'content')} not looked for; say with --contents where "
-                "they lie",
-            )
     except FairturnError as error:
         yield wrong("server", str(error))
+        return
+    # Not within that transaction: to read all contents can take hours.
+    try:
+        if place is None:
+            if unseen := len(refs()):
+                said = f"{number(unseen, 'content')} not looked for"
+                yield warning("contents", f"{said}; say with --contents where they lie")
+        elif not is_bucket(place) and not Path(place).is_dir():
+            yield wrong("contents", f"there is no folder {place}; is --contents right?")
+        else:
+            yield from _contents(refs, open_contents(place), place, clock, thorough=thorough)
+    except FairturnError as error:
+        yield wrong("contents", str(error))
 
 
 def _oldest_transaction(age_us: int | None, *, hidden: bool) -> Finding:
+    more = "; those of other roles are seen only with GRANT pg_monitor" if hidden else ""
     if age_us is None:
-        more = " that this role sees; with GRANT pg_monitor it sees those of others"
-        return ok("server", f"no transaction is open{more if hidden else ''}")
+        return ok("server", f"no transaction is open{more}")
     said = f"a transaction is open for {duration(age_us)}"
     if age_us < OLD_TRANSACTION_US:
-        return ok("server", said)
+        return ok("server", f"{said}{more}")
     return warning(
         "server",
         f"{said}, and keeps the server from removing what is dead, so that all becomes slower; "
@@ -240,7 +247,8 @@ def _disk(path: Path) -> Finding:
 def _schema(examiner: "Examiner | ServerExaminer", how: str = "") -> Finding:
     version_, newest = examiner.schema()
     if version_ == 0:
-        return warning("schema", f"there is none; it is made {how} when the queue is next opened")
+        made = f"it is made {how}".rstrip()
+        return warning("schema", f"there is none; {made} when the queue is next opened")
     if version_ > newest:
         return wrong(
             "schema",

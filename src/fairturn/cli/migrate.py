@@ -38,4 +38,4 @@ def command(*, grant: str | None, as_json: bool, flags: Mapping[str, Any]) -> No
     else:
         click.echo("The schema is the newest already.")
     if grant is not None:
-        click.echo(f"{printable(grant)} may use the queue, and not change its schema.")
+        click.echo(f"{printable(grant)} may use the queue.")

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fairturn.addresses import is_address, without_password
 from fairturn.cli.endings import NOT_FOUND, Ending, misuse_is_wrong_use, wrong_use
 from fairturn.cli.settings import (
     QUEUE,
     SYNCHRONOUS,
     Found,
-    is_address,
     known_settings,
     read_file,
     resolve,
     strength_of,
     variable_of,
-    without_password,
     worded,
 )
 from fairturn.errors import SettingsConflict
@@ -179,7 +178,7 @@ def opened_at(
     except SettingsConflict as error:
         with opened_at(path, settings, {}) as present:
             kept = present.settings
-        raise Ending(_conflict(without_password(path), kept, settings, new)) from error
+        raise Ending(_conflict(without_password(str(path)), kept, settings, new)) from error
     with queue:
         yield queue
 

@@ -12,6 +12,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fairturn.addresses import is_address, without_password
 from fairturn.cli.terminal import plain_number, printable
 
 FILE = "fairturn.toml"
@@ -23,7 +24,6 @@ WORKER, SERVICE, QUEUE = "worker", "service", "queue"  # the tables of the file
 PORT = 8750
 KEY = "key"
 
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:://|(?<=postgres):|(?<=postgresql):)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(?:ib)?)?", re.IGNORECASE | re.ASCII)
 _RATE = re.compile(r"[1-9]\d{0,8}/(second|minute|hour)", re.ASCII)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -152,23 +152,10 @@ def known_settings() -> dict[str, Known]:
     }
 
 
-def is_address(database: str) -> bool:
-    """Whether a database is named by an address, and not by a file."""
-    return _ADDRESS.match(database) is not None
-
-
-def without_password(value: Any) -> Any:
-    """A setting as it may be shown: an address without its password."""
-    if not isinstance(value, str) or not is_address(value):
-        return value
-    hidden = re.sub(r"^([A-Za-z0-9+.-]+:/*[^:@/?#]*):[^@/]*@", r"\1:***@", value)
-    return re.sub(r"([?&](?:ssl)?password=)[^&#]*", r"\1***", hidden)
-
-
 def shown_of(name: str, value: Any) -> Any:
     """A setting as it may be shown: of an access key only its id, which opens nothing."""
     if name != KEY or value is None:
-        return without_password(value)
+        return without_password(value) if isinstance(value, str) else value
     from fairturn.access import read_key
 
     presented = read_key(value)

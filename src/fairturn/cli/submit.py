@@ -32,7 +32,7 @@ from fairturn.cli.terminal import (
     progress,
     silence_output,
 )
-from fairturn.errors import FairturnError, StoreError, StoreFull
+from fairturn.errors import FairturnError, StoreError, StoreFull, StoreRefused
 from fairturn.text import identity
 
 if TYPE_CHECKING:
@@ -316,7 +316,9 @@ class _Receipts:
 def _stopped(error: BaseException, stored: int, all_keyed: bool) -> NoReturn:
     """Say where it stopped, what is stored, and whether it can simply be run again."""
     cause = getattr(error, "cause", error)
-    unsure = isinstance(cause, StoreError | KeyboardInterrupt) and not isinstance(cause, StoreFull)
+    unsure = isinstance(cause, StoreError | KeyboardInterrupt) and not isinstance(
+        cause, StoreFull | StoreRefused
+    )
     if stored:
         kept = f"the {number(stored, 'document')} before it {'is' if stored == 1 else 'are'} stored"
         kept += ", and perhaps the batch after them" if unsure else ""

@@ -137,7 +137,8 @@ class Lines:
             case events.StoreFailed():
                 if event.error != self._trouble:
                     self._trouble = event.error
-                    self._warn(f"{event.error}. The worker goes on by itself when it can.")
+                    said = event.error.removesuffix("; try again later")
+                    self._warn(f"{said}. The worker goes on by itself when it can.")
             case events.StoreAnswers():
                 self._trouble = None
                 away = duration(microseconds(event.away_s))
@@ -146,7 +147,15 @@ class Lines:
                 self._warn(_idle(event))
             case events.Stopping():
                 what = "ending" if event.now else "finishing"
-                self._warn(f"Stopping: {what} what runs ({number(event.running, 'document')}).")
+                more = ""
+                if self._trouble and event.unrecorded:
+                    outcomes = number(event.unrecorded, "outcome")
+                    more = (
+                        f" The queue does not answer: {outcomes} not recorded yet, for which it "
+                        "waits as long as their leases last; then those documents run again."
+                    )
+                running = number(event.running, "document")
+                self._warn(f"Stopping: {what} what runs ({running}).{more}")
 
     def _print_ended(self, event: "DocumentEnded") -> None:
         document = event.document

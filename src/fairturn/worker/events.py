@@ -66,10 +66,12 @@ class Idle(NamedTuple):
 
 
 class Stopping(NamedTuple):
-    """The worker was asked to stop and claims no more."""
+    """The worker was asked to stop and claims no more: so many documents run, and of so many that
+    are over the store does not know yet."""
 
     now: bool
     running: int
+    unrecorded: int = 0
 
 
 Event = (

@@ -500,7 +500,8 @@ class Supervisor:
             self._stopped_s = now_s
             if self._plan.on_event is not None:
                 running = len(self._crew.running())
-                self._plan.on_event(events.Stopping(self._at_once, running))
+                unrecorded = len(self._ending())
+                self._plan.on_event(events.Stopping(self._at_once, running, unrecorded))
             self._crew.replace_no_more()
         self._release(self._crew.take_back(), now_s)
         self._over = self._at_once or now_s >= self._stopped_s + self._plan.grace_s

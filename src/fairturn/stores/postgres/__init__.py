@@ -117,7 +117,7 @@ class PostgresStore:
             with connection:
                 version = migrating.version_of(connection, database.schema)
                 if migrate and version < migrating.newest():
-                    migrating.migrate(connection, database.name, database.schema)
+                    migrating.migrate_on_opening(connection, database)
                 else:
                     migrating.refuse_other(version, database.name, database.schema)
                 session = Session(connection, database.schema)

@@ -28,15 +28,19 @@ _UNKNOWN = re.compile(r'invalid URI query parameter: "(\w+)"', re.ASCII)
 
 def parse(url: str) -> tuple[str, str]:
     """A URL as the driver takes it, and a name for people, without a password."""
+    url = url.strip()
     try:
         parts = conninfo_to_dict(url)
     except psycopg.Error as error:
-        # Without what else the driver says, which may hold a part of the password.
-        unknown = _UNKNOWN.search(str(error))
+        # Without what else the driver says, which may hold a part of the password; and so may what
+        # comes before an @.
+        unknown = None if "@" in url.partition("?")[2] else _UNKNOWN.search(str(error))
         why = f": {unknown[1]} is no parameter of a connection" if unknown else ""
         raise StoreRefused(_NO_URL.format(why=why)) from None
     if not re.fullmatch(r"[\d,]*", str(parts.get("port") or "")):
         raise StoreRefused(_NO_URL.format(why=": its port is no number"))
+    if "@" in str(parts.get("host")):
+        raise StoreRefused(_NO_URL.format(why=": a password with an @ has it as %40"))
     host = parts.get("host") or parts.get("hostaddr") or "localhost"
     port = f":{parts['port']}" if parts.get("port") else ""
     name = f"the database {parts.get('dbname') or parts.get('user') or ''!s} at {host}{port}"

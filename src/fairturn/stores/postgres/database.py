@@ -25,9 +25,13 @@ _PAUSE_S = 0.01  # before trying again what somebody else holds
 ATTEMPTS = 5  # at one transaction that others or a lost connection have ended
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}", re.ASCII)
+# What does not become better by waiting, in the words of the driver or the server.
 _NO_WAY_IN = re.compile(
-    r'(?P<said>(?P<what>database|role) "[^"]*" does not exist'
-    r"|password authentication failed|server does not support SSL)"
+    r'(?P<said>(?P<what>database|role) "[^"]*" does not exist|password authentication failed'
+    r'|role "[^"]*" is not permitted to log in|(?P<password>no password supplied)'
+    r"|server does not support SSL|no pg_hba.conf entry|pg_hba.conf rejects connection"
+    r'|invalid port number: "\d*"|invalid \w+ value: "[^"]*"|bad value for \w+'
+    r'|definition of service "[^"]*" not found)'
 )
 
 T = TypeVar("T")
@@ -74,7 +78,13 @@ class Database:
         why = _NO_WAY_IN.search(str(error))
         if why is None:
             return None
-        remedy = "make it with: createdb" if why["what"] == "database" else "correct the address"
+        remedy = "correct the address"
+        if why["what"] == "database":
+            remedy = "make it with createdb, or correct the address"
+        elif why["password"]:
+            remedy = "name it in ~/.pgpass, in PGPASSWORD or in the address"
+        elif "pg_hba" in why["said"]:
+            remedy = "let it in, in the server's pg_hba.conf, or correct the address"
         return StoreRefused(f"{self.name} cannot be opened: {why['said']}; {remedy}")
 
     def connect(self, url: str | None = None) -> Line:

@@ -33,6 +33,11 @@ _CONTENTS = """
     SELECT content_name, size_bytes, sha256 FROM fairturn.documents WHERE content_name IS NOT NULL
     UNION ALL
     SELECT content_name, size_bytes, sha256 FROM fairturn.results WHERE content_name IS NOT NULL"""
+# Whoever owns a schema may change it, and whoever may make one in a database may make the first.
+_MAY_MAKE = """
+    SELECT coalesce(
+        (SELECT pg_has_role(nspowner, 'USAGE') FROM pg_namespace WHERE nspname = %s),
+        has_database_privilege(current_database(), 'CREATE'))"""
 _SEES_OTHERS = "SELECT pg_has_role('pg_read_all_stats', 'USAGE')"
 # What the role may not see of others' transactions is NULL.
 _OLDEST = f"""
@@ -57,6 +62,11 @@ class Examiner:
         """The version of the schema, and the newest that this fairturn knows."""
         version = migrating.version_of(self._session.connection, self._schema)
         return version, migrating.newest()
+
+    def may_make(self) -> bool:
+        """Whether the role may make the schema, or bring it up."""
+        ((may,),) = self._session.fetch(_MAY_MAKE, (self._schema,))
+        return bool(may)
 
     def oldest_transaction_us(self) -> int | None:
         """For how long the oldest transaction that keeps rows alive is open, as far as one sees."""

@@ -22,6 +22,10 @@ _HAS_SCHEMA = "SELECT to_regnamespace('{schema}') IS NOT NULL"
 _MAKE_MIGRATIONS = "CREATE TABLE {schema}.migrations (number integer PRIMARY KEY)"
 # Whoever waits for a table lets all others wait behind it: no claim holds one for so long.
 _GIVE_UP_S = 5
+# Whoever may not give rights is only warned of it by the server.
+_GRANTED = """
+    SELECT has_schema_privilege({role}, '{schema}', 'USAGE')
+        AND has_table_privilege({role}, '{schema}.documents', 'INSERT')"""
 _HAS_ROLE = "SELECT 1 FROM pg_roles WHERE rolname = %s"
 _NOTE = "INSERT INTO {schema}.migrations (number) VALUES (%s)"
 
@@ -30,7 +34,7 @@ _GRANTS = """
     GRANT USAGE ON SCHEMA {schema} TO {role};
     GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role};
     REVOKE INSERT, UPDATE, DELETE ON {schema}.migrations FROM {role};
-    GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA {schema} TO {role};
+    GRANT USAGE, SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA {schema} TO {role};
     GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role}"""
 
 
@@ -101,8 +105,7 @@ def migrate(connection: psycopg.Connection[Any], name: str, schema: str) -> list
                 except psycopg.errors.LockNotAvailable as error:
                     raise StoreUnavailable(
                         f"somebody uses {name} in a transaction that lasts, a dump perhaps, and "
-                        f"schema {number} cannot be made beside it; nothing was changed, try "
-                        "again when it is over"
+                        f"schema {number} cannot be made beside it; try again when it is over"
                     ) from error
                 connection.execute(_NOTE.format(schema=schema), (number,))
                 made.append(number)
@@ -125,6 +128,9 @@ def grant(connection: psycopg.Connection[Any], schema: str, role: str) -> None:
     """Let a role use the queue, without the right to change its schema."""
     named = sql.Identifier(role).as_string(connection)
     connection.execute(_GRANTS.format(schema=schema, role=named))
+    literal = sql.Literal(role).as_string(connection)
+    if not _one(connection, _GRANTED.format(schema=schema, role=literal)):
+        raise psycopg.errors.InsufficientPrivilege(f"no rights were given to {role}")
 
 
 def migrate_server(url: str, *, schema: str = SCHEMA, grant_to: str | None = None) -> list[int]:
@@ -141,13 +147,26 @@ def migrate_server(url: str, *, schema: str = SCHEMA, grant_to: str | None = Non
     except psycopg.errors.InsufficientPrivilege as error:
         raise StoreRefused(
             f"the role {database.role} may not make or change the schema {schema} in "
-            f"{database.name} ({error.diag.message_primary}); migrate with the role that owns it "
-            "(nothing was changed)"
+            f"{database.name}, or give rights on it ({error.diag.message_primary or error}); "
+            "migrate with the role that owns it"
         ) from error
     except psycopg.Error as error:
         raise database.translate(error) from error
     finally:
         database.close()
+
+
+def migrate_on_opening(connection: psycopg.Connection[Any], database: Database) -> None:
+    """Bring the schema up, if the role may."""
+    try:
+        migrate(connection, database.name, database.schema)
+    except psycopg.errors.InsufficientPrivilege as error:
+        role = database.role
+        raise StoreRefused(
+            f"{database.name} has not the schema {newest()} that this fairturn needs, and the role "
+            f"{role} may not make it ({error.diag.message_primary}); its owner does, with: "
+            f"fairturn migrate --grant {role}"
+        ) from error
 
 
 def _one(connection: psycopg.Connection[Any], statement: str) -> Any:
