@@ -93,15 +93,12 @@ def test_a_queue_that_loses_its_server_says_so_and_goes_on_when_it_is_back(
 def test_calls_share_at_most_so_many_connections_and_who_waits_in_vain_is_told(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "WAIT_S", 0.05)
     store = PostgresStore(url, pool_max=2)
 
-    with (
-        store._database.session(),
-        store._database.session(),
-        pytest.raises(StoreUnavailable, match="all 2 connections to .* were in use"),
-    ):
-        store.summary()
+    with store._database.session(), store._database.session(), monkeypatch.context() as patched:
+        patched.setattr(database, "WAIT_S", 0.05)
+        with pytest.raises(StoreUnavailable, match="all 2 connections to .* were in use"):
+            store.summary()
 
     assert store.summary().waiting == 0
     store.close()
