@@ -30,7 +30,7 @@ CHECKED := $(wildcard src tests benchmarks examples)
 # it imports. What is compiled lies in __pycache__, and `make clean` removes it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check locales bench-store bench-embedded bench-postgres bench-postgres-long \
+.PHONY: help setup run test check locales bench-store bench-embedded bench-postgres bench-postgres-long \
 	bench-replay bench-explain bench-forecast bench-http bench-celery bench-pages screenshots fairness lock clean \
 	python-is-new-enough
 
@@ -38,6 +38,8 @@ help: ## List these targets.
 	@echo "make <target>, with one of these targets:"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-19s %s\n", $$1, $$2 }' Makefile
 	@echo "PYTHON=python3.12 chooses the Python; ARGS='-k claim' goes to pytest or to the benchmark."
+
+setup: $(WHEEL) ## Set up .venv with fairturn in it, and do nothing else.
 
 run: $(WHEEL) ## Set up, then open the page with a dump beside quiet customers.
 	@$(BIN)/fairturn up --demo --open

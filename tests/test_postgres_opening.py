@@ -203,6 +203,13 @@ def test_an_address_that_leads_nowhere_is_a_sentence_without_the_password(
     assert "\n" not in str(raised.value)
 
 
+def test_an_address_to_listen_at_that_is_none_is_told_when_the_queue_is_opened(url: str) -> None:
+    with pytest.raises(StoreRefused, match="is no PostgreSQL URL; write") as refused:
+        PostgresStore(url, listen_url=f"postgresql:/u:{SECRET}@h/db")
+
+    assert SECRET not in str(refused.value)
+
+
 def test_a_database_that_does_not_exist_is_named() -> None:
     with pytest.raises(
         StoreRefused, match='"nosuchdatabase" does not exist; make it with createdb'

@@ -16,6 +16,7 @@ import psycopg
 
 from fairturn.clock import stopwatch
 from fairturn.errors import StoreError
+from fairturn.stores.postgres.addressing import parse
 from fairturn.stores.postgres.database import Database
 from fairturn.stores.postgres.session import HINT, Connection, Session
 
@@ -38,6 +39,8 @@ class Watching:
 
     def __init__(self, database: Database, listen_url: str | None) -> None:
         self._database = database
+        if listen_url is not None:
+            parse(listen_url)  # what is no address is told at once; else nobody would hear of it
         self._listen_url = listen_url
         self._channel = f"{database.schema}_changed"
         # Taken by itself, because a condition's own `with` keeps it if a signal interrupts that.
