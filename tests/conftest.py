@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from fairturn.stores.postgres import PostgresStore
 from tests.servers.queues import Databases
 
 ROOT = Path(__file__).parent.parent
@@ -99,3 +100,11 @@ def databases() -> Iterator[Databases]:
 def url(databases: Databases) -> str:
     """A database with an empty queue."""
     return databases.new()
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[PostgresStore]:
+    """One on PostgreSQL; modules about all stores, or another one, have their own."""
+    opened = PostgresStore(url)
+    yield opened
+    opened.close()

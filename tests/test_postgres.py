@@ -41,13 +41,6 @@ START = 1_700_000_000 * SECOND_US
 LEASE_US = 30 * SECOND_US
 
 
-@pytest.fixture
-def store(url: str) -> Iterator[PostgresStore]:
-    opened = PostgresStore(url)
-    yield opened
-    opened.close()
-
-
 # ── The transaction of the caller ────────────────────────────────────────────────────────────────
 
 

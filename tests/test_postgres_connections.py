@@ -26,13 +26,6 @@ from tests.servers.queues import Databases
 LEASE_US = 30 * SECOND_US
 
 
-@pytest.fixture
-def store(url: str) -> Iterator[PostgresStore]:
-    opened = PostgresStore(url)
-    yield opened
-    opened.close()
-
-
 # ── Lost connections ─────────────────────────────────────────────────────────────────────────────
 
 

@@ -18,13 +18,6 @@ from tests.on_postgres import PATIENCE_S, new, terminate_others, woken
 LEASE_US = 30 * SECOND_US
 
 
-@pytest.fixture
-def store(url: str) -> Iterator[PostgresStore]:
-    opened = PostgresStore(url)
-    yield opened
-    opened.close()
-
-
 def test_a_hint_wakes_others_without_a_look(
     url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,13 +22,6 @@ from tests.servers.queues import Databases
 LEASE_US = 30 * SECOND_US
 
 
-@pytest.fixture
-def store(url: str) -> Iterator[PostgresStore]:
-    opened = PostgresStore(url)
-    yield opened
-    opened.close()
-
-
 # ── The schema and its roles ─────────────────────────────────────────────────────────────────────
 
 

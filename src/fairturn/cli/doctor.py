@@ -157,16 +157,17 @@ def _findings_at(url: str, place: str | None, clock: Clock, *, thorough: bool) -
             yield _settings(found)
             yield _waiting(found, now)
             yield _leases(found)
+            if place is None:
+                if unseen := examiner.contents_known():
+                    said = f"{number(unseen, 'content')} not looked for"
+                    yield warning("contents", f"{said}; say with --contents where they lie")
+                return
     except FairturnError as error:
         yield wrong("server", str(error))
         return
     # Not within that transaction: to read all contents can take hours.
     try:
-        if place is None:
-            if unseen := len(refs()):
-                said = f"{number(unseen, 'content')} not looked for"
-                yield warning("contents", f"{said}; say with --contents where they lie")
-        elif not is_bucket(place) and not Path(place).is_dir():
+        if not is_bucket(place) and not Path(place).is_dir():
             yield wrong("contents", f"there is no folder {place}; is --contents right?")
         else:
             yield from _contents(refs, open_contents(place), place, clock, thorough=thorough)

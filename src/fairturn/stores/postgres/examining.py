@@ -33,6 +33,7 @@ _CONTENTS = """
     SELECT content_name, size_bytes, sha256 FROM fairturn.documents WHERE content_name IS NOT NULL
     UNION ALL
     SELECT content_name, size_bytes, sha256 FROM fairturn.results WHERE content_name IS NOT NULL"""
+_CONTENTS_KNOWN = f"SELECT count(*) FROM ({_CONTENTS}) c"
 # Whoever owns a schema may change it, and whoever may make one in a database may make the first.
 _MAY_MAKE = """
     SELECT coalesce(
@@ -81,6 +82,11 @@ class Examiner:
     def contents(self) -> list[ContentRef]:
         """Every content outside the database that a document or a result is."""
         return [ContentRef(*row) for row in self._session.fetch(_CONTENTS)]
+
+    def contents_known(self) -> int:
+        """How many there are of them."""
+        ((known,),) = self._session.fetch(_CONTENTS_KNOWN)
+        return int(known)
 
     def find(self) -> tuple[Findings, int] | None:
         """What the queue says about itself, and the moment on the server; None if there is only a

@@ -40,10 +40,9 @@ _SYNC = Afterwards("SELECT pg_logical_emit_message(true, 'fairturn', '')", (), m
 HINT_FIRST = f"{_SYNC_LATER}, pg_notify(%s, '')"
 HINT = f"SELECT {HINT_FIRST}"
 
-# Locks by agreement, until the end of the transaction. The order of all locks: that on settings,
-# customers by name, that on limits, documents by number, the row of `queue`. Who holds that waits
-# for no document; and who holds the limits for no customer, or a caller whose transaction has
-# submitted and lasts would hold up every outcome.
+# Locks by agreement, until the end of the transaction. ARCHITECTURE.md has the order of all locks.
+# Who holds the row of `queue` waits for no document; and who holds the limits for no customer, or a
+# caller whose transaction has submitted and lasts would hold up every outcome.
 LOCK_SETTINGS = "SELECT pg_advisory_xact_lock(hashtext('fairturn.'), 1)"
 SHARE_SETTINGS = "SELECT pg_advisory_xact_lock_shared(hashtext('fairturn.'), 1)"
 LOCK_LIMITS = "SELECT pg_advisory_xact_lock(hashtext('fairturn.'), 2)"
