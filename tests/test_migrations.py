@@ -6,7 +6,7 @@ import apsw
 import psycopg
 import pytest
 
-from fairturn.clock import SECOND_US, SERVER_NOW
+from fairturn.clock import SECOND_US
 from fairturn.errors import StoreUnavailable
 from fairturn.keys import Keys
 from fairturn.model import LEASE_US_MIN, Completed, NewDocument
@@ -49,7 +49,7 @@ def old_schema(url: str, version: int = 1) -> str:
         connection.execute("CREATE SCHEMA fairturn")
         connection.execute("CREATE TABLE fairturn.migrations (number integer PRIMARY KEY)")
         for number, script in migrating.migrations()[:version]:
-            connection.execute(script.format(schema="fairturn", now=SERVER_NOW))
+            connection.execute(migrating.filled_in(script, "fairturn"))
             connection.execute("INSERT INTO fairturn.migrations VALUES (%s)", (number,))
         connection.execute("UPDATE fairturn.turns SET claims = 1")
     return url
@@ -119,22 +119,22 @@ def test_a_schema_that_cannot_be_changed_now_is_left_as_it_is_and_nobody_waits_f
         PostgresStore(url).close()
 
 
-def test_who_has_counted_in_the_old_way_is_waited_for_and_what_it_counted_stays(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(migrating, "_GIVE_UP_S", 0.05)
+# How documents were counted before schema 7, in a row that nobody else holds.
+COUNT_IN_THE_OLD_WAY = """
+    UPDATE fairturn.totals SET arrived[1] = arrived[1] + 2, delayed = delayed + 1,
+        changes = changes + 1
+    WHERE shard = (SELECT shard FROM fairturn.totals WHERE shard = 3 FOR UPDATE SKIP LOCKED)"""
+
+
+def test_what_is_counted_in_the_old_way_while_the_schema_is_changed_stays() -> None:
     with Databases() as databases:
         url = old_schema(databases.new(empty=True), version=6)
-        with psycopg.connect(url) as submitter:
-            submitter.execute("SELECT fairturn.count_arrived(3, ARRAY[2,0,0,0,0,0,0,0,0], 1)")
-            with pytest.raises(StoreUnavailable, match="schema 7 cannot be made beside it"):
-                PostgresStore(url)
-
-        store = PostgresStore(url)
-        with psycopg.connect(url) as submitter:
-            submitter.execute("SELECT fairturn.count_arrived(3, ARRAY[1,0,0,0,0,0,0,0,0], 0)")
-            submitter.execute("SELECT fairturn.count_arrived(99, ARRAY[1,0,0,0,0,0,0,0,0], 0)")
-        with psycopg.connect(url) as reader:
+        with psycopg.connect(url) as before, psycopg.connect(url) as reader:
+            before.execute(COUNT_IN_THE_OLD_WAY)
+            store = PostgresStore(url)
+            before.commit()
+            reader.execute("SELECT fairturn.count_arrived(3, ARRAY[1,0,0,0,0,0,0,0,0], 0)")
+            reader.execute("SELECT fairturn.count_arrived(99, ARRAY[1,0,0,0,0,0,0,0,0], 0)")
             rows = reader.execute(
                 "SELECT shard, arrived[1], delayed, changes FROM fairturn.totals "
                 "WHERE changes > 0 ORDER BY shard"
@@ -142,3 +142,15 @@ def test_who_has_counted_in_the_old_way_is_waited_for_and_what_it_counted_stays(
         store.close()
 
     assert rows == [(3, 3, 1, 2), (99, 1, 0, 1)]
+
+
+def test_functions_are_those_of_this_version_whatever_they_were_before() -> None:
+    with Databases() as databases:
+        url = old_schema(databases.new(empty=True), version=7)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(
+                "CREATE FUNCTION fairturn.pending() RETURNS bigint LANGUAGE sql AS 'SELECT 7::int8'"
+            )
+            PostgresStore(url).close()
+
+            assert connection.execute("SELECT fairturn.pending()").fetchall() == [(0,)]

@@ -1,4 +1,8 @@
-"""The schema of a queue: numbered steps, each in a transaction, one process at a time."""
+"""The schema of a queue: numbered steps, each in a transaction, one process at a time.
+
+Tables are what the steps have made of them. Functions stand once, as they are now, and come with
+the last step.
+"""
 
 import re
 from importlib import resources
@@ -8,7 +12,7 @@ import psycopg
 from psycopg import sql
 
 from fairturn import crash
-from fairturn.clock import SERVER_NOW
+from fairturn.clock import SERVER_NOW, SERVER_WAITED
 from fairturn.errors import StoreRefused, StoreUnavailable
 from fairturn.stores.postgres.database import Database
 from fairturn.stores.postgres.session import SCHEMA
@@ -39,14 +43,27 @@ _GRANTS = """
 
 
 def migrations() -> list[tuple[int, str]]:
-    """The numbered steps from an empty database to this version's schema."""
-    folder = resources.files("fairturn.stores.postgres") / "migrations"
+    """The numbered steps from an empty database to this version's schema. The last one brings the
+    functions: who changes one of them adds a step, even if there is nothing else in it."""
     steps = []
-    for entry in folder.iterdir():
-        match = re.fullmatch(r"(\d{4})_\w+\.sql", entry.name)
+    for name, script in _scripts("migrations"):
+        match = re.fullmatch(r"(\d{4})_\w+\.sql", name)
         if match:
-            steps.append((int(match[1]), entry.read_text(encoding="utf-8")))
-    return sorted(steps)
+            steps.append((int(match[1]), script))
+    number, last = steps[-1]
+    steps[-1] = (number, "\n".join([last, *(script for _, script in _scripts("functions"))]))
+    return steps
+
+
+def _scripts(folder: str) -> list[tuple[str, str]]:
+    """The scripts in a folder of this package, by their names."""
+    entries = (resources.files("fairturn.stores.postgres") / folder).iterdir()
+    return sorted((e.name, e.read_text("utf-8")) for e in entries if e.name.endswith(".sql"))
+
+
+def filled_in(script: str, schema: str) -> str:
+    """A step as the server executes it."""
+    return script.format(schema=schema, now=SERVER_NOW, waited=SERVER_WAITED)
 
 
 def newest() -> int:
@@ -101,7 +118,7 @@ def migrate(connection: psycopg.Connection[Any], name: str, schema: str) -> list
             if version_of(connection, schema) < number:
                 connection.execute(f"SET LOCAL lock_timeout = '{_GIVE_UP_S}s'")
                 try:
-                    connection.execute(script.format(schema=schema, now=SERVER_NOW))
+                    connection.execute(filled_in(script, schema))
                 except psycopg.errors.LockNotAvailable as error:
                     raise StoreUnavailable(
                         f"somebody uses {name} in a transaction that lasts, a dump perhaps, and "

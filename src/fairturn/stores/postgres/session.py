@@ -122,14 +122,14 @@ class Session:
 
     def fetch_last(self, statement: str, hinting: str, values: Sequence[Any]) -> list[Row]:
         """All rows of a statement that is a transaction, and the last one of its session.
-        `hinting` is the same with `HINT_FIRST` in it; if the hint fails, that costs nothing else.
+        `hinting` is the same with `HINT_FIRST` behind it; if that fails, it costs nothing else.
         """
         if self.hint is None:
             return self.fetch(statement, values)
         try:
             with RoundTrip(self, afterwards=self._afterwards(hinted=self.hint_first)):
                 if self.hint_first:
-                    told = self.ask(hinting, (self.hint, *values))
+                    told = self.ask(hinting, (*values, self.hint))
                 else:
                     told = self.ask(statement, values)
         except psycopg.Error as error:

@@ -39,10 +39,10 @@ _SUBMIT_TYPES = (
     *("int8", "int8", "int4", "int8", "text", "text", "bytea", "bool", "int8", "bytea", "text"),
     *("text", "text", "int8", "int8", "text", "bytea"),
 )
-_SUBMITTED = f"fairturn.submit_one({', '.join(f'%s::{kind}' for kind in _SUBMIT_TYPES)})"
-SUBMIT_ONE = f"SELECT * FROM {_SUBMITTED}"
-_SUBMIT_ONE_HINTING = f"SELECT *, {HINT_FIRST} FROM {_SUBMITTED}"
-_ACCEPTED, _KNOWN, _CUSTOMER_FULL, _QUEUE_FULL = range(4)
+_SUBMITTED = f"fairturn.submit_document({', '.join(f'%s::{kind}' for kind in _SUBMIT_TYPES)})"
+SUBMIT_ONE = f"SELECT {_SUBMITTED}"
+_SUBMIT_ONE_HINTING = f"SELECT {_SUBMITTED}, {HINT_FIRST}"
+_ACCEPTED, _KNOWN, _OF_ANOTHER, _CUSTOMER_FULL, _QUEUE_FULL = range(5)
 _PENDING = "SELECT fairturn.pending()"
 
 # In the order of names, so that nobody waits for somebody who waits for them.
@@ -147,8 +147,7 @@ class Submitting:
                 document.digest,
             ),
         )
-        # What follows them is of the hint.
-        ((answer, number, count, priority, at, digest, pending, maximum, version, *_),) = told
+        answer, number, count, priority, at, pending, maximum, version = told[0][0]
         if answer == _CUSTOMER_FULL:
             raise QueueFull(
                 limit="waiting_per_customer_max",
@@ -159,7 +158,7 @@ class Submitting:
         if answer == _QUEUE_FULL:
             raise QueueFull(limit="waiting_max", maximum=maximum, waiting=pending, customer=None)
         id = ids.encode(number, known.key)
-        if answer == _KNOWN and digest != document.digest:
+        if answer == _OF_ANOTHER:
             raise KeyReused(
                 f"the idempotency key {document.key!r} of customer {document.customer!r} belongs "
                 f"to document {id}, which has another content, metadata, cost or due time"

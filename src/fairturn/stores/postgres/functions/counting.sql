@@ -1,0 +1,40 @@
+-- How many documents wait or are delayed, in all.
+CREATE OR REPLACE FUNCTION {schema}.pending() RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT ((SELECT sum((SELECT sum(n) FROM unnest(t.arrived) n) + t.delayed)
+            FROM {schema}.totals t)
+        - (SELECT (SELECT sum(n) FROM unnest(s.taken) n) + s.promoted
+            FROM (SELECT taken, promoted FROM {schema}.turns ORDER BY version DESC LIMIT 1) s)
+        + (SELECT coalesce(sum(waiting + delayed), 0) FROM {schema}.moved))::bigint
+$$;
+
+-- How many documents of one customer do.
+CREATE OR REPLACE FUNCTION {schema}.pending_of(its_number bigint, its_arrived bigint[]) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT ((SELECT sum(n) FROM unnest(its_arrived) n)
+        - (SELECT coalesce(sum(taken), 0) FROM {schema}.flows WHERE customer = its_number)
+        + (SELECT coalesce(sum(waiting), 0) FROM {schema}.moved WHERE customer = its_number)
+        + (SELECT count(*) FROM {schema}.documents
+            WHERE customer = its_number AND delayed_until IS NOT NULL))::bigint
+$$;
+
+-- Count documents that were submitted, and a change, in a row of `totals` whose number nobody has locked by
+-- agreement. To try that takes the server less time than to lock a row only if nobody holds it.
+CREATE OR REPLACE FUNCTION {schema}.count_arrived(first_try integer, n bigint[], n_delayed bigint)
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    taken integer := first_try;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(hashtext('{schema}.totals'), taken) THEN
+        taken := 0;
+        WHILE NOT pg_try_advisory_xact_lock(hashtext('{schema}.totals'), taken) LOOP
+            taken := taken + 1;
+        END LOOP;
+    END IF;
+    INSERT INTO {schema}.totals AS t (shard, arrived, delayed, changes)
+    VALUES (taken, n, n_delayed, 1)
+    ON CONFLICT (shard) DO UPDATE SET delayed = t.delayed + excluded.delayed,
+        changes = t.changes + 1,
+        arrived = ARRAY(
+            SELECT a + b FROM unnest(t.arrived, excluded.arrived) AS both_of(a, b));
+END
+$$;
