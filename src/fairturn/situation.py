@@ -232,6 +232,10 @@ class Notes:
     def __init__(self) -> None:
         self._noted_at: dict[str, int] = {}
 
+    def noted_at(self, worker: str) -> int | None:
+        """When it was noted the last time."""
+        return self._noted_at.get(worker)
+
     def due(self, worker: str, now: int) -> bool:
         """Whether to note the worker again; then that is taken for done."""
         before = self._noted_at.get(worker)

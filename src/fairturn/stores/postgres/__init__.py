@@ -48,9 +48,9 @@ from fairturn.stores.postgres import (
     reading,
     situating,
 )
+from fairturn.stores.postgres.alone import Wanted
 from fairturn.stores.postgres.claiming import Claiming, Given
 from fairturn.stores.postgres.database import POOL_MAX, Database
-from fairturn.stores.postgres.engine import Wanted
 from fairturn.stores.postgres.outcomes import Finishing, finish, renew
 from fairturn.stores.postgres.rows import (
     ADD_QUEUE,
@@ -247,7 +247,8 @@ class PostgresStore:
                 if not outcomes and self._claiming.shares(n):
                     number = self._random.getrandbits(NUMBER_BITS)
                     return self._claiming.share(session, wanted, number, self._known.key)
-                return self._claiming.claim(session, wanted, Finishing(outcomes, self._known))
+                known = self._known
+                return self._claiming.claim(session, wanted, Finishing(outcomes, known), known)
             except BaseException:
                 self._claiming.forget()
                 raise

@@ -10,12 +10,14 @@ from typing import NamedTuple
 
 import psycopg
 
+from fairturn import crash
 from fairturn.interpreter import hurried
 from fairturn.model import Claim, Fence
 from fairturn.situation import Notes, Seen
-from fairturn.stores.postgres.engine import Engine, Folded, Wanted
+from fairturn.stores.postgres.alone import Found, Look, Wanted
+from fairturn.stores.postgres.engine import Engine, Folded
 from fairturn.stores.postgres.outcomes import Finishing
-from fairturn.stores.postgres.rows import QUEUE, to_queue
+from fairturn.stores.postgres.rows import QUEUE, QueueRow, to_queue
 from fairturn.stores.postgres.session import BEGIN, Session
 from fairturn.stores.postgres.sharing import BUSY_US, SHARED_MAX, Wish, serve, wait, want_no_more
 from fairturn.stores.postgres.starting import PART, Batch, Lease, Starting, claims_of
@@ -44,9 +46,15 @@ class Claiming:
         self._dry = False  # whether the last claim found less than it wanted
         self._notes = Notes()
 
-    def claim(self, session: Session, wanted: Wanted, finishing: Finishing) -> Given:
+    def claim(
+        self, session: Session, wanted: Wanted, finishing: Finishing, known: QueueRow
+    ) -> Given:
         """Record the outcomes, and take up to `n` documents."""
-        gated, self._dry = self._dry and not finishing.any, False
+        looks, self._dry = self._dry and wanted.n > 0 and not finishing.any, False
+        if looks:
+            look = self._look(session, wanted, known)
+            if look.found is not Found.MORE:
+                return Given(look.claims, [], changed=bool(look.claims))
         begun = wanted.n > SHARED_MAX and self._engine.read_ahead(session, wanted)
         with session.together():
             if not begun:
@@ -54,7 +62,7 @@ class Claiming:
             finishing.ask(session, wanted.moment)
             told = session.ask(QUEUE) if finishing.needs_a_look() else None
             if told is None:
-                asked = self._engine.ask(session, wanted, gated=gated)
+                asked = self._engine.ask(session, wanted)
         if told is not None:
             ending = finishing.record(
                 session, to_queue(told.fetchall()[0], self._cache), wanted.moment
@@ -62,11 +70,6 @@ class Claiming:
             with session.together():
                 ending.write(session)
                 asked = self._engine.ask(session, wanted)
-        if gated:
-            ((_, _, key, now, *_),) = asked.queue.fetchall()
-            if key is None:
-                self._dry = True
-                return self._leave(session, wanted, now)
         folded = self._engine.fold(session, asked, wanted.uptime)
         finishing.settle(folded.queue)
         self._busy = folded.waited_us > BUSY_US
@@ -146,14 +149,17 @@ class Claiming:
         lease = Lease(wanted.worker, own.fence, folded.now, folded.now + wanted.lease_us)
         return claims_of(starting.rows(), names, folded.queue.key, lease), changed
 
-    def _leave(self, session: Session, wanted: Wanted, now: int) -> Given:
-        """Nothing is to be claimed or folded in, and nothing is locked."""
-        if self._notes.due(wanted.worker, now):
-            with session.commit("claim"):
-                session.ask(_SEEN, Seen(wanted.worker, now, wanted.n))
-        else:
-            session.ask("ROLLBACK")
-        return Given([], [], changed=False)
+    def _look(self, session: Session, wanted: Wanted, known: QueueRow) -> Look:
+        """See whether there is anything; what waits alone is claimed by that."""
+        crash.point("claim-before-commit")
+        look = self._engine.look(session, wanted, known, self._notes.noted_at(wanted.worker))
+        crash.point("claim-after-commit")
+        if look.waited_us is not None:
+            self._busy = look.waited_us > BUSY_US
+        if look.found is not Found.MORE:
+            self._notes.due(wanted.worker, look.now)  # then it was noted
+            self._dry = True  # nothing is left
+        return look
 
     def forget(self) -> None:
         """Read everything anew next time."""

@@ -24,6 +24,7 @@ from fairturn.flows import (
 from fairturn.interpreter import hurried
 from fairturn.priority import LEVELS
 from fairturn.stores.events import with_counts
+from fairturn.stores.postgres.alone import SERVER_BOOT, Found, Look, Wanted, ask_alone, to_look
 from fairturn.stores.postgres.asking import MISSED, PRIORITY, Asked
 from fairturn.stores.postgres.expiring import (
     FIRST_DELAY_ENDS,
@@ -32,7 +33,6 @@ from fairturn.stores.postgres.expiring import (
     LeasesSeen,
     has_passed,
 )
-from fairturn.stores.postgres.gating import IS_LOCKED, LOCK_IF_ANYTHING
 from fairturn.stores.postgres.rows import (
     LOCK_QUEUE,
     TURNS_COLUMNS,
@@ -47,13 +47,13 @@ from fairturn.stores.postgres.session import Answer, Session
 from fairturn.stores.postgres.sharing import SHARED_MAX, WANTED, Wish
 from fairturn.stores.postgres.shelf import PAGE_MIN, PostgresShelf, StoredFlow
 from fairturn.stores.postgres.starting import Batch
-from fairturn.stores.postgres.taking import TAKE_IF_LOCKED, TAKE_RECORDED, leave_out, taken
+from fairturn.stores.postgres.taking import TAKE_RECORDED, leave_out, taken
 from fairturn.stores.values import Row, SettingsCache
 from fairturn.turns import Turns
 
 _NO_VERSION = -1
 NOTHING_SEEN = Horizon("0", [])
-_THOROUGH_S = 1.0  # between claims that fold in what was recorded although nothing waits
+_THOROUGH_S = 1.0  # between looks that let fold in what was recorded although nothing waits
 _RESERVE = 4  # of a flow's documents, at least, where others claim from it too
 _BY_CUSTOMER = itemgetter(0)
 
@@ -71,8 +71,6 @@ _STATE = f"""
         {FIRST_LEASE_ENDS}, {FIRST_DELAY_ENDS},
         (SELECT count(customers) FROM fairturn.turns WHERE version > %(version)s), {WANTED}
     FROM fairturn.turns ORDER BY version DESC LIMIT 1"""
-# To see who waits takes locks by agreement, which only one may try to take at a time.
-_STATE_IF_LOCKED = _STATE.replace(WANTED, f"CASE WHEN {IS_LOCKED} THEN {WANTED} END")
 _FORGET_PURGED = (
     "DELETE FROM fairturn.flows WHERE customer = ANY (%s)",
     "DELETE FROM fairturn.standings WHERE customer = ANY (%s)",
@@ -80,16 +78,6 @@ _FORGET_PURGED = (
 )
 # Only differences count within a level, so all of it can go back together.
 _BACK_TO_ZERO = "UPDATE fairturn.flows SET place = place - (%s::bigint[])[level]"
-
-
-class Wanted(NamedTuple):
-    """What a claim is asked for."""
-
-    n: int
-    worker: str
-    lease_us: int
-    moment: int | None  # None: the clock of the server
-    uptime: Uptime | None  # None: the same
 
 
 class Folded(NamedTuple):
@@ -129,7 +117,7 @@ class Engine:
         self._strangers = True  # and documents of customers that were not loaded here
         self._each = 1  # how many documents a flow gave, as a rule, in the last claim
         self._company = 0  # how many documents were picked for others the last time
-        self._thorough_s = 0.0  # when a claim that is gated folds in whatever was recorded
+        self._thorough_s = 0.0  # when a look lets whatever was recorded be folded in
         self._leases_seen = LeasesSeen()
 
     # ── Folding in ───────────────────────────────────────────────────────────────────────────────
@@ -149,29 +137,45 @@ class Engine:
         self._expect(wanted.n)
         return self._shelf.read_ahead(session)
 
-    def ask(self, session: Session, wanted: Wanted, *, gated: bool = False) -> Answers:
-        """Lock the queue, and read everything that the fold and the picks will probably need. It is
-        locked only if there may be anything, if the claim is gated."""
-        self._expect(wanted.n)
-        if gated:  # then something arrived, if there is anything
+    def look(self, session: Session, wanted: Wanted, known: QueueRow, noted_at: int | None) -> Look:
+        """Let the server look whether there is anything, and claim what waits alone."""
+        thorough = stopwatch() >= self._thorough_s
+        if thorough:
+            self._thorough_s = stopwatch() + _THOROUGH_S
+        leases_from = self._leases_seen.look_from(wanted.uptime)
+        asked = ask_alone(
+            *(session, wanted, known, self._horizon),
+            leases_from=leases_from,
+            thorough=thorough,
+            noted_at=noted_at,
+        )
+        look = to_look(asked.fetchall()[0], wanted, known.key)
+        if look.found is Found.ONE:
+            at = wanted.uptime.at if wanted.uptime else look.now
+            self._leases_seen.see(look.first_lease_ends, at)
+            self._horizon = look.horizon
+            self._contended = True  # the engine has a claim to follow
+        elif look.found is Found.MORE:
+            self._leases_seen.look_again(leases_from)
             self._shelf.wants_arrivals = True
+        return look
+
+    def ask(self, session: Session, wanted: Wanted) -> Answers:
+        """Lock the queue, and read everything that the fold and the picks will probably need."""
+        self._expect(wanted.n)
         missed: int | None = None
         if self._contended and self._turns is not None:
             missed = self._version
             # A large claim has most of its documents read ahead; a round trip more is little.
             self._shelf.front = self._turns.front() if wanted.n <= SHARED_MAX else None
         horizon = self._horizon._asdict()
-        leases = {"leases_from": self._leases_seen.look_from(wanted.uptime)}
+        leases_from = self._leases_seen.look_from(wanted.uptime)
+        state = {**horizon, "leases_from": leases_from, "version": self._version}
         return Answers(
-            self._lock_if_anything(session, wanted, leases)
-            if gated
-            else session.ask(LOCK_QUEUE, (wanted.moment,)),
-            session.ask(
-                _STATE_IF_LOCKED if gated else _STATE,
-                {**horizon, **leases, "version": self._version},
-            ),
+            session.ask(LOCK_QUEUE, (wanted.moment,)),
+            session.ask(_STATE, state),
             Asked(self._shelf, session, self._horizon, missed, strangers=self._strangers),
-            session.ask(TAKE_IF_LOCKED if gated else TAKE_RECORDED, horizon),
+            session.ask(TAKE_RECORDED, horizon),
         )
 
     def _expect(self, n: int) -> None:
@@ -186,20 +190,6 @@ class Engine:
             reserve = max(_RESERVE, 2 * each) if self._contended else each
             self._shelf.keep_ready(reserve, look=n > SHARED_MAX)
 
-    def _lock_if_anything(self, session: Session, wanted: Wanted, leases: dict[str, int]) -> Answer:
-        thorough = stopwatch() >= self._thorough_s
-        if thorough:
-            self._thorough_s = stopwatch() + _THOROUGH_S
-        leases_at = wanted.uptime.at if wanted.uptime else None
-        values = {
-            **self._horizon._asdict(),
-            **leases,
-            "moment": wanted.moment,
-            "leases_at": leases_at,
-            "thorough": thorough,
-        }
-        return session.ask(LOCK_IF_ANYTHING, values)
-
     def fold(self, session: Session, answers: Answers, uptime: Uptime | None) -> Folded:
         """Fold in what was asked for."""
         with hurried:
@@ -212,7 +202,7 @@ class Engine:
             answers.state.fetchall()
         )
         state = TurnsRow(tuple(state_row))
-        at = uptime or Uptime("server", now)
+        at = uptime or Uptime(SERVER_BOOT, now)
         turns = self._load(session, answers.ahead, queue, state, followable)
         rebooted, state.boot = state.boot != at.boot, at.boot
         expiring = Expiring(queue, now, at)

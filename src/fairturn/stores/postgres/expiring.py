@@ -89,6 +89,10 @@ class LeasesSeen:
             return 0
         return self._from
 
+    def look_again(self, looked_from: int) -> None:
+        """Let the next look begin where the last one did: what that found is not taken back yet."""
+        self._from = min(self._from, looked_from)
+
     def see(self, first: int | None, now: int) -> None:
         """What was found."""
         self._from = now if first is None else min(first, now)

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from fairturn.flows import Changed, Ended, Event, Finished, Returned
-from fairturn.stores.postgres.gating import IS_LOCKED
 from fairturn.stores.postgres.rows import RECORDED_COLUMNS, UNSEEN, UNSEEN_LATE, Told, to_recorded
 from fairturn.stores.values import RUNNING, Row
 
@@ -13,12 +12,12 @@ from fairturn.stores.values import RUNNING, Row
 # The events of a change of settings begin so.
 _CHANGED = "events LIKE '[[5,%%'"
 _NOTHING = "NULL, NULL, NULL, NULL, NULL, NULL, NULL"  # in the place of `RECORDED_COLUMNS`
-_TAKE = f"""
+TAKE_RECORDED = f"""
     WITH taken_early AS (
-        DELETE FROM fairturn.recorded WHERE {UNSEEN} AND {{may_take}}
+        DELETE FROM fairturn.recorded WHERE {UNSEEN}
         RETURNING {RECORDED_COLUMNS}),
     taken_late AS (
-        DELETE FROM fairturn.recorded WHERE {UNSEEN_LATE} AND {{may_take}}
+        DELETE FROM fairturn.recorded WHERE {UNSEEN_LATE}
         RETURNING {RECORDED_COLUMNS}),
     taken AS (SELECT * FROM taken_early UNION ALL SELECT * FROM taken_late),
     running AS (
@@ -29,7 +28,7 @@ _TAKE = f"""
             AND d.customer IN (SELECT unnest(customers) FROM taken WHERE {_CHANGED})
         GROUP BY d.customer, d.level),
     moved AS (
-        DELETE FROM fairturn.moved WHERE {{may_take}}
+        DELETE FROM fairturn.moved
         RETURNING customer, level, waiting, priority, delayed)
     SELECT {RECORDED_COLUMNS}, NULL::bigint, NULL::smallint, NULL::bigint, NULL::smallint,
         NULL::integer
@@ -38,8 +37,6 @@ _TAKE = f"""
     SELECT {_NOTHING}, customer, level, n, NULL, NULL FROM running
     UNION ALL
     SELECT {_NOTHING}, customer, level, waiting, priority, delayed FROM moved"""
-TAKE_RECORDED = _TAKE.format(may_take="true")
-TAKE_IF_LOCKED = _TAKE.format(may_take=IS_LOCKED)
 
 
 def taken(rows: list[Row]) -> tuple[Told, dict[int, dict[int, int]], list[Row]]:
