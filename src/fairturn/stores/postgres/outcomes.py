@@ -82,7 +82,7 @@ _COMPLETE = f"""
 _ENDED = """
     SELECT n, NULL FROM counted
     UNION ALL
-    SELECT e.number, e.fence FROM ended e, counted c WHERE c.n <> %s"""
+    SELECT number, fence FROM ended WHERE (SELECT n FROM counted) <> %s"""
 _WITH_RESULTS = """, stored AS (
         INSERT INTO fairturn.results (document, result, content_name, size_bytes, sha256)
         SELECT e.number, r.result, r.content_name, r.size_bytes, r.sha256
