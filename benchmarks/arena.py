@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psycopg
+from psycopg import sql
 
 from benchmarks.contest import Board
 from fairturn import Queue
@@ -72,14 +73,20 @@ class Arena:
         finally:
             self._server.drop(name)
 
-    def fill(self, name: str, url: str, *, ones: int = 0, many: int = 0) -> tuple[float, float]:
-        """Submit one at a time, and in bulk; the seconds of both."""
-        printed = self._ask(name, url, "fill", ones, many)
-        one_s, many_s = json.loads(printed)
+    def fill(self, name: str, url: str, *, many: int = 0) -> None:
+        """Install it, and submit so many in bulk."""
+        self._ask(name, url, "fill", many)
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("VACUUM (ANALYZE)")  # as it would be in a queue that is in use
             connection.execute("CHECKPOINT")  # nobody pays for what another one wrote
-        return one_s, many_s
+
+    def submitter(self, name: str, url: str) -> "Process":
+        """A process that has installed it, and submits when it has its turn."""
+        return Process(self._command(name, url, "submit"), name, self._environment)
+
+    def checkpoint(self) -> None:
+        """Let nobody pay for what another one wrote."""
+        self._server.execute(sql.SQL("CHECKPOINT"))
 
     def drain_s(self, name: str, url: str, *, workers: int, documents: int) -> float:
         """How long workers take until all documents have ended."""
@@ -166,6 +173,16 @@ class Process:
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
+
+    def turn_s(self, *words: object) -> float:
+        """Let it do something; the seconds that it took, as it says."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            print(*words, file=self._process.stdin, flush=True)
+            return float(self._process.stdout.readline())
+        except (OSError, ValueError):
+            raise OutOfContest(f"{self._name} did not go on") from None
 
     def answer(self) -> str:
         """What it prints until its end."""

@@ -98,20 +98,38 @@ def customer(number: int) -> str:
     return f"customer-{number % CUSTOMERS}"
 
 
-async def fill(contestant: Contestant, ones: int, many: int) -> list[float]:
-    """Install, then submit one at a time and in bulk; the seconds that each of both took."""
+async def fill(contestant: Contestant, many: int) -> None:
+    """Install, and submit so many in bulk."""
     await contestant.install()
     async with contestant.submitter() as submitter:
-        for i in range(WARM_UP if ones else 0):
-            await submitter.one(customer(i))
-        begun = time.perf_counter()
-        for i in range(ones):
-            await submitter.one(customer(i))
-        between = time.perf_counter()
-        for first in range(0, many, BATCH):
-            last = min(first + BATCH, many)
-            await submitter.many([customer(i) for i in range(first, last)])
-        return [between - begun, time.perf_counter() - between]
+        await submit_many(submitter, 0, many)
+
+
+async def submit_many(submitter: Submitter, first: int, n: int) -> None:
+    for begin in range(first, first + n, BATCH):
+        end = min(begin + BATCH, first + n)
+        await submitter.many([customer(i) for i in range(begin, end)])
+
+
+async def submit_one_by_one(submitter: Submitter, first: int, n: int) -> None:
+    for i in range(first, first + n):
+        await submitter.one(customer(i))
+
+
+async def take_turns(contestant: Contestant) -> None:
+    """Install, and submit when it is asked to: `one FIRST N` or `many FIRST N`, a line for each
+    turn. What it prints is the seconds that a turn took."""
+    ways = {"one": submit_one_by_one, "many": submit_many}
+    await contestant.install()
+    async with contestant.submitter() as submitter:
+        await submit_one_by_one(submitter, 0, WARM_UP)
+        print("ready", flush=True)
+        # Between its turns its loop goes on, as it would in an application.
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            way, first, n = line.split()
+            begun = time.perf_counter()
+            await ways[way](submitter, int(first), int(n))
+            print(time.perf_counter() - begun, flush=True)
 
 
 async def look(contestant: Contestant, board: Board, looks: int) -> list[float]:
@@ -143,14 +161,17 @@ def _end_with_the_input() -> None:
 
 
 def main() -> None:
-    """MODULE NAME URL fill ONES MANY | work BOARD PLACE | idle BOARD PLACE | look BOARD LOOKS.
+    """MODULE NAME URL fill MANY | submit | work BOARD PLACE | idle BOARD PLACE | look BOARD LOOKS.
 
     What it prints is JSON, or the word that it is ready."""
     module, name, url, verb, *arguments = sys.argv[1:]
     logging.disable(logging.WARNING)  # of the peers, which tell of each document
     contestant: Contestant = importlib.import_module(module).CONTESTANTS[name](url)
     if verb == "fill":
-        print(json.dumps(run(fill(contestant, *map(int, arguments)))))
+        run(fill(contestant, int(arguments[0])))
+        return
+    if verb == "submit":
+        run(take_turns(contestant))
         return
     board, number = Board(Path(arguments[0])), int(arguments[1])
     if verb == "look":

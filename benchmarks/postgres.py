@@ -23,6 +23,7 @@ import psycopg
 
 from benchmarks import store as in_batches
 from benchmarks.arena import OURS, Arena, OutOfContest, Process
+from benchmarks.contest import BATCH
 from benchmarks.distance import further_away, round_trip_ms
 from benchmarks.figures import Figure, in_turns
 from benchmarks.standings import Section, Standing, report
@@ -42,6 +43,7 @@ PACKAGES = {
 # These take long, so they get fewer documents, by this factor, and a run stays short. pgmq's round
 # robin gets all, because what it reads for a claim grows with what waits.
 SLOW = {"oban": 4, "chancy": 4, "saq": 20, "procrastinate": 20}
+ONES_A_TURN = 100
 CLAIMERS = 32
 ADDED_US = 2_000
 
@@ -104,10 +106,7 @@ class Bench:
                     with self._arena.database() as url:
                         turn(name, url)
                 except OutOfContest as error:
-                    if name in OURS:
-                        raise
-                    print(error, file=sys.stderr)
-                    self._out[name] = str(error)
+                    self._leave_out(name, error)
 
     def _add(
         self,
@@ -196,15 +195,18 @@ class Bench:
     def submit(self) -> None:
         ones: Values = defaultdict(list)
         many: Values = defaultdict(list)
-
-        def turn(name: str, url: str) -> None:
-            documents = self._documents(name)
-            one_s, many_s = self._arena.fill(name, url, ones=self._sizes.ones, many=documents)
-            if name != "bare-copy":
-                ones[name].append(self._sizes.ones / one_s)
-            many[name].append(documents / many_s)
-
-        self._rounds(("bare", "bare-copy", "fairturn"), turn)
+        every = ("bare", "bare-copy", "fairturn", *PACKAGES)
+        for _ in range(self._sizes.rounds):
+            with ExitStack() as stack:
+                taking_part = {
+                    name: process
+                    for name in every
+                    if name not in self._out and (process := self._submitter(stack, name))
+                }
+                n = {name: self._sizes.ones for name in every if name != "bare-copy"}
+                self._in_turns(taking_part, "one", n, ONES_A_TURN, ones)
+                n = {name: self._documents(name) for name in every}
+                self._in_turns(taking_part, "many", n, BATCH, many)
         best, rate = best_peer(ones)
         ours = statistics.median(ones["fairturn"])
         self._add(
@@ -229,6 +231,43 @@ class Bench:
             [against(f"fairturn against {best}, the best peer", ours, rate, bar=1.5)],
             yardstick="bare",
         )
+
+    def _submitter(self, stack: ExitStack, name: str) -> Process | None:
+        """A process that takes part, in a database of its own; None if it cannot."""
+        url = stack.enter_context(self._arena.database())
+        process = self._arena.submitter(name, url)
+        try:
+            stack.enter_context(process)
+        except OutOfContest as error:
+            self._leave_out(name, error)
+            return None
+        return process
+
+    def _in_turns(
+        self, taking_part: dict[str, Process], way: str, n: dict[str, int], size: int, rates: Values
+    ) -> None:
+        """Let all have many short turns, each round in another order: a machine whose speed varies
+        is then as fast for one as for the other."""
+        self._arena.checkpoint()
+        took: dict[str, float] = defaultdict(float)
+        for turn, first in enumerate(range(0, max(n.values()), size)):
+            names = [name for name in taking_part if n.get(name, 0) > first]
+            for name in (*names[turn % len(names) :], *names[: turn % len(names)]):
+                try:
+                    took[name] += taking_part[name].turn_s(way, first, min(size, n[name] - first))
+                except OutOfContest as error:
+                    self._leave_out(name, error)
+                    del taking_part[name]
+        for name in taking_part:
+            if took[name]:
+                rates[name].append(n[name] / took[name])
+
+    def _leave_out(self, name: str, error: OutOfContest) -> None:
+        """Who fails is out, and the table says why; we may not fail."""
+        if name in OURS:
+            raise error
+        print(error, file=sys.stderr)
+        self._out[name] = str(error)
 
     # ── From submission to start ─────────────────────────────────────────────────────────────────
 
