@@ -34,6 +34,7 @@ from fairturn.stores.values import Row
 PAGE_MIN = 4
 _PAGE_NEXT_MIN = 64  # of the pages after the first, where most customers are known already
 _AHEAD_LARGE_MAX = 512  # rows of one flow, for a large claim
+_CLAIMS_AHEAD = 3  # of which a flow's documents are read, as far as one can tell
 _ROWS_AHEAD_MAX = 8_000  # of all flows; beyond it, only what is needed next is read
 _HEADS_MIN = 16
 _LOWEST_INT = -(1 << 63)
@@ -176,9 +177,9 @@ class PostgresShelf:
                 self._low.add(flow)
         return columns(rows)
 
-    def _asked_of(self, flow: StoredFlow, head: int) -> Row:
+    def _asked_of(self, flow: StoredFlow, head: int, *, ran_dry: bool = False) -> Row:
         """What a flow's documents are asked for with, from this order on."""
-        flow.ahead = self._more(flow)
+        flow.ahead = self._more(flow, ran_dry=ran_dry)
         return (flow.customer, flow.level, head, max(flow.claimed_to, head - 1), flow.ahead)
 
     def _comes_later(self, flow: StoredFlow) -> bool:
@@ -269,12 +270,16 @@ class PostgresShelf:
             if rows and flow.head_order == rows[0][ORDER] and self._ahead < _ROWS_AHEAD_MAX:
                 self._put(flow, rows)
 
-    def _more(self, flow: StoredFlow) -> int:
-        """How many of its documents to read: twice as many as the last time, and for two claims."""
+    def _more(self, flow: StoredFlow, *, ran_dry: bool) -> int:
+        """How many of its documents to read: for some claims as they are as a rule. More would be
+        read by everybody and claimed by somebody else, and handlers would wait for it. One that
+        ran dry amid a claim gives more than others: twice as many, and so from then on."""
         if self._ahead >= _ROWS_AHEAD_MAX:
             return 2
-        most = max(AHEAD_MAX, min(self.page, _AHEAD_LARGE_MAX))
-        return min(most, 2 * max(flow.ahead, self.reserve))
+        more = 2 * max(flow.ahead, self.reserve)
+        if not ran_dry:
+            more = max(flow.ahead, min(more, _CLAIMS_AHEAD * self.reserve))
+        return min(more, max(AHEAD_MAX, min(self.page, _AHEAD_LARGE_MAX)))
 
     def expect_told(self, customers: set[int]) -> None:
         """Read these customers, of whom something was recorded. If one of them was not loaded, the
@@ -431,7 +436,7 @@ class PostgresShelf:
     def _read(self, flow: StoredFlow, head: int) -> list[Row]:
         """Read the next documents of a flow, from this order on; and with them those of others of
         its level that will have their turns, too."""
-        rows = [self._asked_of(flow, head)]
+        rows = [self._asked_of(flow, head, ran_dry=True)]
         others = []
         for standing in self._standings.values():
             other = standing.flows.get(flow.level)
