@@ -233,3 +233,28 @@ def test_a_lost_listener_costs_at_most_a_look_and_comes_back(
 
     assert woken(store, lambda: submit(other))
     other.close()
+
+
+def test_an_address_to_listen_at_that_leads_nowhere_is_told_once_and_without_its_password(
+    url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "_AGAIN_S", (0.01,))
+    tried = threading.Semaphore(0)
+    tell = watching.Watching._tell
+
+    def tell_and_count(self: watching.Watching, error: Exception) -> None:
+        tell(self, error)
+        tried.release()
+
+    monkeypatch.setattr(watching.Watching, "_tell", tell_and_count)
+    store = PostgresStore(url, listen_url="postgresql://app:secret@127.0.0.1:1/nowhere")
+
+    store.wait(store.version(), 0)
+    for _ in range(3):
+        assert tried.acquire(timeout=PATIENCE_S)
+    store.close()
+
+    (told,) = [r.getMessage() for r in caplog.records if r.name == "fairturn.postgres"]
+    assert told.startswith("cannot listen for changes at the database nowhere at 127.0.0.1:1 (")
+    assert told.endswith("; they are looked for once in a second")
+    assert "secret" not in told

@@ -191,10 +191,10 @@ class Database:
                 f"all {self._pool_max} connections to {self.name} were in use for {WAIT_S:g} s; "
                 "try again, or raise pool_max"
             )
-        said = _said(error)
+        words = said(error)
         if isinstance(error, errors.InsufficientPrivilege):
             return StoreRefused(
-                f"the role {self.role} may not do what a queue needs in {self.name}: {said}; the "
+                f"the role {self.role} may not do what a queue needs in {self.name}: {words}; the "
                 f"database's owner gives it the right with: fairturn migrate --grant {self.role}"
             )
         if isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName):
@@ -216,8 +216,8 @@ class Database:
                 if unsure
                 else "try again later"
             )
-            return StoreUnavailable(f"{self.name} cannot be reached, or gave up ({said}); {after}")
-        return StoreError(f"{self.name}: {said}")
+            return StoreUnavailable(f"{self.name} cannot be reached, or gave up ({words}); {after}")
+        return StoreError(f"{self.name}: {words}")
 
 
 class Lending:
@@ -254,7 +254,7 @@ _ENDED = (
 )
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
     """The first line of what the driver says."""
     primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     return (primary or str(error).strip().partition("\n")[0] or type(error).__name__).strip()

@@ -7,6 +7,7 @@ goes along with the submission that it tells of, in the same packet, and what wa
 follows it; what changes soon after it shares one hint, which a thread sends.
 """
 
+import logging
 import select
 import threading
 from collections import Counter
@@ -17,9 +18,10 @@ import psycopg
 from fairturn.clock import stopwatch
 from fairturn.errors import StoreError
 from fairturn.stores.postgres.addressing import parse
-from fairturn.stores.postgres.database import Database
+from fairturn.stores.postgres.database import Database, said
 from fairturn.stores.postgres.session import HINT, Connection, Session
 
+_LOG = logging.getLogger("fairturn.postgres")
 POLL_S = 1.0
 _TOGETHER_S = 0.015  # changes within so short a time share a hint,
 _ENDS_TOGETHER_S = 0.05  # and what was claimed and completed within this one: few wait for that
@@ -42,6 +44,7 @@ class Watching:
         if listen_url is not None:
             parse(listen_url)  # what is no address is told at once; else nobody would hear of it
         self._listen_url = listen_url
+        self._deaf = True  # nobody has listened yet, and nobody was told
         self._channel = f"{database.schema}_changed"
         # Taken by itself, because a condition's own `with` keeps it if a signal interrupts that.
         self._lock = threading.RLock()
@@ -195,17 +198,28 @@ class Watching:
     def _hear(self) -> None:
         attempt = 0
         while not self._closing.is_set():
-            with (
-                suppress(psycopg.Error, StoreError),
-                self._database.connect(self._listen_url) as connection,
-            ):
-                self._sent.clear()  # what was sent before does not come back here
-                connection.execute(f"LISTEN {self._channel}")
-                self._wake()  # something may have happened before
-                attempt = 0
-                self._hear_from(connection)
+            try:
+                with self._database.connect(self._listen_url) as connection:
+                    self._sent.clear()  # what was sent before does not come back here
+                    connection.execute(f"LISTEN {self._channel}")
+                    self._wake()  # something may have happened before
+                    attempt, self._deaf = 0, False
+                    self._hear_from(connection)
+            except (psycopg.Error, StoreError) as error:
+                self._tell(error)
             self._closing.wait(_AGAIN_S[min(attempt, len(_AGAIN_S) - 1)])
             attempt += 1
+
+    def _tell(self, error: Exception) -> None:
+        """Say it once, if the address past the pooler leads nowhere: who waits would only wait
+        longer. Where the queue itself does not answer, its calls say so."""
+        if self._listen_url is not None and self._deaf:
+            self._deaf = False
+            _LOG.warning(
+                "cannot listen for changes at %s (%s); they are looked for once in a second",
+                parse(self._listen_url)[1],
+                said(error),
+            )
 
     def _hear_from(self, connection: Connection) -> None:
         """Read what comes by itself: the driver's own way to do that takes longer than to claim."""

@@ -191,7 +191,10 @@ BEGIN
             worker = its_worker, charged_cost = its_cost, charged_weight = its_weight,
             charge = charged
         WHERE d.ctid = its_row
-        RETURNING d.* INTO STRICT claimed;
+        RETURNING d.* INTO claimed;
+        IF NOT FOUND THEN       -- somebody has removed it meanwhile
+            RAISE EXCEPTION USING ERRCODE = 'serialization_failure', MESSAGE = 'overtaken';
+        END IF;
         IF flow_row IS NULL THEN
             INSERT INTO {schema}.flows (version, customer, level, place, tick, folded, running,
                 taken, claimed_to, held)
