@@ -29,7 +29,7 @@ from fairturn.priority import Count, Reset
 from fairturn.situation import NOTED_EVERY_US
 from fairturn.store import Store
 from fairturn.stores.memory import MemoryStore
-from fairturn.stores.postgres import PostgresStore, database, engine
+from fairturn.stores.postgres import PostgresStore, changing, database, engine
 from fairturn.stores.postgres.rows import CONFIGURE, settings_columns
 from fairturn.stores.postgres.session import LOCK_SETTINGS, SCHEMA, Session
 from fairturn.stores.postgres.submitting import SUBMIT_ONE
@@ -170,6 +170,29 @@ def test_more_submitters_than_rows_to_count_in_leave_each_other_undisturbed(
         assert store.summary().waiting == 4
 
     assert store.summary().waiting == 4 + sum(range(1, rows + 3))
+    assert_numbers_are_exact(store)
+
+
+@pytest.mark.parametrize("more", [1, 3])
+def test_a_cancel_does_not_hide_what_is_submitted_while_it_looks(
+    url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    first = submit(store)
+    following: list[Receipt] = []
+    look = changing._left
+
+    def look_and_be_overtaken(*given: Any) -> Any:
+        events = look(*given)
+        other = PostgresStore(url)
+        following.extend(other.submit([new("acme") for _ in range(more)]))
+        other.close()
+        return events
+
+    monkeypatch.setattr(changing, "_left", look_and_be_overtaken)
+
+    assert store.cancel([first.id]) == [State.CANCELLED]
+
+    assert [c.document.id for c in claim(store, 5)] == [receipt.id for receipt in following]
     assert_numbers_are_exact(store)
 
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.flows import COST_ONE, Costs, Mode
 from fairturn.model import LEASE_US_MAX, Completed, CustomerSettings, Released, Settings
 from fairturn.stores.postgres import PostgresStore
 from fairturn.stores.postgres.adapting import adapt
-from fairturn.stores.postgres.alone import CLAIM_ALONE
+from fairturn.stores.postgres.alone import CLAIM_ALONE, Found, Look
 from fairturn.stores.postgres.engine import Engine
 from fairturn.testing.steps import (
     LEASE_S,
@@ -240,6 +241,37 @@ def test_settings_that_another_process_has_changed_are_in_force(
     assert charged == [(5 * COST_ONE,)]
 
 
+def test_a_process_learns_from_a_claim_which_settings_are_in_force(
+    url: str, store: PostgresStore, decides_no_more: Callable[[], None]
+) -> None:
+    with closing(PostgresStore(url)) as other:
+        other.configure(Settings(patience_s=60))
+        submit(other)
+        assert len(claim(store, 2)) == 1
+        submit(other)
+        decides_no_more()
+
+        assert len(claim(store, 2)) == 1
+
+
+def test_a_snapshot_from_before_the_lock_is_not_trusted(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        name = sql.Identifier(connection.info.dbname)
+        connection.execute(
+            sql.SQL(
+                "ALTER DATABASE {} SET default_transaction_isolation = 'repeatable read'"
+            ).format(name)
+        )
+    with closing(PostgresStore(url)) as one, closing(PostgresStore(url)) as other:
+        for store in (one, other):
+            assert claim(store) == []
+        for n in range(10):
+            receipt = submit(one, f"customer-{n}")
+            found = [*claim(one), *claim(other)]
+            assert ids(found) == [receipt.id]
+            complete(other, found)
+
+
 def test_a_customer_that_is_paused_gets_nothing(store: PostgresStore) -> None:
     store.adjust("acme", CustomerSettings(paused=True))
     claim(store)
@@ -316,8 +348,16 @@ def all_of(url: str) -> list[Any]:
 @pytest.mark.parametrize("costs", [Costs.EQUAL, Costs.KNOWN])
 @pytest.mark.parametrize("seed", range(2))
 def test_what_the_server_writes_is_what_would_have_been_decided(
-    mode: Mode, costs: Costs, seed: int
+    mode: Mode, costs: Costs, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    looks: list[Look] = []
+    look = Engine.look
+
+    def look_and_note(*given: Any) -> Look:
+        looks.append(look(*given))
+        return looks[-1]
+
+    monkeypatch.setattr(Engine, "look", look_and_note)
     chance, clock = Random(seed), ManualClock(START)
     chosen = Settings(mode=mode, costs=costs, patience_s=PATIENCE_S)
     with Databases() as databases, ExitStack() as stack:
@@ -350,9 +390,10 @@ def test_what_the_server_writes_is_what_would_have_been_decided(
             if chance.random() < 0.7:
                 for store in both:
                     complete(store, found)
+    assert sum(one.found is Found.ONE for one in looks) > 20
 
 
-def test_clocks_that_have_come_far_are_left_to_a_decision_which_takes_them_back(
+def test_clocks_that_have_come_far_are_left_to_a_decision(
     store: PostgresStore, decides_no_more: Callable[[], None]
 ) -> None:
     with psycopg.connect(store.url) as connection:
@@ -388,11 +429,15 @@ def pages_read(connection: psycopg.Connection[Any], store: PostgresStore) -> int
     """How many pages the claim of a document reads, each as often as it does."""
     submit(store)
     since, late = store._claiming._engine._horizon
-    values = (None, None, "server", since, late, 0, False, 1, True, False, 1, 1, "w", 1, None, 1)
+    hour = 3_600 * SECOND_US
+    alone = (1, True, False, hour, 1, "w", hour, None, 1)
+    values = (None, None, "server", since, late, 0, False, *alone)
     cursor = connection.cursor()
     adapt(cursor.adapters)
     rows = cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, COSTS OFF) {CLAIM_ALONE}", values)
     plan = "\n".join(line for (line,) in rows.fetchall())
+    running = cursor.execute("SELECT count(*) FROM fairturn.leases").fetchall()
+    assert running == [(1,)], "it was not claimed"
     connection.rollback()
     complete(store, [claim_one(store)])
     return max(int(n) for n in re.findall(r"shared hit=(\d+)", plan))

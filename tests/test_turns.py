@@ -1093,6 +1093,26 @@ def test_a_cancel_does_not_hide_a_document_whose_lease_ran_out_before_the_claim(
     ]
 
 
+@pytest.mark.parametrize("cancelled_too", [False, True])
+def test_a_cancel_does_not_hide_what_arrived_while_it_looked(cancelled_too: bool) -> None:
+    backlog = Backlog()
+    turns = Turns(backlog)
+    told = [Recorded(0, (Arrived(1, 1, order, 1),)) for order in (5, 6, 7)]
+    for order in (5, 6, 7):
+        backlog.add(1, 1, order)
+    if cancelled_too:  # by somebody who has seen all of it
+        backlog.discard(1, 1, 6)
+        told.append(Recorded(0, (Left(1, 1, 6, 5),)))
+    backlog.discard(1, 1, 5)
+    told.append(Recorded(0, (Left(1, 1, 5, None),)))
+
+    turns.fold(0, recorded=told)
+
+    picks = [turns.pick(0), turns.pick(0), turns.pick(0)]
+    orders = [pick.order for pick in picks if pick is not None]
+    assert orders == ([7] if cancelled_too else [6, 7])
+
+
 def test_a_weight_changed_on_a_backlog_counts_from_the_next_document(office: Office) -> None:
     office.submit(1, 100)
     office.submit(2, 100)

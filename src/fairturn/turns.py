@@ -102,6 +102,8 @@ class Turns:
         self.touched: set[Flow] = set()  # the flows that changed
         self.adjusted: set[int] = set()  # the customers whose settings or costs changed
         self._taken_back: dict[Flow, int] = {}  # in this fold: the lowest order of each flow
+        self._came: dict[Flow, list[int]] | None = None  # a heap of each, if anything was cancelled
+        self._left: set[int] = set()  # orders that were cancelled, in this fold
         self._shelf = shelf
         self._places: list[Place] = []
         self._heads: list[Head] = []
@@ -125,10 +127,15 @@ class Turns:
             if type(event) is Returned:
                 flow = self.standings[event.customer].flows[event.level]
                 self._taken_back[flow] = min(event.order, self._taken_back.get(flow, event.order))
-        for at, events in recorded:
+        told = list(recorded)
+        if any(type(event) is Left for _, events in told for event in events):
+            self._came = {}
+        for at, events in told:
             for event in events:
                 self.apply(event, at)
         self._taken_back.clear()
+        self._came = None
+        self._left.clear()
         for at, arrived in due:
             self.apply(arrived, at)
 
@@ -138,6 +145,8 @@ class Turns:
         was_held = standing.held
         if type(event) is Arrived:
             flow = self._arrive(standing, event.level, event.order, event.n)
+            if self._came is not None:
+                heappush(self._came.setdefault(flow, []), event.order)
             if flow.active and flow.head_order != event.order:
                 self.touched.add(flow)
                 return  # the usual case: one more at the end of a line
@@ -164,9 +173,16 @@ class Turns:
             case Left():
                 flow = self._flow(standing, event.level)
                 flow.waiting -= 1
+                if self._came is not None:
+                    self._left.add(event.order)
                 if flow.head_order == event.order:
-                    # Whoever cancelled could not know what this very fold has taken back.
-                    following = (event.next_order, self._taken_back.get(flow))
+                    # Whoever cancelled could not know what this very fold has taken back, nor what
+                    # was submitted while it looked.
+                    following = (
+                        event.next_order,
+                        self._taken_back.get(flow),
+                        self._lowest_that_came(flow),
+                    )
                     flow.head_order = min((o for o in following if o is not None), default=None)
             case Resumed():
                 flow = self._flow(standing, event.level)
@@ -200,6 +216,13 @@ class Turns:
         if flow.head_order is None or order < flow.head_order:
             flow.head_order = order
         return flow
+
+    def _lowest_that_came(self, flow: Flow) -> int | None:
+        """The lowest order of what arrived in this fold, as far as it was not cancelled."""
+        came = self._came.get(flow, []) if self._came is not None else []
+        while came and came[0] in self._left:
+            heappop(came)
+        return came[0] if came else None
 
     def _finish(self, standing: Standing, event: Finished) -> None:
         flow = self._flow(standing, event.level)

@@ -255,6 +255,7 @@ class PostgresStore:
 
         with self._claim_lock:
             given = self._transact(claim)
+        self._known = given.queue or self._known
         if given.changed:
             if synced or outcomes:
                 self._note()

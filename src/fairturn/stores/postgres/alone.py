@@ -25,11 +25,11 @@ _TYPES = (
     *("int8", "int8", "text", "int8", "int8", "int8"),
 )
 CLAIM_ALONE = f"""
-    SELECT a.answer, a.its_at, a.waited, a.first_end, a.seen_since, a.seen_late, a.customer_name,
+    SELECT a.answer, a.its_at, a.first_end, a.seen_since, a.seen_late, a.customer_name,
         d.fence, {STARTED_COLUMNS}
     FROM fairturn.claim_alone({", ".join(f"%s::{kind}" for kind in _TYPES)}) a
         CROSS JOIN LATERAL (SELECT (a.claimed).*) d"""
-_CLAIM = slice(8, None)  # where the columns of a claim stand in such a row
+_CLAIM = slice(7, None)  # where the columns of a claim stand in such a row
 
 
 class Wanted(NamedTuple):
@@ -54,14 +54,13 @@ class Look(NamedTuple):
     """What the server has found."""
 
     found: Found
-    now: int  # unless there is more
-    waited_us: int | None  # for the lock, if it was taken
+    now: int  # 0 if there is more
     first_lease_ends: int | None
-    horizon: Horizon
+    horizon: Horizon | None  # if it had the lock
     claims: list[Claim]
 
 
-def ask_alone(
+def ask_for_one(
     session: Session,
     wanted: Wanted,
     known: QueueRow,
@@ -99,9 +98,10 @@ def ask_alone(
 
 def to_look(row: Row, wanted: Wanted, key: int) -> Look:
     """What was found, from the one row of `CLAIM_ALONE`."""
-    found, now, waited_us, first_lease_ends, since, late, customer, fence = row[: _CLAIM.start]
+    found, now, first_lease_ends, since, late, customer, fence = row[: _CLAIM.start]
     claims: list[Claim] = []
     if found == Found.ONE:
         lease = Lease(wanted.worker, fence, now, now + wanted.lease_us)
         claims = claims_of([row[_CLAIM]], [customer], key, lease)
-    return Look(Found(found), now, waited_us, first_lease_ends, Horizon(since, late), claims)
+    horizon = None if since is None else Horizon(since, late)
+    return Look(Found(found), now or 0, first_lease_ends, horizon, claims)

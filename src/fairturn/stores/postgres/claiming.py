@@ -2,7 +2,8 @@
 
 It is one transaction and, as a rule, two round trips: one that locks the queue and reads all that
 will probably be needed, and one that writes and commits. So the lock is held for the time of one.
-A large claim reads documents before that, in a round trip without the lock.
+A large claim reads documents before that, in a round trip without the lock. Who found too little
+the last time looks first, and what waits alone is claimed by that (`alone.py`).
 """
 
 from contextlib import suppress
@@ -29,11 +30,13 @@ _SEEN = """
 
 
 class Given(NamedTuple):
-    """What it gives, and whether anything has changed."""
+    """What it gives, whether anything has changed, and the queue as it was found, unless nobody
+    looked at it."""
 
     claims: list[Claim]
     lost: list[Fence]
     changed: bool
+    queue: QueueRow | None = None
 
 
 class Claiming:
@@ -74,7 +77,7 @@ class Claiming:
         finishing.settle(folded.queue)
         self._busy = folded.waited_us > BUSY_US
         claims, changed = self._take(session, wanted, folded, finished=finishing.any)
-        return Given(claims, finishing.lost, changed)
+        return Given(claims, finishing.lost, changed, folded.queue)
 
     def shares(self, n: int) -> bool:
         """Whether a claim of so many documents is to be shared: others hold the lock, as a rule,
@@ -98,7 +101,7 @@ class Claiming:
             asked = self._engine.ask(session, wanted)
         folded = self._engine.fold(session, asked, wanted.uptime)
         claims, changed = self._take(session, wanted, folded, wish=wish)
-        return Given(claims, [], changed)
+        return Given(claims, [], changed, folded.queue)
 
     def _take(
         self,
@@ -153,9 +156,8 @@ class Claiming:
         """See whether there is anything; what waits alone is claimed by that."""
         crash.point("claim-before-commit")
         look = self._engine.look(session, wanted, known, self._notes.noted_at(wanted.worker))
-        crash.point("claim-after-commit")
-        if look.waited_us is not None:
-            self._busy = look.waited_us > BUSY_US
+        if look.found is Found.ONE:
+            crash.point("claim-after-commit")
         if look.found is not Found.MORE:
             self._notes.due(wanted.worker, look.now)  # then it was noted
             self._dry = True  # nothing is left

@@ -108,7 +108,8 @@ class Database:
 
     def transact(self, work: Callable[[Session], T]) -> T:
         """Run one transaction, which `work` begins and commits. What another transaction has ended
-        or held up, or a connection that was lost before the COMMIT, is tried again."""
+        or held up, or a connection that was lost before the COMMIT, is tried again; and a claim of
+        what waits alone: what a lost one has claimed runs when its lease has run out."""
         begun, attempts = stopwatch(), 0
         while True:
             attempts += 1

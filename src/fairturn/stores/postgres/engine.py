@@ -24,7 +24,7 @@ from fairturn.flows import (
 from fairturn.interpreter import hurried
 from fairturn.priority import LEVELS
 from fairturn.stores.events import with_counts
-from fairturn.stores.postgres.alone import SERVER_BOOT, Found, Look, Wanted, ask_alone, to_look
+from fairturn.stores.postgres.alone import SERVER_BOOT, Found, Look, Wanted, ask_for_one, to_look
 from fairturn.stores.postgres.asking import MISSED, PRIORITY, Asked
 from fairturn.stores.postgres.expiring import (
     FIRST_DELAY_ENDS,
@@ -34,6 +34,7 @@ from fairturn.stores.postgres.expiring import (
     has_passed,
 )
 from fairturn.stores.postgres.rows import (
+    CLOCK_MAX,
     LOCK_QUEUE,
     TURNS_COLUMNS,
     Horizon,
@@ -59,9 +60,6 @@ _BY_CUSTOMER = itemgetter(0)
 
 # What is kept between the claims of one process: more would be memory rather than speed.
 _STANDINGS_MAX = 5_000
-
-# Virtual times end at 2^63; one claim adds less than 2^57.
-CLOCK_MAX = 1 << 60
 
 # Where the turns stand; which transactions it sees; what else there is to read; how many claims
 # there were, since some version, that can be followed; and who else waits.
@@ -143,17 +141,18 @@ class Engine:
         if thorough:
             self._thorough_s = stopwatch() + _THOROUGH_S
         leases_from = self._leases_seen.look_from(wanted.uptime)
-        asked = ask_alone(
+        asked = ask_for_one(
             *(session, wanted, known, self._horizon),
             leases_from=leases_from,
             thorough=thorough,
             noted_at=noted_at,
         )
         look = to_look(asked.fetchall()[0], wanted, known.key)
+        if look.found is not Found.MORE and look.horizon is not None:
+            self._horizon = look.horizon
         if look.found is Found.ONE:
             at = wanted.uptime.at if wanted.uptime else look.now
             self._leases_seen.see(look.first_lease_ends, at)
-            self._horizon = look.horizon
             self._contended = True  # the engine has a claim to follow
         elif look.found is Found.MORE:
             self._leases_seen.look_again(leases_from)

@@ -12,9 +12,11 @@ import psycopg
 from psycopg import sql
 
 from fairturn import crash
-from fairturn.clock import SERVER_NOW, SERVER_WAITED
+from fairturn.clock import SERVER_NOW
 from fairturn.errors import StoreRefused, StoreUnavailable
+from fairturn.flows import COST_ONE, WEIGHT_ONE
 from fairturn.stores.postgres.database import Database
+from fairturn.stores.postgres.rows import CLOCK_MAX, TURNS_KEPT
 from fairturn.stores.postgres.session import SCHEMA
 
 # Only while a step is made, so that ten processes that start at once make it once.
@@ -63,7 +65,14 @@ def _scripts(folder: str) -> list[tuple[str, str]]:
 
 def filled_in(script: str, schema: str) -> str:
     """A step as the server executes it."""
-    return script.format(schema=schema, now=SERVER_NOW, waited=SERVER_WAITED)
+    return script.format(
+        schema=schema,
+        now=SERVER_NOW,
+        cost_one=COST_ONE,
+        weight_one=WEIGHT_ONE,
+        clock_max=CLOCK_MAX,
+        turns_kept=TURNS_KEPT,
+    )
 
 
 def newest() -> int:

@@ -225,6 +225,8 @@ TURNS_COLUMNS = "version, claims, fence, tick, clocks, weights, taken, promoted,
 TURNS = f"SELECT {TURNS_COLUMNS} FROM fairturn.turns ORDER BY version DESC LIMIT 1"
 # So many rows are kept, for processes that have not seen the last of them.
 TURNS_KEPT = 64
+# Virtual times end at 2^63; one claim adds less than 2^57.
+CLOCK_MAX = 1 << 60
 _ADD_TURNS = """
     WITH gone AS (DELETE FROM fairturn.turns WHERE version = %s)
     INSERT INTO fairturn.turns (version, claims, fence, tick, clocks, weights, taken,

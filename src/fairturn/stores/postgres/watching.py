@@ -44,7 +44,7 @@ class Watching:
         if listen_url is not None:
             parse(listen_url)  # what is no address is told at once; else nobody would hear of it
         self._listen_url = listen_url
-        self._deaf = True  # nobody has listened yet, and nobody was told
+        self._may_tell = True  # nobody has listened yet, and nobody was told
         self._channel = f"{database.schema}_changed"
         # Taken by itself, because a condition's own `with` keeps it if a signal interrupts that.
         self._lock = threading.RLock()
@@ -203,7 +203,7 @@ class Watching:
                     self._sent.clear()  # what was sent before does not come back here
                     connection.execute(f"LISTEN {self._channel}")
                     self._wake()  # something may have happened before
-                    attempt, self._deaf = 0, False
+                    attempt, self._may_tell = 0, False
                     self._hear_from(connection)
             except (psycopg.Error, StoreError) as error:
                 self._tell(error)
@@ -213,8 +213,8 @@ class Watching:
     def _tell(self, error: Exception) -> None:
         """Say it once, if the address past the pooler leads nowhere: who waits would only wait
         longer. Where the queue itself does not answer, its calls say so."""
-        if self._listen_url is not None and self._deaf:
-            self._deaf = False
+        if self._listen_url is not None and self._may_tell:
+            self._may_tell = False
             _LOG.warning(
                 "cannot listen for changes at %s (%s); they are looked for once in a second",
                 parse(self._listen_url)[1],

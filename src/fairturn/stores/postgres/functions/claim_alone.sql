@@ -14,7 +14,6 @@ CREATE OR REPLACE FUNCTION {schema}.claim_alone(
     noted_at bigint, note_every bigint,     -- when the worker was noted the last time; NULL: never
     OUT answer smallint,        -- 0: nothing; 1: claimed; 2: something that is not decided here
     OUT its_at bigint,
-    OUT waited bigint,          -- for the lock
     OUT first_end bigint,       -- of all leases
     OUT seen_since text, OUT seen_late bigint[],    -- the next `since` and `late`
     OUT customer_name text,
@@ -67,6 +66,10 @@ BEGIN
     planned := set_config('plan_cache_mode', 'force_generic_plan', true);
     planned := set_config('jit', 'off', true);
 
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        answer := 2;            -- what follows the lock would not see what was committed before it
+        RETURN;
+    END IF;
     IF EXISTS (SELECT FROM {schema}.recorded r WHERE r.xid >= since AND r.heads IS NOT NULL)
         OR EXISTS (SELECT FROM {schema}.recorded r
             WHERE r.xid = ANY (late) AND r.heads IS NOT NULL)
@@ -78,7 +81,6 @@ BEGIN
         SELECT q.settings_version INTO its_settings FROM {schema}.queue q FOR NO KEY UPDATE;
         its_at := coalesce(moment, {now});
         leases_at := coalesce(uptime, its_at);
-        waited := {waited};
         -- It sees all that was committed before. By the primary keys, leases_until, documents_delayed
         -- and documents_flow.
         SELECT t.version, t.claims, t.fence, t.tick, t.clocks, t.weights, t.taken, t.promoted, t.boot,
@@ -126,7 +128,7 @@ BEGIN
         ELSIF told_n = 1 AND told_sizes = '{{1}}' AND its_number IS NOT NULL AND its_limit IS NULL
             AND is_paused IS NOT TRUE
             AND its_at - told_at <= patience            -- it has no turn as the longest waiting
-            AND its_clocks[its_level] <= 1::bigint << 60    -- a claim that decides takes them back
+            AND its_clocks[its_level] <= {clock_max}    -- a claim that decides takes them back
         THEN
             answer := 1;
         ELSE
@@ -159,8 +161,8 @@ BEGIN
     END IF;
 
     IF answer = 1 THEN
-        its_weight := coalesce(its_weight, 1000);
-        its_cost := CASE WHEN costs_are_known THEN coalesce(its_cost, 1000000) ELSE 1000000 END;
+        its_weight := coalesce(its_weight, {weight_one});
+        its_cost := CASE WHEN costs_are_known THEN coalesce(its_cost, {cost_one}) ELSE {cost_one} END;
         charged := greatest(1, its_cost * 1000 / its_weight);
         begun := greatest(flow_time, its_clocks[its_level]);
         -- Its weight is the only one of its level.
@@ -179,7 +181,7 @@ BEGIN
                 its_weights, its_taken, its_promoted, its_boot, ARRAY[owner], ARRAY[its_level],
                 ARRAY[false])),
         forgotten AS (
-            DELETE FROM {schema}.turns WHERE version = last_version + 1 - 64),
+            DELETE FROM {schema}.turns WHERE version = last_version + 1 - {turns_kept}),
         kept AS (
             UPDATE {schema}.flows SET version = last_version + 1, place = begun + charged,
                 tick = last_tick + 1, folded = 0, running = running + 1, taken = taken + 1,
@@ -190,9 +192,9 @@ BEGIN
             fence = last_fence + 1, claimed_at = its_at, lease_until = leases_at + lease,
             worker = its_worker, charged_cost = its_cost, charged_weight = its_weight,
             charge = charged
-        WHERE d.ctid = its_row
+        WHERE d.ctid = its_row AND d.state = 1
         RETURNING d.* INTO claimed;
-        IF NOT FOUND THEN       -- somebody has removed it meanwhile
+        IF NOT FOUND THEN       -- nobody should have changed it: all who may hold the queue's lock
             RAISE EXCEPTION USING ERRCODE = 'serialization_failure', MESSAGE = 'overtaken';
         END IF;
         IF flow_row IS NULL THEN
