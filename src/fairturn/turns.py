@@ -171,19 +171,7 @@ class Turns:
             self._complete(standing)
         match event:
             case Left():
-                flow = self._flow(standing, event.level)
-                flow.waiting -= 1
-                if self._came is not None:
-                    self._left.add(event.order)
-                if flow.head_order == event.order:
-                    # Whoever cancelled could not know what this very fold has taken back, nor what
-                    # was submitted while it looked.
-                    following = (
-                        event.next_order,
-                        self._taken_back.get(flow),
-                        self._lowest_that_came(flow),
-                    )
-                    flow.head_order = min((o for o in following if o is not None), default=None)
+                self._leave(self._flow(standing, event.level), event)
             case Resumed():
                 flow = self._flow(standing, event.level)
                 flow.running += event.n
@@ -217,12 +205,19 @@ class Turns:
             flow.head_order = order
         return flow
 
-    def _lowest_that_came(self, flow: Flow) -> int | None:
-        """The lowest order of what arrived in this fold, as far as it was not cancelled."""
-        came = self._came.get(flow, []) if self._came is not None else []
-        while came and came[0] in self._left:
-            heappop(came)
-        return came[0] if came else None
+    def _leave(self, flow: Flow, event: Left) -> None:
+        flow.waiting -= 1
+        came: list[int] = []
+        if self._came is not None:
+            self._left.add(event.order)
+            came = self._came.get(flow, [])
+            while came and came[0] in self._left:
+                heappop(came)
+        if flow.head_order == event.order:
+            # Whoever cancelled could not know what this very fold has taken back, nor what was
+            # submitted while it looked.
+            following = (event.next_order, self._taken_back.get(flow), *came[:1])
+            flow.head_order = min((o for o in following if o is not None), default=None)
 
     def _finish(self, standing: Standing, event: Finished) -> None:
         flow = self._flow(standing, event.level)
