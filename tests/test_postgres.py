@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairturn.clock import SECOND_US, SERVER_NOW, ManualClock, stopwatch
-from fairturn.errors import QueueFull, StoreUnavailable
+from fairturn.errors import QueueFull, StoreError, StoreRefused, StoreUnavailable
 from fairturn.flows import Mode
 from fairturn.model import (
     Claim,
@@ -102,6 +102,67 @@ def test_something_else_than_a_connection_is_refused(store: PostgresStore) -> No
         store.submit([new()], connection=object())
 
 
+def test_a_connection_to_another_queue_is_refused_and_nothing_is_stored_there(
+    url: str, store: PostgresStore
+) -> None:
+    with Databases() as databases:
+        another = PostgresStore(databases.new())
+        with psycopg.connect(another.url) as connection:
+            with pytest.raises(StoreRefused, match="leads to another queue than this one"):
+                store.submit([new()], connection=connection)
+            connection.commit()
+
+        assert find_all(another) == []
+        another.close()
+
+
+def in_an_empty_database(connection: psycopg.Connection[Any]) -> None:
+    connection.execute("DROP SCHEMA fairturn CASCADE")
+
+
+def read_only(connection: psycopg.Connection[Any]) -> None:
+    connection.execute("SET TRANSACTION READ ONLY")
+
+
+def as_a_stranger(connection: psycopg.Connection[Any]) -> None:
+    connection.execute("CREATE ROLE stranger")
+    connection.execute("SET LOCAL ROLE stranger")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "sentence"),
+    [
+        (in_an_empty_database, "which has no queue in its schema fairturn; hand in one to"),
+        (read_only, "the transaction of the connection is read-only"),
+        (as_a_stranger, "of the connection may not do what a queue needs"),
+        (lambda connection: connection.close(), "the connection that was handed in is closed"),
+    ],
+)
+def test_what_is_wrong_with_the_callers_connection_is_said_of_it(
+    url: str, store: PostgresStore, trouble: Any, sentence: str
+) -> None:
+    connection = psycopg.connect(url)
+    trouble(connection)
+
+    with pytest.raises(StoreError, match=sentence):
+        store.submit([new()], connection=connection)
+
+    connection.close()  # and so nothing of it stays
+
+
+def test_a_transaction_of_the_caller_that_was_overtaken_is_to_be_repeated(
+    url: str, store: PostgresStore
+) -> None:
+    submit(store)
+    with psycopg.connect(url) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.execute("SELECT 1")
+        submit(store)
+
+        with pytest.raises(StoreUnavailable, match="roll it back, and repeat all of it"):
+            store.submit([new()], connection=connection)
+
+
 # ── Locks ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -145,7 +206,7 @@ def test_a_submission_counts_in_one_row_whatever_the_server_knows_of_them(
         values = (None, 1_000_000, 3, 1, "b", "1", None, True, 1, *[None] * 8)
         connection.execute(SUBMIT_ONE, values)
         held = connection.execute(
-            "SELECT objid FROM pg_locks WHERE locktype = 'advisory' "
+            "SELECT objid FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() "
             "AND classid = (hashtext('fairturn.totals')::bigint & 4294967295)::oid"
         ).fetchall()
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from fairturn.addresses import POSTGRES, scheme_of
 from fairturn.cli.endings import wrong_use
 from fairturn.cli.opening import database_of, queue_options, settings_here
 from fairturn.cli.options import json_option
@@ -25,8 +26,11 @@ def command(*, grant: str | None, as_json: bool, flags: Mapping[str, Any]) -> No
     fairturn migrate --database postgresql://owner@host/documents --grant app
     """
     database = database_of(settings_here(flags))
-    if not isinstance(database, str):
-        wrong_use("a queue in a file is brought up when it is opened; name a postgresql:// address")
+    if not isinstance(database, str) or scheme_of(database) not in POSTGRES:
+        wrong_use(
+            "only a queue in PostgreSQL has a schema, and one in a file is brought up when it is "
+            "opened; name a postgresql:// address"
+        )
     from fairturn.config import migrate_server
 
     made = migrate_server(database, grant=grant)

@@ -224,7 +224,7 @@ class PostgresStore:
                     session, list(documents), self._known, moment, own=False
                 )
         except psycopg.Error as error:
-            raise self._database.translate(error) from error
+            raise self._database.translate_of_caller(error, connection) from error
 
     def claim(
         self,

@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors
@@ -219,6 +219,37 @@ class Database:
             )
             return StoreUnavailable(f"{self.name} cannot be reached, or gave up ({words}); {after}")
         return StoreError(f"{self.name}: {words}")
+
+    def translate_of_caller(
+        self, error: psycopg.Error, connection: psycopg.Connection[Any]
+    ) -> StoreError:
+        """The same for a connection of the caller's: what is wrong is wrong with that, and what is
+        to be repeated is the caller's transaction."""
+        words = said(error)
+        if connection.closed:
+            return StoreUnavailable(
+                f"the connection that was handed in is closed ({words}); repeat the transaction on "
+                "another one"
+            )
+        role = connection.info.user
+        if isinstance(error, errors.InsufficientPrivilege):
+            return StoreRefused(
+                f"the role {role} of the connection may not do what a queue needs: {words}; the "
+                f"database's owner gives it the right with: fairturn migrate --grant {role}"
+            )
+        if isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName):
+            return StoreRefused(
+                f"the connection leads to the database {connection.info.dbname}, which has no "
+                f"queue in its schema {self.schema}; hand in one to {self.name}"
+            )
+        if isinstance(error, errors.ReadOnlySqlTransaction):
+            return StoreRefused("the transaction of the connection is read-only; begin another one")
+        if isinstance(error, errors.SerializationFailure | errors.DeadlockDetected):
+            return StoreUnavailable(
+                f"the transaction of the connection cannot go on ({words}); roll it back, and "
+                "repeat all of it"
+            )
+        return self.translate(error)
 
 
 class Lending:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fairturn import ids
 from fairturn.clock import stopwatch
-from fairturn.errors import KeyReused, QueueFull
+from fairturn.errors import KeyReused, QueueFull, StoreRefused
 from fairturn.model import KEY_KEPT_US, NewDocument, Receipt
 from fairturn.priority import Count
 from fairturn.store import Payloads
@@ -193,6 +193,11 @@ class Submitting:
         names = list(names_of(documents))
         look = self._look(session, names, known, moment, own=own)
         books, queue = look.books, look.queue
+        if queue.key != known.key:
+            raise StoreRefused(
+                "the connection leads to another queue than this one; hand in one to the database "
+                "of the queue (nothing was stored)"
+            )
         if not are_plain(documents):
             _read_rare(session, documents, look)
         admission = admit(documents, books, queue.settings, look.now)

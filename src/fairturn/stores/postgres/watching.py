@@ -27,7 +27,7 @@ _TOGETHER_S = 0.015  # changes within so short a time share a hint,
 _ENDS_TOGETHER_S = 0.05  # and what was claimed and completed within this one: few wait for that
 _HEAR_S = 0.2  # a listener hears so soon that it is to end
 _CHECK_S = 10.0  # a listener that has heard nothing for so long looks whether it is heard
-_AGAIN_S = (1.0, 5.0, 15.0)  # between attempts to listen
+_AGAIN_S = (0.5, 1.0, 2.0)  # between attempts to listen
 
 # Each part only ever rises: with submissions and other changes, with claims, with settings.
 _VERSION = """
