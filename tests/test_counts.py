@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -224,6 +225,28 @@ if child:
     assert [process.wait(60) for process in running] == [0, 0, 0]
 
     assert check(opened(place)) == -(3 * (1 + 50 + 50))
+
+
+def test_a_file_that_somebody_else_makes_while_we_look_at_it_is_no_other_program_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "counts.db"
+
+    def make(_: apsw.Cursor, sql: str, __: object) -> bool:
+        if "sqlite_schema" in sql:
+            hooks.clear()
+            with suppress(StoreUnavailable):  # it has to wait for who looks
+                check(open_counts(place, timeout_s=0.01))
+        return True
+
+    def watch(connection: apsw.Connection) -> None:
+        connection.exec_trace = make
+
+    hooks = [watch]
+    monkeypatch.setattr(apsw, "connection_hooks", hooks)
+
+    assert check(open_counts(place)) in {0, -1}
+    assert hooks == []
 
 
 # ── Bounded ──────────────────────────────────────────────────────────────────────────────────────

@@ -103,8 +103,9 @@ class SqliteCounts:
             )
         connection = apsw.Connection(str(self._path))
         connection.set_busy_timeout(round(self._timeout_s * 1000))
-        application = connection.pragma("application_id")
-        used = application or connection.execute("SELECT count(*) FROM sqlite_schema").get
+        with connection:  # one snapshot: another process may be making this schema now
+            application = connection.pragma("application_id")
+            used = application or connection.execute("SELECT count(*) FROM sqlite_schema").get
         if used and application != APPLICATION_ID:
             connection.close()
             raise StoreRefused(
