@@ -1,6 +1,8 @@
 """What tests of PostgreSQL have in common."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
@@ -8,8 +10,16 @@ import psycopg
 
 from fairturn.model import Completed, Failed, NewDocument, Outcome, Released
 from fairturn.stores.postgres import PostgresStore
+from fairturn.stores.postgres.sharing import BUSY_US
+from tests.waiting import wait_until
 
 PATIENCE_S = 30.0
+# For so long that it knows that it has waited. Who tells others of something may wait for those who
+# do so in other databases, for an `object`: that is not meant.
+_WAITING = f"""
+    SELECT pid FROM pg_stat_activity
+    WHERE datname = current_database() AND wait_event_type = 'Lock' AND wait_event <> 'object'
+        AND clock_timestamp() - query_start > interval '{BUSY_US + 1_000} microseconds'"""
 
 
 def new(customer: str = "acme", **fields: Any) -> NewDocument:
@@ -28,6 +38,26 @@ def terminate_others(url: str) -> None:
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
+
+
+@contextmanager
+def claims_held_up(url: str) -> Iterator[psycopg.Connection[Any]]:
+    """Somebody holds the lock of claims. The connection is for looking on."""
+    with psycopg.connect(url) as holding, psycopg.connect(url, autocommit=True) as looking:
+        holding.execute("SELECT 1 FROM fairturn.queue FOR UPDATE")
+        yield looking
+
+
+def wait_until_waiting(looking: psycopg.Connection[Any], n: int = 1) -> list[int]:
+    """The processes of the server that wait for a lock in this database, once so many do."""
+    waiting: list[int] = []
+
+    def are_so_many() -> bool:
+        waiting[:] = [pid for (pid,) in looking.execute(_WAITING)]
+        return len(waiting) == n
+
+    wait_until(are_so_many, f"{n} of this database wait for a lock")
+    return waiting
 
 
 def woken(store: PostgresStore, change: Any) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairturn.clock import SECOND_US, SERVER_NOW, ManualClock, stopwatch
+from fairturn.clock import SECOND_US, SERVER_NOW, ManualClock
 from fairturn.errors import QueueFull, StoreError, StoreRefused, StoreUnavailable
 from fairturn.flows import Mode
 from fairturn.model import (
@@ -34,7 +34,7 @@ from fairturn.stores.postgres.rows import CONFIGURE, settings_columns
 from fairturn.stores.postgres.session import LOCK_SETTINGS, SCHEMA, Session
 from fairturn.stores.postgres.submitting import SUBMIT_ONE
 from fairturn.testing.steps import assert_numbers_are_exact, claim, find_all, submit
-from tests.on_postgres import PATIENCE_S, ended_somehow, new
+from tests.on_postgres import PATIENCE_S, ended_somehow, new, wait_until_waiting
 from tests.servers.queues import Databases
 
 START = 1_700_000_000 * SECOND_US
@@ -300,10 +300,10 @@ def test_a_submission_that_waited_for_its_customer_comes_after_what_it_waited_fo
     url: str, store: PostgresStore, customers: list[str]
 ) -> None:
     submit(store, "acme")
-    with psycopg.connect(url) as other:
+    with psycopg.connect(url) as other, psycopg.connect(url, autocommit=True) as looking:
         store.submit([new()], connection=other)
         thread, receipts = _submitting(store, customers)
-        _wait_until_somebody_waits(url)
+        wait_until_waiting(looking)
         ((released_at,),) = other.execute(f"SELECT {SERVER_NOW}").fetchall()
         other.commit()
         thread.join(PATIENCE_S)
@@ -318,10 +318,10 @@ def test_a_submission_that_waited_for_other_settings_obeys_them(
 ) -> None:
     submit(store, "acme")
     settings = Settings(mode=Mode.EQUAL, bounds=(0, -1, -2, -3, -4, -5, -6, -7))
-    with psycopg.connect(url) as other:
+    with psycopg.connect(url) as other, psycopg.connect(url, autocommit=True) as looking:
         other.execute(LOCK_SETTINGS)
         thread, receipts = _submitting(store, customers)
-        _wait_until_somebody_waits(url)
+        wait_until_waiting(looking)
         Session(other, SCHEMA).ask(CONFIGURE, settings_columns(settings))
         other.commit()
         thread.join(PATIENCE_S)
@@ -339,13 +339,6 @@ def _submitting(
     thread = threading.Thread(target=lambda: told.extend(store.submit([*map(new, customers)])))
     thread.start()
     return thread, told
-
-
-def _wait_until_somebody_waits(url: str) -> None:
-    until = stopwatch() + PATIENCE_S
-    with psycopg.connect(url, autocommit=True) as connection:
-        while connection.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone() is None:
-            assert stopwatch() < until, "nobody waits for a lock"
 
 
 @pytest.mark.parametrize("more", [[], ["\t\n\r"], ["ä"]], ids=["plain", "blanks", "letters"])

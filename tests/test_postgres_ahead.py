@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import groupby
 
 import psycopg
@@ -14,14 +13,10 @@ from fairturn.flows import Mode
 from fairturn.model import Claim, Completed, Released, Settings
 from fairturn.stores.postgres import PostgresStore
 from fairturn.testing.steps import claim, claim_each, ids, new, submit, submit_each
+from tests.on_postgres import claims_held_up, wait_until_waiting
 from tests.servers.queues import Databases
-from tests.waiting import wait_until
 
 START = 1_700_000_000 * SECOND_US
-# Who waits for the lock of claims.
-_WAITING = """
-    SELECT pid FROM pg_stat_activity
-    WHERE datname = current_database() AND wait_event_type = 'Lock'"""
 
 
 @pytest.fixture
@@ -37,21 +32,6 @@ def stores(url: str) -> Iterator[list[PostgresStore]]:
     yield opened
     for store in opened:
         store.close()
-
-
-@contextmanager
-def claims_held_up(url: str) -> Iterator[psycopg.Connection[tuple[int]]]:
-    """Somebody holds the lock of claims, and can see who waits for it."""
-    with (
-        psycopg.connect(url) as holding,
-        psycopg.connect(url, autocommit=True) as looking,
-    ):
-        holding.execute("SELECT 1 FROM fairturn.queue FOR UPDATE")
-        yield looking
-
-
-def who_waits(looking: psycopg.Connection[tuple[int]]) -> list[tuple[int]]:
-    return looking.execute(_WAITING).fetchall()
 
 
 def test_a_submission_that_a_document_overtook_which_became_due_is_claimed_in_its_order(
@@ -103,7 +83,7 @@ def test_documents_that_come_back_between_a_look_ahead_and_the_lock_come_first(
     with claims_held_up(url) as looking:
         claiming = threading.Thread(target=lambda: claimed.extend(claim(one, 80)), daemon=True)
         claiming.start()
-        wait_until(lambda: bool(who_waits(looking)), "the claim waits for the lock")
+        wait_until_waiting(looking)
         other.finish([Released(c.fence) for c in returned])
         other.submit([new("a"), new("b")])
     claiming.join(30)
@@ -152,8 +132,7 @@ def test_a_claim_that_the_server_ends_says_so_and_the_next_one_goes_on(
     with claims_held_up(url) as looking:
         claiming = threading.Thread(target=claim_in_vain, daemon=True)
         claiming.start()
-        wait_until(lambda: bool(who_waits(looking)), "the claim waits for the lock")
-        ((pid,),) = who_waits(looking)
+        (pid,) = wait_until_waiting(looking)
         looking.execute("SELECT pg_cancel_backend(%s)", (pid,))
         claiming.join(30)
 

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import psycopg
 import pytest
@@ -18,12 +17,9 @@ from fairturn.testing.steps import (
     find_all,
     submit_each,
 )
+from tests.on_postgres import claims_held_up, wait_until_waiting
 from tests.servers.queues import Databases
 from tests.waiting import wait_until
-
-_WAITING = """
-    SELECT count(*) FROM pg_stat_activity
-    WHERE datname = current_database() AND wait_event_type = 'Lock'"""
 
 
 @pytest.fixture
@@ -66,28 +62,15 @@ class Contest:
         self.claimers = {name: Claimer(url, name) for name in names}
         self.together(names, 0)  # who has waited once says what it wants the next time
 
-    @contextmanager
-    def _held(self) -> Iterator[psycopg.Connection[tuple[int]]]:
-        with psycopg.connect(self._url) as holding, psycopg.connect(self._url) as looking:
-            looking.autocommit = True
-            holding.execute("SELECT 1 FROM fairturn.queue FOR UPDATE")
-            yield looking
-
     def together(
         self, names: str, n: int = 1, outcomes: tuple[Outcome, ...] = ()
     ) -> dict[str, list[Claim]]:
         """What each gets, if all begin before the first of them may go on."""
-        with self._held() as looking:
+        with claims_held_up(self._url) as looking:
             for place, name in enumerate(names, start=1):
                 self.claimers[name].begin(n, outcomes)
-                self._wait_for(looking, place)
+                wait_until_waiting(looking, place)
         return {name: self.claimers[name].end() for name in names}
-
-    def _wait_for(self, looking: psycopg.Connection[tuple[int]], claimers: int) -> None:
-        wait_until(
-            lambda: looking.execute(_WAITING).fetchone() == (claimers,),
-            f"{claimers} claimers wait for the lock",
-        )
 
     def versions(self) -> int:
         """How many claims have written to the queue."""
