@@ -17,7 +17,7 @@ from fairturn.model import Completed, CustomerSettings, Filter, Receipt, Setting
 from fairturn.stores.postgres import PostgresStore, database, pooling, watching
 from fairturn.stores.postgres.piping import Line
 from fairturn.stores.postgres.session import BEGIN, SCHEMA, Session
-from fairturn.testing.steps import assert_numbers_are_exact, claim, find_all, submit
+from fairturn.testing.steps import assert_numbers_are_exact, claim, find_all, submit, submit_each
 from tests.on_postgres import PATIENCE_S, ended_somehow, new, terminate_others, woken
 from tests.servers import pgbouncer, postgres
 from tests.servers.proxy import Proxy
@@ -143,6 +143,30 @@ def test_each_thread_goes_on_with_its_own_connection(store: PostgresStore) -> No
     for _ in range(3):
         with lent() as session:
             assert session.connection is own
+
+
+def test_claims_go_on_with_one_connection_whichever_thread_makes_them(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit_each(store, "aaa")
+    used: list[Any] = []
+    real = store._claiming.claim
+
+    def noted(session: Session, *given: Any) -> Any:
+        used.append(session.connection)
+        return real(session, *given)
+
+    monkeypatch.setattr(store._claiming, "claim", noted)
+    done = [Completed(claim(store)[0].fence)]
+    with store._database.session(pooling.CLAIMS):  # while one is under way
+        store.finish(done)
+    for _ in range(2):
+        store.finish(done)  # on the other one, which was used last from now on
+        thread = threading.Thread(target=claim, args=(store,))
+        thread.start()
+        thread.join(PATIENCE_S)
+
+    assert used == [used[0]] * 3
 
 
 def test_a_connection_that_nobody_needs_any_more_goes_back_to_the_pool(

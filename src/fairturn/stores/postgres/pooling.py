@@ -1,9 +1,9 @@
 """The connections of one process: those of the driver's pool, and in front of it the few that were
 used last.
 
-The pool hands out its connections by turns. Two of them that one thread uses by turns are two
-processes on the server that both have their plans and pages to find; the one at hand that the
-thread has used before is warm, and takes no lock to get.
+The pool hands out its connections by turns. Two of them that are used by turns for the same are two
+processes on the server that both have their plans and pages to find; the one at hand that was used
+for it before is warm, and takes no lock to get.
 """
 
 import logging
@@ -23,6 +23,10 @@ from fairturn.stores.postgres.piping import Line
 __all__ = ["Pool", "PoolClosed", "PoolTimeout"]
 
 CONNECT: dict[str, Any] = {"autocommit": True, "context": ADAPTERS, "prepare_threshold": None}
+# Who uses a connection is known by the number of its thread, or by what it does, if now one thread
+# does that and now another one.
+CLAIMS, OUTCOMES = -1, -2
+_NOBODY = 0
 _IDLE_S = 300.0  # a connection that nobody has needed for so long is closed
 _AT_HAND_MAX = 3  # as a worker needs: to claim, to record, and to tell others
 _AT_HAND_S = 1_800.0  # an older one goes back to the pool, which replaces it in time
@@ -43,42 +47,43 @@ class Pool:
         self._waiting: list[None] = []  # one for each call that waits for the pool
         self._closed = False
 
-    def take(self, timeout_s: float) -> Line:
-        """A connection that is alive as far as one can see from here."""
+    def take(self, timeout_s: float, user: int | None = None) -> Line:
+        """A connection that is alive as far as one can see from here, for this thread or for a user
+        of another kind."""
+        user = user or threading.get_ident()
         while True:
-            line = self._take_at_hand() or self._take(timeout_s)
+            line = self._take_at_hand(user) or self._take(timeout_s, user)
             if not line.closed and not line.input.poll(0):
                 return line
             # The server has said something to nobody: as a rule, that it has ended the connection.
             line.close()
             self._put(line)
 
-    def _take_at_hand(self) -> Line | None:
-        """The one that this thread has used before, or the one that was used last."""
-        thread = threading.get_ident()
+    def _take_at_hand(self, user: int) -> Line | None:
+        """The one that this user has had before, or the one that was used last."""
         for line in self._at_hand[::-1]:
-            if line.used_by == thread:
+            if line.used_by == user:
                 try:
                     self._at_hand.remove(line)
                 except ValueError:  # somebody else was faster
                     continue
-                line.used_by = thread  # or somebody else was, and gave it back
+                line.used_by = user  # or somebody else was, and gave it back
                 return line
         try:
             line = self._at_hand.pop()
         except IndexError:
             return None
-        line.used_by = thread
+        line.used_by = user
         return line
 
-    def _take(self, timeout_s: float) -> Line:
+    def _take(self, timeout_s: float, user: int) -> Line:
         """One of the pool's. One that has failed to connect waits longer and longer before it tries
         again; so we look ourselves whether the server is back."""
         until = stopwatch() + timeout_s
         while True:
             pool = self._open()
             try:
-                line = self._take_from(pool, min(_LOOK_S, timeout_s))
+                line = self._take_from(pool, user, min(_LOOK_S, timeout_s))
             except PoolTimeout:
                 Line.connect(self._conninfo).close()
                 if pool.get_stats()["pool_size"] < self._size_max:
@@ -88,16 +93,16 @@ class Pool:
             else:
                 return line
 
-    def _take_from(self, pool: ConnectionPool[Line], timeout_s: float) -> Line:
+    def _take_from(self, pool: ConnectionPool[Line], user: int, timeout_s: float) -> Line:
         # Who gives one back looks whether somebody waits after it is at hand, and who waits looks
         # whether one is at hand after that can be seen: one of both sees the other.
         self._waiting.append(None)
         try:
-            line = self._take_at_hand()
+            line = self._take_at_hand(user)
             if line is None:
                 line = pool.getconn(timeout_s)
                 line.pool = pool
-                line.used_by = threading.get_ident()
+                line.used_by = user
             return line
         finally:
             self._waiting.pop()
@@ -146,7 +151,7 @@ class Pool:
         self._put_unused(now - _IDLE_S)
         if line.pool is not self._opened:  # all was closed meanwhile
             self._drop_at_hand()
-        if self._waiting and (at_hand := self._take_at_hand()) is not None:
+        if self._waiting and (at_hand := self._take_at_hand(_NOBODY)) is not None:
             self._put(at_hand)
 
     def _put_unused(self, before_s: float) -> None:
@@ -168,7 +173,7 @@ class Pool:
             self._open().drain()
 
     def _drop_at_hand(self) -> None:
-        while (line := self._take_at_hand()) is not None:
+        while (line := self._take_at_hand(_NOBODY)) is not None:
             line.close()
             self._put(line)
 
