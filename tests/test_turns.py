@@ -1284,6 +1284,21 @@ def test_a_turn_for_the_longest_waiting_charges_nothing_and_moves_no_clock(offic
     assert office.clock == clock
 
 
+def test_the_longest_waiting_of_a_customer_is_found_in_whichever_level_it_came(
+    office: Office,
+) -> None:
+    office.opened_with(mode=Mode.FAIR, bounds=tuple(range(0, -8, -1)))
+    first, second = (*office.submit(1), *office.submit(1))
+    office.now += office.desk.setup.reset_interval_us + 1
+    third = office.submit(1)[0]
+    assert [paper.level for paper in (first, second, third)] == [1, 2, 1]
+    assert office.claim() == [first]
+    office.now += PATIENCE_US + 1
+    office.desk.engine.number = 9
+
+    assert office.claim(2) == [second, third]
+
+
 @pytest.mark.parametrize("waited_us, charged", [(PATIENCE_US, True), (PATIENCE_US + 1, False)])
 def test_exactly_the_patience_is_not_more_than_the_patience(waited_us: int, charged: bool) -> None:
     line = Line()

@@ -150,6 +150,15 @@ class Turns:
             if flow.active and flow.head_order != event.order:
                 self.touched.add(flow)
                 return  # the usual case: one more at the end of a line
+            head = standing.head_order
+            if head is not None and head < event.order:  # so that stays the customer's head
+                if not was_held:
+                    if not flow.active:
+                        self._activate(flow, standing.weight)
+                    self._place(flow)
+                standing.rest = min(standing.rest, event.order)
+                self.touched.add(flow)
+                return
         elif type(event) is Ended:
             flow = self._flow(standing, event.level)
             flow.running -= event.n
