@@ -18,8 +18,9 @@ SWITCH_S = 0.001
 HURRY_S = 0.01
 # So many objects are to be new before garbage is searched among them. A worker that handles
 # thousands of documents a second has that many in hand; searched by default after 700, they were
-# looked through again and again, for a tenth of the worker's time.
-YOUNG_MIN = 10_000
+# looked through again and again, for a tenth of the worker's time, and after 10,000 still for a
+# twentieth. They are a few megabytes.
+YOUNG_MIN = 50_000
 
 
 class _Tuning:
