@@ -135,8 +135,9 @@ class Fairturn:
             handle()
 
         with Queue(self._url) as queue:
+            worker = Worker(queue, process, concurrency=os.cpu_count() or 1, threads=True)
             ready()
-            Worker(queue, process, concurrency=os.cpu_count() or 1, threads=True).run()
+            worker.run()
 
 
 CONTESTANTS: dict[str, Callable[[str], Contestant]] = {

@@ -36,6 +36,17 @@ def test_what_speaks_http_is_loaded_with_the_first_client_and_not_before() -> No
     assert "httpx" not in loaded_by("from fairturn import AsyncClient, Client, Queue")
 
 
+@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+def test_a_worker_that_was_made_has_loaded_what_it_runs_with(threads: bool) -> None:
+    made = f"""
+from fairturn import Queue, Worker
+worker = Worker(Queue(":memory:"), "json:loads", concurrency=1, threads={threads})"""
+
+    more = loaded_by(f"{made}\nworker.run(until_empty=True)") - loaded_by(made)
+
+    assert not {name for name in more if name.startswith("fairturn.worker")}
+
+
 @pytest.mark.parametrize("name", fairturn.__all__)
 def test_every_public_name_is_there_and_is_listed(name: str) -> None:
     assert getattr(fairturn, name).__name__ == name

@@ -1,11 +1,12 @@
 """The back door: a worker claims documents, runs a handler on each, and records the outcomes.
 
-Children import this package too. So the worker's own machinery is imported when one is run.
+Children import this package too. So the worker's own machinery is imported when one is made.
 """
 
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 
 from fairturn.worker.handling import Handler
 from fairturn.worker.loading import load, main_module, reference_of, refuse_in_child
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 CONCURRENCY_MAX = 1_000
 LEASE_S_MIN = 0.1
 RECYCLE_AFTER = 10_000
+_MACHINERY = ("folder", "signals", "supervisor")
 GROWTH_BYTES_MAX = 256 * 1_048_576
 
 
@@ -83,6 +85,8 @@ class Worker:
         self._running = False
         self._supervisor: Supervisor | None = None
         self._stops: list[bool] = []  # one for each time that somebody asked: now, or not
+        for module in (*_MACHINERY, "threads" if threads else "processes"):
+            import_module(f"fairturn.worker.{module}")
 
     def run(self, *, until_empty: bool = False) -> "Done":
         """Work until `stop` is called, or the process gets SIGTERM or SIGINT; then finish what
