@@ -329,7 +329,7 @@ class Bench:
         )
 
     def _large(self, title: str, *, customers: int, documents: int) -> None:
-        batches, rounds = 10, 3 * self._sizes.rounds
+        batches, rounds = 10, 10 * self._sizes.rounds
         n = batches * in_batches.BATCH
         with ExitStack() as stack:
             small, large = (stack.enter_context(self._queue()) for _ in range(2))
