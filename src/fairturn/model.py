@@ -446,7 +446,9 @@ _REAL_COST_MAX = cost_in_millionths(COST_MAX)
 
 def real_cost_within(real_cost: int) -> int:
     """What a finished document really cost, within what a document may cost."""
-    return min(max(0, real_cost), _REAL_COST_MAX)
+    if 0 <= real_cost <= _REAL_COST_MAX:
+        return real_cost
+    return 0 if real_cost < 0 else _REAL_COST_MAX
 
 
 def kept_cost(completed: Completed) -> int | None:
@@ -474,7 +476,9 @@ def check_lease(lease_us: int) -> None:
 def check_outcomes(outcomes: Iterable[Outcome]) -> None:
     """Refuse outcomes that no store could keep, before anything of the call is recorded."""
     for outcome in outcomes:
-        if isinstance(outcome, Completed) and outcome.result is not None:
+        if isinstance(outcome, Completed):
+            if outcome.result is None:
+                continue
             if not storable(outcome.result):
                 raise ValueError(
                     f"a result has a NUL character or a lone surrogate: {outcome.result[:40]!r}; "

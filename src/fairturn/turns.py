@@ -480,9 +480,11 @@ class Turns:
         A head only moves on, as a rule, so that an older entry comes before the true one: it is
         put right when it comes up, and not with each of the customer's documents."""
         head, since, entry = standing.head_order, standing.head_since, standing.entry
-        if head is None or self.mode is Mode.LEVELS or standing.held:
+        if head is None:
             return
         if entry is not None and (entry[0] < since or (entry[0] == since and entry[1] <= head)):
+            return
+        if self.mode is Mode.LEVELS or standing.held:
             return
         standing.entry = (since, head, standing.customer)
         heappush(self._heads, standing.entry)

@@ -47,7 +47,7 @@ class Held:
             document.attempts,
             document.size_bytes,
             document.submitted_at,
-            document.kind.value,
+            document.kind,
             claim.body,
             path,
             document.sha256,

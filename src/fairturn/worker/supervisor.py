@@ -381,7 +381,7 @@ class Supervisor:
                 if attempt.held.fence in gone:
                     self._lose(attempt.held, attempt)
             recorded = [attempt for attempt in recorded if attempt.held.fence not in gone]
-        for kind, n in Counter(type(attempt.outcome) for attempt in recorded).items():
+        for kind, n in Counter([type(attempt.outcome) for attempt in recorded]).items():
             self._counts[_COUNTED[kind]] += n
         for attempt in recorded:
             del self._held[attempt.held.fence]

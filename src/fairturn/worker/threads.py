@@ -110,7 +110,7 @@ class ThreadCrew:
         while self._traces:
             pass_on(self._output, *self._traces.popleft())
         if ended:
-            self._pace.add(sum(one.seconds for one in ended), len(ended))
+            self._pace.add(sum([one.seconds for one in ended]), len(ended))
         return [one for one in ended if not one.held.dropped]
 
     def tend(self, now_s: float) -> None:

@@ -324,7 +324,7 @@ class PostgresStore:
             return finishing.lost
 
         lost: list[Fence] = self._transact(work, OUTCOMES)
-        if all(type(outcome) is Completed for outcome in outcomes):
+        if set(map(type, outcomes)) <= {Completed}:
             self._watching.note_ends()
         else:  # something waits again, perhaps
             self._note()

@@ -1,9 +1,9 @@
 """Outcomes: how attempts end, each exactly once; and renewals."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from json import dumps
-from typing import Any
+from typing import Any, cast
 
 from fairturn import ids
 from fairturn.flows import Costs, Ended, Event
@@ -54,26 +54,25 @@ _LEAVE = """
 # All of it in one statement, by the primary keys: the documents, the leases that they leave, the
 # results, and for customers with a limit the word for the next claim (2 is the code of `Ended`).
 # State and fence make every change conditional on the lease. Nothing is changed if the settings
-# are no longer those that this process knows.
+# are no longer those that this process knows. The numbers are sorted and different, so that a
+# number's place among them is found by halves: to join takes the server a third longer.
+_PLACE = "[width_bucket({}.number, %(numbers)s::bigint[])]"
 _COMPLETE = f"""
-    WITH given AS (
-        SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::integer[], %s::bigint[])
-            AS g(number, fence, position, real_cost)
-        WHERE (SELECT settings_version FROM fairturn.queue) = %s),
-    now AS MATERIALIZED (SELECT {MOMENT} AS moment),
+    WITH now AS MATERIALIZED (SELECT {MOMENT.replace("%s", "%(moment)s")} AS moment),
     ended AS (
         UPDATE fairturn.documents d SET state = {COMPLETED}, ended_at = (SELECT moment FROM now),
-            error = NULL, real_cost = g.real_cost
-        FROM given g
-        WHERE d.number = g.number AND d.state = {RUNNING} AND d.fence = g.fence
-        RETURNING d.number, d.fence, d.customer, d.level, g.position),
+            error = NULL, real_cost = (%(costs)s::bigint[]){_PLACE.format("d")}
+        WHERE (SELECT settings_version FROM fairturn.queue) = %(settings_version)s
+            AND d.number = ANY (%(numbers)s::bigint[]) AND d.state = {RUNNING}
+            AND d.fence = (%(fences)s::bigint[]){_PLACE.format("d")}
+        RETURNING d.number, d.fence, d.customer, d.level),
     leaving AS (SELECT fence, count(*) AS n FROM ended GROUP BY fence),
     {_LEAVE},
     told AS (
         INSERT INTO fairturn.recorded (at, customers, events)
         SELECT (SELECT moment FROM now), array_agg(e.customer),
             '[' || string_agg('[2,' || e.customer || ',' || e.level || ',1]', ','
-                ORDER BY e.position) || ']'
+                ORDER BY (%(positions)s::integer[]){_PLACE.format("e")}) || ']'
         FROM ended e JOIN fairturn.limited l ON l.customer = e.customer
         WHERE EXISTS (SELECT 1 FROM fairturn.limited)
         HAVING count(*) > 0),
@@ -82,17 +81,20 @@ _COMPLETE = f"""
 _ENDED = """
     SELECT n, NULL FROM counted
     UNION ALL
-    SELECT number, fence FROM ended WHERE (SELECT n FROM counted) <> %s"""
+    SELECT number, fence FROM ended WHERE (SELECT n FROM counted) <> %(n)s"""
 _WITH_RESULTS = """, stored AS (
         INSERT INTO fairturn.results (document, result, content_name, size_bytes, sha256)
         SELECT e.number, r.result, r.content_name, r.size_bytes, r.sha256
-        FROM ended e JOIN unnest(%s::bigint[], %s::text[], %s::text[], %s::bigint[], %s::bytea[])
+        FROM ended e JOIN unnest(%(documents)s::bigint[], %(results)s::text[],
+                %(content_names)s::text[], %(sizes)s::bigint[], %(hashes)s::bytea[])
             AS r(number, result, content_name, size_bytes, sha256) ON r.number = e.number
         ON CONFLICT (document) DO UPDATE SET result = excluded.result,
             content_name = excluded.content_name, size_bytes = excluded.size_bytes,
             sha256 = excluded.sha256)"""
 _COMPLETE_PLAIN = _COMPLETE + _ENDED
 _COMPLETE_WITH_RESULTS = _COMPLETE + _WITH_RESULTS + _ENDED
+_GIVEN = ("numbers", "fences", "positions", "costs")
+_GIVEN_RESULTS = ("documents", "results", "content_names", "sizes", "hashes")
 
 # By the primary keys.
 _HELD = f"""
@@ -142,7 +144,8 @@ _LOOK_SOONER = f"""
 
 
 class Finishing:
-    """The outcomes of one call. What is completed and nothing else takes one statement."""
+    """The outcomes of one call. What is completed and nothing else takes one statement, if none of
+    it is told twice."""
 
     def __init__(self, outcomes: Sequence[Outcome], known: QueueRow) -> None:
         self.lost: list[Fence] = []
@@ -150,8 +153,10 @@ class Finishing:
         self._known = known
         self._numbers = ids.decode_all([o.fence.document for o in outcomes], known.key)
         self._completed: Answer | None = None
-        self._plain = known.settings.costs is not Costs.LEARNED and all(
-            type(outcome) is Completed for outcome in outcomes
+        self._plain = (
+            known.settings.costs is not Costs.LEARNED
+            and len(set(self._numbers)) == len(outcomes)
+            and set(map(type, outcomes)) <= {Completed}
         )
 
     @property
@@ -172,18 +177,26 @@ class Finishing:
         return bool(self._outcomes) and not self._plain
 
     def _complete(self, session: Session, moment: int | None) -> Answer:
-        outcomes = [outcome for outcome in self._outcomes if isinstance(outcome, Completed)]
-        rows = sorted(
+        outcomes = cast("Sequence[Completed]", self._outcomes)
+        completed = list(zip(self._numbers, outcomes, strict=True))
+        rows = [
             (number, outcome.fence.number, place, kept_cost(outcome))
-            for place, (number, outcome) in enumerate(zip(self._numbers, outcomes, strict=True))
+            for place, (number, outcome) in enumerate(completed)
             if number is not None
-        )
-        values = [*(columns(rows) or [[], [], [], []]), self._known.settings_version, moment]
-        results = _results(zip(self._numbers, self._outcomes, strict=True))
-        n = len(self._outcomes)
+        ]
+        rows.sort()
+        given = dict(zip(_GIVEN, columns(rows) or [[], [], [], []], strict=True))
+        values = {
+            **given,
+            "settings_version": self._known.settings_version,
+            "moment": moment,
+            "n": len(self._outcomes),
+        }
+        results = _results(completed)
         if not results:
-            return session.ask(_COMPLETE_PLAIN, [*values, n])
-        return session.ask(_COMPLETE_WITH_RESULTS, [*values, *columns(results), n])
+            return session.ask(_COMPLETE_PLAIN, values)
+        values.update(zip(_GIVEN_RESULTS, columns(results), strict=True))
+        return session.ask(_COMPLETE_WITH_RESULTS, values)
 
     def settle(self, queue: QueueRow) -> None:
         """See what became of what was asked for."""
@@ -230,7 +243,7 @@ class _Ending:
         self._ends: list[Row] = []
         self._delays: list[Row] = []
         self._given_back: list[int] = []
-        self._results: list[tuple[int | None, Outcome]] = []
+        self._results: list[tuple[int | None, Completed]] = []
         self._left: Counter[int] = Counter()
         self._events: list[Event] = []
         self._moves = Moves()
@@ -275,13 +288,11 @@ class _Ending:
         record(session, self._now, self._events)
 
 
-def _results(completed: Any) -> list[Row]:
+def _results(completed: Iterable[tuple[int | None, Completed]]) -> list[Row]:
     return [
         (number, outcome.result, *(outcome.content or (None, None, None)))
         for number, outcome in completed
-        if number is not None
-        and isinstance(outcome, Completed)
-        and (outcome.result is not None or outcome.content is not None)
+        if (outcome.result is not None or outcome.content is not None) and number is not None
     ]
 
 

@@ -251,7 +251,7 @@ class PostgresShelf:
 
     def _extend(self, flow: StoredFlow, rows: list[Row]) -> None:
         """These come after what is known of the flow. If nothing is, because its line has changed
-        meanwhile, they are no more than a guess, which `_first` checks."""
+        meanwhile, they are no more than a guess, which is checked before it is used."""
         self._ahead += len(rows)
         flow.upcoming = [*rows[::-1], *(flow.upcoming or ())]
 
@@ -401,10 +401,10 @@ class PostgresShelf:
 
     def order_after(self, flow: Flow, order: int) -> int | None:
         assert isinstance(flow, StoredFlow)
-        row = self._first(flow, order)
         upcoming = flow.upcoming
-        assert upcoming is not None
-        upcoming.pop()
+        if not upcoming or upcoming[-1][ORDER] != order:
+            upcoming = self._read(flow, order)
+        row = upcoming.pop()
         self._ahead -= 1
         self.picked.append(row)
         flow.taken += 1
@@ -423,15 +423,11 @@ class PostgresShelf:
 
     def cost(self, flow: Flow) -> int | None:
         assert isinstance(flow, StoredFlow)
-        assert flow.head_order is not None
-        return self._first(flow, flow.head_order)[COST]  # type: ignore[no-any-return]
-
-    def _first(self, flow: StoredFlow, order: int) -> Row:
-        """The flow's first document, which has this order."""
-        if not flow.upcoming or flow.upcoming[-1][ORDER] != order:
-            self._read(flow, order)
-        assert flow.upcoming
-        return flow.upcoming[-1]
+        upcoming, order = flow.upcoming, flow.head_order
+        assert order is not None
+        if not upcoming or upcoming[-1][ORDER] != order:
+            upcoming = self._read(flow, order)
+        return upcoming[-1][COST]  # type: ignore[no-any-return]
 
     def _read(self, flow: StoredFlow, head: int) -> list[Row]:
         """Read the next documents of a flow, from this order on; and with them those of others of
