@@ -53,6 +53,14 @@ class Order(StoreSuite):
 
         assert customers_of(claim_each(store)) == "abcabcabc" + "abcabc"
 
+    def test_many_customers_who_come_at_once_take_turns(self, store: Store) -> None:
+        names = [f"customer {n}" for n in range(150)]
+        store.submit([new(name) for name in names * 2])
+
+        claims = [claimed for _ in range(101) for claimed in claim(store, 3)]
+
+        assert [claimed.document.customer for claimed in claims] == names * 2
+
     def test_everybody_is_in_one_level_where_all_are_equal(
         self, open_store: OpenStore, clock: ManualClock
     ) -> None:

@@ -25,6 +25,7 @@ from fairturn.testing.steps import (
     LEASE_S,
     LEASE_US,
     START,
+    adjust,
     assert_numbers_are_exact,
     claim,
     claim_one,
@@ -88,6 +89,17 @@ class Outcomes(StoreSuite):
 
         assert claimed.document.real_cost is None
         assert document(store, receipt.id).real_cost == kept
+
+    def test_documents_that_end_together_keep_what_each_of_them_took(
+        self, store: Store, record: Record
+    ) -> None:
+        receipts = submit_each(store, "abcd")
+        took = [30, None, 10, 20]
+        claims = dict(zip(took, claim(store, 4), strict=True))
+
+        record(store, [Completed(claims[us].fence, real_cost=us) for us in (20, 30, None, 10)])
+
+        assert [document(store, receipt.id).real_cost for receipt in receipts] == took
 
     def test_a_completed_document_keeps_its_result(
         self, store: Store, clock: ManualClock, record: Record
@@ -256,6 +268,37 @@ class Outcomes(StoreSuite):
         assert lost == [fence] * 5
         assert document(store, receipt.id).error == "first"
         assert state(store, receipt.id) is State.DEAD
+
+    def test_of_several_attempts_that_are_told_of_in_one_call_the_one_counts_that_runs(
+        self, store: Store, clock: ManualClock, record: Record
+    ) -> None:
+        receipt = submit(store)
+        first = claim_one(store).fence
+        clock.advance(LEASE_S)
+        second = claim_one(store).fence
+        never = Fence(second.document, second.number + 1)
+        told = [(never, "0"), (first, "1"), (second, "2"), (second, "3")]
+
+        lost = record(store, [Completed(fence, result) for fence, result in told])
+
+        stored = store.read(receipt.id)
+        assert lost == [never, first, second]
+        assert stored is not None
+        assert (stored.document.state, stored.result) == (State.COMPLETED, "2")
+
+    @pytest.mark.parametrize("order", ["ab", "ba"])
+    def test_customers_who_were_at_their_limit_go_on_in_the_order_of_their_outcomes(
+        self, store: Store, record: Record, order: str
+    ) -> None:
+        for name in "ab":
+            adjust(store, name, limit=1)
+        submit_each(store, "aabb")
+        running = {claimed.document.customer: claimed for claimed in claim(store, 2)}
+        assert claim(store) == []
+
+        record(store, [Completed(running[name].fence) for name in order])
+
+        assert customers_of(claim(store, 2)) == order
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_an_outcome_that_comes_after_somebody_else_took_the_document_is_not_recorded(
