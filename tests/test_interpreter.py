@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fairturn.interpreter import HURRY_S, SWITCH_S, YOUNG_MIN, hurried, tuned
+from fairturn import Queue, Submission, Worker
+from fairturn.interpreter import HURRY_S, SWITCH_S, YOUNG_MIN, have_in_hand, hurried, tuned
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +42,26 @@ def test_garbage_is_searched_more_rarely_until_the_end_unless_it_is_not_searched
 
         gc.set_threshold(0, 10, 10)
         with tuned():
+            assert gc.get_threshold() == (0, 10, 10)
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_garbage_is_searched_the_more_rarely_the_more_documents_are_in_hand() -> None:
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(700, 10, 10)
+        have_in_hand(2_000)
+        assert gc.get_threshold() == (700, 10, 10)  # there is no worker
+        with tuned():
+            for documents, objects in ((2_000, 40_000), (4, YOUNG_MIN), (1_000, 20_000)):
+                have_in_hand(documents)
+                assert gc.get_threshold() == (objects, 10, 10)
+        assert gc.get_threshold() == (700, 10, 10)
+
+        gc.set_threshold(0, 10, 10)
+        with tuned():
+            have_in_hand(2_000)
             assert gc.get_threshold() == (0, 10, 10)
     finally:
         gc.set_threshold(*before)
@@ -95,3 +116,17 @@ def test_an_error_leaves_nothing_changed_either() -> None:
 
     assert sys.getswitchinterval() == pytest.approx(before)
     assert gc.get_freeze_count() == 0
+
+
+def test_a_worker_says_how_many_documents_it_has_in_hand() -> None:
+    searched_after = set()
+
+    def handle(_: object) -> None:
+        searched_after.add(gc.get_threshold()[0])
+
+    with Queue(":memory:") as queue:
+        queue.submit_many([Submission(customer="acme", payload=1)] * 3_000)
+        Worker(queue, handle, threads=True).run(until_empty=True)
+
+    assert min(searched_after) == YOUNG_MIN
+    assert max(searched_after) > YOUNG_MIN

@@ -17,7 +17,7 @@ from fairturn.model import Completed, CustomerSettings, Filter, Receipt, Setting
 from fairturn.stores.postgres import PostgresStore, database, pooling, watching
 from fairturn.stores.postgres.piping import Line
 from fairturn.stores.postgres.session import BEGIN, SCHEMA, Session
-from fairturn.testing.steps import assert_numbers_are_exact, claim, find_all, submit, submit_each
+from fairturn.testing.steps import assert_numbers_are_exact, claim, find_all, submit
 from tests.on_postgres import PATIENCE_S, ended_somehow, new, terminate_others, woken
 from tests.servers import pgbouncer, postgres
 from tests.servers.proxy import Proxy
@@ -145,28 +145,42 @@ def test_each_thread_goes_on_with_its_own_connection(store: PostgresStore) -> No
             assert session.connection is own
 
 
-def test_claims_go_on_with_one_connection_whichever_thread_makes_them(
-    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+def test_each_use_goes_on_with_its_own_connection_whichever_thread_it_is_in(
+    store: PostgresStore,
 ) -> None:
-    submit_each(store, "aaa")
-    used: list[Any] = []
-    real = store._claiming.claim
+    lent, (claims, outcomes) = store._database.session, pooling.Use
+    with lent(outcomes) as second, lent() as third, lent(claims) as first:
+        expected = [third.connection, second.connection, first.connection]  # the first one last
+    for _ in range(3):
+        found: list[Any] = []
 
-    def noted(session: Session, *given: Any) -> Any:
-        used.append(session.connection)
-        return real(session, *given)
+        def use_each(found: list[Any] = found) -> None:
+            for use in (None, outcomes, claims):
+                with lent(use) as session:
+                    found.append(session.connection)
 
-    monkeypatch.setattr(store._claiming, "claim", noted)
-    done = [Completed(claim(store)[0].fence)]
-    with store._database.session(pooling.CLAIMS):  # while one is under way
-        store.finish(done)
-    for _ in range(2):
-        store.finish(done)  # on the other one, which was used last from now on
-        thread = threading.Thread(target=claim, args=(store,))
+        thread = threading.Thread(target=use_each)
         thread.start()
         thread.join(PATIENCE_S)
+        assert found == expected
 
-    assert used == [used[0]] * 3
+
+def test_claims_and_outcomes_have_connections_of_their_own(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(store)
+    uses: list[pooling.Use | None] = []
+    lent = store._database.session
+
+    def noted(use: pooling.Use | None = None) -> database.Lending:
+        uses.append(use)
+        return lent(use)
+
+    monkeypatch.setattr(store._database, "session", noted)
+    (claimed,) = claim(store)
+    store.finish([Completed(claimed.fence)])
+
+    assert [use for use in uses if use is not None] == [*pooling.Use]
 
 
 def test_a_connection_that_nobody_needs_any_more_goes_back_to_the_pool(

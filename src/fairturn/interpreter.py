@@ -16,11 +16,13 @@ from threading import Lock
 SWITCH_S = 0.001
 # In a hurry, a thread keeps it for so long.
 HURRY_S = 0.01
-# So many objects are to be new before garbage is searched among them. A worker that handles
-# thousands of documents a second has that many in hand; searched by default after 700, they were
-# looked through again and again, for a tenth of the worker's time, and after 10,000 still for a
-# twentieth. They are a few megabytes.
-YOUNG_MIN = 50_000
+# So many objects are to be new before garbage is searched among them, and so many for each document
+# that a worker has in hand. With thousands in hand, which are of a handler that does little, they
+# were looked through again and again: for a tenth of the worker's time after 700, as it is by
+# default, and for a twentieth after 10,000. With few in hand more would only be memory, for what a
+# handler in a thread leaves behind in cycles.
+YOUNG_MIN = 10_000
+YOUNG_EACH = 20
 
 
 class _Tuning:
@@ -40,11 +42,10 @@ class _Tuning:
             if self._workers > 1:
                 return
             self._switch_s = sys.getswitchinterval()
-            self._thresholds = young, *older = gc.get_threshold()
+            self._thresholds = gc.get_threshold()
             self._froze = gc.get_freeze_count() == 0
             self._switch_often()
-            if young:
-                gc.set_threshold(max(young, YOUNG_MIN), *older)
+            self._search_after(YOUNG_MIN)
             if self._froze:
                 gc.freeze()
 
@@ -57,6 +58,11 @@ class _Tuning:
             gc.set_threshold(*self._thresholds)
             if self._froze:
                 gc.unfreeze()
+
+    def have_in_hand(self, documents: int) -> None:
+        with self._lock:
+            if self._workers:
+                self._search_after(max(YOUNG_MIN, YOUNG_EACH * documents))
 
     def begin_hurry(self) -> None:
         with self._lock:
@@ -73,6 +79,11 @@ class _Tuning:
     def _switch_often(self) -> None:
         sys.setswitchinterval(min(self._switch_s, SWITCH_S))
 
+    def _search_after(self, objects: int) -> None:
+        young, *older = self._thresholds
+        if young:
+            gc.set_threshold(max(young, objects), *older)
+
 
 _tuning = _Tuning()
 
@@ -88,6 +99,11 @@ def tuned() -> Iterator[None]:
         yield
     finally:
         _tuning.end()
+
+
+def have_in_hand(documents: int) -> None:
+    """A worker says how many documents it has in hand; of several in a process, the last counts."""
+    _tuning.have_in_hand(documents)
 
 
 class _Hurried:

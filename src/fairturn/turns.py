@@ -151,7 +151,7 @@ class Turns:
                 self.touched.add(flow)
                 return  # the usual case: one more at the end of a line
             head = standing.head_order
-            if head is not None and head < event.order:  # so that stays the customer's head
+            if head is not None and head < event.order:  # which stays the customer's head
                 if not was_held:
                     if not flow.active:
                         self._activate(flow, standing.weight)

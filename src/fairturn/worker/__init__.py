@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 CONCURRENCY_MAX = 1_000
 LEASE_S_MIN = 0.1
 RECYCLE_AFTER = 10_000
-_MACHINERY = ("folder", "signals", "supervisor")
 GROWTH_BYTES_MAX = 256 * 1_048_576
+_MACHINERY = ("folder", "signals", "supervisor")  # with what these import, all that a run imports
 
 
 class Worker:

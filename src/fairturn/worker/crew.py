@@ -47,7 +47,7 @@ class Held:
             document.attempts,
             document.size_bytes,
             document.submitted_at,
-            document.kind,
+            document.kind,  # a text as well
             claim.body,
             path,
             document.sha256,

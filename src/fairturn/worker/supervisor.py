@@ -17,6 +17,7 @@ from typing import NamedTuple
 from fairturn.clock import microseconds, stopwatch
 from fairturn.content import Contents
 from fairturn.errors import ContentDamaged, StoreError, StoreUnavailable
+from fairturn.interpreter import have_in_hand
 from fairturn.model import (
     Claim,
     Claimed,
@@ -344,6 +345,7 @@ class Supervisor:
         """Hold what was claimed, and settle what was recorded with it. All are held before anybody
         hears of one: what an error leaves behind is given back."""
         held = [self._hold(claim, now_s) for claim in claimed.claims]
+        have_in_hand(len(self._held))
         self._settle(recorded, claimed.lost)
         return held
 

@@ -52,7 +52,7 @@ from fairturn.stores.postgres.alone import Wanted
 from fairturn.stores.postgres.claiming import Claiming, Given
 from fairturn.stores.postgres.database import POOL_MAX, Database
 from fairturn.stores.postgres.outcomes import Finishing, finish, renew
-from fairturn.stores.postgres.pooling import CLAIMS, OUTCOMES
+from fairturn.stores.postgres.pooling import Use
 from fairturn.stores.postgres.rows import (
     ADD_QUEUE,
     MOMENT,
@@ -255,7 +255,7 @@ class PostgresStore:
                 raise
 
         with self._claim_lock:
-            given = self._transact(claim, CLAIMS)
+            given = self._transact(claim, Use.CLAIMS)
         self._known = given.queue or self._known
         if given.changed:
             if synced or outcomes:
@@ -283,7 +283,7 @@ class PostgresStore:
             self._untold = False
             self._watching.note_later()
 
-    def _transact(self, work: Any, user: int) -> Any:
+    def _transact(self, work: Any, use: Use) -> Any:
         """A transaction that depends on the settings that this process knows."""
 
         def refreshed(session: Session) -> Any:
@@ -295,7 +295,7 @@ class PostgresStore:
                     self._known = to_queue(session.fetch(QUEUE)[0], self._cache)
                 raise
 
-        return self._database.transact(refreshed, user)
+        return self._database.transact(refreshed, use)
 
     def renew(
         self,
@@ -323,7 +323,7 @@ class PostgresStore:
             finishing.settle(to_queue(row, self._cache))
             return finishing.lost
 
-        lost: list[Fence] = self._transact(work, OUTCOMES)
+        lost: list[Fence] = self._transact(work, Use.OUTCOMES)
         if set(map(type, outcomes)) <= {Completed}:
             self._watching.note_ends()
         else:  # something waits again, perhaps

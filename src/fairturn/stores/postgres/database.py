@@ -14,7 +14,7 @@ from fairturn.clock import stopwatch
 from fairturn.errors import FairturnError, StoreError, StoreFull, StoreRefused, StoreUnavailable
 from fairturn.stores.postgres.addressing import parse
 from fairturn.stores.postgres.piping import Line
-from fairturn.stores.postgres.pooling import CONNECT, Pool, PoolClosed, PoolTimeout
+from fairturn.stores.postgres.pooling import CONNECT, Pool, PoolClosed, PoolTimeout, Use
 from fairturn.stores.postgres.session import BEGIN_SNAPSHOT, COMMIT, Overtaken, Session
 
 VERSION_MIN = 140000
@@ -102,11 +102,11 @@ class Database:
             prepare = not self.pooled
         connection.prepares = prepare
 
-    def session(self, user: int | None = None) -> "Lending":
+    def session(self, use: Use | None = None) -> "Lending":
         """A connection, given back afterwards without a transaction under way."""
-        return Lending(self._pool, self, user)
+        return Lending(self._pool, self, use)
 
-    def transact(self, work: Callable[[Session], T], user: int | None = None) -> T:
+    def transact(self, work: Callable[[Session], T], use: Use | None = None) -> T:
         """Run one transaction, which `work` begins and commits. What another transaction has ended
         or held up, or a connection that was lost before the COMMIT, is tried again; and a claim of
         what waits alone: what a lost one has claimed runs when its lease has run out."""
@@ -115,7 +115,7 @@ class Database:
             attempts += 1
             session: Session | None = None
             try:
-                with self.session(user) as session:
+                with self.session(use) as session:
                     return work(session)
             except FairturnError:
                 raise
@@ -255,16 +255,16 @@ class Database:
 class Lending:
     """A connection for the time of a block. A generator would take three times as long."""
 
-    __slots__ = ("_database", "_line", "_pool", "_session", "_user")
+    __slots__ = ("_database", "_line", "_pool", "_session", "_use")
 
-    def __init__(self, pool: Pool, database: Database, user: int | None) -> None:
+    def __init__(self, pool: Pool, database: Database, use: Use | None) -> None:
         self._pool = pool
         self._database = database
-        self._user = user
+        self._use = use
 
     def __enter__(self) -> Session:
         self._database.check_process()
-        self._line = self._pool.take(WAIT_S, self._user)
+        self._line = self._pool.take(WAIT_S, self._use)
         self._session = Session(self._line, self._database.schema)
         return self._session
 

@@ -51,14 +51,16 @@ _LEAVE = """
     shrunk AS (
         UPDATE fairturn.leases l SET running = h.rest FROM held h
         WHERE l.fence = h.fence AND h.rest > 0)"""
+_MOMENT = MOMENT.replace("%s", "%(moment)s")  # for a statement whose values have names
+# What belongs to a document, in an array that is sorted like the numbers: these are all different,
+# so that a number's place among them is found by halves. A join takes the server a third longer.
+_PLACE = "[width_bucket({}.number, %(numbers)s::bigint[])]"
 # All of it in one statement, by the primary keys: the documents, the leases that they leave, the
 # results, and for customers with a limit the word for the next claim (2 is the code of `Ended`).
 # State and fence make every change conditional on the lease. Nothing is changed if the settings
-# are no longer those that this process knows. The numbers are sorted and different, so that a
-# number's place among them is found by halves: to join takes the server a third longer.
-_PLACE = "[width_bucket({}.number, %(numbers)s::bigint[])]"
+# are no longer those that this process knows.
 _COMPLETE = f"""
-    WITH now AS MATERIALIZED (SELECT {MOMENT.replace("%s", "%(moment)s")} AS moment),
+    WITH now AS MATERIALIZED (SELECT {_MOMENT} AS moment),
     ended AS (
         UPDATE fairturn.documents d SET state = {COMPLETED}, ended_at = (SELECT moment FROM now),
             error = NULL, real_cost = (%(costs)s::bigint[]){_PLACE.format("d")}
@@ -173,7 +175,8 @@ class Finishing:
             self._completed = self._complete(session, moment)
 
     def needs_a_look(self) -> bool:
-        """Whether the outcomes are of several kinds, so that `record` has to see to them."""
+        """Whether one statement is not enough for the outcomes, so that `record` has to see to
+        them."""
         return bool(self._outcomes) and not self._plain
 
     def _complete(self, session: Session, moment: int | None) -> Answer:
@@ -216,7 +219,7 @@ class Finishing:
                 self.lost.append(outcome.fence)
 
     def record(self, session: Session, queue: QueueRow, moment: int | None) -> "_Ending":
-        """Decide over outcomes of several kinds; the answer is to be written. The locks are held
+        """Decide over the outcomes one by one; the answer is to be written. The locks are held
         already."""
         known = [(n, o.fence.number) for n, o in zip(self._numbers, self._outcomes, strict=True)]
         with session.together():
@@ -297,7 +300,8 @@ def _results(completed: Iterable[tuple[int | None, Completed]]) -> list[Row]:
 
 
 def finish(session: Session, finishing: Finishing, moment: int | None, cache: SettingsCache) -> Row:
-    """Record outcomes, in one round trip if all are completed. The queue's row as it was found."""
+    """Record outcomes, in one round trip if one statement is enough. The queue's row as it was
+    found."""
     if not finishing.needs_a_look():
         with session.commit("finish"):
             session.ask(BEGIN)

@@ -36,7 +36,7 @@ class Line(psycopg.Connection[Any]):
         self.prepares = False
         self.prepared: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
         self.pool: ConnectionPool[Line] | None = None  # where it comes from
-        self.used_by = 0  # who has used it last,
+        self.used_by: object = None  # who has used it last,
         self.given_back_s = 0.0  # and when it gave it back
         self.made_at = stopwatch()
 

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from enum import Enum
 from typing import Any
 
 from psycopg import pq
@@ -20,18 +21,21 @@ from fairturn.stores.postgres.adapting import ADAPTERS
 from fairturn.stores.postgres.addressing import CONNECT_S
 from fairturn.stores.postgres.piping import Line
 
-__all__ = ["Pool", "PoolClosed", "PoolTimeout"]
+__all__ = ["Pool", "PoolClosed", "PoolTimeout", "Use"]
 
 CONNECT: dict[str, Any] = {"autocommit": True, "context": ADAPTERS, "prepare_threshold": None}
-# Who uses a connection is known by the number of its thread, or by what it does, if now one thread
-# does that and now another one.
-CLAIMS, OUTCOMES = -1, -2
-_NOBODY = 0
 _IDLE_S = 300.0  # a connection that nobody has needed for so long is closed
 _AT_HAND_MAX = 3  # as a worker needs: to claim, to record, and to tell others
 _AT_HAND_S = 1_800.0  # an older one goes back to the pool, which replaces it in time
 _LOOK_S = 2.0  # how long a call waits before it looks itself whether the server answers
 _NOWHERE = logging.NullHandler()
+
+
+class Use(Enum):
+    """What a connection is for, where now one thread does it and now another one."""
+
+    CLAIMS = 1
+    OUTCOMES = 2
 
 
 class Pool:
@@ -47,10 +51,10 @@ class Pool:
         self._waiting: list[None] = []  # one for each call that waits for the pool
         self._closed = False
 
-    def take(self, timeout_s: float, user: int | None = None) -> Line:
-        """A connection that is alive as far as one can see from here, for this thread or for a user
-        of another kind."""
-        user = user or threading.get_ident()
+    def take(self, timeout_s: float, use: Use | None = None) -> Line:
+        """A connection that is alive as far as one can see from here: for some use, or for whatever
+        this thread does."""
+        user = use or threading.get_ident()
         while True:
             line = self._take_at_hand(user) or self._take(timeout_s, user)
             if not line.closed and not line.input.poll(0):
@@ -59,24 +63,27 @@ class Pool:
             line.close()
             self._put(line)
 
-    def _take_at_hand(self, user: int) -> Line | None:
-        """The one that this user has had before, or the one that was used last."""
-        for line in self._at_hand[::-1]:
-            if line.used_by == user:
-                try:
-                    self._at_hand.remove(line)
-                except ValueError:  # somebody else was faster
-                    continue
-                line.used_by = user  # or somebody else was, and gave it back
+    def _take_at_hand(self, user: object) -> Line | None:
+        """The one that this user has had before, or the last one of a thread, or any."""
+        at_hand = self._at_hand[::-1]
+        for line in at_hand:
+            if line.used_by == user and self._take_off(line):
                 return line
-        try:
-            line = self._at_hand.pop()
-        except IndexError:
-            return None
-        line.used_by = user
-        return line
+        for line in sorted(at_hand, key=_has_a_use):
+            if self._take_off(line):
+                line.used_by = user
+                return line
+        return None
 
-    def _take(self, timeout_s: float, user: int) -> Line:
+    def _take_off(self, line: Line) -> bool:
+        """Whether nobody else was faster."""
+        try:
+            self._at_hand.remove(line)
+        except ValueError:
+            return False
+        return True
+
+    def _take(self, timeout_s: float, user: object) -> Line:
         """One of the pool's. One that has failed to connect waits longer and longer before it tries
         again; so we look ourselves whether the server is back."""
         until = stopwatch() + timeout_s
@@ -93,7 +100,7 @@ class Pool:
             else:
                 return line
 
-    def _take_from(self, pool: ConnectionPool[Line], user: int, timeout_s: float) -> Line:
+    def _take_from(self, pool: ConnectionPool[Line], user: object, timeout_s: float) -> Line:
         # Who gives one back looks whether somebody waits after it is at hand, and who waits looks
         # whether one is at hand after that can be seen: one of both sees the other.
         self._waiting.append(None)
@@ -151,7 +158,7 @@ class Pool:
         self._put_unused(now - _IDLE_S)
         if line.pool is not self._opened:  # all was closed meanwhile
             self._drop_at_hand()
-        if self._waiting and (at_hand := self._take_at_hand(_NOBODY)) is not None:
+        if self._waiting and (at_hand := self._take_at_hand(None)) is not None:
             self._put(at_hand)
 
     def _put_unused(self, before_s: float) -> None:
@@ -173,7 +180,7 @@ class Pool:
             self._open().drain()
 
     def _drop_at_hand(self) -> None:
-        while (line := self._take_at_hand(_NOBODY)) is not None:
+        while (line := self._take_at_hand(None)) is not None:
             line.close()
             self._put(line)
 
@@ -185,3 +192,7 @@ class Pool:
         self._drop_at_hand()
         if pool is not None:
             pool.close()
+
+
+def _has_a_use(line: Line) -> bool:
+    return isinstance(line.used_by, Use)
