@@ -9,7 +9,6 @@ from fairturn.stores.postgres.session import Answer, Session
 from fairturn.stores.values import Row
 
 AHEAD_MAX = 32  # rows of one flow
-_FLOWS_MIN = 64  # of those that came, whose documents are read with them
 
 # What a flow has waiting from some order on, in its order: by documents_flow what was not claimed
 # yet, and by documents_returned. Where it is used, `f` is the flow, and the limit follows.
@@ -81,8 +80,7 @@ PAGE_NEXT = f"""
         LEFT JOIN LATERAL ({_WAITING.format(limit=_SHARE)}) d ON true"""
 _DOCUMENT = slice(4, None)  # where the columns of a document stand in such a row
 # By the primary key of `recorded`, and by documents_flow. Many submissions may have come for one
-# flow: its first documents are read once, from the first of them on. Of many flows, those are read
-# that will probably have their turns first.
+# flow: its first documents are read once, from the first of them on.
 _RECORDED_NEXT = f"""
     {_NEXT_COLUMNS} (
         SELECT a.customer, a.level, min(a.head) - 1 AS after, sum(a.size) AS size
@@ -94,8 +92,7 @@ _RECORDED_NEXT = f"""
             WHERE {UNSEEN_LATE} AND heads IS NOT NULL) r
             CROSS JOIN LATERAL unnest(r.customers, r.levels, r.heads, r.sizes)
                 AS a(customer, level, head, size)
-        GROUP BY a.customer, a.level
-        ORDER BY a.level, after LIMIT %(flows)s) f
+        GROUP BY a.customer, a.level) f
         CROSS JOIN LATERAL (
             SELECT order_number, number, priority, cost, returned FROM fairturn.documents
             WHERE customer = f.customer AND level = f.level AND order_number > f.after
@@ -179,8 +176,7 @@ class Asked:
         self.load_recorded: Answer | None = None
         self.arrived: Answer | None = None
         if shelf.wants_arrivals:
-            size, flows = min(shelf.page, AHEAD_MAX), max(2 * shelf.page, _FLOWS_MIN)
-            values = {**horizon._asdict(), "size": size, "flows": flows}
+            values = {**horizon._asdict(), "size": min(shelf.page, AHEAD_MAX)}
             if shelf.wants_newcomers:
                 self.load_recorded = session.ask(_RECORDED_LOAD, values)
             self.arrived = session.ask(_RECORDED_NEXT, values)
