@@ -16,7 +16,6 @@ from fairturn.errors import StoreUnavailable
 from fairturn.model import (
     NO_PROGRESS,
     Claimed,
-    Completed,
     CustomerPage,
     CustomerSettings,
     Fence,
@@ -51,7 +50,7 @@ from fairturn.stores.postgres import (
 from fairturn.stores.postgres.alone import Wanted
 from fairturn.stores.postgres.claiming import Claiming, Given
 from fairturn.stores.postgres.database import POOL_MAX, Database
-from fairturn.stores.postgres.outcomes import Finishing, finish, renew
+from fairturn.stores.postgres.outcomes import Finishing, all_completed, finish, renew
 from fairturn.stores.postgres.pooling import Use
 from fairturn.stores.postgres.rows import (
     ADD_QUEUE,
@@ -324,7 +323,7 @@ class PostgresStore:
             return finishing.lost
 
         lost: list[Fence] = self._transact(work, Use.OUTCOMES)
-        if set(map(type, outcomes)) <= {Completed}:
+        if all_completed(outcomes):
             self._watching.note_ends()
         else:  # something waits again, perhaps
             self._note()

@@ -195,8 +195,8 @@ class Database:
         words = said(error)
         if isinstance(error, errors.InsufficientPrivilege):
             return StoreRefused(
-                f"the role {self.role} may not do what a queue needs in {self.name}: {words}; the "
-                f"database's owner gives it the right with: fairturn migrate --grant {self.role}"
+                f"the role {self.role} may not do what a queue needs in {self.name}: {words}; "
+                f"{_give_the_right(self.role)}"
             )
         if isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName):
             return StoreRefused(
@@ -234,8 +234,8 @@ class Database:
         role = connection.info.user
         if isinstance(error, errors.InsufficientPrivilege):
             return StoreRefused(
-                f"the role {role} of the connection may not do what a queue needs: {words}; the "
-                f"database's owner gives it the right with: fairturn migrate --grant {role}"
+                f"the role {role} of the connection may not do what a queue needs: {words}; "
+                f"{_give_the_right(role)}"
             )
         if isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName):
             return StoreRefused(
@@ -285,6 +285,10 @@ _ENDED = (
     errors.CannotConnectNow,
     errors.IdleInTransactionSessionTimeout,
 )
+
+
+def _give_the_right(role: str) -> str:
+    return f"the database's owner gives it the right with: fairturn migrate --grant {role}"
 
 
 def said(error: Exception) -> str:

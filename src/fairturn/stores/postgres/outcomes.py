@@ -145,6 +145,11 @@ _LOOK_SOONER = f"""
     WHERE fence = ANY (%s) AND until > %s + (SELECT {MOMENT})"""
 
 
+def all_completed(outcomes: Sequence[Outcome]) -> bool:
+    """Whether nothing failed, stopped or was released."""
+    return set(map(type, outcomes)) <= {Completed}
+
+
 class Finishing:
     """The outcomes of one call. What is completed and nothing else takes one statement, if none of
     it is told twice."""
@@ -158,7 +163,7 @@ class Finishing:
         self._plain = (
             known.settings.costs is not Costs.LEARNED
             and len(set(self._numbers)) == len(outcomes)
-            and set(map(type, outcomes)) <= {Completed}
+            and all_completed(outcomes)
         )
 
     @property
