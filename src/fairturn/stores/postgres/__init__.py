@@ -1,23 +1,26 @@
 """The shared store: one PostgreSQL database, any number of machines."""
 
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
 from secrets import randbits
 from typing import Any
+from uuid import UUID
 
 import psycopg
 
 from fairturn import crash, ids
 from fairturn.access import AccessKey
-from fairturn.clock import Clock, Uptime
-from fairturn.errors import StoreUnavailable
+from fairturn.clock import Clock, Uptime, stopwatch
+from fairturn.errors import StoreError, StoreUnavailable
 from fairturn.model import (
     NO_PROGRESS,
+    Claim,
     Claimed,
     CustomerPage,
     CustomerSettings,
+    Document,
     Fence,
     Filter,
     Lanes,
@@ -36,10 +39,10 @@ from fairturn.model import (
     check_outcomes,
 )
 from fairturn.situation import Seen, Situation
-from fairturn.store import Payloads
+from fairturn.store import UNREFERENCED_S
 from fairturn.stores.postgres import (
+    admin,
     admitting,
-    changing,
     forgetting,
     lanes,
     loading,
@@ -47,11 +50,11 @@ from fairturn.stores.postgres import (
     reading,
     situating,
 )
-from fairturn.stores.postgres.alone import Wanted
-from fairturn.stores.postgres.claiming import Claiming, Given
-from fairturn.stores.postgres.database import POOL_MAX, Database
-from fairturn.stores.postgres.outcomes import Finishing, all_completed, finish, renew
-from fairturn.stores.postgres.pooling import Use
+from fairturn.stores.postgres.claim import BUDGET, BUDGET_MIN, Granted, Request, claim
+from fairturn.stores.postgres.database import POOL_MAX, WAIT_S, Database
+from fairturn.stores.postgres.finish import finish, renew
+from fairturn.stores.postgres.gate import CustomerGate
+from fairturn.stores.postgres.pool import Use
 from fairturn.stores.postgres.rows import (
     ADD_QUEUE,
     MOMENT,
@@ -61,13 +64,15 @@ from fairturn.stores.postgres.rows import (
     to_queue,
 )
 from fairturn.stores.postgres.session import SCHEMA, Session
-from fairturn.stores.postgres.sharing import NUMBER_BITS
-from fairturn.stores.postgres.submitting import Submitting
+from fairturn.stores.postgres.submit import CHECK_EPOCH, NewEpoch, submit
 from fairturn.stores.postgres.watching import Watching
 from fairturn.stores.values import SettingsCache
 from fairturn.stores.whole import Whole
 
+_LOG = logging.getLogger("fairturn.postgres")
 _NOW = f"SELECT {MOMENT}"
+REPAIRS_MAX = 10  # customers whose counters one claim has rebuilt
+REPAIR_PAUSE_S = 60.0  # after a repair that did not get its locks
 
 
 class PostgresStore:
@@ -77,7 +82,8 @@ class PostgresStore:
     not there or is older, for roles that may not change it. `listen_url` is where to listen for
     changes, past a pooler; without it, and behind one, changes of others are looked for once in a
     second. `prepare` decides whether statements are prepared; by default that is so where nothing
-    stands between us and the server.
+    stands between us and the server. `budget` is how many documents or events each step of a claim
+    handles in one transaction.
     """
 
     one_writer = False
@@ -95,19 +101,25 @@ class PostgresStore:
         pool_max: int = POOL_MAX,
         prepare: bool | None = None,
         random: Random | None = None,
+        budget: int = BUDGET,
     ) -> None:
+        if budget < BUDGET_MIN:
+            raise ValueError(f"budget is {budget}; it must be at least {BUDGET_MIN}")
         self._clock = clock
+        self._budget = budget
+        self._repair_after_s = 0.0  # by the stopwatch
         self.url = url
         self._database = Database(url, schema=schema, pool_max=pool_max, prepare=prepare)
         self._cache = SettingsCache()
         self._random = random or Random()
-        self._submitting = Submitting(self._cache, self._random)
-        self._claiming = Claiming(self._cache)
-        self._claim_lock = threading.Lock()
-        self._untold = False  # whether nobody was told yet of a claim
-        self._make(settings, key, migrate=migrate)
-        self._known = self._read_queue()
-        self._watching = Watching(self._database, listen_url)
+        self._gate = CustomerGate()
+        try:
+            self._make(settings, key, migrate=migrate)
+            self._key = self._read_queue().key  # of ids; it never changes
+            self._watching = Watching(self._database, listen_url)
+        except BaseException:
+            self._database.close()
+            raise
 
     def _make(self, settings: Settings | None, key: int | None, *, migrate: bool) -> None:
         """Bring the schema up, if that is allowed and needed, and make the queue."""
@@ -142,23 +154,47 @@ class PostgresStore:
 
     def _read_queue(self) -> QueueRow:
         with self._database.reading() as session:
-            self._known = reading.queue_row(session, self._cache)
-            return self._known
+            return reading.queue_row(session, self._cache)
 
-    def configure(self, settings: Settings) -> None:
+    def configure(self, settings: Settings, *, expected: Settings | None = None) -> bool:
         moment, uptime = self._moment(), self._uptime()
-        self._database.transact(
-            lambda session: changing.configure(session, self._cache, settings, moment, uptime)
-        )
-        self._read_queue()
+        version: int | None = None
+        if expected is not None:
+            queue = self._read_queue()
+            if queue.settings != expected:
+                return False
+            version = queue.settings_version
+        budget, result = self._budget, admin.ConfigureResult.AGAIN
+        while result is admin.ConfigureResult.AGAIN:
+            result = self._database.transact(
+                lambda session: admin.configure(
+                    session, settings, version, moment=moment, uptime=uptime, budget=budget
+                )
+            )
+        if result is admin.ConfigureResult.STALE_VERSION:
+            return False
+        try:
+            while not self._database.transact(lambda session: admin.convert(session, budget)):
+                pass
+        except StoreError as error:
+            # The settings are in force, and claims convert the other customers.
+            _LOG.warning("the flows of the new mode are left to claims: %s", error)
         self._note()
+        return True
 
-    def adjust(self, customer: str, settings: CustomerSettings) -> None:
+    def adjust(
+        self,
+        customer: str,
+        settings: CustomerSettings,
+        *,
+        expected: CustomerSettings | None = None,
+    ) -> bool:
         moment = self._moment()
-        self._database.transact(
-            lambda session: changing.adjust(session, customer, settings, moment)
+        applied = self._database.transact(
+            lambda session: admin.adjust(session, customer, settings, expected, moment)
         )
         self._note()
+        return applied
 
     # ── The road ─────────────────────────────────────────────────────────────────────────────────
 
@@ -166,62 +202,46 @@ class PostgresStore:
         moment = self._moment()
         if connection is not None:
             return self._submit_with(connection, documents, moment)
-        documents = list(documents)
-        alone = len(documents) == 1 and documents[0].parent is None
-
-        def submit(session: Session) -> list[Receipt]:
-            self._watching.go_along(session)
-            if alone:
-                receipts = self._submit_one(session, documents[0], moment)
-            else:
-                receipts = self._submitting.submit(
-                    session, documents, self._known, moment, own=True
+        with self._gate.passed((each.customer for each in documents), WAIT_S):
+            receipts = self._in_this_epoch(
+                lambda: self._database.transact(
+                    lambda session: submit(session, documents, self._key, moment, self._random)
                 )
-            self._watching.note(hinted=session.hint is not None)
-            return receipts
-
-        return self._database.transact(submit)
-
-    def submit_payloads(self, payloads: Payloads) -> list[Receipt]:
-        moment = self._moment()
-
-        def submit(session: Session) -> list[Receipt]:
-            self._watching.go_along(session)
-            receipts = self._submitting.submit_payloads(session, payloads, self._known, moment)
-            self._watching.note(hinted=session.hint is not None)
-            return receipts
-
-        return self._database.transact(submit)
-
-    def _submit_one(
-        self, session: Session, document: NewDocument, moment: int | None
-    ) -> list[Receipt]:
-        crash.point("submit-before-commit")
-        known = self._known
-        receipts, version = self._submitting.submit_one(session, document, known, moment)
-        crash.point("submit-after-commit")
-        if version != known.settings_version:
-            self._known = to_queue(session.fetch(QUEUE)[0], self._cache)
+            )
+        self._note()
         return receipts
+
+    def _in_this_epoch(self, submit: Callable[[], list[Receipt]]) -> list[Receipt]:
+        """Repeat a submission after a new epoch has begun, in a transaction of our own: a caller's
+        would hold the lock of claims."""
+        try:
+            return submit()
+        except NewEpoch:
+            self._database.transact(lambda session: session.fetch(CHECK_EPOCH))
+        try:
+            return submit()
+        except NewEpoch:
+            raise StoreUnavailable(
+                "a new epoch has begun since the transaction of the connection; roll it back, and "
+                "repeat all of it"
+            ) from None
 
     def _submit_with(
         self, connection: Any, documents: Sequence[NewDocument], moment: int | None
     ) -> list[Receipt]:
-        """In the transaction of the caller, who decides whether the documents exist."""
+        """In the caller's transaction, which decides whether the documents exist."""
         if not isinstance(connection, psycopg.Connection):
             raise TypeError(
                 f"connection is a {type(connection).__name__}; it must be a psycopg.Connection "
                 "to the database of the queue"
             )
-        session = Session(connection, self._database.schema)
+        session = Session(connection, self._database.schema, own=False)
         try:
             if not connection.autocommit:
-                session.ask(
-                    "SELECT 1"
-                )  # so that the next line sets a savepoint, and commits nothing
+                session.ask("SELECT 1")  # begins a transaction: the next line sets a savepoint
             with connection.transaction():
-                return self._submitting.submit(
-                    session, list(documents), self._known, moment, own=False
+                return self._in_this_epoch(
+                    lambda: submit(session, documents, self._key, moment, self._random)
                 )
         except psycopg.Error as error:
             raise self._database.translate_of_caller(error, connection) from error
@@ -237,64 +257,64 @@ class PostgresStore:
     ) -> Claimed:
         check_claim(n, worker, lease_us)
         check_outcomes(outcomes)
-        self._database.check_process()
-        if outcomes and self._claiming.shares(n):
-            return self._finish_and_share(n, worker, lease_us, outcomes)
-        wanted = Wanted(n, worker, lease_us, self._moment(), self._uptime())
-
-        def claim(session: Session) -> Given:
+        claims: list[Claim] = []
+        lost: list[Fence] = []
+        cancelled: list[Document] = []
+        has_committed = False
+        while True:
+            request = Request(
+                str(UUID(int=self._random.getrandbits(128), version=4)),
+                n - len(claims),
+                worker,
+                lease_us,
+                self._moment(),
+                self._uptime(),
+                self._budget,
+            )
             try:
-                if not outcomes and self._claiming.shares(n):
-                    number = self._random.getrandbits(NUMBER_BITS)
-                    return self._claiming.share(session, wanted, number, self._known.key)
-                known = self._known
-                return self._claiming.claim(session, wanted, Finishing(outcomes, known), known)
-            except BaseException:
-                self._claiming.forget()
-                raise
+                granted = self._claim(request, outcomes)
+            except StoreError:
+                if not has_committed:
+                    raise
+                return Claimed(claims, lost, cancelled)  # the next call raises the error
+            has_committed = True
+            claims += granted.claims
+            lost += granted.lost
+            cancelled += granted.cancelled
+            outcomes = ()
+            if not granted.more or len(claims) == n:
+                return Claimed(claims, lost, cancelled)
 
-        with self._claim_lock:
-            given = self._transact(claim, Use.CLAIMS)
-        self._known = given.queue or self._known
-        if given.changed:
-            if synced or outcomes:
-                self._note()
-            else:
-                self._untold = True
-        return Claimed(given.claims, given.lost)
+    def _claim(self, request: Request, outcomes: Sequence[Outcome]) -> Granted:
+        granted = self._database.transact(
+            lambda session: claim(session, request, self._key, outcomes), Use.WORK
+        )
+        if granted.suspects:
+            self._repair(granted.suspects)
+        if granted.changed:
+            self._note()
+        return granted
 
-    def _finish_and_share(
-        self, n: int, worker: str, lease_us: int, outcomes: Sequence[Outcome]
-    ) -> Claimed:
-        """Record outcomes before a wait for others. They are recorded then, whatever comes after:
-        who asks for documents again hears of what is wrong."""
-        lost = self.finish(outcomes)
+    def _repair(self, customers: Sequence[int]) -> None:
+        """Rebuild the counters of a few customers, without waiting for locks: the claim that found
+        them holds leases. Later claims find the others again."""
+        now = stopwatch()
+        if now < self._repair_after_s:
+            return
+        some = customers[:REPAIRS_MAX]
         try:
-            claims, _ = self.claim(n, worker=worker, lease_us=lease_us)
-        except StoreUnavailable:
-            claims = []
-        return Claimed(claims, lost)
+            for _ in range(REPAIRS_MAX):
+                if self._database.transact(
+                    lambda session: admin.repair(session, some, self._budget), wait_s=0
+                ):
+                    _LOG.warning("rebuilt the flows and counters of %d customers", len(some))
+                    return
+        except StoreError as error:
+            _LOG.warning("cannot rebuild the counters of %d customers yet: %s", len(some), error)
+        self._repair_after_s = now + REPAIR_PAUSE_S
 
     def sync(self) -> None:
-        """Every claim is synced when it returns: workers on other machines outlive the server. Only
-        to tell others of it can wait until the handlers begin."""
-        if self._untold:
-            self._untold = False
-            self._watching.note_later()
-
-    def _transact(self, work: Any, use: Use) -> Any:
-        """A transaction that depends on the settings that this process knows."""
-
-        def refreshed(session: Session) -> Any:
-            try:
-                return work(session)
-            except psycopg.DatabaseError:
-                if not session.connection.closed:
-                    session.roll_back()
-                    self._known = to_queue(session.fetch(QUEUE)[0], self._cache)
-                raise
-
-        return self._database.transact(refreshed, use)
+        """Every claim is durable when it returns."""
 
     def renew(
         self,
@@ -307,43 +327,38 @@ class PostgresStore:
         uptime = self._uptime()
         at = uptime.at if uptime else None
         return self._database.transact(
-            lambda session: renew(
-                session, self._known.key, fences, progress, lease_us=lease_us, at=at
-            )
+            lambda session: renew(session, self._key, fences, progress, lease_us=lease_us, at=at),
+            Use.WORK,
         )
 
     def finish(self, outcomes: Sequence[Outcome]) -> list[Fence]:
         check_outcomes(outcomes)
         moment = self._moment()
-
-        def work(session: Session) -> list[Fence]:
-            finishing = Finishing(outcomes, self._known)
-            row = finish(session, finishing, moment, self._cache)
-            finishing.settle(to_queue(row, self._cache))
-            return finishing.lost
-
-        lost: list[Fence] = self._transact(work, Use.OUTCOMES)
-        if all_completed(outcomes):
-            self._watching.note_ends()
-        else:  # something waits again, perhaps
-            self._note()
+        lost = self._database.transact(
+            lambda session: finish(session, self._key, outcomes, moment), Use.WORK
+        )
+        self._note()
         return lost
 
     def cancel(self, ids: Sequence[str]) -> list[State | None]:
-        moment, key = self._moment(), self._known.key
+        moment = self._moment()
         states = self._database.transact(
-            lambda session: changing.cancel(session, self._cache, ids, key, moment)
+            lambda session: admin.cancel(session, ids, self._key, moment)
         )
         self._note()
         return states
 
     def retry(self, ids: Sequence[str]) -> list[State | None]:
-        moment, key = self._moment(), self._known.key
+        moment = self._moment()
         states = self._database.transact(
-            lambda session: changing.retry(session, self._cache, ids, key, moment)
+            lambda session: admin.retry(session, ids, self._key, moment)
         )
         self._note()
         return states
+
+    def begin_epoch(self) -> None:
+        self._database.transact(lambda session: session.fetch("SELECT fairturn.begin_epoch()"))
+        self._note()
 
     # ── Reading ──────────────────────────────────────────────────────────────────────────────────
 
@@ -356,11 +371,11 @@ class PostgresStore:
         reach: int | None = None,
     ) -> Page:
         with self._database.reading() as session:
-            return reading.find(session, self._known.key, filter, after, size, reach=reach)
+            return reading.find(session, self._key, filter, after, size, reach=reach)
 
     def read(self, id: str) -> Stored | None:
         with self._database.reading() as session:
-            return reading.read(session, self._known.key, id)
+            return reading.read(session, self._key, id)
 
     def customers(
         self, *, names: Sequence[str] | None = None, after: str | None = None, size: int = 100
@@ -384,6 +399,13 @@ class PostgresStore:
     def workers(self) -> list[Seen]:
         with self._database.reading() as session:
             return admitting.workers(session)
+
+    def sign_on(self, worker: str, slots: int) -> None:
+        moment = self._moment()
+        self._database.transact(lambda session: admitting.sign_on(session, worker, slots, moment))
+
+    def sign_off(self, worker: str) -> None:
+        self._database.transact(lambda session: admitting.sign_off(session, worker))
 
     def oldest_waiting(self) -> Mapping[int, int]:
         with self._database.reading() as session:
@@ -426,9 +448,9 @@ class PostgresStore:
     # ── Forgetting ───────────────────────────────────────────────────────────────────────────────
 
     def prune(self, *, documents_max: int = 1_000) -> list[str] | None:
-        moment = self._moment()
+        moment, settings = self._moment(), self.settings()
         contents = self._database.transact(
-            lambda session: forgetting.prune(session, self._cache, moment, documents_max)
+            lambda session: forgetting.prune(session, settings, moment, documents_max)
         )
         if contents is not None:
             self._note()
@@ -436,20 +458,25 @@ class PostgresStore:
 
     def purge(self, customer: str) -> list[str]:
         moment = self._moment()
-        contents = self._database.transact(
-            lambda session: forgetting.purge(session, customer, moment)
-        )
-        self._note()
+        contents: list[str] = []
+        done = False
+        while not done:
+            batch, done = self._database.transact(
+                lambda session: forgetting.purge(session, customer, moment)
+            )
+            contents += batch
+            self._note()
         return contents
 
-    def unreferenced(self, content_names: Sequence[str]) -> list[str]:
-        with self._database.reading() as session:
-            return forgetting.unreferenced(session, content_names)
+    def unreferenced(
+        self, content_names: Sequence[str], *, timeout_s: float = UNREFERENCED_S
+    ) -> list[str]:
+        return forgetting.unreferenced(self._database.reading, content_names, timeout_s)
 
     def load(self, whole: Whole, progress: loading.Progress) -> None:
         """Fill this queue, which must be new, with all of another one."""
         self._database.transact(lambda session: loading.load(session, self.name, whole, progress))
-        self._read_queue()
+        self._key = self._read_queue().key
         self._note()
 
     # ── Changes ──────────────────────────────────────────────────────────────────────────────────

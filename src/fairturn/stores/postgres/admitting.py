@@ -6,7 +6,7 @@ from typing import Any
 from fairturn import crash
 from fairturn.access import ACCESS_KEYS_MAX, AccessKey, Role
 from fairturn.situation import WORKERS_MAX, Seen
-from fairturn.stores.postgres.rows import NO_ORDER
+from fairturn.stores.postgres.rows import MOMENT, NO_ORDER
 from fairturn.stores.postgres.session import Session
 from fairturn.stores.values import WAITING
 
@@ -23,8 +23,11 @@ _ITS_KEYS = f"""
     WHERE customer = %s AND id > %s ORDER BY id LIMIT %s"""
 _END = "UPDATE fairturn.access_keys SET ends_at = least(ends_at, %s) WHERE id = %s"
 _USE = "UPDATE fairturn.access_keys SET used_at = greatest(used_at, %s) WHERE id = %s"
-FORGET_KEYS = "DELETE FROM fairturn.access_keys WHERE customer = %s"
-_WORKERS = "SELECT name, seen_at, idle FROM fairturn.workers ORDER BY name LIMIT %s"
+_SIGN_ON = f"""
+    INSERT INTO fairturn.workers (name, seen_at, slots) VALUES (%s, {MOMENT}, %s)
+    ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at, slots = excluded.slots"""
+_SIGN_OFF = "DELETE FROM fairturn.workers WHERE name = %s"
+_WORKERS = "SELECT name, seen_at, slots FROM fairturn.workers ORDER BY name LIMIT %s"
 # The first that waits in each flow, as far as claims have folded it in, and of what was recorded
 # since: by documents_flow. And what was returned: by documents_returned.
 _SINCE = "greatest(submitted_at, coalesce(due_at, 0))"
@@ -92,6 +95,16 @@ def use(session: Session, id: str, at: int) -> None:
 def workers(session: Session) -> list[Seen]:
     """Who works, by name."""
     return [Seen._make(row) for row in session.fetch(_WORKERS, (WORKERS_MAX,))]
+
+
+def sign_on(session: Session, worker: str, slots: int, moment: int | None) -> None:
+    """Keep the heartbeat of a worker."""
+    session.ask(_SIGN_ON, (worker, moment, slots))
+
+
+def sign_off(session: Session, worker: str) -> None:
+    """Remove a worker."""
+    session.ask(_SIGN_OFF, (worker,))
 
 
 def oldest_waiting(session: Session) -> Mapping[int, int]:

@@ -1,5 +1,6 @@
 """One PostgreSQL database: connections, transactions, and errors in our own words."""
 
+import logging
 import os
 import re
 import time
@@ -11,18 +12,30 @@ import psycopg
 from psycopg import errors
 
 from fairturn.clock import stopwatch
-from fairturn.errors import FairturnError, StoreError, StoreFull, StoreRefused, StoreUnavailable
+from fairturn.errors import (
+    FairturnError,
+    NoQueue,
+    StoreError,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+)
+from fairturn.stores.postgres.adapting import ADAPTERS
 from fairturn.stores.postgres.addressing import parse
-from fairturn.stores.postgres.piping import Line
-from fairturn.stores.postgres.pooling import CONNECT, Pool, PoolClosed, PoolTimeout, Use
-from fairturn.stores.postgres.session import BEGIN_SNAPSHOT, COMMIT, Overtaken, Session
+from fairturn.stores.postgres.pool import Connection, PoolClosed, Pools, PoolTimeout, Use
+from fairturn.stores.postgres.session import BEGIN_SNAPSHOT, COMMIT, Session
 
 VERSION_MIN = 140000
 POOL_MAX = 10
-# How long a call waits for a connection, or for others, before it gives up.
+# How long a call waits for a connection, or for locks, before it gives up.
 WAIT_S = 10.0
-_PAUSE_S = 0.01  # before trying again what somebody else holds
-ATTEMPTS = 5  # at one transaction that others or a lost connection have ended
+# The server ends a wait for a lock after this. All functions of the schema hold their locks only
+# while they execute; a caller's own transaction may hold the row of a customer for longer.
+LOCK_TIMEOUT = "5s"
+SUBMIT_LOCK_TIMEOUT = "2s"
+SETTINGS_LOCK_TIMEOUT = "100ms"
+_PAUSE_S = 0.01  # before a call that was refused a lock is repeated
+ATTEMPTS = 5  # at one transaction that another one, or a lost connection, has ended
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}", re.ASCII)
 # What does not become better by waiting, in the words of the driver or the server.
@@ -33,6 +46,15 @@ _NO_WAY_IN = re.compile(
     r'|invalid port number: "\d*"|invalid \w+ value: "[^"]*"|bad value for \w+'
     r'|definition of service "[^"]*" not found)'
 )
+
+_ISOLATION = """
+    SELECT current_setting('transaction_isolation'), format(
+        'ALTER ROLE %I IN DATABASE %I SET default_transaction_isolation = %L',
+        session_user, current_database(), 'read committed')"""
+_ISOLATIONS = ("read committed", "read uncommitted")  # PostgreSQL treats both alike
+
+# The driver logs what a lost connection has interrupted; the calls report it.
+_SILENT = logging.NullHandler()
 
 T = TypeVar("T")
 
@@ -45,13 +67,14 @@ class Database:
             raise ValueError(
                 f"schema is {schema!r}; it must be a name of small letters, digits and underscores"
             )
+        logging.getLogger("psycopg").addHandler(_SILENT)
         self.schema = schema
         self.conninfo, self.name = parse(url)
         self.role = "of the address"  # until a connection was made
         self._prepare = prepare
         self._pid = os.getpid()
         self._pool_max = pool_max
-        self._pool = Pool(self.conninfo, self._configure, pool_max)
+        self._pool = Pools(self._connect_configured, pool_max)
         self.pooled = False  # whether something stands between us and the server
         self._look()
 
@@ -62,6 +85,7 @@ class Database:
             try:
                 version, self.role = connection.info.server_version, connection.info.user
                 self._configure(connection)
+                ((isolation, remedy),) = connection.execute(_ISOLATION, prepare=False).fetchall()
             finally:
                 connection.close()
         except psycopg.Error as error:
@@ -70,6 +94,14 @@ class Database:
             raise StoreRefused(
                 f"{self.name} is PostgreSQL {version // 10000}.{version % 10000}; "
                 f"fairturn needs version {VERSION_MIN // 10000} or newer"
+            )
+        if isolation not in _ISOLATIONS:
+            # A call is one statement in its own transaction. Only the session could choose another
+            # isolation level for it, and behind a pooler each call may have another session.
+            raise StoreRefused(
+                f"default_transaction_isolation is {isolation!r} for the role {self.role} in "
+                f"{self.name}; a queue needs 'read committed'. Change it, and connect again: "
+                f"{remedy}"
             )
 
     def _refused(self, error: psycopg.Error) -> StoreRefused | None:
@@ -85,31 +117,53 @@ class Database:
             remedy = "name it in ~/.pgpass, in PGPASSWORD or in the address"
         elif "pg_hba" in why["said"]:
             remedy = "let it in, in the server's pg_hba.conf, or correct the address"
-        return StoreRefused(f"{self.name} cannot be opened: {why['said']}; {remedy}")
+        refused = NoQueue if why["what"] == "database" else StoreRefused
+        return refused(f"{self.name} cannot be opened: {why['said']}; {remedy}")
 
-    def connect(self, url: str | None = None) -> Line:
-        """A connection of one's own."""
+    def connect(self, url: str | None = None) -> Connection:
+        """A connection of the caller's own."""
         conninfo = self.conninfo if url is None else parse(url)[0]
-        return Line.connect(conninfo, **CONNECT)
+        return psycopg.Connection.connect(conninfo, autocommit=True, context=ADAPTERS)
 
-    def _configure(self, connection: Line) -> None:
-        """Prepare statements where they stay prepared. A pooler gives out a number of its own for
-        the server's process, and each transaction may meet another one."""
+    def _connect_configured(self) -> Connection:
+        connection = self.connect()
+        try:
+            self._configure(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _configure(self, connection: Connection) -> None:
+        """Prepare statements where they stay prepared. A pooler reports a process number of its
+        own, and each transaction may meet another server process."""
         prepare = self._prepare
         if prepare is None:
-            ((pid,),) = connection.execute("SELECT pg_backend_pid()").fetchall()
+            ((pid,),) = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchall()
             self.pooled = pid != connection.info.backend_pid
             prepare = not self.pooled
-        connection.prepares = prepare
+        connection.prepare_threshold = 0 if prepare else None
 
-    def session(self, use: Use | None = None) -> "Lending":
-        """A connection, given back afterwards without a transaction under way."""
-        return Lending(self._pool, self, use)
+    @contextmanager
+    def session(self, use: Use = Use.OTHER) -> Iterator[Session]:
+        """A connection, given back afterwards without an open transaction."""
+        self.check_process()
+        connection = self._pool.take(use, WAIT_S)
+        try:
+            yield Session(connection, self.schema)
+        except BaseException:
+            with suppress(psycopg.Error):
+                connection.rollback()
+            raise
+        finally:
+            self._pool.give_back(use, connection)
 
-    def transact(self, work: Callable[[Session], T], use: Use | None = None) -> T:
-        """Run one transaction, which `work` begins and commits. What another transaction has ended
-        or held up, or a connection that was lost before the COMMIT, is tried again; and a claim of
-        what waits alone: what a lost one has claimed runs when its lease has run out."""
+    def transact(
+        self, work: Callable[[Session], T], use: Use = Use.OTHER, *, wait_s: float = WAIT_S
+    ) -> T:
+        """Run one transaction, which `work` begins and commits. It is repeated if another
+        transaction has ended it or held its locks, for `wait_s` at most, or if the connection was
+        lost and a repeat is harmless."""
         begun, attempts = stopwatch(), 0
         while True:
             attempts += 1
@@ -120,11 +174,10 @@ class Database:
             except FairturnError:
                 raise
             except errors.LockNotAvailable as error:
-                # Somebody else is about to commit, or to give up.
-                if stopwatch() - begun > WAIT_S:
+                if stopwatch() - begun > wait_s:
                     raise StoreUnavailable(
-                        f"others have held what this call needs in {self.name} for {WAIT_S:g} s, "
-                        "perhaps in a transaction that was not committed; try again"
+                        f"other transactions have held locks that this call needs in {self.name} "
+                        f"for {wait_s:g} s, perhaps one that was not committed; try again"
                     ) from error
                 time.sleep(_PAUSE_S)
             except psycopg.Error as error:
@@ -132,14 +185,14 @@ class Database:
                     raise self.translate(error, session) from error
 
     def _may_retry(self, error: Exception, session: Session) -> bool:
-        if isinstance(error, errors.SerializationFailure | errors.DeadlockDetected | Overtaken):
+        if isinstance(error, errors.SerializationFailure | errors.DeadlockDetected):
             return True
         if isinstance(error, errors.ReadOnlySqlTransaction):
             # It was the primary, and now another server is: new connections look for that.
             session.connection.close()
             self._pool.drop_idle()
             return True
-        if session.committing or not isinstance(error, psycopg.OperationalError):
+        if session.unsure or not isinstance(error, psycopg.OperationalError):
             return False
         if session.connection.broken or isinstance(error, _ENDED):
             session.connection.close()
@@ -189,8 +242,8 @@ class Database:
             return StoreUnavailable(f"{self.name} was closed")
         if isinstance(error, PoolTimeout):
             return StoreUnavailable(
-                f"all {self._pool_max} connections to {self.name} were in use for {WAIT_S:g} s; "
-                "try again, or raise pool_max"
+                f"all connections to {self.name} were in use for {WAIT_S:g} s; try again, or "
+                f"raise pool_max ({self._pool_max})"
             )
         words = said(error)
         if isinstance(error, errors.InsufficientPrivilege):
@@ -199,7 +252,7 @@ class Database:
                 f"{_give_the_right(self.role)}"
             )
         if isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName):
-            return StoreRefused(
+            return NoQueue(
                 f"{self.name} has no queue in its schema {self.schema}; make it with: "
                 "fairturn migrate"
             )
@@ -211,7 +264,7 @@ class Database:
         if isinstance(error, errors.DiskFull):
             return StoreFull(f"the disk of {self.name} is full; nothing was stored by this call")
         if isinstance(error, psycopg.OperationalError):
-            unsure = session is not None and session.committing
+            unsure = session is not None and session.unsure
             after = (
                 "perhaps after what it was to store was stored; try again with a key"
                 if unsure
@@ -250,33 +303,6 @@ class Database:
                 "repeat all of it"
             )
         return self.translate(error)
-
-
-class Lending:
-    """A connection for the time of a block. A generator would take three times as long."""
-
-    __slots__ = ("_database", "_line", "_pool", "_session", "_use")
-
-    def __init__(self, pool: Pool, database: Database, use: Use | None) -> None:
-        self._pool = pool
-        self._database = database
-        self._use = use
-
-    def __enter__(self) -> Session:
-        self._database.check_process()
-        self._line = self._pool.take(WAIT_S, self._use)
-        self._session = Session(self._line, self._database.schema)
-        return self._session
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is not None:
-                with suppress(psycopg.Error):
-                    self._session.roll_back()
-            else:
-                self._session.catch_up()
-        finally:
-            self._pool.give_back(self._line)
 
 
 _ENDED = (

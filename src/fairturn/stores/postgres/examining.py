@@ -1,14 +1,14 @@
 """What can be said about a queue on a server from outside: nothing is made or changed by asking."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import psycopg
 
 from fairturn.clock import SERVER_NOW
 from fairturn.model import ContentRef
-from fairturn.stores.findings import Findings
-from fairturn.stores.postgres import migrating
+from fairturn.stores.findings import Damage, Findings
+from fairturn.stores.postgres import audit, migrating
 from fairturn.stores.postgres.database import POOL_MAX, Database
 from fairturn.stores.postgres.session import BEGIN_SNAPSHOT, COMMIT, SCHEMA, Session
 from fairturn.stores.values import RUNNING, WAITING
@@ -20,7 +20,8 @@ _QUEUE = f"""
             SELECT submitted_at FROM fairturn.documents WHERE state = {WAITING}
             ORDER BY number LIMIT 1), (
             SELECT submitted_at FROM fairturn.documents ORDER BY number DESC LIMIT 1), (
-            SELECT coalesce(sum(running), 0)::bigint FROM fairturn.leases)
+            SELECT coalesce(sum(running), 0)::bigint FROM fairturn.leases), (
+            SELECT repairs FROM fairturn.turns ORDER BY version DESC LIMIT 1)
     FROM fairturn.queue"""
 # By leases_until; whether a lease ran out is in the document's own row.
 _RUN_OUT = f"""
@@ -94,10 +95,14 @@ class Examiner:
         rows = self._session.fetch(_QUEUE)
         if not rows:
             return None
-        ((settings, now, oldest, newest, running),) = rows
+        ((settings, now, oldest, newest, running, repairs),) = rows
         ((run_out, until),) = self._session.fetch(_RUN_OUT, {"now": now})
         since = None if until is None else now - until
-        return Findings(settings, oldest, newest, running, run_out, since), now
+        return Findings(settings, oldest, newest, running, run_out, since, repairs), now
+
+    def recount(self, advance: Callable[[int, int], None]) -> Iterator[Damage]:
+        """Every stored value that does not agree with the documents."""
+        return audit.recount(self._session, advance)
 
 
 @contextmanager

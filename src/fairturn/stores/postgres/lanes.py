@@ -8,16 +8,17 @@ from fairturn.model import PAGE_MAX, Document, Filter, Lanes
 from fairturn.stores.lanes import by_lane, next_numbers
 from fairturn.stores.lineups import FlowKey
 from fairturn.stores.postgres.reading import find
-from fairturn.stores.postgres.rows import NO_ORDER, QueueRow
+from fairturn.stores.postgres.rows import GENERATION, NO_ORDER, QueueRow
 from fairturn.stores.postgres.session import Session
 from fairturn.stores.postgres.situating import PostgresSight
 from fairturn.stores.values import WAITING, Row
 
 # By flows_turn, in its order.
-_TURNS = """
+_TURNS = f"""
     SELECT level, place, tick, customer, folded FROM fairturn.flows
-    WHERE folded > 0 AND NOT held AND level = %s AND NOT customer = ANY (%s::bigint[])
-    ORDER BY level, place, tick LIMIT %s"""
+    WHERE folded > 0 AND NOT held AND generation = {GENERATION} AND level = %s
+        AND NOT customer = ANY (%s::bigint[])
+    ORDER BY generation, level, place, tick LIMIT %s"""
 # By documents_flow, from claimed_to on, where everything waits; and by documents_returned.
 _FOLLOWING = f"""
     SELECT order_number, number, cost FROM fairturn.documents

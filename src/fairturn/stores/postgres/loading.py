@@ -4,12 +4,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 
 from fairturn.errors import StoreRefused
-from fairturn.model import Kind, Settings
+from fairturn.model import FAILED, Kind, Settings
 from fairturn.priority import LEVELS
 from fairturn.stores.events import encode_events
-from fairturn.stores.postgres.rows import CONFIGURE, LOCK_QUEUE, settings_columns
+from fairturn.stores.postgres.rows import settings_columns
 from fairturn.stores.postgres.session import BEGIN, LOCK_SETTINGS, Session
-from fairturn.stores.values import DEAD, DELAYED, KINDS, Row
+from fairturn.stores.values import DELAYED, KINDS, STATES, Row
 from fairturn.stores.whole import Whole, WholeDocument
 
 _ROWS_AT_ONCE = 1_000  # between two words about the progress
@@ -29,8 +29,8 @@ _STANDINGS = (
 )
 _FLOWS = (
     "customer, level, place, tick, folded, running, taken, claimed_to, head_order, head_since, "
-    "head_bound, held",
-    ("int8", "int2", *["int8"] * 9, "bool"),
+    "held",
+    ("int8", "int2", *["int8"] * 4, "int8[]", *["int8"] * 3, "bool"),
 )
 _RECORDED = ("at, customers, events", ("int8", "int8[]", "text"))
 _DOCUMENTS = (
@@ -55,12 +55,16 @@ _KEYS = (
     "customer, key, digest, document, count, priority, submitted_at",
     ("int8", "text", "bytea", "int8", "int8", "int2", "int8"),
 )
-_WORKERS = ("name, seen_at, idle", ("text", "int8", "int8"))
+_WORKERS = ("name, seen_at, slots", ("text", "int8", "int8"))
 _ACCESS_KEYS = (
     "id, role, customer, name, digest, made_at, used_at, ends_at",
     ("text", "text", "text", "text", "bytea", "int8", "int8", "int8"),
 )
 _LIMITED = "INSERT INTO fairturn.limited (customer) SELECT unnest(%s::bigint[])"
+SETTINGS = """
+    UPDATE fairturn.queue SET settings_version = settings_version + 1, settings = %s, depths = %s,
+        reset_interval = %s, periodic = %s, one_level = %s, waiting_max = %s,
+        waiting_per_customer_max = %s, mode = %s, costs = %s, patience = %s, attempts_max = %s"""
 _KEY = "UPDATE fairturn.queue SET id_key = %s"
 _NUMBERS = """
     SELECT setval('fairturn.document_numbers', %s, false),
@@ -85,7 +89,7 @@ def load(session: Session, name: str, whole: Whole, progress: Progress) -> None:
     with session.together():
         session.ask(BEGIN)
         session.ask(LOCK_SETTINGS)
-        session.ask(LOCK_QUEUE, (None,))
+        session.ask("SELECT FROM fairturn.queue FOR NO KEY UPDATE")
         asked = session.ask(_IS_NEW)
     if asked.fetchall() != [(True,)]:
         raise StoreRefused(
@@ -107,7 +111,7 @@ def load(session: Session, name: str, whole: Whole, progress: Progress) -> None:
     settings = settings_columns(Settings.from_json(whole.settings))
     with session.commit("copy"):
         session.ask(_LIMITED, (whole.limited,))
-        session.ask(CONFIGURE, settings)
+        session.ask(SETTINGS, settings)
         session.ask(_KEY, (whole.key,))
         session.ask(_NUMBERS, (whole.next_number, whole.next_customer))
         session.ask(_TOTALS, (whole.waiting, whole.delayed))
@@ -146,8 +150,8 @@ def _standing(row: Row) -> Row:
 
 
 def _flow(row: Row) -> Row:
-    *known, claimed_to, head_order, head_since, head_bound, held = row
-    return (*known, 0, claimed_to, head_order, head_since, head_bound, bool(held))
+    *known, claimed_to, head_order, head_since, _, held = row
+    return (*known, [0] * LEVELS, claimed_to, head_order, head_since, bool(held))
 
 
 def _recorded(whole: Whole) -> Iterator[Row]:
@@ -166,7 +170,7 @@ def _documents(documents: Iterable[WholeDocument], children: list[Row]) -> Itera
         yield (
             *d[: WholeDocument._fields.index("returned")],
             bool(d.returned),
-            d.state >= DEAD,
+            STATES[d.state] in FAILED,
             bool(d.cancel_requested),
             KINDS[d.kind] is Kind.PAYLOAD,
             d.claimed_at,

@@ -13,11 +13,32 @@ from psycopg import sql
 
 from fairturn import crash
 from fairturn.clock import SERVER_NOW
-from fairturn.errors import StoreRefused, StoreUnavailable
-from fairturn.flows import COST_ONE, WEIGHT_ONE
-from fairturn.stores.postgres.database import Database
-from fairturn.stores.postgres.rows import CLOCK_MAX, TURNS_KEPT
+from fairturn.errors import NoQueue, StoreRefused, StoreUnavailable
+from fairturn.flows import COST_ONE, WEIGHT_MAX, WEIGHT_MIN, WEIGHT_ONE
+from fairturn.model import (
+    CANCELS_KEPT_MAX,
+    CANCELS_REPORTED_MAX,
+    CHILDREN_UNCHECKED_MAX,
+    ENDED,
+    FAILED,
+    KEY_KEPT_US,
+    LEASE_RAN_OUT,
+    LEASE_US_MAX,
+    REAL_COST_MAX,
+)
+from fairturn.priority import CLOCK_AHEAD_US_MAX
+from fairturn.situation import WORKERS_KEPT_US
+from fairturn.stores.epoch import JUMP_MIN
+from fairturn.stores.postgres.claim import PROBE_EVERY_IDLE_US, PROBE_EVERY_US, PROBE_SIZE
+from fairturn.stores.postgres.database import (
+    LOCK_TIMEOUT,
+    SETTINGS_LOCK_TIMEOUT,
+    SUBMIT_LOCK_TIMEOUT,
+    Database,
+)
+from fairturn.stores.postgres.rows import NO_ORDER
 from fairturn.stores.postgres.session import SCHEMA
+from fairturn.stores.values import CODES
 
 # Only while a step is made, so that ten processes that start at once make it once.
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('{schema}.'), 4)"
@@ -44,20 +65,62 @@ _GRANTS = """
     GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role}"""
 
 
+# Virtual times end at 2^63; one claim adds less than 2^57.
+_CLOCK_MAX = 1 << 60
+# Every statement of a function has one right plan, by its indexes in loops. Statistics of a table
+# that was small when it was analysed would lead to plans that read all of it, dead rows included.
+# A server before 18 would compile a plan that is forced, which takes longer than a hundred claims.
+_PLANNED_BY_INDEXES = """\
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan SET jit = off"""
+# Names of Python in the functions of the schema. Every state and list of states comes from here.
+_CONSTANTS = {
+    "planned_by_indexes": _PLANNED_BY_INDEXES,
+    "now": SERVER_NOW,
+    "cost_one": COST_ONE,
+    "weight_one": WEIGHT_ONE,
+    "weight_min": WEIGHT_MIN,
+    "weight_max": WEIGHT_MAX,
+    "clock_max": _CLOCK_MAX,
+    "no_order": NO_ORDER,
+    "key_kept": KEY_KEPT_US,
+    "workers_kept": WORKERS_KEPT_US,
+    "clock_ahead_max": CLOCK_AHEAD_US_MAX,
+    "children_unchecked_max": CHILDREN_UNCHECKED_MAX,
+    "real_cost_max": REAL_COST_MAX,
+    "cancels_kept_max": CANCELS_KEPT_MAX,
+    "cancels_reported_max": CANCELS_REPORTED_MAX,
+    "lease_max": LEASE_US_MAX,
+    "lease_ran_out": LEASE_RAN_OUT,
+    "epoch_jump_min": JUMP_MIN,
+    "day": 24 * 3_600 * 1_000_000,
+    "page": 100,  # flows that a claim reads at a time
+    "probe_size": PROBE_SIZE,
+    "probe_every": PROBE_EVERY_US,
+    "probe_every_idle": PROBE_EVERY_IDLE_US,
+    "lock_timeout": LOCK_TIMEOUT,
+    "submit_lock_timeout": SUBMIT_LOCK_TIMEOUT,
+    "settings_lock_timeout": SETTINGS_LOCK_TIMEOUT,
+    "ended_states": ", ".join(str(CODES[state]) for state in ENDED),
+    "failed_states": ", ".join(str(CODES[state]) for state in FAILED),
+    **{state.value: code for state, code in CODES.items()},
+}
+
+
 def migrations() -> list[tuple[int, str]]:
     """The numbered steps from an empty database to this version's schema. The last one brings the
     functions: who changes one of them adds a step, even if there is nothing else in it."""
     steps = []
-    for name, script in _scripts("migrations"):
+    for name, script in scripts("migrations"):
         match = re.fullmatch(r"(\d{4})_\w+\.sql", name)
         if match:
             steps.append((int(match[1]), script))
     number, last = steps[-1]
-    steps[-1] = (number, "\n".join([last, *(script for _, script in _scripts("functions"))]))
+    steps[-1] = (number, "\n".join([last, *(script for _, script in scripts("functions"))]))
     return steps
 
 
-def _scripts(folder: str) -> list[tuple[str, str]]:
+def scripts(folder: str) -> list[tuple[str, str]]:
     """The scripts in a folder of this package, by their names."""
     entries = (resources.files("fairturn.stores.postgres") / folder).iterdir()
     return sorted((e.name, e.read_text("utf-8")) for e in entries if e.name.endswith(".sql"))
@@ -65,14 +128,7 @@ def _scripts(folder: str) -> list[tuple[str, str]]:
 
 def filled_in(script: str, schema: str) -> str:
     """A step as the server executes it."""
-    return script.format(
-        schema=schema,
-        now=SERVER_NOW,
-        cost_one=COST_ONE,
-        weight_one=WEIGHT_ONE,
-        clock_max=CLOCK_MAX,
-        turns_kept=TURNS_KEPT,
-    )
+    return script.format(schema=schema, **_CONSTANTS)
 
 
 def newest() -> int:
@@ -92,9 +148,7 @@ def refuse_other(version: int, name: str, schema: str) -> None:
     """Refuse a schema that is not there, or that this fairturn does not know."""
     known = newest()
     if version == 0:
-        raise StoreRefused(
-            f"{name} has no queue in its schema {schema}; make it with: fairturn migrate"
-        )
+        raise NoQueue(f"{name} has no queue in its schema {schema}; make it with: fairturn migrate")
     if version < known:
         raise StoreRefused(
             f"{name} has schema {version} and this fairturn needs schema {known}; "

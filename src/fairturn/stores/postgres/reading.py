@@ -5,8 +5,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fairturn import ids
-from fairturn.flows import WEIGHT_ONE, Mode
+from fairturn.flows import WEIGHT_ONE
 from fairturn.model import (
+    FAILED,
     ContentRef,
     Customer,
     CustomerPage,
@@ -18,13 +19,12 @@ from fairturn.model import (
     State,
     Stored,
     Summary,
-    by_priority,
 )
 from fairturn.priority import LEVELS, Count
 from fairturn.stores.ends import Ends, to_summary
 from fairturn.stores.postgres.rows import DOCUMENT_COLUMNS, NO_ORDER, QUEUE, QueueRow, to_queue
 from fairturn.stores.postgres.session import BEGIN_SNAPSHOT, COMMIT, Session
-from fairturn.stores.values import CODES, RUNNING, WAITING, Row, SettingsCache, to_document
+from fairturn.stores.values import CODES, RUNNING, Row, SettingsCache, to_document
 from fairturn.text import spellings
 
 # Of the last attempt; an older one's is forgotten by the claim that gave out a higher fence.
@@ -35,15 +35,16 @@ _READ = f"""
         r.sha256, {_PROGRESS}
     {_FROM} LEFT JOIN fairturn.results r ON r.document = d.number WHERE d.number = %s"""
 
-# How many of a customer's documents wait in each level: what arrived, less what claims have taken,
-# and what others have moved. By the primary keys, and moved_customer.
+# How many of a customer's documents of each priority wait: what arrived, less what claims have
+# taken, and what others have moved. By the primary keys, and moved_customer.
 _CUSTOMER_COLUMNS = """
     c.number, c.name, c.count, c.count_updated_at, c.weight, c.running_max, c.paused, ARRAY(
-        SELECT a.n - coalesce(f.taken, 0) + (
-            SELECT coalesce(sum(m.waiting), 0) FROM fairturn.moved m
-            WHERE m.customer = c.number AND m.priority = a.priority)
+        SELECT a.n - (
+                SELECT coalesce(sum(f.taken[a.priority]), 0) FROM fairturn.flows f
+                WHERE f.customer = c.number) + (
+                SELECT coalesce(sum(m.waiting), 0) FROM fairturn.moved m
+                WHERE m.customer = c.number AND m.priority = a.priority)
         FROM unnest(c.arrived) WITH ORDINALITY AS a(n, priority)
-            LEFT JOIN fairturn.flows f ON f.customer = c.number AND f.level = a.priority
         ORDER BY a.priority)::bigint[], (
         SELECT count(*) FROM fairturn.documents d
         WHERE d.customer = c.number AND d.delayed_until IS NOT NULL)"""
@@ -53,20 +54,6 @@ _CUSTOMERS = f"""
 _NAMED = f"""
     SELECT {_CUSTOMER_COLUMNS} FROM fairturn.customers c
     WHERE c.name = ANY (%s) AND c.name > %s ORDER BY c.name LIMIT %s"""
-# In mode `equal` flows do not tell priorities apart: the customer's waiting documents do. By
-# documents_flow from claimed_to on, and documents_returned.
-_WAITING_BY_PRIORITY = f"""
-    SELECT d.customer, d.priority, count(*) FROM unnest(%s::bigint[]) AS w(customer)
-        LEFT JOIN fairturn.flows f ON f.customer = w.customer AND f.level = 1
-        CROSS JOIN LATERAL (
-            SELECT customer, priority FROM fairturn.documents
-            WHERE customer = w.customer AND level = 1 AND state = {WAITING} AND NOT returned
-                AND order_number > CASE WHEN f.claimed_to < {(1 << 63) - 1} THEN f.claimed_to
-                    ELSE 0 END
-            UNION ALL
-            SELECT customer, priority FROM fairturn.documents
-            WHERE returned AND customer = w.customer AND level = 1) d
-    GROUP BY d.customer, d.priority"""
 _RUNNING_NUMBERS = "SELECT unnest(l.documents) FROM fairturn.leases l"
 _RUNNING_BY_CUSTOMER = f"""
     SELECT d.customer, count(*)
@@ -79,7 +66,7 @@ _SUMMARY = f"""
 _TAKEN = """
     SELECT taken, promoted, (SELECT coalesce(sum(running), 0)::bigint FROM fairturn.leases), claims,
         (SELECT ARRAY[sum(attempts), sum(retried), sum(dead), sum(cancelled)]::bigint[]
-            FROM fairturn.ends)
+            FROM fairturn.ends), repairs
     FROM fairturn.turns ORDER BY version DESC LIMIT 1"""
 _MOVED = """
     SELECT priority, sum(waiting), sum(delayed) FROM fairturn.moved GROUP BY priority"""
@@ -91,7 +78,8 @@ def queue_row(session: Session, cache: SettingsCache) -> QueueRow:
     return to_queue(row, cache)
 
 
-_LAST_NUMBER = "SELECT last_value FROM fairturn.document_numbers"
+_NUMBERED = f"SELECT {DOCUMENT_COLUMNS}, {_PROGRESS} {_FROM} WHERE d.number = ANY (%s::int8[])"
+_HIGHEST = "SELECT max(number) FROM fairturn.documents WHERE number < %s"
 
 
 def find(
@@ -104,9 +92,10 @@ def find(
     reach: int | None = None,
 ) -> Page:
     """One page of documents, the newest first."""
-    lowest = 1 if reach is None else _lowest(session, key, after, reach)
+    before = NO_ORDER if after is None else ids.decode(after, key)
+    lowest = 1 if reach is None else _lowest(session, before, reach)
     values: dict[str, Any] = {
-        "before": NO_ORDER if after is None else ids.decode(after, key),
+        "before": before,
         "lowest": lowest,
         "size": size + 1,
     }
@@ -126,11 +115,10 @@ def find(
     return Page(documents, ids.encode(lowest, key) if lowest > 1 else None)
 
 
-def _lowest(session: Session, key: int, after: str | None, reach: int) -> int:
-    """How far down to look."""
-    ((last,),) = session.fetch(_LAST_NUMBER)
-    below: int = last + 1 if after is None else min(last + 1, ids.decode(after, key) or 0)
-    return max(1, below - reach)
+def _lowest(session: Session, before: int | None, reach: int) -> int:
+    """How far down to look, from the next document on: an epoch leaves a gap before its first."""
+    ((highest,),) = session.fetch(_HIGHEST, (before,))
+    return max(1, (highest or 0) + 1 - reach)
 
 
 def _conditions(filter: Filter, key: int, values: dict[str, Any]) -> Iterable[str]:
@@ -144,7 +132,7 @@ def _conditions(filter: Filter, key: int, values: dict[str, Any]) -> Iterable[st
         values["customer"] = filter.customer
         yield "d.customer = (SELECT number FROM fairturn.customers WHERE name = %(customer)s)"
     if filter.states is not None:
-        if filter.states and all(s in (State.DEAD, State.CANCELLED) for s in filter.states):
+        if filter.states and all(s in FAILED for s in filter.states):
             yield "d.failed"
         if filter.states == (State.DELAYED,):
             yield "d.delayed_until IS NOT NULL"
@@ -207,6 +195,12 @@ def read(session: Session, key: int, id: str) -> Stored | None:
     return Stored(_document(row, key), body, result, content)
 
 
+def numbered(session: Session, key: int, numbers: Sequence[int]) -> list[Document]:
+    """The documents of these numbers, in this order, without those that do not exist."""
+    found = {row[0]: row for row in session.fetch(_NUMBERED, (list(numbers),))}
+    return [_document(found[number], key) for number in numbers if number in found]
+
+
 def _document(row: Row, key: int) -> Document:
     """A row that ends with its progress as a document."""
     document = to_document(row, key)
@@ -230,32 +224,20 @@ def customers(
         rows = session.fetch(_NAMED, (list(names), after or "", size + 1))
     page = rows[:size]
     running: dict[int, int] = dict(session.fetch(_RUNNING_BY_CUSTOMER))
-    waiting: dict[int, dict[int, int]] | None = None
-    if queue.settings.mode is Mode.EQUAL:
-        waiting = {}
-        for number, priority, n in session.fetch(_WAITING_BY_PRIORITY, ([r[0] for r in page],)):
-            waiting.setdefault(number, {})[priority] = n
-    found = [_customer(queue, now, row, running, waiting) for row in page]
+    found = [_customer(queue, now, row, running) for row in page]
     return CustomerPage(found, found[-1].name if len(rows) > size else None)
 
 
-def _customer(
-    queue: QueueRow,
-    now: int,
-    row: Row,
-    running: dict[int, int],
-    waiting: dict[int, dict[int, int]] | None,
-) -> Customer:
-    number, name, count, updated_at, weight, limit, paused, by_level, delayed = row
+def _customer(queue: QueueRow, now: int, row: Row, running: dict[int, int]) -> Customer:
+    number, name, count, updated_at, weight, limit, paused, waiting, delayed = row
     last = None if count is None else Count(count, updated_at)
-    each = tuple(by_level) if waiting is None else by_priority(waiting.get(number, {}))
     return Customer(
         name=name,
         settings=CustomerSettings(weight=weight / WEIGHT_ONE, limit=limit, paused=paused),
         count=queue.settings.rule.shown(last, now),
         count_updated_at=updated_at,
-        waiting=sum(each),
-        waiting_by_priority=each,
+        waiting=sum(waiting),
+        waiting_by_priority=tuple(waiting),
         running=running.get(number, 0),
         delayed=delayed,
     )
@@ -272,7 +254,7 @@ def summary(session: Session, *, alone: bool = False) -> Summary:
         if alone:
             session.ask(COMMIT)
     ((waiting, delayed),) = arrived.fetchall()
-    ((gone, promoted, running, started, ended),) = taken.fetchall()
+    ((gone, promoted, running, started, ended, repairs),) = taken.fetchall()
     delayed -= promoted
     waiting = [n - t for n, t in zip(waiting, gone, strict=True)]
     for priority, more, more_delayed in moved.fetchall():
@@ -284,4 +266,5 @@ def summary(session: Session, *, alone: bool = False) -> Summary:
         running=running,
         started=started,
         ends=Ends(*ended),
+        repairs=repairs,
     )

@@ -5,14 +5,14 @@ from collections.abc import Collection, Iterable
 
 from fairturn import ids
 from fairturn.clock import Uptime
-from fairturn.flows import Recorded
+from fairturn.flows import COST_ONE, WEIGHT_ONE, Recorded
 from fairturn.model import Filter, level_of
 from fairturn.situation import Situation
 from fairturn.stores import situating
 from fairturn.stores.lineups import FlowKey
-from fairturn.stores.postgres.piping import Values
 from fairturn.stores.postgres.reading import find, summary
 from fairturn.stores.postgres.rows import (
+    GENERATION,
     NO_ORDER,
     RECORDED_COLUMNS,
     TURNS,
@@ -20,8 +20,8 @@ from fairturn.stores.postgres.rows import (
     TurnsRow,
     to_recorded,
 )
-from fairturn.stores.postgres.session import Session
-from fairturn.stores.postgres.shelf import PostgresShelf
+from fairturn.stores.postgres.session import Session, Values
+from fairturn.stores.postgres.shelf import SnapshotShelf
 from fairturn.stores.situating import DOCUMENTS_SAMPLED, FLOWS_SAMPLED
 from fairturn.stores.values import CANCELLED, COMPLETED, DEAD, RUNNING, WAITING, Row
 from fairturn.turns import Turns
@@ -29,16 +29,18 @@ from fairturn.turns import Turns
 # Of what was recorded since the last claim, in rows: as much is folded in within 100 ms.
 RECORDED_MAX = 20_000
 
+# The column `level` is right for waiting documents only: others get it when they wait again.
+_LEVEL = "CASE WHEN (SELECT one_level FROM fairturn.queue) THEN 1 ELSE d.priority END"
 _RECORDED = f"SELECT {RECORDED_COLUMNS} FROM fairturn.recorded LIMIT %s"
 _RUNNING = f"""
-    SELECT d.lease_until, d.number, d.customer, d.level, d.order_number, d.attempts,
+    SELECT d.lease_until, d.number, d.customer, {_LEVEL}, d.order_number, d.attempts,
         d.cancel_requested, d.worker, d.claimed_at
     FROM fairturn.leases l JOIN fairturn.documents d ON d.number = ANY (l.documents)
     WHERE d.state = {RUNNING} AND d.fence = l.fence"""
 # By documents_delayed, in its order.
-_DUE = """
-    SELECT number, customer, level, order_number, delayed_until FROM fairturn.documents
-    WHERE delayed_until <= %s ORDER BY delayed_until, number"""
+_DUE = f"""
+    SELECT d.number, d.customer, {_LEVEL}, d.order_number, d.delayed_until FROM fairturn.documents d
+    WHERE d.delayed_until <= %s ORDER BY d.delayed_until, d.number"""
 _FOLLOWING = """
     SELECT last_value + CASE WHEN is_called THEN 1 ELSE 0 END FROM fairturn.document_numbers"""
 
@@ -47,20 +49,43 @@ _CHARGED = "SELECT customer, weight, recent_costs FROM fairturn.standings"
 # By flows_head.
 _FRONTS = """
     SELECT head_since, head_order, customer, level FROM fairturn.flows
-    WHERE head_bound IS NOT NULL AND NOT held AND head_bound < %(before)s
-        AND head_since < %(before)s"""
+    WHERE head_since < %(before)s AND NOT held LIMIT %(most)s"""
+_COUNT_FRONTS = """
+    SELECT count(*),
+        count(*) FILTER (WHERE (head_since, head_order) < (%(since)s::bigint, %(order)s::bigint))
+    FROM fairturn.flows
+    WHERE head_since < %(before)s AND NOT held AND customer <> ALL (%(without)s::bigint[])"""
 # The columns of a `Line`, and the name.
 _LINES = """
     SELECT f.level, f.place, f.tick, f.customer, f.folded, %s::bigint, NULL, c.name
     FROM fairturn.flows f LEFT JOIN fairturn.customers c ON c.number = f.customer
-    WHERE f.folded > 0 AND f.level = ANY (%s::smallint[])"""
+    WHERE f.folded > 0 AND f.level = ANY (%s::smallint[]) LIMIT %s"""
+# How many turns a flow has before a place: `turns_before` of position/counting.py.
+_CROWD_OF = f"""
+    FROM (
+        SELECT f.customer, f.place, f.tick, f.folded,
+            greatest(1, {COST_ONE * WEIGHT_ONE} / coalesce(s.weight, {WEIGHT_ONE})) AS charge
+        FROM fairturn.flows f LEFT JOIN fairturn.standings s ON s.customer = f.customer
+        WHERE f.level = %(level)s AND f.folded > 0
+            AND f.customer <> ALL (%(without)s::bigint[])) f"""
+_BEFORE = """
+    CASE WHEN f.place > %(place)s THEN 0 ELSE least(f.folded, (%(place)s - f.place) / f.charge
+        + ((%(place)s - f.place) %% f.charge > 0 OR f.tick < %(tick)s)::int) END"""
+_CROWD = f"""
+    SELECT count(*), sum(folded)::bigint, sum(n)::bigint, count(*) FILTER (WHERE n > 0)
+    FROM (SELECT f.folded, {_BEFORE} AS n {_CROWD_OF}) f"""
+_LARGEST = f"""
+    SELECT l.customer, l.n, c.name FROM (
+        SELECT f.customer, {_BEFORE} AS n {_CROWD_OF}
+        ORDER BY n DESC, f.customer LIMIT %(most)s) l
+        LEFT JOIN fairturn.customers c ON c.number = l.customer ORDER BY l.n DESC, l.customer"""
 # By the primary keys: what arrived, less what claims have taken, and what others have moved.
 _WAITING_OF = """
-    SELECT w.customer, a.priority, a.n - coalesce((
-            SELECT f.taken FROM fairturn.flows f
-            WHERE f.customer = w.customer AND f.level = a.priority), 0) + coalesce((
+    SELECT w.customer, a.priority, (a.n - coalesce((
+            SELECT sum(f.taken[a.priority]) FROM fairturn.flows f
+            WHERE f.customer = w.customer), 0) + coalesce((
             SELECT sum(m.waiting) FROM fairturn.moved m
-            WHERE m.customer = w.customer AND m.priority = a.priority), 0)::bigint
+            WHERE m.customer = w.customer AND m.priority = a.priority), 0))::bigint
     FROM unnest(%s::bigint[]) AS w(customer)
         JOIN fairturn.customers c ON c.number = w.customer
         CROSS JOIN LATERAL unnest(c.arrived) WITH ORDINALITY AS a(n, priority)"""
@@ -102,8 +127,8 @@ _LOWER = f"""
         LEFT JOIN fairturn.customers c ON c.number = f.customer"""
 
 # By the primary keys.
-_DOCUMENT = """
-    SELECT d.customer, d.level, d.order_number, p.count
+_DOCUMENT = f"""
+    SELECT d.customer, {_LEVEL}, d.order_number, p.count
     FROM fairturn.documents d LEFT JOIN fairturn.documents p ON p.number = d.parent
     WHERE d.number = %s"""
 _CUSTOMER = """
@@ -114,7 +139,7 @@ _CUSTOMER = """
     FROM fairturn.customers c WHERE c.number = %s"""
 _NAMES = "SELECT number, name FROM fairturn.customers WHERE number = ANY (%s)"
 
-_WORKERS = "SELECT name, seen_at, idle FROM fairturn.workers ORDER BY name LIMIT %s"
+_WORKERS = "SELECT name, seen_at, slots FROM fairturn.workers ORDER BY name LIMIT %s"
 # By the primary key.
 _ARRIVALS = """
     SELECT submitted_at, customer, priority FROM fairturn.documents ORDER BY number DESC LIMIT %s"""
@@ -144,7 +169,8 @@ _LAST_OF_FLOWS = f"""
 _LAST_OF_LEVEL = f"""
     SELECT {_ATTEMPT} FROM (
         SELECT customer, level, claimed_to FROM fairturn.flows
-        WHERE folded > 0 AND NOT held AND level = %s ORDER BY level DESC, place DESC, tick DESC
+        WHERE folded > 0 AND NOT held AND generation = {GENERATION} AND level = %s
+        ORDER BY generation DESC, level DESC, place DESC, tick DESC
         LIMIT {FLOWS_SAMPLED}) f {_LAST_OF_FLOWS}"""
 _LAST_OF_ITS_FLOW = f"""
     SELECT {_ATTEMPT} FROM (
@@ -175,12 +201,11 @@ class PostgresSight:
         self._session = session
         self.settings = settings = queue.settings
         self.now = now
-        state = TurnsRow(session.fetch(TURNS)[0])
+        state = TurnsRow._make(session.fetch(TURNS)[0])
         self.leases_end_at = uptime.at if state.boot == uptime.boot else None
         self.waiting = summary(session).waiting_by_priority
         self.following = self._one(_FOLLOWING)
-        self.shelf = PostgresShelf(settings.mode)
-        self.shelf.session = session
+        self.shelf = SnapshotShelf(session, settings.mode)
         self.turns = Turns(
             self.shelf,
             mode=settings.mode,
@@ -209,7 +234,7 @@ class PostgresSight:
 
     def recorded(self) -> list[Recorded] | None:
         rows = self._fetch(_RECORDED, (RECORDED_MAX + 1,))
-        return to_recorded(rows).recorded if len(rows) <= RECORDED_MAX else None
+        return to_recorded(rows) if len(rows) <= RECORDED_MAX else None
 
     def expect(self, customers: Collection[int]) -> None:
         self.shelf.expect(customers)
@@ -222,11 +247,29 @@ class PostgresSight:
     def charged(self) -> Iterable[tuple[int, int, list[int]]]:
         return [(c, weight, costs) for c, weight, costs in self._fetch(_CHARGED)]
 
-    def fronts(self, before: int) -> list[Row]:
-        return self._fetch(_FRONTS, {"before": before})
+    def fronts(self, before: int, most: int) -> list[Row]:
+        return self._fetch(_FRONTS, {"before": before, "most": most})
 
-    def lines(self, charge: int, levels: Collection[int]) -> list[Row]:
-        return self._fetch(_LINES, (charge, [*levels]))
+    def lines(self, charge: int, levels: Collection[int], most: int) -> list[Row]:
+        return self._fetch(_LINES, (charge, [*levels], most))
+
+    def crowd(self, level: int, place: int, tick: int, without: Collection[int]) -> Row:
+        values = {"level": level, "place": place, "tick": tick, "without": [*without]}
+        return self._fetch(_CROWD, values)[0]
+
+    def largest(
+        self, level: int, place: int, tick: int, without: Collection[int], most: int
+    ) -> list[Row]:
+        values = {"level": level, "place": place, "tick": tick, "without": [*without]}
+        return self._fetch(_LARGEST, {**values, "most": most})
+
+    def count_fronts(
+        self, before: int, own: tuple[int, int], without: Collection[int]
+    ) -> tuple[int, int]:
+        since, order = own
+        values = {"before": before, "since": since, "order": order, "without": [*without]}
+        ((number, ahead),) = self._fetch(_COUNT_FRONTS, values)
+        return int(number), int(ahead)
 
     def lower(self, level: int, order: int, singled: Collection[int]) -> list[Row]:
         values = {"order": order, "level": level, "singled": [*singled]}

@@ -1,10 +1,9 @@
-"""Knowing that something has changed: at once in this process, by a hint in others, and by a look
-once in a second if a hint is lost.
+"""Wake-ups: at once for changes of this process, by NOTIFY for those of others, and by polling once
+in a second if a notification is lost.
 
-A hint is a NOTIFY with nothing in it, in a transaction that does not wait for the disk: in one that
-does it would let all commits of the server wait for each other. The first hint after a quiet time
-goes along with the submission that it tells of, in the same packet, and what waits for the disk
-follows it; what changes soon after it shares one hint, which a thread sends.
+A notification has no payload, and goes out in a transaction of its own that does not wait for the
+disk: in one that does it would let all commits of the server wait for each other. Changes close
+together share one, which a thread sends.
 """
 
 import logging
@@ -19,12 +18,11 @@ from fairturn.clock import stopwatch
 from fairturn.errors import StoreError
 from fairturn.stores.postgres.addressing import parse
 from fairturn.stores.postgres.database import Database, said
-from fairturn.stores.postgres.session import HINT, Connection, Session
+from fairturn.stores.postgres.session import NOTIFY, Connection, Session
 
 _LOG = logging.getLogger("fairturn.postgres")
 POLL_S = 1.0
-_TOGETHER_S = 0.015  # changes within so short a time share a hint,
-_ENDS_TOGETHER_S = 0.05  # and what was claimed and completed within this one: few wait for that
+_TOGETHER_S = 0.015  # changes within this time share a NOTIFY
 _HEAR_S = 0.2  # a listener hears so soon that it is to end
 _CHECK_S = 10.0  # a listener that has heard nothing for so long looks whether it is heard
 _AGAIN_S = (0.5, 1.0, 2.0)  # between attempts to listen
@@ -57,42 +55,16 @@ class Watching:
         self._hinted_at = -_TOGETHER_S
         self._due_at: float | None = None  # when the thread is to send a hint
         self._hints = threading.Condition(self._lock)
-        self._untold = False  # whether this process itself is to hear of a change with the hint
         self._sent: Counter[int] = Counter()  # hints that come back, by the server's process
         self._closing = threading.Event()
         self._notifier: threading.Thread | None = None
         self._listener: threading.Thread | None = None
 
-    def go_along(self, session: Session) -> None:
-        """Let a hint follow what this session commits, unless the last one is too near. It goes out
-        before the commit is on the disk, where one server answers for both."""
-        with self._lock:
-            now = stopwatch()
-            if now < self._hinted_at + _TOGETHER_S:
-                return
-            self._hinted_at = now
-        session.hint = self._channel
-        session.hint_first = not self._database.pooled
-        self._expect_back(session)
-
-    def note(self, *, hinted: bool = False) -> None:
-        """Something was changed by this process, and perhaps a hint went along with it."""
+    def note(self) -> None:
+        """This process has changed something."""
         with self._lock:
             self._wake()
-            if not hinted:
-                self._send_at(max(stopwatch(), self._hinted_at + _TOGETHER_S))
-
-    def note_ends(self) -> None:
-        """This process has recorded that documents are completed."""
-        with self._lock:
-            self._wake()
-            self._send_at(max(stopwatch(), self._hinted_at + _ENDS_TOGETHER_S))
-
-    def note_later(self) -> None:
-        """Something was changed that nobody waits for: soon is soon enough."""
-        with self._lock:
-            self._untold = True
-            self._send_at(max(stopwatch() + _TOGETHER_S, self._hinted_at + _ENDS_TOGETHER_S))
+            self._send_at(max(stopwatch(), self._hinted_at + _TOGETHER_S))
 
     def version(self) -> int:
         """The version as it is now."""
@@ -143,7 +115,6 @@ class Watching:
     def _wake(self) -> None:
         with self._lock:
             self._stale = True
-            self._untold = False
             self._news += 1
             if self._awaited:
                 self._changed.notify_all()
@@ -165,7 +136,7 @@ class Watching:
         while self._comes_due():
             with suppress(StoreError, psycopg.Error), self._database.session() as one:
                 self._expect_back(one)
-                one.ask(HINT, (self._channel,))
+                one.ask(NOTIFY, (self._channel,))
 
     def _comes_due(self) -> bool:
         """Wait until a hint is to be sent; False: nothing more is to be told."""
@@ -177,8 +148,6 @@ class Watching:
                 self._hints.wait(None if self._due_at is None else self._due_at - now)
             due, self._due_at = self._due_at is not None, None
             self._hinted_at = stopwatch()
-            if self._untold:
-                self._wake()
             return due
 
     # ── Hearing hints ────────────────────────────────────────────────────────────────────────────

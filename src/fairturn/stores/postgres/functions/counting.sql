@@ -11,14 +11,15 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.pending_of(its_number bigint, its_arrived bigint[]) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT ((SELECT sum(n) FROM unnest(its_arrived) n)
-        - (SELECT coalesce(sum(taken), 0) FROM {schema}.flows WHERE customer = its_number)
+        - (SELECT coalesce(sum(n), 0) FROM {schema}.flows f CROSS JOIN LATERAL unnest(f.taken) n
+            WHERE f.customer = its_number)
         + (SELECT coalesce(sum(waiting), 0) FROM {schema}.moved WHERE customer = its_number)
         + (SELECT count(*) FROM {schema}.documents
             WHERE customer = its_number AND delayed_until IS NOT NULL))::bigint
 $$;
 
--- Count documents that were submitted, and a change, in a row of `totals` whose number nobody has locked by
--- agreement. To try that takes the server less time than to lock a row only if nobody holds it.
+-- Count submitted documents, and a change, in a row of `totals`. The row is chosen by an advisory try-lock on its
+-- number, which costs the server less than FOR UPDATE SKIP LOCKED.
 CREATE OR REPLACE FUNCTION {schema}.count_arrived(first_try integer, n bigint[], n_delayed bigint)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -37,4 +38,18 @@ BEGIN
         arrived = ARRAY(
             SELECT a + b FROM unnest(t.arrived, excluded.arrived) AS both_of(a, b));
 END
+$$;
+
+-- How many documents there are of each priority, from the priorities of all of them.
+CREATE OR REPLACE FUNCTION {schema}.by_priority(priorities smallint[]) RETURNS bigint[]
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT ARRAY(
+        SELECT count(u) FROM generate_series(1, 9) p LEFT JOIN unnest(priorities) u ON u = p
+        GROUP BY p ORDER BY p)
+$$;
+
+-- The element-wise difference of two arrays by priority.
+CREATE OR REPLACE FUNCTION {schema}.subtract(a bigint[], b bigint[]) RETURNS bigint[]
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT ARRAY(SELECT u.a - u.b FROM unnest(a, b) WITH ORDINALITY AS u(a, b, priority) ORDER BY u.priority)
 $$;

@@ -1,0 +1,488 @@
+-- Take up to n documents in the order of service (see fairturn.turns and docs/decisions). One call is one
+-- transaction: the server holds the lock of claims only while it executes this function. The documents are read
+-- afterwards, by the token; a repeated call with the same token claims nothing more.
+CREATE OR REPLACE FUNCTION {schema}.claim(
+    its_token uuid,
+    n integer,
+    its_worker text,
+    lease bigint,
+    moment bigint, uptime bigint, its_boot text,    -- NULL, NULL, 'server': the clock of the server
+    budget integer,                 -- how many documents or events each step may handle
+    OUT claimed integer,
+    OUT its_at bigint,
+    OUT more boolean,               -- something is left to fold: another call may find documents
+    OUT changed boolean,
+    OUT repaired integer,           -- how many sums of weights did not agree with the flows
+    OUT suspects bigint[],          -- customers whose counters do not agree: `repair_customers` is to be called
+    OUT cancelled bigint[]          -- documents that were cancelled before they were claimed
+) LANGUAGE plpgsql
+SET lock_timeout = '{lock_timeout}'
+{planned_by_indexes}
+AS $$
+DECLARE
+    q {schema}.queue;
+    t {schema}.turns;
+    r record;
+    lease_now bigint;
+    is_probed boolean := false;
+    is_behind boolean := false;
+    numbers bigint[] := '{{}}';     -- of the documents that are claimed
+    charged_costs bigint[] := '{{}}';
+    charged_weights bigint[] := '{{}}';
+    charges bigint[] := '{{}}';
+    is_patient boolean;
+    any_patient boolean;
+    page {schema}.flows[];          -- those that have their turns next
+    f {schema}.flows;               -- the flow that has the turn,
+    following {schema}.flows;       -- and the one after it
+    back_place bigint;
+    back_tick bigint;
+    d record;
+    its_level integer;
+    its_weight bigint;
+    its_limit integer;
+    recent bigint[];
+    its_cost bigint;
+    its_charge bigint;
+    run_max bigint;                 -- how many documents the flow may give in a row
+    run bigint;
+    next_order bigint;
+BEGIN
+    claimed := 0;
+    more := false;
+    changed := false;
+    repaired := 0;
+    suspects := '{{}}';
+    cancelled := '{{}}';
+    -- A worker without work polls: it takes no lock if there is nothing to do.
+    its_at := coalesce(moment, {now});
+    IF NOT {schema}.has_work(its_at, coalesce(uptime, its_at), its_boot)
+        AND NOT EXISTS (SELECT FROM {schema}.leases l WHERE l.token = its_token)
+    THEN
+        RETURN;
+    END IF;
+    SELECT * INTO q FROM {schema}.queue FOR NO KEY UPDATE;
+    SELECT l.running INTO claimed FROM {schema}.leases l WHERE l.token = its_token;
+    IF FOUND THEN
+        changed := true;
+        RETURN;
+    END IF;
+    claimed := 0;
+    IF NOT {schema}.is_same_incarnation(q.incarnation) THEN
+        PERFORM {schema}.check_epoch();
+    END IF;
+    its_at := coalesce(moment, {now});
+    lease_now := coalesce(uptime, its_at);
+    SELECT * INTO t FROM {schema}.turns ORDER BY version DESC LIMIT 1;
+    t.version := t.version + 1;
+    SELECT * INTO r FROM {schema}.fold(t, q, its_at, lease_now, t.boot <> its_boot, budget);
+    t := r.t;
+    more := r.more;
+    changed := r.changed;
+    t.boot := its_boot;
+    t.at := its_at;
+    IF t.converted_to IS NOT NULL AND NOT more THEN
+        SELECT * INTO r FROM {schema}.convert(t, q, budget);
+        t := r.t;
+        more := r.more;
+        changed := true;
+    END IF;
+    IF NOT more AND its_at NOT BETWEEN t.probed_at AND t.probed_at + {probe_every} THEN
+        SELECT * INTO r FROM {schema}.probe(t);
+        t := r.t;
+        suspects := r.suspects;
+        t.probed_at := its_at;
+        is_probed := true;
+    END IF;
+
+    -- New heads are younger than the patience: if no head is older now, none will be during this claim.
+    any_patient := false;
+    IF q.mode <> 'levels' THEN
+        any_patient := EXISTS (
+            SELECT FROM {schema}.flows o
+            WHERE o.head_since >= t.heads_from AND o.head_since < its_at - q.patience
+                AND NOT o.held AND o.generation = t.generation);
+    END IF;
+    WHILE claimed < n LOOP
+        -- The flows that have their turns next, and who follows them; or that of the longest waiting customer.
+        is_patient := false;
+        IF any_patient AND (t.claims + 1) % 10 = 0 THEN
+            SELECT * INTO f FROM {schema}.flows o
+            WHERE o.head_since >= t.heads_from AND o.head_since < its_at - q.patience AND NOT o.held
+                AND o.generation = t.generation
+            ORDER BY o.head_since, o.head_order LIMIT 1;
+            is_patient := FOUND;
+            any_patient := FOUND;
+            IF is_patient THEN
+                t.heads_from := f.head_since;
+                page := ARRAY[f];
+            END IF;
+        END IF;
+        IF NOT is_patient THEN
+            its_level := (SELECT min(l) FROM generate_subscripts(t.weights, 1) l WHERE t.weights[l] > 0);
+            IF its_level IS NULL THEN
+                its_level := {schema}.hidden_level(t, its_at);
+                EXIT WHEN its_level IS NULL;
+                t := {schema}.recount_level(t, its_level);
+                EXIT WHEN t.weights[its_level] <= 0;
+                repaired := repaired + 1;
+                changed := true;
+            END IF;
+            page := ARRAY(
+                SELECT o FROM {schema}.flows o
+                WHERE o.folded > 0 AND NOT o.held AND o.generation = t.generation
+                    AND o.level = its_level::smallint AND o.place >= t.places_from[its_level]
+                ORDER BY o.generation, o.level, o.place, o.tick LIMIT least(n - claimed, {page}) + 1);
+            IF page = '{{}}' THEN
+                -- The sum of weights does not agree with the flows.
+                t := {schema}.recount_level(t, its_level);
+                repaired := repaired + 1;
+                changed := true;
+                CONTINUE;
+            END IF;
+        END IF;
+
+        back_place := NULL;         -- where the first of those is that had a turn and follow again
+        FOR i IN 1 .. least(cardinality(page), {page}, n - claimed) LOOP
+            f := page[i];
+            following := page[i + 1];
+            -- A turn ends the page where another flow of it comes first again, or the longest waiting customer.
+            EXIT WHEN claimed = n OR i > 1 AND ((any_patient AND (t.claims + 1) % 10 = 0)
+                OR (f.place, f.tick) > (back_place, back_tick));
+            IF following.customer IS NULL OR (following.place, following.tick) > (back_place, back_tick)
+            THEN
+                following.place := back_place;
+                following.tick := back_tick;
+            END IF;
+            IF NOT is_patient THEN
+                t.places_from[its_level] := f.place;
+            END IF;
+
+            SELECT s.weight, s.running_max, s.recent_costs INTO its_weight, its_limit, recent
+            FROM {schema}.standings s WHERE s.customer = f.customer;
+            its_weight := least(greatest(coalesce(its_weight, {weight_one}), {weight_min}), {weight_max});
+            IF t.weights[f.level] < its_weight THEN
+                -- The sum of weights does not agree with the flows, and this flow is one of them.
+                t := {schema}.recount_level(t, f.level);
+                repaired := repaired + 1;
+            END IF;
+            its_cost := {cost_one};
+            IF q.costs = 'learned' AND cardinality(recent) > 0 THEN
+                its_cost := least(greatest((SELECT div(sum(c), count(*)) FROM unnest(recent) c), 0),
+                    {real_cost_max});
+            END IF;
+            run_max := CASE WHEN is_patient THEN least(1, f.folded)
+                WHEN any_patient THEN least(n - claimed, f.folded, 9 - t.claims % 10)
+                ELSE least(n - claimed, f.folded) END;
+            IF its_limit IS NOT NULL THEN
+                run_max := greatest(0, least(run_max, its_limit - (
+                    SELECT sum(o.running) FROM {schema}.flows o WHERE o.customer = f.customer)));
+            END IF;
+            run := 0;
+            next_order := NULL;
+            -- By documents_flow and documents_returned.
+            FOR d IN
+                SELECT w.* FROM (
+                    (SELECT o.order_number, o.number, o.priority, o.cost, false AS returned
+                    FROM {schema}.documents o
+                    WHERE o.customer = f.customer AND o.level = f.level
+                        AND o.order_number > f.claimed_to AND o.state = {waiting} AND NOT o.returned
+                    ORDER BY o.customer, o.level, o.order_number LIMIT run_max + 1)
+                    UNION ALL
+                    (SELECT o.order_number, o.number, o.priority, o.cost, true
+                    FROM {schema}.documents o
+                    WHERE o.returned AND o.customer = f.customer AND o.level = f.level
+                        AND o.state = {waiting}
+                        -- Those before the head were taken by this claim.
+                        AND o.order_number >= CASE WHEN f.version = t.version
+                            THEN coalesce(f.head_order, 0) ELSE 0 END
+                    ORDER BY o.customer, o.level, o.order_number LIMIT run_max + 1)) w
+                ORDER BY w.order_number LIMIT run_max + 1
+            LOOP
+                next_order := d.order_number;
+                EXIT WHEN run = run_max OR (run > 0
+                    AND CASE WHEN q.mode = 'levels' THEN next_order > following.place
+                        ELSE (f.place, f.tick) > (following.place, following.tick) END);
+                run := run + 1;
+                next_order := NULL;
+                t.claims := t.claims + 1;
+                t.taken[d.priority] := t.taken[d.priority] + 1;
+                f.taken[d.priority] := f.taken[d.priority] + 1;
+                IF NOT d.returned THEN
+                    f.claimed_to := d.order_number;
+                END IF;
+                numbers := numbers || d.number;
+                IF is_patient OR q.mode = 'levels' THEN
+                    charged_costs := charged_costs || NULL::bigint;
+                    charged_weights := charged_weights || NULL::bigint;
+                    charges := charges || 0::bigint;
+                ELSE
+                    IF q.costs = 'known' THEN
+                        its_cost := least(greatest(coalesce(d.cost, {cost_one}), 0), {real_cost_max});
+                    END IF;
+                    its_charge := greatest(its_cost * 1000 / its_weight, 1);
+                    t.clocks[its_level] := greatest(
+                        t.clocks[its_level] + its_cost * 1000 / t.weights[its_level], f.place);
+                    f.place := f.place + its_charge;
+                    charged_costs := charged_costs || its_cost;
+                    charged_weights := charged_weights || its_weight;
+                    charges := charges || its_charge;
+                END IF;
+            END LOOP;
+            claimed := claimed + run;
+            changed := true;
+            f.folded := f.folded - run;
+            f.running := f.running + run;
+            IF f.folded > 0 AND next_order IS NULL THEN
+                -- Fewer documents wait than were counted.
+                IF more THEN
+                    is_behind := true;      -- they were cancelled, and that is not applied yet
+                ELSE
+                    f.folded := 0;
+                    suspects := suspects || f.customer;
+                END IF;
+            END IF;
+            f.head_order := CASE WHEN f.folded > 0 THEN next_order END;
+            IF f.folded = 0 THEN
+                t.weights[f.level] := t.weights[f.level] - its_weight;
+            ELSE
+                IF q.mode = 'levels' THEN
+                    f.place := coalesce(f.head_order, f.place);
+                END IF;
+                IF back_place IS NULL OR (f.place, f.tick) < (back_place, back_tick) THEN
+                    back_place := f.place;
+                    back_tick := f.tick;
+                END IF;
+            END IF;
+            IF f.head_since IS NOT NULL THEN
+                f := {schema}.move_head(f, q.mode, its_at, t.version);
+            END IF;
+            PERFORM {schema}.save_flow(f, t.version);
+            IF its_limit IS NOT NULL THEN
+                -- At its limit, all flows of the customer are held.
+                t := {schema}.change_flow(t, q.mode, f.customer, NULL, its_at);
+            END IF;
+            EXIT WHEN is_behind;
+        END LOOP;
+        EXIT WHEN is_behind;        -- the caller repeats the call
+    END LOOP;
+
+    IF claimed > 0 THEN
+        t.fence := t.fence + 1;
+        UPDATE {schema}.documents o SET state = {running}, returned = false,
+            attempts = o.attempts + 1, fence = t.fence, claimed_at = its_at,
+            lease_until = lease_now + lease, worker = its_worker, charged_cost = v.cost,
+            charged_weight = v.weight, charge = v.charge
+        FROM unnest(numbers, charged_costs, charged_weights, charges)
+            AS v(number, cost, weight, charge)
+        WHERE o.number = v.number;
+        INSERT INTO {schema}.leases (fence, until, running, documents, token, length)
+        VALUES (t.fence, lease_now + lease, claimed, numbers, its_token, lease);
+        t.leases_from := least(t.leases_from, lease_now + lease);
+    END IF;
+    IF EXISTS (SELECT FROM {schema}.unreported_cancels c WHERE c.number >= t.cancels_from) THEN
+        WITH reported AS (
+            DELETE FROM {schema}.unreported_cancels c WHERE c.number = ANY (ARRAY(
+                SELECT o.number FROM {schema}.unreported_cancels o WHERE o.number >= t.cancels_from
+                ORDER BY o.number LIMIT {cancels_reported_max}))
+            RETURNING c.number, c.document)
+        SELECT coalesce(array_agg(e.document ORDER BY e.number), '{{}}'),
+            coalesce(max(e.number) + 1, t.cancels_from)
+        INTO cancelled, t.cancels_from FROM reported e;
+        changed := true;
+    END IF;
+    IF changed OR is_probed THEN
+        t.repairs := t.repairs + repaired;
+        IF {clock_max} < ANY (t.clocks) THEN
+            t := {schema}.rebase_clocks(t);
+        END IF;
+        DELETE FROM {schema}.turns o WHERE o.version = t.version - 1;
+        INSERT INTO {schema}.turns SELECT t.*;
+    END IF;
+END
+$$;
+
+-- The flow had its customer's lowest document, and has given some: another one is that from now on.
+CREATE OR REPLACE FUNCTION {schema}.move_head(
+    f {schema}.flows, its_mode text, at bigint, its_version bigint
+) RETURNS {schema}.flows LANGUAGE plpgsql AS $$
+BEGIN
+    IF f.next_elsewhere IS NULL OR f.head_order IS NULL OR f.head_order > f.next_elsewhere THEN
+        f.next_elsewhere := {no_order};
+        IF its_mode <> 'equal' THEN
+            SELECT coalesce(min(o.head_order), {no_order}) INTO f.next_elsewhere
+            FROM generate_series(1, 9) l CROSS JOIN LATERAL (
+                SELECT x.head_order FROM {schema}.flows x
+                WHERE x.customer = f.customer AND x.level = l::smallint
+                ORDER BY x.customer DESC, x.level DESC, x.version DESC LIMIT 1) o
+            WHERE l <> f.level;
+        END IF;
+    END IF;
+    IF f.head_order < f.next_elsewhere THEN
+        f.head_since := at;
+    ELSE
+        UPDATE {schema}.flows o SET head_since = at, next_elsewhere = NULL, version = its_version
+        WHERE o.customer = f.customer AND o.level <> f.level AND o.head_order = f.next_elsewhere;
+        f.head_since := NULL;
+        f.next_elsewhere := NULL;
+    END IF;
+    RETURN f;
+END
+$$;
+
+-- The documents of a claim, in the order of service. By leases_token and the primary keys.
+CREATE OR REPLACE FUNCTION {schema}.claimed(its_token uuid)
+RETURNS TABLE (document {schema}.documents, customer_name text) LANGUAGE sql STABLE
+{planned_by_indexes}
+AS $$
+    SELECT d, c.name
+    FROM {schema}.leases l
+        CROSS JOIN LATERAL unnest(l.documents) WITH ORDINALITY AS u(number, position)
+        JOIN {schema}.documents d ON d.number = u.number
+        JOIN {schema}.customers c ON c.number = d.customer
+    WHERE l.token = its_token AND d.state = {running} AND d.fence = l.fence
+    ORDER BY u.position
+$$;
+
+-- Record outcomes, then claim: one transaction. The lock of claims comes before the documents.
+CREATE OR REPLACE FUNCTION {schema}.claim_after(
+    its_token uuid, n integer, its_worker text, lease bigint,
+    moment bigint, uptime bigint, its_boot text, budget integer,
+    numbers bigint[], fences bigint[], kinds smallint[], errors text[], retries bigint[],
+    kept_costs bigint[], real_costs bigint[],
+    results text[], content_names text[], content_sizes bigint[], content_hashes bytea[],
+    OUT claimed integer, OUT its_at bigint, OUT more boolean, OUT changed boolean,
+    OUT repaired integer, OUT suspects bigint[], OUT cancelled bigint[], OUT lost integer[]
+) LANGUAGE plpgsql
+SET lock_timeout = '{lock_timeout}'
+AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(hashtext('{schema}.'), 1),
+        pg_advisory_xact_lock_shared(hashtext('{schema}.'), 2);
+    PERFORM FROM {schema}.queue FOR NO KEY UPDATE;
+    lost := {schema}.finish(moment, numbers, fences, kinds, errors, retries, kept_costs, real_costs,
+        results, content_names, content_sizes, content_hashes);
+    SELECT c.claimed, c.its_at, c.more, c.repaired, c.suspects, c.cancelled
+    INTO claimed, its_at, more, repaired, suspects, cancelled
+    FROM {schema}.claim(its_token, n, its_worker, lease, moment, uptime, its_boot, budget) c;
+    changed := true;
+END
+$$;
+
+-- Whether a claim could find anything. By the primary keys, leases_until and documents_delayed.
+CREATE OR REPLACE FUNCTION {schema}.has_work(its_at bigint, lease_now bigint, its_boot text)
+RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    t {schema}.turns;
+BEGIN
+    SELECT * INTO t FROM {schema}.turns ORDER BY version DESC LIMIT 1;
+    RETURN 0 < ANY (t.weights) OR t.boot <> its_boot OR its_at < t.at
+        OR t.converted_to IS NOT NULL OR its_at > t.probed_at + {probe_every_idle}
+        OR {schema}.hidden_level(t, its_at) IS NOT NULL
+        OR NOT {schema}.is_same_incarnation((SELECT q.incarnation FROM {schema}.queue q))
+        OR EXISTS (SELECT FROM {schema}.recorded r WHERE r.xid >= t.events_from)
+        OR EXISTS (SELECT FROM {schema}.recorded r WHERE r.xid = ANY (t.events_late))
+        OR EXISTS (SELECT FROM {schema}.moved)
+        OR EXISTS (SELECT FROM {schema}.unreported_cancels c WHERE c.number >= t.cancels_from)
+        OR EXISTS (
+            SELECT FROM {schema}.leases l
+            WHERE l.until >= {schema}.leases_bound(t, its_at) AND l.until <= lease_now)
+        OR EXISTS (SELECT FROM {schema}.leases l WHERE l.until > lease_now + {lease_max})
+        OR EXISTS (SELECT FROM {schema}.documents d WHERE d.delayed_until <= its_at);
+END
+$$;
+
+-- A level with an active flow; for a claim that finds no weight in any. Looked for in one second of 16: only a
+-- sum of weights that is wrong hides a flow.
+CREATE OR REPLACE FUNCTION {schema}.hidden_level(t {schema}.turns, its_at bigint) RETURNS integer
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF its_at / 1000000 % 16 <> 0 THEN
+        RETURN NULL;
+    END IF;
+    RETURN (SELECT o.level FROM {schema}.flows o
+        WHERE o.folded > 0 AND NOT o.held AND o.generation = t.generation
+        ORDER BY o.generation, o.level, o.place, o.tick LIMIT 1);
+END
+$$;
+
+-- From where on leases are looked for. In one second of 16 that is the first: a clock that is set back and forth
+-- between two claims could leave a lease below the bound.
+CREATE OR REPLACE FUNCTION {schema}.leases_bound(t {schema}.turns, its_at bigint) RETURNS bigint
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN its_at / 1000000 % 16 = 0 THEN -9223372036854775807 ELSE t.leases_from END
+$$;
+
+-- The active flows of a level, counted anew.
+CREATE OR REPLACE FUNCTION {schema}.recount_level(t {schema}.turns, its_level integer)
+RETURNS {schema}.turns LANGUAGE plpgsql AS $$
+DECLARE
+    its_weight bigint;
+    its_place bigint;
+BEGIN
+    SELECT coalesce(sum(least(greatest(coalesce(s.weight, {weight_one}), {weight_min}), {weight_max})), 0),
+        coalesce(min(o.place), 0)
+    INTO its_weight, its_place
+    FROM {schema}.flows o LEFT JOIN {schema}.standings s ON s.customer = o.customer
+    WHERE o.folded > 0 AND NOT o.held AND o.generation = t.generation AND o.level = its_level::smallint;
+    t.weights[its_level] := its_weight;
+    t.places_from[its_level] := its_place;
+    RAISE LOG 'fairturn: counted the active flows of level % anew', its_level;
+    RETURN t;
+END
+$$;
+
+-- Virtual times end at 2^63. Only differences count within a level, so all of it can go back together.
+CREATE OR REPLACE FUNCTION {schema}.rebase_clocks(t {schema}.turns) RETURNS {schema}.turns
+LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE {schema}.flows o SET place = o.place - t.clocks[o.level];
+    t.places_from := array_fill(-9223372036854775807, ARRAY[9]);
+    t.clocks := array_fill(0::bigint, ARRAY[9]);
+    RETURN t;
+END
+$$;
+
+-- Compare the counters of the next customers with their flows, and return those that do not agree. A customer with
+-- recorded events is left out: its flows are behind. By the primary keys and moved_customer.
+CREATE OR REPLACE FUNCTION {schema}.probe(INOUT t {schema}.turns, OUT suspects bigint[])
+LANGUAGE plpgsql AS $$
+DECLARE
+    probed bigint[];
+BEGIN
+    SELECT array_agg(c.number), array_agg(c.number) FILTER (WHERE c.waiting <> c.folded AND NOT EXISTS (
+            SELECT FROM {schema}.recorded r WHERE c.number = ANY (r.customers)))
+    INTO probed, suspects
+    FROM (
+        SELECT o.number, (SELECT sum(n) FROM unnest(o.arrived) n) - coalesce(f.taken, 0) + (
+                SELECT coalesce(sum(m.waiting), 0) FROM {schema}.moved m WHERE m.customer = o.number)
+                AS waiting,
+            coalesce(f.folded, 0) AS folded
+        FROM {schema}.customers o CROSS JOIN LATERAL (
+            SELECT sum((SELECT sum(n) FROM unnest(x.taken) n)) AS taken, sum(x.folded) AS folded
+            FROM {schema}.flows x WHERE x.customer = o.number) f
+        WHERE o.number > t.probed_to ORDER BY o.number LIMIT {probe_size}) c;
+    t.probed_to := CASE WHEN cardinality(probed) = {probe_size} THEN probed[{probe_size}] ELSE 0 END;
+    suspects := coalesce(suspects, '{{}}');
+END
+$$;
+
+-- Count what ended otherwise than completed, in a row that is not locked.
+CREATE OR REPLACE FUNCTION {schema}.add_ends(
+    its_attempts bigint, its_retried bigint, its_dead bigint, its_cancelled bigint
+) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF its_attempts = 0 AND its_retried = 0 AND its_dead = 0 AND its_cancelled = 0 THEN
+        RETURN;
+    END IF;
+    UPDATE {schema}.ends e SET attempts = e.attempts + its_attempts,
+        retried = e.retried + its_retried, dead = e.dead + its_dead,
+        cancelled = e.cancelled + its_cancelled
+    WHERE e.number = (
+        SELECT o.number FROM {schema}.ends o ORDER BY o.number LIMIT 1 FOR UPDATE SKIP LOCKED);
+    IF NOT FOUND THEN
+        INSERT INTO {schema}.ends (attempts, retried, dead, cancelled)
+        VALUES (its_attempts, its_retried, its_dead, its_cancelled);
+    END IF;
+END
+$$;

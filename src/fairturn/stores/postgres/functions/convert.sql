@@ -1,0 +1,200 @@
+-- The conversion of flows after a change of mode: customer by customer, about `budget` documents in one transaction.
+-- Until a customer is converted, no claim takes its documents. Customers whose documents take more than one
+-- transaction come last, so that no other customer waits for them. See decision 0035.
+
+-- Begin a generation of flows. Claims no longer take documents from flows of earlier ones.
+CREATE OR REPLACE FUNCTION {schema}.begin_generation(t {schema}.turns, is_other_level boolean)
+RETURNS {schema}.turns LANGUAGE plpgsql AS $$
+BEGIN
+    t.generation := t.generation + 1;
+    t.converted_to := 0;
+    t.postponed := '{{}}';
+    t.levels_to := CASE WHEN is_other_level THEN 0 END;
+    t.clocks := array_fill(0::bigint, ARRAY[9]);
+    t.weights := t.clocks;
+    t.places_from := array_fill(-9223372036854775807, ARRAY[9]);
+    t.heads_from := -9223372036854775807;
+    RETURN t;
+END
+$$;
+
+-- Convert the next customers, for the caller of `configure`. Claims do the same. Returns whether all are converted.
+CREATE OR REPLACE FUNCTION {schema}.convert_next(budget integer) RETURNS boolean LANGUAGE plpgsql
+SET lock_timeout = '{lock_timeout}'
+{planned_by_indexes}
+AS $$
+DECLARE
+    q {schema}.queue;
+    t {schema}.turns;
+    r record;
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(hashtext('{schema}.'), 1);
+    SELECT * INTO q FROM {schema}.queue FOR NO KEY UPDATE;
+    SELECT * INTO t FROM {schema}.turns ORDER BY version DESC LIMIT 1;
+    IF t.converted_to IS NULL THEN
+        RETURN true;
+    END IF;
+    t.version := t.version + 1;
+    SELECT * INTO r FROM {schema}.convert(t, q, budget);
+    t := r.t;
+    DELETE FROM {schema}.turns o WHERE o.version < t.version;
+    INSERT INTO {schema}.turns SELECT t.*;
+    RETURN NOT r.more;
+END
+$$;
+
+-- Convert the next customers, under the lock of claims. Flows become active in the order of their first documents.
+CREATE OR REPLACE FUNCTION {schema}.convert(
+    INOUT t {schema}.turns, q {schema}.queue, budget integer, OUT more boolean
+) LANGUAGE plpgsql AS $$
+DECLARE
+    owner bigint;
+    is_postponed boolean;
+    its_waiting bigint;
+    owners bigint[] := '{{}}';      -- whose documents are all in their new levels
+    rest bigint := budget;
+    f {schema}.flows;
+    its_weight bigint;
+    r record;
+BEGIN
+    WHILE rest > 1 LOOP             -- one for the customer itself
+        owner := {schema}.next_unconverted(t);
+        is_postponed := owner IS NULL;
+        owner := coalesce(owner, t.postponed[1]);
+        EXIT WHEN owner IS NULL;
+        rest := rest - 1;
+        IF t.levels_to IS NOT NULL THEN
+            IF NOT is_postponed THEN
+                SELECT sum(x.folded) INTO its_waiting FROM {schema}.flows x WHERE x.customer = owner;
+                IF its_waiting >= budget - 1 THEN
+                    t.postponed := t.postponed || owner;
+                    t.converted_to := owner;
+                    t.levels_to := 0;
+                    CONTINUE;
+                END IF;
+                EXIT WHEN its_waiting >= rest;      -- the next transaction has room for it
+            END IF;
+            SELECT * INTO r FROM {schema}.change_levels(t, q.one_level, owner, rest);
+            t := r.t;
+            rest := rest - r.n;
+            EXIT WHEN rest <= 0;    -- perhaps not all of its documents
+        END IF;
+        owners := owners || owner;
+        IF is_postponed THEN
+            t.postponed := t.postponed[2:];
+        ELSE
+            t.converted_to := owner;
+        END IF;
+    END LOOP;
+    more := owner IS NOT NULL;
+    FOR r IN
+        SELECT x AS flow, min(x.head_order) OVER its AS head, max(x.head_since) OVER its AS head_since
+        FROM {schema}.flows x WHERE x.customer = ANY (owners) AND x.generation <> t.generation
+        WINDOW its AS (PARTITION BY x.customer)
+        ORDER BY x.head_order NULLS FIRST, x.customer, x.level
+    LOOP
+        f := r.flow;
+        f.head_since := CASE WHEN f.head_order = r.head THEN coalesce(r.head_since, t.at) END;
+        f.next_elsewhere := NULL;
+        SELECT coalesce(s.paused, false) OR coalesce(s.running_max <= (
+                SELECT sum(x.running) FROM {schema}.flows x WHERE x.customer = f.customer), false),
+            least(greatest(coalesce(s.weight, {weight_one}), {weight_min}), {weight_max})
+        INTO f.held, its_weight
+        FROM (SELECT) AS always LEFT JOIN {schema}.standings s ON s.customer = f.customer;
+        f.generation := t.generation;
+        f.place := CASE WHEN q.mode = 'levels' THEN coalesce(f.head_order, 0) ELSE 0 END;
+        f.tick := 0;
+        IF f.folded > 0 AND NOT f.held THEN
+            t.weights[f.level] := t.weights[f.level] + its_weight;
+            IF q.mode <> 'levels' THEN
+                f.place := t.clocks[f.level];
+                t.tick := t.tick + 1;
+                f.tick := t.tick;
+            END IF;
+        END IF;
+        t.places_from[f.level] := least(t.places_from[f.level], f.place);
+        t.heads_from := least(t.heads_from, f.head_since);
+        PERFORM {schema}.save_flow(f, t.version);
+    END LOOP;
+    IF NOT more THEN
+        t.converted_to := NULL;
+        t.levels_to := NULL;
+    END IF;
+END
+$$;
+
+-- The customer that is converted next, except for those that are postponed. By the primary key.
+CREATE OR REPLACE FUNCTION {schema}.next_unconverted(t {schema}.turns) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT x.customer FROM {schema}.flows x
+    WHERE x.customer > t.converted_to AND x.generation <> t.generation
+    ORDER BY x.customer, x.level, x.version LIMIT 1
+$$;
+
+-- Read the next `most` waiting documents of a customer after the order `levels_to`, and move those that are in another
+-- level to the level of the current mode. `n` is the number read; the customer is done if it is below `most`. All of
+-- them count as returned, because claims may have taken higher orders from the flow that they move to; so `claimed_to`
+-- rises behind them, and claims do not search there for documents that never ran.
+CREATE OR REPLACE FUNCTION {schema}.change_levels(
+    INOUT t {schema}.turns, is_one_level boolean, owner bigint, most bigint, OUT n bigint
+) LANGUAGE plpgsql AS $$
+DECLARE
+    numbers bigint[];
+    last_order bigint;
+    f {schema}.flows;
+    r record;
+BEGIN
+    -- By documents_flow and documents_returned.
+    SELECT count(*), array_agg(b.number), max(b.order_number) INTO n, numbers, last_order
+    FROM (
+        SELECT w.number, w.order_number
+        FROM {schema}.flows x CROSS JOIN LATERAL (
+            (SELECT d.* FROM {schema}.documents d
+            WHERE d.customer = owner AND d.level = x.level AND d.state = {waiting} AND NOT d.returned
+                AND d.order_number > greatest(x.claimed_to, t.levels_to)
+            ORDER BY d.customer, d.level, d.order_number LIMIT most)
+            UNION ALL
+            (SELECT d.* FROM {schema}.documents d
+            WHERE d.returned AND d.customer = owner AND d.level = x.level AND d.state = {waiting}
+                AND d.order_number > t.levels_to
+            ORDER BY d.customer, d.level, d.order_number LIMIT most)) w
+        WHERE x.customer = owner
+        ORDER BY w.order_number LIMIT most) b;
+    FOR r IN
+        WITH old AS MATERIALIZED (
+            SELECT d.number, d.level FROM {schema}.documents d WHERE d.number = ANY (numbers)),
+        changed AS (
+            UPDATE {schema}.documents d
+            SET level = CASE WHEN is_one_level THEN 1 ELSE d.priority END, returned = true
+            FROM old o WHERE d.number = o.number
+            RETURNING o.level AS level_before, d.level)
+        SELECT u.level, sum(u.n)::bigint AS n
+        FROM changed c CROSS JOIN LATERAL (VALUES (c.level, 1), (c.level_before, -1)) AS u(level, n)
+        GROUP BY u.level
+    LOOP
+        SELECT * INTO f FROM {schema}.flows x WHERE x.customer = owner AND x.level = r.level;
+        IF NOT FOUND THEN
+            f := {schema}.new_flow(owner, r.level, -1);
+        END IF;
+        f.folded := f.folded + r.n;
+        PERFORM {schema}.save_flow(f, t.version);
+    END LOOP;
+    -- A flow whose claimed_to is below has got a document that was submitted late.
+    UPDATE {schema}.flows x SET claimed_to = last_order
+    WHERE x.customer = owner AND x.claimed_to >= t.levels_to AND x.claimed_to < last_order;
+    IF n = most THEN
+        t.levels_to := last_order;
+        RETURN;
+    END IF;
+    t.levels_to := 0;               -- of the next customer
+    UPDATE {schema}.flows x SET head_order = CASE
+        WHEN x.folded > 0 THEN least(
+            (SELECT min(d.order_number) FROM {schema}.documents d
+            WHERE d.returned AND d.customer = owner AND d.level = x.level AND d.state = {waiting}),
+            (SELECT d.order_number FROM {schema}.documents d
+            WHERE d.customer = owner AND d.level = x.level AND d.order_number > x.claimed_to
+                AND d.state = {waiting} AND NOT d.returned
+            ORDER BY d.customer, d.level, d.order_number LIMIT 1)) END
+    WHERE x.customer = owner;
+END
+$$;

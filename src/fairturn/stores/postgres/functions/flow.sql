@@ -1,0 +1,198 @@
+-- The scheduler's state of one customer: fairturn.turns in SQL. Tests hold both to the same order of service.
+
+-- Change one flow of a customer, and bring everything that depends on it up to date: which flows of the customer
+-- are active, their places and ticks, and since when its lowest waiting document is that.
+CREATE OR REPLACE FUNCTION {schema}.change_flow(
+    t {schema}.turns,
+    its_mode text,
+    its_customer bigint,
+    its_level smallint,             -- NULL: no flow of its own has changed, only the customer's settings
+    at bigint,
+    more_waiting bigint DEFAULT 0,
+    more_running bigint DEFAULT 0,
+    less_taken bigint[] DEFAULT NULL,       -- by priority
+    more_place bigint DEFAULT 0,
+    arrived bigint DEFAULT NULL,    -- the lowest order that began to wait
+    never_ran boolean DEFAULT false,    -- whether those that began to wait were submitted just now
+    is_recorded boolean DEFAULT false,  -- the arrival comes from the event log: a claim may have taken them already
+    departed bigint[] DEFAULT NULL  -- orders that ceased to wait
+) RETURNS {schema}.turns LANGUAGE plpgsql AS $$
+DECLARE
+    its_weight bigint;
+    its_limit integer;
+    is_paused boolean;
+    is_held boolean;
+    is_unconverted boolean;         -- the flows are those of an earlier mode: no claim takes from them
+    was_active boolean;
+    is_head_unknown boolean;
+    flows_before {schema}.flows[];
+    flows_after {schema}.flows[] := '{{}}';
+    f {schema}.flows;
+    head_before bigint;
+    head_after bigint;
+    head_level smallint;
+    next_elsewhere bigint;
+    next_new bigint;
+    ended_elsewhere bigint := 0;
+    n bigint;
+BEGIN
+    SELECT s.weight, s.running_max, s.paused INTO its_weight, its_limit, is_paused
+    FROM {schema}.standings s WHERE s.customer = its_customer;
+    its_weight := least(greatest(coalesce(its_weight, {weight_one}), {weight_min}), {weight_max});
+    flows_before := ARRAY(
+        SELECT n.f FROM generate_series(1, 9) l
+            CROSS JOIN LATERAL (
+                SELECT o AS f FROM {schema}.flows o
+                WHERE o.customer = its_customer AND o.level = l::smallint
+                ORDER BY o.customer DESC, o.level DESC, o.version DESC LIMIT 1) n);
+    is_unconverted := EXISTS (
+        SELECT FROM unnest(flows_before) b WHERE b.generation <> t.generation);
+    IF its_level IS NOT NULL AND NOT EXISTS (
+        SELECT FROM unnest(flows_before) b WHERE b.level = its_level)
+    THEN
+        f := {schema}.new_flow(its_customer, its_level,
+            CASE WHEN is_unconverted THEN -1 ELSE t.generation END);
+        flows_before := flows_before || f;
+    END IF;
+    is_held := is_unconverted OR coalesce(is_paused, false) OR (its_limit IS NOT NULL
+        AND (SELECT coalesce(sum(b.running), 0) FROM unnest(flows_before) b) + more_running
+            >= its_limit);
+
+    FOREACH f IN ARRAY flows_before LOOP
+        was_active := f.folded > 0 AND NOT f.held AND NOT is_unconverted;
+        IF f.head_since IS NOT NULL THEN
+            head_before := f.head_order;
+        END IF;
+        IF f.level = its_level THEN
+            -- Negative while a claim has taken a document whose arrival is not applied yet.
+            f.folded := f.folded + more_waiting;
+            f.running := f.running + more_running;
+            IF f.running < 0 THEN
+                -- The attempt began in another mode and is counted in another flow. Only the sum counts.
+                ended_elsewhere := -f.running;
+                f.running := 0;
+            END IF;
+            IF less_taken IS NOT NULL THEN
+                f.taken := {schema}.subtract(f.taken, less_taken);
+            END IF;
+            f.place := f.place + more_place;
+            f.head_order := least(f.head_order, arrived);
+            is_head_unknown := f.head_order = ANY (departed) OR (is_recorded AND f.head_order = arrived
+                AND (f.claimed_to < {no_order} AND arrived <= f.claimed_to OR NOT never_ran));
+            IF never_ran THEN
+                f.claimed_to := least(f.claimed_to, arrived - 1);
+            END IF;
+            IF f.folded <= 0 THEN
+                f.head_order := NULL;
+            ELSIF is_head_unknown THEN
+                SELECT d.order_number INTO next_new FROM {schema}.documents d
+                WHERE d.customer = its_customer AND d.level = its_level
+                    AND d.order_number > f.claimed_to AND d.state = {waiting} AND NOT d.returned
+                ORDER BY d.customer, d.level, d.order_number LIMIT 1;
+                -- The next search need not pass the cancelled documents again.
+                f.claimed_to := greatest(f.claimed_to, next_new - 1);
+                f.head_order := least(next_new, (
+                    SELECT min(d.order_number) FROM {schema}.documents d
+                    WHERE d.returned AND d.customer = its_customer AND d.level = its_level));
+            END IF;
+        END IF;
+        f.held := is_held;
+        IF f.folded > 0 AND NOT is_held THEN
+            IF NOT was_active THEN
+                t.weights[f.level] := t.weights[f.level] + its_weight;
+                IF its_mode <> 'levels' THEN
+                    -- No credit from absence; work received beyond the clock still counts.
+                    f.place := greatest(f.place, t.clocks[f.level]);
+                    t.tick := t.tick + 1;
+                    f.tick := t.tick;
+                END IF;
+            END IF;
+        ELSIF was_active THEN
+            t.weights[f.level] := t.weights[f.level] - its_weight;
+        END IF;
+        IF its_mode = 'levels' THEN
+            f.place := coalesce(f.head_order, 0);
+        END IF;
+        IF f.head_order < head_after OR (head_after IS NULL AND f.head_order IS NOT NULL) THEN
+            next_elsewhere := least(head_after, next_elsewhere);
+            head_after := f.head_order;
+            head_level := f.level;
+        ELSE
+            next_elsewhere := least(f.head_order, next_elsewhere);
+        END IF;
+        flows_after := flows_after || f;
+    END LOOP;
+
+    FOR i IN 1 .. cardinality(flows_after) LOOP
+        f := flows_after[i];
+        IF ended_elsewhere > 0 AND f.running > 0 THEN
+            n := least(ended_elsewhere, f.running);
+            f.running := f.running - n;
+            ended_elsewhere := ended_elsewhere - n;
+        END IF;
+        IF f.level IS DISTINCT FROM head_level THEN
+            f.head_since := NULL;
+            f.next_elsewhere := NULL;
+        ELSE
+            IF head_after IS DISTINCT FROM head_before THEN
+                f.head_since := at;
+            END IF;
+            t.heads_from := least(t.heads_from, f.head_since); -- also of a flow that is held no longer
+            f.next_elsewhere := coalesce(next_elsewhere, {no_order});
+        END IF;
+        IF f IS DISTINCT FROM flows_before[i] OR f.version = -1 THEN
+            t.places_from[f.level] := least(t.places_from[f.level], f.place);
+            PERFORM {schema}.save_flow(f, t.version);
+        END IF;
+    END LOOP;
+    RETURN t;
+END
+$$;
+
+-- Write a flow as of this version of the turns. The version is a part of the key, so that the newest row is found
+-- first even while an open transaction keeps older ones from removal.
+CREATE OR REPLACE FUNCTION {schema}.save_flow(f {schema}.flows, its_version bigint)
+RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+    UPDATE {schema}.flows o SET version = its_version, generation = f.generation,
+        place = f.place, tick = f.tick, folded = f.folded, running = f.running, taken = f.taken, claimed_to = f.claimed_to,
+        head_order = f.head_order, head_since = f.head_since,
+        next_elsewhere = f.next_elsewhere, held = f.held
+    WHERE o.customer = f.customer AND o.level = f.level AND o.version = f.version;
+    IF NOT FOUND THEN
+        INSERT INTO {schema}.flows (customer, level, version, generation, place, tick, folded,
+            running, taken, claimed_to, head_order, head_since, next_elsewhere, held)
+        VALUES (f.customer, f.level, its_version, f.generation, f.place, f.tick, f.folded,
+            f.running, f.taken, f.claimed_to, f.head_order, f.head_since, f.next_elsewhere, f.held);
+    END IF;
+END
+$$;
+
+-- A flow in which nothing has happened yet. Its version of -1 says that it is not stored.
+CREATE OR REPLACE FUNCTION {schema}.new_flow(
+    its_customer bigint, its_level smallint, its_generation bigint
+) RETURNS {schema}.flows LANGUAGE plpgsql AS $$
+DECLARE
+    f {schema}.flows;
+BEGIN
+    f.customer := its_customer;
+    f.level := its_level;
+    f.version := -1;
+    f.generation := its_generation;
+    f.place := 0;
+    f.tick := 0;
+    f.folded := 0;
+    f.running := 0;
+    f.taken := array_fill(0::bigint, ARRAY[9]);
+    f.claimed_to := {no_order};
+    f.held := false;
+    RETURN f;
+END
+$$;
+
+-- Division that rounds down, as in Python; the divisor is positive.
+CREATE OR REPLACE FUNCTION {schema}.floor_div(a bigint, b bigint) RETURNS bigint
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT (a - ((a % b) + b) % b) / b
+$$;

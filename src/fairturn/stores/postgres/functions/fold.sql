@@ -1,0 +1,494 @@
+-- Apply what happened since the last claim, in the order that every store keeps: expired leases, recorded events,
+-- documents that became due. Each step handles about `budget` documents or events; `more` says whether a step was
+-- cut short. A returned document gets the level of the current mode, which may have changed since its attempt began.
+CREATE OR REPLACE FUNCTION {schema}.fold(
+    INOUT t {schema}.turns,
+    q {schema}.queue,
+    its_now bigint,
+    lease_now bigint,
+    is_rebooted boolean,            -- leases were measured by a clock that began again: all have expired
+    budget integer,
+    OUT more boolean,
+    OUT changed boolean
+) LANGUAGE plpgsql AS $$
+DECLARE
+    r record;
+    handled bigint;
+    back bigint[];
+BEGIN
+    more := false;
+    changed := is_rebooted;
+
+    -- Leases. The server's clock was set back: no lease may last longer than was asked for.
+    IF its_now < t.at AND NOT is_rebooted THEN
+        RAISE LOG 'fairturn: the clock was set back by % s', (t.at - its_now) / 1000000.0;
+        PERFORM {schema}.shorten_leases(lease_now);
+        t.leases_from := -9223372036854775807;
+        t.heads_from := -9223372036854775807;
+        changed := true;
+    END IF;
+    FOR r IN SELECT * FROM {schema}.expire(
+        CASE WHEN is_rebooted THEN -9223372036854775807 ELSE {schema}.leases_bound(t, its_now) END,
+        q.attempts_max, q.one_level, its_now, lease_now, is_rebooted,
+        CASE WHEN is_rebooted THEN 2147483647 ELSE budget END)  -- once: later leases follow the new clock
+    LOOP
+        changed := true;
+        IF r.customer IS NULL THEN
+            more := more OR r.more;
+        ELSE
+            back := {schema}.by_priority(r.priorities);
+            t.taken := {schema}.subtract(t.taken, back);
+            t := {schema}.change_flow(t, q.mode, r.customer, r.level, its_now,
+                more_waiting => r.n, more_running => -r.ended, less_taken => back,
+                arrived => r.lowest);
+        END IF;
+    END LOOP;
+    t.leases_from := least(lease_now, coalesce((
+        SELECT l.until FROM {schema}.leases l WHERE l.until >= t.leases_from
+        ORDER BY l.until LIMIT 1), lease_now));
+
+    -- Events.
+    IF EXISTS (SELECT FROM {schema}.recorded e WHERE e.xid >= t.events_from)
+        OR EXISTS (SELECT FROM {schema}.recorded e WHERE e.xid = ANY (t.events_late))
+    THEN
+        SELECT * INTO r FROM {schema}.fold_events(t, q, budget);
+        t := r.t;
+        more := more OR r.more;
+        changed := changed OR r.changed;
+    END IF;
+
+    SELECT * INTO r FROM {schema}.fold_moved(t, q, its_now, budget);
+    t := r.t;
+    more := more OR r.more;
+    changed := changed OR r.changed;
+
+    -- Documents that became due; the first time they get their order.
+    handled := 0;
+    FOR r IN
+        WITH due AS MATERIALIZED (
+            SELECT d.number, d.customer, d.priority, d.delayed_until,
+                CASE WHEN q.one_level THEN 1 ELSE d.priority END::smallint AS level,
+                row_number() OVER () AS position,
+                coalesce(d.order_number, nextval('{schema}.document_numbers')) AS its_order
+            FROM (
+                SELECT * FROM {schema}.documents WHERE delayed_until <= its_now AND state = {delayed}
+                ORDER BY delayed_until, number LIMIT budget FOR NO KEY UPDATE SKIP LOCKED) d),
+        promoted AS (
+            UPDATE {schema}.documents d SET state = {waiting}, returned = true, delayed_until = NULL,
+                order_number = due.its_order, level = due.level
+            FROM due WHERE d.number = due.number)
+        SELECT customer, level, min(its_order) AS lowest, count(*) AS n,
+            (array_agg(delayed_until ORDER BY its_order))[1] AS at,
+            array_agg(priority) AS priorities
+        FROM due GROUP BY customer, level ORDER BY min(position)
+    LOOP
+        changed := true;
+        handled := handled + r.n;
+        back := {schema}.by_priority(r.priorities);
+        t.taken := {schema}.subtract(t.taken, back);
+        t.promoted := t.promoted + r.n;
+        t := {schema}.change_flow(t, q.mode, r.customer, r.level, r.at,
+            more_waiting => r.n, less_taken => back, arrived => r.lowest);
+    END LOOP;
+    more := more OR handled >= budget;
+END
+$$;
+
+-- Apply the counters that other operations than claims and submissions have moved.
+CREATE OR REPLACE FUNCTION {schema}.fold_moved(
+    INOUT t {schema}.turns, q {schema}.queue, its_now bigint, budget integer,
+    OUT more boolean, OUT changed boolean
+) LANGUAGE plpgsql AS $$
+DECLARE
+    r record;
+    back bigint[];
+    handled bigint := 0;
+BEGIN
+    changed := false;
+    FOR r IN
+        WITH gone AS (
+            DELETE FROM {schema}.moved m WHERE m.number = ANY (ARRAY(
+                SELECT o.number FROM {schema}.moved o ORDER BY o.number LIMIT budget))
+            RETURNING m.customer, m.priority, m.waiting, m.delayed)
+        SELECT g.customer, g.priority, sum(g.waiting)::bigint AS waiting,
+            sum(g.delayed)::bigint AS delayed, count(*) AS n
+        FROM gone g GROUP BY g.customer, g.priority
+    LOOP
+        changed := true;
+        handled := handled + r.n;
+        t.promoted := t.promoted - r.delayed;
+        t.taken[r.priority] := t.taken[r.priority] - r.waiting;
+        IF r.waiting <> 0 AND EXISTS (
+            SELECT FROM {schema}.customers c WHERE c.number = r.customer)
+        THEN
+            back := array_fill(0::bigint, ARRAY[9]);
+            back[r.priority] := r.waiting;
+            t := {schema}.change_flow(t, q.mode, r.customer,
+                CASE WHEN q.one_level THEN 1 ELSE r.priority END::smallint, its_now,
+                less_taken => back);
+        END IF;
+    END LOOP;
+    more := handled >= budget;
+END
+$$;
+
+-- End attempts whose leases have expired, the oldest first: leases of about `budget` documents. A lease that ends
+-- further ahead than the longest lease counts as expired: the clock that it was given by has been set back since.
+-- Returns a row for each flow that gets documents back, or loses running ones; and a last row that says whether
+-- there are more.
+CREATE OR REPLACE FUNCTION {schema}.expire(
+    leases_from bigint,
+    attempts_max integer,
+    is_one_level boolean,
+    its_now bigint,
+    lease_now bigint,
+    is_rebooted boolean,
+    budget integer
+) RETURNS TABLE (
+    customer bigint,
+    level smallint,
+    n bigint,                       -- how many wait again,
+    lowest bigint,                  -- the lowest order of these,
+    priorities smallint[],          -- and their priorities
+    ended bigint,                   -- how many attempts ended
+    more boolean
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    its_fences bigint[];
+    numbers bigint[];
+    states smallint[];
+    its_more boolean;
+BEGIN
+    SELECT coalesce(array_agg(c.fence) FILTER (WHERE c.before < budget), '{{}}'),
+        coalesce(bool_or(c.before + c.n >= budget), false)
+    INTO its_fences, its_more
+    FROM (
+        SELECT l.fence, l.n, sum(l.n) OVER (ORDER BY l.until, l.fence) - l.n AS before
+        FROM (
+            SELECT * FROM (
+                SELECT o.fence, o.until, greatest(o.running, 1) AS n FROM {schema}.leases o
+                WHERE o.until >= leases_from AND (is_rebooted OR o.until <= lease_now)
+                ORDER BY o.until LIMIT budget FOR UPDATE SKIP LOCKED) past
+            UNION ALL
+            SELECT * FROM (
+                SELECT o.fence, o.until, greatest(o.running, 1) FROM {schema}.leases o
+                WHERE o.until > lease_now + {lease_max} AND NOT is_rebooted
+                ORDER BY o.until LIMIT budget FOR UPDATE SKIP LOCKED) ahead) l) c;
+    IF its_fences = '{{}}' THEN
+        RETURN;
+    END IF;
+    -- A document that another transaction is working on stays in its lease, and is looked at again.
+    SELECT coalesce(array_agg(e.number ORDER BY e.lease_until, e.number), '{{}}'),
+        coalesce(array_agg(CASE
+            WHEN e.cancel_requested THEN {cancelled}
+            WHEN e.attempts >= attempts_max THEN {dead}
+            ELSE {waiting} END::smallint ORDER BY e.lease_until, e.number), '{{}}')
+    INTO numbers, states
+    FROM (
+        SELECT d.number, d.lease_until, d.attempts, d.cancel_requested
+        FROM {schema}.leases l
+            CROSS JOIN LATERAL unnest(l.documents) AS u(number)
+            JOIN {schema}.documents d ON d.number = u.number AND d.fence = l.fence
+        WHERE l.fence = ANY (its_fences) AND d.state = {running}
+            AND (is_rebooted OR d.lease_until <= lease_now OR d.lease_until > lease_now + {lease_max})
+        FOR NO KEY UPDATE OF d SKIP LOCKED) e;
+    RETURN QUERY
+        WITH ending AS MATERIALIZED (
+            SELECT * FROM unnest(numbers, states) WITH ORDINALITY AS u(number, state, position)),
+        changed AS (
+            UPDATE {schema}.documents d SET state = v.state, returned = (v.state = {waiting}),
+                level = CASE WHEN is_one_level THEN 1 ELSE d.priority END,
+                failed = v.state IN ({failed_states}),
+                ended_at = CASE WHEN v.state IN ({ended_states}) THEN its_now END,
+                error = CASE WHEN v.state <> {cancelled} THEN '{lease_ran_out}' END
+            FROM ending v WHERE d.number = v.number
+            RETURNING d.customer, d.level, d.priority, d.order_number, v.state, v.position)
+        SELECT c.customer, c.level, count(*) FILTER (WHERE c.state = {waiting}),
+            min(c.order_number) FILTER (WHERE c.state = {waiting}),
+            array_agg(c.priority) FILTER (WHERE c.state = {waiting}),
+            count(*), false
+        FROM changed c LEFT JOIN {schema}.standings s ON s.customer = c.customer
+        GROUP BY c.customer, c.level
+        -- A flow becomes active with its first document that waits again; that of a customer with a
+        -- limit perhaps with its first attempt that ended.
+        ORDER BY min(c.position) FILTER (WHERE c.state = {waiting} OR s.running_max IS NOT NULL);
+    -- Leases keep what has not expired. No lease may last longer than was asked for.
+    UPDATE {schema}.leases l SET documents = k.documents, running = cardinality(k.documents),
+        until = greatest(k.until, lease_now + 1)
+    FROM (
+        SELECT o.fence, coalesce(array_agg(d.number) FILTER (WHERE d.number IS NOT NULL), '{{}}')
+                AS documents,
+            coalesce(min(least(d.lease_until, lease_now + o.length)), 0) AS until
+        FROM {schema}.leases o
+            LEFT JOIN LATERAL unnest(o.documents) AS u(number) ON true
+            LEFT JOIN {schema}.documents d ON d.number = u.number AND d.fence = o.fence
+                AND d.state = {running}
+        WHERE o.fence = ANY (its_fences) GROUP BY o.fence) k
+    WHERE l.fence = k.fence;
+    UPDATE {schema}.documents d SET lease_until = lease_now + l.length
+    FROM {schema}.leases l CROSS JOIN LATERAL unnest(l.documents) AS u(number)
+    WHERE l.fence = ANY (its_fences) AND d.number = u.number AND d.fence = l.fence
+        AND d.state = {running} AND d.lease_until > lease_now + l.length;
+    DELETE FROM {schema}.leases l WHERE l.fence = ANY (its_fences) AND l.documents = '{{}}';
+    PERFORM {schema}.add_ends(
+        cardinality(numbers),
+        (SELECT count(*) FROM unnest(states) s WHERE s = {waiting}),
+        (SELECT count(*) FROM unnest(states) s WHERE s = {dead}),
+        (SELECT count(*) FROM unnest(states) s WHERE s = {cancelled}));
+    RETURN QUERY SELECT NULL::bigint, NULL::smallint, NULL::bigint, NULL::bigint, NULL::smallint[],
+        NULL::bigint, its_more;
+END
+$$;
+
+-- The clock was set back: no lease may last longer from now on than was asked for.
+CREATE OR REPLACE FUNCTION {schema}.shorten_leases(lease_now bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE {schema}.documents d SET lease_until = lease_now + l.length
+    FROM {schema}.leases l CROSS JOIN LATERAL unnest(l.documents) AS u(number)
+    WHERE d.number = u.number AND d.fence = l.fence AND d.state = {running}
+        AND d.lease_until > lease_now + l.length;
+    UPDATE {schema}.leases l SET until = lease_now + l.length WHERE l.until > lease_now + l.length;
+END
+$$;
+
+-- Apply about `budget` recorded events. Documents that arrived in one flow between two other events are applied
+-- together.
+CREATE OR REPLACE FUNCTION {schema}.fold_events(
+    INOUT t {schema}.turns, q {schema}.queue, budget integer, OUT more boolean, OUT changed boolean
+) LANGUAGE plpgsql AS $$
+DECLARE
+    seen pg_snapshot := pg_current_snapshot();
+    r record;
+    handled bigint := 0;
+    last_xid xid8;
+BEGIN
+    changed := false;
+    -- By the primary key. What follows sees at least what `seen` sees.
+    FOR r IN
+        WITH pending AS MATERIALIZED (
+            (SELECT xid, number FROM {schema}.recorded WHERE xid = ANY (t.events_late))
+            UNION ALL
+            -- An event takes 16 bytes at least. octet_length does not decompress the text.
+            (SELECT o.xid, o.number FROM (
+                SELECT e.xid, e.number, sum(coalesce(octet_length(e.events) / 16, cardinality(e.customers)))
+                    OVER (ORDER BY e.xid, e.number ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+                    AS before
+                FROM (
+                    SELECT * FROM {schema}.recorded WHERE xid >= t.events_from
+                    ORDER BY xid, number LIMIT budget) e) o
+            WHERE coalesce(o.before, 0) < budget)),
+        gone AS (
+            DELETE FROM {schema}.recorded e USING pending p
+            WHERE e.xid = p.xid AND e.number = p.number
+            RETURNING e.xid, e.number, e.at, e.customers, e.levels, e.heads, e.sizes, e.events),
+        runs AS MATERIALIZED (
+            SELECT g.*, count(g.events) OVER (ORDER BY g.number) AS run FROM gone g),
+        arrived AS (
+            SELECT e.run, u.customer, u.level, min(u.head) AS head, sum(u.size)::bigint AS n,
+                min(e.number) AS first, (array_agg(u.position ORDER BY e.number))[1] AS position,
+                (array_agg(e.at ORDER BY u.head))[1] AS at, max(e.xid::text::bigint) AS xid,
+                count(*) AS rows
+            FROM runs e CROSS JOIN LATERAL unnest(e.customers, e.levels, e.heads, e.sizes)
+                WITH ORDINALITY AS u(customer, level, head, size, position)
+            WHERE e.events IS NULL GROUP BY e.run, u.customer, u.level)
+        SELECT a.run, a.first, a.position, a.customer, a.level, a.head, a.n, a.at, a.xid,
+            NULL AS events, NULL AS later
+        FROM arrived a
+        UNION ALL
+        SELECT e.run, 0, 0, NULL, NULL, NULL, NULL, e.at, e.xid::text::bigint, e.events,
+            CASE WHEN e.events LIKE '[[5,%' THEN ARRAY(
+                SELECT o.events FROM runs o WHERE o.events IS NOT NULL AND o.number > e.number) END
+        FROM runs e WHERE e.events IS NOT NULL
+        ORDER BY 1, 2, 3
+    LOOP
+        changed := true;
+        last_xid := greatest(last_xid, r.xid::text::xid8);
+        IF r.events IS NOT NULL THEN
+            BEGIN
+                t := {schema}.apply_events(t, q, r.at, r.events::jsonb, r.later);
+            EXCEPTION WHEN data_exception OR case_not_found THEN
+                -- One wrong row must not stop the queue: it is gone, and doctor finds what it leaves.
+                RAISE LOG 'fairturn: skipped events that cannot be applied: %', SQLERRM;
+                t.repairs := t.repairs + 1;
+            END;
+        ELSIF EXISTS (SELECT FROM {schema}.customers c WHERE c.number = r.customer) THEN
+            t := {schema}.change_flow(t, q.mode, r.customer, r.level, r.at,
+                more_waiting => r.n, arrived => r.head, never_ran => true, is_recorded => true);
+        END IF;
+    END LOOP;
+    SELECT count(*) > 0 INTO more FROM (
+        SELECT FROM {schema}.recorded
+        WHERE last_xid IS NOT NULL AND xid >= last_xid AND pg_visible_in_snapshot(xid, seen)
+        LIMIT 1) left_over;
+    t.events_from := CASE WHEN more THEN last_xid ELSE pg_snapshot_xmax(seen) END;
+    t.events_late := ARRAY(SELECT x FROM pg_snapshot_xip(seen) x WHERE x < t.events_from);
+END
+$$;
+
+-- Apply events that were recorded together. Their codes are positions in fairturn.stores.events. Documents that
+-- left one flow between two other events are applied together.
+CREATE OR REPLACE FUNCTION {schema}.apply_events(
+    t {schema}.turns, q {schema}.queue, at bigint, events jsonb,
+    later text[]                    -- events that were read with these, and come after a change of settings
+) RETURNS {schema}.turns LANGUAGE plpgsql AS $$
+DECLARE
+    e jsonb;
+    departed bigint[];              -- orders of documents that left a flow
+    owner bigint;
+    its_level smallint;
+    difference bigint;
+    its_weight bigint;
+BEGIN
+    FOR e, departed IN
+        SELECT (array_agg(u.value ORDER BY u.position))[1], array_agg((u.value ->> 3)::bigint) FILTER (WHERE u.has_left)
+        FROM (
+            SELECT v.value, v.position, v.value ->> 0 = '1' AS has_left,
+                count(*) FILTER (WHERE v.value ->> 0 <> '1') OVER (ORDER BY v.position) AS run
+            FROM jsonb_array_elements(events) WITH ORDINALITY AS v(value, position)) u
+        GROUP BY CASE WHEN NOT u.has_left THEN u.position END, u.run,
+            CASE WHEN u.has_left THEN (u.value -> 1, u.value -> 2) END
+        ORDER BY min(u.position)
+    LOOP
+        owner := e ->> 1;
+        IF NOT EXISTS (SELECT FROM {schema}.customers c WHERE c.number = owner) THEN
+            -- It was purged, whatever was recorded of it since.
+            t := {schema}.forget_customer(t, owner);
+            CONTINUE;
+        END IF;
+        IF (e ->> 0)::integer NOT IN (5, 6) THEN
+            its_level := e ->> 2;
+        END IF;
+        CASE (e ->> 0)::integer
+        WHEN 0 THEN -- Arrived: order, n
+            t := {schema}.change_flow(t, q.mode, owner, its_level, at,
+                more_waiting => (e ->> 4)::bigint, arrived => (e ->> 3)::bigint, is_recorded => true);
+        WHEN 1 THEN -- Left: order
+            t := {schema}.change_flow(t, q.mode, owner, its_level, at,
+                more_waiting => -cardinality(departed), departed => departed);
+        WHEN 2 THEN -- Ended: n
+            t := {schema}.change_flow(t, q.mode, owner, its_level, at,
+                more_running => -(e ->> 3)::bigint);
+        WHEN 3 THEN -- Finished: cost, weight, real cost
+            INSERT INTO {schema}.standings AS s (customer, weight, paused, recent_costs)
+            VALUES (owner, {weight_one}, false, ARRAY[(e ->> 5)::bigint])
+            ON CONFLICT (customer) DO UPDATE SET recent_costs = (s.recent_costs
+                || excluded.recent_costs)[greatest(cardinality(s.recent_costs) + 2 - 20, 1):];
+            difference := 0;
+            IF e ->> 3 IS NOT NULL AND e ->> 4 IS NOT NULL THEN
+                -- The clock is corrected with the flow: with costs below the estimate it would
+                -- otherwise run ahead of the work, and customers that become active would starve.
+                difference := (e ->> 5)::bigint - (e ->> 3)::bigint;
+                IF t.weights[its_level] > 0 THEN
+                    t.clocks[its_level] := t.clocks[its_level]
+                        + {schema}.floor_div(difference * 1000, t.weights[its_level]);
+                END IF;
+                difference := {schema}.floor_div(difference * 1000, (e ->> 4)::bigint);
+            END IF;
+            t := {schema}.change_flow(t, q.mode, owner, its_level, at,
+                more_running => -1, more_place => difference);
+        WHEN 4 THEN -- Returned: order, refund
+            t := {schema}.change_flow(t, q.mode, owner, its_level, at, more_waiting => 1,
+                more_running => -1, more_place => -(e ->> 4)::bigint, arrived => (e ->> 3)::bigint,
+                is_recorded => true);
+        WHEN 5 THEN -- Changed: weight, limit, paused
+            t := {schema}.change_standing(t, q, owner, at, (e ->> 2)::integer, (e ->> 3)::integer,
+                (e ->> 4)::boolean, later);
+        WHEN 6 THEN -- Purged: an earlier customer of this number; there is none
+            NULL;
+        END CASE;
+    END LOOP;
+    RETURN t;
+END
+$$;
+
+-- A customer's settings have changed.
+CREATE OR REPLACE FUNCTION {schema}.change_standing(
+    t {schema}.turns, q {schema}.queue, owner bigint, at bigint,
+    new_weight integer, new_limit integer, new_paused boolean, later text[]
+) RETURNS {schema}.turns LANGUAGE plpgsql AS $$
+DECLARE
+    old_weight integer;
+    f record;
+BEGIN
+    SELECT s.weight INTO old_weight FROM {schema}.standings s WHERE s.customer = owner;
+    old_weight := coalesce(old_weight, {weight_one});
+    FOR f IN SELECT o.level FROM {schema}.flows o
+        WHERE o.customer = owner AND o.folded > 0 AND NOT o.held AND o.generation = t.generation
+    LOOP
+        t.weights[f.level] := t.weights[f.level] + new_weight - old_weight;
+    END LOOP;
+    INSERT INTO {schema}.standings AS s (customer, weight, running_max, paused, recent_costs)
+    VALUES (owner, new_weight, new_limit, new_paused, '{{}}')
+    ON CONFLICT (customer) DO UPDATE SET weight = excluded.weight,
+        running_max = excluded.running_max, paused = excluded.paused;
+    DELETE FROM {schema}.standings s
+    WHERE s.customer = owner AND s.weight = {weight_one} AND s.running_max IS NULL AND NOT s.paused
+        AND s.recent_costs = '{{}}';
+    IF new_limit IS NOT NULL THEN
+        t := {schema}.count_running(t, q, owner, at, later);
+    END IF;
+    RETURN {schema}.change_flow(t, q.mode, owner, NULL, at);
+END
+$$;
+
+-- Count the running documents of a customer that gets a limit: without a limit this number is not kept. Attempts
+-- whose ends are recorded and not applied yet count as running.
+CREATE OR REPLACE FUNCTION {schema}.count_running(
+    t {schema}.turns, q {schema}.queue, owner bigint, at bigint, later text[]
+) RETURNS {schema}.turns LANGUAGE plpgsql AS $$
+DECLARE
+    r record;
+BEGIN
+    FOR r IN
+        SELECT l.level, sum(l.n) - coalesce((
+                SELECT f.running FROM {schema}.flows f
+                WHERE f.customer = owner AND f.level = l.level), 0) AS more
+        FROM (
+            SELECT CASE WHEN q.one_level THEN 1 ELSE d.priority END::smallint AS level, 1 AS n
+            FROM {schema}.leases s CROSS JOIN LATERAL unnest(s.documents) AS u(number)
+                JOIN {schema}.documents d ON d.number = u.number AND d.fence = s.fence
+            WHERE d.state = {running} AND d.customer = owner
+            UNION ALL
+            SELECT (v ->> 2)::smallint, CASE WHEN v ->> 0 = '2' THEN (v ->> 3)::bigint ELSE 1 END
+            FROM (
+                SELECT e.events FROM {schema}.recorded e
+                WHERE e.events IS NOT NULL AND owner = ANY (e.customers)
+                UNION ALL
+                SELECT unnest(later)) e CROSS JOIN LATERAL jsonb_array_elements(e.events::jsonb) v
+            WHERE (v ->> 1)::bigint = owner AND v ->> 0 IN ('2', '3', '4')
+            UNION ALL
+            SELECT f.level, 0 FROM {schema}.flows f WHERE f.customer = owner) l
+        GROUP BY l.level
+    LOOP
+        t := {schema}.change_flow(t, q.mode, owner, r.level, at, more_running => r.more::bigint);
+    END LOOP;
+    RETURN t;
+END
+$$;
+
+-- Nothing is left of a customer.
+CREATE OR REPLACE FUNCTION {schema}.forget_customer(t {schema}.turns, owner bigint)
+RETURNS {schema}.turns LANGUAGE plpgsql AS $$
+DECLARE
+    f record;
+    its_weight integer;
+BEGIN
+    IF t.levels_to > 0 AND owner = coalesce({schema}.next_unconverted(t), t.postponed[1]) THEN
+        t.levels_to := 0;           -- it was the position in this customer
+    END IF;
+    t.postponed := array_remove(t.postponed, owner);
+    SELECT s.weight INTO its_weight FROM {schema}.standings s WHERE s.customer = owner;
+    FOR f IN DELETE FROM {schema}.flows o WHERE o.customer = owner
+        RETURNING o.level, o.folded, o.held, o.generation
+    LOOP
+        IF f.folded > 0 AND NOT f.held AND f.generation = t.generation THEN
+            t.weights[f.level] := t.weights[f.level] - coalesce(its_weight, {weight_one});
+        END IF;
+    END LOOP;
+    DELETE FROM {schema}.standings s WHERE s.customer = owner;
+    DELETE FROM {schema}.limited l WHERE l.customer = owner;
+    RETURN t;
+END
+$$;

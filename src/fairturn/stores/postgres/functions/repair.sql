@@ -1,0 +1,271 @@
+-- Repairs of what the recounts of audit.sql find, for `fairturn doctor --thorough --repair`. Each call locks the
+-- settings and the row of `queue`: no other operation runs meanwhile, so each call repairs only a batch. A repeated
+-- call changes nothing more. A call that returns false has only applied recorded events, and is to be repeated.
+
+-- Lock the queue, and apply at most `budget` rows of recorded events. No lease expires and no document becomes due
+-- here: that depends on the clock of the claims.
+CREATE OR REPLACE FUNCTION {schema}.begin_repair(budget integer, OUT t {schema}.turns, OUT more boolean)
+LANGUAGE plpgsql AS $$
+DECLARE
+    q {schema}.queue;
+    r record;
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtext('{schema}.'), 1);
+    SELECT * INTO q FROM {schema}.queue FOR NO KEY UPDATE;
+    SELECT * INTO t FROM {schema}.turns ORDER BY version DESC LIMIT 1;
+    t.version := t.version + 1;
+    t.events_from := '0';
+    t.events_late := '{{}}';
+    SELECT * INTO r FROM {schema}.fold_events(t, q, budget);
+    t := r.t;
+    more := r.more;
+    SELECT * INTO r FROM {schema}.fold_moved(t, q, t.at, budget);
+    t := r.t;
+    more := more OR r.more;
+END
+$$;
+
+-- Write the turns; if the repair is complete, with sums of weights and lower bounds that agree with the flows.
+CREATE OR REPLACE FUNCTION {schema}.end_repair(t {schema}.turns, is_complete boolean) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM {schema}.turns o WHERE o.version < t.version;
+    IF NOT is_complete THEN
+        INSERT INTO {schema}.turns SELECT t.*;
+        RETURN;
+    END IF;
+    t.weights := ARRAY(
+        SELECT coalesce(a.weight, 0)::bigint
+        FROM generate_series(1, 9) l LEFT JOIN (
+            SELECT f.level, sum(coalesce(s.weight, {weight_one})) AS weight
+            FROM {schema}.flows f LEFT JOIN {schema}.standings s ON s.customer = f.customer
+            WHERE f.folded > 0 AND NOT f.held AND f.generation = t.generation GROUP BY f.level) a
+            ON a.level = l
+        ORDER BY l);
+    t.places_from := array_fill(-9223372036854775807, ARRAY[9]);
+    t.heads_from := -9223372036854775807;
+    t.leases_from := -9223372036854775807;
+    INSERT INTO {schema}.turns SELECT t.*;
+END
+$$;
+
+-- Correct the counters and the bounds of the whole queue. The documents are counted before the queue is locked: other
+-- operations leave the difference between a counter and the documents as it is, and a second repair waits.
+CREATE OR REPLACE FUNCTION {schema}.repair_queue(budget integer) RETURNS boolean LANGUAGE plpgsql
+SET lock_timeout = '{settings_lock_timeout}'    -- submissions wait behind this call while it waits
+AS $$
+DECLARE
+    wrong jsonb;                    -- by how much the counters are too high; delayed documents are 0
+    t {schema}.turns;
+    r record;
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtext('{schema}.'), 5);
+    SELECT coalesce(jsonb_object_agg(coalesce(a.place, 0), a.stored - a.truth), '{{}}') INTO wrong
+    FROM {schema}.audit_queue() a WHERE a.kind IN ('queue.waiting', 'queue.delayed');
+    SELECT * INTO r FROM {schema}.begin_repair(budget);
+    t := r.t;
+    FOR p IN 1 .. 9 LOOP
+        t.taken[p] := t.taken[p] + coalesce((wrong ->> p::text)::bigint, 0);
+    END LOOP;
+    t.promoted := t.promoted + coalesce((wrong ->> '0')::bigint, 0);
+    PERFORM {schema}.end_repair(t, true);
+    RETURN true;
+END
+$$;
+
+-- Rebuild what is derived from the documents of some customers: flags of the documents, flows, scheduler settings. Of
+-- customers that do not exist nothing is left.
+CREATE OR REPLACE FUNCTION {schema}.repair_customers(owners bigint[], budget integer) RETURNS boolean
+LANGUAGE plpgsql
+SET lock_timeout = '{settings_lock_timeout}'
+AS $$
+DECLARE
+    t {schema}.turns;
+    r record;
+    its_mode text;
+    owner bigint;
+BEGIN
+    SELECT * INTO r FROM {schema}.begin_repair(budget);
+    t := r.t;
+    IF NOT r.more THEN
+        SELECT q.mode INTO its_mode FROM {schema}.queue q;
+        PERFORM {schema}.repair_documents(owners, its_mode);
+        FOREACH owner IN ARRAY owners LOOP
+            t.repairs := t.repairs + 1;
+            IF EXISTS (SELECT FROM {schema}.customers c WHERE c.number = owner) THEN
+                t := {schema}.repair_customer(t, its_mode, owner);
+            ELSE
+                t := {schema}.forget_customer(t, owner);
+                DELETE FROM {schema}.keys k WHERE k.customer = owner;
+            END IF;
+        END LOOP;
+    END IF;
+    PERFORM {schema}.end_repair(t, NOT r.more);
+    RETURN NOT r.more;
+END
+$$;
+
+-- Set the columns of the customers' documents that follow from the state.
+CREATE OR REPLACE FUNCTION {schema}.repair_documents(owners bigint[], its_mode text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE {schema}.documents d SET returned = v.returned, failed = v.failed,
+        delayed_until = v.delayed_until, level = v.level, order_number = v.order_number
+    FROM (
+        SELECT o.number, o.state = {waiting} AND (o.returned
+                OR o.level <> CASE WHEN its_mode = 'equal' THEN 1 ELSE o.priority END) AS returned,
+            o.state IN ({failed_states}) AS failed,
+            CASE WHEN o.state = {delayed} THEN coalesce(o.delayed_until, o.due_at, 0) END
+                AS delayed_until,
+            CASE WHEN o.state <> {waiting} THEN o.level WHEN its_mode = 'equal' THEN 1
+                ELSE o.priority END AS level,
+            CASE WHEN o.state = {waiting} THEN coalesce(o.order_number, o.number)
+                ELSE o.order_number END AS order_number
+        FROM {schema}.documents o WHERE o.customer = ANY (owners)) v
+    WHERE d.number = v.number AND (d.returned, d.failed, d.delayed_until, d.level, d.order_number)
+        IS DISTINCT FROM (v.returned, v.failed, v.delayed_until, v.level, v.order_number);
+    UPDATE {schema}.customers c SET submitted = greatest(c.submitted, d.n)
+    FROM (
+        SELECT o.customer, count(*) AS n FROM {schema}.documents o
+        WHERE o.customer = ANY (owners) GROUP BY o.customer) d
+    WHERE c.number = d.customer AND c.submitted < d.n;
+END
+$$;
+
+-- Rebuild the scheduler state of one customer. Flows that stay active keep their place in the order of service.
+CREATE OR REPLACE FUNCTION {schema}.repair_customer(t {schema}.turns, its_mode text, owner bigint)
+RETURNS {schema}.turns LANGUAGE plpgsql AS $$
+DECLARE
+    c {schema}.customers;
+    r record;
+    f {schema}.flows;
+    was_active boolean;
+    is_held boolean;
+    its_head bigint;
+    its_since bigint;
+BEGIN
+    SELECT * INTO c FROM {schema}.customers o WHERE o.number = owner;
+    INSERT INTO {schema}.standings AS s (customer, weight, running_max, paused, recent_costs)
+    VALUES (owner, c.weight, c.running_max, c.paused, '{{}}')
+    ON CONFLICT (customer) DO UPDATE SET weight = excluded.weight,
+        running_max = excluded.running_max, paused = excluded.paused;
+    DELETE FROM {schema}.standings s
+    WHERE s.customer = owner AND s.weight = {weight_one} AND s.running_max IS NULL AND NOT s.paused
+        AND s.recent_costs = '{{}}';
+    IF c.running_max IS NOT NULL THEN
+        INSERT INTO {schema}.limited (customer) VALUES (owner) ON CONFLICT DO NOTHING;
+    END IF;
+    DELETE FROM {schema}.flows o WHERE o.customer = owner AND EXISTS (
+        SELECT FROM {schema}.flows x
+        WHERE x.customer = owner AND x.level = o.level AND x.version > o.version);
+
+    SELECT c.paused OR coalesce(count(*) FILTER (WHERE d.state = {running}) >= c.running_max, false),
+        min(d.order_number) FILTER (WHERE d.state = {waiting})
+    INTO is_held, its_head FROM {schema}.documents d WHERE d.customer = owner;
+    SELECT max(o.head_since) INTO its_since FROM {schema}.flows o WHERE o.customer = owner;
+    FOR r IN
+        WITH counted AS MATERIALIZED (
+            SELECT o.priority, count(*) FILTER (WHERE o.state = {waiting}) AS waiting,
+                count(*) FILTER (WHERE o.state = {running}) AS running,
+                min(o.order_number) FILTER (WHERE o.state = {waiting}) AS head,
+                min(o.order_number) FILTER (WHERE o.state = {waiting} AND NOT o.returned) AS head_new
+            FROM {schema}.documents o
+            WHERE o.customer = owner AND o.state IN ({waiting}, {running}) GROUP BY o.priority)
+        SELECT a.level, a.taken, a.waiting, a.running, a.head, a.head_new
+        FROM (
+            -- What arrived and does not wait was taken.
+            SELECT l AS level, array_agg(CASE WHEN x.level = l THEN x.taken ELSE 0 END ORDER BY x.priority)
+                    AS taken,
+                coalesce(sum(x.waiting) FILTER (WHERE x.level = l), 0)::bigint AS waiting,
+                coalesce(sum(x.running) FILTER (WHERE x.level = l), 0)::bigint AS running,
+                min(x.head) FILTER (WHERE x.level = l) AS head,
+                min(x.head_new) FILTER (WHERE x.level = l) AS head_new
+            FROM generate_series(1, 9) l CROSS JOIN (
+                SELECT u.priority, CASE WHEN its_mode = 'equal' THEN 1 ELSE u.priority END AS level,
+                    u.n - coalesce(n.waiting, 0) AS taken, n.waiting, n.running, n.head, n.head_new
+                FROM unnest(c.arrived) WITH ORDINALITY AS u(n, priority)
+                    LEFT JOIN counted n ON n.priority = u.priority) x
+            GROUP BY l) a
+    LOOP
+        SELECT * INTO f FROM {schema}.flows o WHERE o.customer = owner AND o.level = r.level;
+        IF NOT FOUND THEN
+            CONTINUE WHEN 0 = ALL (r.taken) AND r.waiting = 0 AND r.running = 0;
+            f := {schema}.new_flow(owner, r.level::smallint, t.generation);
+        END IF;
+        was_active := f.folded > 0 AND NOT f.held AND f.generation = t.generation;
+        IF f.generation <> t.generation THEN
+            f.generation := t.generation;
+            f.place := 0;
+        END IF;
+        f.folded := r.waiting;
+        f.running := r.running;
+        f.taken := r.taken;
+        f.claimed_to := least(f.claimed_to, r.head_new - 1);
+        f.head_order := r.head;
+        f.head_since := CASE WHEN r.head = its_head THEN coalesce(its_since, t.at) END;
+        f.next_elsewhere := NULL;
+        f.held := is_held;
+        IF its_mode = 'levels' THEN
+            f.place := coalesce(r.head, 0);
+        ELSIF f.folded > 0 AND NOT is_held AND NOT was_active THEN
+            f.place := greatest(f.place, t.clocks[f.level]);
+            t.tick := t.tick + 1;
+            f.tick := t.tick;
+        END IF;
+        PERFORM {schema}.save_flow(f, t.version);
+    END LOOP;
+    RETURN t;
+END
+$$;
+
+-- Rebuild the leases of some fences from the running documents with these fences. A fence without a lease gets one that
+-- has expired: the next claim looks at its documents, and takes back those whose own lease has expired.
+CREATE OR REPLACE FUNCTION {schema}.repair_leases(fences bigint[], numbers bigint[], budget integer)
+RETURNS boolean LANGUAGE plpgsql
+SET lock_timeout = '{settings_lock_timeout}'
+AS $$
+DECLARE
+    t {schema}.turns;
+    r record;
+BEGIN
+    SELECT * INTO r FROM {schema}.begin_repair(budget);
+    t := r.t;
+    IF NOT r.more THEN
+        UPDATE {schema}.documents d SET lease_until = 0
+        WHERE d.number = ANY (numbers) AND d.state = {running} AND d.lease_until IS NULL;
+        WITH held AS (
+            SELECT d.fence, d.number, d.lease_until FROM {schema}.documents d
+            WHERE d.number = ANY (numbers) AND d.state = {running}
+            UNION
+            SELECT d.fence, d.number, d.lease_until
+            FROM {schema}.leases l CROSS JOIN LATERAL unnest(l.documents) AS u(number)
+                JOIN {schema}.documents d ON d.number = u.number AND d.fence = l.fence
+            WHERE d.state = {running} AND (l.fence = ANY (fences) OR l.fence IN (
+                SELECT o.fence FROM {schema}.documents o WHERE o.number = ANY (numbers))))
+        INSERT INTO {schema}.leases AS l (fence, until, running, documents)
+        SELECT h.fence, 0, count(*), array_agg(h.number ORDER BY h.number) FROM held h GROUP BY h.fence
+        ON CONFLICT (fence) DO UPDATE SET until = excluded.until, running = excluded.running,
+            documents = excluded.documents;
+        DELETE FROM {schema}.leases l WHERE l.fence = ANY (fences) AND NOT EXISTS (
+            SELECT FROM unnest(l.documents) AS u(number)
+                JOIN {schema}.documents d ON d.number = u.number AND d.fence = l.fence
+            WHERE d.state = {running});
+    END IF;
+    PERFORM {schema}.end_repair(t, NOT r.more);
+    RETURN NOT r.more;
+END
+$$;
+
+-- Delete rows without their document.
+CREATE OR REPLACE FUNCTION {schema}.repair_rows(documents bigint[]) RETURNS boolean LANGUAGE plpgsql
+SET lock_timeout = '{settings_lock_timeout}'
+AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtext('{schema}.'), 1);
+    DELETE FROM {schema}.results r WHERE r.document = ANY (documents)
+        AND NOT EXISTS (SELECT FROM {schema}.documents d WHERE d.number = r.document);
+    DELETE FROM {schema}.children c WHERE c.parent = ANY (documents)
+        AND NOT EXISTS (SELECT FROM {schema}.documents d WHERE d.number = c.parent);
+    RETURN true;
+END
+$$;
