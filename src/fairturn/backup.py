@@ -6,13 +6,16 @@ deleted before it could be copied belongs to a document that is gone as well, an
 taken.
 
 The copy has another name until it is whole. At every moment there is, under its own name, no copy,
-the one before, or this one, each with all its contents.
+the one before, or this one, each with all its contents. One backup at a time writes a copy: it
+holds a lock that ends with its process, so that the next one can remove what a killed one has left.
 """
 
+import errno
+import fcntl
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +23,14 @@ from fairturn import crash
 from fairturn.clock import MOMENT_MAX
 from fairturn.config import contents_beside
 from fairturn.content import Folder, chunks_of
-from fairturn.errors import ContentDamaged, StoreError, StoreRefused, StoreUnavailable
+from fairturn.errors import (
+    ContentDamaged,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+)
 from fairturn.model import ContentRef
 from fairturn.queue import Queue
 from fairturn.stores.sqlite import SqliteStore
@@ -50,7 +60,8 @@ def back_up(
     progress: Progress = lambda done, total: None,
 ) -> Backup:
     """Copy a queue to a path, synced and verified; with `overwrite` over an older copy, of which
-    contents that are still needed are kept."""
+    contents that are still needed are kept. Beside another backup to the same path it raises
+    `StoreBusy`."""
     path = Path(to).absolute()
     store = queue.store
     if not isinstance(store, SqliteStore):
@@ -58,23 +69,32 @@ def back_up(
             "only a queue in a file is copied by this: one in memory ends with its process, and "
             "one in PostgreSQL is copied with pg_dump"
         )
-    _refuse_target(store.path, path, overwrite=overwrite)
+    if not path.parent.is_dir():
+        raise StoreRefused(f"the folder {path.parent} does not exist; make it first")
+    with named(path), locked(path):
+        _refuse_target(store.path, path, overwrite=overwrite)
+        return _back_up(queue, store, path, progress)
+
+
+def _back_up(queue: Queue, store: SqliteStore, path: Path, progress: Progress) -> Backup:
     folder = contents_beside(path)
     before = folder.exists()
     unfinished = path.with_name(f"{path.name}.part")
-    _remove(unfinished)
+    remove_database(unfinished)
+    # SQLite would let others read the new file until it has the mode of the queue.
+    os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     copying = _Copying(queue, store, Folder(folder), progress)
     try:
         copying.run(unfinished)
         _verify(unfinished, copying)
         shutil.copymode(store.path, unfinished)
-        _sync(unfinished)
+        sync(unfinished)
         crash.point("backup-before-rename")
         unfinished.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
         crash.point("backup-after-rename")
     except BaseException:
-        _remove(unfinished)
+        remove_database(unfinished)
         if not before and not path.exists():  # else they belong to a copy that is there
             shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -85,6 +105,50 @@ def back_up(
         len(copying.copied),
         tuple(copying.damaged.values()),
     )
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Raise the errors of the system as ours, which name the copy."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreFull(f"the disk of {path} is full; the copy is not complete") from error
+        raise StoreError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock on a copy, a file beside it. The kernel releases it when the process ends."""
+    lock = path.with_name(f"{path.name}.lock")
+    descriptor = _take_lock(lock)
+    if descriptor is None:
+        raise StoreBusy(f"another backup or restore is writing {path}; try again when it has ended")
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _take_lock(lock: Path) -> int | None:
+    """The file, open and locked; None if another process has locked it."""
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if lock.stat().st_ino == os.fstat(descriptor).st_ino:
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except FileNotFoundError:
+            pass  # the backup that had it has removed it: take a new one
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
 
 
 class _Copying:
@@ -145,7 +209,7 @@ class _Copying:
         return True
 
     def _copy(self, ref: ContentRef) -> None:
-        if ref.name not in self._before or not _is_whole(self._target, ref):
+        if ref.name not in self._before or not is_whole(self._target, ref):
             with self._queue.contents.open(ref) as stream:
                 target = Folder(self._target.path, new_name=lambda: ref.name)
                 if target.put(chunks_of(stream)) != ref:
@@ -181,7 +245,8 @@ def _verify(path: Path, copying: _Copying) -> None:
         raise StoreError(f"{path} lacks contents that it refers to: {', '.join(lost[:3])}")
 
 
-def _is_whole(folder: Folder, ref: ContentRef) -> bool:
+def is_whole(folder: Folder, ref: ContentRef) -> bool:
+    """Whether a content is there and agrees with its checksum."""
     try:
         folder.open(ref).close()
     except ContentDamaged:
@@ -190,8 +255,6 @@ def _is_whole(folder: Folder, ref: ContentRef) -> bool:
 
 
 def _refuse_target(source: Path, path: Path, *, overwrite: bool) -> None:
-    if not path.parent.is_dir():
-        raise StoreRefused(f"the folder {path.parent} does not exist; make it first")
     if path.resolve() == source.resolve() or (path.exists() and path.samefile(source)):
         raise StoreRefused(f"{path} is the queue itself; name another file")
     present = [str(there) for there in (path, contents_beside(path)) if there.exists()]
@@ -208,12 +271,14 @@ def _refuse_target(source: Path, path: Path, *, overwrite: bool) -> None:
             )
 
 
-def _remove(path: Path) -> None:
+def remove_database(path: Path) -> None:
+    """Remove a file with what SQLite has made beside it."""
     for beside in _BESIDE:
         path.with_name(path.name + beside).unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Let a file, or the names in a folder, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

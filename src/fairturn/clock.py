@@ -15,8 +15,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # The moment on the clock of a PostgreSQL server, read when it is evaluated: not when the
 # transaction began, which may have waited for a lock since.
 SERVER_NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
-# For how long a statement has run, in microseconds.
-SERVER_WAITED = "(extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint"
 NO_BOOT = "wall"  # where nothing tells one boot from another
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

@@ -1,9 +1,10 @@
-"""Named points at the durable boundaries, where a test can kill the process.
+"""Named points at the durable boundaries, where a test can kill or stop the process.
 
 In production `point` is a function that does nothing. The environment variable
 FAIRTURN_CRASH_AT=NAME, read once at import, makes the process kill itself with SIGKILL when it
 reaches that point: what is on disk then is all that is left, as after a power cut of the program.
 FAIRTURN_CRASH_AT=NAME:3 lets the point pass twice and kills at the third time.
+FAIRTURN_FREEZE_AT=NAME stops the process with SIGSTOP instead: SIGCONT lets it go on.
 """
 
 import os
@@ -35,6 +36,8 @@ POINTS = (
     "migrate-after-commit",
     "backup-before-rename",
     "backup-after-rename",
+    "restore-before-rename",
+    "restore-after-rename",
     "copy-before-commit",
     "copy-after-commit",
 )
@@ -44,10 +47,10 @@ def _nothing(name: str) -> None:
     """A crash point in production."""
 
 
-def _armed(at: str) -> Callable[[str], None]:
+def _armed(variable: str, at: str) -> Callable[[str], None]:
     wanted, _, times = at.partition(":")
     if wanted not in POINTS:
-        raise ValueError(f"FAIRTURN_CRASH_AT names {wanted!r}; the points are {', '.join(POINTS)}")
+        raise ValueError(f"{variable} names {wanted!r}; the points are {', '.join(POINTS)}")
     left = int(times or 1)
 
     def point(name: str) -> None:
@@ -55,10 +58,11 @@ def _armed(at: str) -> Callable[[str], None]:
         if name == wanted:
             left -= 1
             if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), _SIGNALS[variable])
 
     return point
 
 
-_at = os.environ.get("FAIRTURN_CRASH_AT")
-point: Callable[[str], None] = _armed(_at) if _at else _nothing
+_SIGNALS = {"FAIRTURN_CRASH_AT": signal.SIGKILL, "FAIRTURN_FREEZE_AT": signal.SIGSTOP}
+_armed_points = [_armed(name, at) for name in _SIGNALS if (at := os.environ.get(name))]
+point: Callable[[str], None] = _armed_points[0] if _armed_points else _nothing

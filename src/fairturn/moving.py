@@ -1,24 +1,25 @@
 """A queue in a file, copied into PostgreSQL: for when one machine is not enough any more.
 
-Nobody can write to the file while it is copied. The rows go over in one transaction, contents
-before it, so that the target has all of the queue or nothing. Numbers, ids, fences, turns and
-clocks stay what they are: the order goes on where it stood.
+The file is read from one snapshot, and no lock of it is held while the server is waited for. The
+rows go over in one transaction, contents before it, so that the target has all of the queue or
+nothing; the transaction is rolled back if the file was changed meanwhile. Numbers, ids, fences,
+turns and clocks stay what they are: the order goes on where it stood.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fairturn.addresses import is_address
+from fairturn.clock import SystemClock
 from fairturn.config import contents_beside, open_store
 from fairturn.content import Folder, chunks_of
-from fairturn.errors import ContentDamaged, StoreRefused
+from fairturn.errors import ContentDamaged, StoreRefused, StoreUnavailable
 from fairturn.model import ContentRef
 from fairturn.stores.sqlite import SqliteStore
-from fairturn.stores.sqlite.copying import Snapshot
-from fairturn.stores.sqlite.unloading import unload
+from fairturn.stores.values import Row
 
 if TYPE_CHECKING:
     from fairturn.stores.postgres import PostgresStore
@@ -39,10 +40,12 @@ def copy_queue(
     target: str,
     *,
     contents: str | os.PathLike[str] | None = None,
+    contents_shared: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> Copied:
     """Copy the queue in a file into a new one at a postgresql:// address; its contents, if it has
-    any, into a folder that all machines share. The file stays as it is."""
+    any, into a folder that all machines share; with `contents_shared`, all users of its group. The
+    file stays as it is."""
     path = Path(source)
     if not path.is_file():
         raise StoreRefused(f"there is no queue {path}")
@@ -53,9 +56,8 @@ def copy_queue(
 
     assert isinstance(to, PostgresStore)
     try:
-        return _copy(
-            SqliteStore(path), to, None if contents is None else Folder(Path(contents)), progress
-        )
+        folder = None if contents is None else Folder(Path(contents), shared=contents_shared)
+        return _copy(SqliteStore(path), to, folder, progress)
     finally:
         to.close()
 
@@ -63,10 +65,12 @@ def copy_queue(
 def _copy(
     store: SqliteStore, to: "PostgresStore", folder: Folder | None, progress: Progress
 ) -> Copied:
+    clock = SystemClock()
     try:
-        with store.held() as connection:
-            whole = unload(connection)
-            refs = list(Snapshot(connection).contents())
+        version = store.version()
+        with store.snapshot() as snapshot:
+            whole = snapshot.unload(clock.now(), clock.uptime())
+            refs = list(snapshot.contents())
             if refs and folder is None:
                 raise StoreRefused(
                     f"the queue has {len(refs):,} contents outside its file; name the folder for "
@@ -74,19 +78,30 @@ def _copy(
                 )
             if folder is not None:
                 _copy_contents(refs, Folder(contents_beside(store.path)), folder)
-            to.load(whole, progress)
+            # These are the last rows that are read, and the target commits after them.
+            last = _unless_changed(store, version, whole.access_keys)
+            to.load(whole._replace(access_keys=last), progress)
     finally:
         store.close()
     return Copied(whole.documents_known, whole.customers_known, len(refs))
 
 
+def _unless_changed(store: SqliteStore, version: int, rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows; then an error if the file has been changed since it had this version."""
+    yield from rows
+    if store.version() != version:
+        raise StoreUnavailable(
+            f"{store.path} was changed while it was copied, and nothing was copied; stop its "
+            "workers and submitters, and try again"
+        )
+
+
 def _copy_contents(refs: list[ContentRef], source: Folder, target: Folder) -> None:
-    """Put every content into the folder under its own name. One that is there was copied before."""
+    """Put every content into the folder under its own name, unless it is there already."""
     for ref in refs:
         try:
             target.open(ref).close()
-            continue
-        except ContentDamaged:
-            target.delete([ref.name])
-        with source.open(ref) as stream:
-            Folder(target.path, new_name=partial(str, ref.name)).put(chunks_of(stream))
+        except ContentDamaged:  # or it is not there
+            with source.open(ref) as stream:
+                named = Folder(target.path, shared=target.shared, new_name=partial(str, ref.name))
+                named.put(chunks_of(stream))

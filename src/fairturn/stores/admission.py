@@ -1,7 +1,7 @@
 """What happens to a submission before it is written: keys, parents, limits, the rule.
 
-It is the same for every store. A store hands in `Books`, its view of customers, keys and parents
-inside the transaction, and writes what comes back.
+A store hands in `Books`, its view of customers, keys and parents inside the transaction, and writes
+the result. PostgreSQL does the same in `functions/submit.sql`; tests compare both.
 """
 
 from collections import Counter
@@ -80,7 +80,6 @@ class Admission:
         "due",
         "first_number",
         "levels",
-        "names",
         "now",
         "priorities",
         "repeated",
@@ -90,7 +89,6 @@ class Admission:
         self.first_number = first_number  # the others follow
         self.now = now
         self.documents: list[NewDocument] = []
-        self.names: list[str] = []  # of their customers, where there are no documents yet
         self.customers: list[int] = []
         self.counts: list[int] = []
         self.priorities: list[int] = []
@@ -107,7 +105,7 @@ class Admission:
         """For all that were handed in; `ids` are those of the documents to be written."""
         values = zip(
             ids,
-            self.names or names_of(self.documents),
+            names_of(self.documents),
             self.counts,
             self.priorities,
             repeat(self.now),
@@ -148,23 +146,6 @@ def admit(
     _refuse_if_full(call.added, books, settings)
     _move(call, books, settings)
     return call.admission
-
-
-class PlainCall:
-    """One call's documents about which nothing is special, so that it is enough to know whose they
-    are. They are refused when this is made, or not at all."""
-
-    def __init__(self, names: list[str], books: Books, settings: Settings, now: int) -> None:
-        _refuse_if_full(Counter(names), books, settings)
-        self._call = _Call(books, settings, now)
-        self._names, self._books, self._settings = names, books, settings
-        self.admission = self._call.admission
-
-    def admit(self) -> None:
-        """Fill in the admission, while a store waits for their numbers, for example."""
-        self._call.take_plain(self._names)
-        self.admission.names = self._names
-        _move(self._call, self._books, self._settings)
 
 
 def _move(call: "_Call", books: Books, settings: Settings) -> None:

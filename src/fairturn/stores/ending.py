@@ -1,5 +1,8 @@
-"""What becomes of a document when an attempt at it ends, or its lease. Pure; the same in every
-store, which reads an `Attempt`, writes an `Ending` down and records its event."""
+"""The next state of a document when an attempt ends or its lease expires. Pure.
+
+A store reads an `Attempt`, writes an `Ending` and records its event. PostgreSQL does the same in
+`functions/finish.sql` and `functions/fold.sql`; tests compare both.
+"""
 
 from typing import NamedTuple
 
@@ -7,6 +10,7 @@ from fairturn.flows import Costs, Ended, Event, Finished, Returned
 from fairturn.model import (
     ERROR_BYTES_MAX,
     LEASE_RAN_OUT,
+    LEASE_US_MAX,
     Completed,
     Failed,
     Outcome,
@@ -69,6 +73,15 @@ def end_of_lease(attempt: Attempt, settings: Settings) -> Ending:
     if attempt.attempts >= settings.attempts_max:
         return Ending(State.DEAD, ended, LEASE_RAN_OUT)
     return Ending(State.WAITING, _returned(attempt, 0), LEASE_RAN_OUT)
+
+
+def has_ended(lease_until: int, at: int | None) -> bool:
+    """Whether a lease has ended at this moment; None: it is of an earlier boot of the machine.
+
+    A lease that ends further ahead than the longest lease counts as ended: the clock that it was
+    given by has stepped back since.
+    """
+    return at is None or not at < lease_until <= at + LEASE_US_MAX
 
 
 def _returned(attempt: Attempt, refund: int) -> Returned:

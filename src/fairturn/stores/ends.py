@@ -47,7 +47,13 @@ class Ends:
 
 
 def to_summary(
-    waiting_by_priority: tuple[int, ...], *, delayed: int, running: int, started: int, ends: Ends
+    waiting_by_priority: tuple[int, ...],
+    *,
+    delayed: int,
+    running: int,
+    started: int,
+    ends: Ends,
+    repairs: int = 0,
 ) -> Summary:
     """The numbers of a queue, all from one snapshot."""
     return Summary(
@@ -59,4 +65,5 @@ def to_summary(
         dead=ends.dead,
         cancelled=ends.cancelled,
         retried=ends.retried,
+        repairs=repairs,
     )

@@ -1,6 +1,9 @@
 """What can be said about a queue from outside, whatever it is kept in."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
+
+DAMAGES_SHOWN_MAX = 1_000
 
 
 class Findings(NamedTuple):
@@ -12,3 +15,128 @@ class Findings(NamedTuple):
     running: int
     run_out: int  # documents whose lease ran out, and that nobody has taken back
     run_out_since_us: int | None  # how long ago the first of these leases ended; None: unknown
+    repairs: int  # flows that claims have repaired
+
+
+class Damage(NamedTuple):
+    """A stored value that does not agree with the documents."""
+
+    kind: str  # a key of MEANINGS
+    customer: int | None  # its number; None: a value of the whole queue, or of no customer
+    name: str | None  # of the customer
+    place: int | None  # a level, a priority, a fence or the number of a document
+    stored: int | None
+    truth: int | None
+
+    @property
+    def identity(self) -> tuple[str, int | None, int | None]:
+        """Which value it is."""
+        return self.kind, self.customer, self.place
+
+
+# What the stored value of each kind of damage is. `{place}` is that of the damage.
+MEANINGS = {
+    "queue.waiting": "the number of waiting documents of priority {place}",
+    "queue.delayed": "the number of delayed documents",
+    "queue.counted": "the number of customers whose running documents are counted",
+    "queue.events_from": "the number of events that no claim will apply",
+    "queue.heads_from": "the moment from which claims look for heads",
+    "queue.leases_from": "the moment from which claims look for leases",
+    "level.weight": "the sum of the weights of active flows in level {place}",
+    "level.places_from": "the place from which claims look for flows in level {place}",
+    "customer.waiting": "the number of waiting documents of priority {place}",
+    "customer.running": "the number of running documents",
+    "customer.delayed": "the number of delayed documents",
+    "customer.submitted": "the number of documents ever submitted",
+    "customer.counted": "the flag that running documents are counted",
+    "flow.folded": "the number of waiting documents that claims know of in level {place}",
+    "flow.running": "the number of running documents in level {place}",
+    "flow.head_order": "the order of the first waiting document in level {place}",
+    "flow.head_since": "the flag of level {place} as that of the first waiting document",
+    "flow.head_bound": "the lower bound of the moment of the head in level {place}",
+    "flow.next_elsewhere": "the lowest order in other levels than {place}",
+    "flow.claimed_to": "the order up to which level {place} has been claimed",
+    "flow.place": "the turn of level {place}, in mode levels the order of its first document",
+    "flow.held": "the flag of level {place} as paused or at its limit",
+    "flow.copies": "the number of rows of the flow of level {place}",
+    "flow.orphan": "the number of flows of a customer that does not exist",
+    "standing.weight": "the weight that claims know",
+    "standing.running_max": "the limit that claims know",
+    "standing.paused": "the pause that claims know",
+    "standing.orphan": "the scheduler settings of a customer that does not exist",
+    "limited.missing": "the note that it has a limit",
+    "limited.orphan": "the note of a limit of a customer that does not exist",
+    "key.orphan": "idempotency keys of a customer that does not exist",
+    "document.returned": "the flag of document {place} as waiting again",
+    "document.failed": "the flag of document {place} as dead or cancelled",
+    "document.delayed_until": "the flag of document {place} as delayed",
+    "document.level": "the level of document {place}",
+    "document.order_number": "the order of document {place}",
+    "document.orphan": "the customer of document {place}",
+    "lease.running": "the number of running documents with fence {place}",
+    "lease.until": "the moment at which claims look at the lease with fence {place}",
+    "lease.missing": "the lease of the running document {place}",
+    "body.orphan": "the body of document {place}, which does not exist,",
+    "result.orphan": "the result of document {place}, which does not exist,",
+    "children.orphan": "the number of children of document {place}, which does not exist,",
+}
+
+# Only a backup knows the customer.
+UNREPAIRABLE = frozenset({"document.orphan"})
+
+
+def describe(damage: Damage) -> str:
+    """A sentence with the customer, the stored value and the true one."""
+    meaning = MEANINGS[damage.kind].format(place=damage.place)
+    stored, truth = ("none" if v is None else str(v) for v in (damage.stored, damage.truth))
+    of = ""
+    if damage.name is not None:
+        of = f"customer {damage.name}: "
+    elif damage.customer is not None:
+        of = f"customer number {damage.customer}: "
+    return f"{of}{meaning} is {stored}, and should be {truth} ({damage.kind})"
+
+
+class Damages:
+    """The result of a recount: the first damages, how many there are, and what is to be repaired.
+
+    Of the others only numbers are kept, so that a large queue fits into memory."""
+
+    def __init__(self, damages: Iterable[Damage] = ()) -> None:
+        self.shown: list[Damage] = []
+        self.n = 0
+        self.queue = False
+        self.customers: set[int] = set()
+        self.fences: set[int] = set()
+        self.unleased: set[int] = set()  # running documents without a lease
+        self.orphans: set[int] = set()  # documents of which only other rows are left
+        for damage in damages:
+            self.add(damage)
+
+    @property
+    def is_repairable(self) -> bool:
+        """Whether a repair would change anything."""
+        return bool(self.queue or self.customers or self.fences or self.unleased or self.orphans)
+
+    def add(self, damage: Damage) -> None:
+        self.n += 1
+        if self.n <= DAMAGES_SHOWN_MAX:
+            self.shown.append(damage)
+        if damage.kind in UNREPAIRABLE:
+            return
+        table = damage.kind.partition(".")[0]
+        if table in ("queue", "level"):
+            self.queue = True
+        elif damage.kind == "lease.missing":
+            self.unleased.add(_number(damage.place))
+        elif table == "lease":
+            self.fences.add(_number(damage.place))
+        elif table in ("body", "result", "children"):
+            self.orphans.add(_number(damage.place))
+        else:
+            self.customers.add(_number(damage.customer))
+
+
+def _number(number: int | None) -> int:
+    assert number is not None
+    return number

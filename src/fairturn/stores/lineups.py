@@ -14,6 +14,7 @@ from fairturn.flows import WEIGHT_ONE, Arrived, Changed, Event, Mode, Recorded, 
 from fairturn.model import Settings, State
 from fairturn.situation import (
     Between,
+    Crowd,
     Front,
     Line,
     Lineup,
@@ -22,13 +23,17 @@ from fairturn.situation import (
     lines_of,
     told_apart,
 )
-from fairturn.stores.ending import Attempt, end_of_lease
+from fairturn.stores.ending import Attempt, end_of_lease, has_ended
 from fairturn.stores.events import with_counts
 from fairturn.stores.values import Row
 from fairturn.turns import Turns
 
 # Of documents that are counted one by one, at most: a million take some 100 ms.
 COUNTED_MAX = 1_000_000
+# Lines, and customers beyond their patience, that are read one by one. Where there are more, the
+# database adds them up in one scan of the flows (`Crowd`), and the position has bounds.
+LINES_MAX = 10_000
+LARGEST = 5  # customers of a crowd that can be named
 _LINE, _NAME = itemgetter(slice(7)), itemgetter(3, 7)
 
 FlowKey = tuple[int, int]  # customer, level
@@ -94,12 +99,33 @@ class Sight(Protocol):
         """Customers that are not as by default: their weights and recent costs."""
         ...
 
-    def fronts(self, before: int) -> list[Row]:
-        """The columns of a `Front`, of flows whose customers' heads are that since before."""
+    def fronts(self, before: int, most: int) -> list[Row]:
+        """The columns of a `Front`, of up to `most` flows whose customers' heads are that since
+        before."""
         ...
 
-    def lines(self, charge: int, levels: Collection[int]) -> list[Row]:
-        """The columns of a `Line`, with this charge, and the name; of all flows of these levels."""
+    def lines(self, charge: int, levels: Collection[int], most: int) -> list[Row]:
+        """The columns of a `Line`, with this charge, and the name; of up to `most` flows of these
+        levels."""
+        ...
+
+    def crowd(self, level: int, place: int, tick: int, without: Collection[int]) -> Row:
+        """Of all flows of a level but for those of some customers: how many they are; their
+        documents; how many of these have a turn before (place, tick); and how many flows have any
+        of those. A turn costs what the weight of its customer says."""
+        ...
+
+    def largest(
+        self, level: int, place: int, tick: int, without: Collection[int], most: int
+    ) -> list[Row]:
+        """customer, documents before the place, and name, of those that have most of them."""
+        ...
+
+    def count_fronts(
+        self, before: int, own: tuple[int, int], without: Collection[int]
+    ) -> tuple[int, int]:
+        """How many flows `fronts` would have without those of some customers; and how many of them
+        have a lower (head_since, head_order) than `own`."""
         ...
 
     def lower(self, level: int, order: int, singled: Collection[int]) -> list[Row]:
@@ -164,7 +190,7 @@ def _expired(sight: Sight, ahead: Ahead) -> list[Event]:
     """Leases that ran out, oldest first; after a restart of the machine, all."""
     events: list[Event] = []
     for until, number, *rest in ahead.running:
-        if sight.leases_end_at is not None and until > sight.leases_end_at:
+        if not has_ended(until, sight.leases_end_at):
             continue
         ahead.expired.add(number)
         attempt = Attempt(*rest[:5])
@@ -197,16 +223,19 @@ def lineup(sight: Sight, ahead: Ahead, place: Place) -> Lineup:
         return _unfolded(sight, ahead, place, rank)
     settings, turns = sight.settings, sight.turns
     singled = _singled(sight, place)
-    fronts, stalled = _fronts(sight, singled)
+    fronts, stalled = fronts_of(singled.values(), settings, sight.now)
     lines = [line for s in singled.values() for line in lines_of(s, settings)]
     lines = [line for line in lines if line.level <= place.level]
     apart: Set[int] = {place.level}
-    uncounted = 0
+    uncounted, crowd = 0, None
     if settings.mode is Mode.LEVELS:
         uncounted = _add_lower(sight, ahead, singled, lines, place)
     else:
-        apart = told_apart(fronts, lines, place.customer, place.level)
-        lines += _others(sight, singled, apart)
+        told = _tell_apart(sight, singled, place, fronts, lines)
+        if told is None:
+            crowd = _crowd(sight, singled, place, fronts=fronts, lines=lines, rank=rank)
+        else:
+            apart, fronts, lines = told
     better = [level for level in range(1, place.level) if level not in apart]
     return Lineup(
         customer=place.customer,
@@ -220,6 +249,65 @@ def lineup(sight: Sight, ahead: Ahead, place: Place) -> Lineup:
         stalled=tuple(stalled),
         waiting=_waiting(sight, ahead, singled),
         uncounted=uncounted,
+        crowd=crowd,
+    )
+
+
+def _tell_apart(
+    sight: Sight,
+    singled: dict[int, Standing],
+    place: Place,
+    fronts: list[Front],
+    lines: list[Line],
+) -> tuple[Set[int], list[Front], list[Line]] | None:
+    """The levels whose lines are told apart, all fronts, and the lines of these levels; None if
+    there are more than `LINES_MAX`. Given are those of the customers singled out."""
+    rows = sight.fronts(sight.now - sight.settings.patience_us, LINES_MAX + 1)
+    if len(rows) > LINES_MAX:
+        return None
+    fronts = fronts + [front for front in map(Front._make, rows) if front.customer not in singled]
+    apart = told_apart(fronts, lines, place.customer, place.level)
+    others = _others(sight, singled, apart)
+    return None if others is None else (apart, sorted(fronts), lines + others)
+
+
+def _crowd(
+    sight: Sight,
+    singled: dict[int, Standing],
+    place: Place,
+    *,
+    fronts: list[Front],
+    lines: list[Line],
+    rank: Between,
+) -> Crowd:
+    """All other lines of the level together. `position` counts with the least and the highest rank,
+    and with one less than the least, if the oldest document may have a turn of its own."""
+    own = next((ln for ln in lines if (ln.customer, ln.level) == place[:2]), None)
+    front = next((front for front in fronts if front.customer == place.customer), None)
+    patient = sight.now - sight.settings.patience_us
+    mine = (0, 0) if front is None else front[:2]
+    beyond, ahead = sight.count_fronts(patient, mine, singled)
+    if own is None:  # paused: it has no position
+        return Crowd(0, 0, {}, 0, {}, beyond, ahead)
+
+    def turn(rank: int) -> tuple[int, int]:
+        return own.virtual_time + rank * own.charge, own.tick
+
+    number, waiting, before, customers = sight.crowd(place.level, *turn(rank.least), singled)
+    earlier = {max(0, rank.least - 1)} if front is not None else set()
+    before_by_rank = {rank.least: before or 0}
+    for other in {rank.most, *earlier} - {rank.least}:
+        before_by_rank[other] = sight.crowd(place.level, *turn(other), singled)[2] or 0
+    largest = sight.largest(place.level, *turn(rank.least), singled, LARGEST)
+    sight.shelf.names.update((customer, name) for customer, _, name in largest)
+    return Crowd(
+        lines=number,
+        waiting=waiting or 0,
+        before=before_by_rank,
+        customers=customers,
+        largest={customer: n for customer, n, _ in largest if n},
+        fronts=beyond,
+        fronts_ahead=ahead,
     )
 
 
@@ -268,18 +356,6 @@ def _rank(sight: Sight, ahead: Ahead, place: Place) -> Between:
     return Between(lower + others, most + others)
 
 
-def _fronts(sight: Sight, singled: dict[int, Standing]) -> tuple[list[Front], list[Front]]:
-    """The oldest documents beyond their patience, and those of customers at their limit."""
-    settings = sight.settings
-    if settings.mode is Mode.LEVELS:
-        return [], []
-    fronts, stalled = fronts_of(singled.values(), settings, sight.now)
-    rows = sight.fronts(sight.now - settings.patience_us)
-    fronts += (front for front in map(Front._make, rows) if front.customer not in singled)
-    fronts.sort()
-    return fronts, stalled
-
-
 def _singled(sight: Sight, place: Place) -> dict[int, Standing]:
     """The customers whose lines are told apart in every level: those that were changed since the
     last claim, have a limit or are paused; and its own."""
@@ -290,9 +366,11 @@ def _singled(sight: Sight, place: Place) -> dict[int, Standing]:
     return singled
 
 
-def _others(sight: Sight, singled: dict[int, Standing], levels: Set[int]) -> list[Line]:
-    """The lines of all others in these levels."""
-    rows = sight.lines(charge_of(sight.settings, WEIGHT_ONE, ()), levels)
+def _others(sight: Sight, singled: dict[int, Standing], levels: Set[int]) -> list[Line] | None:
+    """The lines of all others in these levels; None if there are more than `LINES_MAX`."""
+    rows = sight.lines(charge_of(sight.settings, WEIGHT_ONE, ()), levels, LINES_MAX + 1)
+    if len(rows) > LINES_MAX:
+        return None
     sight.shelf.names.update(map(_NAME, rows))
     charges = {
         customer: charge_of(sight.settings, weight, tuple(costs))

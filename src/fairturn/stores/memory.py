@@ -2,7 +2,7 @@
 simulation, and queues that may forget. The other stores are measured against it."""
 
 import threading
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -25,6 +25,8 @@ from fairturn.flows import (
     Resumed,
 )
 from fairturn.model import (
+    CANCELS_KEPT_MAX,
+    CANCELS_REPORTED_MAX,
     ENDED,
     KEY_KEPT_US,
     NO_PROGRESS,
@@ -57,10 +59,12 @@ from fairturn.model import (
     weight_in_thousandths,
 )
 from fairturn.priority import Count
-from fairturn.situation import WORKERS_KEPT_US, WORKERS_MAX, Line, Notes, Seen, Situation
+from fairturn.situation import WORKERS_KEPT_US, WORKERS_MAX, Line, Seen, Situation
+from fairturn.store import UNREFERENCED_S
 from fairturn.stores.admission import CustomerBook, KnownKey, ParentBook, admit
-from fairturn.stores.ending import Attempt, Ending, end_of, end_of_lease
+from fairturn.stores.ending import Attempt, Ending, end_of, end_of_lease, has_ended
 from fairturn.stores.ends import Ends, to_summary
+from fairturn.stores.epoch import jump
 from fairturn.stores.foreseeing import Kept, KeptCustomer, foresee, situation
 from fairturn.stores.lanes import Next, by_lane, levels_of, lines_in_turn, take_turns
 from fairturn.text import small, spellings
@@ -89,6 +93,7 @@ class _Row:
     state: State
     due_at: int | None
     order: int | None
+    retry_at: int | None = None  # on the clock of the boot that leases count from
     attempts: int = 0
     fence: int = 0
     children: int = 0
@@ -187,9 +192,10 @@ class MemoryStore:
         self._ends = Ends()
         self._recorded: list[Recorded] = []
         self._delayed: list[tuple[int, int]] = []  # (due_at, number), a heap
+        self._retried: set[int] = set()  # documents that are due at their retry_at
+        self._unreported_cancels: deque[int] = deque(maxlen=CANCELS_KEPT_MAX)
         self._backlog = Backlog()
         self._turns = self._new_turns()
-        self._notes = Notes()
         self._workers: dict[str, Seen] = {}
         self._access_keys: dict[str, AccessKey] = {}
 
@@ -198,8 +204,10 @@ class MemoryStore:
     def settings(self) -> Settings:
         return self._settings
 
-    def configure(self, settings: Settings) -> None:
+    def configure(self, settings: Settings, *, expected: Settings | None = None) -> bool:
         with self._changed:
+            if expected is not None and expected != self._settings:
+                return False
             another_mode = settings.mode is not self._settings.mode
             if another_mode:
                 self._fold(self._clock.now())
@@ -209,6 +217,7 @@ class MemoryStore:
             if another_mode:
                 self._rebuild()
             self._note()
+            return True
 
     def _new_turns(self) -> Turns:
         return Turns(
@@ -240,12 +249,21 @@ class MemoryStore:
             self._backlog.add(row.customer.number, row.level, order, row.new.cost)
             self._turns.apply(Arrived(row.customer.number, row.level, order, 1), since)
 
-    def adjust(self, customer: str, settings: CustomerSettings) -> None:
+    def adjust(
+        self,
+        customer: str,
+        settings: CustomerSettings,
+        *,
+        expected: CustomerSettings | None = None,
+    ) -> bool:
         with self._changed:
             known = self._customer(customer)
+            if expected is not None and expected != known.settings:
+                return False
             known.settings = settings
             self._record(self._clock.now(), _changed(known))
             self._note()
+            return True
 
     # ── Submitting ───────────────────────────────────────────────────────────────────────────────
 
@@ -335,16 +353,30 @@ class MemoryStore:
                 row.lease_until = self._clock.uptime().at + lease_us
                 attempt = Fence(self._id(row.number), fence)
                 claims.append(Claim(attempt, self._document(row), row.new.body, now + lease_us))
-            if claims or outcomes:
+            cancelled = self._report_cancels()
+            if claims or outcomes or cancelled:
                 self._note()
-            if self._notes.due(worker, now):
-                self._workers[worker] = Seen(worker, now, n - len(claims))
-            return Claimed(claims, lost)
+            return Claimed(claims, lost, cancelled)
+
+    def _report_cancels(self) -> list[Document]:
+        unreported = self._unreported_cancels
+        n = min(len(unreported), CANCELS_REPORTED_MAX)
+        rows = [self._documents.get(unreported.popleft()) for _ in range(n)]
+        return [self._document(row) for row in rows if row is not None]
 
     def sync(self) -> None:
         """Nothing of this store survives a power cut."""
 
+    def begin_epoch(self) -> None:
+        with self._changed:
+            by = jump()
+            self._next_number += by
+            self._fence += by
+            self._note()
+
     def _fold(self, now: int) -> None:
+        if self._clock.uptime().boot != self._boot:
+            self._follow_wall_clock()
         expired, due = self._expired(), self._due(now)
         self._turns.fold(now, expired=expired, recorded=self._recorded, due=due)
         self._recorded.clear()
@@ -352,12 +384,13 @@ class MemoryStore:
             self._note()
 
     def _expired(self) -> list[Event]:
-        boot, at = self._clock.uptime()
-        rebooted, self._boot = boot != self._boot, boot
+        boot, uptime = self._clock.uptime()
+        at = uptime if boot == self._boot else None
+        self._boot = boot
         expired = sorted(
             (row.lease_until, row.number)
             for row in self._documents.values()
-            if row.state is State.RUNNING and (rebooted or row.lease_until <= at)
+            if row.state is State.RUNNING and has_ended(row.lease_until, at)
         )
         events: list[Event] = []
         now = self._clock.now()
@@ -370,17 +403,40 @@ class MemoryStore:
         return events
 
     def _due(self, now: int) -> list[tuple[int, Arrived]]:
-        due = []
+        found = []
         while self._delayed and self._delayed[0][0] <= now:
             due_at, number = heappop(self._delayed)
             row = self._documents.get(number)
-            if row is None or row.state is not State.DELAYED or row.due_at != due_at:
-                continue
+            if row is not None and row.state is State.DELAYED and row.due_at == due_at:
+                found.append((due_at, number))
+        for number in list(self._retried):
+            row = self._documents.get(number)
+            if row is None or row.state is not State.DELAYED:
+                self._retried.discard(number)
+            elif self._is_retry_due(row):
+                self._retried.discard(number)
+                found.append((row.due_at or 0, number))
+        due = []
+        for due_at, number in sorted(found):
+            row = self._documents[number]
+            row.due_at = min(due_at, now)  # later only if the wall clock has stepped back
             if row.order is None:
                 row.order = self._next_number
                 self._next_number += 1
-            due.append((due_at, self._wait(row)))
+            due.append((row.due_at, self._wait(row)))
         return due
+
+    def _is_retry_due(self, row: _Row) -> bool:
+        return row.retry_at is not None and row.retry_at <= self._clock.uptime().at
+
+    def _follow_wall_clock(self) -> None:
+        """Let retries be due at their due_at: the machine was restarted."""
+        for number in self._retried:
+            row = self._documents.get(number)
+            if row is not None and row.state is State.DELAYED:
+                row.retry_at = None
+                heappush(self._delayed, (row.due_at or 0, number))
+        self._retried.clear()
 
     def renew(
         self,
@@ -445,7 +501,8 @@ class MemoryStore:
         elif ending.state is State.DELAYED:
             row.state = State.DELAYED
             row.due_at = ending.due_at
-            heappush(self._delayed, (row.due_at, row.number))
+            row.retry_at = self._clock.uptime().at + ending.due_at - now
+            self._retried.add(row.number)
         else:
             self._end(row, ending.state, now)
 
@@ -468,6 +525,7 @@ class MemoryStore:
                         self._record(now, self._leave(row))
                     self._end(row, State.CANCELLED, now)
                     self._ends.cancel()
+                    self._unreported_cancels.append(row.number)
                 states.append(None if row is None else row.state)
             self._note()
             return states
@@ -505,7 +563,10 @@ class MemoryStore:
     ) -> Page:
         with self._changed:
             below = self._next_number if after is None else ids.decode(after, self._key) or 0
-            lowest = 1 if reach is None else max(1, below - reach)
+            lowest = 1
+            if reach is not None:  # from the next document down: an epoch leaves a gap
+                highest = max((n for n in self._documents if n < below), default=0)
+                lowest = max(1, highest + 1 - reach)
             matching = [
                 row
                 for number, row in sorted(self._documents.items(), reverse=True)
@@ -604,7 +665,7 @@ class MemoryStore:
             parent = None if row.new.parent is None else self._row(row.new.parent)
             documents = [self._kept(each) for each in self._documents.values()]
             return situation(
-                document=self._document(row),
+                document=self._document(row)._replace(due_at=self._due_at_now(row)),
                 parent_count=None if parent is None else parent.count,
                 number=row.number,
                 now=now,
@@ -622,6 +683,14 @@ class MemoryStore:
         with self._changed:
             return sorted(self._workers.values())[:WORKERS_MAX]
 
+    def sign_on(self, worker: str, slots: int) -> None:
+        with self._changed:
+            self._workers[worker] = Seen(worker, self._clock.now(), slots)
+
+    def sign_off(self, worker: str) -> None:
+        with self._changed:
+            self._workers.pop(worker, None)
+
     def oldest_waiting(self) -> Mapping[int, int]:
         with self._changed:
             heads: dict[tuple[int, int], _Row] = {}
@@ -633,9 +702,24 @@ class MemoryStore:
                 oldest[row.level] = min(since, oldest.get(row.level, since))
             return oldest
 
+    def _due_at_now(self, row: _Row) -> int | None:
+        """When a document is due, as the wall clock is now."""
+        boot, at = self._clock.uptime()
+        if row.state is not State.DELAYED or row.retry_at is None or boot != self._boot:
+            return row.due_at
+        return self._clock.now() + row.retry_at - at
+
+    def _arrives_at(self, row: _Row) -> int | None:
+        """The moment at which the next claim lets a document wait; one that is not due comes later
+        than now."""
+        now, due_at = self._clock.now(), self._due_at_now(row)
+        if row.due_at is None or due_at is None or due_at > now:
+            return due_at
+        return min(row.due_at, now)
+
     def _kept(self, row: _Row) -> Kept:
         boot, at = self._clock.uptime()
-        leased = boot == self._boot and row.lease_until > at
+        leased = not has_ended(row.lease_until, at if boot == self._boot else None)
         lost = None
         if row.state is State.RUNNING and not leased:
             lost = end_of_lease(row.attempt(), self._settings)
@@ -647,7 +731,7 @@ class MemoryStore:
             order=row.order,
             state=row.state,
             submitted_at=row.submitted_at,
-            due_at=row.due_at,
+            due_at=self._arrives_at(row),
             claimed_at=row.claimed_at,
             attempts=row.attempts,
             ended_at=row.ended_at,
@@ -793,7 +877,9 @@ class MemoryStore:
             if name is not None
         ]
 
-    def unreferenced(self, content_names: Sequence[str]) -> list[str]:
+    def unreferenced(
+        self, content_names: Sequence[str], *, timeout_s: float = UNREFERENCED_S
+    ) -> list[str]:
         with self._changed:
             used = {row.new.content_name for row in self._documents.values()}
             used |= {r.result_content.name for r in self._documents.values() if r.result_content}

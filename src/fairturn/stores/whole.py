@@ -38,7 +38,7 @@ class Whole(NamedTuple):
     documents: Iterable["WholeDocument"]
     results: Iterable[Row]  # document, result, content_name, size_bytes, sha256
     keys: Iterable[Row]  # customer, key, digest, document, count, priority, submitted_at
-    workers: Iterable[Row]  # name, seen_at, idle
+    workers: Iterable[Row]  # name, seen_at, slots
     # id, role, customer (its name), name, digest, made_at, used_at, ends_at
     access_keys: Iterable[Row]
 

@@ -1,5 +1,6 @@
 """The embedded store: one SQLite file, several processes, nothing to install."""
 
+import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -7,12 +8,11 @@ from pathlib import Path
 from secrets import randbits
 from typing import Any
 
-import apsw
-
 from fairturn import ids
 from fairturn.access import AccessKey
-from fairturn.clock import NO_BOOT, Clock, SystemClock, stopwatch
-from fairturn.flows import Changed
+from fairturn.clock import NO_BOOT, Clock, SystemClock, Uptime, stopwatch
+from fairturn.errors import StoreBusy, StoreError
+from fairturn.flows import Changed, FlowMismatch
 from fairturn.model import (
     NO_PROGRESS,
     Claimed,
@@ -37,6 +37,7 @@ from fairturn.model import (
     weight_in_thousandths,
 )
 from fairturn.situation import Seen, Situation
+from fairturn.store import UNREFERENCED_S
 from fairturn.stores.sqlite import (
     admitting,
     forgetting,
@@ -44,14 +45,24 @@ from fairturn.stores.sqlite import (
     outcomes,
     reading,
     rebuilding,
+    repair,
     situating,
 )
 from fairturn.stores.sqlite.claiming import Claiming
 from fairturn.stores.sqlite.copying import Snapshot
 from fairturn.stores.sqlite.database import Database
-from fairturn.stores.sqlite.rows import COUNT_COUNTED, FORGET_TURNS, QueueRow, record
+from fairturn.stores.sqlite.outcomes import report_cancels
+from fairturn.stores.sqlite.rows import (
+    COUNT_COUNTED,
+    FORGET_TURNS,
+    QueueRow,
+    record,
+    row_to_write,
+)
 from fairturn.stores.sqlite.submitting import Submitting
 from fairturn.stores.values import SettingsCache
+
+_LOG = logging.getLogger(__name__)
 
 _POLL_S = 0.03  # at 20 ms the polls alone took 1.1 % of a core
 _QUIET_S = 0.004  # without a change, then the disk is not waited for
@@ -66,6 +77,8 @@ _ADJUST = """
         weight = excluded.weight, running_max = excluded.running_max, paused = excluded.paused,
         counted = max(counted, excluded.counted)
     RETURNING number"""
+_CUSTOMER_SETTINGS = "SELECT weight, running_max, paused FROM customers WHERE name = ?"
+_COUNT_REPAIR = "UPDATE queue SET repairs = repairs + 1"
 _USE_CUSTOMER = "UPDATE queue SET next_customer = max(next_customer, ? + 1)"
 
 
@@ -111,24 +124,38 @@ class SqliteStore:
         with self._database.reading() as connection:
             return QueueRow(connection, self._cache).settings
 
-    def configure(self, settings: Settings) -> None:
+    def configure(self, settings: Settings, *, expected: Settings | None = None) -> bool:
         with self._database.writing("configure") as connection:
-            queue = QueueRow(connection, self._cache)
+            queue = row_to_write(connection, self._cache)
+            if expected is not None and expected != queue.settings:
+                return False
             if settings.mode is not queue.settings.mode:
                 now, uptime = self._clock.now(), self._clock.uptime()
                 rebuilding.rebuild(connection, queue, settings, now, uptime)
             connection.execute(_CONFIGURE, (settings.to_json(),))
             connection.execute(FORGET_TURNS)
         self._note()
+        return True
 
-    def adjust(self, customer: str, settings: CustomerSettings) -> None:
-        values = (weight_in_thousandths(settings.weight), settings.limit, settings.paused)
+    def adjust(
+        self,
+        customer: str,
+        settings: CustomerSettings,
+        *,
+        expected: CustomerSettings | None = None,
+    ) -> bool:
+        values = _customer_columns(settings)
         with self._database.writing("configure") as connection:
+            if expected is not None:
+                known = connection.execute(_CUSTOMER_SETTINGS, (customer,)).fetchone()
+                if (known or _customer_columns(CustomerSettings())) != _customer_columns(expected):
+                    return False
             number = connection.execute(_ADJUST, (customer, *values)).get
             connection.execute(_USE_CUSTOMER, (number,))
             connection.execute(COUNT_COUNTED)
             record(connection, self._clock.now(), [Changed(number, *values)])
         self._note()
+        return True
 
     # ── The road ─────────────────────────────────────────────────────────────────────────────────
 
@@ -150,14 +177,43 @@ class SqliteStore:
     ) -> Claimed:
         check_claim(n, worker, lease_us)
         check_outcomes(outcomes)
-        # Without a boot to know a power cut by, fences that it has undone would come again.
+        repaired: set[int] = set()
+        while True:
+            try:
+                return self._claim(n, worker, lease_us, outcomes, synced=synced)
+            except FlowMismatch as mismatch:
+                if mismatch.customer in repaired:
+                    raise StoreError(f"{self.path}: {mismatch}, even after a repair") from mismatch
+                repaired.add(mismatch.customer)
+                self._repair(mismatch)
+
+    def _repair(self, mismatch: FlowMismatch) -> None:
+        """Rebuild the flows of one customer, so that claims go on with all customers."""
+        _LOG.warning("%s: %s; they are rebuilt", self.path, mismatch)
+        with self._database.writing("claim") as connection:
+            repair.repair_customers(connection, [mismatch.customer], self._clock.now())
+            connection.execute(_COUNT_REPAIR)
+
+    def _claim(
+        self,
+        n: int,
+        worker: str,
+        lease_us: int,
+        outcomes: Sequence[Outcome],
+        *,
+        synced: bool,
+    ) -> Claimed:
+        # Without a boot id no claim can tell that a power cut has undone others.
         synced = synced or bool(outcomes) or self._clock.uptime().boot == NO_BOOT
         try:
             with self._database.writing("claim", synced=synced) as connection:
                 before = connection.total_changes()
-                queue = QueueRow(connection, self._cache)
-                now = self._clock.now()
-                lost = self._finish(connection, queue, outcomes, now)
+                queue = row_to_write(connection, self._cache)
+                now, uptime = self._clock.now(), self._clock.uptime()
+                # A power cut may undo claims only of a boot, and of an epoch, that are on the disk:
+                # otherwise the next one would begin at the same fence.
+                is_first = bool(queue.is_copy) or queue.boot != uptime.boot
+                lost = self._finish(connection, queue, outcomes, now, uptime)
                 claims = self._claiming.claim(
                     connection,
                     queue,
@@ -165,19 +221,27 @@ class SqliteStore:
                     worker=worker,
                     lease_us=lease_us,
                     now=now,
-                    uptime=self._clock.uptime(),
+                    uptime=uptime,
                 )
+                cancelled = report_cancels(connection, queue)
                 changed = connection.total_changes() != before
-                self._claiming.note(connection, Seen(worker, now, n - len(claims)))
         except BaseException:
             self._claiming.forget()
             raise
+        if is_first:
+            self._database.sync(always=True)
         if changed:
             self._note()
-        return Claimed(claims, lost)
+        return Claimed(claims, lost, cancelled)
 
     def sync(self) -> None:
         self._database.sync()
+
+    def begin_epoch(self) -> None:
+        with self._database.writing("configure") as connection:
+            QueueRow(connection, self._cache).begin_epoch(connection)
+        self._database.sync(always=True)
+        self._note()
 
     def renew(
         self,
@@ -188,33 +252,34 @@ class SqliteStore:
     ) -> Renewed:
         check_lease(lease_us)
         with self._database.writing("renew") as connection:
-            queue = QueueRow(connection, self._cache)
+            queue = row_to_write(connection, self._cache)
             lease_until = self._clock.uptime().at + lease_us
             return outcomes.renew(connection, queue, fences, lease_until, progress)
 
     def finish(self, outcomes: Sequence[Outcome]) -> list[Fence]:
         check_outcomes(outcomes)
         with self._database.writing("finish") as connection:
-            queue = QueueRow(connection, self._cache)
-            lost = self._finish(connection, queue, outcomes, self._clock.now())
+            queue = row_to_write(connection, self._cache)
+            now, uptime = self._clock.now(), self._clock.uptime()
+            lost = self._finish(connection, queue, outcomes, now, uptime)
         self._note()
         return lost
 
     def _finish(
-        self, connection: Any, queue: QueueRow, ended: Sequence[Outcome], now: int
+        self, connection: Any, queue: QueueRow, ended: Sequence[Outcome], now: int, uptime: Uptime
     ) -> list[Fence]:
-        return outcomes.finish(connection, queue, ended, now) if ended else []
+        return outcomes.finish(connection, queue, ended, now, uptime) if ended else []
 
     def cancel(self, ids: Sequence[str]) -> list[State | None]:
         with self._database.writing("cancel") as connection:
-            queue = QueueRow(connection, self._cache)
+            queue = row_to_write(connection, self._cache)
             states = outcomes.cancel(connection, queue, ids, self._clock.now())
         self._note()
         return states
 
     def retry(self, ids: Sequence[str]) -> list[State | None]:
         with self._database.writing("retry") as connection:
-            queue = QueueRow(connection, self._cache)
+            queue = row_to_write(connection, self._cache)
             states = outcomes.retry(connection, queue, ids, self._clock.now())
         self._note()
         return states
@@ -251,15 +316,9 @@ class SqliteStore:
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
-        """The file as it is now, held still while the block runs; others write on."""
+        """The file as it is now, for as long as the block runs; other processes go on writing."""
         with self._database.reading() as connection:
             yield Snapshot(connection)
-
-    @contextmanager
-    def held(self) -> Iterator[apsw.Connection]:
-        """The file as it is now, to be read while the block runs; nobody can write meanwhile."""
-        with self._database.holding() as connection:
-            yield connection
 
     def lanes(self, *, size: int = 24) -> Lanes:
         now, uptime = self._clock.now(), self._clock.uptime()
@@ -276,6 +335,14 @@ class SqliteStore:
     def workers(self) -> list[Seen]:
         with self._database.reading() as connection:
             return admitting.workers(connection)
+
+    def sign_on(self, worker: str, slots: int) -> None:
+        with self._database.writing("configure", synced=False) as connection:
+            admitting.sign_on(connection, Seen(worker, self._clock.now(), slots))
+
+    def sign_off(self, worker: str) -> None:
+        with self._database.writing("configure") as connection:
+            admitting.sign_off(connection, worker)
 
     def oldest_waiting(self) -> Mapping[int, int]:
         with self._database.reading() as connection:
@@ -312,7 +379,7 @@ class SqliteStore:
 
     def prune(self, *, documents_max: int = 1_000) -> list[str] | None:
         with self._database.writing("prune") as connection:
-            queue = QueueRow(connection, self._cache)
+            queue = row_to_write(connection, self._cache)
             contents = forgetting.prune(connection, queue, self._clock.now(), documents_max)
         if contents is not None:
             self._note()
@@ -320,15 +387,22 @@ class SqliteStore:
 
     def purge(self, customer: str) -> list[str]:
         with self._database.writing("prune") as connection:
-            queue = QueueRow(connection, self._cache)
+            queue = row_to_write(connection, self._cache)
             contents = forgetting.purge(connection, queue, customer, self._clock.now())
             admitting.forget(connection, customer)
         self._note()
         return contents
 
-    def unreferenced(self, content_names: Sequence[str]) -> list[str]:
+    def unreferenced(
+        self, content_names: Sequence[str], *, timeout_s: float = UNREFERENCED_S
+    ) -> list[str]:
         with self._database.reading() as connection:
-            return forgetting.unreferenced(connection, content_names)
+            left = forgetting.unreferenced(connection, content_names)
+        if not left:
+            return left
+        # The write lock excludes a transaction in flight that is about to refer to one of them.
+        with self._database.holding() as connection:
+            return forgetting.unreferenced(connection, left)
 
     # ── Changes ──────────────────────────────────────────────────────────────────────────────────
 
@@ -340,7 +414,10 @@ class SqliteStore:
         until = stopwatch() + timeout_s
         while True:
             seen = self._version
-            current = seen + self._database.changes_elsewhere()
+            try:
+                current = seen + self._database.changes_elsewhere(max(0.0, until - stopwatch()))
+            except StoreBusy:
+                return version  # a thread of this process waits for the lock of another process
             left = until - stopwatch()
             if current != version or left <= 0:
                 return current
@@ -357,5 +434,19 @@ class SqliteStore:
             self._version += 1
             self._changed.notify_all()
 
+    def interrupt(self) -> None:
+        """End every wait for a lock that is under way with `StoreBusy`. From any thread, or from a
+        signal handler."""
+        self._database.interrupt()
+
+    def check(self) -> None:
+        """Raise the error of the last call that met a damaged page, if one did."""
+        if self._database.damage is not None:
+            raise self._database.damage
+
     def close(self) -> None:
         self._database.close()
+
+
+def _customer_columns(settings: CustomerSettings) -> tuple[int, int | None, bool]:
+    return weight_in_thousandths(settings.weight), settings.limit, settings.paused

@@ -18,7 +18,9 @@ _ITS_KEYS = f"SELECT {_COLUMNS} FROM access_keys WHERE customer = ? AND id > ? O
 _END = "UPDATE access_keys SET ends_at = min(coalesce(ends_at, ?1), ?1) WHERE id = ?2"
 _USE = "UPDATE access_keys SET used_at = max(coalesce(used_at, ?1), ?1) WHERE id = ?2"
 _FORGET = "DELETE FROM access_keys WHERE customer = ?"
-_WORKERS = "SELECT name, seen_at, idle FROM workers ORDER BY name LIMIT ?"
+_SIGN_ON = "INSERT OR REPLACE INTO workers (name, seen_at, idle, slots) VALUES (?, ?, 0, ?)"
+_SIGN_OFF = "DELETE FROM workers WHERE name = ?"
+_WORKERS = "SELECT name, seen_at, slots FROM workers ORDER BY name LIMIT ?"
 # What waits in a flow comes after its claimed_to, or was returned: the first of each, by
 # documents_flow and documents_returned.
 _OLDEST = f"""
@@ -82,6 +84,16 @@ def forget(connection: apsw.Connection, customer: str) -> None:
 def workers(connection: apsw.Connection) -> list[Seen]:
     """Who works, by name."""
     return [Seen._make(row) for row in connection.execute(_WORKERS, (WORKERS_MAX,))]
+
+
+def sign_on(connection: apsw.Connection, seen: Seen) -> None:
+    """Keep the heartbeat of a worker."""
+    connection.execute(_SIGN_ON, seen)
+
+
+def sign_off(connection: apsw.Connection, worker: str) -> None:
+    """Remove a worker."""
+    connection.execute(_SIGN_OFF, (worker,))
 
 
 def oldest_waiting(connection: apsw.Connection) -> Mapping[int, int]:

@@ -4,9 +4,10 @@ import json
 
 import apsw
 
-from fairturn.clock import Uptime
+from fairturn.clock import SECOND_US, Uptime
 from fairturn.flows import (
     Changed,
+    FlowMismatch,
     Left,
     Mode,
     Pick,
@@ -16,13 +17,12 @@ from fairturn.flows import (
 )
 from fairturn.model import Claim
 from fairturn.priority import LEVELS
-from fairturn.situation import Notes, Seen
 from fairturn.stores.events import with_counts
 from fairturn.stores.sqlite.outcomes import end_expired, promote_due
 from fairturn.stores.sqlite.rows import COUNT_COUNTED, QueueRow, take_recorded
 from fairturn.stores.sqlite.shelf import PAGE_MIN, SqliteShelf, StoredFlow
 from fairturn.stores.sqlite.tally import MOVE_COUNTS, Tally
-from fairturn.stores.values import BODY, NUMBER, PRIORITY, RUNNING, Row, to_claims
+from fairturn.stores.values import BODY, NUMBER, PRIORITY, RUNNING, WAITING, Row, to_claims
 from fairturn.turns import Turns
 
 # What is kept between the claims of one process: more would be memory rather than speed.
@@ -34,13 +34,19 @@ _FORGOTTEN_MAX = 1 << 20
 # Virtual times end at 2^63; one claim adds less than 2^57.
 CLOCK_MAX = 1 << 60
 
+# How often a claim that found too little reads all flows for documents that it does not know of.
+_LOOK_EVERY_US = 60 * SECOND_US
+# After everything is applied.
+_HIDDEN = "SELECT customer FROM flows WHERE waiting <> folded LIMIT 1"
+
 _LEVELS = "SELECT level, clock, weight FROM levels"
 _BODY = "SELECT body FROM bodies WHERE document = ?"
 _START = f"""
     UPDATE documents SET state = {RUNNING}, returned = 0, attempts = attempts + 1, fence = ?,
         claimed_at = ?, lease_until = ?, worker = ?,
         charged_cost = ?, charged_weight = ?, charge = ?
-    WHERE number = ?"""
+    WHERE number = ? AND state = {WAITING}"""
+_FENCE = "SELECT fence FROM documents WHERE number = ?"
 _ADD_LEASE = "INSERT INTO leases (fence, until, running, documents) VALUES (?, ?, ?, ?)"
 _RUNNING_OF = f"""
     SELECT d.level, count(*) FROM leases l, json_each(l.documents) j
@@ -76,9 +82,6 @@ _SAVE_QUEUE = f"""
         boot = ?, {MOVE_COUNTS}"""
 
 
-_SEEN = "INSERT OR REPLACE INTO workers (name, seen_at, idle) VALUES (?, ?, ?)"
-
-
 class Claiming:
     """The engine of one process. It is kept from claim to claim, and read anew from the file when
     another process has claimed in between or a transaction has failed."""
@@ -88,12 +91,7 @@ class Claiming:
         self._shelf = SqliteShelf(Mode.FAIR)
         self._version = -1
         self._purged: list[tuple[int]] = []  # nothing is to be left of them
-        self._notes = Notes()
-
-    def note(self, connection: apsw.Connection, seen: Seen) -> None:
-        """Note, once in some seconds, that the worker is there."""
-        if self._notes.due(seen.worker, seen.seen_at):
-            connection.execute(_SEEN, seen)
+        self._looked_at: int | None = None  # for hidden documents, on the clock of the boot
 
     def claim(
         self,
@@ -115,11 +113,16 @@ class Claiming:
             picks.append(pick)
         rows, self._shelf.picked = self._shelf.picked, []
         if picks:
+            for pick in picks:
+                if pick.customer not in self._shelf.names:
+                    raise FlowMismatch(pick.customer)
             queue.fence += 1
             until = uptime.at + lease_us
             _start(connection, picks, rows, (queue.fence, now, until, worker), tally)
         if picks or turns.touched or turns.adjusted or rebooted:
             self.save(connection, queue, tally)  # otherwise nothing is written: it was only a look
+        if len(picks) < n and any(queue.waiting):
+            self._look_for_hidden(connection, uptime.at)
         if not picks:
             return []
         return to_claims(
@@ -131,6 +134,16 @@ class Claiming:
             at=now,
             lease_ends_at=now + lease_us,
         )
+
+    def _look_for_hidden(self, connection: apsw.Connection, at: int) -> None:
+        """Once in a while, when less was found than wanted: is there a flow of whose waiting
+        documents no claim knows?"""
+        if self._looked_at is not None and 0 <= at - self._looked_at < _LOOK_EVERY_US:
+            return
+        customer = connection.execute(_HIDDEN).get
+        if customer is not None:
+            raise FlowMismatch(customer)
+        self._looked_at = at
 
     def fold(
         self,
@@ -145,12 +158,12 @@ class Claiming:
         """The engine with everything folded in that happened since the last claim."""
         turns = self._load(connection, queue, page)
         expired = end_expired(connection, queue, now, uptime, tally)
+        recorded = take_recorded(connection)
+        self._shelf.given = queue.next_number - 1  # higher ones go to what becomes due now
+        due = promote_due(connection, queue, now, uptime, tally)
         if queue.boot and queue.boot != uptime.boot:
             queue.fence += _FORGOTTEN_MAX
         queue.boot = uptime.boot
-        recorded = take_recorded(connection)
-        self._shelf.given = queue.next_number - 1  # higher ones go to what becomes due now
-        due = promote_due(connection, queue, now, tally)
         self._prepare(turns, recorded)
         turns.fold(now, expired=expired, recorded=self._with_counts(recorded), due=due)
         return turns
@@ -302,6 +315,8 @@ def _start(
 ) -> None:
     """Let the picked documents run."""
     numbers = [row[NUMBER] for row in rows]
+    fence, _, until, _ = lease
+    before = connection.total_changes()
     connection.executemany(
         _START,
         [
@@ -309,10 +324,23 @@ def _start(
             for pick, number in zip(picks, numbers, strict=True)
         ],
     )
-    fence, _, until, _ = lease
+    if connection.total_changes() - before != len(numbers):
+        raise FlowMismatch(_not_waiting(connection, picks, numbers, fence))
     connection.execute(_ADD_LEASE, (fence, until, len(numbers), json.dumps(numbers)))
     for pick, row in zip(picks, rows, strict=True):
         tally.wait(pick.customer, pick.level, row[PRIORITY], -1)
+
+
+def _not_waiting(
+    connection: apsw.Connection, picks: list[Pick], numbers: list[int], fence: int
+) -> int:
+    """The customer of a document that was picked and did not wait."""
+    started: set[int] = set()
+    for pick, number in zip(picks, numbers, strict=True):
+        if number in started or connection.execute(_FENCE, (number,)).get != fence:
+            return pick.customer
+        started.add(number)
+    raise AssertionError("every document that was picked has been started")
 
 
 def _with_bodies(connection: apsw.Connection, rows: list[Row]) -> list[Row]:

@@ -1,16 +1,15 @@
 """One SQLite file: opening it safely, its connections, and transactions that are durable.
 
-Several processes may use one file. In each, one connection writes, behind a lock, and whoever reads
-has another one to itself meanwhile.
+Several processes may use one file. In each, one connection writes, behind a lock, and every reader
+has a connection to itself. A call waits for the locks of other threads and processes `BUSY_S`
+seconds in all, in short slices: between them Python handles signals, and `interrupt` ends the wait.
 """
 
 import os
-import re
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from importlib import resources
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import apsw
@@ -18,9 +17,11 @@ import apsw
 from fairturn import crash
 from fairturn.clock import stopwatch
 from fairturn.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
+from fairturn.stores.sqlite.faults import free_bytes, translate, translated
+from fairturn.stores.sqlite.schema import APPLICATION_ID, migrate
 
-APPLICATION_ID = 0x46544E31  # "FTN1", in the header of the file
-BUSY_MS = 30_000
+BUSY_S = 30.0
+_SLICE_S = 0.05  # the longest part of a wait in which neither a signal nor `interrupt` is seen
 SYNCHRONOUS = ("FULL", "NORMAL")
 # Submissions stop while less than this is free, so that outcomes can still be written.
 RESERVE_BYTES = 8 * 1_048_576
@@ -33,8 +34,7 @@ _MAGIC = b"SQLite format 3\x00"
 _HEADER_BYTES, _COOKIE_AT, _APPLICATION_AT = 100, 40, 68
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "fuse", "afs", "ceph")
 
-_SETUP = f"""
-    PRAGMA busy_timeout = {BUSY_MS};
+_SETUP = """
     PRAGMA foreign_keys = ON;
     PRAGMA trusted_schema = OFF;
     PRAGMA cell_size_check = ON;
@@ -45,6 +45,26 @@ _SETUP = f"""
 """
 
 
+class _Patience:
+    """How long one call waits for locks: until `BUSY_S` after its beginning, or an interrupt."""
+
+    def __init__(self, interrupts: Callable[[], int], since_s: float | None = None) -> None:
+        self._interrupts = interrupts
+        self._seen = interrupts()
+        self._until_s = (stopwatch() if since_s is None else since_s) + BUSY_S
+
+    @property
+    def is_over(self) -> bool:
+        return stopwatch() >= self._until_s or self._interrupts() != self._seen
+
+    def wait(self, calls: int) -> bool:
+        """SQLite's busy handler: wait a moment, and return whether to try again."""
+        if self.is_over:
+            return False
+        time.sleep(min(_SLICE_S, 0.001 * (calls + 1), max(0.0, self._until_s - stopwatch())))
+        return True
+
+
 class Database:
     """A file with the schema of this version, or an error that says why not."""
 
@@ -53,81 +73,133 @@ class Database:
             raise ValueError(f"synchronous is {synchronous!r}; it must be FULL or NORMAL")
         refuse_engine(apsw.sqlite_lib_version())
         self.path = path.absolute()
-        self._folder = str(self.path.parent)
+        self._log = f"{self.path}-wal"
         self._synchronous = synchronous
         self._network = network_below(self.path)
-        if self._network and not allow_network:
-            raise StoreRefused(
-                f"{path} lies on a {self._network} file system, where locks of SQLite are not "
-                "reliable; use a local disk, or PostgreSQL for several machines "
-                "(allow_network=True takes the risk, slowly)"
-            )
+        refuse_network(path, self._network, allowed=allow_network)
         self._pid = os.getpid()
         self._lock = threading.RLock()  # of the writer
-        # Of the connections. Nobody waits for a disk with it, so whoever reads does not wait for
-        # the fsync of whoever writes. Who takes both takes the writer's first.
+        # Of the list of connections. No disk is waited for under it, so readers do not wait for a
+        # writer's fsync. A thread that takes both takes the writer's first.
         self._shelf = threading.RLock()
-        # With a log, a commit is whole without an fsync; it may only be forgotten in a power cut.
+        # With a log, a commit is whole without an fsync; it may only be undone by a power cut.
         self._may_sync_later = synchronous == "FULL" and not self._network
         self._syncs = True  # whether commits wait for the disk at the moment
         self._unsynced = False
         self.log_is_long = False
+        self.damage: StoreError | None = None  # the last that a call of this process met
+        self._interrupts = 0
         self._idle_readers: list[apsw.Connection] = []
         self._all: list[apsw.Connection] = []
         self._closed = False
         refuse_foreign_file(self.path)
-        # What customers send is nobody else's: only the owner may read a new file. SQLite gives the
-        # files beside it the same mode.
+        # Documents are private: only the owner may read a new file. SQLite gives the files beside
+        # it the same mode.
         with suppress(OSError):
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         try:
-            self._writer = self._connect()
-            self._writer.set_wal_hook(self._wrote)
-            migrate(self._writer, str(path))
-        except apsw.Error as error:
-            self.close()
-            raise self.translate(error) from error
-        except StoreError:
+            with self._translated():
+                self._writer = self._connect(self._new_patience())
+                self._writer.set_wal_hook(self._wrote)
+                migrate(self._writer, str(path))
+        except BaseException:
             self.close()
             raise
 
-    def _connect(self) -> apsw.Connection:
+    def _connect(self, patience: _Patience) -> apsw.Connection:
+        inode = self._inode()
         connection = apsw.Connection(str(self.path))
         self._all.append(connection)
+        connection.set_busy_handler(patience.wait)
+        self._refuse_replaced(connection, inode)
         # The plan never depends on a bound value. Otherwise SQLite compiles a statement anew each
         # time that it is bound to other values, which makes it up to ten times slower.
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         connection.execute(_SETUP).fetchall()  # a pragma that answers holds up those after it
-        _use_journal(connection, "delete" if self._network else "wal")
+        _use_journal(connection, "delete" if self._network else "wal", patience)
         connection.execute(f"PRAGMA synchronous = {self._synchronous}")
         return connection
 
+    def _inode(self) -> int | None:
+        with suppress(OSError):
+            return self.path.stat().st_ino
+        return None
+
+    def _refuse_replaced(self, connection: apsw.Connection, inode: int | None) -> None:
+        """Refuse a file that `fairturn restore` has replaced while this process waited for its
+        lock: SQLite would write the log of the new file into the old one, also on closing."""
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        connection.execute("SELECT 1 FROM sqlite_schema").fetchone()  # with the lock, from now on
+        if self._inode() != inode:
+            self._all.remove(connection)
+            connection.close()
+            raise StoreUnavailable(f"{self.path} was replaced while it was opened; try again")
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
+
+    def _translated(self) -> AbstractContextManager[None]:
+        return translated(self.path, self._note_damage)
+
+    def _note_damage(self, error: StoreError) -> None:
+        self.damage = error
+
+    def _new_patience(self, since_s: float | None = None) -> _Patience:
+        return _Patience(lambda: self._interrupts, since_s)
+
+    def interrupt(self) -> None:
+        """End every wait for a lock that is under way with `StoreBusy`."""
+        self._interrupts += 1
+
     @contextmanager
-    def writing(self, what: str, *, synced: bool = True) -> Iterator[apsw.Connection]:
-        """One transaction that writes: committed when the block ends, undone if it raises. If it
-        need not be `synced`, a power cut may undo it until the next one, or `sync`."""
-        self.check_process()
-        with self._lock, self._lightly(synced):
+    def _writing(self, patience: _Patience) -> Iterator[apsw.Connection]:
+        """The connection that writes, for one thread at a time."""
+        try:
+            while not self._closed and not self._lock.acquire(timeout=_SLICE_S):
+                if patience.is_over:
+                    raise translate(apsw.BusyError("database is locked"), self.path)
             if self._closed:
                 raise StoreUnavailable(f"{self.path} was closed")
-            writer = self._writer
+            self._writer.set_busy_handler(patience.wait)
+            yield self._writer
+        finally:
+            # Not held if the wait was ended; a signal can end it just after the lock was taken.
+            with suppress(RuntimeError):
+                self._lock.release()
+
+    @contextmanager
+    def writing(
+        self, what: str, *, synced: bool = True, since_s: float | None = None
+    ) -> Iterator[apsw.Connection]:
+        """One transaction that writes: committed when the block ends, undone if it raises. If it
+        need not be `synced`, a power cut may undo it until the next one, or `sync`. The wait for
+        the lock counts from `since_s`, or from now."""
+        self.check_process()
+        patience = self._new_patience(since_s)
+        with self._translated(), self._writing(patience) as writer, self._lightly(synced):
             try:
                 writer.execute("BEGIN IMMEDIATE")
                 yield writer
                 crash.point(f"{what}-before-commit")
                 writer.execute("COMMIT")
                 crash.point(f"{what}-after-commit")
-            except BaseException as error:
-                if writer.in_transaction:
-                    writer.execute("ROLLBACK")
-                if isinstance(error, apsw.Error):
-                    raise self.translate(error) from error
+            except BaseException:
+                _roll_back(writer)
                 raise
+
+    @contextmanager
+    def holding(self) -> Iterator[apsw.Connection]:
+        """One transaction that only reads, under the write lock."""
+        self.check_process()
+        with self._translated(), self._writing(self._new_patience(None)) as writer:
+            try:
+                writer.execute("BEGIN IMMEDIATE")
+                yield writer
+            finally:
+                _roll_back(writer)
 
     @contextmanager
     def _lightly(self, synced: bool) -> Iterator[None]:
         """Let a commit go without an fsync, where that is possible; under the lock."""
-        if synced or self._closed or not self._may_sync_later:
+        if synced or not self._may_sync_later:
             yield
             return
         self._writer.execute("PRAGMA synchronous = NORMAL")
@@ -139,7 +211,7 @@ class Database:
             self._writer.execute("PRAGMA synchronous = FULL")
 
     def _wrote(self, writer: apsw.Connection, name: str, pages: int) -> int:
-        """A commit has made the log so long. One that has changed nothing does not come here."""
+        """A commit has made the log this long. One that has changed nothing does not come here."""
         self._unsynced = self._unsynced or not self._syncs
         self.log_is_long = pages >= LOG_PAGES
         if pages >= LOG_PAGES_MAX:
@@ -147,89 +219,81 @@ class Database:
         return apsw.SQLITE_OK
 
     def write_log(self) -> None:
-        """Write the log into the file, beside whoever writes."""
+        """Write the log into the file, beside other writers."""
         self.log_is_long = False
         with self.reading() as connection:
             _write_log(connection)
 
-    def sync(self) -> None:
-        """Let everything that was committed survive a power cut."""
-        if not self._unsynced:
+    def sync(self, *, always: bool = False) -> None:
+        """Let everything that was committed survive a power cut; with `always` also what commits
+        of `synchronous` NORMAL have left to the next checkpoint."""
+        left = always and self._synchronous == "NORMAL" and not self._network
+        if not (self._unsynced or left):
             return
-        with self._lock:
+        with self._shelf:
             if self._closed:
                 return  # closing has written the log into the file, or another process has it
-            log = self._writer.filename_wal
             self._unsynced = False
         try:
-            descriptor = os.open(log, os.O_RDONLY)
+            descriptor = os.open(self._log, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
         except OSError as error:
             self._unsynced = True
-            raise StoreUnavailable(f"{log} cannot be synced: {error.strerror}") from error
-
-    @contextmanager
-    def holding(self) -> Iterator[apsw.Connection]:
-        """One transaction that only reads, and lets nobody write until the block ends."""
-        self.check_process()
-        with self._lock:
-            try:
-                self._writer.execute("BEGIN IMMEDIATE")
-                yield self._writer
-            except apsw.Error as error:
-                raise self.translate(error) from error
-            finally:
-                if self._writer.in_transaction:
-                    self._writer.execute("ROLLBACK")
+            raise StoreUnavailable(f"{self._log} cannot be synced: {error.strerror}") from error
 
     @contextmanager
     def reading(self) -> Iterator[apsw.Connection]:
         """One snapshot to read from."""
         self.check_process()
-        connection = self._take_reader()
-        try:
-            connection.execute("BEGIN")
-            yield connection
-        except apsw.ConnectionClosedError as error:
-            raise StoreUnavailable(f"{self.path} was closed") from error
-        except apsw.Error as error:
-            raise self.translate(error) from error
-        finally:
-            with self._shelf:
-                if not self._closed:
-                    if connection.in_transaction:
-                        connection.execute("COMMIT")
-                    self._idle_readers.append(connection)
+        with self._translated():
+            connection = self._take_reader()
+            try:
+                connection.execute("BEGIN")
+                yield connection
+                connection.execute("COMMIT")
+            except apsw.ConnectionClosedError as error:
+                raise StoreUnavailable(f"{self.path} was closed") from error
+            finally:
+                self._give_back(connection)
 
     def _take_reader(self) -> apsw.Connection:
-        """A connection that nobody reads from at the moment; as many are made as read at once."""
+        """A connection that no other thread reads from; as many are made as read at once."""
+        patience = self._new_patience()
         with self._shelf:
             if self._closed:
                 raise StoreUnavailable(f"{self.path} was closed")
-            try:
-                return self._idle_readers.pop() if self._idle_readers else self._connect()
-            except apsw.Error as error:
-                raise self.translate(error) from error
+            if not self._idle_readers:
+                return self._connect(patience)
+            connection = self._idle_readers.pop()
+            connection.set_busy_handler(patience.wait)
+            return connection
 
-    def changes_elsewhere(self) -> int:
-        """A number that changes when another connection has written."""
-        self.check_process()
-        with self._lock:
+    def _give_back(self, connection: apsw.Connection) -> None:
+        """Keep a connection for the next reader, unless an error has left it in a transaction."""
+        with self._shelf:
             if self._closed:
-                raise StoreUnavailable(f"{self.path} was closed")
-            try:
-                version: int = self._writer.execute("PRAGMA data_version").get
-            except apsw.Error as error:
-                raise self.translate(error) from error
+                return
+            if connection.in_transaction:
+                self._all.remove(connection)
+                connection.close(True)
+            else:
+                self._idle_readers.append(connection)
+
+    def changes_elsewhere(self, wait_s: float | None = None) -> int:
+        """A number that changes when another connection has written. A thread that writes is waited
+        for: `wait_s` at most, or as long as any call waits."""
+        self.check_process()
+        since_s = None if wait_s is None else stopwatch() + wait_s - BUSY_S
+        with self._translated(), self._writing(self._new_patience(since_s)) as writer:
+            version: int = writer.execute("PRAGMA data_version").get
             return version
 
     def refuse_if_full(self, size_bytes: int) -> None:
         """Refuse a submission while the disk has only the reserve left."""
-        stat = os.statvfs(self._folder)
-        free = stat.f_bavail * stat.f_frsize
+        free = free_bytes(self.path)
         if free < RESERVE_BYTES + 2 * size_bytes:
             raise StoreFull(
                 f"the disk of {self.path} has {free / 1_048_576:.1f} MiB left, of which "
@@ -239,8 +303,9 @@ class Database:
     def close(self) -> None:
         if self._pid != os.getpid():
             return  # closing in a forked child would drop the parent's locks
+        self._closed = True  # before the interrupt: a call that begins after it must not wait
+        self.interrupt()
         with self._lock, self._shelf:
-            self._closed = True
             for connection in self._all:
                 connection.close()
             self._all.clear()
@@ -253,21 +318,15 @@ class Database:
                 "open it anew here (SQLite handles do not survive a fork)"
             )
 
-    def translate(self, error: apsw.Error) -> StoreError:
-        """A driver's error as one of ours: it never leaves the store."""
-        if isinstance(error, apsw.FullError):
-            return StoreFull(f"the disk of {self.path} is full; nothing was stored by this call")
-        if isinstance(error, apsw.NotADBError):
-            return StoreRefused(f"{self.path} is not a database; it was left untouched")
-        if isinstance(error, apsw.BusyError | apsw.LockedError):
-            return StoreUnavailable(
-                f"{self.path} was locked by another process for {BUSY_MS // 1000} s; try again"
-            )
-        if isinstance(error, apsw.CantOpenError | apsw.ReadOnlyError | apsw.PermissionsError):
-            return StoreRefused(f"{self.path} cannot be opened for writing: {error}")
-        if isinstance(error, apsw.CorruptError):
-            return StoreError(f"{self.path} is damaged ({error}); restore it from a backup")
-        return StoreError(f"{self.path}: {error}")
+
+def _roll_back(writer: apsw.Connection) -> None:
+    """Undo the transaction under way. SQLite has undone it already after some errors, and reports
+    the error of an unfinished statement once more."""
+    with suppress(apsw.Error):
+        if writer.in_transaction:
+            writer.execute("ROLLBACK")
+    if writer.in_transaction:
+        writer.execute("ROLLBACK")
 
 
 def _write_log(connection: apsw.Connection) -> None:
@@ -275,9 +334,9 @@ def _write_log(connection: apsw.Connection) -> None:
         connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
 
-def _use_journal(connection: apsw.Connection, journal: str) -> None:
-    """Switch the journal of a new file. SQLite does not wait for others here, so we do."""
-    until = stopwatch() + BUSY_MS / 1000
+def _use_journal(connection: apsw.Connection, journal: str, patience: _Patience) -> None:
+    """Switch the journal of a new file. SQLite calls no busy handler here, so we do."""
+    calls = 0
     while connection.execute("PRAGMA journal_mode").get != journal:
         try:
             answer = connection.execute(f"PRAGMA journal_mode = {journal}").get
@@ -287,9 +346,9 @@ def _use_journal(connection: apsw.Connection, journal: str) -> None:
                     "use a local disk"
                 )
         except apsw.BusyError:
-            if stopwatch() > until:
+            calls += 1
+            if not patience.wait(calls):
                 raise
-            time.sleep(0.01)
 
 
 def refuse_engine(version: str) -> None:
@@ -331,6 +390,16 @@ def refuse_foreign_file(path: Path) -> None:
         raise StoreRefused(f"{path} is a database of another program; it was left untouched")
 
 
+def refuse_network(path: Path, network: str | None, *, allowed: bool) -> None:
+    """Refuse a path on a network file system, unless that is allowed."""
+    if network and not allowed:
+        raise StoreRefused(
+            f"{path} lies on a {network} file system, where locks of SQLite are not "
+            "reliable; use a local disk, or PostgreSQL for several machines "
+            "(allow_network=True takes the risk, slowly)"
+        )
+
+
 def network_below(path: Path) -> str | None:
     """The type of a network or virtual file system below the path, where that can be seen."""
     try:
@@ -345,53 +414,3 @@ def network_below(path: Path) -> str | None:
         if (parent + "/").startswith(mount.rstrip("/") + "/") and len(mount) >= len(best):
             best, kind = mount, right.split()[0]
     return kind if kind.split(".")[0] in _NETWORK else None
-
-
-def migrations() -> list[tuple[int, str]]:
-    """The numbered steps from an empty file to this version's schema."""
-    folder = resources.files("fairturn.stores.sqlite") / "migrations"
-    steps = []
-    for entry in folder.iterdir():
-        match = re.fullmatch(r"(\d{4})_\w+\.sql", entry.name)
-        if match:
-            steps.append((int(match[1]), entry.read_text(encoding="utf-8")))
-    return sorted(steps)
-
-
-def migrate(connection: apsw.Connection, name: str) -> None:
-    """Bring the file to this version's schema, one transaction a step; refuse a newer one."""
-    steps = migrations()
-    newest = steps[-1][0]
-    connection.execute("BEGIN")  # one snapshot: another process may be making this schema now
-    try:
-        version = _schema(connection, name, newest)
-    finally:
-        connection.execute("COMMIT")
-    for number, script in steps if version < newest else ():
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            if _schema(connection, name, newest) < number:
-                connection.execute(script)
-                connection.execute(f"PRAGMA user_version = {number}")
-                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                crash.point("migrate-before-commit")
-            connection.execute("COMMIT")
-            crash.point("migrate-after-commit")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
-
-
-def _schema(connection: apsw.Connection, name: str, newest: int) -> int:
-    version = int(connection.pragma("user_version"))
-    application = int(connection.pragma("application_id"))
-    tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
-    if application != APPLICATION_ID and (tables or application or version):
-        raise StoreRefused(f"{name} is a database of another program; it was left untouched")
-    if version > newest:
-        raise StoreRefused(
-            f"{name} has schema {version} and this fairturn knows schemas up to {newest}; "
-            "install the newer fairturn that made it (the file was left untouched)"
-        )
-    return version

@@ -1,21 +1,24 @@
 """What can be said about a file from outside: nothing is made, migrated or changed by asking."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
 
 from fairturn.clock import Uptime
-from fairturn.errors import StoreError
 from fairturn.model import ContentRef
-from fairturn.stores.findings import Findings
+from fairturn.stores.findings import Damage, Findings
+from fairturn.stores.sqlite import audit
 from fairturn.stores.sqlite.copying import Snapshot
-from fairturn.stores.sqlite.database import BUSY_MS, migrations, refuse_foreign_file
+from fairturn.stores.sqlite.database import BUSY_S, refuse_foreign_file
+from fairturn.stores.sqlite.faults import translated
 from fairturn.stores.sqlite.rows import fetch
+from fairturn.stores.sqlite.schema import migrations
 from fairturn.stores.values import RUNNING, WAITING
 
-_QUEUE = "SELECT settings, boot FROM queue"
+_QUEUE = "SELECT settings, boot, repairs FROM queue"
+_EPOCH = "SELECT epoch, is_copy FROM queue"
 # By the primary key, up to the first: what has ended comes before it and is walked over.
 _OLDEST_WAITING = f"""
     SELECT submitted_at FROM documents WHERE state = {WAITING} ORDER BY number LIMIT 1"""
@@ -44,9 +47,13 @@ class Examiner:
         found = [str(text) for (text,) in self._connection.execute("PRAGMA integrity_check")]
         return [] if found == ["ok"] else found
 
+    def has_queue(self) -> bool:
+        """Whether the process that made the file has finished that."""
+        return bool(fetch(self._connection, _QUEUE))
+
     def find(self, uptime: Uptime) -> Findings:
         """What the file says about itself."""
-        ((settings, boot),) = fetch(self._connection, _QUEUE)
+        ((settings, boot, repairs),) = fetch(self._connection, _QUEUE)
         running = self._connection.execute(_UNDER_LEASE).get
         run_out, since = running, None
         if boot == uptime.boot:
@@ -59,7 +66,17 @@ class Examiner:
             running=running,
             run_out=run_out,
             run_out_since_us=since,
+            repairs=repairs,
         )
+
+    def epoch(self) -> tuple[int, bool]:
+        """The number of the epoch, and whether the file is a copy whose first write begins one."""
+        ((epoch, is_copy),) = fetch(self._connection, _EPOCH)
+        return epoch, bool(is_copy)
+
+    def recount(self, advance: Callable[[int, int], None]) -> Iterator[Damage]:
+        """Every stored value that does not agree with the documents."""
+        return audit.recount(self._connection, advance)
 
     def contents(self) -> list[ContentRef]:
         """Every content outside the file that a document or a result is."""
@@ -75,15 +92,12 @@ class Examiner:
 def examined(path: Path) -> Iterator[Examiner]:
     """Look at a file that is a queue; a `StoreError` says why it cannot be."""
     refuse_foreign_file(path.absolute())
-    connection = None
-    try:
-        # Not read-only: that could not recover what a process left that was killed.
+    with translated(path.absolute()):
+        # Not read-only: that could not recover the log of a process that was killed.
         connection = apsw.Connection(str(path.absolute()), flags=apsw.SQLITE_OPEN_READWRITE)
-        connection.set_busy_timeout(BUSY_MS)
-        connection.execute("PRAGMA query_only = ON; PRAGMA trusted_schema = OFF").fetchall()
-        yield Examiner(path.absolute(), connection)
-    except apsw.Error as error:
-        raise StoreError(f"{path}: {error}") from error
-    finally:
-        if connection is not None:
-            connection.close()
+        try:
+            connection.set_busy_timeout(round(BUSY_S * 1000))
+            connection.execute("PRAGMA query_only = ON; PRAGMA trusted_schema = OFF").fetchall()
+            yield Examiner(path.absolute(), connection)
+        finally:
+            connection.close(True)

@@ -12,7 +12,11 @@ from fairturn import ids
 from fairturn.clock import Uptime
 from fairturn.flows import Arrived, Costs, Ended, Event, Left
 from fairturn.model import (
+    CANCELS_KEPT_MAX,
+    CANCELS_REPORTED_MAX,
+    LEASE_US_MAX,
     Completed,
+    Document,
     Fence,
     Outcome,
     Progress,
@@ -21,8 +25,9 @@ from fairturn.model import (
     kept_cost,
     level_of,
 )
-from fairturn.stores.ending import Attempt, end_of, end_of_lease
+from fairturn.stores.ending import Attempt, end_of, end_of_lease, has_ended
 from fairturn.stores.ends import Ends
+from fairturn.stores.sqlite.reading import numbered
 from fairturn.stores.sqlite.rows import QueueRow, add_ends, fetch, fetch_each, record
 from fairturn.stores.sqlite.tally import Tally
 from fairturn.stores.values import (
@@ -50,7 +55,7 @@ _END = f"""
     UPDATE documents SET state = ?, ended_at = ?, error = ?, real_cost = ?
     WHERE number = ? AND state = {RUNNING} AND fence = ?"""
 _DELAY = f"""
-    UPDATE documents SET state = {DELAYED}, due_at = ?, error = ?
+    UPDATE documents SET state = {DELAYED}, due_at = ?, retry_at = ?, error = ?
     WHERE number = ? AND state = {RUNNING} AND fence = ?"""
 _GIVE_BACK = f"""
     UPDATE documents SET state = {WAITING}, returned = 1, attempts = attempts - 1
@@ -68,8 +73,10 @@ _PROGRESS = """
 _LOOK_SOONER = "UPDATE leases SET until = min(until, ?) WHERE fence = ?"
 _LEAVE_LEASE = "UPDATE leases SET running = running - ? WHERE fence = ?"
 _END_LEASE = "DELETE FROM leases WHERE fence = ? AND running <= 0"
-# By leases_until.
-_EXPIRED_LEASES = "SELECT fence, documents FROM leases WHERE until <= ?"
+# By leases_until. The second part: those that end further ahead than the longest lease.
+_EXPIRED_LEASES = """
+    SELECT fence, documents FROM leases WHERE until <= ?1
+    UNION ALL SELECT fence, documents FROM leases WHERE until > ?1 + ?2"""
 _LEASES = "SELECT fence, documents FROM leases"
 _IN_LEASE = f"""
     SELECT lease_until, number, priority, customer, level, order_number, attempts,
@@ -80,18 +87,32 @@ _DROP_LEASE = "DELETE FROM leases WHERE fence = ?"
 _EXPIRE = f"UPDATE documents SET state = {WAITING}, returned = 1, error = ? WHERE number = ?"
 _EXPIRE_LAST = "UPDATE documents SET state = ?, ended_at = ?, error = ? WHERE number = ?"
 
-# By documents_delayed, in its order.
-_DUE = f"""
-    SELECT number, customer, level, priority, order_number, due_at
+# By documents_delayed, and by documents_retried.
+DUE = f"""
+    SELECT due_at, number, customer, level, priority, order_number
     FROM documents INDEXED BY documents_delayed
-    WHERE state = {DELAYED} AND due_at <= ? ORDER BY due_at, number"""
+    WHERE state = {DELAYED} AND due_at <= ?1 AND retry_at IS NULL
+    UNION ALL
+    SELECT due_at, number, customer, level, priority, order_number
+    FROM documents INDEXED BY documents_retried
+    WHERE state = {DELAYED} AND retry_at <= ?2"""
 _PROMOTE = f"""
-    UPDATE documents SET state = {WAITING}, returned = ?, order_number = ? WHERE number = ?"""
+    UPDATE documents SET state = {WAITING}, returned = ?, order_number = ?, due_at = ?
+    WHERE number = ?"""
+# By documents_retried.
+_FOLLOW_WALL_CLOCK = f"""
+    UPDATE documents SET retry_at = NULL WHERE state = {DELAYED} AND retry_at IS NOT NULL"""
 
 _STATE = "SELECT state, customer, level, priority, order_number FROM documents WHERE number = ?"
 _CANCEL = f"""
     UPDATE documents SET state = {CANCELLED}, level = 0, returned = 0, ended_at = ?
     WHERE number = ?"""
+_ADD_CANCEL = "INSERT INTO unreported_cancels (document) VALUES (?)"
+_DROP_OLD_CANCELS = """
+    DELETE FROM unreported_cancels
+    WHERE number <= (SELECT max(number) FROM unreported_cancels) - ?"""
+_OLDEST_CANCELS = "SELECT number, document FROM unreported_cancels ORDER BY number LIMIT ?"
+_REMOVE_CANCELS = "DELETE FROM unreported_cancels WHERE number <= ?"
 _ASK_TO_STOP = "UPDATE documents SET cancel_requested = 1 WHERE number = ?"
 _RETRY = f"""
     UPDATE documents SET state = {WAITING}, returned = 1, attempts = 0, ended_at = NULL, level = ?
@@ -107,7 +128,11 @@ _LOWEST = """
 
 
 def finish(
-    connection: apsw.Connection, queue: QueueRow, outcomes: Sequence[Outcome], now: int
+    connection: apsw.Connection,
+    queue: QueueRow,
+    outcomes: Sequence[Outcome],
+    now: int,
+    uptime: Uptime,
 ) -> list[Fence]:
     """Record outcomes; the answer names those whose lease was lost."""
     plain = queue.counted == 0 and queue.settings.costs is not Costs.LEARNED
@@ -117,7 +142,7 @@ def finish(
             connection.execute("RELEASE plain")
             return []
         connection.execute("ROLLBACK TO plain; RELEASE plain")
-    return _finish(connection, queue, outcomes, now)
+    return _finish(connection, queue, outcomes, now, uptime)
 
 
 def _complete(
@@ -157,7 +182,11 @@ def leave_leases(connection: apsw.Connection, fences: Iterable[int]) -> None:
 
 
 def _finish(
-    connection: apsw.Connection, queue: QueueRow, outcomes: Sequence[Outcome], now: int
+    connection: apsw.Connection,
+    queue: QueueRow,
+    outcomes: Sequence[Outcome],
+    now: int,
+    uptime: Uptime,
 ) -> list[Fence]:
     documents = ids.decode_all([o.fence.document for o in outcomes], queue.key)
     numbers = [(n, o.fence.number) for n, o in zip(documents, outcomes, strict=True)]
@@ -180,7 +209,8 @@ def _finish(
         counted_ends.attempt(ending)
         state, event, error, real_cost, due_at = ending
         if state is State.DELAYED:
-            connection.execute(_DELAY, (due_at, error, number, fence))
+            retry_at = uptime.at + due_at - now if queue.boot == uptime.boot else None
+            connection.execute(_DELAY, (due_at, retry_at, error, number, fence))
             tally.delay(attempt.customer)
         elif state is State.WAITING:
             connection.execute(_GIVE_BACK, (number, fence))
@@ -232,9 +262,8 @@ def end_expired(
     all that run."""
     events: list[Event] = []
     ends = Ends()
-    for _, number, priority, *rest in _take_expired(
-        connection, uptime.at, all_of_them=queue.boot != uptime.boot
-    ):
+    at = uptime.at if queue.boot == uptime.boot else None
+    for _, number, priority, *rest in _take_expired(connection, at):
         attempt = Attempt(*rest)
         ending = end_of_lease(attempt, queue.settings)
         ends.attempt(ending)
@@ -249,14 +278,17 @@ def end_expired(
     return events
 
 
-def _take_expired(connection: apsw.Connection, at: int, *, all_of_them: bool) -> list[Row]:
-    """The documents whose leases ran out, by the end of the lease."""
+def _take_expired(connection: apsw.Connection, at: int | None) -> list[Row]:
+    """The documents whose leases have expired, by the end of the lease; None: all that run."""
     expired: list[Row] = []
-    leases = _LEASES if all_of_them else _EXPIRED_LEASES
-    for fence, documents in fetch(connection, leases, () if all_of_them else (at,)):
+    if at is None:
+        leases = fetch(connection, _LEASES)
+    else:
+        leases = fetch(connection, _EXPIRED_LEASES, (at, LEASE_US_MAX))
+    for fence, documents in leases:
         inside = [(number, fence) for number in json.loads(documents)]
         running = fetch_each(connection, _IN_LEASE, inside)
-        left = [] if all_of_them else [row for row in running if row[0] > at]
+        left = [row for row in running if not has_ended(row[0], at)]
         expired += [row for row in running if row not in left]
         if left:
             until = min(row[0] for row in left)
@@ -268,15 +300,21 @@ def _take_expired(connection: apsw.Connection, at: int, *, all_of_them: bool) ->
 
 
 def promote_due(
-    connection: apsw.Connection, queue: QueueRow, now: int, tally: Tally
+    connection: apsw.Connection, queue: QueueRow, now: int, uptime: Uptime, tally: Tally
 ) -> list[tuple[int, Arrived]]:
-    """Let documents wait whose time has come; the first time they get their order."""
+    """Let documents wait that are due; the first time they get their order. After a restart of the
+    machine retries are due by the wall clock."""
+    if queue.boot != uptime.boot:
+        connection.execute(_FOLLOW_WALL_CLOCK)
     due: list[tuple[int, Arrived]] = []
     promoted = []
-    for number, customer, level, priority, given, due_at in fetch(connection, _DUE, (now,)):
+    for moment, number, customer, level, priority, given in sorted(
+        fetch(connection, DUE, (now, uptime.at))
+    ):
+        due_at = min(moment, now)  # later only if the wall clock has stepped back
         order = queue.next_number if given is None else given
         queue.next_number += given is None
-        promoted.append((given is not None, order, number))
+        promoted.append((given is not None, order, due_at, number))
         tally.wait(customer, level, priority)
         tally.delay(customer, -1)
         due.append((due_at, Arrived(customer, level, order, 1)))
@@ -303,6 +341,7 @@ def cancel(
             connection.execute(_ASK_TO_STOP, (number,))
         elif state in (WAITING, DELAYED):
             connection.execute(_CANCEL, (now, number))
+            connection.execute(_ADD_CANCEL, (number,))
             ends.cancel()
             if state == WAITING:
                 lowest = _lowest_waiting(connection, customer, level)
@@ -312,10 +351,21 @@ def cancel(
                 tally.delay(customer, -1)
             state = CANCELLED
         states.append(STATES[state])
+    connection.execute(_DROP_OLD_CANCELS, (CANCELS_KEPT_MAX,))
     tally.write(connection, queue.next_number)
     add_ends(connection, ends)
     record(connection, now, events)
     return states
+
+
+def report_cancels(connection: apsw.Connection, queue: QueueRow) -> list[Document]:
+    """Take the oldest cancelled documents that no claim has reported yet."""
+    cancels = fetch(connection, _OLDEST_CANCELS, (CANCELS_REPORTED_MAX,))
+    if not cancels:
+        return []
+    last, _ = cancels[-1]
+    connection.execute(_REMOVE_CANCELS, (last,))
+    return numbered(connection, queue.key, (document for _, document in cancels))
 
 
 def _lowest_waiting(connection: apsw.Connection, customer: int, level: int) -> int | None:

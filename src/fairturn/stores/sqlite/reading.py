@@ -9,6 +9,7 @@ import apsw
 from fairturn import ids
 from fairturn.flows import WEIGHT_ONE, Mode
 from fairturn.model import (
+    FAILED,
     ContentRef,
     Customer,
     CustomerPage,
@@ -24,8 +25,17 @@ from fairturn.model import (
 )
 from fairturn.priority import LEVELS, Count
 from fairturn.stores.ends import to_summary
-from fairturn.stores.sqlite.rows import QueueRow, read_ends
-from fairturn.stores.values import CODES, DOCUMENT_COLUMNS, RUNNING, WAITING, Row, to_document
+from fairturn.stores.sqlite.rows import REPAIRS, QueueRow, fetch_each, read_ends
+from fairturn.stores.values import (
+    CODES,
+    COMPLETED,
+    DELAYED,
+    DOCUMENT_COLUMNS,
+    RUNNING,
+    WAITING,
+    Row,
+    to_document,
+)
 from fairturn.text import spellings
 
 # Of the last attempt; an older one's is forgotten by the claim that gave out a higher fence.
@@ -36,6 +46,8 @@ _READ = f"""
         r.sha256, {_PROGRESS}
     {_FROM} LEFT JOIN bodies b ON b.document = d.number LEFT JOIN results r ON r.document = d.number
     WHERE d.number = ?"""
+_NUMBERED = f"SELECT {DOCUMENT_COLUMNS}, {_PROGRESS} {_FROM} WHERE d.number = ?"
+_HIGHEST = "SELECT max(number) FROM documents WHERE number < ?"
 _CUSTOMER_NUMBER = "SELECT number FROM customers WHERE name = ?"
 _NEWEST = (1 << 63) - 1
 
@@ -66,7 +78,10 @@ def find(
 ) -> Page:
     """One page of documents, the newest first."""
     before = _NEWEST if after is None else ids.decode(after, queue.key)
-    lowest = 1 if reach is None else max(1, min(before or 0, queue.next_number) - reach)
+    lowest = 1
+    if reach is not None:  # from the next document down: an epoch leaves a gap before its first
+        highest = connection.execute(_HIGHEST, (before,)).get
+        lowest = max(1, (highest or 0) + 1 - reach)
     values: dict[str, Any] = {"before": before, "size": size + 1, "lowest": lowest}
     condition = _condition(connection, queue, filter, values)
     if filter.customer is not None and filter.ids is None and filter.states != (State.RUNNING,):
@@ -135,10 +150,10 @@ def _walk(filter: Filter) -> tuple[str, str]:
     none, the table from the newest document down."""
     if filter.ids is not None or not filter.states:
         return "", "1"
-    if all(state in (State.DEAD, State.CANCELLED) for state in filter.states):
-        return "INDEXED BY documents_failed", "d.state > 3"
+    if all(state in FAILED for state in filter.states):
+        return "INDEXED BY documents_failed", f"d.state > {COMPLETED}"  # as the index says it
     if filter.states == (State.DELAYED,):
-        return "INDEXED BY documents_delayed", "d.state = 0"
+        return "INDEXED BY documents_delayed", f"d.state = {DELAYED}"
     if filter.states == (State.RUNNING,):
         return "", f"d.number IN ({_RUNNING_NUMBERS})"
     return "", "1"
@@ -172,6 +187,12 @@ def read(connection: apsw.Connection, queue: QueueRow, id: str) -> Stored | None
     body, result, name, size_bytes, sha256 = row[-7:-2]
     content = None if name is None else ContentRef(name, size_bytes, sha256)
     return Stored(_document(row, queue.key), body, result, content)
+
+
+def numbered(connection: apsw.Connection, key: int, numbers: Iterable[int]) -> list[Document]:
+    """The documents of these numbers, in this order, without those that do not exist."""
+    rows = fetch_each(connection, _NUMBERED, [(number,) for number in numbers])
+    return [_document(row, key) for row in rows]
 
 
 def _document(row: Row, key: int) -> Document:
@@ -234,4 +255,5 @@ def summary(connection: apsw.Connection, queue: QueueRow) -> Summary:
         running=connection.execute(_RUNNING).get,
         started=queue.claims,
         ends=read_ends(connection),
+        repairs=connection.execute(REPAIRS).get,
     )

@@ -50,7 +50,7 @@ def rebuild(
         turns.apply(Resumed(customer, level, n), now)
     for customer, level, order, n in fetch(connection, _WAITING):
         tally.flows[customer, level] = n
-        turns.apply(Arrived(customer, level, order, n), heads[customer])
+        turns.apply(Arrived(customer, level, order, n), heads.get(customer, now))
     for customer in turns.standings:
         claiming.expect_after(customer, queue.next_number - 1)
     claiming.save(connection, queue, tally)

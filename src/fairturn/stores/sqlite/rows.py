@@ -7,6 +7,7 @@ import apsw
 
 from fairturn.flows import Event, Recorded
 from fairturn.stores.ends import Ends
+from fairturn.stores.epoch import jump
 from fairturn.stores.events import decode_events, encode_events
 from fairturn.stores.values import (
     Row,
@@ -90,13 +91,20 @@ def add_ends(connection: apsw.Connection, ends: Ends) -> None:
         connection.execute(_ADD_ENDS, ends.row)
 
 
+# How often a claim has repaired flows.
+REPAIRS = "SELECT repairs FROM queue"
+
+
 # ── The queue's own row ──────────────────────────────────────────────────────────────────────────
 
 _QUEUE = """
     SELECT settings, id_key, next_number, next_customer, delayed, counted, claims, fence, tick,
         turns_version, boot, waiting_1, waiting_2, waiting_3, waiting_4, waiting_5, waiting_6,
-        waiting_7, waiting_8, waiting_9
+        waiting_7, waiting_8, waiting_9, is_copy
     FROM queue"""
+_BEGIN_EPOCH = """
+    UPDATE queue SET epoch = epoch + 1, is_copy = 0, next_number = ?, fence = ?, turns_version = ?
+"""
 
 
 COUNT_COUNTED = """
@@ -115,6 +123,7 @@ class QueueRow:
         "counted",
         "delayed",
         "fence",
+        "is_copy",
         "key",
         "next_customer",
         "next_number",
@@ -128,5 +137,24 @@ class QueueRow:
         (row,) = fetch(connection, _QUEUE)
         text, self.key, self.next_number, self.next_customer, self.delayed, self.counted = row[:6]
         self.claims, self.fence, self.tick, self.turns_version, self.boot = row[6:11]
-        self.waiting = row[11:]  # of each priority
+        self.waiting = row[11:-1]  # of each priority
+        self.is_copy = row[-1]
         self.settings = cache.parse(text)
+
+    def begin_epoch(self, connection: apsw.Connection) -> None:
+        """Leave out every number and fence that may have been given out, and let every process
+        read the turns anew. The transaction under way must be synced before its call returns."""
+        by = jump()
+        self.next_number += by
+        self.fence += by
+        self.turns_version += by
+        values = (self.next_number, self.fence, self.turns_version)
+        connection.execute(_BEGIN_EPOCH, values)
+
+
+def row_to_write(connection: apsw.Connection, cache: SettingsCache) -> QueueRow:
+    """The row in a transaction that writes. The first one in a copy begins a new epoch."""
+    queue = QueueRow(connection, cache)
+    if queue.is_copy:
+        queue.begin_epoch(connection)
+    return queue

@@ -13,7 +13,7 @@ from typing import Any
 
 import apsw
 
-from fairturn.flows import Flow, Left, Mode, Standing
+from fairturn.flows import Flow, FlowMismatch, Left, Mode, Standing
 from fairturn.priority import LEVELS
 from fairturn.stores.sqlite.outcomes import LOWEST_RETURNED
 from fairturn.stores.sqlite.rows import fetch
@@ -254,7 +254,10 @@ class SqliteShelf:
             if following is not None:
                 return following
         else:
-            self.picked.append((flow.upcoming or self._read_ahead(flow)).pop())
+            row = (flow.upcoming or self._read_ahead(flow)).pop()
+            if row[ORDER] != order:
+                raise FlowMismatch(flow.customer)
+            self.picked.append(row)
             self._ahead -= 1
             flow.claimed_to = order
         if flow.waiting == 0:
@@ -283,14 +286,18 @@ class SqliteShelf:
             flow.upcoming, flow.following = kept, None
 
     def _returned(self, flow: StoredFlow, order: int) -> Row:
-        (row,) = fetch(self.connection, _RETURNED, (flow.customer, flow.level, order))
-        return row
+        rows = fetch(self.connection, _RETURNED, (flow.customer, flow.level, order))
+        if not rows:
+            raise FlowMismatch(flow.customer)
+        return rows[0]
 
     def _read_ahead(self, flow: StoredFlow) -> list[Row]:
         most = _AHEAD_MAX if self._ahead < _ROWS_AHEAD_MAX else 2
         flow.ahead = size = min(most, 2 * flow.ahead)
         flow.following = None
         rows = fetch(self.connection, _NEXT, (flow.customer, flow.level, flow.claimed_to, size))
+        if not rows:
+            raise FlowMismatch(flow.customer)
         self._ahead += len(rows)
         rows.reverse()
         flow.upcoming = rows

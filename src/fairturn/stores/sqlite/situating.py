@@ -7,12 +7,13 @@ import apsw
 
 from fairturn import ids
 from fairturn.clock import Uptime
-from fairturn.flows import Recorded
+from fairturn.flows import COST_ONE, WEIGHT_ONE, Recorded
 from fairturn.model import Filter
 from fairturn.situation import Situation
 from fairturn.stores import situating
 from fairturn.stores.lineups import FlowKey
 from fairturn.stores.situating import DOCUMENTS_SAMPLED, FLOWS_SAMPLED
+from fairturn.stores.sqlite.outcomes import DUE
 from fairturn.stores.sqlite.reading import find
 from fairturn.stores.sqlite.rows import QueueRow, fetch, look_at_recorded
 from fairturn.stores.sqlite.shelf import SqliteShelf
@@ -29,23 +30,48 @@ _RUNNING = f"""
     FROM leases l CROSS JOIN json_each(l.documents) j CROSS JOIN documents d
     WHERE d.number = j.value AND d.state = {RUNNING} AND d.fence = l.fence"""
 # By documents_delayed, in its order.
-_DUE = f"""
-    SELECT number, customer, level, order_number, due_at
+_DUE_BY_WALL_CLOCK = f"""
+    SELECT due_at, number, customer, level, priority, order_number
     FROM documents INDEXED BY documents_delayed
     WHERE state = {DELAYED} AND due_at <= ? ORDER BY due_at, number"""
+_RETRY_AT = f"SELECT retry_at FROM documents WHERE number = ? AND state = {DELAYED}"
 
 _HELD = "SELECT customer FROM standings WHERE running_max IS NOT NULL OR paused <> 0"
 _CHARGED = "SELECT customer, weight, recent_costs FROM standings"
 # By flows_head.
 _FRONTS = """
     SELECT head_since, head_order, customer, level FROM flows INDEXED BY flows_head
-    WHERE head_bound IS NOT NULL AND held = 0 AND head_bound < ?1 AND head_since < ?1"""
+    WHERE head_bound IS NOT NULL AND held = 0 AND head_bound < ?1 AND head_since < ?1 LIMIT ?2"""
+_COUNT_FRONTS = """
+    SELECT count(*), coalesce(sum((head_since, head_order) < (?2, ?3)), 0)
+    FROM flows NOT INDEXED
+    WHERE head_bound IS NOT NULL AND held = 0 AND head_since < ?1
+        AND customer NOT IN (SELECT value FROM json_each(?4))"""
 # The columns of a `Line`, and the name. It walks the flows, which is faster than to look each of
 # them up by an index.
 _LINES = """
     SELECT f.level, f.place, f.tick, f.customer, f.folded, ?, NULL, c.name
     FROM flows f NOT INDEXED LEFT JOIN customers c ON c.number = f.customer
-    WHERE f.folded > 0 AND f.level IN (SELECT value FROM json_each(?))"""
+    WHERE f.folded > 0 AND f.level IN (SELECT value FROM json_each(?)) LIMIT ?"""
+# How many turns a flow has before a place: `turns_before` of position/counting.py.
+_CROWD_OF = f"""
+    FROM (
+        SELECT f.customer, f.place, f.tick, f.folded,
+            max(1, {COST_ONE * WEIGHT_ONE} / coalesce(s.weight, {WEIGHT_ONE})) AS charge
+        FROM flows f NOT INDEXED LEFT JOIN standings s ON s.customer = f.customer
+        WHERE f.level = :level AND f.folded > 0
+            AND f.customer NOT IN (SELECT value FROM json_each(:without))) f"""
+_BEFORE = """
+    iif(f.place > :place, 0, min(f.folded, (:place - f.place) / f.charge
+        + ((:place - f.place) % f.charge > 0 OR f.tick < :tick)))"""
+_CROWD = f"""
+    SELECT count(*), sum(folded), sum(n), coalesce(sum(n > 0), 0)
+    FROM (SELECT f.folded, {_BEFORE} AS n {_CROWD_OF})"""
+_LARGEST = f"""
+    SELECT l.customer, l.n, c.name FROM (
+        SELECT f.customer, {_BEFORE} AS n {_CROWD_OF}
+        ORDER BY n DESC, f.customer LIMIT :most) l
+        LEFT JOIN customers c ON c.number = l.customer ORDER BY l.n DESC, l.customer"""
 # By the primary key.
 _WAITING_OF = """
     SELECT level, sum(waiting) FROM flows
@@ -85,7 +111,7 @@ _CUSTOMER = """
     FROM customers WHERE number = ?"""
 _NAMES = "SELECT number, name FROM customers WHERE number IN (SELECT value FROM json_each(?))"
 
-_WORKERS = "SELECT name, seen_at, idle FROM workers ORDER BY name LIMIT ?"
+_WORKERS = "SELECT name, seen_at, slots FROM workers ORDER BY name LIMIT ?"
 # By the primary key.
 _ARRIVALS = "SELECT submitted_at, customer, priority FROM documents ORDER BY number DESC LIMIT ?"
 _NEIGHBOURS = """
@@ -135,7 +161,11 @@ def situation(
     number = ids.decode(id, queue.key)
     if not found or number is None:
         return None
-    return situating.situation(SqliteSight(connection, queue, now, uptime), found[0], number)
+    document = found[0]
+    retry_at = connection.execute(_RETRY_AT, (number,)).get
+    if retry_at is not None and queue.boot == uptime.boot:
+        document = document._replace(due_at=now + retry_at - uptime.at)  # as the clock is now
+    return situating.situation(SqliteSight(connection, queue, now, uptime), document, number)
 
 
 class SqliteSight:
@@ -179,7 +209,14 @@ class SqliteSight:
         return self._fetch(_RUNNING)
 
     def due(self) -> list[Row]:
-        return self._fetch(_DUE, self.now)
+        if self.leases_end_at is None:
+            rows = self._fetch(_DUE_BY_WALL_CLOCK, self.now)
+        else:
+            rows = sorted(self._fetch(DUE, self.now, self.leases_end_at))
+        return [
+            (number, customer, level, order, min(due_at, self.now))
+            for due_at, number, customer, level, _, order in rows
+        ]
 
     def recorded(self) -> list[Recorded] | None:
         return look_at_recorded(self._connection, RECORDED_MAX)
@@ -195,11 +232,27 @@ class SqliteSight:
     def charged(self) -> Iterable[tuple[int, int, list[int]]]:
         return [(c, weight, json.loads(costs)) for c, weight, costs in self._fetch(_CHARGED)]
 
-    def fronts(self, before: int) -> list[Row]:
-        return self._fetch(_FRONTS, before)
+    def fronts(self, before: int, most: int) -> list[Row]:
+        return self._fetch(_FRONTS, before, most)
 
-    def lines(self, charge: int, levels: Collection[int]) -> list[Row]:
-        return self._fetch(_LINES, charge, json.dumps([*levels]))
+    def lines(self, charge: int, levels: Collection[int], most: int) -> list[Row]:
+        return self._fetch(_LINES, charge, json.dumps([*levels]), most)
+
+    def crowd(self, level: int, place: int, tick: int, without: Collection[int]) -> Row:
+        (row,) = self._connection.execute(_CROWD, _turn(level, place, tick, without)).fetchall()
+        return row
+
+    def largest(
+        self, level: int, place: int, tick: int, without: Collection[int], most: int
+    ) -> list[Row]:
+        values = {**_turn(level, place, tick, without), "most": most}
+        return self._connection.execute(_LARGEST, values).fetchall()
+
+    def count_fronts(
+        self, before: int, own: tuple[int, int], without: Collection[int]
+    ) -> tuple[int, int]:
+        ((number, ahead),) = self._fetch(_COUNT_FRONTS, before, *own, json.dumps([*without]))
+        return int(number), int(ahead)
 
     def lower(self, level: int, order: int, singled: Collection[int]) -> list[Row]:
         return self._fetch(_LOWER, order, level)
@@ -258,3 +311,7 @@ class SqliteSight:
 
     def may_be_more(self, numbers: tuple[int, int], number: int, claimed_at: int) -> bool:
         return self._one(_MAYBE_MORE, *numbers, number, claimed_at) != 0
+
+
+def _turn(level: int, place: int, tick: int, without: Collection[int]) -> dict[str, int | str]:
+    return {"level": level, "place": place, "tick": tick, "without": json.dumps([*without])}

@@ -8,13 +8,20 @@ from typing import Any
 import apsw
 
 from fairturn import ids
-from fairturn.errors import FairturnError, StoreUnavailable
+from fairturn.clock import stopwatch
+from fairturn.errors import FairturnError, StoreBusy, StoreUnavailable
 from fairturn.flows import Arrived
 from fairturn.model import KEY_KEPT_US, NewDocument, Receipt
 from fairturn.priority import Count
 from fairturn.stores.admission import Admission, CustomerBook, KnownKey, ParentBook, admit
 from fairturn.stores.sqlite.database import Database
-from fairturn.stores.sqlite.rows import ROW_BODY_BYTES_MAX, QueueRow, fetch_each, record
+from fairturn.stores.sqlite.rows import (
+    ROW_BODY_BYTES_MAX,
+    QueueRow,
+    fetch_each,
+    record,
+    row_to_write,
+)
 from fairturn.stores.sqlite.tally import MOVE_COUNTS, MOVE_FLOW, Tally
 from fairturn.stores.values import DELAYED, WAITING, SettingsCache
 
@@ -115,10 +122,11 @@ class _Books:
 class _Request:
     """One thread's submission, to be written by itself or by a thread that came later."""
 
-    __slots__ = ("answer", "documents", "done", "error", "size_bytes", "woken")
+    __slots__ = ("answer", "begun_s", "documents", "done", "error", "size_bytes", "woken")
 
     def __init__(self, documents: Sequence[NewDocument]) -> None:
         self.documents = documents
+        self.begun_s = stopwatch()
         # Contents outside the row are on the disk already.
         self.size_bytes = sum(d.size_bytes for d in documents if d.body is not None)
         self.answer: list[Receipt] | None = None
@@ -231,21 +239,38 @@ class Submitting:
             self._hand_back()
 
     def _write_all(self, requests: list[_Request]) -> None:
+        """Write all in one transaction; if that fails, each in its own, so that a submission fails
+        only by itself. A lock that was waited for in vain would be for each of them, too."""
         try:
-            self._database.refuse_if_full(sum(request.size_bytes for request in requests))
-            with self._database.writing("submit") as connection:
-                queue = QueueRow(connection, self._cache)
-                now = self._now()
-                books = _Books(connection, queue, now)
-                books.expect({d.customer for request in requests for d in request.documents})
-                admitted, answers = _admit_all(requests, books, queue, now)
-                if admitted.documents:
-                    _write(connection, books, admitted, now)
-            for request, receipts in answers:
-                request.answer = receipts
+            self._commit(requests)
+        except StoreBusy as error:
+            _fail(requests, error)
         except Exception as error:
+            if len(requests) == 1:
+                _fail(requests, error)
+                return
             for request in requests:
-                request.error = request.error or error
+                request.error = None  # a refusal is decided anew
+                self._write_all([request])
+
+    def _commit(self, requests: list[_Request]) -> None:
+        self._database.refuse_if_full(sum(request.size_bytes for request in requests))
+        since_s = min(request.begun_s for request in requests)
+        with self._database.writing("submit", since_s=since_s) as connection:
+            queue = row_to_write(connection, self._cache)
+            now = self._now()
+            books = _Books(connection, queue, now)
+            books.expect({d.customer for request in requests for d in request.documents})
+            admitted, answers = _admit_all(requests, books, queue, now)
+            if admitted.documents:
+                _write(connection, books, admitted, now)
+        for request, receipts in answers:
+            request.answer = receipts
+
+
+def _fail(requests: list[_Request], error: Exception) -> None:
+    for request in requests:
+        request.error = request.error or error
 
 
 def _wake(request: _Request) -> None:
