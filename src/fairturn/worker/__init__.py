@@ -111,7 +111,6 @@ class Worker:
     def _run(self, until_empty: bool) -> "Done":
         import random
 
-        from fairturn.interpreter import tuned
         from fairturn.worker.folder import attempts_folder
         from fairturn.worker.pacing import Pace
         from fairturn.worker.retrying import Delays, check
@@ -121,6 +120,7 @@ class Worker:
         self._tell = None if self._on_event is None else _until_it_fails(self._on_event)
         plan = Plan(
             name=self.name,
+            slots=self._concurrency,
             lease_s=self._lease_s,
             grace_s=self._grace_s,
             retry=check(self._retry or Delays()),
@@ -137,7 +137,7 @@ class Worker:
             try:
                 store, contents = self._queue.store, self._queue.contents
                 self._supervisor = Supervisor(store, contents, crew, pace, plan)
-                with handled(self.stop), tuned():
+                with handled(self.stop):
                     return self._supervisor.run()
             finally:
                 self._supervisor = None

@@ -23,7 +23,7 @@ class DocumentProgressed(NamedTuple):
 class DocumentEnded(NamedTuple):
     """The attempt is over and its outcome is recorded."""
 
-    document: Document
+    document: Document  # as it was claimed, with the state that the outcome led to
     outcome: Outcome
     seconds: float  # that the handler took; 0 if it was given back before it started
 
@@ -33,6 +33,13 @@ class DocumentLost(NamedTuple):
 
     document: Document
     fence: Fence
+
+
+class DocumentCancelled(NamedTuple):
+    """The document was cancelled while it waited or was delayed. Of all workers of the queue, the
+    next one that claims gets this event; it is lost if that worker dies."""
+
+    document: Document
 
 
 class LinePrinted(NamedTuple):
@@ -66,8 +73,8 @@ class Idle(NamedTuple):
 
 
 class Stopping(NamedTuple):
-    """The worker was asked to stop and claims no more: so many documents run, and of so many that
-    are over the store does not know yet."""
+    """The worker was asked to stop and claims no more. `running` documents have not ended, and
+    `unrecorded` have ended without being recorded yet."""
 
     now: bool
     running: int
@@ -79,6 +86,7 @@ Event = (
     | DocumentProgressed
     | DocumentEnded
     | DocumentLost
+    | DocumentCancelled
     | LinePrinted
     | StoreFailed
     | StoreAnswers

@@ -46,7 +46,8 @@ Handler = Callable[["ClaimedDocument"], object]
 
 
 class TryAgain(Exception):
-    """Raised by a handler: this attempt failed, another one may succeed, `after_s` from now."""
+    """Raised by a handler: this attempt failed, and another one may succeed. It begins after the
+    backoff of the worker, and `after_s` from now at the earliest."""
 
     after_s: float | None = None  # also of one that is made without our `__init__`
 
@@ -134,9 +135,14 @@ class ClaimedDocument:
         return json.loads(self._metadata) if self._metadata else {}
 
     @property
+    def is_payload(self) -> bool:
+        """Whether the document carries a JSON value, `payload`, and not a content to `read`."""
+        return self._kind == "payload"
+
+    @property
     def payload(self) -> "Any":
         """The JSON value that the document carries."""
-        if self._kind != "payload":
+        if not self.is_payload:
             raise ValueError(f"document {self.id} carries a content and no payload; read() it")
         if self._body is not None:
             return json.loads(self._body)
@@ -194,7 +200,7 @@ class ClaimedDocument:
         self._report(done, total)
 
     def _need_content(self) -> None:
-        if self._kind != "content":
+        if self.is_payload:
             raise ValueError(f"document {self.id} carries a payload and no content; see .payload")
 
     def _checked_body(self) -> bytes:

@@ -20,6 +20,7 @@ STARTS_FAILED_MAX = 3  # in a row, then the worker gives up
 START_AGAIN_S = 1.0  # after the system had no room for one more process
 CHUNK_S = 0.01  # of measured work that one child has in hand
 DESCRIPTORS_PER_SLOT, _OTHER_DESCRIPTORS = 8, 64
+_CLOSE_S, _STOP_S = 60.0, 0.2  # to remove folders and to store results at the end
 _LOOK_S = 0.05  # while documents wait inside children
 
 
@@ -176,8 +177,9 @@ class ProcessCrew:
         for slot in self._slots:
             self._forget(slot)
             slot.wait()
-        self._porter.close()
-        self._bell.close()
+        # Contents that do not answer must not keep a worker that is to stop.
+        if self._porter.close(_CLOSE_S if self._replacing else _STOP_S):
+            self._bell.close()
 
     # ── What happens ─────────────────────────────────────────────────────────────────────────────
 

@@ -42,12 +42,13 @@ class Porter:
             self._thread.start()
         self._work.put(work)
 
-    def close(self) -> None:
-        """Wait until all is carried."""
-        if self._thread is not None:
-            self._work.put(None)
-            self._thread.join()
-            self._thread = None
+    def close(self, timeout_s: float) -> bool:
+        """Wait until all is carried, for `timeout_s` at most, and return whether it is."""
+        if self._thread is None:
+            return True
+        self._work.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _serve(self) -> None:
         while (work := self._work.get()) is not None:

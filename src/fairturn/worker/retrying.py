@@ -1,4 +1,4 @@
-"""How long a document waits before it is tried again: growing delays, spread out (pure)."""
+"""Exponential backoff with jitter: the delay before a document is tried again (pure)."""
 
 from collections.abc import Callable
 from math import isfinite
@@ -7,19 +7,23 @@ from typing import NamedTuple
 from fairturn.clock import microseconds
 from fairturn.model import RETRY_US_MAX
 
-SPREAD = 0.5  # of the delay, added to it at random, so that what failed together comes back apart
+SPREAD = 0.5  # jitter: up to half of the delay is added, so that failures do not come back together
 
 
 class Delays(NamedTuple):
-    """The delay after the first attempt, by how much it grows with each, and where it stops."""
+    """The delay after the first attempt, its growth factor, and its maximum.
 
-    first_s: float = 5.0
-    factor: float = 2.0
+    With the default of five attempts the delays are 20 s, 140 s, 980 s and 1 h: the last attempt
+    begins 79 minutes after the first at the earliest, so that an outage of an hour kills nothing.
+    """
+
+    first_s: float = 20.0
+    factor: float = 7.0
     most_s: float = 3_600.0
 
 
 def check(delays: Delays) -> Delays:
-    """Refuse delays that are none."""
+    """Return the delays, or raise `ValueError`."""
     for name, value in delays._asdict().items():
         least = 1 if name == "factor" else 0
         if not isfinite(value) or value < least:
@@ -30,15 +34,14 @@ def check(delays: Delays) -> Delays:
 def delay_us(
     delays: Delays, attempt: int, random: Callable[[], float], after_s: float | None = None
 ) -> int:
-    """When to try again, in microseconds from now, after the attempt of this number.
+    """The delay before the next attempt, in microseconds, after the attempt of this number.
 
-    A handler's own `after_s` takes the place of the growing delay. Either is the least there will
-    be: the spread comes on top. `random` gives numbers from 0 to 1.
+    It is the larger of the backoff and a handler's own `after_s`, plus the jitter: `after_s` never
+    shortens it. `random` returns numbers from 0 to 1.
     """
-    if after_s is None or not isfinite(after_s):
-        # Above 2^64 the power alone would be too large for a float with some factors.
-        floor_s = min(delays.most_s, delays.first_s * delays.factor ** min(attempt - 1, 64))
-    else:
-        floor_s = max(0.0, after_s)
+    # Above 2^64 the power alone would be too large for a float with some factors.
+    floor_s = min(delays.most_s, delays.first_s * delays.factor ** min(attempt - 1, 64))
+    if after_s is not None and isfinite(after_s):
+        floor_s = max(floor_s, after_s)
     floor_us = microseconds(min(floor_s, RETRY_US_MAX / 1_000_000))
     return min(RETRY_US_MAX, floor_us + round(floor_us * SPREAD * random()))

@@ -1,40 +1,46 @@
 """The loop of a worker: claim, hand out, renew, record. One thread does all of it, by deadlines.
 
-Nothing here waits for a handler. An outcome is recorded together with the next claim, at once if a
-slot is free, and otherwise within 5 ms, so that a fast handler's outcomes share a transaction.
-While there are documents in hand, nothing waits for a server, either: a claim of more of them, and
-the outcomes of those before, are two calls of threads of their own, whose answers are taken in when
-they are there.
+The loop waits neither for a handler nor for the store. Every call of the store is made in a thread
+of its kind (`calls.py`), and the loop takes in the reply when it is there. So leases are renewed
+and signals are obeyed while a claim waits for a lock.
+
+An outcome is recorded together with the next claim, at once if a slot is free, and otherwise within
+5 ms, so that a fast handler's outcomes share a transaction. While documents wait for a slot, a
+server gets the claim and the outcomes before it as two calls. A file has one writer, so there the
+two always share a transaction.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from fairturn.clock import microseconds, stopwatch
-from fairturn.content import Contents
+from fairturn.clock import SECOND_US, microseconds, stopwatch
+from fairturn.content import DISCARD_S, Contents, delete_unreferenced
 from fairturn.errors import ContentDamaged, StoreError, StoreUnavailable
-from fairturn.interpreter import have_in_hand
 from fairturn.model import (
+    CANCELS_REPORTED_MAX,
     Claim,
-    Claimed,
     Completed,
     Failed,
     Fence,
     Outcome,
     Progress,
     Released,
+    Renewed,
     Stopped,
+    Summary,
 )
-from fairturn.store import Store
+from fairturn.situation import SIGN_ON_EVERY_US
+from fairturn.store import Interruptible, Store
 from fairturn.worker import events
+from fairturn.worker.calls import Calls, Kind
 from fairturn.worker.crew import Crew, Ended, Held
-from fairturn.worker.errands import Errands
 from fairturn.worker.handling import AGAIN, DONE, FILE, NEVER
+from fairturn.worker.leases import Leases
 from fairturn.worker.outage import Outage
+from fairturn.worker.outcomes import Recorded, Recorder, state_after
 from fairturn.worker.pacing import Pace
 from fairturn.worker.retrying import Delays, delay_us
 from fairturn.worker.watching import Watch
@@ -43,7 +49,8 @@ LOOK_S = 1.0  # for documents that became due and leases that ran out
 RECORD_S = 0.005  # that an outcome waits for others while every slot is busy
 RECORD_MAX = 250  # outcomes that wait for others
 HELD_BACK_S = 0.25  # a document that cannot start for so long is given back
-PROGRESS_S = 1.0  # between two reports of one document's progress
+ANSWER_S = 0.7  # that the store has, after the grace, to record what is left
+SIGN_ON_S = SIGN_ON_EVERY_US / SECOND_US
 IDLE_S = 2.0  # without work, then a worker that waits for the last documents says so
 
 
@@ -61,6 +68,7 @@ class Plan(NamedTuple):
     """How a worker works."""
 
     name: str
+    slots: int
     lease_s: float
     grace_s: float
     retry: Delays
@@ -76,26 +84,6 @@ class _Attempt(NamedTuple):
     outcome: Outcome
     held: Held
     seconds: float
-    unsure: bool = False  # whether it is recorded already, perhaps: the store did not answer
-
-
-class _Claiming(NamedTuple):
-    """A claim under way."""
-
-    wanted: int
-    begun_s: float
-    recorded: list[_Attempt]  # with it
-    version: int  # of the store, before it
-    claimed: Callable[[], Claimed]  # what it gives, or the error that it ended with
-    is_over: Callable[[], bool] = lambda: True
-
-
-class _Recording(NamedTuple):
-    """Outcomes on their way to the store."""
-
-    begun_s: float
-    recorded: list[_Attempt]
-    lost: Future[list[Fence]]
 
 
 class Supervisor:
@@ -109,49 +97,72 @@ class Supervisor:
         self._crew = crew
         self._pace = pace
         self._plan = plan
-        self._lease_us = microseconds(plan.lease_s)
+        self._recorder = Recorder(
+            store,
+            plan.name,
+            microseconds(plan.lease_s),
+            reads_states=plan.on_event is not None,
+        )
+        self._calls = Calls(crew.ring)
+        self._outage = Outage(plan.random)
+        self._leases = Leases(store, self._calls, self._outage, plan.lease_s)
         self._held: dict[Fence, Held] = {}
         self._ended: list[_Attempt] = []  # not recorded yet
-        self._errands = Errands(crew.ring)
-        self._claiming: _Claiming | None = None
-        self._recording: _Recording | None = None
         self._oldest_s = 0.0  # since when the first of them waits
-        self._renew_s = stopwatch() + plan.lease_s / 3
-        self._progress_s = 0.0
+        self._claiming: list[_Attempt] | None = None  # what a claim in flight records
+        self._recording: list[_Attempt] | None = None  # what another call in flight records
+        self._sign_on_s: float | None = 0.0  # None: a heartbeat is in flight
         self._look_s = 0.0
-        self._dry = False  # the last claim found less than was asked for
-        self._outage = Outage(plan.random)
+        self._looking = False
+        self._summary: Summary | None = None  # since the last claim and the last outcome
+        self._cancelled: int | None = None  # documents ever cancelled, as the last look read it
+        self._happened = 0  # claims and outcomes, to know whether a summary is newer
+        self._dry = False  # the last claim found less than it could return
         self._stops = plan.stops
         self._stopped_s: float | None = None
-        self._over = False  # the time to finish what runs
+        self._leave_s: float | None = None  # then the worker ends, whatever the store does
+        self._leaving = False  # documents that come now are released
         self._idle_since_s: float | None = None
         self._idle_told = plan.on_event is None
-        self._watch = Watch(store, crew.ring)
+        self._watch = Watch(store, self._calls.ring)
         self._counts = dict.fromkeys(Done._fields, 0)
 
     def ring(self) -> None:
-        """Look whether somebody asked to stop. From any thread, or a signal handler."""
+        """Look whether the worker was asked to stop. From any thread, or a signal handler."""
         self._crew.ring()
+        if isinstance(self._store, Interruptible):
+            self._store.interrupt()  # it may be waiting for the lock of another process
 
     @property
     def _at_once(self) -> bool:
-        """Whether nobody is to be waited for."""
+        """Whether the grace period is skipped."""
         return len(self._stops) > 1 or any(self._stops)
 
     def run(self) -> Done:
-        """Work until told to stop, or until everything is done."""
+        """Work until told to stop, or until everything is done.
+
+        Raises `StoreUnavailable` if the store did not record what was left when the worker had to
+        stop: those documents run again when their leases have expired.
+        """
         try:
             while not self._turn():
                 self._crew.wait(self._next_s() - stopwatch())
         except BaseException:
+            self._calls.mute()  # the crew's descriptors may be another file's after this
             try:
                 self._crew.close()
             finally:
                 self._abandon()
             raise
         finally:
+            self._sign_off()
+            self._calls.leave()
             self._watch.close()
-            self._errands.close()
+        if self._held:
+            raise StoreUnavailable(
+                f"the store did not record how {len(self._held):,} attempts ended before the "
+                "worker had to stop; their documents run again when their leases have expired"
+            )
         return Done(**self._counts)
 
     # ── One turn of the loop ─────────────────────────────────────────────────────────────────────
@@ -161,26 +172,31 @@ class Supervisor:
         now_s = stopwatch()
         self._crew.tend(now_s)
         self._take_in(self._crew.collect(), now_s)
+        self._take_replies()
         if self._stops:
             self._wind_down(now_s)
         else:
             self._give_back_what_is_held_up(now_s)
-        if now_s >= self._renew_s:
-            self._renew(now_s)
-        elif now_s >= self._progress_s:
-            self._report_progress(now_s)
+        self._leases.renew(self._held.values(), now_s, self._take_renewed)
+        self._sign_on(now_s)
         self._record_and_claim(now_s)
-        if self._held or self._claiming is not None:
+        if self._held:
             self._idle_since_s = None
-            return False
+        if self._held or self._claiming is not None:
+            return self._leave_s is not None and now_s >= self._leave_s
         return bool(self._stops) or (self._plan.until_empty and self._dry and self._is_empty(now_s))
 
     def _next_s(self) -> float:
-        """When the next turn is due."""
-        due = [self._renew_s]
-        if self._claiming is None:  # otherwise its end rings
+        """When the next turn is due. The end of a call in flight rings."""
+        due = []
+        renewal_s = self._leases.due_s()
+        if self._held and renewal_s is not None:
+            due.append(renewal_s)
+        if self._sign_on_s is not None and not self._stops:
+            due.append(max(self._sign_on_s, self._outage.until_s))
+        if self._claiming is None:
             due.append(max(self._look_s, self._outage.until_s))
-            if self._ended:
+            if self._ended and self._recording is None:
                 due.append(max(self._oldest_s + RECORD_S, self._outage.until_s))
         crew_s = self._crew.due_s()
         if crew_s is not None:
@@ -188,11 +204,32 @@ class Supervisor:
         since_s = self._crew.unstarted_since_s()
         if since_s is not None and not self._stops:
             due.append(since_s + HELD_BACK_S)
-        if self._held:
-            due.append(self._progress_s)
-        if self._stopped_s is not None and not self._over:
+        if self._leave_s is not None:
+            due.append(self._leave_s)
+        elif self._stopped_s is not None:
             due.append(self._stopped_s + self._plan.grace_s)
-        return min(due)
+        return min(due, default=stopwatch() + LOOK_S)
+
+    # ── Calls of the store ───────────────────────────────────────────────────────────────────────
+
+    def _take_replies(self) -> None:
+        """Take the replies that are there. After an error, the store is asked again a little later,
+        and later each time."""
+        for call in self._calls.returned():
+            try:
+                reply = call.reply.result()
+            except StoreUnavailable as error:
+                pause_s = self._outage.go_on(stopwatch())
+                call.fail()
+                if self._plan.on_event is not None:
+                    self._plan.on_event(events.StoreFailed(str(error), pause_s))
+            except BaseException:
+                call.fail()
+                raise
+            else:
+                call.take(reply)
+                if call.kind is not Kind.LOOK:  # a store that can be read may refuse to be written
+                    self._store_answers(call.begun_s)
 
     def _take_in(self, ended: list[Ended], now_s: float) -> None:
         """Attempts that are over become outcomes."""
@@ -220,33 +257,24 @@ class Supervisor:
     # ── Recording and claiming ───────────────────────────────────────────────────────────────────
 
     def _record_and_claim(self, now_s: float) -> None:
-        try:
-            if self._recording is not None and self._recording.lost.done():
-                begun_s = self._recording.begun_s
-                self._take_recorded(self._recording)
-                self._store_answers(begun_s)
-            if self._claiming is not None:
-                if not self._claiming.is_over():
-                    return
-                self._receive(self._claiming, now_s)
-            if now_s < self._outage.until_s:
-                return
-            if self._claiming is not None:  # more, which was begun when that was there
-                self._record_meanwhile()
-                return
-            wanted = self._wanted(now_s)
-            if self._ended and not self._must_record(now_s):
-                return
-            if wanted:
-                self._claim(wanted, now_s)
-            elif self._ended:
-                recorded, self._ended = self._ended, []
-                with self._kept_if_it_fails(recorded):
-                    lost = self._store.finish([attempt.outcome for attempt in recorded])
-                self._settle(recorded, lost)
-                self._store_answers(now_s)
-        except StoreUnavailable as error:
-            self._pause(error, now_s)
+        if now_s < self._outage.until_s:
+            return
+        if self._claiming is not None:
+            # With one writer the outcomes would only wait for the claim.
+            if self._stops or not self._store.one_writer:
+                self._record()
+            return
+        wanted = self._wanted(now_s)
+        if self._ended and not self._must_record(now_s):
+            return
+        if wanted and self._crew.unstarted() and not self._store.one_writer:
+            self._claim(wanted, [])
+            self._record()
+        elif wanted:
+            recorded, self._ended = self._ended, []
+            self._claim(wanted, recorded)
+        else:
+            self._record()
 
     def _wanted(self, now_s: float) -> int:
         """How many documents to claim now; none while nothing has changed since none was found."""
@@ -254,7 +282,7 @@ class Supervisor:
         if not self._stops:
             wanted = self._pace.wanted(self._crew.free(), self._crew.unstarted())
         if not wanted:
-            self._look_s = max(self._look_s, now_s + LOOK_S)  # whoever ends wakes us before that
+            self._look_s = max(self._look_s, now_s + LOOK_S)  # the end of a handler rings before
             return 0
         if not self._dry or now_s >= self._look_s:
             return wanted
@@ -262,12 +290,46 @@ class Supervisor:
             return 0
         if not self._store.one_writer:
             return wanted
-        # Others' outcomes change the store too. To read is cheap; to claim would keep them waiting.
-        version = self._watch.version
-        if self._store.summary().waiting:
-            return wanted
-        self._watch.look(version)
+        # Outcomes of others change the store too. To read is cheap; a claim would block writers.
+        self._look()
         return 0
+
+    def _sign_on(self, now_s: float) -> None:
+        """Send a heartbeat, if one is due and none is in flight."""
+        if self._stops or self._sign_on_s is None:
+            return
+        if now_s < max(self._sign_on_s, self._outage.until_s):
+            return
+        self._sign_on_s = None
+
+        def take(_: object = None) -> None:
+            self._sign_on_s = stopwatch() + SIGN_ON_S
+
+        call = partial(self._store.sign_on, self._plan.name, self._plan.slots)
+        self._calls.begin(Kind.LOOK, call, take, fail=take)
+
+    def _look(self) -> None:
+        """Read how many documents wait, are delayed and run."""
+        if self._looking or stopwatch() < self._outage.until_s:
+            return
+        self._looking = True
+        changed, version, happened = self._watch.changed, self._watch.version, self._happened
+
+        def take(summary: Summary) -> None:
+            self._looking = False
+            if self._happened == happened:
+                self._summary = summary
+            more_cancelled = summary.cancelled != self._cancelled  # the next claim reports them
+            self._cancelled = summary.cancelled
+            if more_cancelled or (changed and summary.waiting):
+                self._dry = False
+            elif changed:
+                self._watch.look(version)
+
+        def fail() -> None:
+            self._looking = False
+
+        self._calls.begin(Kind.LOOK, self._store.summary, take, fail=fail)
 
     def _must_record(self, now_s: float) -> bool:
         """Whether outcomes are to be recorded now, or may wait a moment for more of them."""
@@ -278,92 +340,75 @@ class Supervisor:
             or len(self._ended) >= RECORD_MAX
         )
 
-    def _claim(self, wanted: int, now_s: float) -> None:
-        if self._crew.unstarted() and not self._store.one_writer:
-            self._claim_meanwhile(wanted)
-            self._record_meanwhile()
+    def _claim(self, wanted: int, recorded: list[_Attempt]) -> None:
+        self._claiming = recorded
+        version = self._watch.version  # an older one only rings once more
+        outcomes = [attempt.outcome for attempt in recorded]
+
+        def take(reply: Recorded) -> None:
+            self._receive(reply, wanted, recorded, version)
+
+        def fail() -> None:
+            self._claiming = None
+            self._keep(recorded)
+
+        call = partial(self._recorder.claim, wanted, outcomes)
+        self._calls.begin(Kind.CLAIM, call, take, fail=fail, late=self._recorder.release)
+
+    def _record(self) -> None:
+        """Record what ended, unless a call that does so is in flight."""
+        if not self._ended or self._recording is not None:
             return
         recorded, self._ended = self._ended, []
-        claim = self._call(wanted, [attempt.outcome for attempt in recorded])
-        self._receive(_Claiming(wanted, now_s, recorded, self._watch.version, claim), now_s)
+        self._recording = recorded
 
-    def _call(self, wanted: int, outcomes: Sequence[Outcome] = ()) -> Callable[[], Claimed]:
-        name, lease_us = self._plan.name, self._lease_us
-        claim = partial(self._store.claim, wanted, worker=name, lease_us=lease_us)
-        return partial(claim, outcomes=outcomes, synced=False)
+        def take(reply: Recorded) -> None:
+            self._recording = None
+            self._settle(recorded, reply)
 
-    def _claim_meanwhile(self, wanted: int) -> None:
-        begun = self._errands.begin(self._call(wanted))
-        version = self._watch.version  # an older one only rings once more
-        self._claiming = _Claiming(wanted, stopwatch(), [], version, begun.result, begun.done)
+        def fail() -> None:
+            self._recording = None
+            self._keep(recorded)
 
-    def _record_meanwhile(self) -> None:
-        if self._ended and self._recording is None:
-            recorded, self._ended = self._ended, []
-            finish = partial(self._store.finish, [attempt.outcome for attempt in recorded])
-            self._recording = _Recording(stopwatch(), recorded, self._errands.begin(finish))
+        outcomes = [attempt.outcome for attempt in recorded]
+        self._calls.begin(Kind.FINISH, partial(self._recorder.finish, outcomes), take, fail=fail)
 
-    def _receive(self, claiming: _Claiming, now_s: float) -> None:
-        """Take in what a claim gives."""
-        claimed = self._claimed(claiming)
-        self._look_s = stopwatch() + LOOK_S
-        self._dry = len(claimed.claims) < claiming.wanted
-        try:
-            if not self._dry and now_s >= self._outage.until_s:
-                self._claim_more(len(claimed.claims))
-        finally:
-            held = self._take_over(claimed, claiming.recorded, now_s)
-        self._store_answers(claiming.begun_s)
+    def _keep(self, recorded: list[_Attempt]) -> None:
+        """These outcomes were not recorded, as far as is known: record them later."""
+        self._ended[:0] = recorded
+
+    def _receive(
+        self, reply: Recorded, wanted: int, recorded: list[_Attempt], version: int
+    ) -> None:
+        """Take in the reply to a claim. All its documents are held before the first event: if that
+        raises, they are released."""
+        now_s = stopwatch()
+        self._claiming = None
+        self._summary, self._happened = None, self._happened + 1
+        self._look_s = now_s + LOOK_S
+        self._dry = len(reply.claims) < wanted and len(reply.cancelled) < CANCELS_REPORTED_MAX
+        stopping = self._stops or self._leaving
+        if not (self._dry or stopping or self._store.one_writer or now_s < self._outage.until_s):
+            # The server works on the next claim while the handlers work on this one.
+            more = self._pace.wanted(self._crew.free(), self._crew.unstarted() + len(reply.claims))
+            if more:
+                self._claim(more, [])
+        held = [self._hold(claim, now_s) for claim in reply.claims]
+        self._settle(recorded, reply)
         if self._plan.on_event is not None:
             for one in held:
                 self._plan.on_event(events.DocumentClaimed(one.claim.document, one.fence))
-        if self._stops:
+            for document in reply.cancelled:
+                self._plan.on_event(events.DocumentCancelled(document))
+        if stopping:
             self._release(held, now_s)
         elif held:
             self._crew.give(held)
             if self._dry and not self._store.one_writer:  # there is nothing more urgent
                 self._crew.make_way()
         if self._dry:
-            self._watch.look(claiming.version)
-        self._store.sync()  # while the handlers begin
-
-    def _claim_more(self, claimed: int) -> None:
-        """What was claimed is worked on while more is fetched: first of all, that is begun."""
-        if self._stops or self._store.one_writer:
-            return
-        more = self._pace.wanted(self._crew.free(), self._crew.unstarted() + claimed)
-        if more:
-            self._claim_meanwhile(more)
-
-    def _claimed(self, claiming: _Claiming) -> Claimed:
-        """What a claim gives, or the error that it ended with."""
-        self._claiming = None
-        with self._kept_if_it_fails(claiming.recorded):
-            return claiming.claimed()
-
-    def _take_over(self, claimed: Claimed, recorded: list[_Attempt], now_s: float) -> list[Held]:
-        """Hold what was claimed, and settle what was recorded with it. All are held before anybody
-        hears of one: what an error leaves behind is given back."""
-        held = [self._hold(claim, now_s) for claim in claimed.claims]
-        have_in_hand(len(self._held))
-        self._settle(recorded, claimed.lost)
-        return held
-
-    def _take_recorded(self, recording: _Recording) -> None:
-        """Settle what was recorded without a claim."""
-        self._recording = None
-        with self._kept_if_it_fails(recording.recorded):
-            lost = recording.lost.result()
-        self._settle(recording.recorded, lost)
-
-    @contextmanager
-    def _kept_if_it_fails(self, recorded: list[_Attempt]) -> Iterator[None]:
-        """If these outcomes cannot be recorded now, they are to be recorded later."""
-        try:
-            yield
-        except BaseException:
-            self._ended[:0] = [attempt._replace(unsure=True) for attempt in recorded]
-            raise
+            self._watch.look(version)
+        self._calls.begin(Kind.LOOK, self._store.sync)  # while the handlers begin
 
     def _hold(self, claim: Claim, now_s: float) -> Held:
         document = claim.document
@@ -375,9 +420,10 @@ class Supervisor:
         self._held[claim.fence] = held
         return held
 
-    def _settle(self, recorded: list[_Attempt], lost: list[Fence]) -> None:
+    def _settle(self, recorded: list[_Attempt], reply: Recorded) -> None:
         """These outcomes are recorded, but for those whose lease was lost."""
-        gone = set(lost)
+        self._summary, self._happened = None, self._happened + 1
+        gone = set(reply.lost)
         if gone:
             for attempt in recorded:
                 if attempt.held.fence in gone:
@@ -389,8 +435,10 @@ class Supervisor:
             del self._held[attempt.held.fence]
         on_event = self._plan.on_event
         if on_event is not None:
-            for outcome, held, seconds, _ in recorded:
-                on_event(events.DocumentEnded(held.claim.document, outcome, seconds))
+            for outcome, held, seconds in recorded:
+                document = held.claim.document
+                state = state_after(outcome, reply.states.get(document.id))
+                on_event(events.DocumentEnded(document._replace(state=state), outcome, seconds))
 
     def _lose(self, held: Held, attempt: _Attempt | None = None) -> None:
         """Somebody else has the document: nothing of this attempt counts any more. A file that may
@@ -399,21 +447,16 @@ class Supervisor:
         if self._held.pop(held.fence, None) is None:
             return
         self._counts["lost"] += 1
-        outcome = None if attempt is None or attempt.unsure else attempt.outcome
+        outcome = None if attempt is None else attempt.outcome
         if isinstance(outcome, Completed) and outcome.content is not None:
-            with suppress(StoreError):  # the next sweep removes what cannot be removed now
-                self._contents.delete([outcome.content.name])
+            self._calls.begin(Kind.LOOK, partial(self._delete, outcome.content.name))
         if self._plan.on_event is not None:
             self._plan.on_event(events.DocumentLost(held.claim.document, held.fence))
 
-    def _pause(self, error: StoreUnavailable, now_s: float) -> None:
-        """The store cannot be written to now: try again a little later, and later each time."""
-        pause_s = self._outage.go_on(now_s)
-        if self._plan.on_event is not None:
-            self._plan.on_event(events.StoreFailed(str(error), pause_s))
-        over_s = self._plan.grace_s + self._plan.lease_s
-        if self._stopped_s is not None and now_s > self._stopped_s + over_s:
-            raise error  # the leases have run out; others do the work again
+    def _delete(self, content_name: str) -> None:
+        unreferenced = partial(self._store.unreferenced, timeout_s=DISCARD_S)
+        with suppress(StoreError):  # the next sweep removes what cannot be removed now
+            delete_unreferenced(self._contents, unreferenced, [content_name])
 
     def _store_answers(self, begun_s: float) -> None:
         """It has answered a call that was begun then."""
@@ -423,55 +466,28 @@ class Supervisor:
 
     # ── Keeping what is held ─────────────────────────────────────────────────────────────────────
 
-    def _renew(self, now_s: float) -> None:
-        self._renew_s = now_s + self._plan.lease_s / 3
-        if not self._held:
-            return
-        try:
-            self._tell_store(list(self._held.values()), now_s)
-        except StoreUnavailable as error:
-            self._pause(error, now_s)
-            self._renew_s = self._outage.until_s
-        else:
-            self._store_answers(now_s)
-
-    def _report_progress(self, now_s: float) -> None:
-        self._progress_s = now_s + PROGRESS_S
-        told = [held for held in self._held.values() if held.progress is not held.reported]
-        if told:
-            with suppress(StoreUnavailable):  # the next renewal tells it
-                self._tell_store(told, now_s)
-
-    def _tell_store(self, some: list[Held], now_s: float) -> None:
-        """Renew the leases of these, and pass on how far they are."""
-        progress: dict[Fence, Progress] = {}
-        for held in some:
-            said = held.progress
-            if said is not None and said is not held.reported:
-                progress[held.fence] = said
-        lost, cancelled = self._store.renew(
-            [held.fence for held in some], lease_us=self._lease_us, progress=progress
-        )
+    def _take_renewed(self, renewed: Renewed, progress: dict[Fence, Progress]) -> None:
+        now_s = stopwatch()
         for fence, said in progress.items():
-            self._held[fence].reported = said
+            if fence in self._held:
+                self._held[fence].reported = said
             if self._plan.on_event is not None:
                 self._plan.on_event(events.DocumentProgressed(fence, said))
-        ended = self._ending()
-        for fence in lost:
-            if fence not in ended:  # otherwise the store says so once more when it is recorded
+        # What has ended meanwhile is in a call that records it, whose reply is the one that counts.
+        gone = self._ending()
+        for fence in renewed.lost:
+            if fence in self._held and fence not in gone:
                 self._stop_one(self._held[fence])
                 self._lose(self._held[fence])
-        for fence in cancelled:
-            if fence not in ended:
-                held = self._held[fence]
+        for fence in renewed.cancelled:
+            held = self._held.get(fence)
+            if held is not None and fence not in gone:
                 self._stop_one(held)
                 self._add(Stopped(fence), held, held.ran_s(now_s), now_s)
 
     def _ending(self) -> set[Fence]:
         """Attempts that are over, also those that are being recorded."""
-        ending = list(self._ended)
-        for call in (self._claiming, self._recording):
-            ending += call.recorded if call is not None else []
+        ending = [*self._ended, *(self._claiming or ()), *(self._recording or ())]
         return {attempt.held.fence for attempt in ending}
 
     def _stop_one(self, held: Held) -> None:
@@ -506,8 +522,8 @@ class Supervisor:
                 self._plan.on_event(events.Stopping(self._at_once, running, unrecorded))
             self._crew.replace_no_more()
         self._release(self._crew.take_back(), now_s)
-        self._over = self._at_once or now_s >= self._stopped_s + self._plan.grace_s
-        if self._over:
+        if self._at_once or now_s >= self._stopped_s + self._plan.grace_s:
+            self._leave_s = now_s + ANSWER_S if self._leave_s is None else self._leave_s
             self._stop_all(now_s)
 
     def _stop_all(self, now_s: float) -> None:
@@ -523,10 +539,10 @@ class Supervisor:
                 self._add(Released(fence), held, held.ran_s(now_s), now_s)
 
     def _is_empty(self, now_s: float) -> bool:
-        try:
-            summary = self._store.summary()
-        except StoreUnavailable:
+        if self._summary is None:
+            self._look()
             return False
+        summary = self._summary
         left = events.Idle(summary.waiting, summary.delayed, summary.running)
         if not any(left):
             return True
@@ -538,20 +554,24 @@ class Supervisor:
         return False
 
     def _abandon(self) -> None:
-        """Something unforeseen ended the loop: give back what can be given back."""
-        if self._recording is not None:
-            with suppress(StoreError):
-                self._take_recorded(self._recording)
-        claiming = self._claiming
-        if claiming is not None:
-            with suppress(StoreError):
-                self._take_over(self._claimed(claiming), claiming.recorded, stopwatch())
+        """An error ended the loop: release what can be released."""
+        self._leaving = True
+        self._calls.wait(ANSWER_S)
+        with suppress(StoreError):
+            self._take_replies()
         ended = self._ending()
         outcomes = [attempt.outcome for attempt in self._ended]
         outcomes += [Released(fence) for fence in self._held if fence not in ended]
-        with suppress(StoreError):
-            if outcomes:
-                self._store.finish(outcomes)
+        if outcomes:
+            self._calls.begin(Kind.FINISH, partial(self._store.finish, outcomes))
+
+    def _sign_off(self) -> None:
+        """Let explanations no longer count this worker, and let calls in flight return, within the
+        time that is left."""
+        self._calls.begin(Kind.LOOK, partial(self._store.sign_off, self._plan.name))
+        now_s = stopwatch()
+        leave_s = now_s + ANSWER_S if self._leave_s is None or self._leaving else self._leave_s
+        self._calls.wait(leave_s - now_s)
 
 
 _SUCCEEDED = (DONE, FILE)

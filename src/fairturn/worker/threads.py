@@ -28,6 +28,7 @@ from fairturn.worker.results import keep_file
 # While documents end one after the other, the supervisor looks by itself after this time at most.
 LOOK_S = 0.004
 _FAILED = (AGAIN, NEVER)
+_CLOSE_S = 0.2  # for threads that are between two documents, or store the file of a result
 _WAKING_S = 0.000_05  # about as long as a thread takes to wake up
 WORTH_WAKING_S = 0.005  # of work, which is how long a thread may keep the interpreter's lock
 
@@ -152,10 +153,12 @@ class ThreadCrew:
         busy = set(self._started)
         for _ in self._threads:
             self._wake.put(False)
+        until_s = stopwatch() + _CLOSE_S
         for number, thread in enumerate(self._threads):
             if number not in busy:
-                thread.join()
-        if not busy:  # otherwise somebody may ring yet, and the descriptor must not be another's
+                thread.join(max(0.0, until_s - stopwatch()))
+        # A thread that still runs may ring, and the descriptor must not be another's by then.
+        if not any(thread.is_alive() for thread in self._threads):
             self._bell.close()
 
     def _serve(self, number: int) -> None:

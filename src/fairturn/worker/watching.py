@@ -28,9 +28,9 @@ class Watch:
         self._asked.put(version)
 
     def close(self) -> None:
-        """Look no more."""
+        """Let the thread end. One that waits for a lock of the store is left behind."""
         self._asked.put(None)
-        self._thread.join()
+        self._thread.join(2 * self._SLICE_S)
 
     def _serve(self) -> None:
         while (version := self._asked.get()) is not None:
