@@ -37,6 +37,7 @@ class Queue(queue.Queue):
 
     `synchronous="NORMAL"` is faster and may lose the last documents in a power cut;
     `allow_network=True` opens a file on a network file system, which is slow and a risk.
+    `contents_shared=True` lets the group of the folder beside the file use it, not its user alone.
 
     `Queue("postgresql://...")` is a schema of a PostgreSQL database, made or brought up unless
     `migrate=False`. Documents of more than 64 KiB need `contents=Folder(...)`, a folder that all
@@ -49,6 +50,7 @@ class Queue(queue.Queue):
         database: str | os.PathLike[str] | Store,
         *,
         contents: Contents | None = None,
+        contents_shared: bool = False,
         clock: Clock | None = None,
         synchronous: str = "FULL",
         allow_network: bool = False,
@@ -57,9 +59,15 @@ class Queue(queue.Queue):
         **settings: Unpack[SettingChanges],
     ) -> None:
         wanted = changed(Settings(), settings)
+        if contents is not None and contents_shared:
+            raise ValueError(
+                "contents_shared is about the folder beside a file and contents were given; "
+                "write contents=Folder(..., shared=True)"
+            )
         if not isinstance(database, str | os.PathLike):
             _refuse_conflict(database.settings(), wanted, settings)
-            super().__init__(database, contents or _contents_of(database, clock), clock=clock)
+            contents = contents or _contents_of(database, clock, shared=contents_shared)
+            super().__init__(database, contents, clock=clock)
             return
         store = open_store(
             os.fspath(database),
@@ -72,7 +80,8 @@ class Queue(queue.Queue):
         )
         try:
             _refuse_conflict(store.settings(), wanted, settings)
-            super().__init__(store, contents or _contents_of(store, clock), clock=clock)
+            contents = contents or _contents_of(store, clock, shared=contents_shared)
+            super().__init__(store, contents, clock=clock)
         except BaseException:
             store.close()
             raise
@@ -114,16 +123,22 @@ def open_store(
     )
 
 
-def open_contents(place: str) -> Contents:
-    """Where large documents lie: the path of a folder, or s3://BUCKET/PATH."""
+def open_contents(place: str, *, shared: bool = False) -> Contents:
+    """Where large documents lie: the path of a folder, or s3://BUCKET/PATH. A folder is private to
+    its user, or `shared` by its group."""
     if is_bucket(place):
+        if shared:
+            raise ValueError(
+                "contents_shared is true and the contents lie in a bucket, which has access rules "
+                "of its own; leave contents_shared out"
+            )
         return Bucket(place)
     if is_address(place):
         raise StoreRefused(
             "fairturn keeps contents in a folder or in a bucket, at an s3:// address; it knows "
             f"none at {place.partition(':')[0]}:// addresses"
         )
-    return Folder(place)
+    return Folder(place, shared=shared)
 
 
 def open_counts(
@@ -210,7 +225,7 @@ def contents_beside(database: Path) -> Path:
     return database.with_name(f"{database.name}.contents")
 
 
-def _contents_of(store: Store, clock: Clock | None) -> Contents:
+def _contents_of(store: Store, clock: Clock | None, *, shared: bool) -> Contents:
     """Where the contents of a store lie, unless one was handed in."""
     if isinstance(store, MemoryStore):
         return TemporaryFolder(clock=clock)
@@ -219,7 +234,7 @@ def _contents_of(store: Store, clock: Clock | None) -> Contents:
     path = getattr(store, "path", None)
     if not isinstance(path, Path):
         raise TypeError(f"{type(store).__name__} needs contents=, where large documents are kept")
-    return Folder(contents_beside(path), clock=clock)
+    return Folder(contents_beside(path), shared=shared, clock=clock)
 
 
 def _refuse_conflict(present: Settings, wanted: Settings, given: SettingChanges) -> None:

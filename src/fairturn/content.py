@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,6 +29,8 @@ from fairturn.model import CONTENT_BYTES_MAX, INLINE_BYTES_MAX, ContentRef, Docu
 CHUNK_BYTES = 1_048_576
 # A content without a document may belong to a submission under way. After this time it does not.
 SWEEP_AGE_US = 3_600 * 1_000_000
+# How long a call waits for transactions in flight before it leaves its contents to the sweep.
+DISCARD_S = 0.25
 
 _NAME = re.compile(r"[0-9a-f]{32}", re.ASCII)
 UNFINISHED = ".part"  # after the name of what is not whole
@@ -153,20 +156,30 @@ def written(writing: Writing, chunks: Iterable[bytes]) -> ContentRef:
 _ROOT = ""  # the folder itself, among those that were synced
 
 
+# Modes of folders and files: of their owner alone, or of a group whose members share a folder. The
+# umask applies to files. It does not apply to folders: each member adds and deletes files in them.
+_PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
+_SHARED_FOLDER, _SHARED_FILE = 0o2770, 0o660
+
+
 class Folder:
     """Contents as files, in subfolders by the first two digits of their names.
 
-    Only their owner can read them. No symbolic link inside the folder is followed.
+    Only their owner can read them; with `shared=True` the members of the folder's group can read,
+    add and delete them. A shared folder that exists must have the mode 2770, which hands its group
+    on to everything in it. No symbolic link inside the folder is followed.
     """
 
     def __init__(
         self,
         path: str | Path,
         *,
+        shared: bool = False,
         clock: Clock | None = None,
         new_name: Callable[[], str] = lambda: secrets.token_hex(16),
     ) -> None:
         self.path = Path(path).absolute()
+        self.shared = shared
         self._clock = clock or SystemClock()
         self._new_name = new_name
         self._synced: set[str] = set()  # subfolders that survive a power cut
@@ -178,17 +191,21 @@ class Folder:
 
     def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> "_File":
         name = checked_name(self._new_name())
+        # Not the content's own name: a backup writes known names, and what a killed one has left
+        # under them would be in the way of the next.
+        unfinished = name[:2] + secrets.token_hex(15) + UNFINISHED
         crash.point("content-before-write")
         with self._translated("write"):
             folder = self._make_subfolder(name[:2])
         try:
             with self._translated("write"):
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-                file = os.open(name + UNFINISHED, flags, mode=0o600, dir_fd=folder)
+                mode = _SHARED_FILE if self.shared else _PRIVATE_FILE
+                file = os.open(unfinished, flags, mode=mode, dir_fd=folder)
         except BaseException:
             os.close(folder)
             raise
-        return _File(self, name, folder, file, size_bytes_max)
+        return _File(self, (unfinished, name), folder, file, size_bytes_max)
 
     def open(self, ref: ContentRef) -> BinaryIO:
         name = checked_name(ref.name)
@@ -241,24 +258,43 @@ class Folder:
 
     def _make_subfolder(self, two_digits: str) -> int:
         """An open subfolder, made if it is new."""
+        mode = _SHARED_FOLDER if self.shared else _PRIVATE_FOLDER
+        is_new = False
         with suppress(FileExistsError):
-            self.path.mkdir(mode=0o700)
+            self.path.mkdir(mode=mode)
             self._synced.clear()
-        # Also one that was there: who made it may have been killed before this line.
-        if _ROOT not in self._synced:
-            _sync_folder(self.path.parent)
-            self._synced.add(_ROOT)
+            is_new = True
         root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
+            # Also one that was there: who made it may have been killed before this line.
+            if _ROOT not in self._synced:
+                if self.shared:
+                    self._share_root(root, is_new=is_new)
+                _sync_folder(self.path.parent)
+                self._synced.add(_ROOT)
             with suppress(FileExistsError):
-                os.mkdir(two_digits, mode=0o700, dir_fd=root)
+                os.mkdir(two_digits, mode=mode, dir_fd=root)
                 self._synced.discard(two_digits)
             if two_digits not in self._synced:
+                if self.shared:
+                    with self._subfolder(two_digits) as folder:
+                        _share(folder)
                 os.fsync(root)
                 self._synced.add(two_digits)
             return os.open(two_digits, _OPEN_FOLDER, dir_fd=root)
         finally:
             os.close(root)
+
+    def _share_root(self, root: int, *, is_new: bool) -> None:
+        """Share a folder that was made here. One that exists is not opened to a group unasked."""
+        if is_new:
+            _share(root)
+        mode = stat.S_IMODE(os.fstat(root).st_mode)
+        if mode & _SHARED_FOLDER != _SHARED_FOLDER:
+            raise StoreError(
+                f"{self.path} is to be shared by a group and has the mode {mode:04o}; "
+                f"give it the group that its users have in common, and run: chmod 2770 {self.path}"
+            )
 
     @contextmanager
     def _subfolder(self, two_digits: str) -> Iterator[int]:
@@ -282,18 +318,24 @@ class Folder:
     def _translate(self, verb: str, error: OSError) -> StoreError:
         if error.errno in _FULL:
             return StoreFull(f"the disk of {self.path} is full; nothing was stored by this call")
-        return StoreError(f"{self.path}: cannot {verb} a content: {error.strerror or error}")
+        said = f"{self.path}: cannot {verb} a content: {error.strerror or error}"
+        if error.errno == errno.EACCES:
+            said += (
+                "; if several users share the folder, each process needs its group, and "
+                "Folder(..., shared=True) or the setting contents_shared"
+            )
+        return StoreError(said)
 
 
 class _File:
     """A file of a folder that is being written; under its name only when it is whole."""
 
     def __init__(
-        self, owner: Folder, name: str, folder: int, file: int, size_bytes_max: int
+        self, owner: Folder, names: tuple[str, str], folder: int, file: int, size_bytes_max: int
     ) -> None:
         self._owner = owner
-        self._name = name
-        self._present: str | None = name + UNFINISHED
+        self._present: str | None  # the name under which it is there
+        self._present, self._name = names
         self._folder, self._file = folder, file
         self._size_bytes_max = size_bytes_max
         self._size_bytes = 0
@@ -416,14 +458,20 @@ def sweep(
     for name in contents.names(now - SWEEP_AGE_US):
         batch.append(name)
         if len(batch) == 1_000:
-            deleted += _delete_unreferenced(contents, unreferenced, batch)
+            deleted += delete_unreferenced(contents, unreferenced, batch)
             batch = []
-    return deleted + _delete_unreferenced(contents, unreferenced, batch)
+    return deleted + delete_unreferenced(contents, unreferenced, batch)
 
 
-def _delete_unreferenced(
+def delete_unreferenced(
     contents: Contents, unreferenced: Callable[[Sequence[str]], Sequence[str]], names: list[str]
 ) -> int:
+    """Delete those of these contents that the store reports as unreferenced; return how many.
+
+    A call that failed, or that answered with the receipt of an earlier one, may have stored its
+    document all the same: the reply to its first attempt was lost. So no caller decides by itself
+    that a content is not needed.
+    """
     orphans = unreferenced(names) if names else ()
     contents.delete(orphans)
     return len(orphans)
@@ -467,6 +515,14 @@ def verify(file: BinaryIO, ref: ContentRef) -> None:
             f"the content {ref.name} has the SHA-256 {digest.hexdigest()}; "
             f"that of what was stored is {ref.sha256.hex()}"
         )
+
+
+def _share(folder: int) -> None:
+    """Let the group of a folder add and delete files, if the folder is this user's own. The mode
+    given to `mkdir` is not enough: the umask is subtracted from it."""
+    found = os.fstat(folder)
+    if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != _SHARED_FOLDER:
+        os.fchmod(folder, _SHARED_FOLDER)
 
 
 def _sync_folder(path: Path) -> None:

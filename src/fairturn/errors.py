@@ -14,7 +14,9 @@
     ├── TraceError              a trace file is not what it should be
     └── StoreError              the store cannot do its work
         ├── StoreRefused        this file, engine or schema must not be used
-        └── StoreUnavailable    busy or closed; try again later
+        │   └── NoQueue         there is no queue in this database
+        └── StoreUnavailable    closed or out of reach; try again later
+            ├── StoreBusy       another process holds the lock; nothing was stored
             └── StoreFull       no space left on the device; nothing was stored
 
 Misuse of a function is a `ValueError` or a `TypeError`, as everywhere in Python.
@@ -89,8 +91,16 @@ class StoreRefused(StoreError):
     """This file, engine or schema must not be used; it was left untouched."""
 
 
+class NoQueue(StoreRefused):
+    """There is no queue in this database, and the caller did not ask to make one."""
+
+
 class StoreUnavailable(StoreError):
     """The store is busy, closed or out of reach; the same call may succeed later."""
+
+
+class StoreBusy(StoreUnavailable):
+    """Another process held the lock for as long as this call may wait. It stored nothing."""
 
 
 class StoreFull(StoreUnavailable):

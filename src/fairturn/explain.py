@@ -120,7 +120,12 @@ def _priority(situation: Situation) -> Iterator[Reason]:
     document = situation.document
     # A parent that is no longer kept is taken for the reason too: only its 21st is checked itself.
     if document.parent is not None and situation.parent_count in (None, document.count):
-        yield reason(Code.PRIORITY_OF_PARENT, priority=document.priority, parent=document.parent)
+        yield reason(
+            Code.PRIORITY_OF_PARENT,
+            priority=document.priority,
+            count=document.count,
+            parent=document.parent,
+        )
     elif document.count == 0:
         yield reason(Code.PRIORITY_FIRST, priority=document.priority)
     else:
@@ -229,7 +234,7 @@ def _place(situation: Situation, found: Position | None) -> Iterator[Reason]:
         yield reason(
             Code.BEFORE_OTHER_CUSTOMERS,
             documents=before.other_turns,
-            customers=len(found.turns),
+            customers=_customers_before(situation, found),
             largest=_largest(situation, found.turns),
         )
     if before.longest_waiting:
@@ -243,6 +248,13 @@ def _place(situation: Situation, found: Position | None) -> Iterator[Reason]:
     yield from _patience(situation)
 
 
+def _customers_before(situation: Situation, found: Position) -> int:
+    """How many other customers have turns before it. Of a crowd only the largest are in `turns`."""
+    assert situation.lineup is not None
+    crowd = situation.lineup.crowd
+    return len(found.turns) + (0 if crowd is None else crowd.customers - len(crowd.largest))
+
+
 def _patience(situation: Situation) -> Iterator[Reason]:
     lineup = situation.lineup
     assert lineup is not None
@@ -253,7 +265,7 @@ def _patience(situation: Situation) -> Iterator[Reason]:
                     Code.PATIENCE_OVER,
                     since_at=front.since,
                     since_us=situation.at - front.since,
-                    customers=place,
+                    customers=place + (0 if lineup.crowd is None else lineup.crowd.fronts_ahead),
                 )
             return
 

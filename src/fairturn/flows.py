@@ -32,6 +32,14 @@ class Costs(StrEnum):
     LEARNED = "learned"  # the mean of the customer's last finished documents, corrected at the end
 
 
+class FlowMismatch(Exception):
+    """A stored flow does not agree with the documents: the store repairs it, and claims again."""
+
+    def __init__(self, customer: int) -> None:
+        super().__init__(f"the flows of customer number {customer} do not agree with its documents")
+        self.customer = customer
+
+
 # ── What happened since the last claim, as values ────────────────────────────────────────────────
 
 

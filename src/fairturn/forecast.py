@@ -6,6 +6,7 @@ likely to be submitted meanwhile and to have its turn first. docs/explain.md has
 what it reached in simulated workloads.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from math import ceil, sqrt
 from statistics import fmean, pvariance
@@ -68,14 +69,13 @@ def _seen_lately(service: Service, at: int) -> list[Seen]:
     return [seen for seen in service.workers if abs(at - seen.seen_at) <= ALIVE_US]
 
 
-def _idle(service: Service, at: int) -> int:
-    """How many documents the workers would take at once: those that they would have taken when they
-    were last seen, without those that they have taken since."""
-    idle = 0
-    for worker, seen_at, then in _seen_lately(service, at):
-        since = sum(r.worker == worker and r.claimed_at > seen_at for r in service.running)
-        idle += max(0, then - since)
-    return idle
+def _slots(service: Service, at: int) -> tuple[int, int]:
+    """How many documents the workers run at the same time, and how many slots are free. A worker
+    without a heartbeat has as many as it holds documents."""
+    held = Counter(working.worker for working in service.running if working.alive)
+    known = {seen.worker: seen.slots for seen in _seen_lately(service, at) if seen.slots}
+    slots = sum(known.values()) + sum(n for worker, n in held.items() if worker not in known)
+    return slots, sum(max(0, n - held[worker]) for worker, n in known.items())
 
 
 def forecast(
@@ -86,17 +86,19 @@ def forecast(
     if not alive(service, at):
         return None
     before = position.before
-    idle = _idle(service, at)
+    slots, idle = _slots(service, at)
     if before.total < idle:
         return Forecast(earliest_at=at, latest_at=at + _LOOK_US)
     ages = [max(0, at - running.claimed_at) for running in service.running if running.alive]
-    slots = max(1, len(ages) + idle)
+    slots = max(1, slots)
     durations = _durations(service, at)
     if durations is None:
         return None
     turns = {**position.turns, lineup.customer: before.own}
     # The first claim comes when one of those that run ends.
-    mean, variance = durations.work(turns, before.better_levels + before.longest_waiting + 1)
+    unnamed = before.other_turns - sum(position.turns.values())  # of customers in a crowd
+    ahead = before.better_levels + before.longest_waiting + unnamed + 1
+    mean, variance = durations.work(turns, ahead)
     error = (_UNSURE + sqrt(durations.all[1] / durations.known) / durations.all[0]) * mean
     spread = _Z * sqrt(variance + error**2)
     if Cause.COSTS in position.causes or durations.differ:
@@ -207,8 +209,7 @@ def _with_patience(
 ) -> float:
     """Nobody waits longer than until the turn for the longest waiting comes round to them, and to
     each of their documents after the other."""
-    in_level = sum(line.level == lineup.level for line in lineup.lines)
-    customers = max(in_level, len(lineup.fronts))
+    customers = max(lineup.lines_in_level, lineup.beyond_patience)
     turn = patience_us + PATIENCE_EVERY * (1 + customers) * claim_us
     patient = (lineup.rank.most + 1) * turn
     return patient if latest is None else min(latest, patient)

@@ -34,6 +34,8 @@ WORKER_BYTES_MAX = 255
 SUBMIT_DOCUMENTS_MAX = 10_000
 CLAIM_DOCUMENTS_MAX = 1_000
 PAGE_MAX = 1_000
+CANCELS_REPORTED_MAX = 1_000  # by one claim
+CANCELS_KEPT_MAX = 10_000  # until a claim reports them; the oldest are dropped
 COST_MAX = 1_000_000.0  # so that no claim comes near the end of 64 bits
 SECONDS_MAX = 1e10  # some 300 years, for every setting that is a time
 CHILDREN_UNCHECKED_MAX = 20
@@ -56,7 +58,22 @@ class State(StrEnum):
 
 
 LEASE_RAN_OUT = "the lease ran out: the worker crashed, hung or lost its connection"
-ENDED = (State.COMPLETED, State.DEAD, State.CANCELLED)
+# What each state may become. Every list of states, in Python and in SQL, derives from this table.
+TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
+    {
+        State.DELAYED: frozenset({State.WAITING, State.CANCELLED}),
+        State.WAITING: frozenset({State.RUNNING, State.CANCELLED}),
+        State.RUNNING: frozenset(
+            {State.COMPLETED, State.DELAYED, State.WAITING, State.DEAD, State.CANCELLED}
+        ),
+        State.COMPLETED: frozenset(),
+        State.DEAD: frozenset({State.WAITING}),  # by `retry` alone
+        State.CANCELLED: frozenset(),
+    }
+)
+# A document that can no longer be cancelled has ended.
+ENDED = tuple(state for state, to in TRANSITIONS.items() if State.CANCELLED not in to)
+FAILED = tuple(state for state in ENDED if state is not State.COMPLETED)
 
 
 class Kind(StrEnum):
@@ -224,10 +241,12 @@ Outcome = Completed | Failed | Released | Stopped
 
 
 class Claimed(NamedTuple):
-    """What a claim gives: documents to work on, and the outcomes that came too late."""
+    """What a claim gives: documents to work on, the outcomes that came too late, and documents that
+    were cancelled while they waited or were delayed."""
 
     claims: list[Claim]
     lost: list[Fence]
+    cancelled: list[Document]
 
 
 class Renewed(NamedTuple):
@@ -323,6 +342,7 @@ class Summary:
     dead: int  # died, each time that one did,
     cancelled: int  # and were cancelled
     retried: int  # how many attempts failed, or lost their lease, without being the last
+    repairs: int = 0  # how often a claim has repaired flows that did not agree with the documents
 
     @property
     def waiting(self) -> int:
@@ -441,14 +461,14 @@ def cost_in_millionths(cost: float) -> int:
     return round(cost * COST_ONE)
 
 
-_REAL_COST_MAX = cost_in_millionths(COST_MAX)
+REAL_COST_MAX = cost_in_millionths(COST_MAX)
 
 
 def real_cost_within(real_cost: int) -> int:
     """What a finished document really cost, within what a document may cost."""
-    if 0 <= real_cost <= _REAL_COST_MAX:
+    if 0 <= real_cost <= REAL_COST_MAX:
         return real_cost
-    return 0 if real_cost < 0 else _REAL_COST_MAX
+    return 0 if real_cost < 0 else REAL_COST_MAX
 
 
 def kept_cost(completed: Completed) -> int | None:

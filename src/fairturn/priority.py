@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 LEVELS = 9
 BOUNDS = (-2, -4, -6, -8, -10, -12, -14, -20)
+# A clock that is set back counts as no time passed; further back than this, as a new beginning.
+CLOCK_AHEAD_US_MAX = 24 * 3_600 * 1_000_000
 RESET_INTERVAL_US = 1_500_000_000
 
 
@@ -56,7 +58,7 @@ class Rule:
 
     def check(self, last: Count | None, now: int) -> Count:
         """The count after one more document at `now`."""
-        if last is None or now - last.updated_at > self.reset_interval_us:
+        if last is None or self._is_over(last, now):
             return Count(0, now)
         if self.reset is Reset.PERIODIC or now < last.updated_at:
             return Count(last.value - 1, last.updated_at)
@@ -74,9 +76,13 @@ class Rule:
 
     def shown(self, last: Count | None, now: int) -> int:
         """The count to show for a customer at `now`: 0 once the interval has passed."""
-        if last is None or now - last.updated_at > self.reset_interval_us:
-            return 0
-        return last.value
+        return 0 if last is None or self._is_over(last, now) else last.value
+
+    def _is_over(self, last: Count, now: int) -> bool:
+        """Whether the interval has passed; or the last update lies so far ahead that the clock must
+        have been wrong then, and would otherwise keep the count from ever being reset."""
+        since = now - last.updated_at
+        return since > self.reset_interval_us or -since > CLOCK_AHEAD_US_MAX
 
     def resets_at(self, last: Count) -> int:
         """The last moment at which a document still finds this count; after it, the count is 0."""

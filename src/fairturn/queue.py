@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from itertools import chain, islice
+from functools import partial
+from itertools import islice
 from operator import attrgetter
 from types import TracebackType
 from typing import Any, BinaryIO, Self, TypedDict, Unpack, overload
@@ -18,7 +19,7 @@ from typing import Any, BinaryIO, Self, TypedDict, Unpack, overload
 from fairturn import content, crash, ids, text
 from fairturn.changes import UNCHANGED, SettingChanges, Unchanged, changed, customer_changes
 from fairturn.clock import Clock, SystemClock, stopwatch
-from fairturn.content import Contents
+from fairturn.content import DISCARD_S, Contents
 from fairturn.errors import NotFound, Refused, StoreError, StoreFull, WrongState
 from fairturn.explain import Audience, Explanation, explain
 from fairturn.filters import Filters, page_size, to_filter
@@ -42,8 +43,8 @@ from fairturn.model import (
     Summary,
 )
 from fairturn.priority import Rule
-from fairturn.store import Store, TakesPayloads, Unready
-from fairturn.submission import Encoder, FlatPayloads
+from fairturn.store import Store
+from fairturn.submission import Encoder
 
 # Contents are swept an hour after they were written; a call that takes this long gives up before.
 SUBMIT_S_MAX = 1_800.0
@@ -131,13 +132,6 @@ class Queue:
 
     def submit_many(self, submissions: Iterable[Submission], *, connection: Any = None) -> Receipts:
         """Accept all of the documents or none, in the order given; at most 10,000 in one call."""
-        if connection is None and isinstance(self.store, TakesPayloads):
-            payloads, rest = FlatPayloads(), iter(submissions)
-            other = payloads.take(rest)
-            if not other and len(payloads.customers) >= _LATE_FROM:
-                with suppress(Unready):
-                    return self.store.submit_payloads(payloads)
-            submissions = chain(payloads.submissions(), other, rest)
         documents = self._encode_all(submissions)
         return self._submit(documents, connection) if documents else []
 
@@ -171,19 +165,26 @@ class Queue:
         try:
             receipts = self.store.submit(documents, connection=connection)
         except _STORED_NOTHING:
-            self._take_back(documents)
+            self._take_back(documents, connection)
             raise
         if any(map(_REPEATED, receipts)):
             answered = zip(documents, receipts, strict=True)
-            self._take_back([document for document, receipt in answered if receipt.repeated])
+            replayed = [document for document, receipt in answered if receipt.repeated]
+            self._take_back(replayed, connection)
         return receipts
 
-    def _take_back(self, documents: list[NewDocument]) -> None:
-        """Delete contents that were written in vain. What cannot be deleted now is left to the
-        next sweep: it must hide neither a refusal nor a success."""
+    def _take_back(self, documents: list[NewDocument], connection: Any = None) -> None:
         names = [d.content_name for d in documents if d.content_name is not None]
+        # The caller's own transaction is in flight until this call returns.
+        self.discard(names, timeout_s=DISCARD_S if connection is None else 0.0)
+
+    def discard(self, content_names: list[str], *, timeout_s: float = DISCARD_S) -> None:
+        """Delete contents of a submission or an attempt that was not accepted, unless a document
+        refers to them. The next sweep deletes what cannot be deleted now; no error of the store or
+        the contents is raised."""
+        unreferenced = partial(self.store.unreferenced, timeout_s=timeout_s)
         with suppress(StoreError):
-            self.contents.delete(names)
+            content.delete_unreferenced(self.contents, unreferenced, content_names)
 
     def wait_for_room(
         self, customer: str | None = None, n: int = 1, timeout_s: float | None = None
@@ -353,18 +354,25 @@ class Queue:
     def retry(self, ids: str | Iterable[str]) -> States | None:
         """Let dead documents wait again, with their old priority and all their attempts.
 
-        For one id, `NotFound` and `WrongState` (it is not dead) are raised. For several, the answer
-        is the state of each before: those that were `dead` wait again, None says that there is no
-        such document, and all others stay as they are.
+        A repeated call is harmless: a document that waits and has used no attempts stays as it is.
+        For one id, `NotFound` and `WrongState` (it is in another state) are raised. For several,
+        the answer is the state of each before: those that were `dead` wait again, None says that
+        there is no such document, and all others stay as they are.
         """
         if not isinstance(ids, str):
             return [state for batch in _batches(ids) for state in self.store.retry(batch)]
         (state,) = self.store.retry([ids])
         if state is None:
             raise NotFound(f"there is no document {ids!r}")
-        if state is not State.DEAD:
-            raise WrongState(f"document {ids} is {state}; only a dead one can be tried again")
-        return None
+        if state is State.DEAD or (state is State.WAITING and self._is_unattempted(ids)):
+            return None
+        raise WrongState(f"document {ids} is {state}; only a dead one can be tried again")
+
+    def _is_unattempted(self, id: str) -> bool:
+        """Whether a document that waited a moment ago had used no attempts, as after a retry. A
+        worker may have claimed it since."""
+        document = self.get(id)
+        return document.attempts == (0 if document.state is State.WAITING else 1)
 
     # ── Customers ────────────────────────────────────────────────────────────────────────────────
 
@@ -394,18 +402,21 @@ class Queue:
         What is not given stays as it is. A name that is new becomes known by this.
         """
         text.identity(name, "customer", CUSTOMER_BYTES_MAX)
-        settings = CustomerSettings()
-        for known in self.store.customers(names=[name]).customers:
-            settings = known.settings
-        self.store.adjust(name, replace(settings, **customer_changes(weight, limit, paused)))
-        return self.customer(name)
+        changes = customer_changes(weight, limit, paused)
+        while True:
+            known = self.store.customers(names=[name]).customers
+            settings = known[0].settings if known else CustomerSettings()
+            # Repeated if another process has changed the settings in between.
+            if self.store.adjust(name, replace(settings, **changes), expected=settings):
+                return self.customer(name)
 
     def purge(self, customer: str) -> None:
         """Delete a customer with every document, setting and count; running work is lost."""
         name = self.customer(customer).name
         names = self.store.purge(name)
         crash.point("prune-after-delete")
-        self.contents.delete(names)
+        # A submission whose reply was lost may have stored its document again since.
+        content.delete_unreferenced(self.contents, self.store.unreferenced, names)
 
     # ── The queue itself ─────────────────────────────────────────────────────────────────────────
 
@@ -425,9 +436,11 @@ class Queue:
 
     def configure(self, **changes: Unpack[SettingChanges]) -> Settings:
         """Change settings, for every process. Priorities and counts stay what they are."""
-        settings = changed(self.store.settings(), changes)
-        self.store.configure(settings)
-        return settings
+        while True:
+            settings = self.store.settings()
+            # Repeated if another process has changed the settings in between.
+            if self.store.configure(changed(settings, changes), expected=settings):
+                return changed(settings, changes)
 
     def prune(self, progress: Callable[[int], None] = lambda batches: None) -> Pruned:
         """Forget what nobody needs any more: ended documents past their age, old keys, idle

@@ -66,7 +66,7 @@ Value = int | float | str | None | tuple[tuple[str, int], ...]
 PARAMETERS: Mapping[Code, tuple[str, ...]] = {
     Code.PRIORITY_FIRST: ("priority",),
     Code.PRIORITY_COUNTED: ("priority", "count", "document"),
-    Code.PRIORITY_OF_PARENT: ("priority", "parent"),
+    Code.PRIORITY_OF_PARENT: ("priority", "count", "parent"),
     Code.COUNT_RESETS: ("count", "resets_at", "resets_in_us", "reset"),
     Code.COUNT_IS_RESET: (),
     Code.MODE_LEVELS: (),

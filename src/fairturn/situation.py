@@ -19,10 +19,9 @@ ARRIVALS_MAX = 512
 WORKERS_MAX = 1_000
 # How far around a document that was claimed the others are looked for that were served meanwhile.
 NEIGHBOURS_MAX = 2_000
-# A store notes at most so often that a worker has claimed, or asked for something to claim. One
-# with nothing to do asks every second; who was not noted for so long is gone, or busy.
-NOTED_EVERY_US = 5_000_000
-ALIVE_US = 3 * NOTED_EVERY_US
+# The interval of a worker's heartbeats. A worker whose last one is older than ALIVE_US is gone.
+SIGN_ON_EVERY_US = 5_000_000
+ALIVE_US = 3 * SIGN_ON_EVERY_US
 WORKERS_KEPT_US = 24 * 3_600 * 1_000_000
 
 
@@ -58,6 +57,18 @@ class Between(NamedTuple):
         return self.least == self.most
 
 
+class Crowd(NamedTuple):
+    """The other lines of a level together, where they are too many to read one by one."""
+
+    lines: int
+    waiting: int  # documents in them
+    before: Mapping[int, int]  # of these, before a document with that rank in its own line
+    customers: int  # with any before the document
+    largest: Mapping[int, int]  # those with most of them, by customer
+    fronts: int  # customers beyond their patience, in every level
+    fronts_ahead: int  # of these, with an older document than the document's own customer
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineup:
     """All that decides when a waiting document has its turn."""
@@ -70,16 +81,28 @@ class Lineup:
     lines: tuple[Line, ...]  # of its level, and of those better levels where it matters whose
     own: Line | None = field(init=False, compare=False)  # its own; None while it is paused
     crowds: Mapping[int, int]  # in better levels: documents of all other lines
-    fronts: tuple[Front, ...]  # in every level, in their order
+    fronts: tuple[Front, ...]  # in every level, in their order, but for those of the crowd
     stalled: tuple[Front, ...]  # the same of customers at their limit: until something ends
     waiting: int  # documents in the whole queue, itself included, of customers who are not paused
     uncounted: int = 0  # more documents that may be before it; where there were too many to count
     folded: bool = True  # whether all that was recorded could be folded in
+    crowd: Crowd | None = None  # the lines of its level that are not among `lines`
 
     def __post_init__(self) -> None:
         place = (self.customer, self.level)
         own = next((line for line in self.lines if (line[3], line[0]) == place), None)
         object.__setattr__(self, "own", own)
+
+    @property
+    def lines_in_level(self) -> int:
+        """How many customers have documents in its level."""
+        known = sum(line.level == self.level for line in self.lines)
+        return known + (0 if self.crowd is None else self.crowd.lines)
+
+    @property
+    def beyond_patience(self) -> int:
+        """How many customers wait for a turn for the longest waiting."""
+        return len(self.fronts) + (0 if self.crowd is None else self.crowd.fronts)
 
 
 class Working(NamedTuple):
@@ -92,12 +115,11 @@ class Working(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A worker, when it claimed or asked for something to claim, and how many more documents it
-    would have taken then."""
+    """A worker, its last heartbeat, and how many documents it runs at the same time."""
 
     worker: str
     seen_at: int
-    idle: int
+    slots: int
 
 
 class Arrival(NamedTuple):
@@ -224,27 +246,6 @@ def fronts_of(
         if front is not None:
             (stalled if standing.held else fronts).append(front)
     return sorted(fronts), sorted(stalled)
-
-
-class Notes:
-    """Which workers a process has noted lately, so that it need not be done with every claim."""
-
-    def __init__(self) -> None:
-        self._noted_at: dict[str, int] = {}
-
-    def noted_at(self, worker: str) -> int | None:
-        """When it was noted the last time."""
-        return self._noted_at.get(worker)
-
-    def due(self, worker: str, now: int) -> bool:
-        """Whether to note the worker again; then that is taken for done."""
-        before = self._noted_at.get(worker)
-        if before is not None and 0 <= now - before < NOTED_EVERY_US:
-            return False
-        if len(self._noted_at) >= WORKERS_MAX:
-            self._noted_at.clear()
-        self._noted_at[worker] = now
-        return True
 
 
 def told_apart(

@@ -1,16 +1,17 @@
-"""The contract of a store: what the road from submission to outcome needs of a database.
+"""The contract of a store: what the path from submission to outcome needs of a database.
 
-A store keeps documents, counts and turns. The rule (`priority.py`) and the order (`turns.py`) are
-not its business: it calls them under its locks and writes down what they say. `stores/memory.py`
-is this contract as a program that can be run; `fairturn.testing` holds the suite that every store
-must pass. Every call is atomic and durable when it returns, and raises nothing but the errors of
-`fairturn.errors`.
+A store keeps documents, counts and turns. It applies the rule (`priority.py`) and the order
+(`turns.py`) under its locks; PostgreSQL has both in SQL, and tests compare the results.
+`stores/memory.py` is the executable specification; `fairturn.testing` holds the suite that every
+store must pass. Every call is durable when it returns, and raises nothing but the errors of
+`fairturn.errors`. Every call is atomic, except that `prune` and `purge` may work in batches, and
+that a claim with much to fold may take several transactions.
 
-Only claims touch flows and clocks. Every other call records what happened, and the next claim
-folds it in, in the order of recording; so a submitter stalled inside its transaction delays nobody.
+Only claims write flows and clocks. Every other call records events, and the next claim folds them
+in, in the order of recording; so a submission in an open transaction delays no claim.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from fairturn.access import AccessKey
@@ -35,33 +36,25 @@ from fairturn.model import (
 )
 from fairturn.situation import Seen, Situation
 
-
-class Unready(Exception):
-    """A payload cannot be stored as it is: nothing was stored, and it is to be looked at alone."""
+UNREFERENCED_S = 5.0  # how long `Store.unreferenced` waits for transactions in flight
 
 
-class Payloads(Protocol):
-    """Documents that are a payload and nothing else, in their order, encoded as late as can be:
-    while a store waits for something, or is at work on the first of them."""
+@runtime_checkable
+class Interruptible(Protocol):
+    """A store whose calls wait for locks of other processes."""
 
-    customers: list[str]
-
-    def prepare(self, n: int) -> None:
-        """Encode the next ones, so that they are at hand later. Never raises."""
-        ...
-
-    def bodies(self) -> Iterator[str]:
-        """The payload of each, from the first one on, as JSON in ASCII without a blank too many;
-        or `Unready`."""
+    def interrupt(self) -> None:
+        """End every wait for a lock that is under way with `StoreBusy`. It may be called from any
+        thread, and from a signal handler. Later calls wait as usual."""
         ...
 
 
 @runtime_checkable
-class TakesPayloads(Protocol):
-    """A store that gains by encoding late. It need not: all others have `submit` alone."""
+class Checkable(Protocol):
+    """A store that remembers damage that a call has met."""
 
-    def submit_payloads(self, payloads: Payloads) -> list[Receipt]:
-        """The same as `submit`. What is not ready raises `Unready`, and nothing was stored."""
+    def check(self) -> None:
+        """Raise the `StoreError` of the last call of this process that met damage, if one did."""
         ...
 
 
@@ -78,8 +71,11 @@ class Store(Protocol):
         """The settings in force for every process that uses this store."""
         ...
 
-    def configure(self, settings: Settings) -> None:
-        """Put other settings in force, for everybody.
+    def configure(self, settings: Settings, *, expected: Settings | None = None) -> bool:
+        """Put other settings in force, for every process.
+
+        With `expected` only if these are the settings in force: so a change that is computed from
+        them never undoes another one. Returns whether they were put in force.
 
         A new mode puts the waiting documents into new flows in their order, with all clocks at
         0; priorities and counts stay what they are.
@@ -114,13 +110,28 @@ class Store(Protocol):
         document is running, has one attempt more and a fence number higher than every earlier
         one. Fewer than `n` are given only if nothing else may be claimed now.
 
+        Reports, in each transaction, up to `CANCELS_REPORTED_MAX` documents that were cancelled
+        while they waited or were delayed, in the order of the cancels. No two claims report the
+        same document, and a claim that finds no document to take reports too. If the reply is lost,
+        the report is lost with it. Documents that were pruned or purged since are not reported.
+
         A claim that need not be `synced`, and has no outcomes, may be undone by a power cut until
-        `sync` was called: its documents wait again as before. No fence that it gave comes again.
+        `sync` was called: its documents wait again as before, and its cancelled documents are
+        reported again. No fence that it gave comes again.
         """
         ...
 
     def sync(self) -> None:
         """Let every claim survive a power cut from now on."""
+        ...
+
+    def begin_epoch(self) -> None:
+        """Begin a new epoch, after the database was restored: from now on no document has a number,
+        and no attempt a fence, that the database may have given out before it was restored.
+
+        Numbers and fences jump by at least 2^32, and every process reads anew what it has cached.
+        It is durable when it returns. A copy that `fairturn backup` made begins one by itself.
+        """
         ...
 
     def renew(
@@ -151,7 +162,8 @@ class Store(Protocol):
         """End documents that have not begun, and ask running ones to stop at their next renewal.
 
         Answers with the state of each afterwards (None: no such document). An ended document
-        stays as it ended.
+        stays as it ended. The next claims report the documents that this call has ended; of those
+        that no claim has reported yet, the store keeps the newest `CANCELS_KEPT_MAX`.
         """
         ...
 
@@ -159,7 +171,7 @@ class Store(Protocol):
         """Let dead documents wait again: no attempts used, the old priority and order, no check.
 
         Answers with the state that each had before (None: no such document); only those that were
-        `dead` have been changed.
+        `dead` have been changed. So a repeated call changes nothing, and answers `waiting`.
         """
         ...
 
@@ -188,8 +200,15 @@ class Store(Protocol):
         """The customers by name, or those of these names that exist."""
         ...
 
-    def adjust(self, customer: str, settings: CustomerSettings) -> None:
-        """Put settings of one customer in force; a name that is new becomes known by it.
+    def adjust(
+        self,
+        customer: str,
+        settings: CustomerSettings,
+        *,
+        expected: CustomerSettings | None = None,
+    ) -> bool:
+        """Put settings of one customer in force; a name that is new becomes known by it. With
+        `expected` only if the customer has these settings. Returns whether they were put in force.
 
         A weight counts from the next charge on, a limit and a pause from the next claim on.
         """
@@ -219,7 +238,23 @@ class Store(Protocol):
         ...
 
     def workers(self) -> list[Seen]:
-        """Who has claimed, or asked for something to claim, within a day: by name, up to 1,000."""
+        """The workers that signed on within a day and have not signed off: by name, up to 1,000."""
+        ...
+
+    def sign_on(self, worker: str, slots: int) -> None:
+        """List a worker in `workers` and `situation`, seen now, with the number of documents that
+        it runs at the same time.
+
+        This is a worker's heartbeat: it signs on again every `SIGN_ON_EVERY_US`, also while all its
+        slots are busy. It need not be durable when it returns, and does not change the version.
+        """
+        ...
+
+    def sign_off(self, worker: str) -> None:
+        """Remove a worker that has stopped from `workers` and `situation`, until it signs on again.
+
+        An unknown name changes nothing. It does not change the version.
+        """
         ...
 
     def oldest_waiting(self) -> Mapping[int, int]:
@@ -242,12 +277,20 @@ class Store(Protocol):
         """Delete a customer with all documents, waiting, running and ended, settings, count and
         access keys.
 
-        Attempts under way lose their lease. Answers with the contents that can now be deleted.
+        Attempts in flight lose their lease. Returns the contents that can now be deleted. After an
+        error a part of the documents may be deleted: repeat the call.
         """
         ...
 
-    def unreferenced(self, content_names: Sequence[str]) -> list[str]:
-        """Which of these contents belong to no document."""
+    def unreferenced(
+        self, content_names: Sequence[str], *, timeout_s: float = UNREFERENCED_S
+    ) -> list[str]:
+        """Return those of these contents that can be deleted, in the order given.
+
+        Such a content belongs to no document, and no transaction in flight can make it belong to
+        one. Waits up to `timeout_s` for transactions in flight; returns an empty list if one of
+        them is still open then.
+        """
         ...
 
     def add_key(self, key: AccessKey) -> None:

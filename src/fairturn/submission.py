@@ -8,8 +8,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from io import BytesIO
 from itertools import chain
@@ -27,7 +26,6 @@ from fairturn.model import (
     METADATA_KEYS_MAX,
     NAME_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
-    SUBMIT_DOCUMENTS_MAX,
     TRACEPARENT,
     ContentRef,
     Kind,
@@ -35,7 +33,6 @@ from fairturn.model import (
     Submission,
     cost_in_millionths,
 )
-from fairturn.store import Unready
 
 JSON_DEPTH_MAX = 64
 
@@ -129,70 +126,6 @@ class Encoder:
                 return first, len(first), hashlib.sha256(first).digest(), None
             ref = self._contents.put(chain([first], chunks_of(stream)))
         return None, ref.size_bytes, ref.sha256, ref.name
-
-
-class FlatPayloads:
-    """Payloads of one call that are encoded when their store asks for them, for as long as
-    submissions have nothing else.
-
-    Whoever hands them in may change a payload before the next one: so it is copied, in a fraction
-    of the time of encoding. Only values that hold no others are copied whole in this way.
-    """
-
-    def __init__(self) -> None:
-        self.customers: list[str] = []
-        self._payloads: list[dict[Any, Any]] = []
-        self._bodies: list[str] = []
-
-    def take(self, submissions: Iterator[Submission]) -> list[Submission]:
-        """Take them to the end, or up to the first one that has more to it, or something wrong with
-        it: only that one is given back."""
-        known: set[str] = set()
-        customers, payloads, flat = self.customers, self._payloads, _FLAT.issuperset
-        for s in submissions:
-            if type(s) is not Submission or s[2:] != _NOTHING_ELSE:
-                return [s]
-            payload = s[1]
-            if type(payload) is not dict or not flat(map(type, payload.values())):
-                return [s]
-            customer = s[0]
-            if type(customer) is not str or customer not in known:
-                try:
-                    known.add(text.identity(customer, "customer", CUSTOMER_BYTES_MAX))
-                except (TypeError, ValueError):
-                    return [s]
-            if len(payloads) == SUBMIT_DOCUMENTS_MAX:
-                return [s]
-            customers.append(customer)
-            payloads.append(payload.copy())
-        return []
-
-    def submissions(self) -> Iterator[Submission]:
-        """What was taken."""
-        return map(Submission, self.customers, self._payloads)
-
-    def prepare(self, n: int) -> None:
-        with suppress(Unready):
-            self._encode(n)
-
-    def bodies(self) -> Iterator[str]:
-        given = 0
-        while given < len(self._payloads):
-            if given == len(self._bodies):
-                self._encode(_AT_A_TIME)
-            ready = self._bodies[given:]
-            yield from ready
-            given += len(ready)
-
-    def _encode(self, n: int) -> None:
-        first = len(self._bodies)
-        try:
-            bodies = list(map(text.compact_json, self._payloads[first : first + n]))
-        except (TypeError, ValueError) as error:
-            raise Unready from error
-        if max(map(len, bodies), default=0) > INLINE_BYTES_MAX:
-            raise Unready
-        self._bodies += bodies
 
 
 class Described(NamedTuple):

@@ -23,6 +23,7 @@ from fairturn.flows import (
     Event,
     Finished,
     Flow,
+    FlowMismatch,
     Head,
     Left,
     Mode,
@@ -320,8 +321,9 @@ class Turns:
         self.number = number
         self.touched.add(flow)
         customer, level, order = flow.customer, flow.level, flow.head_order
-        assert order is not None
         standing = self.standings[customer]
+        if order is None or self.weights[level] < standing.weight:
+            raise FlowMismatch(customer)
 
         cost: int | None = None
         weight: int | None = None
@@ -462,7 +464,8 @@ class Turns:
     def _place(self, flow: Flow) -> None:
         """Enter an active flow at its present place."""
         key = flow.head_order if self.mode is Mode.LEVELS else flow.virtual_time
-        assert key is not None
+        if key is None:
+            raise FlowMismatch(flow.customer)
         old, places = flow.entry, self._places
         if old is not None and old[1] == key and old[2] == flow.tick:
             return

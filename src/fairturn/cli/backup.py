@@ -20,9 +20,9 @@ from fairturn.cli.terminal import number, print_line, printable, progress, size
 def command(*, file: Path, force: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
     """Copy the queue while it is in use.
 
-    FILE becomes a queue like any other, with its contents in FILE.contents: to restore it, copy
-    both back, or name it with --database. Workers and submitters go on meanwhile. The copy is
-    checked, on stable storage, and complete as of one moment.
+    FILE becomes a queue like any other, with its contents in FILE.contents: name it with
+    --database, or put it back with fairturn restore. Workers and submitters go on meanwhile. The
+    copy is checked, on stable storage, and complete as of one moment.
 
     \b
     fairturn backup /backups/documents.db

@@ -41,6 +41,8 @@ SECTIONS = {
         "migrate": "Make or bring up the schema of a queue in PostgreSQL.",
         "prune": "Forget what is past its age.",
         "backup": "Copy the queue while it is in use.",
+        "restore": "Restore a queue in a file from a backup.",
+        "restored": "Begin a new epoch in a queue that was restored.",
         "copy": "Copy a queue in a file into PostgreSQL.",
         "export": "Write the completed documents of a queue as CSV, oldest first.",
         "completion": "Print the script that completes commands in a shell.",
@@ -111,8 +113,7 @@ class Commands(click.Group):
         try:
             return super().main(*args, **extra)
         except OSError as error:
-            # A file that a command reads or writes has a name; standard output has none.
-            if error.errno not in NO_SPACE or error.filename is not None:
+            if error.errno not in NO_SPACE:
                 raise
             silence_output()
             ending = unwritable(error)

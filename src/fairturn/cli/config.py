@@ -20,7 +20,7 @@ from fairturn.cli.settings import (
     worded,
 )
 from fairturn.cli.terminal import console, print_line, print_table, printable
-from fairturn.errors import NotAllowed
+from fairturn.errors import NoQueue, NotAllowed
 
 
 class _Shown(NamedTuple):
@@ -115,8 +115,11 @@ def _in_force(settings: Mapping[str, Found]) -> dict[str, Any]:
         path = database_of(settings)
         if isinstance(path, Path) and (not path.is_file() or not path.stat().st_size):
             return {}
-        with opened_at(path, settings, {}) as queue:
-            kept = queue.settings
+        try:
+            with opened_at(path, settings, {}) as queue:
+                kept = queue.settings
+        except NoQueue:
+            return {}
     names = (name for name, known in known_settings().items() if known.table == QUEUE)
     return {name: getattr(kept, name) for name in names}
 

@@ -19,16 +19,22 @@ from fairturn.cli.terminal import number, print_line, printable, progress
     metavar="FOLDER",
     help="Where large documents go: a folder that all machines share.",
 )
+@click.option(
+    "--contents-shared",
+    is_flag=True,
+    help="Let the group of that folder use it, not its user alone.",
+)
 @json_option
-def command(*, file: Path, url: str, contents: Path | None, as_json: bool) -> None:
+def command(
+    *, file: Path, url: str, contents: Path | None, contents_shared: bool, as_json: bool
+) -> None:
     """Copy a queue in a file into PostgreSQL.
 
     Everything goes over: customers with their counts and settings, documents in every state,
     results, idempotency keys, and where the turns stand, so that the order goes on as it was and
-    every id stays valid. URL must lead to a database without a queue that was used. Nobody can
-    submit or claim in FILE meanwhile, and nothing may be running; stop workers and submitters
-    before, and start them with URL afterwards. If something fails, URL has nothing of it. FILE
-    stays as it is.
+    every id stays valid. URL must lead to a database without a queue that was used. Nothing may be
+    running: stop workers and submitters before, and start them with URL afterwards. If something
+    fails, or FILE is changed meanwhile, URL has nothing of it. FILE stays as it is.
 
     \b
     fairturn copy documents.db postgresql://owner@host/documents
@@ -38,7 +44,9 @@ def command(*, file: Path, url: str, contents: Path | None, as_json: bool) -> No
     from fairturn.moving import copy_queue
 
     with progress("Copying") as advance:
-        copied = copy_queue(file, url, contents=contents, progress=advance)
+        copied = copy_queue(
+            file, url, contents=contents, contents_shared=contents_shared, progress=advance
+        )
     if as_json:
         print_line(copied._asdict())
         return

@@ -2,19 +2,22 @@
 
 import os
 import platform
+import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairturn.cli.endings import FAILED, Ending
-from fairturn.cli.opening import queue_options, refuse_absent, settings_here
-from fairturn.cli.options import json_option
+from fairturn.cli.endings import FAILED, Ending, wrong_use
+from fairturn.cli.opening import refuse_absent, settings_here
+from fairturn.cli.options import json_option, setting_options
+from fairturn.cli.recount import Finding, recount_findings
 from fairturn.cli.settings import FILE_VARIABLE, Found, known_settings, variable_of
 from fairturn.cli.terminal import duration, moment, number, print_line, printable, progress, size
-from fairturn.clock import SECOND_US, Clock, SystemClock, to_datetime
+from fairturn.clock import SECOND_US, Clock, SystemClock, stopwatch, to_datetime
 from fairturn.errors import FairturnError
 
 if TYPE_CHECKING:
@@ -30,17 +33,10 @@ WAITING_LONG_US = 60 * SECOND_US  # without anything running: nobody works
 LEASE_LATE_US = 10 * SECOND_US  # a worker that lives takes a lease back well before
 CLOCK_STEP_US = 300 * SECOND_US
 OLD_TRANSACTION_US = 60 * SECOND_US
+LOCK_LONG_S = 1.0  # a transaction takes milliseconds
 YEAR_MIN = 2025  # a clock that is behind this is not set
-_OWN_VARIABLES = {FILE_VARIABLE, "FAIRTURN_CRASH_AT"}
-_MARKS = {"ok": "ok     ", "warning": "WARNING", "wrong": "WRONG  "}
-
-
-class Finding(NamedTuple):
-    """One check: ok, a warning, or wrong; and a sentence."""
-
-    check: str
-    state: str
-    finding: str
+_OWN_VARIABLES = {FILE_VARIABLE, "FAIRTURN_CRASH_AT", "FAIRTURN_FREEZE_AT"}
+_MARKS = {"ok": "ok     ", "warning": "WARNING", "wrong": "WRONG  ", "repaired": "FIXED  "}
 
 
 def ok(check: str, finding: str) -> Finding:
@@ -56,32 +52,42 @@ def wrong(check: str, finding: str) -> Finding:
 
 
 @click.command("doctor")
-@click.option("--thorough", is_flag=True, help="Read every content and check its SHA-256.")
+@click.option(
+    "--thorough",
+    is_flag=True,
+    help="Recount everything, read every content and check its SHA-256.",
+)
+@click.option("--repair", is_flag=True, help="With --thorough: repair what does not agree.")
 @json_option
-@queue_options
-def command(*, thorough: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
+@setting_options("database", "allow_network", "contents")
+def command(*, thorough: bool, repair: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
     """Check that all is well.
 
     The engine, the file system, the file, the settings, the disk, the contents, the leases and the
-    clock: a line each. Ends with 1 if something is wrong; a warning is not wrong. Nothing is
-    changed, and the queue can be in use.
+    clock: a line each. With --thorough, counters, flows and leases are compared with the documents.
+    Ends with 1 if something is wrong; a warning is not wrong. Nothing is changed without --repair,
+    and the queue can be in use.
 
     \b
     fairturn doctor
     fairturn doctor --thorough --json
+    fairturn doctor --thorough --repair
     """
+    if repair and not thorough:
+        wrong_use("--repair needs --thorough, which finds what to repair")
     settings = settings_here(flags)
     place = refuse_absent(settings)
     problems = 0
+    options = {"thorough": thorough, "repair": repair}
     findings = (
-        _findings_at(place, settings["contents"].value, SystemClock(), thorough=thorough)
+        _findings_at(place, settings["contents"].value, SystemClock(), **options)
         if isinstance(place, str)
-        else _findings(settings, place, SystemClock(), thorough=thorough)
+        else _findings(settings, place, SystemClock(), **options)
     )
     for finding in findings:
         problems += finding.state == "wrong"
         if as_json:
-            print_line(finding._asdict())
+            print_line(finding.as_json())
         else:
             mark = _MARKS[finding.state]
             click.echo(f"{mark}  {finding.check:11}  {printable(finding.finding)}")
@@ -90,11 +96,12 @@ def command(*, thorough: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
 
 
 def _findings(
-    settings: Mapping[str, Found], path: Path, clock: Clock, *, thorough: bool
+    settings: Mapping[str, Found], path: Path, clock: Clock, *, thorough: bool, repair: bool
 ) -> Iterator[Finding]:
     from fairturn.config import contents_beside
     from fairturn.content import Folder
     from fairturn.stores.sqlite.examining import examined
+    from fairturn.stores.sqlite.repair import repair as repair_file
 
     yield _engine()
     yield _environment()
@@ -112,12 +119,22 @@ def _findings(
                 else ok("file", f"{path} is whole ({size(path.stat().st_size)})")
             )
             yield _log(examiner)
-            if known.state == "ok":
+            yield _lock(path.absolute())
+            if known.state == "ok" and not examiner.has_queue():
+                yield warning("queue", "it is being made, or the process that made it was killed")
+            elif known.state == "ok":
                 found = examiner.find(clock.uptime())
+                yield _epoch(*examiner.epoch())
                 yield _settings(found)
                 yield _waiting(found, clock.now())
                 yield _leases(found)
+                yield _repairs(found)
                 yield _clock(found, clock.now())
+                if thorough:
+                    yield from recount_findings(
+                        partial(examined, path),
+                        partial(repair_file, path.absolute(), now=clock.now()) if repair else None,
+                    )
                 beside = contents_beside(path)
                 yield from _contents(
                     examiner.contents, Folder(beside), str(beside), clock, thorough=thorough
@@ -126,10 +143,13 @@ def _findings(
         yield wrong("file", str(error))
 
 
-def _findings_at(url: str, place: str | None, clock: Clock, *, thorough: bool) -> Iterator[Finding]:
+def _findings_at(
+    url: str, place: str | None, clock: Clock, *, thorough: bool, repair: bool
+) -> Iterator[Finding]:
     """What can be said of a queue in PostgreSQL, and of its contents at their place."""
     from fairturn.bucket import is_bucket
     from fairturn.config import open_contents
+    from fairturn.stores.postgres.audit import repair as repair_server
     from fairturn.stores.postgres.examining import examined
 
     def refs() -> list["ContentRef"]:
@@ -157,13 +177,20 @@ def _findings_at(url: str, place: str | None, clock: Clock, *, thorough: bool) -
             yield _settings(found)
             yield _waiting(found, now)
             yield _leases(found)
-            if place is None:
-                if unseen := examiner.contents_known():
-                    said = f"{number(unseen, 'content')} not looked for"
-                    yield warning("contents", f"{said}; say with --contents where they lie")
-                return
+            yield _repairs(found)
+            unseen = examiner.contents_known() if place is None else 0
+        # Not within that transaction: each recount has a snapshot of its own.
+        if thorough:
+            yield from recount_findings(
+                partial(examined, url), partial(repair_server, url) if repair else None
+            )
     except FairturnError as error:
         yield wrong("server", str(error))
+        return
+    if place is None:
+        if unseen:
+            said = f"{number(unseen, 'content')} not looked for"
+            yield warning("contents", f"{said}; say with --contents where they lie")
         return
     # Not within that transaction: to read all contents can take hours.
     try:
@@ -270,6 +297,35 @@ def _log(examiner: "Examiner") -> Finding:
     return ok("log", said)
 
 
+def _lock(path: Path) -> Finding:
+    """Which process holds the write lock, and whether it holds it for long."""
+    from fairturn.stores.sqlite.locks import are_listed, holder_of
+
+    if not are_listed():
+        return ok("lock", "this platform does not report which process holds the write lock")
+    holder = first = holder_of(path)
+    until_s = stopwatch() + LOCK_LONG_S
+    while holder is not None and holder == first and not holder.is_stopped:
+        if stopwatch() >= until_s:
+            return warning("lock", f"{holder} has held the write lock for {LOCK_LONG_S:g} s")
+        time.sleep(LOCK_LONG_S / 50)
+        holder = holder_of(path)
+    if holder is None or not holder.is_stopped:
+        return ok("lock", "no process holds the write lock for long")
+    return wrong(
+        "lock",
+        f"{holder} holds the write lock, and no process can write until it goes on "
+        f"(kill -CONT {holder.pid}) or is ended",
+    )
+
+
+def _epoch(epoch: int, is_copy: bool) -> Finding:
+    if is_copy:
+        return ok("epoch", f"{epoch}; a copy by fairturn backup, whose first write begins another")
+    restored = "after restoring it from anything but a fairturn backup: fairturn restored"
+    return ok("epoch", f"{epoch}; {restored}")
+
+
 def _settings(found: "Findings") -> Finding:
     from fairturn.model import Settings
 
@@ -304,6 +360,16 @@ def _leases(found: "Findings") -> Finding:
             "nobody has taken them over; no worker is running: start one",
         )
     return ok("leases", f"{said}, every lease is kept")
+
+
+def _repairs(found: "Findings") -> Finding:
+    if not found.repairs:
+        return ok("repairs", "no claim has found a flow that did not agree with the documents")
+    return warning(
+        "repairs",
+        f"claims have repaired {number(found.repairs, 'flow')} that did not agree with the "
+        "documents; fairturn doctor --thorough recounts everything",
+    )
 
 
 def _clock(found: "Findings", now: int) -> Finding:

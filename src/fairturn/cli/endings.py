@@ -10,6 +10,7 @@ import click
 from fairturn.cli.terminal import printable
 from fairturn.errors import (
     FairturnError,
+    NoQueue,
     NotFound,
     QueueFull,
     StoreUnavailable,
@@ -38,7 +39,7 @@ class Interrupted(Ending):
 
 def code_of(error: BaseException) -> int:
     """The exit code that an error stands for."""
-    if isinstance(error, NotFound):
+    if isinstance(error, NotFound | NoQueue):
         return NOT_FOUND
     if isinstance(error, QueueFull | StoreUnavailable):
         return TRY_AGAIN
@@ -56,9 +57,11 @@ def ending_of(error: FairturnError) -> Ending:
 
 
 def unwritable(error: OSError, more: str = "") -> Ending:
-    """The ending of a command whose standard output takes no more; `more` says what was done."""
+    """The ending of a command whose output takes no more; `more` says what was done."""
     code = TRY_AGAIN if error.errno in NO_SPACE else FAILED
-    return Ending(f"standard output cannot be written: {error.strerror}{more}", code)
+    # A file that a command writes has a name; standard output has none.
+    what = "standard output" if error.filename is None else error.filename
+    return Ending(f"{what} cannot be written: {error.strerror}{more}", code)
 
 
 def wrong_use(sentence: str) -> NoReturn:

@@ -7,15 +7,15 @@ import click
 
 from fairturn.addresses import POSTGRES, scheme_of
 from fairturn.cli.endings import wrong_use
-from fairturn.cli.opening import database_of, queue_options, settings_here
-from fairturn.cli.options import json_option
+from fairturn.cli.opening import database_of, settings_here
+from fairturn.cli.options import json_option, setting_options
 from fairturn.cli.terminal import number, print_line, printable
 
 
 @click.command("migrate")
 @click.option("--grant", metavar="ROLE", help="Let ROLE use the queue, but not change its schema.")
 @json_option
-@queue_options
+@setting_options("database")
 def command(*, grant: str | None, as_json: bool, flags: Mapping[str, Any]) -> None:
     """Make or bring up the schema of a queue in PostgreSQL.
 

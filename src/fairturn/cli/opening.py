@@ -1,9 +1,8 @@
 """The queue that a command works on, found by its settings."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +10,15 @@ import click
 
 from fairturn.addresses import is_address, without_password
 from fairturn.cli.endings import NOT_FOUND, Ending, misuse_is_wrong_use, wrong_use
+from fairturn.cli.options import setting_options
 from fairturn.cli.settings import (
     QUEUE,
-    SYNCHRONOUS,
     Found,
     known_settings,
     read_file,
     resolve,
     strength_of,
+    values_of,
     variable_of,
     worded,
 )
@@ -29,55 +29,12 @@ if TYPE_CHECKING:  # loaded when a queue is opened
     from fairturn.model import Settings
 
 IN_MEMORY = ":memory:"
+QUEUE_OPTIONS = ("database", "synchronous", "allow_network", "contents", "contents_shared")
+# Settings that choose the queue and its contents. The others are arguments of `Queue`.
+_PLACES = ("database", "contents", "contents_shared", "url", "key", "key_file")
 
 
-def queue_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of every command that works on a queue; it gets them as one `flags`."""
-
-    @wraps(command)
-    def with_flags(
-        *args: Any,
-        database: str | None,
-        synchronous: str | None,
-        allow_network: bool | None,
-        contents: str | None,
-        **options: Any,
-    ) -> Any:
-        flags = {
-            "database": database,
-            "synchronous": synchronous,
-            "allow_network": allow_network,
-            "contents": contents,
-        }
-        return command(*args, flags=flags, **options)
-
-    for option in (
-        click.option(
-            "--contents",
-            metavar="FOLDER|s3://...",
-            help="Of large documents: shared by all machines, with PostgreSQL.",
-        ),
-        click.option(
-            "--allow-network",
-            is_flag=True,
-            default=None,
-            help="Open a file on a network file system: slow, and a risk.",
-        ),
-        click.option(
-            "--synchronous",
-            type=click.Choice(SYNCHRONOUS, case_sensitive=False),
-            help="FULL by default; with NORMAL a power cut can lose the last documents.",
-        ),
-        click.option(
-            "-d",
-            "--database",
-            type=click.Path(),
-            metavar="FILE|URL",
-            help="The queue, a file or postgresql://...; documents.db by default.",
-        ),
-    ):
-        with_flags = option(with_flags)
-    return with_flags
+queue_options = setting_options(*QUEUE_OPTIONS)
 
 
 def settings_here(flags: Mapping[str, Any]) -> dict[str, Found]:
@@ -161,18 +118,18 @@ def opened_at(
     """The queue at a place; the settings in `new` are those of one that is made by this."""
     from fairturn.config import Queue, open_contents
 
-    place = settings["contents"].value
+    given = {name: value for name, value in values_of("", settings).items() if name not in _PLACES}
+    place, shared = settings["contents"].value, settings["contents_shared"].value
     if place is not None and not isinstance(path, str):
         wrong_use(f"the contents of a queue in a file lie beside it, in {path}.contents")
     try:
         with misuse_is_wrong_use():
             queue = Queue(
                 path,
-                contents=None if place is None else open_contents(place),
-                synchronous=settings["synchronous"].value,
-                allow_network=settings["allow_network"].value,
+                contents=None if place is None else open_contents(place, shared=shared),
+                contents_shared=shared and place is None,
                 migrate=make,
-                listen_url=settings["listen_url"].value,
+                **given,
                 **new,
             )
     except SettingsConflict as error:

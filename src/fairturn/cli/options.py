@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairturn.cli.endings import wrong_use
+from fairturn.cli.settings import FILE_METAVAR, Known, flag_of, option_settings
 from fairturn.clock import from_datetime, microseconds
 from fairturn.priority import BOUNDS, LEVELS, RESET_INTERVAL_US, Reset, Rule
 
@@ -100,6 +101,44 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """`--json`, which every command has that prints values."""
     option = click.option("--json", "as_json", is_flag=True, help="Print JSON Lines, for programs.")
     return option(command)
+
+
+def setting_options(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options of these settings; the command gets the values as one `flags`, None for each
+    option that was left out."""
+    known = option_settings()
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def with_flags(*args: Any, **options: Any) -> Any:
+            flags = {name: options.pop(name) for name in names}
+            given = {name: None if value == () else value for name, value in flags.items()}
+            return command(*args, flags=given, **options)
+
+        decorated: Callable[..., Any] = with_flags
+        for name in reversed(names):
+            decorated = _option_of(name, known[name])(decorated)
+        return decorated
+
+    return add
+
+
+def _option_of(name: str, known: Known) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option of a setting, or the argument of the handler. `resolve` checks its value."""
+    if name == "handler":
+        return click.argument(name, required=False, metavar=known.metavar)
+    flag = flag_of(name)
+    if isinstance(known.default, bool):
+        return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=known.about)
+    return click.option(
+        *(("-d", flag) if name == "database" else (flag,)),
+        name,
+        # A path is completed by the shell; every other value is a text.
+        type=click.Path() if FILE_METAVAR in str(known.metavar) else str,
+        multiple=isinstance(known.default, tuple),
+        metavar=known.metavar,
+        help=known.about,
+    )
 
 
 def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,15 +1,13 @@
 """The queue that a command works on, here or at a service: for commands that can do both."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from fairturn.cli.endings import misuse_is_wrong_use, wrong_use
-from fairturn.cli.opening import opened, queue_options, service_of, settings_here
+from fairturn.cli.opening import QUEUE_OPTIONS, opened, service_of, settings_here
+from fairturn.cli.options import setting_options
 from fairturn.cli.settings import Found, strength_of
 
 if TYPE_CHECKING:  # loaded when a queue is reached
@@ -21,31 +19,8 @@ TRIES = 4  # of one request: somebody sits and waits
 _KEY_BYTES_MAX = 1_024
 
 
-def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a command that works on a queue here or at a service."""
-
-    @queue_options
-    @wraps(command)
-    def with_flags(
-        *args: Any,
-        url: str | None,
-        key_file: str | None,
-        flags: Mapping[str, Any],
-        **options: Any,
-    ) -> Any:
-        return command(*args, flags={**flags, "url": url, "key_file": key_file}, **options)
-
-    for option in (
-        click.option(
-            "--key-file",
-            type=click.Path(),
-            metavar="FILE",
-            help="The access key for it; or FAIRTURN_KEY.",
-        ),
-        click.option("--url", metavar="URL", help="A service, instead of a database."),
-    ):
-        with_flags = option(with_flags)
-    return with_flags
+# Of a command that works on a queue here or at a service.
+place_options = setting_options(*QUEUE_OPTIONS, "url", "key_file")
 
 
 @contextmanager

@@ -11,12 +11,15 @@ from fairturn.cli.endings import FAILED, NOT_FOUND, Ending, wrong_use
 from fairturn.cli.options import filter_options, json_option
 from fairturn.cli.reaching import place_options, reached
 from fairturn.cli.terminal import number, print_line, printable
+from fairturn.errors import WrongState
 
 if TYPE_CHECKING:
+    from fairturn.client.calling import Client
     from fairturn.filters import Filters
     from fairturn.model import State
+    from fairturn.queue import Queue
 
-_DEAD = "dead"
+_DEAD, _WAITING = "dead", "waiting"
 
 
 @click.command("retry")
@@ -38,7 +41,8 @@ def command(
     """Try dead documents again.
 
     They wait with their old priority and place, and have all their attempts again. Name documents
-    by their ids, or all dead ones with --dead.
+    by their ids, or all dead ones with --dead. Running it twice does no harm: a document that waits
+    and has used no attempts stays as it is.
 
     \b
     fairturn retry 0c2f1d4b5a69788
@@ -55,11 +59,12 @@ def command(
     before: Counter[str | None] = Counter()
 
     def tell(id: str, state: "State | None") -> None:
-        before[state] += 1
+        waits = state == _DEAD or (bool(ids) and state == _WAITING and _is_retried(queue, id))
+        before[_DEAD if waits else state] += 1
         if as_json:
-            print_line({"id": id, "state": "waiting" if state == _DEAD else state})
+            print_line({"id": id, "state": _WAITING if state == _DEAD else state})
         elif ids:
-            click.echo(f"{printable(id)}  {_said(state)}")
+            click.echo(f"{printable(id)}  {_said(state, waits=waits)}")
 
     with reached(flags) as queue:
         wanted = wanted_ids(queue, ids, filters, "Try again", yes=yes)
@@ -72,7 +77,18 @@ def command(
         raise Ending(f"{number(len(wanted) - before[_DEAD], 'document')} not dead", FAILED)
 
 
-def _said(before: "State | None") -> str:
+def _is_retried(queue: "Queue | Client", id: str) -> bool:
+    """Whether a waiting document is as a retry leaves it."""
+    try:
+        queue.retry(id)
+    except WrongState:
+        return False
+    return True
+
+
+def _said(before: "State | None", *, waits: bool) -> str:
     if before is None:
         return "there is no such document"
-    return "waits again" if before == _DEAD else f"{before}; only a dead one can be tried again"
+    if not waits:
+        return f"{before}; only a dead one can be tried again"
+    return "waits again" if before == _DEAD else "waits already"

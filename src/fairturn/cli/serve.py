@@ -1,19 +1,28 @@
 """`fairturn serve`: the queue over HTTP."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import click
 
-from fairturn.cli.opening import opened, queue_options, settings_here
-from fairturn.cli.serving import address_of, make_server, run_server, service_options
+from fairturn.cli.deadline import Deadline
+from fairturn.cli.opening import QUEUE_OPTIONS, opened, settings_here
+from fairturn.cli.options import setting_options
+from fairturn.cli.serving import (
+    GRACE_S,
+    SERVICE_OPTIONS,
+    address_of,
+    make_server,
+    run_server,
+    say,
+)
 
 
 @click.command("serve")
 @click.option("--json", "as_json", is_flag=True, help="Log requests as JSON Lines.")
-@service_options
-@queue_options
-def command(*, as_json: bool, flags: Mapping[str, Any], service_flags: Mapping[str, Any]) -> None:
+@setting_options(*QUEUE_OPTIONS, *SERVICE_OPTIONS)
+def command(*, as_json: bool, flags: Mapping[str, Any]) -> None:
     """Serve the queue over HTTP.
 
     Without access keys it listens only where this machine alone can reach it. Workers run on their
@@ -24,7 +33,16 @@ def command(*, as_json: bool, flags: Mapping[str, Any], service_flags: Mapping[s
     fairturn serve
     fairturn serve --host 0.0.0.0 --trusted-proxy 10.0.0.7
     """
-    settings = settings_here({**flags, **service_flags})
+    settings = settings_here(flags)
     with opened(flags, make=True) as queue:
         address = address_of(settings, queue)
-        run_server(make_server(queue, settings, address, as_json=as_json))
+        deadline = Deadline(GRACE_S, partial(say, as_json=as_json))
+        server = make_server(
+            queue,
+            settings,
+            address,
+            as_json=as_json,
+            grace_s=GRACE_S,
+            on_stopping=lambda now: deadline.begin(now=now),
+        )
+        run_server(server)

@@ -1,16 +1,17 @@
 """What `serve` and `up` have in common: the options of the service, and what must not be open."""
 
+import errno
 import logging
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from functools import wraps
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fairturn.cli.endings import Ending, wrong_use
-from fairturn.cli.settings import Found
+from fairturn.cli.settings import SERVICE, Found, names_of, values_of
 from fairturn.cli.terminal import json_line, printable
 from fairturn.clock import SystemClock
 
@@ -19,50 +20,14 @@ if TYPE_CHECKING:  # loaded when a service is started
     from fairturn.queue import Queue
     from fairturn.service.running import Address, Server
 
-NAMES = (
-    "host",
-    "port",
-    "certificate",
-    "private_key",
-    "trusted_proxy",
-    "size_limit",
-    "rate",
-    "positions",
-    "customers_in_metrics",
-)
-
-
-def service_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of the service; the command gets them as one `service_flags`."""
-
-    @wraps(command)
-    def with_flags(*args: Any, **options: Any) -> Any:
-        flags = {name: options.pop(name) for name in NAMES}
-        flags["trusted_proxy"] = flags["trusted_proxy"] or None
-        return command(*args, service_flags=flags, **options)
-
-    for option in (
-        click.option(
-            "--customers-in-metrics", type=int, metavar="N", help="With numbers of their own; 0."
-        ),
-        click.option("--positions/--no-positions", default=None, help="Tell customers theirs."),
-        click.option("--rate", metavar="RATE", help="Requests of one key; 6000/minute."),
-        click.option("--size-limit", metavar="SIZE", help="Of one document; 8GiB."),
-        click.option(
-            "--trusted-proxy",
-            multiple=True,
-            metavar="ADDRESS",
-            help="A proxy that speaks https; may be given several times.",
-        ),
-        click.option(
-            "--private-key", type=click.Path(), metavar="FILE", help="Of the certificate."
-        ),
-        click.option("--certificate", type=click.Path(), metavar="FILE", help="To speak https."),
-        click.option("--port", type=int, metavar="PORT", help="8750; 0 for any that is free."),
-        click.option("--host", metavar="ADDRESS", help="Where to listen; 127.0.0.1."),
-    ):
-        with_flags = option(with_flags)
-    return with_flags
+SERVICE_OPTIONS = names_of(SERVICE)
+GRACE_S = 30.0  # to finish requests in after a signal
+# The parameters of the service that differ in name from their settings.
+_PARAMETERS = {
+    "trusted_proxy": "trusted_proxies",
+    "size_limit": "size_bytes_max",
+    "positions": "show_positions",
+}
 
 
 def say(sentence: str, *, as_json: bool) -> None:
@@ -76,13 +41,8 @@ def address_of(settings: Mapping[str, Found], queue: "Queue") -> "Address":
     from fairturn.keys import Keys
     from fairturn.service.running import Address
 
-    address = Address(
-        host=settings["host"].value,
-        port=settings["port"].value,
-        certificate=settings["certificate"].value,
-        private_key=settings["private_key"].value,
-        trusted_proxies=settings["trusted_proxy"].value,
-    )
+    given = _parameters(settings)
+    address = Address(**{field.name: given[field.name] for field in fields(Address)})
     _refuse_certificate(address)
     if not address.is_local and not Keys(queue.store).are_asked_for():
         wrong_use(
@@ -90,6 +50,12 @@ def address_of(settings: Mapping[str, Found], queue: "Queue") -> "Address":
             "first: fairturn keys make --role operator. Or listen at 127.0.0.1"
         )
     return address
+
+
+def _parameters(settings: Mapping[str, Found]) -> dict[str, Any]:
+    """Every setting of the service, by the name of its parameter there."""
+    values = values_of(SERVICE, settings)
+    return {_PARAMETERS.get(name, name): value for name, value in values.items()}
 
 
 def _refuse_certificate(address: "Address") -> None:
@@ -116,12 +82,15 @@ def make_server(
     address: "Address",
     *,
     as_json: bool,
+    grace_s: float,
+    on_stopping: Callable[[bool], None],
     open_page: bool = False,
     works: bool = False,
     demo: "Pace | None" = None,
-    on_stopping: Callable[[bool], None] | None = None,
 ) -> "Server":
-    """The server of a queue, which says where it listens."""
+    """The server of a queue. It listens already, so that a port that is taken ends the command
+    before a worker starts. While it starts it does not ask the store: a database that goes away
+    then must not end it."""
     try:
         from fairturn.page.mounting import install
         from fairturn.service.app import make_app
@@ -134,16 +103,14 @@ def make_server(
         ) from error
     from fairturn.keys import Keys
 
-    plan = Plan(
-        size_bytes_max=settings["size_limit"].value,
-        rate=settings["rate"].value,
-        show_positions=settings["positions"].value,
-        customers_in_metrics=settings["customers_in_metrics"].value,
-    )
+    of_the_address = {field.name for field in fields(address)}
+    given = _parameters(settings).items()
+    plan = Plan(**{name: value for name, value in given if name not in of_the_address})
     if as_json:
         lines = logging.StreamHandler(sys.stderr)
         lines.setFormatter(JsonFormatter())
         logging.basicConfig(level=logging.WARNING, handlers=[lines])
+    keyed = Keys(queue.store).are_asked_for()
     app = make_app(queue, plan, on_served=json_lines(sys.stderr) if as_json else None)
     install(app, works=works, demo=demo)
 
@@ -151,7 +118,7 @@ def make_server(
         say(f"Serving at {url} (the API: {url}/docs). Ctrl-C ends it.", as_json=as_json)
         if open_page:
             _open(url)
-        if not Keys(queue.store).are_asked_for():
+        if not keyed:
             first = "" if demo else " The first key: fairturn keys make --role operator"
             say(
                 "There are no access keys: it listens at this machine alone, and whoever sits "
@@ -165,7 +132,30 @@ def make_server(
                 as_json=as_json,
             )
 
-    return Server(app, address, on_started=started, on_stopping=on_stopping)
+    server = Server(app, address, grace_s=grace_s, on_started=started, on_stopping=on_stopping)
+    try:
+        server.listen()
+    except OSError as error:
+        raise _not_listening(address, error) from None
+    return server
+
+
+def _not_listening(address: "Address", error: OSError) -> Exception:
+    """What is wrong with an address where the service cannot listen, and what to do."""
+    host, port = address.host, address.port
+    if error.errno == errno.EADDRINUSE:
+        return Ending(
+            f"port {port} at {host} is in use; stop the program that listens there, or choose "
+            "another port with --port (0 for any that is free)"
+        )
+    if error.errno == errno.EACCES:
+        return Ending(
+            f"this user may not listen at port {port}; choose one from 1024 on with --port"
+        )
+    why = (error.strerror or str(error)).lower()
+    return click.UsageError(
+        printable(f"{host} is no address of this machine ({why}); correct --host")
+    )
 
 
 def _open(url: str) -> None:
@@ -181,7 +171,5 @@ def run_server(server: "Server") -> None:
     """Serve until a signal."""
     try:
         server.run()
-    except SystemExit:
-        raise Ending(f"cannot listen at {server.config.host}:{server.config.port}") from None
-    if not server.listening.is_set():
-        raise Ending(f"cannot listen at {server.config.host}:{server.config.port}")
+    except SystemExit:  # uvicorn has logged why
+        raise Ending("the service could not start") from None

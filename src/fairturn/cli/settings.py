@@ -23,6 +23,7 @@ SYNCHRONOUS = ("FULL", "NORMAL")
 WORKER, SERVICE, QUEUE = "worker", "service", "queue"  # the tables of the file
 PORT = 8750
 KEY = "key"
+FILE_METAVAR = "FILE"
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(?:ib)?)?", re.IGNORECASE | re.ASCII)
 _RATE = re.compile(r"[1-9]\d{0,8}/(second|minute|hour)", re.ASCII)
@@ -32,12 +33,14 @@ _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 class Known(NamedTuple):
-    """A setting: its table in the file, how a value is read, and what holds if nobody says."""
+    """A setting: its table in the file, the reader of its values, its default, and the help text
+    and the placeholder of its option."""
 
     table: str
     read: Callable[[Any], Any]  # of a text, or of what TOML has; a ValueError says what is wrong
     default: Any
-    about: str
+    about: str = ""
+    metavar: str | None = None  # None: a flag, or no option at all
 
 
 class Found(NamedTuple):
@@ -121,35 +124,98 @@ def read_file(environ: Mapping[str, str], folder: Path) -> File | None:
 
 def known_settings() -> dict[str, Known]:
     """Every setting by its name."""
+    return {**option_settings(), **_of_a_new_queue()}
+
+
+def option_settings() -> dict[str, Known]:
+    """Every setting of the commands by its name. The options of the commands, the arguments of the
+    worker and those of the service are derived from this list."""
     return {
-        "database": Known("", _text, "documents.db", "the queue: a file, or postgresql://..."),
-        "synchronous": Known("", _synchronous, "FULL", "NORMAL may lose the last documents"),
-        "allow_network": Known("", _yes_or_no, False, "open a file on a network file system"),
-        "contents": Known("", _text, None, "a folder or s3://..., with PostgreSQL"),
-        "listen_url": Known("", _text, None, "where to listen for changes, past a pooler"),
-        "url": Known("", _text, None, "a service, instead of a database"),
-        KEY: Known("", _text, None, "the access key for it"),
-        "key_file": Known("", _text, None, "or a file that has nothing else in it"),
-        # The worker's own defaults; what is None it has none for.
-        "handler": Known(WORKER, _handler, None, "the function to run, as module:function"),
-        "concurrency": Known(WORKER, _count, 4, "documents at once"),
-        "threads": Known(WORKER, _yes_or_no, False, "run handlers in threads, not processes"),
-        "time_limit_s": Known(WORKER, _seconds, None, "for one document"),
-        "memory_limit": Known(WORKER, _size, None, "of one process, such as 512MiB"),
-        "lease_s": Known(WORKER, _seconds, 30.0, "how long a claim lasts without renewal"),
-        "grace_s": Known(WORKER, _seconds, 30.0, "to finish in after a SIGTERM"),
-        # The service's own.
-        "host": Known(SERVICE, _text, "127.0.0.1", "the address that it listens at"),
-        "port": Known(SERVICE, _port, PORT, "and the port"),
-        "certificate": Known(SERVICE, _text, None, "a file, to speak https"),
-        "private_key": Known(SERVICE, _text, None, "the file of its private key"),
-        "trusted_proxy": Known(SERVICE, _addresses, (), "addresses of proxies that speak https"),
-        "size_limit": Known(SERVICE, _size, 8 * 1_073_741_824, "of one document, such as 1GiB"),
-        "rate": Known(SERVICE, _rate, "6000/minute", "of requests with one key"),
-        "positions": Known(SERVICE, _yes_or_no, True, "tell customers their positions"),
-        "customers_in_metrics": Known(SERVICE, _customers, 0, "with numbers of their own"),
-        **_of_a_new_queue(),
+        "database": Known(
+            "",
+            _text,
+            "documents.db",
+            "The queue, a file or postgresql://...; documents.db by default.",
+            "FILE|URL",
+        ),
+        "synchronous": Known(
+            "",
+            _synchronous,
+            "FULL",
+            "FULL by default; with NORMAL a power cut can lose the last documents.",
+            "FULL|NORMAL",
+        ),
+        "allow_network": Known(
+            "", _yes_or_no, False, "Open a file on a network file system: slow, and a risk."
+        ),
+        "contents": Known(
+            "",
+            _text,
+            None,
+            "Of large documents, with PostgreSQL: shared by all machines.",
+            "FOLDER|s3://...",
+        ),
+        "contents_shared": Known(
+            "", _yes_or_no, False, "Let the group of the contents' folder use it, too."
+        ),
+        "listen_url": Known("", _text, None),
+        "url": Known("", _text, None, "A service, instead of a database.", "URL"),
+        KEY: Known("", _text, None),
+        "key_file": Known("", _text, None, "The access key for it; or FAIRTURN_KEY.", FILE_METAVAR),
+        # The defaults of `Worker`.
+        "handler": Known(WORKER, _handler, None, "", "[MODULE:FUNCTION]"),
+        "concurrency": Known(WORKER, _count, 4, "Documents at once; 4.", "N"),
+        "threads": Known(WORKER, _yes_or_no, False, "Threads instead of processes."),
+        "time_limit_s": Known(
+            WORKER, _seconds, None, "For one document; none by default.", "SECONDS"
+        ),
+        "memory_limit": Known(WORKER, _size, None, "Of one process, such as 512MiB.", "SIZE"),
+        "lease_s": Known(
+            WORKER, _seconds, 30.0, "How long a claim lasts without renewal; 30.", "SECONDS"
+        ),
+        "grace_s": Known(WORKER, _seconds, 30.0, "To finish in after a SIGTERM; 30.", "SECONDS"),
+        # The defaults of `Delays`.
+        "retry_first_s": Known(
+            WORKER, _delay, 20.0, "Delay after the first failed attempt; 20.", "SECONDS"
+        ),
+        "retry_factor": Known(
+            WORKER, _factor, 7.0, "Growth of the delay with each attempt; 7.", "FACTOR"
+        ),
+        "retry_most_s": Known(WORKER, _delay, 3_600.0, "Longest such delay; 3600.", "SECONDS"),
+        # The defaults of `Address` and `Plan` of the service.
+        "host": Known(SERVICE, _text, "127.0.0.1", "Where to listen; 127.0.0.1.", "ADDRESS"),
+        "port": Known(SERVICE, _port, PORT, "8750; 0 for any that is free.", "PORT"),
+        "certificate": Known(SERVICE, _text, None, "To speak https.", FILE_METAVAR),
+        "private_key": Known(SERVICE, _text, None, "Of the certificate.", FILE_METAVAR),
+        "trusted_proxy": Known(
+            SERVICE,
+            _addresses,
+            (),
+            "A proxy that speaks https; may be given several times.",
+            "ADDRESS",
+        ),
+        "size_limit": Known(
+            SERVICE, _size, 8 * 1_073_741_824, "Of the largest document; 8GiB.", "SIZE"
+        ),
+        "rate": Known(SERVICE, _rate, "6000/minute", "Requests of one key; 6000/minute.", "RATE"),
+        "positions": Known(
+            SERVICE, _yes_or_no, True, "Tell customers how many documents are ahead of theirs."
+        ),
+        "customers_in_metrics": Known(
+            SERVICE, _customers, 0, "Customers with metrics of their own; 0.", "N"
+        ),
     }
+
+
+def names_of(table: str) -> tuple[str, ...]:
+    """The names of all settings of a table, but for those of the queue."""
+    return tuple(name for name, known in option_settings().items() if known.table == table)
+
+
+def values_of(table: str, settings: Mapping[str, Found]) -> dict[str, Any]:
+    """The values of all settings of a table. A command that passes on all of them cannot ignore a
+    setting that is added to the list."""
+    return {name: settings[name].value for name in names_of(table)}
 
 
 def shown_of(name: str, value: Any) -> Any:
@@ -234,7 +300,7 @@ def _of_a_new_queue() -> dict[str, Known]:
 
     defaults = Settings()
     return {
-        name: Known(QUEUE, _reader_like(getattr(defaults, name)), getattr(defaults, name), "")
+        name: Known(QUEUE, _reader_like(getattr(defaults, name)), getattr(defaults, name))
         for name in SETTING_NAMES
     }
 
@@ -324,6 +390,18 @@ def _number(value: Any) -> float:
         return float(value)
     except (ValueError, TypeError):
         raise ValueError("a number") from None
+
+
+def _delay(value: Any) -> float:
+    if not 0 <= _number(value) < inf:
+        raise ValueError("a number of seconds from 0 on")
+    return _number(value)
+
+
+def _factor(value: Any) -> float:
+    if not 1 <= _number(value) < inf:
+        raise ValueError("a number from 1 on")
+    return _number(value)
 
 
 def _seconds(value: Any) -> float:

@@ -4,17 +4,19 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairturn.cli.endings import misuse_is_wrong_use, wrong_use
-from fairturn.cli.opening import opened, queue_options, settings_here
-from fairturn.cli.serving import address_of, make_server, run_server, say, service_options
-from fairturn.cli.work import WITHOUT_A_HANDLER, Lines
+from fairturn.cli.deadline import Deadline
+from fairturn.cli.endings import wrong_use
+from fairturn.cli.opening import QUEUE_OPTIONS, opened, settings_here
+from fairturn.cli.options import setting_options
+from fairturn.cli.serving import SERVICE_OPTIONS, address_of, make_server, run_server, say
+from fairturn.cli.work import WORKER_OPTIONS, Lines, refuse_no_handler, worker_of
 
 if TYPE_CHECKING:
     from fairturn.demo.traffic import Pace
@@ -27,23 +29,11 @@ DEMO_DOCUMENT_S, DEMO_AGAIN_S = 0.33, 1_200.0
 
 
 @click.command("up")
-@click.argument("handler", required=False, metavar="[MODULE:FUNCTION]")
 @click.option("--demo", is_flag=True, help="With a dump beside quiet customers, in a new queue.")
 @click.option("--open", "open_page", is_flag=True, help="Open the page in a browser.")
-@click.option("--concurrency", type=click.IntRange(1), metavar="N", help="Documents at once; 4.")
 @click.option("--json", "as_json", is_flag=True, help="Log requests as JSON Lines.")
-@service_options
-@queue_options
-def command(
-    *,
-    handler: str | None,
-    demo: bool,
-    open_page: bool,
-    concurrency: int | None,
-    as_json: bool,
-    flags: Mapping[str, Any],
-    service_flags: Mapping[str, Any],
-) -> None:
+@setting_options(*WORKER_OPTIONS, *QUEUE_OPTIONS, *SERVICE_OPTIONS)
+def command(*, demo: bool, open_page: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
     """Serve and work: all that a small installation needs.
 
     It serves the queue over HTTP, as fairturn serve does, and runs the handler on each document, as
@@ -51,46 +41,25 @@ def command(
     time: end now.
 
     \b
-    fairturn up invoices:extract
+    fairturn up invoices:process
     fairturn up --demo
     """
-    if demo and (handler is not None or flags["database"] is not None):
+    if demo and (flags["handler"] is not None or flags["database"] is not None):
         wrong_use("--demo has a handler and a queue of its own; leave the others out")
     with ExitStack() as stack:
         if demo:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fairturn-demo-"))
-            flags = {**flags, "database": str(Path(folder) / "demo.db")}
-            handler = "fairturn.handlers:rest"
-        settings = settings_here(
-            {**flags, **service_flags, "handler": handler, "concurrency": concurrency}
-        )
+            file = str(Path(folder) / "demo.db")
+            flags = {**flags, "database": file, "handler": "fairturn.handlers:rest"}
+        settings = settings_here(flags)
+        refuse_no_handler(settings)
         sys.path.insert(0, str(Path.cwd()))  # where `python -m` would look too
         queue = stack.enter_context(opened(flags, make=True))
         address = address_of(settings, queue)
-        chosen: str | None = settings["handler"].value
-        if chosen is None:
-            say(
-                "No handler was named: documents are COMPLETED WITHOUT BEING PROCESSED, and only "
-                "their size is noted. To process them: fairturn up MODULE:FUNCTION",
-                as_json=as_json,
-            )
-        from fairturn.worker import Worker
-
-        with misuse_is_wrong_use():
-            worker = Worker(
-                queue,
-                chosen or WITHOUT_A_HANDLER,
-                concurrency=settings["concurrency"].value,
-                grace_s=settings["grace_s"].value,
-                lease_s=settings["lease_s"].value,
-                on_event=Lines(
-                    queue,
-                    _no_progress,
-                    as_json=as_json,
-                    outcomes=as_json,
-                    warn=partial(say, as_json=as_json),
-                ).add,
-            )
+        warn = partial(say, as_json=as_json)
+        lines = Lines(_no_progress, as_json=as_json, outcomes=as_json, warn=warn)
+        grace_s: float = settings["grace_s"].value
+        worker = worker_of(queue, settings, lines.add, Deadline(grace_s, warn))
         server = make_server(
             queue,
             settings,
@@ -99,9 +68,11 @@ def command(
             open_page=open_page,
             works=True,
             demo=_pace(settings["concurrency"].value) if demo else None,
+            grace_s=grace_s,
             on_stopping=lambda now: worker.stop(now=now),
         )
-        with _working(worker, server.stop):
+        # What handlers in threads print is not an outcome.
+        with redirect_stdout(sys.stderr), _working(worker, server.stop):
             if demo:
                 stack.enter_context(_traffic(queue))
             run_server(server)
@@ -113,7 +84,8 @@ def _no_progress(done: int, total: int | None = None) -> None:
 
 @contextmanager
 def _working(worker: "Worker", stop_serving: Any) -> Iterator[None]:
-    """The worker in a thread of its own; if it ends by an error, so does the whole command."""
+    """The worker in a thread of its own; if it ends by an error, so does the whole command. The
+    server stops the worker: a second request to stop would end running handlers at once."""
     failed: list[BaseException] = []
 
     def work() -> None:
@@ -127,8 +99,10 @@ def _working(worker: "Worker", stop_serving: Any) -> Iterator[None]:
     thread.start()
     try:
         yield
-    finally:
+    except BaseException:  # the server could not start
         worker.stop()
+        raise
+    finally:
         thread.join()
     if failed:
         raise failed[0]

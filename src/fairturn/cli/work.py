@@ -8,89 +8,101 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fairturn.cli.deadline import Deadline
 from fairturn.cli.endings import misuse_is_wrong_use
-from fairturn.cli.opening import opened, queue_options, settings_here
-from fairturn.cli.options import Seconds, json_option
+from fairturn.cli.opening import QUEUE_OPTIONS, opened, settings_here
+from fairturn.cli.options import json_option, setting_options
+from fairturn.cli.settings import WORKER, Found, names_of, values_of
 from fairturn.cli.terminal import Progress, duration, json_line, number, printable, progress
 from fairturn.clock import SECOND_US, microseconds
 
 if TYPE_CHECKING:  # loaded when a worker is started
     from fairturn.model import Document, Outcome
     from fairturn.queue import Queue
+    from fairturn.worker import Worker
     from fairturn.worker.events import DocumentEnded, Event, Idle
 
-WITHOUT_A_HANDLER = "fairturn.handlers:measure"
-_OF_THE_WORKER = ("concurrency", "threads", "time_limit_s", "lease_s", "grace_s")
+WORKER_OPTIONS = names_of(WORKER)
+_PARAMETERS = {"memory_limit": "memory_limit_bytes"}  # of `Worker`, where the name differs
+_DELAYS = ("retry_first_s", "retry_factor", "retry_most_s")  # in the order of `Delays`
+_NO_HANDLER = """\
+no handler: name the function that processes each document.
+For example, write invoices.py in this folder:
+
+    def process(document):
+        if document.is_payload:
+            return {{"received": document.payload}}
+        return {{"bytes": len(document.read())}}
+
+and run:
+
+    fairturn {command} invoices:process
+
+FAIRTURN_HANDLER, or handler in [worker] of fairturn.toml, can name it too."""
 
 
 @click.command("work")
-@click.argument("handler", required=False, metavar="[MODULE:FUNCTION]")
 @click.option("--until-empty", is_flag=True, help="End when nothing waits, is delayed or runs.")
-@click.option("--concurrency", type=click.IntRange(1), metavar="N", help="Documents at once; 4.")
-@click.option("--threads", is_flag=True, default=None, help="Threads instead of processes.")
-@click.option("--time-limit", type=Seconds(), help="For one document; none by default.")
-@click.option("--memory-limit", metavar="SIZE", help="Of one process, such as 512MiB.")
-@click.option("--grace", type=Seconds(), help="To finish in after a SIGTERM; 30.")
-@click.option("--lease", type=Seconds(), help="How long a claim lasts without renewal; 30.")
 @json_option
-@queue_options
-def command(
-    *,
-    handler: str | None,
-    until_empty: bool,
-    as_json: bool,
-    flags: Mapping[str, Any],
-    **options: Any,
-) -> None:
+@setting_options(*WORKER_OPTIONS, *QUEUE_OPTIONS)
+def command(*, until_empty: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
     """Work on documents: run a handler on each, in the order of service.
 
     The handler is a function of a module in this folder, or of one that is installed. It gets the
-    document and returns its result; docs/worker.md tells all about it. Without one, documents are
-    completed without being processed, and only their size is noted: good for a first look.
+    document and returns its result; docs/worker.md tells all about it.
 
     A line is printed for each attempt when it has ended; with --concurrency 1 that is the order
     of the claims. Ctrl-C or SIGTERM: finish what runs; a second time: give it back now.
 
     \b
-    fairturn work invoices:extract --concurrency 8 --time-limit 60
-    fairturn work --until-empty --concurrency 1 --json
+    fairturn work invoices:process --concurrency 8 --time-limit 60
+    fairturn work invoices:process --until-empty --concurrency 1 --json
     """
-    settings = settings_here(
-        {
-            **flags,
-            "handler": handler,
-            "concurrency": options["concurrency"],
-            "threads": options["threads"],
-            "time_limit_s": options["time_limit"],
-            "memory_limit": options["memory_limit"],
-            "grace_s": options["grace"],
-            "lease_s": options["lease"],
-        }
-    )
-    chosen: str | None = settings["handler"].value
-    if chosen is None:
-        click.echo(
-            "No handler was named: documents are COMPLETED WITHOUT BEING PROCESSED, and only their "
-            "size is noted. To process them: fairturn work MODULE:FUNCTION",
-            err=True,
-        )
-    from fairturn.worker import Worker
-
-    wanted = {name: settings[name].value for name in _OF_THE_WORKER}
-    wanted["memory_limit_bytes"] = settings["memory_limit"].value
-    wanted = {name: value for name, value in wanted.items() if value is not None}
+    settings = settings_here(flags)
+    refuse_no_handler(settings)
     sys.path.insert(0, str(Path.cwd()))  # where `python -m` would look too
     with opened(flags, make=not until_empty) as queue:
         total = queue.summary().waiting if until_empty else None
         with progress("Working", total, beside_output=True) as advance:
-            lines = Lines(queue, advance, as_json=as_json)
-            with misuse_is_wrong_use():
-                worker = Worker(queue, chosen or WITHOUT_A_HANDLER, on_event=lines.add, **wanted)
+            lines = Lines(advance, as_json=as_json)
+            deadline = Deadline(settings["grace_s"].value, _warn)
+            worker = worker_of(queue, settings, lines.add, deadline)
             with redirect_stdout(sys.stderr):  # what handlers in threads print is not an outcome
                 done = worker.run(until_empty=until_empty)
     if not as_json:
         counts = (f"{n:,} {name}" for name, n in done._asdict().items() if n)
         click.echo(f"Attempts: {', '.join(counts) or 'none'}.", err=True)
+
+
+def refuse_no_handler(settings: Mapping[str, Found]) -> None:
+    """End with an example if no handler is named: without one, documents would be completed
+    without being processed."""
+    if settings["handler"].value is None:
+        name = click.get_current_context().info_name
+        raise click.UsageError(_NO_HANDLER.format(command=name))
+
+
+def worker_of(
+    queue: "Queue",
+    settings: Mapping[str, Found],
+    on_event: "Callable[[Event], None]",
+    deadline: Deadline,
+) -> "Worker":
+    """A worker to which every setting of the worker applies. The deadline begins when the worker
+    is asked to stop, by a signal for example."""
+    from fairturn.worker import Worker
+    from fairturn.worker.retrying import Delays
+
+    class Stoppable(Worker):
+        def stop(self, *, now: bool = False) -> None:
+            deadline.begin(now=now)
+            super().stop(now=now)
+
+    values = values_of(WORKER, settings)
+    values["retry"] = Delays(*(values.pop(name) for name in _DELAYS))
+    given = {_PARAMETERS.get(name, name): value for name, value in values.items()}
+    with misuse_is_wrong_use():
+        return Stoppable(queue, on_event=on_event, **given)
 
 
 class Lines:
@@ -99,14 +111,12 @@ class Lines:
 
     def __init__(
         self,
-        queue: "Queue",
         advance: Progress,
         *,
         as_json: bool,
         outcomes: bool = True,
         warn: Callable[[str], None] | None = None,
     ) -> None:
-        self._queue = queue
         self._out = sys.stdout
         self._advance = advance
         self._as_json = as_json
@@ -127,6 +137,8 @@ class Lines:
                 self._claims[event.document.id] = self._claimed
             case events.DocumentEnded() if self._outcomes:
                 self._print_ended(event)
+            case events.DocumentCancelled() if self._outcomes:
+                self._print_cancelled(event.document)
             case events.DocumentLost():
                 self._claims.pop(event.document.id, None)
                 self._warn(
@@ -151,8 +163,8 @@ class Lines:
                 if self._trouble and event.unrecorded:
                     outcomes = number(event.unrecorded, "outcome")
                     more = (
-                        f" The queue does not answer: {outcomes} not recorded yet, for which it "
-                        "waits as long as their leases last; then those documents run again."
+                        f" The queue does not answer: {outcomes} not recorded yet. The worker "
+                        "retries until the grace period is over; then those documents run again."
                     )
                 running = number(event.running, "document")
                 self._warn(f"Stopping: {what} what runs ({running}).{more}")
@@ -160,60 +172,42 @@ class Lines:
     def _print_ended(self, event: "DocumentEnded") -> None:
         document = event.document
         claim = self._claims.pop(document.id, 0)
-        state = self._state_after(event)
+        state = document.state.value
         name, error, retry_in_s = _told(event.outcome)
         if state in ("dead", "cancelled"):
             retry_in_s = None
         if self._as_json:
-            line = json_line(
-                {
-                    "claim": claim,
-                    "id": document.id,
-                    "customer": document.customer,
-                    "priority": document.priority,
-                    "count": document.count,
-                    "submitted_at": document.submitted_at,
-                    "claimed_at": document.claimed_at,
-                    "attempts": document.attempts,
-                    "outcome": name,
-                    "state": state,
-                    "seconds": round(event.seconds, 6),
-                    "error": error,
-                    "retry_in_s": retry_in_s,
-                }
+            line = _for_programs(
+                document,
+                claim=claim,
+                outcome=name,
+                seconds=round(event.seconds, 6),
+                error=error,
+                retry_in_s=retry_in_s,
             )
         elif name == "released" and not event.seconds:
             return  # it was claimed ahead, and nothing has happened to it
         else:
             words = _ending(name, state, retry_in_s)
             line = _for_people(document, words, error, event.seconds)
-        self._out.write(f"{line}\n")
-        self._out.flush()
+        self._print(line)
         self._ended += 1
         self._advance(self._ended)
 
-    def _state_after(self, event: "DocumentEnded") -> str | None:
-        """What the outcome made of the document. The store decides whether a failure was the last
-        and whether somebody cancelled it meanwhile; None if it cannot be asked."""
-        from fairturn.errors import NotFound, StoreError
-        from fairturn.model import Completed, Failed, State, Stopped
+    def _print_cancelled(self, document: "Document") -> None:
+        if self._as_json:
+            self._print(_for_programs(document))
+        else:
+            assert document.ended_at is not None
+            waited = duration(document.ended_at - document.submitted_at)
+            self._print(_line(document, f"waited {waited}", "cancelled"))
 
-        if isinstance(event.outcome, Completed):
-            return State.COMPLETED.value
-        if isinstance(event.outcome, Stopped):
-            return State.CANCELLED.value
-        try:
-            now = self._queue.get(event.document.id).state
-        except (StoreError, NotFound):
-            return None
-        failed = isinstance(event.outcome, Failed)
-        if now is State.CANCELLED or (failed and now is State.DEAD):
-            return now.value
-        # Others may have it by now; this is where they took it from.
-        return (State.DELAYED if failed else State.WAITING).value
+    def _print(self, line: str) -> None:
+        self._out.write(f"{line}\n")
+        self._out.flush()
 
 
-def _ending(name: str, state: str | None, retry_in_s: float | None) -> str:
+def _ending(name: str, state: str, retry_in_s: float | None) -> str:
     """How an attempt ended, in the words that matter to who looks on."""
     if state in ("dead", "cancelled"):
         return state
@@ -247,9 +241,40 @@ def _for_people(document: "Document", ending: str, error: str | None, seconds: f
     waited = duration(document.claimed_at - document.submitted_at)
     took = duration(microseconds(seconds))
     why = f": {printable(error)}" if error else ""
-    return (
-        f"{document.id}  priority {document.priority}  waited {waited}, took {took}"
-        f"  {printable(document.customer)}  {ending}{why}"
+    return _line(document, f"waited {waited}, took {took}", f"{ending}{why}")
+
+
+def _line(document: "Document", times: str, ending: str) -> str:
+    customer = printable(document.customer)
+    return f"{document.id}  priority {document.priority}  {times}  {customer}  {ending}"
+
+
+def _for_programs(
+    document: "Document",
+    *,
+    claim: int | None = None,
+    outcome: str | None = None,
+    seconds: float | None = None,
+    error: str | None = None,
+    retry_in_s: float | None = None,
+) -> str:
+    """An attempt that has ended; without an outcome, a document that was cancelled before one."""
+    return json_line(
+        {
+            "claim": claim,
+            "id": document.id,
+            "customer": document.customer,
+            "priority": document.priority,
+            "count": document.count,
+            "submitted_at": document.submitted_at,
+            "claimed_at": document.claimed_at,
+            "attempts": document.attempts,
+            "outcome": outcome,
+            "state": document.state.value,
+            "seconds": seconds,
+            "error": error,
+            "retry_in_s": retry_in_s,
+        }
     )
 
 

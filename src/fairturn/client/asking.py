@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 
 class Tries(NamedTuple):
-    """How often to ask again, and how long to wait before: growing delays, spread by `random`. A
-    service that says when to come back is believed, up to `after_s_max`."""
+    """How often to ask again, and how long to wait before: growing delays, spread by `random`. If
+    the service asks for a longer delay, that is used, up to `after_s_max`."""
 
     most: int = 6
     delays: Delays = Delays(first_s=0.5, factor=2.0, most_s=10.0)

@@ -215,7 +215,7 @@ class Documents:
         return (yield from self._change("/v1/documents/cancel", wanted))
 
     def retry(self, id: str) -> Exchange[None]:
-        # Sent again after it was done, it is refused: the document waits, and is dead no more.
+        # Sent again after a worker has claimed the document, it would be refused.
         ask = Ask("POST", f"{_path(id)}/retry", again=False, said=_missing(id))
         yield from self._asker.ask(ask)
 

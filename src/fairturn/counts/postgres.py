@@ -35,8 +35,12 @@ SCHEMA = """
     CREATE INDEX IF NOT EXISTS fairturn_counts_by_age ON fairturn_counts (updated_at)
 """
 _LAZY = "SET LOCAL synchronous_commit TO off"
-_MAKE = "INSERT INTO fairturn_counts (customer) VALUES (%s) ON CONFLICT (customer) DO NOTHING"
-_LOCK = "SELECT value, updated_at FROM fairturn_counts WHERE customer = %s FOR UPDATE"
+# One statement: between an INSERT and a SELECT FOR UPDATE another publisher may forget the row.
+_LOCK = """
+    INSERT INTO fairturn_counts (customer) VALUES (%s)
+    ON CONFLICT (customer) DO UPDATE SET customer = EXCLUDED.customer
+    RETURNING value, updated_at
+"""
 _MOMENT = f"SELECT {SERVER_NOW}"
 _WRITE = "UPDATE fairturn_counts SET value = %s, updated_at = %s WHERE customer = %s"
 _FORGET = """
@@ -44,6 +48,10 @@ _FORGET = """
         SELECT customer FROM fairturn_counts WHERE updated_at < %s LIMIT %s FOR UPDATE SKIP LOCKED
     )
 """  # fairturn_counts_by_age
+
+
+class _Stale(psycopg.OperationalError):
+    """A connection was lost, and nothing was committed on it."""
 
 
 class PostgresCounts:
@@ -80,8 +88,9 @@ class PostgresCounts:
         return []
 
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
+        with suppress(IndexError):  # until there are no more; several threads may close at once
+            while True:
+                self._idle.pop().close()
 
     def _check(self, customer: str) -> int:
         connection, fresh = self._connection()
@@ -92,32 +101,39 @@ class PostgresCounts:
                 self._make_table()
                 count = self._decide(connection, customer)
         except psycopg.Error as error:
-            restarted = connection.broken and not fresh
             connection.close()
-            if restarted:
-                self.close()  # so are the other connections from before
+            if isinstance(error, _Stale) and not fresh:
+                self.close()  # the other connections were lost as well
                 return self._check(customer)
             raise self._translate(error) from error
         self._idle.append(connection)
         return count
 
     def _decide(self, connection: psycopg.Connection[Any], customer: str) -> int:
-        with connection.transaction():
-            with connection.pipeline():
-                connection.execute(_LAZY)
-                connection.execute(_MAKE, (customer,))
-                row = connection.execute(_LOCK, (customer,))
-                # After the lock: a moment from before it could be earlier than another's update.
-                moment = connection.execute(_MOMENT)
-            ((value, updated_at),), ((now,),) = row.fetchall(), moment.fetchall()
-            if self._clock is not None:
-                now = self._clock.now()
-            last = None if value is None else Count(value, updated_at)
-            count = self._rule.check(last, now)
-            connection.execute(_WRITE, (*count, customer))
-            if count.value == 0:
-                old = now - self._rule.reset_interval_us
-                connection.execute(_FORGET, (old, FORGOTTEN_AT_ONCE))
+        """One check. A connection that is lost before the check can be committed raises `_Stale`:
+        then, and only then, the check may be sent again."""
+        written = False
+        try:
+            with connection.transaction():
+                with connection.pipeline():
+                    connection.execute(_LAZY)
+                    row = connection.execute(_LOCK, (customer,))
+                    # After the lock: an earlier moment may precede another publisher's update.
+                    moment = connection.execute(_MOMENT)
+                ((value, updated_at),), ((now,),) = row.fetchall(), moment.fetchall()
+                if self._clock is not None:
+                    now = self._clock.now()
+                last = None if value is None else Count(value, updated_at)
+                count = self._rule.check(last, now)
+                written = True
+                connection.execute(_WRITE, (*count, customer))
+                if count.value == 0:
+                    old = now - self._rule.reset_interval_us
+                    connection.execute(_FORGET, (old, FORGOTTEN_AT_ONCE))
+        except psycopg.OperationalError as error:
+            if connection.broken and not written:
+                raise _Stale(*error.args) from error
+            raise
         return count.value
 
     def _connection(self) -> tuple[psycopg.Connection[Any], bool]:

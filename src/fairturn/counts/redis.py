@@ -9,12 +9,14 @@ import os
 import socket
 import ssl
 import struct
+from binascii import b2a_base64
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from hashlib import sha1
 from importlib import resources
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import redis
 from redis import exceptions as failures
@@ -126,54 +128,57 @@ class RedisCounts:
         if self._pid != os.getpid():
             self._idle.clear()  # the connections of the process that this one was forked from
             self._pid = os.getpid()
+        check = _Check(customer, new_id())
         try:
             line = self._idle.pop()
         except IndexError:
-            return self._begin_anew(customer)
+            return self._begin_anew(check)
         try:
-            line.send(self._script.command(customer))
+            line.send(self._script.command(check))
         except failures.RedisError:
-            return self._begin_anew(customer)
-        return partial(self._answer, line, customer)
+            line.close()
+            return self._begin_anew(check)
+        return partial(self._answer, line, check)
 
     def concerns(self) -> list[str]:
         client = redis.Redis(connection_pool=self._pool)
         return self._bounded(lambda: memory_concerns(self._name, client.info("memory")))
 
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
+        with suppress(IndexError):  # until there are no more; several threads may close at once
+            while True:
+                self._idle.pop().close()
 
-    def _answer(self, line: _Line, customer: str) -> int:
+    def _answer(self, line: _Line, check: "_Check") -> int:
         try:
-            return self._read(line, customer)
+            return self._read(line, check)
         except failures.ConnectionError:
-            # A connection from before the server was restarted, which says so at once. So would
-            # the others.
+            # The server was restarted since the last check on this connection, or the reply was
+            # lost: the same check again counts once. The other connections are lost as well.
             self.close()
-            return self._begin_anew(customer)()
+            return self._begin_anew(check)()
         except failures.RedisError as error:
             raise translated(error, self._name, self._timeout_s) from error
 
-    def _begin_anew(self, customer: str) -> Answer:
+    def _begin_anew(self, check: "_Check") -> Answer:
         """The whole check on a new connection, which takes several steps, bounded together."""
 
-        def check() -> int:
+        def run() -> int:
             line = _Line(self._pool.make_connection())
-            line.send(self._script.command(customer))
-            return self._read(line, customer)
+            line.send(self._script.command(check))
+            return self._read(line, check)
 
-        count = self._bounded(check)
+        count = self._bounded(run)
         return lambda: count
 
-    def _read(self, line: _Line, customer: str) -> int:
+    def _read(self, line: _Line, check: "_Check") -> int:
         """The answer to the script; then the connection is free for others."""
         try:
             try:
                 count = line.read()
             except failures.NoScriptError:
                 # A server that was started anew, or told to forget its scripts.
-                line.send(self._script.whole(customer))
+                line.send(self._script.whole(check))
                 count = line.read()
         except BaseException:
             line.close()  # or the next check would read this one's answer
@@ -211,7 +216,7 @@ class RedisClusterCounts:
         self._pid = os.getpid()
 
     def begin(self, customer: str) -> Answer:
-        count = self._bounded(partial(self._check, customer))
+        count = self._bounded(partial(self._run, _Check(customer, new_id())))
         return lambda: count
 
     def concerns(self) -> list[str]:
@@ -230,9 +235,10 @@ class RedisClusterCounts:
             self._client.close()
             self._client = None
 
-    def _check(self, customer: str) -> int:
+    def _run(self, check: "_Check") -> int:
+        """The driver sends a command again if it loses a connection: with the id, that is safe."""
         cluster, script = self._cluster(), self._script
-        key, arguments = script.key(customer), script.arguments()
+        key, arguments = script.key(check.customer), script.arguments(check)
         try:
             return int(cluster.evalsha(_SHA.decode(), 1, key, *arguments))
         except failures.NoScriptError:
@@ -257,8 +263,20 @@ class RedisClusterCounts:
             raise translated(error, self._name, self._timeout_s) from error
 
 
+class _Check(NamedTuple):
+    """A check, which counts once, however often it is sent."""
+
+    customer: str
+    id: bytes
+
+
+def new_id() -> bytes:
+    """An id for a check: 48 random bits as 8 characters."""
+    return b2a_base64(os.urandom(6), newline=False)
+
+
 class _Script:
-    """The call of the script for a customer."""
+    """The call of the script for a check."""
 
     def __init__(self, rule: Rule, clock: Clock | None, prefix: str) -> None:
         self._settings = (str(rule.reset_interval_us).encode(), rule.reset.value.encode())
@@ -268,7 +286,7 @@ class _Script:
         self._key_bytes = len(b"".join(self._key))
         # All of the usual command but the customer is put together once and not each time.
         begin, end = self._key
-        self._before = _packed(b"EVALSHA", _SHA, b"1", more=1 + len(self._settings)) + b"$"
+        self._before = _packed(b"EVALSHA", _SHA, b"1", more=2 + len(self._settings)) + b"$"
         self._inside = b"\r\n" + begin
         self._after = end + b"\r\n" + _strings(*self._settings)
 
@@ -276,22 +294,22 @@ class _Script:
         begin, end = self._key
         return begin + customer.encode() + end
 
-    def arguments(self) -> tuple[bytes, ...]:
+    def arguments(self, check: _Check) -> tuple[bytes, ...]:
         if self._clock is None:
-            return self._settings
-        return (*self._settings, str(self._clock.now()).encode())
+            return (*self._settings, check.id)
+        return (*self._settings, check.id, str(self._clock.now()).encode())
 
-    def command(self, customer: str) -> bytes:
+    def command(self, check: _Check) -> bytes:
         """The call by the script's name."""
         if self._clock is None:
-            name = customer.encode()
+            name = check.customer.encode()
             size = b"%d" % (len(name) + self._key_bytes)
-            return self._before + size + self._inside + name + self._after
-        return _packed(b"EVALSHA", _SHA, b"1", self.key(customer), *self.arguments())
+            return self._before + size + self._inside + name + self._after + _strings(check.id)
+        return _packed(b"EVALSHA", _SHA, b"1", self.key(check.customer), *self.arguments(check))
 
-    def whole(self, customer: str) -> bytes:
+    def whole(self, check: _Check) -> bytes:
         """The call with the script itself, which the server keeps from then on."""
-        return _packed(b"EVAL", _SCRIPT, b"1", self.key(customer), *self.arguments())
+        return _packed(b"EVAL", _SCRIPT, b"1", self.key(check.customer), *self.arguments(check))
 
 
 def as_redis(url: str) -> str:

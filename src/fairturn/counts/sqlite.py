@@ -86,10 +86,13 @@ class SqliteCounts:
                 connection.execute("BEGIN IMMEDIATE")
                 yield connection
                 connection.execute("COMMIT")
-            except apsw.Error as error:
+            except BaseException as error:
+                # Also an interrupt: a transaction left open would block every other publisher.
                 if self._connection is not None and self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
-                raise self._translate(error) from error
+                if isinstance(error, apsw.Error):
+                    raise self._translate(error) from error
+                raise
 
     def _open(self) -> apsw.Connection:
         if self._connection is not None and self._pid == os.getpid():

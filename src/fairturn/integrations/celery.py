@@ -93,6 +93,7 @@ class Stamp:
         self._decider = decider
         self._without_customer = without_customer
         self._configure = configure
+        self._configured = False  # whether the settings of the app are those that are needed
         self._advice = "" if configure else brokers.CONFIGURE
         self._check = check
         self._show = show
@@ -111,7 +112,7 @@ class Stamp:
 
         A worker does this when it starts, with its `prefetch`. A publisher may do it at its start.
         """
-        driver = brokers.driver_of(self._app)
+        driver = self._load()
         if prefetch is None:
             problems = brokers.problems_for_publishers(self._app, driver)
         else:
@@ -142,7 +143,7 @@ class Stamp:
         app = self._app
         if self._configure:
             if app.configured:
-                brokers.configure(app)
+                self._on_configured()
             else:
                 app.on_after_configure.connect(self._on_configured, weak=False)
         if self._check:
@@ -156,6 +157,18 @@ class Stamp:
 
     def _on_configured(self, **_: Any) -> None:
         brokers.configure(self._app)
+        self._configured = True
+
+    def _load(self) -> str:
+        """Load and configure the settings of the app; return its broker's driver.
+
+        Celery publishes its settings to other threads before it calls `on_after_configure`. A
+        thread that comes in between configures them itself: two that do so write the same values.
+        """
+        driver = brokers.driver_of(self._app)
+        if self._configure and not self._configured:
+            self._on_configured()
+        return driver
 
     def _publish(
         self, name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
@@ -176,7 +189,7 @@ class Stamp:
             thread.decide = outer
 
     def _begin_to_publish(self) -> None:
-        driver = brokers.driver_of(self._app)
+        driver = self._load()
         if self._check:
             brokers.refuse(brokers.problems_for_publishers(self._app, driver), self._advice)
         self._routed = bool(self._app.conf.task_routes)

@@ -112,7 +112,7 @@ class Decider:
             return lambda: self.fall_back(customer, pause)
         try:
             answer = self.counts.begin(customer)
-        except StoreError as error:
+        except Exception as error:
             failure = self._pause_after(error)
             return lambda: self.fall_back(customer, failure)
         return partial(self._decide, customer, answer)
@@ -143,7 +143,7 @@ class Decider:
     def _decide(self, customer: str, answer: Answer) -> Decision:
         try:
             count = answer()
-        except StoreError as error:
+        except Exception as error:
             return self.fall_back(customer, self._pause_after(error))
         totals = self._totals
         with self._lock:
@@ -172,10 +172,16 @@ class Decider:
         if back:
             logger.warning("the counts answer again: the rule decides over priorities")
 
-    def _pause_after(self, error: StoreError) -> StoreError:
+    def _pause_after(self, error: Exception) -> StoreError:
+        """Pause, and return what to report. Whatever the counts raise, also by a defect of theirs,
+        a publication goes on without a count."""
         with self._lock:
             self._ask_again_at = stopwatch() + PAUSE_S
-        return error
+        if isinstance(error, StoreError):
+            return error
+        failure = StoreUnavailable(f"the counts failed: {error!r}")
+        failure.__cause__ = error
+        return failure
 
     def _say_sometimes(self, error: Exception) -> None:
         kind = type(error).__name__

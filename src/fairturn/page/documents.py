@@ -19,6 +19,7 @@ from fairturn.service.callers import Caller, stored_for
 from fairturn.situation import waiting_since
 
 RESULT_CHARACTERS_MAX = 20_000
+_PRIORITY = (Said.PRIORITY_FIRST, Said.PRIORITY_COUNTED, Said.PRIORITY_OF_PARENT)
 _OVERTAKEN = (Said.SERVED_MEANWHILE, Said.SERVED_AT_LEAST)
 _ENDINGS = {State.COMPLETED: "completed", State.DEAD: "dead", State.CANCELLED: "cancelled"}
 
@@ -106,12 +107,8 @@ def place_of(explained: Explanation) -> Place | None:
 def timeline(document: Document, explained: Explanation, *, whole: bool) -> list[Event]:
     """What happened, in the order in which it did."""
     events = [Event("event_submitted", document.submitted_at, {})]
-    events.append(
-        Event(
-            "event_level",
-            document.submitted_at,
-            {"priority": document.priority, "count": document.count},
-        )
+    events += (
+        _priority(r, document.submitted_at) for r in explained.reasons if r.code in _PRIORITY
     )
     if document.due_at is not None and document.attempts == 0:
         events.append(Event("event_due", document.due_at, {}))
@@ -137,6 +134,16 @@ def timeline(document: Document, explained: Explanation, *, whole: bool) -> list
         ending = _ENDINGS[document.state]
         events.append(Event(f"event_{ending}", document.ended_at, {}, ending))
     return events
+
+
+def _priority(reason: Reason, at: int) -> Event:
+    """The priority, and where it is from: the count that the document found, or its parent."""
+    given = reason.parameters
+    if reason.code is Said.PRIORITY_OF_PARENT:
+        return Event(
+            "event_inherited", at, {"priority": given["priority"], "parent": given["parent"]}
+        )
+    return Event("event_level", at, {"priority": given["priority"], "count": given.get("count", 0)})
 
 
 def _overtaken(reason: Reason) -> Event:

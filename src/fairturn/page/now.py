@@ -59,11 +59,11 @@ class Row(NamedTuple):
 
 
 class Load(NamedTuple):
-    """A worker: how many documents it has, and how many more it would have taken."""
+    """A worker: how many documents it runs, and how many it can run at the same time."""
 
     name: str
     busy: int
-    idle: int
+    slots: int
 
 
 class Why(NamedTuple):
@@ -125,6 +125,8 @@ def now_page(
     summary, lanes = store.summary(), store.lanes(size=CHIPS)
     running = store.find(Filter(states=(State.RUNNING,)), size=RUNNING_READ).documents
     workers = [worker for worker in workers_of(service) if worker.alive]
+    loads, slots = _loads(workers, running), sum(worker.slots for worker in workers)
+    unread = max(0, summary.running - len(running))
     lately, listed = trail.lately(), directory.listed()
     rule = service.queue.settings.rule
     if listed is None:
@@ -148,9 +150,10 @@ def now_page(
         summary=summary,
         lanes=shown,
         running=running[:RUNNING_SHOWN],
-        loads=_loads(workers, running),
+        loads=loads[:WORKERS_SHOWN],
         workers=workers,
-        places=summary.running + sum(worker.idle for worker in workers),
+        busy=min(slots, sum(load.busy for load in loads) + unread) if slots else summary.running,
+        slots=slots,
         lately=lately,
         quiet_p99=quiet_p99,
         oldest=min(oldest.values(), default=None),
@@ -185,10 +188,11 @@ def _lanes(lanes: Lanes, waiting: Sequence[int], oldest: Mapping[int, int]) -> l
 
 
 def _loads(workers: Sequence[Worker], running: Sequence[Document]) -> list[Load]:
-    """The workers that are alive, those with most to do first."""
-    busy = Counter(document.worker for document in running)
-    loads = [Load(worker.name, busy[worker.name], worker.idle) for worker in workers]
-    return sorted(loads, key=lambda load: (-load.busy, load.name))[:WORKERS_SHOWN]
+    """The workers that are alive, the busiest first. Documents that a worker has claimed ahead
+    have the state `running` too; only those in a slot are counted."""
+    claimed = Counter(document.worker for document in running)
+    loads = [Load(w.name, min(w.slots, claimed[w.name]), w.slots) for w in workers]
+    return sorted(loads, key=lambda load: (-load.busy, load.name))
 
 
 def _why(visitor: Visitor, example: Example, lanes: Sequence[Lane]) -> Why | None:

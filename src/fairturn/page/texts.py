@@ -117,13 +117,23 @@ RULES = {
 # Now.
 NOW = {
     "banner_no_worker": Message("No worker is running. Documents are accepted, and wait."),
+    "banner_died": Message(
+        "{shown} document died within the last 5 minutes.",
+        "{shown} documents died within the last 5 minutes.",
+        "n",
+    ),
+    "banner_retrying": Message(
+        "{shown} document failed and will be retried.",
+        "{shown} documents failed and will be retried.",
+        "n",
+    ),
     "banner_paused": Message("{n} customer is paused:", "{n} customers are paused:", "n"),
     "tile_waiting": Message("Waiting"),
     "tile_waiting_most": Message("{n} of them: {customer}"),
     "tile_waiting_none": Message("nothing waits"),
     "tile_running": Message("Running"),
     "tile_of": Message("of {n}"),
-    "tile_done": Message("Done per minute"),
+    "tile_completed": Message("Completed per minute"),
     "tile_served": Message("{n} customer served", "{n} customers served", "n"),
     "tile_quiet": Message("Quiet customers wait (p99)"),
     "tile_first_come": Message("first come, first served: ≈ {wait}"),
@@ -131,6 +141,10 @@ NOW = {
     "tile_first_come_unknown": Message("within the last 5 minutes"),
     "tile_oldest": Message("Oldest waiting"),
     "tile_oldest_level": Message("in level {level}"),
+    "tile_dead": Message("Dead"),
+    "tile_retrying": Message(
+        "{shown} document will be retried", "{shown} documents will be retried", "n"
+    ),
     "lanes_title": Message("Who is next"),
     "lanes_lead": Message(
         "Nine priorities, best first. Documents leave on the right; inside a level customers take "
@@ -197,7 +211,7 @@ DOCUMENTS = {
     "state_waiting": Message("waiting"),
     "state_running": Message("running"),
     "state_completed": Message("completed"),
-    "state_dead": Message("failed"),
+    "state_dead": Message("dead"),
     "state_cancelled": Message("cancelled"),
     "what_happened": Message("What happened"),
     "why_here": Message("Why is it where it is?"),
@@ -206,6 +220,9 @@ DOCUMENTS = {
     "timeline_title": Message("Timeline"),
     "event_submitted": Message("Submitted"),
     "event_level": Message("Priority {priority}: it found the count {count}"),
+    "event_inherited": Message(
+        "It has priority {priority}, like document {parent}, which it was made from."
+    ),
     "event_due": Message("Not to be started before"),
     "event_overtaken": Message(
         "{n} other document was started while it waited",

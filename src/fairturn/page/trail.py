@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from fairturn.clock import SECOND_US, Clock
 from fairturn.model import PAGE_MAX, Customer, Document, Filter, Lanes, State, Summary
+from fairturn.page.failures import Failures, failures_of
 from fairturn.situation import ALIVE_US, waiting_since
 from fairturn.store import Store
 
@@ -92,13 +93,14 @@ class Lately:
 
     at: int
     buckets: Sequence[Bucket]
-    done_per_minute: float | None
+    completed_per_minute: float | None
     first_come_us: int | None
     oldest: Mapping[int, int]  # by priority: since when the longest waiting document waits
     shares: Mapping[str, Share]
     waits: Mapping[str, Sequence[int]]
     customers: Mapping[str, Customer]
     marks: Sequence[Mark]
+    failures: Failures
 
     def drawn(self) -> list[Bucket]:
         """The buckets as they are drawn: the last five minutes, or when more is known, half an
@@ -134,7 +136,8 @@ class Trail:
         self._seen: OrderedDict[tuple[str, int | None], None] = OrderedDict()
         self._submitted: OrderedDict[str, None] = OrderedDict()
         self._work: deque[tuple[int, dict[str, int]]] = deque()
-        self._pace: deque[tuple[int, int]] = deque()  # when, and how many attempts had ended
+        # When, and how many attempts had ended and documents were completed by then.
+        self._pace: deque[tuple[int, int, int]] = deque()
         self._waits: dict[str, deque[tuple[int, int]]] = defaultdict(
             lambda: deque(maxlen=WAITS_PER_CUSTOMER_MAX)
         )
@@ -164,6 +167,7 @@ class Trail:
         newest = self._newest()
         summary, lanes = store.summary(), store.lanes(size=1)
         oldest = store.oldest_waiting()
+        failures = failures_of(store, summary, newest, since=now - RECENT_US)
         workers = {seen.worker for seen in store.workers() if now - seen.seen_at <= ALIVE_US}
         with self._lock:
             began = self._last_at is None
@@ -176,7 +180,7 @@ class Trail:
             for document in (*running, *newest):
                 self._note_wait(document, shares, now)
             self._note_queue(summary, min(oldest.values(), default=None), now)
-            self._lately = self._summed_up(now, shares, oldest)
+            self._lately = self._summed_up(now, shares, oldest, failures)
 
     def _newest(self) -> list[Document]:
         """The newest documents: a page, and more as long as all of them are new."""
@@ -201,7 +205,7 @@ class Trail:
         ended = lanes.started - summary.running
         if self._pace and ended < self._pace[-1][1]:
             self._pace.clear()  # a queue that begins anew
-        self._pace.append((now, ended))
+        self._pace.append((now, ended, summary.completed))
         while len(self._pace) > 2 and self._pace[1][0] <= now - PACE_US:
             self._pace.popleft()
 
@@ -278,7 +282,7 @@ class Trail:
         assert bucket is not None
         if oldest is not None:
             bucket.oldest_us = max(bucket.oldest_us or 0, now - oldest)
-        pace = self._per_us()
+        pace = self._ended_per_us()
         if pace:
             bucket.first_come_us = round(summary.waiting / pace)
 
@@ -293,14 +297,27 @@ class Trail:
         place = (begin - self._buckets[0].at) // BUCKET_US
         return self._buckets[place] if 0 <= place < len(self._buckets) else None
 
-    def _per_us(self) -> float | None:
-        (first_at, first), (last_at, last) = self._pace[0], self._pace[-1]
-        if last_at - first_at < 2 * SECOND_US:
-            return None
-        return (last - first) / (last_at - first_at)
+    def _ended_per_us(self) -> float | None:
+        """The pace of attempts, also of those that failed: each frees a slot."""
+        return self._pace_of(1)
 
-    def _summed_up(self, now: int, shares: dict[str, Share], oldest: Mapping[int, int]) -> Lately:
-        pace = self._per_us()
+    def _completed_per_us(self) -> float | None:
+        return self._pace_of(2)
+
+    def _pace_of(self, column: int) -> float | None:
+        first, last = self._pace[0], self._pace[-1]
+        if last[0] - first[0] < 2 * SECOND_US:
+            return None
+        return (last[column] - first[column]) / (last[0] - first[0])
+
+    def _summed_up(
+        self,
+        now: int,
+        shares: dict[str, Share],
+        oldest: Mapping[int, int],
+        failures: Failures,
+    ) -> Lately:
+        completed = self._completed_per_us()
         marks = [
             Mark(bucket.at, "chart_dump", customer, n)
             for bucket in self._buckets
@@ -313,7 +330,7 @@ class Trail:
                 Bucket(b.at, list(b.quiet), list(b.busy), b.oldest_us, b.first_come_us)
                 for b in self._buckets
             ],
-            done_per_minute=None if pace is None else pace * PACE_US,
+            completed_per_minute=None if completed is None else completed * PACE_US,
             first_come_us=self._buckets[-1].first_come_us,
             oldest=oldest,
             shares=shares,
@@ -323,6 +340,7 @@ class Trail:
             },
             customers=dict(self._customers),
             marks=sorted([*marks, *self._marks]),
+            failures=failures,
         )
 
 

@@ -184,12 +184,11 @@ def show_what_if(request: Request, visitor: Overseer, run: str | None = None) ->
 def _present(visitor: Visitor) -> Wish:
     service = visitor.service
     settings = service.queue.settings
-    alive = [worker for worker in workers_of(service) if worker.alive]
-    places = service.queue.summary().running + sum(worker.idle for worker in alive)
+    slots = sum(worker.slots for worker in workers_of(service) if worker.alive)
     mode = {Mode.FAIR: Choice.FAIR, Mode.LEVELS: Choice.LEVELS, Mode.EQUAL: Choice.EQUAL}
     return Wish(
         mode[settings.mode],
-        min(WORKERS_MAX, max(1, places)),
+        min(WORKERS_MAX, max(1, slots)),
         settings.reset,
         settings.reset_interval_s,
     )

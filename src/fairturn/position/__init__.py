@@ -33,7 +33,7 @@ class Position:
     `before` is how it comes out if nothing ends meanwhile and every document costs what is
     expected. If the bounds are equal it is exact, whatever ends. `reached` is False if its customer
     comes to its limit before: then something must end first. `turns` are those of other customers
-    before it in its own level, by customer.
+    before it in its own level, by customer; of more customers than are read, only of the largest.
     """
 
     bounds: Between
@@ -51,7 +51,7 @@ def position(
     if own is None:
         return None
     causes = [cause for cause, applies in _known_causes(lineup, mode, costs) if applies]
-    taken = walk(lineup, steps_max=steps_max) if lineup.fronts else count(lineup)
+    taken = walk(lineup, steps_max=steps_max) if lineup.beyond_patience else count(lineup)
     if taken is None:
         causes.append(Cause.MANY_TURNS)
         taken = _with_slots(lineup, count(lineup))
@@ -74,9 +74,8 @@ def position(
 
 def _known_causes(lineup: Lineup, mode: Mode, costs: Costs) -> list[tuple[Cause, bool]]:
     turns = costs is not Costs.EQUAL and mode is not Mode.LEVELS
-    in_level = sum(line.level == lineup.level for line in lineup.lines)
     return [
-        (Cause.COSTS, turns and in_level > 1),
+        (Cause.COSTS, turns and lineup.lines_in_level > 1),
         (Cause.MANY_DOCUMENTS, not lineup.rank.exact or lineup.uncounted > 0),
         (Cause.UNFOLDED, not lineup.folded),
     ]
@@ -115,7 +114,7 @@ def _limits_matter(lineup: Lineup) -> bool:
 
 def _with_slots(lineup: Lineup, counted: Counted) -> Counted:
     """Add the turns for the longest waiting, as many as there can be."""
-    slots = slots_within(lineup.number, counted.before.total, len(lineup.fronts))
+    slots = slots_within(lineup.number, counted.before.total, lineup.beyond_patience)
     return counted._replace(before=counted.before._replace(longest_waiting=slots))
 
 
@@ -151,11 +150,12 @@ def _most(lineup: Lineup, own: Line, causes: list[Cause]) -> int:
         place = (own.customer, own.level)
         most = sum(line.waiting for line in lines if (line.customer, line.level) != place)
         most += lineup.rank.most + sum(lineup.crowds.values())
+        most += 0 if lineup.crowd is None else lineup.crowd.waiting
     else:
         all_of_it = replace(lineup, lines=tuple(lines), rank=Between(*[lineup.rank.most] * 2))
         most = count(all_of_it).before.total
     most += lineup.uncounted
-    return most + slots_within(lineup.number, most, len(lineup.fronts) + len(lineup.stalled))
+    return most + slots_within(lineup.number, most, lineup.beyond_patience + len(lineup.stalled))
 
 
 def _may_stall(lineup: Lineup, own: Line) -> bool:

@@ -20,7 +20,8 @@ class Before(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """Documents before one, the turns of others in its level, and whether it is reached at all."""
+    """Documents before one, the turns of others in its level (of a crowd, only of the largest), and
+    whether it is reached at all."""
 
     before: Before
     turns: dict[int, int]
@@ -71,8 +72,11 @@ def count(lineup: Lineup) -> Counted:
         elif n:
             turns[line.customer] = n
     reached = own.room is None or mine < own.room
-    before = Before(better_levels=better, other_turns=sum(turns.values()), own=mine)
-    return Counted(before, turns, reached)
+    others = sum(turns.values())
+    if lineup.crowd is not None:
+        others += lineup.crowd.before[lineup.rank.least]
+        turns.update(lineup.crowd.largest)
+    return Counted(Before(better_levels=better, other_turns=others, own=mine), turns, reached)
 
 
 def until_slot(number: int) -> int:

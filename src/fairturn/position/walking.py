@@ -40,7 +40,7 @@ class _Lane:
 
 def walk(lineup: Lineup, *, steps_max: int = STEPS_MAX) -> Counted | None:
     """The documents before one, turns for the longest waiting included; None: too many to say."""
-    return _Walk(lineup, steps_max).run()
+    return None if lineup.crowd is not None else _Walk(lineup, steps_max).run()
 
 
 class _Walk:

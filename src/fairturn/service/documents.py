@@ -210,7 +210,10 @@ def cancel_document(request: Request, caller: Submitter, id: shapes.DocumentId) 
     "/v1/documents/{id}/retry", response_model=shapes.Changed, responses=problems(404, 409)
 )
 def retry_document(request: Request, caller: Submitter, id: shapes.DocumentId) -> Any:
-    """Try a dead document again, with its old priority and all its attempts."""
+    """Try a dead document again, with its old priority and all its attempts.
+
+    Asked twice, it does the same: a document that waits and has used no attempts stays as it is.
+    """
     service = service_of(request)
     document = _own(service, caller, id)
     service.queue.retry(document.id)

@@ -12,6 +12,7 @@ from fairturn.errors import FairturnError
 from fairturn.service import shapes
 from fairturn.service.operating import workers_of
 from fairturn.service.service import Service, service_of
+from fairturn.store import Checkable
 
 LOOK_S = 1.0
 
@@ -83,8 +84,11 @@ def _ready(service: Service) -> Ready:
 
 def _reasons(service: Service) -> list[str]:
     reasons = []
+    store = service.queue.store
     try:
-        service.queue.store.summary()
+        store.summary()
+        if isinstance(store, Checkable):
+            store.check()
     except FairturnError:
         reasons.append("store: it does not answer")  # no path and no address: anybody may ask
     try:

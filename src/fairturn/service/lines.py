@@ -109,12 +109,26 @@ def _submissions(
         if found > SUBMIT_DOCUMENTS_MAX:
             raise Problem(Code.INVALID, f"at most {SUBMIT_DOCUMENTS_MAX:,} lines are accepted")
         try:
-            yield _submission(service, caller, parsed(line), trace)
+            value = parsed(line)
+            _refuse_too_large(value, len(line), service.plan.size_bytes_max)
+            yield _submission(service, caller, value, trace)
         except Problem as problem:
             said = f"line {number}" + (f": {problem.detail}" if problem.detail else "")
             raise Problem(problem.code, said) from None
         except (ValueError, TypeError) as error:
             raise Problem(Code.INVALID, f"line {number}: {error}") from None
+
+
+def _refuse_too_large(value: Any, line_bytes: int, maximum: int) -> None:
+    """Refuse a document that is larger than one that is submitted alone may be."""
+    if line_bytes <= maximum or not isinstance(value, dict):
+        return
+    content = value.get("content")
+    size_bytes = (
+        len(json.dumps(value.get("payload"))) if content is None else len(_from_base64(content))
+    )
+    if size_bytes > maximum:
+        raise Problem(Code.TOO_LARGE, f"at most {maximum:,} bytes are accepted")
 
 
 def _submission(service: Service, caller: Caller, value: Any, trace: str | None) -> Submission:

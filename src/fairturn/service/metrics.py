@@ -60,11 +60,15 @@ class _Collector:
         yield from _since_ever(summary)
         yield _oldest(store.oldest_waiting(), now)
         alive = [worker for worker in workers_of(self._service) if worker.alive]
-        yield GaugeMetricFamily("fairturn_workers", "Workers that were seen lately.", len(alive))
+        yield GaugeMetricFamily("fairturn_workers", "Workers with a recent heartbeat.", len(alive))
+        slots = sum(worker.slots for worker in alive)
+        yield GaugeMetricFamily(
+            "fairturn_worker_slots", "Documents that workers can run at the same time.", slots
+        )
         yield GaugeMetricFamily(
             "fairturn_idle_places",
-            "Documents that workers would have taken and did not get.",
-            sum(worker.idle for worker in alive),
+            "Worker slots without a document.",
+            max(0, slots - summary.running),
         )
         yield from _recent(store.find(Filter(), size=RECENT).documents)
         yield from self._customers()
@@ -115,6 +119,11 @@ def _since_ever(summary: Summary) -> Iterator[Metric]:
         "fairturn_retried_attempts",
         "Attempts that failed, or lost their lease, and were not the last.",
         summary.retried,
+    )
+    yield CounterMetricFamily(
+        "fairturn_repairs",
+        "Repairs that claims made because flows did not agree with the documents.",
+        summary.repairs,
     )
 
 

@@ -68,6 +68,7 @@ def summary_of(service: Service) -> shapes.Summary:
         dead=summary.dead,
         cancelled=summary.cancelled,
         retried=summary.retried,
+        repairs=summary.repairs,
         workers=sum(worker.alive for worker in workers_of(service)),
         oldest_waiting_since_at=min(store.oldest_waiting().values(), default=None),
     )
@@ -75,7 +76,7 @@ def summary_of(service: Service) -> shapes.Summary:
 
 @router.get("/v1/workers", response_model=shapes.Workers, responses=problems())
 def list_workers(request: Request, caller: Overseer) -> Any:
-    """Who has worked on documents, or asked for some, within a day."""
+    """The workers that signed on within a day and have not stopped."""
     return shapes.Workers(workers=workers_of(service_of(request)))
 
 
@@ -86,7 +87,7 @@ def workers_of(service: Service) -> list[shapes.Worker]:
         shapes.Worker(
             name=seen.worker,
             seen_at=seen.seen_at,
-            idle=seen.idle,
+            slots=seen.slots,
             alive=now - seen.seen_at <= ALIVE_US,
         )
         for seen in service.queue.store.workers()

@@ -1,26 +1,26 @@
 """Running the service: where it listens, whom it believes, and how it ends."""
 
 import asyncio
-import sys
+import errno
+import logging
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
-from socket import socket
+from math import ceil
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from fairturn.service.connections import protocol_with
 from fairturn.service.service import Service
+from fairturn.store import Interruptible
 
 CONNECTIONS_MAX = 4_000
-GRACE_S = 30
-# How long the event loop may keep the interpreter while a thread wants it. A thread gives it away
-# at each call of the database, some dozens in a submission; at the 5 ms of Python each of these
-# could take as long.
-SWITCH_S = 0.0005
+GRACE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,13 @@ class Address:
         return self.certificate is not None or bool(self.trusted_proxies)
 
 
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Whether a record is worth a line. uvicorn logs a traceback for each request that it cancels
+    when the grace period is over, beside the line that reports their number."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or not issubclass(kind, asyncio.CancelledError)
+
+
 class Server(uvicorn.Server):
     """A server that lets go of whoever waits for events when it is told to end."""
 
@@ -55,6 +62,7 @@ class Server(uvicorn.Server):
         app: FastAPI,
         address: Address,
         *,
+        grace_s: float = GRACE_S,
         on_started: Callable[[str], None] | None = None,
         on_stopping: Callable[[bool], None] | None = None,
     ) -> None:
@@ -75,20 +83,29 @@ class Server(uvicorn.Server):
                 ssl_certfile=address.certificate,
                 ssl_keyfile=address.private_key,
                 limit_concurrency=CONNECTIONS_MAX,
-                timeout_graceful_shutdown=GRACE_S,
+                timeout_graceful_shutdown=ceil(grace_s),
             )
         )
+        logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
         self._service: Service = app.state.service
         self._address = address
         self._on_started = on_started
         self._on_stopping = on_stopping
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._sockets: list[socket.socket] | None = None
         self.listening = threading.Event()
         self.url = ""
 
-    async def startup(self, sockets: list[socket] | None = None) -> None:
+    def listen(self) -> None:
+        """Listen at the address from now on; `run` accepts the connections. Raises `OSError`."""
+        self._sockets = listen_at(self._address.host, self._address.port, self.config.backlog)
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until asked to stop."""
+        super().run(self._sockets if sockets is None else sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then tell where."""
-        sys.setswitchinterval(SWITCH_S)
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if not self.started:
@@ -109,7 +126,52 @@ class Server(uvicorn.Server):
         """Ask the server to end, from any thread."""
         self.should_exit = True
         self.force_exit = self.force_exit or now
+        store = self._service.queue.store
+        if now and isinstance(store, Interruptible):
+            store.interrupt()  # threads may wait for the lock of another process
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._service.watch.close)
         if self._on_stopping is not None:
             self._on_stopping(now)
+
+
+def listen_at(host: str, port: int, backlog: int) -> list[socket.socket]:
+    """Sockets that listen at every address of the host, all at the same port.
+
+    An address that this machine does not have, such as ::1 without IPv6, is left out if there is
+    another one. Raises `OSError`; then nothing listens.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    listening: list[socket.socket] = []
+    absent: OSError | None = None
+    try:
+        for family, (ip, _, *scope) in dict.fromkeys((family, at) for family, _, _, _, at in found):
+            # If any port will do, all addresses have that of the first one.
+            chosen = listening[0].getsockname()[1] if listening else port
+            try:
+                listening.append(_listen(family, (ip, chosen, *scope), backlog))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                absent = error
+        if absent is not None and not listening:
+            raise absent
+    except OSError:
+        for one in listening:
+            one.close()
+        raise
+    return listening
+
+
+def _listen(family: int, address: Any, backlog: int) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(address)
+        made.listen(backlog)
+    except OSError:
+        made.close()
+        raise
+    return made

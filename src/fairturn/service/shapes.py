@@ -344,6 +344,9 @@ class Summary(Shape):
     retried: Annotated[
         int, Field(description="Attempts that failed, or lost their lease, and were not the last.")
     ]
+    repairs: Annotated[
+        int, Field(description="Repairs that claims made because counters were wrong.")
+    ]
     workers: Annotated[int, Field(description="Seen lately.")]
     oldest_waiting_since_at: Moment | None
 
@@ -351,7 +354,7 @@ class Summary(Shape):
 class Worker(Shape):
     name: str
     seen_at: Moment
-    idle: Annotated[int, Field(description="How many more documents it would have taken then.")]
+    slots: Annotated[int, Field(description="How many documents it runs at the same time.")]
     alive: bool
 
 

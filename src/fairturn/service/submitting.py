@@ -157,7 +157,7 @@ async def submit(request: Request) -> Response:
     service = service_of(request)
     media_type = media_type_of(request)
     with submitting(request.headers.get(TRACEPARENT)) as trace:
-        if media_type not in (FORM, LINES) and is_small(request):
+        if media_type not in (FORM, LINES) and _goes_into_the_row(request, service):
             receipt = await _submit_small(request, service, media_type, trace)
         else:
             caller = await service.run(submitter_of, request)
@@ -171,6 +171,13 @@ async def submit(request: Request) -> Response:
 
 def media_type_of(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _goes_into_the_row(request: Request, service: Service) -> bool:
+    """Whether the declared size fits into a row and is allowed; `submit_for` refuses the rest."""
+    return is_small(request) and (
+        int(request.headers["content-length"]) <= service.plan.size_bytes_max
+    )
 
 
 async def _submit_small(
@@ -216,7 +223,8 @@ async def submit_for(caller: Caller, request: Request, trace: str | None = None)
             if about.name is None and form.file_name is not None:
                 about = about.model_copy(update={"name": form.file_name})
         elif media_type == JSON and about.kind is not Kind.CONTENT:
-            body = await receive_in_memory(request, service, JSON_BYTES_MAX)
+            most = min(JSON_BYTES_MAX, service.plan.size_bytes_max)
+            body = await receive_in_memory(request, service, most)
             payload = await service.run(parsed, body)
         else:
             received = await receive(request, service)
@@ -237,14 +245,14 @@ class _HandedIn(NamedTuple):
 
 
 def _submit(service: Service, caller: Caller, handed_in: _HandedIn) -> Receipt:
-    """In a thread: check, store. What was received and not stored is deleted again."""
+    """In a thread: check, store. Delete a received content if it was not stored."""
     try:
         submission = _checked(service, caller, handed_in)
         with refusing_misuse(), refusing_parents(), refusing_without_a_place():
             (receipt,) = service.queue.submit_many([submission])
         return receipt
     except StoreError:
-        raise  # whether it was stored is not known: the sweep decides
+        raise  # the document may have been stored, or be stored yet: the sweep decides
     except BaseException:
         _discard(service, handed_in.received)
         raise
@@ -272,7 +280,7 @@ def _checked(service: Service, caller: Caller, handed_in: _HandedIn) -> Submissi
 
 def _discard(service: Service, received: Received | None) -> None:
     if isinstance(received, ContentRef):
-        service.queue.contents.delete([received.name])
+        service.queue.discard([received.name])
 
 
 def own_parent(service: Service, caller: Caller, parent: Any) -> str | None:

@@ -31,6 +31,7 @@ pytest.register_assert_rewrite(
             "forgetting",
             "watching",
             "durability",
+            "epochs",
         )
     )
 )

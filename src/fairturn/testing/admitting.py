@@ -78,16 +78,34 @@ class AccessKeys(StoreSuite):
 class Glancing(StoreSuite):
     """`Store.workers` and `Store.oldest_waiting`."""
 
-    def test_who_claims_is_listed_by_name(self, store: Store, clock: ManualClock) -> None:
-        submit(store)
-        claim(store, 3, worker="second")
+    def test_workers_are_listed_by_name_with_their_slots(
+        self, store: Store, clock: ManualClock
+    ) -> None:
+        store.sign_on("second", 3)
         clock.advance(20)
-        claim(store, 2, worker="first")
+        store.sign_on("first", 2)
 
         assert store.workers() == [
             Seen("first", START + 20 * SECOND_US, 2),
-            Seen("second", START, 2),
+            Seen("second", START, 3),
         ]
+
+    def test_a_worker_that_signed_off_is_listed_no_more_until_it_signs_on_again(
+        self, store: Store
+    ) -> None:
+        receipt = submit(store)
+        store.sign_on("first", 1)
+        store.sign_on("second", 1)
+
+        store.sign_off("first")
+        store.sign_off("never seen")
+
+        assert [seen.worker for seen in store.workers()] == ["second"]
+        found = store.situation(receipt.id)
+        assert found is not None
+        assert [seen.worker for seen in found.service.workers] == ["second"]
+        store.sign_on("first", 1)
+        assert [seen.worker for seen in store.workers()] == ["first", "second"]
 
     def test_the_oldest_waiting_document_is_known_by_level_before_any_claim(
         self, store: Store, clock: ManualClock

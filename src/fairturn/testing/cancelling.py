@@ -1,12 +1,21 @@
-"""Cancelling what waits or runs, and retrying what is dead."""
+"""Cancelling what waits or runs, reports of it, and retrying what is dead."""
 
 import pytest
 
 from fairturn.clock import SECOND_US, ManualClock
-from fairturn.model import State
+from fairturn.model import (
+    CANCELS_KEPT_MAX,
+    CANCELS_REPORTED_MAX,
+    Completed,
+    Document,
+    Settings,
+    State,
+)
 from fairturn.store import Store
 from fairturn.testing.steps import (
+    LEASE_US,
     START,
+    adjust,
     assert_numbers_are_exact,
     claim,
     claim_one,
@@ -18,12 +27,13 @@ from fairturn.testing.steps import (
     ids,
     make,
     new,
+    prune_all,
     snapshot,
     state,
     submit,
     submit_each,
 )
-from fairturn.testing.suite import StoreSuite
+from fairturn.testing.suite import OpenStore, StoreSuite
 
 UNKNOWN = ["", "no such document", "0" * 15, "f" * 15]
 
@@ -136,6 +146,129 @@ class Cancelling(StoreSuite):
         store.cancel([receipts[1].id])
 
         assert ids(claim(store, 9)) == [receipts[2].id]
+
+
+def report(store: Store, n: int = 0) -> list[Document]:
+    """The cancelled documents that a claim reports."""
+    return store.claim(n, worker="worker-1", lease_us=LEASE_US).cancelled
+
+
+class ReportingCancels(StoreSuite):
+    """`Claimed.cancelled`."""
+
+    @pytest.mark.parametrize("begun", [State.WAITING, State.DELAYED])
+    def test_a_claim_reports_a_document_that_was_cancelled_before_it_began(
+        self, store: Store, clock: ManualClock, begun: State
+    ) -> None:
+        id = make(store, begun)
+        clock.advance(2)
+        store.cancel([id])
+
+        assert report(store) == [document(store, id)]
+
+    def test_a_document_that_is_cancelled_between_two_attempts_is_reported(
+        self, store: Store
+    ) -> None:
+        receipt = submit(store)
+        fail(store, claim_one(store), retry_in_s=5)
+        store.cancel([receipt.id])
+
+        (found,) = report(store)
+
+        assert found == document(store, receipt.id)
+        assert (found.state, found.attempts, found.error) == (State.CANCELLED, 1, "it failed")
+
+    def test_each_is_reported_by_one_claim(self, store: Store) -> None:
+        receipts = submit_each(store, "aab")
+        store.cancel([receipts[0].id])
+        first = report(store)
+        store.cancel(ids(receipts[:2]))
+
+        assert ids(first) == ids(receipts[:1])
+        assert ids(report(store)) == ids(receipts[1:2])
+        assert report(store) == []
+
+    def test_they_are_reported_in_the_order_of_the_cancels(
+        self, store: Store, clock: ManualClock
+    ) -> None:
+        receipts = submit_each(store, "abcde")
+        store.cancel(ids([receipts[3], receipts[1]]))
+        clock.set(START - 3_600 * SECOND_US)  # the order does not depend on the clock
+        store.cancel(ids([receipts[1], receipts[4], receipts[0], receipts[4]]))
+
+        assert ids(report(store)) == ids([receipts[n] for n in (3, 1, 4, 0)])
+
+    def test_a_claim_that_takes_documents_or_records_outcomes_reports_them_too(
+        self, store: Store
+    ) -> None:
+        receipts = submit_each(store, "abcd")
+        first = claim_one(store)
+        store.cancel([receipts[1].id])
+        taking = store.claim(1, worker="w", lease_us=LEASE_US)
+        store.cancel([receipts[3].id])
+        recording = store.claim(1, worker="w", lease_us=LEASE_US, outcomes=[Completed(first.fence)])
+
+        assert (ids(taking.claims), ids(taking.cancelled)) == ([receipts[2].id], [receipts[1].id])
+        assert (recording.claims, ids(recording.cancelled)) == ([], [receipts[3].id])
+
+    def test_a_paused_customer_s_documents_are_reported(self, store: Store) -> None:
+        adjust(store, "a", paused=True)
+        receipts = submit_each(store, "aa")
+        claim(store)
+        store.cancel([receipts[0].id])
+
+        assert ids(report(store, 1)) == [receipts[0].id]
+
+    def test_a_document_that_was_running_or_had_ended_is_not_reported(self, store: Store) -> None:
+        claims = [claim_one(store) for _ in submit_each(store, "abc")]
+        complete(store, claims[:1])
+        fail(store, claims[1])
+
+        store.cancel(["unknown", *ids(claims)])
+
+        assert report(store) == []
+
+    def test_a_claim_that_reports_changes_nothing_else(self, store: Store) -> None:
+        receipts = submit_each(store, "aab")
+        store.cancel(ids(receipts[:1]))
+        claim(store, 0)  # it folds the cancel, and reports it
+        store.cancel(ids(receipts[1:2]))
+        before = snapshot(store)
+
+        assert len(report(store)) == 1
+
+        assert snapshot(store) == before
+        assert_numbers_are_exact(store)
+        assert ids(claim(store, 9)) == [receipts[2].id]
+
+    def test_a_document_that_was_purged_or_pruned_is_not_reported(
+        self, open_store: OpenStore, clock: ManualClock
+    ) -> None:
+        store = open_store(clock=clock, settings=Settings(cancelled_kept_s=60))
+        pruned = submit(store, "a")
+        store.cancel([pruned.id])
+        clock.advance(61)
+        prune_all(store)
+        purged, kept = submit_each(store, "bc")
+        store.cancel([purged.id, kept.id])
+        store.purge("b")
+
+        assert ids(report(store)) == [kept.id]
+
+    def test_a_claim_reports_a_limited_number_and_the_oldest_are_dropped(
+        self, store: Store
+    ) -> None:
+        later = START + SECOND_US
+        receipts = store.submit([new(due_at=later)] * CANCELS_KEPT_MAX)
+        receipts.append(submit(store, due_at=later))
+        for start in range(0, len(receipts), 1_000):
+            store.cancel(ids(receipts[start : start + 1_000]))
+
+        reports = [report(store) for _ in range(CANCELS_KEPT_MAX // CANCELS_REPORTED_MAX)]
+
+        assert {len(found) for found in reports} == {CANCELS_REPORTED_MAX}
+        assert ids(found for each in reports for found in each) == ids(receipts[1:])
+        assert report(store) == []
 
 
 class Retrying(StoreSuite):

@@ -136,7 +136,7 @@ class Claiming(StoreSuite):
     ) -> None:
         before = snapshot(store)
 
-        assert store.claim(10, worker="w", lease_us=LEASE_US) == ([], [])
+        assert store.claim(10, worker="w", lease_us=LEASE_US) == ([], [], [])
 
         assert snapshot(store) == before
 
@@ -196,7 +196,7 @@ class Claiming(StoreSuite):
 
         claimed = store.claim(0, worker="w", lease_us=1, outcomes=[Completed(running.fence)])
 
-        assert claimed == ([], [])
+        assert claimed == ([], [], [])
         assert state(store, receipt.id) is State.COMPLETED
 
     @pytest.mark.parametrize("mode", list(Mode))

@@ -5,10 +5,11 @@ fixture `open_store`; what each test promises is its name.
 """
 
 from fairturn.testing.admitting import AccessKeys, Glancing
-from fairturn.testing.cancelling import Cancelling, Retrying
+from fairturn.testing.cancelling import Cancelling, ReportingCancels, Retrying
 from fairturn.testing.claiming import Claiming, Turning
 from fairturn.testing.configuring import Configuring
 from fairturn.testing.durability import Durability
+from fairturn.testing.epochs import Epochs
 from fairturn.testing.explaining import Explaining
 from fairturn.testing.forgetting import Pruning, Purging
 from fairturn.testing.leases import Leases, Renewing
@@ -34,6 +35,7 @@ class StoreConformance(
     Progressing,
     Outcomes,
     Cancelling,
+    ReportingCancels,
     Retrying,
     Finding,
     Customers,
@@ -46,6 +48,7 @@ class StoreConformance(
     Glancing,
     Upcoming,
     Watching,
+    Epochs,
 ):
     """Every store."""
 

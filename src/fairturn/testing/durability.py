@@ -8,6 +8,7 @@ from fairturn.clock import ManualClock
 from fairturn.flows import Costs, Mode
 from fairturn.model import Completed, Settings, State
 from fairturn.store import Store
+from fairturn.stores.epoch import JUMP_MIN
 from fairturn.testing.steps import (
     LEASE_S,
     LEASE_US,
@@ -143,6 +144,22 @@ class Durability(StoreSuite):
 
         assert fences == sorted(set(fences))
 
+    def test_processes_that_have_the_store_open_go_on_in_a_new_epoch(
+        self, store: Store, clock: ManualClock, open_again: OpenAgain
+    ) -> None:
+        other = open_again(store, clock=clock)
+        submit_each(store, "aabb")
+        first, second = claim_one(store), claim_one(other)
+        highest = max(first.fence.number, second.fence.number)
+
+        other.begin_epoch()
+
+        third, fourth = claim_one(store), claim_one(other)
+        assert min(third.fence.number, fourth.fence.number) > highest + JUMP_MIN
+        assert (submit(store, "c").count, submit(other, "c").count) == (0, -1)
+        assert len({found.document.id for found in snapshot(store).documents}) == 6
+        assert customers_of(claim(store, 2)) == "cc"
+
     # ── Two at once ──────────────────────────────────────────────────────────────────────────────
 
     def test_what_one_process_did_the_other_sees(
@@ -184,6 +201,18 @@ class Durability(StoreSuite):
         assert store.finish([Completed(late.fence)]) == [late.fence]
         complete(other, [winner])
         assert [found.state for found in find_all(store)] == [State.COMPLETED]
+
+    def test_a_cancelled_document_is_reported_to_one_of_two_processes(
+        self, store: Store, clock: ManualClock, open_again: OpenAgain
+    ) -> None:
+        other = open_again(store, clock=clock)
+        receipts = [submit(store), submit(other)]
+        store.cancel([receipts[0].id])
+        other.cancel([receipts[1].id])
+
+        reports = [each.claim(0, worker="w", lease_us=1).cancelled for each in (other, store)]
+
+        assert [ids(found) for found in reports] == [ids(receipts), []]
 
     def test_a_change_of_another_process_wakes_whoever_waits(
         self, store: Store, clock: ManualClock, open_again: OpenAgain

@@ -9,7 +9,7 @@ from fairturn.flows import Costs, Mode
 from fairturn.model import Completed, Settings, State
 from fairturn.position import Position, position
 from fairturn.position.counting import Before
-from fairturn.situation import ALIVE_US, NOTED_EVERY_US, Attempt, Between, Seen, Situation
+from fairturn.situation import SIGN_ON_EVERY_US, Attempt, Between, Seen, Situation
 from fairturn.store import Store
 from fairturn.testing.steps import (
     LEASE_S,
@@ -189,29 +189,33 @@ class Explaining(StoreSuite):
             ("short", START, False),
         ]
 
-    def test_a_worker_is_seen_when_it_claims_or_finds_nothing_to_claim(
+    def test_a_worker_is_seen_at_its_last_heartbeat_with_its_slots(
         self, store: Store, clock: ManualClock
     ) -> None:
-        id = make(store, State.COMPLETED)
-        clock.advance(ALIVE_US / SECOND_US)
-        claim(store, worker="idle")
+        id = submit(store).id
+        store.sign_on("first", 2)
+        store.sign_on("second", 3)
+        clock.advance(SIGN_ON_EVERY_US / SECOND_US)
+        store.sign_on("first", 4)
 
         seen = situation(store, id).service.workers
 
-        assert seen == (Seen("idle", clock.now(), 1), Seen("worker-1", START, 0))
+        assert seen == (Seen("first", clock.now(), 4), Seen("second", START, 3))
 
-    def test_that_a_worker_is_there_is_noted_once_in_some_seconds(
-        self, store: Store, clock: ManualClock
-    ) -> None:
-        id = make(store, State.COMPLETED)
-        clock.advance(NOTED_EVERY_US / SECOND_US - 1)
-        claim(store)
-        assert situation(store, id).service.workers == (Seen("worker-1", START, 0),)
+    def test_a_claim_does_not_change_what_is_known_of_a_worker(self, store: Store) -> None:
+        id = submit(store).id
+        store.sign_on("worker-1", 4)
 
-        clock.advance(1)
-        claim(store)
+        claim(store, 900, worker="worker-1")
 
-        assert situation(store, id).service.workers == (Seen("worker-1", clock.now(), 1),)
+        assert situation(store, id).service.workers == (Seen("worker-1", START, 4),)
+
+    def test_a_heartbeat_wakes_nobody(self, store: Store) -> None:
+        version = store.version()
+
+        store.sign_on("worker-1", 4)
+
+        assert store.version() == version
 
     def test_a_look_that_finds_nothing_wakes_nobody(self, store: Store) -> None:
         submit(store)
@@ -272,7 +276,7 @@ class Explaining(StoreSuite):
         self, store: Store, clock: ManualClock
     ) -> None:
         id = submit(store).id
-        claim(store, lease_us=24 * 3_600 * SECOND_US)
+        store.sign_on("worker-1", 1)
         clock.advance(25 * 3_600)
 
         while store.prune() is not None:

@@ -358,4 +358,5 @@ class Purging(StoreSuite):
         names = ["z", "of a document", "\U0001f4c4", "of result 1", "a", "of result 0", ""]
 
         assert store.unreferenced(names) == ["z", "\U0001f4c4", "a", ""]
+        assert store.unreferenced(names, timeout_s=30) == ["z", "\U0001f4c4", "a", ""]
         assert store.unreferenced([]) == []

@@ -5,6 +5,7 @@ import pytest
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.flows import Mode
 from fairturn.model import (
+    LEASE_US_MAX,
     LEASE_US_MIN,
     Completed,
     Failed,
@@ -198,6 +199,19 @@ class Leases(StoreSuite):
         assert claim(store) == []
         clock.advance(MICROSECOND)
         assert len(claim(store)) == 1
+
+    @pytest.mark.parametrize("ahead_s, claimed", [(-1, 0), (0, 0), (1, 1), (10**6, 1)])
+    def test_a_lease_that_ends_further_ahead_than_the_longest_lease_counts_as_expired(
+        self, store: Store, clock: ManualClock, ahead_s: int, claimed: int
+    ) -> None:
+        receipt = submit(store)
+        longest_s = LEASE_US_MAX // SECOND_US
+        clock.advance(longest_s - LEASE_S + ahead_s)
+        claim_one(store)
+
+        clock.reboot("boot-1")  # the same boot id, and a clock that begins again
+
+        assert ids(claim(store)) == [receipt.id] * claimed
 
 
 class Renewing(StoreSuite):

@@ -237,6 +237,46 @@ class DueTimes(StoreSuite):
 
         assert ids(claim(store, 2)) == [later.id]
 
+    @pytest.mark.parametrize("step_s", [1, -1, 3_600, -3_600, 10**9])
+    def test_a_step_of_the_wall_clock_neither_delays_a_retry_nor_brings_it_forward(
+        self, store: Store, clock: ManualClock, step_s: int
+    ) -> None:
+        if not self.delays_by_uptime:
+            pytest.skip("retries of this store follow the clock of its server")
+        receipt = submit(store)
+        fail(store, claim_one(store), retry_in_s=60)
+
+        clock.step(step_s)
+        clock.advance(59)
+        assert claim(store) == []
+        waiting = store.situation(receipt.id)
+        assert waiting is not None
+        assert waiting.document.due_at == clock.now() + SECOND_US
+        clock.advance(1)
+        due = store.situation(receipt.id)
+        assert due is not None
+        assert due.lineup is not None
+
+        (again,) = claim(store)
+        assert (again.document.id, again.document.attempts) == (receipt.id, 2)
+        assert (again.document.due_at or 0) <= clock.now()
+        assert_numbers_are_exact(store)
+
+    def test_a_retry_is_due_by_the_wall_clock_after_a_restart_of_the_machine(
+        self, store: Store, clock: ManualClock
+    ) -> None:
+        if not self.delays_by_uptime:
+            pytest.skip("retries of this store follow the clock of its server")
+        receipt = submit(store)
+        clock.advance(1_000)
+        fail(store, claim_one(store), retry_in_s=60)
+        clock.reboot("boot-2")
+
+        clock.advance(59)
+        assert claim(store) == []
+        clock.advance(1)
+        assert ids(claim(store)) == [receipt.id]
+
     def test_a_wall_clock_that_steps_back_delays_only_what_is_not_due_yet(
         self, store: Store, clock: ManualClock
     ) -> None:

@@ -51,7 +51,7 @@ def with_finish(store: Store, outcomes: Sequence[Outcome]) -> list[Fence]:
 
 
 def with_a_claim(store: Store, outcomes: Sequence[Outcome]) -> list[Fence]:
-    claims, lost = store.claim(0, worker="w", lease_us=LEASE_US, outcomes=outcomes)
+    claims, lost, _ = store.claim(0, worker="w", lease_us=LEASE_US, outcomes=outcomes)
     assert claims == []
     return lost
 

@@ -316,7 +316,7 @@ class Submitting(StoreSuite):
         first = submit(store, key="k", digest=DIGEST)
         complete(store, [claim_one(store)])
         clock.advance(3_600)
-        assert store.claim(1, worker="w", lease_us=1) == ([], [])
+        assert store.claim(1, worker="w", lease_us=1) == ([], [], [])
 
         prune_all(store)
 

@@ -40,6 +40,8 @@ class StoreSuite:
     order_cases: ClassVar[Sequence[OrderCase]] = ()
     # Whether `submit` can take part in a transaction of the caller's.
     takes_connections: ClassVar[bool] = False
+    # Whether the delay of a retry is measured by `Clock.uptime`, which no step of the clock moves.
+    delays_by_uptime: ClassVar[bool] = True
 
     @pytest.fixture
     def open_store(self) -> OpenStore:

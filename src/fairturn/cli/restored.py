@@ -1,0 +1,38 @@
+"""`fairturn restored`: begin a new epoch in a queue that was restored."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from fairturn.cli.opening import opened, queue_options
+from fairturn.cli.options import json_option
+from fairturn.cli.terminal import print_line
+
+
+@click.command("restored")
+@click.argument("queue", required=False, type=click.Path())
+@json_option
+@queue_options
+def command(*, queue: str | None, as_json: bool, flags: Mapping[str, Any]) -> None:
+    """Begin a new epoch in a queue that was restored.
+
+    Run it once after restoring a queue from anything but a `fairturn backup`, such as a snapshot of
+    a disk: before the first document is submitted or claimed. It is not needed after `fairturn
+    restore`, nor on PostgreSQL after pg_restore or a promotion: these begin a new epoch themselves.
+
+    Ids and fences that were given out after the moment of the backup are never given out again;
+    otherwise a receipt could name the document of another customer, and a worker could record an
+    outcome for an attempt that is not its own. Running it twice does no harm.
+
+    \b
+    fairturn restored documents.db
+    fairturn restored --database postgresql://owner@host/documents
+    """
+    chosen = flags if queue is None else {**flags, "database": queue}
+    with opened(chosen) as restored:
+        restored.store.begin_epoch()
+    if as_json:
+        print_line({"restored": True})
+    else:
+        click.echo("A new epoch has begun: no earlier id and no earlier fence is given out again.")
