@@ -3,7 +3,9 @@
 import gc
 import os
 import random
+import shutil
 import signal
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Generator, Iterator
@@ -108,3 +110,25 @@ def store(url: str) -> Iterator[PostgresStore]:
     opened = PostgresStore(url)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 20 MiB. It takes root to mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(place)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if not mount or mount.returncode:
+        reason = "a small disk cannot be mounted here: " + (mount.stderr if mount else "no mount")
+        if os.environ.get("FAIRTURN_REQUIRE_SERVICES"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)

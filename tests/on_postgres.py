@@ -10,8 +10,9 @@ import psycopg
 
 from fairturn.model import Completed, Failed, NewDocument, Outcome, Released
 from fairturn.stores.postgres import PostgresStore
-from fairturn.stores.postgres.sharing import BUSY_US
 from tests.waiting import wait_until
+
+BUSY_US = 1_000
 
 PATIENCE_S = 30.0
 # For so long that it knows that it has waited. Who tells others of something may wait for those who

@@ -40,6 +40,7 @@ def fill(queue: Queue, hostile: int = 12) -> dict[str, str]:
         name = HOSTILE[number % hostile]
         queue.submit(name, payload={"n": number, "text": name}, name=name, metadata={name: name})
     store = queue.store
+    store.sign_on("<i>worker</i>", 40)
     claimed = store.claim(40, worker="<i>worker</i>", lease_us=LEASE_US).claims
     outcomes: list[Outcome] = []
     for number, claim in enumerate(claimed[:30]):

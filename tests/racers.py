@@ -87,7 +87,7 @@ def claim() -> None:
     outcomes: list[Outcome] = []
     while store.find(Filter(states=(State.COMPLETED,)), size=wanted).documents[wanted - 1 :] == []:
         version = store.version()
-        claims, lost = store.claim(
+        claims, lost, _ = store.claim(
             random.randint(1, 9),
             worker=str(os.getpid()),
             lease_us=600 * SECOND_US,

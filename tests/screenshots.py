@@ -85,6 +85,7 @@ class History:
             else:
                 result = json.dumps({"total": "1,204.50 EUR", "supplier": "Brauer GmbH"})
                 outcomes.append(Completed(fence, result, real_cost=round(took_s * SECOND_US)))
+        self.queue.store.sign_on("worker-1", WORKERS)
         free = WORKERS - len(self.busy)
         claimed = self.queue.store.claim(
             free, worker="worker-1", lease_us=LEASE_US, outcomes=outcomes

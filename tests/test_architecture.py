@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "reasons",
         "access",
         "wire",
-        "interpreter",
     ),
     ("flows",),
     ("turns", "model"),
@@ -46,6 +46,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("worker",),
     ("config", "handlers", "client"),
     ("backup", "demo", "moving"),
+    ("restore",),
     ("cli", "service", "page", "integrations", "simulator", "testing"),
 )
 # The only imports between two parts of one line: who imports, and what.
@@ -195,6 +196,26 @@ def more_lines_than_one_reading(text: str) -> Iterator[str]:
     lines = len(text.splitlines())
     if lines > ARCHITECTURE_LINES_MAX:
         yield f"there are {lines} lines, and {ARCHITECTURE_LINES_MAX} are allowed"
+
+
+def differences_from_the_parts(text: str, title: str, parts: set[str]) -> Iterator[str]:
+    """Compare the first column of the table below `title` with the parts that there are."""
+    named = parts_named_below(title, text)
+    for part in sorted(parts - named):
+        yield f"'{part}' is in no line of the table below '{title}'"
+    for part in sorted(named - parts):
+        yield f"the table below '{title}' names '{part}', which does not exist"
+
+
+def parts_named_below(title: str, text: str) -> set[str]:
+    lines = iter(text.partition(f"{title}")[2].splitlines())
+    rows = takewhile(is_row, dropwhile(lambda line: not is_row(line), lines))
+    columns = [row.split("|")[1] for row in rows]
+    return {name for column in columns for name in re.findall(r"`([\w./]+?)(?:\.py|/)?`", column)}
+
+
+def is_row(line: str) -> bool:
+    return line.startswith("|")
 
 
 # What the rules ask of a module.
@@ -364,6 +385,24 @@ def test_architecture_md_can_be_read_in_one_sitting() -> None:
     assert not list(more_lines_than_one_reading(text))
 
 
+def test_the_map_of_architecture_md_names_every_part_of_the_package() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+
+    assert not list(differences_from_the_parts(text, "## Map", set(LAYER_OF)))
+
+
+@pytest.mark.parametrize("folder", ["stores/sqlite", "stores/postgres", "worker", "simulator"])
+def test_architecture_md_names_every_module_of_a_package(folder: str) -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    package = installed_package() / folder
+    modules = {path.stem for path in package.glob("*.py")} - {"__init__"}
+    functions = {f"functions/{path.name}" for path in package.glob("functions/*.sql")}
+
+    problems = list(differences_from_the_parts(text, f"Inside `{folder}/`", modules | functions))
+
+    assert not problems, "\n".join(problems)
+
+
 # The rules can fail, and they fail only where they should.
 
 MODULES_THAT_BREAK_A_RULE = [
@@ -409,6 +448,16 @@ TEXTS_THAT_BREAK_A_RULE = [
     (reads_of_the_database_clock, "CREATE TABLE t (at REAL DEFAULT (unixepoch()))"),
 ]
 
+TABLE = """Inside `x/`:
+
+| module | step |
+|---|---|
+| `a.py`, `b/` | `c.py` |
+| `f/d.sql` | |
+
+| `e.py` | |
+"""
+
 MODULES_THAT_KEEP_THE_RULE = [
     (imports_against_the_layers, "fairturn.store", "from fairturn.priority import Count"),
     (imports_against_the_layers, "fairturn.stores.sqlite", "from . import memory"),
@@ -448,3 +497,13 @@ def test_a_module_that_keeps_the_rule_is_not_reported(
     module = Module(name=name, source=source, is_package=name == "fairturn")
 
     assert not list(rule(module))
+
+
+@pytest.mark.parametrize("parts", [{"a", "b"}, {"a", "b", "f/d.sql", "c"}, {"b", "f/d.sql"}, set()])
+def test_a_table_that_differs_from_the_parts_is_reported(parts: set[str]) -> None:
+    assert list(differences_from_the_parts(TABLE, "Inside `x/`", parts))
+
+
+def test_a_table_that_names_every_part_is_not_reported() -> None:
+    assert not list(differences_from_the_parts(TABLE, "Inside `x/`", {"a", "b", "f/d.sql"}))
+    assert list(differences_from_the_parts(TABLE, "Inside `y/`", {"a"}))

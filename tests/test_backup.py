@@ -15,7 +15,7 @@ import pytest
 
 from fairturn import Completed, Queue
 from fairturn.backup import Backup, back_up
-from fairturn.errors import StoreError, StoreRefused, StoreUnavailable
+from fairturn.errors import StoreBusy, StoreError, StoreRefused, StoreUnavailable
 from fairturn.stores.sqlite import SqliteStore
 from fairturn.testing import snapshot
 from fairturn.testing.steps import assert_numbers_are_exact
@@ -339,6 +339,60 @@ def test_a_backup_that_is_killed_leaves_the_older_copy_or_the_new_one_and_can_be
     back_up(queue, "copy.db", overwrite=True)
     assert len(assert_whole()) == 3
     assert not list(Path().glob("*.part*"))
+
+
+def test_what_a_backup_left_that_was_killed_while_it_copied_a_content_is_replaced(
+    queue: Queue,
+) -> None:
+    submit(queue)
+    killed = subprocess.run(
+        [SCRIPT, "backup", "copy.db", "--force"],
+        env={**os.environ, "FAIRTURN_CRASH_AT": "content-before-rename"},
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert [path.suffix for path in Path("copy.db.contents").rglob("??/*")] == [".part"]
+
+    for _ in range(2):
+        back_up(queue, "copy.db", overwrite=True)
+
+    assert len(assert_whole()) == 1
+    assert contents("copy.db") == contents("documents.db")
+    assert {path.name for path in Path().glob("copy.db*")} == {"copy.db", "copy.db.contents"}
+
+
+def test_a_backup_beside_another_one_to_the_same_place_is_refused_and_harms_neither(
+    queue: Queue,
+) -> None:
+    for _ in range(3):
+        submit(queue)
+    refused: list[str] = []
+
+    def back_up_again(done: int, total: int) -> None:
+        with pytest.raises(StoreBusy) as busy:
+            back_up(queue, "copy.db", overwrite=True)
+        refused.append(str(busy.value))
+
+    back_up(queue, "copy.db", progress=back_up_again)
+
+    assert len(refused) > 3
+    path = Path("copy.db").absolute()
+    assert refused[0].startswith(f"another backup or restore is writing {path}; try")
+    assert len(assert_whole()) == 3
+    back_up(queue, "copy.db", overwrite=True)
+
+
+def test_a_copy_can_be_read_by_its_owner_alone_while_it_is_written(queue: Queue) -> None:
+    queue.submit("acme")
+    modes: set[int] = set()
+
+    back_up(
+        queue,
+        "copy.db",
+        progress=lambda done, total: modes.add(Path("copy.db.part").stat().st_mode & 0o777),
+    )
+
+    assert modes == {0o600}
 
 
 def assert_whole_despite_strays() -> list[str]:

@@ -3,8 +3,9 @@ workers and the service make of them. The server is a real one, in another proce
 
 import hashlib
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,9 @@ from fairturn.clock import SystemClock
 from fairturn.config import open_contents
 from fairturn.content import SWEEP_AGE_US, Folder, sweep
 from fairturn.errors import ContentDamaged, StoreError, StoreRefused, StoreUnavailable
-from fairturn.model import ContentRef
+from fairturn.model import ContentRef, NewDocument, Receipt
 from fairturn.service.app import make_app
+from fairturn.stores.sqlite import SqliteStore
 from tests import handlers
 from tests.servers import objects
 from tests.servers.objects import Objects
@@ -208,6 +210,26 @@ def test_a_sweep_takes_what_a_crash_left_and_nothing_else(
     assert sorted(stored(server)) == sorted([f"invoices/{name}", *strange])
     assert unfinished(server) == []
     assert list(bucket.names(EVER)) == [name]
+
+
+class SubmitsTwice(SqliteStore):
+    """A store that sends a submission twice because the first reply was lost."""
+
+    def submit(self, documents: Sequence[NewDocument], *, connection: Any = None) -> list[Receipt]:
+        super().submit(documents, connection=connection)
+        return super().submit(documents, connection=connection)
+
+
+def test_a_submission_that_is_replayed_after_a_lost_reply_keeps_its_content(
+    server: Objects, bucket: Bucket, tmp_path: Path
+) -> None:
+    with Queue(SubmitsTwice(tmp_path / "documents.db"), contents=bucket) as queue:
+        receipt = queue.submit("acme", content=b"x" * 100_000, key="order-17")
+
+        assert receipt.repeated
+        assert queue.read(receipt.id) == b"x" * 100_000
+        queue.submit("acme", content=b"x" * 100_000, key="order-17")
+        assert len(stored(server)) == 1
 
 
 def test_contents_are_deleted_with_their_documents(server: Objects, queue: Queue) -> None:

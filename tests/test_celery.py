@@ -312,6 +312,46 @@ def test_without_counts_a_task_is_published_with_priority_5_at_once(
     ]
 
 
+class Defective:
+    """Counts with a defect, in either half of a check."""
+
+    def __init__(self, *, at_once: bool) -> None:
+        self._at_once = at_once
+
+    def begin(self, customer: str) -> Callable[[], int]:
+        if self._at_once:
+            self._fail()
+        return self._fail
+
+    def _fail(self) -> int:
+        raise ValueError("not enough values to unpack")
+
+    def concerns(self) -> list[str]:
+        return []
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_no_error_of_the_counts_ever_fails_a_publication(broker: Valkey, at_once: bool) -> None:
+    app = celery_app.make(broker.url, Defective(at_once=at_once), QUEUE)
+
+    for _ in range(2):
+        app.tasks["process"].delay(customer_id="acme")
+
+    assert [message["properties"]["priority"] for message in messages(broker)] == [5, 5]
+    assert stamp_of(app).totals().fallback == 2
+
+
+def test_without_a_fallback_a_defect_of_the_counts_is_raised_as_one_of_our_errors(
+    broker: Valkey,
+) -> None:
+    app = celery_app.make(broker.url, Defective(at_once=True), QUEUE, fallback=None)
+
+    with pytest.raises(StoreUnavailable, match="the counts failed: ValueError"):
+        app.tasks["process"].delay(customer_id="acme")
+
+
 @pytest.mark.parametrize(
     "fallback, meaning",
     [(7, "is published with priority 7"), (None, "nothing that has a customer can be published")],
@@ -476,6 +516,33 @@ def test_configure_sets_what_can_be_set_and_keeps_what_was_right(already_loaded:
     for app, driver in ((redis, "redis"), (rabbit, "amqp")):
         prefetch = app.conf.worker_prefetch_multiplier
         assert list(brokers.problems_for_workers(app, driver, prefetch)) == []
+
+
+def test_a_thread_that_publishes_while_another_loads_the_settings_finds_them_configured(
+    broker: Valkey,
+) -> None:
+    app = Celery("threads", broker=broker.url, set_as_current=False)
+    loaded, go_on = threading.Event(), threading.Event()
+
+    def hold(**_: Any) -> None:
+        loaded.set()
+        assert go_on.wait(30)
+
+    app.on_after_configure.connect(hold, weak=False)  # before `stamp` is called
+    stamp(app, customer=lambda *_: "acme", counts=":memory:", configure=True)
+    app.conf.task_default_queue = QUEUE
+    loading = threading.Thread(target=lambda: app.conf.task_acks_late)
+    loading.start()
+    assert loaded.wait(30)
+
+    try:
+        app.send_task("process")
+    finally:
+        go_on.set()
+        loading.join(30)
+
+    assert [decided(message) for message in messages(broker)] == [(0, 1)]
+    assert app.conf.broker_transport_options["priority_steps"] == brokers.STEPS
 
 
 def test_the_check_can_be_left_out(broker: Valkey) -> None:

@@ -65,7 +65,9 @@ class Place(NamedTuple):
         """What workers have run so far, in order."""
         if not self.record.exists():
             return []
-        return [json.loads(line) for line in self.record.read_text().splitlines()]
+        # A worker may be in the middle of a write: a line without its end is not complete yet.
+        complete = self.record.read_text().rpartition("\n")[0]
+        return [json.loads(line) for line in complete.splitlines()]
 
     def wait_for(self, n: int, worker: subprocess.Popen[str]) -> list[dict[str, Any]]:
         def enough() -> bool:

@@ -1,6 +1,9 @@
 """`fairturn doctor`: what is wrong is found, and nothing is changed by looking."""
 
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,10 +62,14 @@ def test_a_healthy_queue_has_a_line_for_each_check_and_ends_with_0(queue: Queue)
         "schema",
         "file",
         "log",
+        "lock",
+        "epoch",
         "settings",
         "waiting",
         "leases",
+        "repairs",
         "clock",
+        "recount",
         "contents",
         "checksums",
     ]
@@ -247,6 +254,38 @@ def test_a_long_log_is_a_warning(queue: Queue, monkeypatch: pytest.MonkeyPatch) 
     queue.submit("acme")
 
     assert examined()["log"][0] == "warning"
+
+
+LOCKING = (
+    "import apsw, sys; c = apsw.Connection('documents.db'); c.execute('BEGIN IMMEDIATE');"
+    "print(flush=True); sys.stdin.read()"
+)
+
+
+def test_the_process_that_holds_the_write_lock_is_named(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "LOCK_LONG_S", 0.05)
+    queue.submit("acme")
+    assert examined()["lock"][0] == "ok"
+    with subprocess.Popen(
+        [sys.executable, "-c", LOCKING], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+
+        running = examined()["lock"]
+        os.kill(holder.pid, signal.SIGSTOP)
+        os.waitpid(holder.pid, os.WUNTRACED)
+        stopped = examined(code=1)["lock"]
+        holder.kill()
+
+    assert running[0] == "warning"
+    assert running[1].startswith(f"process {holder.pid} (")
+    assert stopped[0] == "wrong"
+    assert stopped[1].startswith(f"process {holder.pid} (")
+    assert "which is stopped) holds the write lock" in stopped[1]
+    assert examined()["lock"][0] == "ok"
 
 
 def test_a_file_that_is_no_queue_is_wrong() -> None:

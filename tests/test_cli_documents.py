@@ -10,7 +10,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from fairturn import Completed, Document, Failed, Queue
+from fairturn import Completed, Document, Failed, Queue, Released
 from fairturn.clock import SystemClock
 from fairturn.model import ContentRef, Progress
 from tests.commands import (
@@ -470,11 +470,15 @@ def test_dead_documents_are_tried_again(queue: Queue) -> None:
     (waiting,) = ids_of("--state", "waiting")
 
     one = fairturn("retry", dead[0])
-    alive = fairturn("retry", waiting)
+    again = fairturn("retry", dead[0])
+    (claim,) = queue.store.claim(1, worker="w", lease_us=10**9).claims
+    alive = fairturn("retry", claim.document.id, waiting)
+    queue.store.finish([Released(claim.fence)])
     absent = fairturn("retry", ABSENT, "--json")
     rest = fairturn("retry", "--dead", "--yes")
 
     assert one.stdout == f"{dead[0]}  waits again\n"
+    assert (again.stdout, again.exit_code) == (f"{dead[0]}  waits already\n", 0)
     assert error_of(alive, 1) == "1 document not dead"
     assert error_of(absent, 3) == "1 document not found"
     assert rest.stdout == "2 documents to be tried again.\n"
@@ -511,8 +515,7 @@ def test_a_store_that_stays_busy_ends_with_75(
     (id,) = submit(queue, 1)
     holder = apsw.Connection("documents.db")
     holder.execute("BEGIN IMMEDIATE")
-    # The time that SQLite waits is part of the program; half a minute would be too long here.
-    monkeypatch.setattr("fairturn.stores.sqlite.database._SETUP", "PRAGMA busy_timeout = 1")
+    monkeypatch.setattr("fairturn.stores.sqlite.database.BUSY_S", 0.001)  # not half a minute
     try:
         assert "try again" in error_of(fairturn("cancel", id), 75)
     finally:

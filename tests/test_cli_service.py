@@ -4,10 +4,11 @@ import json
 import os
 import re
 import signal
+import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from ipaddress import ip_address
 from pathlib import Path
@@ -121,7 +122,7 @@ def test_over_postgresql_the_service_and_the_workers_are_processes_apart(
 
     assert [document["state"] for document in ended] == ["completed"] * 2
     assert results == [{"bytes": 1}, {"bytes": 1_000_000}]
-    assert [worker["alive"] for worker in workers] == [True]
+    assert [(worker["alive"], worker["slots"]) for worker in workers] == [(True, 4)]
 
 
 @contextmanager
@@ -161,8 +162,8 @@ def test_the_demo_has_a_queue_of_its_own_and_leaves_nothing(folder: Path) -> Non
 
 
 def test_without_keys_the_service_listens_at_this_machine_alone() -> None:
-    for command in ("serve", "up"):
-        said = error_of(fairturn(command, "--host", "0.0.0.0"), 2)
+    for command in (("serve",), ("up", "invoices:extract")):
+        said = error_of(fairturn(*command, "--host", "0.0.0.0"), 2)
         assert "without access keys everybody at 0.0.0.0 could do everything" in said
 
 
@@ -193,14 +194,48 @@ def test_a_proxy_is_believed_only_if_it_is_trusted() -> None:
     assert refused.json()["code"] == "https_needed"
 
 
-def test_a_port_that_is_taken_is_told() -> None:
+@pytest.mark.parametrize("command", [("serve",), ("up", "invoices:extract"), ("up", "--demo")])
+def test_a_port_that_is_taken_ends_the_command_with_one_sentence_before_a_worker_starts(
+    folder: Path, command: tuple[str, ...]
+) -> None:
+    (folder / "invoices.py").write_text("open('loaded', 'w')\ndef extract(document): pass\n")
     with running("serve", "--port", "0") as program:
         port = program.url.rpartition(":")[2]
-        result = fairturn_program("serve", "--port", port)
+        result = fairturn_program(*command, "--port", port)
 
     assert result.returncode == 1
-    assert f"cannot listen at 127.0.0.1:{port}" in result.stderr
-    assert "Traceback" not in result.stderr
+    assert result.stderr == (
+        f"Error: port {port} at 127.0.0.1 is in use; stop the program that listens there, or "
+        "choose another port with --port (0 for any that is free)\n"
+    )
+    assert not (folder / "loaded").exists()
+
+
+@pytest.mark.parametrize("host", ["203.0.113.9", "nowhere.invalid"])
+def test_a_host_that_is_no_address_of_this_machine_is_wrong_use(host: str) -> None:
+    fairturn("keys", "make", "--role", "reader")
+
+    result = fairturn_program("serve", "--host", host)
+
+    assert result.returncode == 2
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith(f"Error: {host} is no address of this machine (")
+    assert last.endswith("); correct --host")
+
+
+def test_a_name_of_this_machine_listens_at_all_its_addresses_at_the_same_port() -> None:
+    with running("serve", "--port", "0", "--host", "localhost") as program:
+        port = int(program.url.rpartition(":")[2])
+        found = socket.getaddrinfo("localhost", port, type=socket.SOCK_STREAM)
+        answers = set()
+        for family, _, _, _, address in found:
+            with suppress(OSError), socket.socket(family) as made:
+                made.bind((address[0], 0, *address[2:]))  # unless this machine has no such address
+                host = f"[{address[0]}]" if family == socket.AF_INET6 else str(address[0])
+                answers.add(httpx.get(f"http://{host}:{port}/livez").status_code)
+        assert program.end() == 0
+
+    assert answers == {200}
 
 
 @pytest.mark.parametrize(

@@ -5,25 +5,33 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
-from fairturn import Queue, Settings, Worker
+from fairturn import Delays, Queue, Settings, Worker
 from fairturn.cli.opening import IN_MEMORY
 from fairturn.cli.settings import (
     DEFAULT,
+    SERVICE,
     SYNCHRONOUS,
+    WORKER,
     File,
     Found,
     WrongSetting,
     known_settings,
+    names_of,
     read_file,
     resolve,
     variable_of,
 )
 from fairturn.config import IN_MEMORY as QUEUE_IN_MEMORY
 from fairturn.model import SETTING_NAMES
+from fairturn.service.plan import Plan
+from fairturn.service.running import Address
 from fairturn.stores.sqlite.database import SYNCHRONOUS as DATABASE_SYNCHRONOUS
 from tests.commands import error_of, fairturn, lines_of
+from tests.servers import postgres
+from tests.servers.queues import Databases
 
 
 @pytest.fixture(autouse=True)
@@ -74,9 +82,29 @@ def test_the_defaults_are_those_of_the_worker_itself() -> None:
 
     found = resolve({}, {}, None)
 
-    for name in ("concurrency", "threads", "time_limit_s", "lease_s", "grace_s"):
-        assert found[name].value == of_the_worker[name].default
+    retry = ("retry_first_s", "retry_factor", "retry_most_s")
+    assert Delays(*(found[name].value for name in retry)) == Delays()
+    for name in set(names_of(WORKER)) - {"handler", *retry}:
+        parameter = "memory_limit_bytes" if name == "memory_limit" else name
+        assert found[name].value == of_the_worker[parameter].default
     assert found["concurrency"].value == 4
+
+
+def test_the_defaults_are_those_of_the_service_itself() -> None:
+    found = resolve({}, {}, None)
+    address, plan = Address(), Plan()
+
+    assert {name: found[name].value for name in names_of(SERVICE)} == {
+        "host": address.host,
+        "port": address.port,
+        "certificate": address.certificate,
+        "private_key": address.private_key,
+        "trusted_proxy": address.trusted_proxies,
+        "size_limit": plan.size_bytes_max,
+        "rate": plan.rate,
+        "positions": plan.show_positions,
+        "customers_in_metrics": plan.customers_in_metrics,
+    }
 
 
 def test_a_database_named_in_a_file_lies_beside_that_file() -> None:
@@ -93,6 +121,7 @@ def test_a_database_named_in_a_file_lies_beside_that_file() -> None:
     [
         ("allow_network", "true", True, True),
         ("allow_network", "no", False, False),
+        ("contents_shared", "true", True, True),
         ("handler", "invoices:process", "invoices:process", "invoices:process"),
         ("concurrency", "4", 4, 4),
         ("threads", "1", True, True),
@@ -101,6 +130,9 @@ def test_a_database_named_in_a_file_lies_beside_that_file() -> None:
         ("memory_limit", "2g", "2 GiB", 2 * 1_073_741_824),
         ("memory_limit", "1000", 1000, 1_000),
         ("lease_s", "30", 30, 30.0),
+        ("retry_first_s", "0", 0, 0.0),
+        ("retry_factor", "1.5", 1.5, 1.5),
+        ("retry_most_s", "60", 60, 60.0),
         ("mode", "levels", "levels", "levels"),
         ("patience_s", "60", 60, 60.0),
         ("bounds", "-1,-2, -3", [-1, -2, -3], (-1, -2, -3)),
@@ -126,6 +158,7 @@ def test_the_environment_and_the_file_mean_the_same_value(
         ("synchronous", "OFF", "FULL or NORMAL"),
         ("allow_network", "perhaps", "true or false"),
         ("allow_network", 1, "true or false"),
+        ("contents_shared", "group", "true or false"),
         ("handler", "process", "module:function"),
         ("handler", ":process", "module:function"),
         ("concurrency", "many", "a whole number"),
@@ -354,6 +387,7 @@ LOOKING = [
     ["purge", "acme", "--yes"],
     ["doctor"],
     ["backup", "copy.db"],
+    ["restored"],
 ]
 
 
@@ -370,6 +404,25 @@ def test_a_queue_that_is_not_there_ends_with_3_and_is_not_made(
     assert "empty.db is empty" in empty
     assert "from --database" in empty
     assert [path.name for path in tmp_path.iterdir()] == ["empty.db"]
+
+
+# `doctor` also examines a server on which no queue was made yet.
+@pytest.mark.parametrize("arguments", [a for a in LOOKING if a != ["doctor"]], ids=" ".join)
+def test_a_queue_that_is_not_there_in_postgresql_ends_with_3_and_is_not_made(
+    arguments: list[str],
+) -> None:
+    with Databases() as databases:
+        url, absent = databases.new(empty=True), postgres.of_this_run().url("absent")
+        no_queue = error_of(fairturn(*arguments, "-d", url), 3)
+        shown = fairturn("config", "-d", url)
+        no_database = error_of(fairturn(*arguments, "-d", absent), 3)
+        with psycopg.connect(url) as connection:
+            (made,) = connection.execute("SELECT to_regnamespace('fairturn')").fetchall()
+
+    assert "has no queue in its schema fairturn; make it with: fairturn migrate" in no_queue
+    assert shown.exit_code == 0
+    assert "does not exist; make it with createdb" in no_database
+    assert made == (None,)
 
 
 @pytest.mark.parametrize("arguments", [*LOOKING, ["submit", "a", "--payload", "1"]], ids=" ".join)

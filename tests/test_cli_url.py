@@ -226,13 +226,14 @@ def test_keys_are_made_and_used_from_elsewhere(
 @pytest.mark.parametrize(
     "command",
     [
-        ["work", "--until-empty"],
+        ["work", "invoices:process", "--until-empty"],
         ["backup", "copy.db"],
+        ["restored"],
         ["doctor"],
         ["migrate"],
         ["prune"],
         ["serve"],
-        ["up"],
+        ["up", "invoices:process"],
     ],
 )
 def test_what_works_on_the_queue_itself_says_so(

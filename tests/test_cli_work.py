@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -79,7 +80,9 @@ def test_a_real_store_serves_in_the_order_of_a_replay_of_the_same_documents(fold
     receipts = lines_of(fairturn("submit", "--ndjson", "documents.ndjson", "--json"))
     replayed = lines_of(fairturn("replay", "trace.csv", "--json"))
 
-    worked = lines_of(fairturn("work", "--until-empty", "--concurrency", "1", "--json"))
+    worked = lines_of(
+        fairturn("work", "invoices:extract", "--until-empty", "--concurrency", "1", "--json")
+    )
 
     assert [(r["count"], r["priority"]) for r in receipts] == [
         (line["count"], line["priority"]) for line in replayed
@@ -105,14 +108,30 @@ def test_a_handler_of_this_folder_runs_on_each_document_and_its_result_is_kept(
     assert "Attempts: 1 completed." in result.stderr
 
 
-def test_without_a_handler_documents_are_measured_and_it_says_so(queue: Queue) -> None:
+@pytest.mark.parametrize("command", ["work", "up"])
+def test_without_a_handler_nothing_is_completed_and_the_example_that_is_printed_works(
+    queue: Queue, folder: Path, command: str
+) -> None:
     id = queue.submit("acme", content=b"12345").id
+    with_payload = queue.submit("acme", payload={"pages": 3}).id
+    queue.configure(attempts_max=1)
 
-    result = fairturn("work", "--until-empty", "--concurrency", "1")
+    refused = fairturn(command)
 
-    assert queue.result(id) == {"size_bytes": 5}
-    first, *_ = result.stderr.splitlines()
-    assert "No handler was named: documents are COMPLETED WITHOUT BEING PROCESSED" in first
+    assert refused.exit_code == 2
+    assert "Error: no handler: name the function" in refused.stderr
+    assert (queue.get(id).state, queue.get(id).attempts) == (State.WAITING, 0)
+    assert fairturn(command, "--database", "new.db").exit_code == 2
+    assert not (folder / "new.db").exists()
+    example = refused.stderr.partition("Error: ")[2]
+    program, run = re.findall(r"(?:^    .+\n)+", example, re.MULTILINE)
+    (folder / "invoices.py").write_text(dedent(program))
+    name, *arguments = run.split()
+    assert (name, arguments[0]) == ("fairturn", command)
+    worked = fairturn("work", *arguments[1:], "--until-empty", "--concurrency", "1")
+    assert worked.exit_code == 0
+    assert queue.result(id) == {"bytes": 5}
+    assert queue.result(with_payload) == {"received": {"pages": 3}}
 
 
 def test_the_handler_and_all_else_can_be_settings(queue: Queue) -> None:
@@ -154,7 +173,7 @@ def test_a_line_says_whether_a_failure_is_tried_again_or_was_the_last(folder: Pa
                     shown[options, attempts_max] = worker.stdout.readline()
 
     assert "acme  dead: ValueError: page 3 is torn (invoices.py, line " in shown[(), 1]
-    assert re.search(r"acme  failed, again in [567]\.\d s: ValueError: page 3", shown[(), 2])
+    assert re.search(r"acme  failed, again in [23]\d\.\d s: ValueError: page 3", shown[(), 2])
     last, again = (json.loads(shown[("--json",), n]) for n in (1, 2))
     assert (last["outcome"], last["state"], last["retry_in_s"]) == ("failed", "dead", None)
     assert (again["outcome"], again["state"]) == ("failed", "delayed")
@@ -201,21 +220,37 @@ def test_what_was_claimed_ahead_and_given_back_is_told_to_programs_alone(
     id = queue.submit("acme", payload={}).id
     (claimed,) = queue.store.claim(1, worker="w", lease_us=30_000_000).claims
     queue.store.finish([Released(claimed.fence)])
-    ended = DocumentEnded(claimed.document, Released(claimed.fence), 0.0)
+    ended = DocumentEnded(queue.get(id), Released(claimed.fence), 0.0)
 
-    Lines(queue, nothing, as_json=False).add(ended)
+    Lines(nothing, as_json=False).add(ended)
     for_people = capsys.readouterr().out
-    Lines(queue, nothing, as_json=True).add(ended)
+    Lines(nothing, as_json=True).add(ended)
     (line,) = capsys.readouterr().out.splitlines()
 
     assert for_people == ""
     assert (json.loads(line)["id"], json.loads(line)["state"]) == (id, "waiting")
 
 
+def test_a_document_that_is_cancelled_while_it_waits_has_a_line(queue: Queue) -> None:
+    work = ("work", "invoices:extract", "--until-empty")
+    shown = {}
+    for options in ((), ("--json",)):
+        id = queue.submit("acme", payload={}).id
+        queue.cancel(id)
+        shown[options] = id, fairturn(*work, *options).stdout
+
+    id, line = shown[()]
+    assert re.fullmatch(rf"{id}  priority \d  waited \d+ ms  acme  cancelled\n", line)
+    id, line = shown[("--json",)]
+    fields = json.loads(line)
+    assert (fields["id"], fields["state"], fields["attempts"]) == (id, "cancelled", 0)
+    assert (fields["claim"], fields["outcome"], fields["seconds"]) == (None, None, None)
+
+
 def test_a_queue_that_does_not_answer_is_told_once_and_when_it_is_back(
-    queue: Queue, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lines = Lines(queue, nothing, as_json=False)
+    lines = Lines(nothing, as_json=False)
     failed = StoreFailed("the server is away; try again later", 0.05)
 
     for event in (failed, failed, StoreAnswers(12.0), failed, Stopping(False, 1, 2)):
@@ -273,9 +308,9 @@ def test_a_handler_that_cannot_be_loaded_ends_the_worker_and_leaves_the_document
     ("options", "sentence"),
     [
         (("invoices",), "it must be a function, written as module:function"),
-        (("--threads", "--time-limit", "5"), "do not apply to threads"),
+        (("invoices:extract", "--threads", "--time-limit", "5"), "do not apply to threads"),
         (("--memory-limit", "12 MB"), "a size, such as 512MiB"),
-        (("--lease", "0.01"), "lease_s is 0.01"),
+        (("invoices:extract", "--lease", "0.01"), "lease_s is 0.01"),
     ],
 )
 def test_wrong_use_is_told_before_anything_is_claimed(
@@ -288,7 +323,7 @@ def test_wrong_use_is_told_before_anything_is_claimed(
 
 
 def test_a_queue_that_is_not_there_cannot_be_emptied(folder: Path) -> None:
-    assert "there is no queue" in error_of(fairturn("work", "--until-empty"), 3)
+    assert "there is no queue" in error_of(fairturn("work", "invoices:extract", "--until-empty"), 3)
     assert not Path("documents.db").exists()
 
 

@@ -1,17 +1,21 @@
 """Counts without a queue: the same rule in every place, and what happens when a place is lost."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib import resources
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit, urlunsplit
 
 import apsw
+import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -25,9 +29,10 @@ from fairturn.counts.memory import CUSTOMERS_MAX, MemoryCounts
 from fairturn.counts.redis import RedisCounts
 from fairturn.errors import StoreRefused, StoreUnavailable
 from fairturn.priority import Count, Reset, Rule
-from tests.servers import postgres, valkey
+from tests.servers import lossy, postgres, valkey
 from tests.servers.keeping import free_port
 from tests.servers.valkey import Valkey
+from tests.waiting import wait_until
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "priority.json").read_text("utf-8"))
 INTERVAL = 1_500_000_000
@@ -293,6 +298,74 @@ def test_where_nobody_listens_the_counts_are_not_to_be_had(scheme: str) -> None:
     assert "hunter2" not in str(refused.value)
 
 
+# ── A reply is lost ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_in_redis_a_check_whose_reply_was_lost_counts_once(redis_server: Valkey) -> None:
+    with lossy.before("127.0.0.1", redis_server.port) as proxy:
+        counts = RedisCounts(f"redis://127.0.0.1:{proxy.port}/0", timeout_s=PATIENCE_S)
+        found = [check(counts)]
+        proxy.lose_reply_to(b"acme")
+        found += [check(counts), check(counts)]
+        counts.close()
+
+    assert proxy.has_lost_it
+    assert found == [0, -1, -2]
+
+
+@given(
+    checks=st.lists(st.integers(0, 90), max_size=200),
+    reset=st.sampled_from(Reset),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_script_answers_a_check_that_comes_again_as_the_first_time(
+    redis_server: Valkey, checks: list[int], reset: Reset
+) -> None:
+    """As long as fewer than 64 others of the customer came in between."""
+    script = (resources.files("fairturn.counts") / "check.lua").read_text("utf-8")
+    client, key = redis_server.client(), f"run-{next(NUMBERS)}"
+    known: dict[int, int] = {}  # the last checks that counted, the newest last
+
+    for number in checks:
+        expected = known[number] if number in known else -len(known)
+        if number in known and list(known).index(number) < len(known) - 64:
+            continue  # it is forgotten
+        known[number] = expected
+        answer = client.eval(
+            script, 1, key, str(INTERVAL), reset.value, f"check{number:03}", str(INTERVAL)
+        )
+        assert answer == expected
+
+
+LOSSES = pytest.mark.parametrize(
+    "marker, answer", [(b"acme", -1), (b"COMMIT", None)], ids=["before the commit", "of the commit"]
+)
+
+
+@LOSSES
+def test_in_postgresql_a_check_whose_reply_was_lost_counts_once(
+    marker: bytes, answer: int | None, opened: Open
+) -> None:
+    server, name = postgres.of_this_run(), f"counts_lost_{next(NUMBERS)}_{os.getpid()}"
+    url = urlsplit(server.create(name) and server.url(name, tcp=True))
+    assert url.hostname is not None
+    assert url.port is not None
+    with lossy.before(url.hostname, url.port) as proxy:
+        through = urlunsplit(url._replace(netloc=f"postgres@127.0.0.1:{proxy.port}"))
+        counts = opened(through)
+        assert check(counts) == 0
+        proxy.lose_reply_to(marker)
+        if answer is None:
+            with pytest.raises(StoreUnavailable):  # whether it counted is not known
+                check(counts)
+        else:
+            assert check(counts) == answer
+        assert proxy.has_lost_it
+        assert check(counts) == -2
+        counts.close()
+    server.drop(name)
+
+
 # ── Redis ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -443,10 +516,34 @@ def test_customers_who_are_long_gone_leave_no_row(place: str, opened: Open) -> N
     assert rows_in(place) == 5
 
 
+@pytest.mark.parametrize("place", ["postgres"], indirect=True)
+def test_a_customer_whose_row_is_forgotten_while_its_publisher_waits_for_it_is_new(
+    place: str, opened: Open
+) -> None:
+    counts = opened(place)
+    assert [check(counts, "back again"), check(counts, "back again")] == [0, -1]
+    found: list[int] = []
+    with psycopg.connect(place) as other, psycopg.connect(place, autocommit=True) as looking:
+        other.execute("SELECT FROM fairturn_counts WHERE customer = 'back again' FOR UPDATE")
+        publisher = threading.Thread(target=lambda: found.append(check(counts, "back again")))
+        publisher.start()
+        wait_until(lambda: waiting_in(looking), "the publisher waits for the row")
+        other.execute("DELETE FROM fairturn_counts WHERE customer = 'back again'")
+    publisher.join(PATIENCE_S)
+
+    assert [*found, check(counts, "back again")] == [0, -1]
+
+
+def waiting_in(looking: "psycopg.Connection[Any]") -> int:
+    waiting = (
+        "SELECT FROM pg_stat_activity "
+        "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    return len(looking.execute(waiting).fetchall())
+
+
 def rows_in(place: str) -> int:
     if place.startswith("postgres"):
-        import psycopg
-
         with psycopg.connect(place) as connection:
             return int(connection.execute("SELECT count(*) FROM fairturn_counts").fetchall()[0][0])
     return int(apsw.Connection(place).execute("SELECT count(*) FROM counts").get)
@@ -493,6 +590,31 @@ def test_a_file_that_others_hold_is_waited_for_at_most_250_ms(tmp_path: Path) ->
 
     assert waited < BOUND_S + SLACK_S
     assert check(counts) == -1
+
+
+class Interrupted(ManualClock):
+    """A clock that is read when a publisher is interrupted, once."""
+
+    interrupts = True
+
+    def now(self) -> int:
+        if self.interrupts:
+            self.interrupts = False
+            raise KeyboardInterrupt
+        return super().now()
+
+
+def test_a_publisher_that_is_interrupted_leaves_the_file_to_others(
+    tmp_path: Path, opened: Open
+) -> None:
+    counts = opened(tmp_path / "counts.db", clock=Interrupted())
+
+    with pytest.raises(KeyboardInterrupt):
+        check(counts)
+
+    others = open_counts(tmp_path / "counts.db", clock=ManualClock(), timeout_s=BOUND_S)
+    assert [check(others), check(counts)] == [0, -1]
+    others.close()
 
 
 # ── Names ────────────────────────────────────────────────────────────────────────────────────────

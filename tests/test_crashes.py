@@ -60,6 +60,8 @@ NOT_OF_A_STORE = {
     "prune-after-delete",
     "backup-before-rename",
     "backup-after-rename",
+    "restore-before-rename",
+    "restore-after-rename",
     "copy-before-commit",
     "copy-after-commit",
 }
@@ -244,16 +246,6 @@ def submit_in_threads(place: str) -> None:
         thread.join()
 
 
-def claim_what_waits_alone(place: str) -> None:
-    """A worker that finds nothing, and then one document: on PostgreSQL the server claims it."""
-    store = opened(place, clock=ManualClock(START), key=KEY)
-    assert store.claim(2, worker="w", lease_us=LEASE_US).claims == []
-    store.submit([new("a", "alone")])
-    say("begin alone")
-    store.claim(2, worker="w", lease_us=LEASE_US)
-    say("end")
-
-
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
     with forks_of("tests.test_crashes") as forks:
@@ -331,26 +323,6 @@ def test_a_process_that_is_killed_loses_nothing_and_another_goes_on(
     assert {stored.document.state for stored in shown.documents} <= ended_states
     if places.kind == "sqlite":
         assert_whole(Path(place))
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_process_that_is_killed_while_the_server_claims_for_it_loses_nothing(
-    tmp_path: Path, forks: Forks, when: str
-) -> None:
-    with Databases() as databases:
-        place = Places("postgres", tmp_path, databases).new()
-        # The first claim has noted who works, and so it has passed the points once.
-        ended, said = run_child(forks, "claim_what_waits_alone", place, f"claim-{when}-commit:2")
-        clock = ManualClock(START)
-        store = opened(place, clock=clock)
-        running = store.summary().running
-        clock.advance(LEASE_S)
-        (claimed,) = store.claim(2, worker="another", lease_us=LEASE_US).claims
-        assert_numbers_are_exact(store)
-        store.close()
-
-    assert (ended, said[-1]) == (-signal.SIGKILL, "begin alone")
-    assert (running, claimed.document.attempts) == ((0, 1) if when == "before" else (1, 2))
 
 
 def ranked(shown: Snapshot) -> Snapshot:

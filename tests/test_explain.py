@@ -97,6 +97,7 @@ def test_a_document_made_by_another_has_its_priority_from_it(queue: Queue) -> No
 
     assert parameters(queue.explain(child), Code.PRIORITY_OF_PARENT) == {
         "priority": 2,
+        "count": -3,
         "parent": parent,
     }
 
@@ -298,9 +299,7 @@ def test_no_worker_is_an_answer(queue: Queue, clock: ManualClock) -> None:
     assert parameters(told, Code.NO_WORKER) == {"seen_at": None, "seen_us": None}
     assert told.forecast is None
 
-    queue.set_customer("a", paused=True)
-    claim(queue)  # finds nothing, and is seen
-    queue.set_customer("a", paused=False)
+    queue.store.sign_on("w", 4)
     assert Code.NO_WORKER not in codes(queue.explain(id))
     clock.advance(60)
 

@@ -246,7 +246,7 @@ def test_before_anything_has_ended_nobody_can_say() -> None:
 
 
 def test_a_worker_with_nothing_to_do_starts_it_at_once() -> None:
-    idle = Seen("w", AT - SECOND_US, 1)
+    idle = Seen("w", AT - SECOND_US, 1)  # a slot
 
     earliest, latest = seconds(asked(lineup(), service(workers=(idle,))))
 

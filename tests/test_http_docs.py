@@ -38,7 +38,7 @@ def test_the_session_runs_as_written(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr + done.stdout
     assert json.loads((tmp_path / "receipt.json").read_text())["customer"] == "acme"
-    assert json.loads((tmp_path / "result.json").read_text()) == {"size_bytes": 11}
+    assert json.loads((tmp_path / "result.json").read_text()) == {"bytes": 11}
     with Queue(tmp_path / "documents.db") as queue:
         assert [document.state for document in queue.iterate()] == ["completed"]
         assert queue.customer("acme").settings.weight == 2

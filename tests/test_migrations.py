@@ -6,23 +6,24 @@ import apsw
 import psycopg
 import pytest
 
-from fairturn.clock import SECOND_US
+from fairturn.clock import SECOND_US, ManualClock
 from fairturn.errors import StoreUnavailable
 from fairturn.keys import Keys
 from fairturn.model import LEASE_US_MIN, Completed, NewDocument
+from fairturn.situation import Seen
 from fairturn.stores.postgres import PostgresStore, migrating
 from fairturn.stores.sqlite import SqliteStore
-from fairturn.stores.sqlite.database import APPLICATION_ID, migrations
+from fairturn.stores.sqlite.schema import APPLICATION_ID, migrations
 from tests.servers.places import AnyStore
 from tests.servers.queues import Databases
 
 
-def old_file(path: Path) -> Path:
-    """A file as the first version made it, with a customer, and an attempt that has ended."""
-    (number, first), *_ = migrations()
+def old_file(path: Path, version: int = 1) -> Path:
+    """A file as an older version made it, with a customer, and an attempt that has ended."""
     connection = apsw.Connection(str(path))
-    connection.execute(first)
-    connection.execute(f"PRAGMA user_version = {number}")
+    for number, script in migrations()[:version]:
+        connection.execute(script)
+        connection.execute(f"PRAGMA user_version = {number}")
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute("INSERT INTO queue (one, settings, id_key, claims) VALUES (1, '{}', 7, 1)")
     connection.execute("INSERT INTO customers (number, name) VALUES (1, 'acme')")
@@ -41,6 +42,45 @@ def test_a_file_without_access_keys_gets_them_and_keeps_its_documents(tmp_path: 
     assert [customer.name for customer in store.customers().customers] == ["acme"]
     assert store.oldest_waiting().keys() == {1}
     store.close()
+
+
+def test_a_retry_of_an_older_version_is_due_by_the_wall_clock(tmp_path: Path) -> None:
+    path = old_file(tmp_path / "documents.db")
+    connection = apsw.Connection(str(path))
+    connection.execute(RETRIED_BEFORE_EPOCHS)
+    connection.close()
+    clock = ManualClock(10 * SECOND_US)
+    store = SqliteStore(path, clock=clock)
+
+    assert store.claim(1, worker="w", lease_us=LEASE_US_MIN).claims == []
+    clock.advance(50)
+    (claimed,) = store.claim(1, worker="w", lease_us=LEASE_US_MIN).claims
+
+    assert claimed.document.attempts == 2
+    store.begin_epoch()
+    assert store.submit([NewDocument("acme", "1")])[0].id != claimed.document.id
+    store.close()
+
+
+def test_documents_that_are_cancelled_are_reported_from_the_new_version_on(tmp_path: Path) -> None:
+    store = SqliteStore(old_file(tmp_path / "documents.db", version=6))
+    (receipt,) = store.submit([NewDocument("acme", "1")])
+    store.cancel([receipt.id])
+
+    (cancelled,) = store.claim(1, worker="w", lease_us=LEASE_US_MIN).cancelled
+
+    assert cancelled.id == receipt.id
+    store.close()
+
+
+# A document whose next attempt is due a minute after 1970.
+RETRIED_BEFORE_EPOCHS = """
+    INSERT INTO documents (number, customer, level, order_number, state, priority, count,
+        submitted_at, size_bytes, kind, fence, attempts, claimed_at, due_at, error, body)
+    VALUES (1, 1, 1, 1, 0, 1, 0, 0, 1, 'payload', 1, 1, 0, 60000000, 'busy', '1');
+    INSERT INTO flows (customer, level, claimed_to) VALUES (1, 1, 1);
+    UPDATE customers SET delayed = 1;
+    UPDATE queue SET delayed = 1, next_number = 2, next_customer = 2, fence = 1"""
 
 
 def old_schema(url: str, version: int = 1) -> str:
@@ -154,3 +194,22 @@ def test_functions_are_those_of_this_version_whatever_they_were_before() -> None
             PostgresStore(url).close()
 
             assert connection.execute("SELECT fairturn.pending()").fetchall() == [(0,)]
+
+
+WORKER_BEFORE_SLOTS = "INSERT INTO {}workers (name, seen_at, idle) VALUES ('w', 5, 913)"
+
+
+def test_a_worker_of_the_version_before_slots_is_listed_until_it_signs_on(tmp_path: Path) -> None:
+    path = old_file(tmp_path / "documents.db")
+    connection = apsw.Connection(str(path))
+    connection.execute(WORKER_BEFORE_SLOTS.format(""))
+    connection.close()
+    with Databases() as databases:
+        url = old_schema(databases.new(empty=True), version=8)
+        with psycopg.connect(url) as session:
+            session.execute(WORKER_BEFORE_SLOTS.format("fairturn."))
+        for store in (SqliteStore(path), PostgresStore(url)):
+            assert store.workers() == [Seen("w", 5, 0)]
+            store.sign_on("w", 4)
+            assert [seen.slots for seen in store.workers()] == [4]
+            store.close()

@@ -14,14 +14,13 @@ import pytest
 from fairturn import Queue
 from fairturn.access import AccessKey, Role
 from fairturn.content import Folder
-from fairturn.errors import StoreRefused
-from fairturn.model import INLINE_BYTES_MAX, Completed, Filter
+from fairturn.errors import StoreRefused, StoreUnavailable
+from fairturn.model import INLINE_BYTES_MAX, Completed, Filter, State
 from fairturn.moving import Copied, copy_queue
 from fairturn.stores.postgres import PostgresStore
-from tests.commands import SCRIPT, complete, error_of, fairturn, kill, lines_of
+from fairturn.testing.steps import assert_numbers_are_exact
+from tests.commands import SCRIPT, claim, complete, error_of, fairturn, kill, lines_of
 from tests.servers.queues import Databases
-
-LEASE_US = 30_000_000
 
 
 @pytest.fixture
@@ -83,15 +82,84 @@ def test_large_contents_go_into_the_folder_of_all_machines(
         assert copy.read(document) == large
 
 
+def test_what_a_copy_left_that_was_killed_while_it_copied_a_content_is_no_obstacle(
+    queue: Queue, url: str, tmp_path: Path
+) -> None:
+    large = b"x" * (INLINE_BYTES_MAX + 1)
+    document = queue.submit("a", content=large).id
+    killed = subprocess.run(
+        [SCRIPT, "copy", "documents.db", url, "--contents", "shared"],
+        env={**os.environ, "FAIRTURN_CRASH_AT": "content-before-rename"},
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+
+    copy_queue("documents.db", url, contents="shared")
+
+    with Queue(url, contents=Folder(tmp_path / "shared")) as copy:
+        assert copy.read(document) == large
+
+
 def test_a_queue_in_which_something_runs_is_not_copied(queue: Queue, url: str) -> None:
     queue.submit("a")
-    (claim,) = queue.store.claim(1, worker="w", lease_us=LEASE_US).claims
+    (claimed,) = claim(queue)
 
     with pytest.raises(StoreRefused, match="1 documents of the queue are running; let the"):
         copy_queue("documents.db", url)
-    queue.store.finish([Completed(claim.fence)])
+    queue.store.finish([Completed(claimed.fence)])
 
     assert copy_queue("documents.db", url).documents == 1
+
+
+def test_leases_that_expired_are_ended_in_the_copy_and_not_in_the_file(
+    queue: Queue, url: str
+) -> None:
+    queue.configure(attempts_max=2)
+    queue.set_customer("a", limit=3)
+    last = queue.submit("a").id
+    queue.store.claim(1, worker="w", lease_us=1)
+    once, cancelled = queue.submit("a").id, queue.submit("b").id
+    assert len(queue.store.claim(3, worker="w", lease_us=1).claims) == 3
+    queue.cancel(cancelled)
+    waiting = queue.submit("b").id
+    before = [*queue.iterate(), queue.summary(), queue.customers()]
+
+    copied = copy_queue("documents.db", url)
+
+    assert copied.documents == 4
+    assert [*queue.iterate(), queue.summary(), queue.customers()] == before
+    with Queue(url) as copy:
+        assert {id: copy.get(id).state for id in (last, once, cancelled, waiting)} == {
+            last: State.DEAD,
+            once: State.WAITING,
+            cancelled: State.CANCELLED,
+            waiting: State.WAITING,
+        }
+        assert copy.summary().waiting == 2
+        assert_numbers_are_exact(copy.store)
+        assert {each.document.id for each in claim(copy, 9)} == {once, waiting}
+        assert {each.document.id for each in claim(queue, 9)} == {once, waiting}
+        assert copy.summary() == queue.summary()
+
+
+def test_a_file_that_changes_while_it_is_copied_is_not_copied_and_was_never_locked(
+    queue: Queue, url: str
+) -> None:
+    for _ in range(1_000):
+        queue.submit("a")
+    submitted: list[str] = []
+
+    def submit(done: int, total: int) -> None:
+        if not submitted:  # the rows are on their way to the server
+            submitted.append(queue.submit("b").id)
+
+    with pytest.raises(StoreUnavailable, match="was changed while it was copied, and nothing was"):
+        copy_queue("documents.db", url, progress=submit)
+
+    assert len(submitted) == 1
+    with Queue(url) as target:
+        assert target.summary().waiting == 0
+    assert copy_queue("documents.db", url).documents == 1_001
 
 
 def test_a_queue_that_was_used_is_never_written_over(queue: Queue, url: str) -> None:

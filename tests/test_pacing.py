@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairturn.model import CLAIM_DOCUMENTS_MAX, RETRY_US_MAX
+from fairturn.model import CLAIM_DOCUMENTS_MAX, RETRY_US_MAX, Settings
 from fairturn.worker.frames import FRAME_BYTES_MAX, FrameError, Frames, pack
 from fairturn.worker.outage import Outage
 from fairturn.worker.output import DOCUMENT_BYTES_MAX, LINE_BYTES_MAX, Lines
@@ -129,10 +129,30 @@ def test_chance_is_added_above_the_floor_and_never_goes_below_it(
     assert 0 <= floor <= delay <= min(RETRY_US_MAX, 1.5 * floor + 1)
 
 
-def test_a_handlers_own_delay_takes_the_place_of_the_growing_one() -> None:
-    assert delay_us(Delays(), 5, lambda: 0.0, 10) == 10 * SECOND_US
-    assert delay_us(Delays(), 5, lambda: 1.0, 0) == 0
+@given(
+    attempt=st.integers(1, 100),
+    chance=st.floats(0, 1),
+    after_s=st.floats(allow_nan=True, allow_infinity=True),
+)
+def test_a_handlers_own_delay_never_shortens_the_backoff(
+    attempt: int, chance: float, after_s: float
+) -> None:
+    own = delay_us(Delays(), attempt, lambda: chance, after_s)
+
+    assert own >= delay_us(Delays(), attempt, lambda: chance)
+
+
+def test_a_handlers_own_delay_is_kept_if_it_is_longer_than_the_backoff() -> None:
+    assert delay_us(Delays(), 1, lambda: 0.0, 100) == 100 * SECOND_US
+    assert delay_us(Delays(first_s=0), 1, lambda: 1.0, 10) == 15 * SECOND_US
     assert delay_us(Delays(), 5, lambda: 1.0, 1e12) == RETRY_US_MAX
+
+
+def test_the_default_attempts_outlast_an_outage_of_an_hour() -> None:
+    delays = [delay_us(Delays(), n, lambda: 0.0) for n in range(1, Settings().attempts_max)]
+
+    assert [delay / SECOND_US for delay in delays] == [20, 140, 980, 3_600]
+    assert sum(delays) > 75 * 60 * SECOND_US
 
 
 def test_what_failed_together_comes_back_apart() -> None:

@@ -476,6 +476,28 @@ def test_the_second_step_names_the_command_that_was_started(queue: Queue) -> Non
         assert command in asked(made, "GET", "/").text
 
 
+def running_shown(app: FastAPI) -> str:
+    """The tile of running documents, as text."""
+    tile = re.search(r"<dt>Running</dt><dd[^>]*>(.*?)</dd>", asked(app, "GET", "/").text)
+    assert tile is not None
+    return re.sub(r"\s+", " ", re.sub("<[^>]*>", "", tile[1])).strip()
+
+
+def test_the_tile_shows_how_many_slots_of_the_workers_are_busy(queue: Queue, app: FastAPI) -> None:
+    queue.submit_many([Submission(customer="acme", payload=1) for _ in range(9)])
+    assert running_shown(app) == "0"
+    queue.store.sign_on("first", 2)
+    queue.store.sign_on("second", 4)
+    assert running_shown(app) == "0 of 6"
+
+    queue.store.claim(1, worker="second", lease_us=10**9)
+    assert running_shown(app) == "1 of 6"
+
+    # What the first worker has claimed ahead waits inside it.
+    queue.store.claim(5, worker="first", lease_us=10**9)
+    assert running_shown(app) == "3 of 6"
+
+
 def test_of_a_demo_the_simulated_orders_are_shown_beside_what_is_measured(queue: Queue) -> None:
     made = make_app(queue)
     install(made, demo=Pace(document_s=0.3, workers=4))
@@ -512,6 +534,21 @@ def test_the_timeline_says_who_overtook_to_those_who_may_know(queue: Queue, app:
     assert re.search(r"started while it waited: .*rival \(3\)", whole)
     assert "started while it waited" in own
     assert "rival" not in own
+
+
+def test_the_timeline_of_a_child_shows_what_it_inherited_and_no_count_that_it_did_not_find(
+    queue: Queue, app: FastAPI
+) -> None:
+    parent = queue.submit_many([Submission(customer="acme", payload=1) for _ in range(4)])[-1].id
+    queue.submit("acme", payload=1)
+    child = queue.submit("acme", payload=1, parent=parent).id
+
+    of_parent = asked(app, "GET", f"/documents/{parent}").text
+    of_child = asked(app, "GET", f"/documents/{child}").text
+
+    assert "Priority 2: it found the count -3" in of_parent.replace("−", "-")
+    assert f"It has priority 2, like document {parent}" in of_child
+    assert "it found the count" not in of_child
 
 
 # ── Every store ──────────────────────────────────────────────────────────────────────────────────

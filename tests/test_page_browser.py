@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -12,7 +13,7 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Browser, BrowserContext, JSHandle, Page, Route, expect
 
-from fairturn import Queue, Submission
+from fairturn import ClaimedDocument, Queue, Submission, Worker
 from fairturn.keys import Keys
 from fairturn.locales import languages
 from fairturn.model import Completed, Progress, State
@@ -437,6 +438,57 @@ def test_banners_say_that_no_worker_runs_and_who_is_paused(page: Page, queue: Qu
 
     expect(page.locator("#banners")).to_contain_text("No worker is running")
     expect(page.locator("#banners")).to_contain_text("acme")
+
+
+def work_all(queue: Queue, handler: Any) -> None:
+    """A real worker, until no document waits or runs."""
+    worker = Worker(queue, handler, threads=True, concurrency=4)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    wait_until(lambda: not queue.summary().waiting + queue.summary().running, "all was tried")
+    worker.stop()
+    thread.join(WAIT_MS / 1_000)
+
+
+def tear(document: ClaimedDocument) -> None:
+    raise ValueError("page 3 is torn")
+
+
+FAILURE_MS = 5_000
+
+
+@pytest.mark.parametrize("attempts_max", [1, 5], ids=["dead", "retrying"])
+def test_25_of_25_failing_documents_are_seen_on_the_first_view_within_5_seconds(
+    chromium: Browser, attempts_max: int
+) -> None:
+    with Queue(":memory:", attempts_max=attempts_max) as queue, page_served(queue) as url:
+        queue.submit("acme", payload=0)
+        with looking(chromium, url) as page:
+            wrong = watched(page)
+            page.goto("/")
+            expect(page.locator("#failures")).to_have_count(0)
+            expect(page.locator("#dead .big")).to_have_text("0")
+            queue.submit_many(_submission("acme") for _ in range(24))
+            work_all(queue, tear)
+
+            banner, tile = page.locator("#failures"), page.locator("#dead")
+            seen = expect(banner)
+            if attempts_max == 1:
+                seen.to_contain_text("25 documents died", timeout=FAILURE_MS)
+                seen.to_have_class("banner bad")
+                expect(tile.locator(".big.failed")).to_have_text("25")
+            else:
+                seen.to_contain_text("25 documents failed and will be retried", timeout=FAILURE_MS)
+                seen.to_have_class("banner late")
+                expect(tile.locator(".note.late")).to_have_text("25 documents will be retried")
+                expect(tile.locator(".big")).to_have_text("0")
+            seen.to_contain_text("ValueError: page 3 is torn")
+            expect(banner).to_be_in_viewport()
+            expect(tile).to_be_in_viewport()
+            if attempts_max == 1:
+                tile.get_by_role("link").click()
+                expect(page.locator("tbody tr")).to_have_count(25)
+            assert wrong == []
 
 
 # ── Actions ──────────────────────────────────────────────────────────────────────────────────────

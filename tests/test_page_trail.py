@@ -7,8 +7,8 @@ import pytest
 from markupsafe import Markup
 
 from fairturn import Queue, Submission
-from fairturn.clock import SECOND_US, ManualClock
-from fairturn.model import Completed, Outcome
+from fairturn.clock import SECOND_US, ManualClock, to_datetime
+from fairturn.model import PAGE_MAX, Completed, Failed, Outcome
 from fairturn.page.charts import Note, Series, count_chart, waits_chart
 from fairturn.page.directory import KEPT_US, Directory
 from fairturn.page.trail import BUCKETS, DUMP, RECENT_US, Trail, quantile
@@ -92,8 +92,72 @@ def test_the_pace_counts_what_ended_and_first_come_is_what_waits_at_that_pace(
     work_through(queue, clock, trail, 90, lambda second: None)
 
     lately = trail.lately()
-    assert lately.done_per_minute == pytest.approx(60, abs=1)
+    assert lately.completed_per_minute == pytest.approx(60, abs=1)
     assert lately.first_come_us == pytest.approx(111 * SECOND_US, rel=0.05)
+
+
+def fail(queue: Queue, n: int, retry_in_us: int | None = None) -> None:
+    claims = queue.store.claim(n, worker="w", lease_us=LEASE_US).claims
+    queue.store.finish([Failed(claim.fence, "torn", retry_in_us) for claim in claims])
+
+
+def test_attempts_that_fail_free_slots_and_are_not_counted_as_completed(
+    queue: Queue, clock: ManualClock, trail: Trail
+) -> None:
+    send(queue, "acme", 200)
+    for _ in range(90):
+        fail(queue, 1)
+        trail.look()
+        clock.advance(1)
+
+    assert trail.lately().completed_per_minute == 0
+    assert trail.lately().first_come_us == pytest.approx(110 * SECOND_US, rel=0.05)
+
+
+def test_failures_are_dead_and_retrying_documents_until_they_are_no_more(
+    queue: Queue, clock: ManualClock, trail: Trail
+) -> None:
+    queue.submit("later", payload=1, due_at=to_datetime(START + 7_200 * SECOND_US))
+    send(queue, "acme", 5)
+    fail(queue, 2)
+    fail(queue, 3, retry_in_us=3_600 * SECOND_US)
+    trail.look()
+
+    seen = trail.lately().failures
+    assert seen[:-1] == (2, 2, 3, True, True)
+    assert seen.last is not None
+    assert seen.last.error == "torn"
+
+    clock.advance(RECENT_US / SECOND_US + 1)
+    trail.look()
+    assert trail.lately().failures[:3] == (2, 0, 3), "they are dead and died longer ago"
+    for document in queue.iterate(states=["dead", "delayed"]):
+        if document.state == "dead":
+            queue.retry(document.id)
+        else:
+            queue.cancel(document.id)
+    trail.look()
+    assert trail.lately().failures == (0, 0, 0, True, True, None)
+
+
+def test_documents_that_died_before_a_new_epoch_are_counted(queue: Queue, trail: Trail) -> None:
+    send(queue, "acme", 2)
+    fail(queue, 1)
+    queue.store.begin_epoch()
+    send(queue, "acme", 1)
+    trail.look()
+
+    assert trail.lately().failures[:2] == (1, 1)
+
+
+def test_more_failures_than_a_page_are_a_lower_bound(queue: Queue, trail: Trail) -> None:
+    for retry_in_us in (None, 3_600 * SECOND_US):
+        send(queue, "acme", PAGE_MAX + 1)
+        fail(queue, PAGE_MAX, retry_in_us)
+        fail(queue, 1, retry_in_us)
+    trail.look()
+
+    assert trail.lately().failures[:5] == (PAGE_MAX, PAGE_MAX, PAGE_MAX, False, False)
 
 
 def test_a_dump_is_marked_with_how_many_documents_it_was(
@@ -115,7 +179,7 @@ def test_a_pause_and_a_worker_that_is_gone_are_marked(
     queue: Queue, clock: ManualClock, trail: Trail
 ) -> None:
     send(queue, "acme", 2)
-    queue.store.claim(1, worker="w", lease_us=LEASE_US)
+    queue.store.sign_on("w", 4)
     trail.look()
     queue.set_customer("acme", paused=True)
     clock.advance(10)

@@ -26,13 +26,12 @@ from fairturn.model import (
     State,
 )
 from fairturn.priority import Count, Reset
-from fairturn.situation import NOTED_EVERY_US
 from fairturn.store import Store
 from fairturn.stores.memory import MemoryStore
-from fairturn.stores.postgres import PostgresStore, changing, database, engine
-from fairturn.stores.postgres.rows import CONFIGURE, settings_columns
+from fairturn.stores.postgres import PostgresStore, database
+from fairturn.stores.postgres.loading import SETTINGS
+from fairturn.stores.postgres.rows import settings_columns
 from fairturn.stores.postgres.session import LOCK_SETTINGS, SCHEMA, Session
-from fairturn.stores.postgres.submitting import SUBMIT_ONE
 from fairturn.testing.steps import assert_numbers_are_exact, claim, find_all, submit
 from tests.on_postgres import PATIENCE_S, ended_somehow, new, wait_until_waiting
 from tests.servers.queues import Databases
@@ -150,6 +149,24 @@ def test_what_is_wrong_with_the_callers_connection_is_said_of_it(
     connection.close()  # and so nothing of it stays
 
 
+@pytest.mark.parametrize("isolation", list(psycopg.IsolationLevel), ids=str)
+def test_a_submission_takes_part_in_a_transaction_of_every_isolation_level(
+    url: str, store: PostgresStore, isolation: psycopg.IsolationLevel
+) -> None:
+    submit(store, "a")
+    with psycopg.connect(url) as connection:
+        connection.isolation_level = isolation
+        connection.execute("SELECT count(*) FROM fairturn.documents")
+        claim(store)
+        submit(store, "other")
+        receipts = store.submit([new("a"), new("new")], connection=connection)
+        claim(store)
+        connection.commit()
+
+    assert {each.document.id for each in claim(store, 9)} >= {receipt.id for receipt in receipts}
+    assert_numbers_are_exact(store)
+
+
 def test_a_transaction_of_the_caller_that_was_overtaken_is_to_be_repeated(
     url: str, store: PostgresStore
 ) -> None:
@@ -203,14 +220,13 @@ def test_a_submission_counts_in_one_row_whatever_the_server_knows_of_them(
     with psycopg.connect(url) as connection:
         connection.execute("ANALYZE fairturn.totals")  # small enough to be read as a whole
         connection.commit()
-        values = (None, 1_000_000, 3, 1, "b", "1", None, True, 1, *[None] * 8)
-        connection.execute(SUBMIT_ONE, values)
+        store.submit([new("b")], connection=connection)
         held = connection.execute(
             "SELECT objid FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() "
             "AND classid = (hashtext('fairturn.totals')::bigint & 4294967295)::oid"
         ).fetchall()
 
-    assert held == [(3,)]
+    assert len(held) == 1
 
 
 def test_more_submitters_than_rows_to_count_in_leave_each_other_undisturbed(
@@ -231,29 +247,6 @@ def test_more_submitters_than_rows_to_count_in_leave_each_other_undisturbed(
         assert store.summary().waiting == 4
 
     assert store.summary().waiting == 4 + sum(range(1, rows + 3))
-    assert_numbers_are_exact(store)
-
-
-@pytest.mark.parametrize("more", [1, 3])
-def test_a_cancel_does_not_hide_what_is_submitted_while_it_looks(
-    url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch, more: int
-) -> None:
-    first = submit(store)
-    following: list[Receipt] = []
-    look = changing._left
-
-    def look_and_be_overtaken(*given: Any) -> Any:
-        events = look(*given)
-        other = PostgresStore(url)
-        following.extend(other.submit([new("acme") for _ in range(more)]))
-        other.close()
-        return events
-
-    monkeypatch.setattr(changing, "_left", look_and_be_overtaken)
-
-    assert store.cancel([first.id]) == [State.CANCELLED]
-
-    assert [c.document.id for c in claim(store, 5)] == [receipt.id for receipt in following]
     assert_numbers_are_exact(store)
 
 
@@ -284,7 +277,9 @@ def test_a_change_of_settings_waits_for_a_submitter_and_says_so_in_the_end(
     monkeypatch.setattr(database, "WAIT_S", 0.1)
     with psycopg.connect(url) as frozen:
         store.submit([new("a")], connection=frozen)
-        with pytest.raises(StoreUnavailable, match="others have held what this call needs"):
+        with pytest.raises(
+            StoreUnavailable, match="other transactions have held locks that this call needs"
+        ):
             store.configure(Settings(mode=Mode.EQUAL))
         assert submit(store, "b").count == 0
         frozen.commit()
@@ -322,7 +317,7 @@ def test_a_submission_that_waited_for_other_settings_obeys_them(
         other.execute(LOCK_SETTINGS)
         thread, receipts = _submitting(store, customers)
         wait_until_waiting(looking)
-        Session(other, SCHEMA).ask(CONFIGURE, settings_columns(settings))
+        Session(other, SCHEMA, own=False).ask(SETTINGS, settings_columns(settings))
         other.commit()
         thread.join(PATIENCE_S)
         levels = other.execute("SELECT level FROM fairturn.documents ORDER BY number").fetchall()
@@ -530,55 +525,3 @@ def test_after_it_found_nothing_a_claim_finds_what_another_process_has_left(
 
     assert [one.document.id for one in taken] == submitted
     other.close()
-
-
-def finish_elsewhere(url: str, store: PostgresStore, clock: ManualClock | None = None) -> None:
-    """Let another process record an outcome, after this one has found nothing to claim."""
-    other = PostgresStore(url, clock=clock)
-    other.adjust("acme", CustomerSettings(limit=1))  # so that its end makes room, and is recorded
-    submit(other)
-    (claimed,) = claim(other)
-    assert [claim(store) for _ in range(2)] == [[], []]
-    other.finish([Completed(claimed.fence)])
-    other.close()
-
-
-def test_outcomes_of_others_are_no_reason_to_claim_while_nothing_waits(
-    url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "_THOROUGH_S", 3_600.0)
-    finish_elsewhere(url, store)
-
-    with claims_held_up(url):
-        assert claim_at_once(store) == []
-
-
-def test_outcomes_of_others_are_folded_in_although_nothing_waits_but_not_at_once(
-    url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "_THOROUGH_S", 0.0)
-    finish_elsewhere(url, store)
-
-    assert claim(store) == []
-
-    with psycopg.connect(url) as connection:
-        assert connection.execute("SELECT 1 FROM fairturn.recorded").fetchall() == []
-
-
-def test_a_worker_that_finds_nothing_is_seen_again_after_some_seconds(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "_THOROUGH_S", 3_600.0)
-    clock = ManualClock(START)
-    store = PostgresStore(url, clock=clock)
-    finish_elsewhere(url, store, clock)
-    clock.advance(NOTED_EVERY_US / SECOND_US)
-
-    with claims_held_up(url):
-        assert claim_at_once(store) == []
-
-    (seen,) = store.workers()
-    assert seen.seen_at == clock.now()
-    store.close()
-    with psycopg.connect(url) as connection:  # what nobody has folded in is not gone with it
-        assert len(connection.execute("SELECT 1 FROM fairturn.recorded").fetchall()) == 1

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack
 from random import Random
 from typing import Any
 
@@ -14,11 +14,18 @@ from psycopg.pq import TransactionStatus
 from fairturn.clock import SECOND_US
 from fairturn.errors import FairturnError, StoreUnavailable
 from fairturn.model import Completed, CustomerSettings, Filter, Receipt, Settings
-from fairturn.stores.postgres import PostgresStore, database, pooling, watching
-from fairturn.stores.postgres.piping import Line
-from fairturn.stores.postgres.session import BEGIN, SCHEMA, Session
+from fairturn.stores.postgres import PostgresStore, database, gate, watching
+from fairturn.stores.postgres.pool import Use
+from fairturn.stores.postgres.session import BEGIN, SCHEMA
 from fairturn.testing.steps import assert_numbers_are_exact, claim, find_all, submit
-from tests.on_postgres import PATIENCE_S, ended_somehow, new, terminate_others, woken
+from tests.on_postgres import (
+    PATIENCE_S,
+    ended_somehow,
+    new,
+    terminate_others,
+    wait_until_waiting,
+    woken,
+)
 from tests.servers import pgbouncer, postgres
 from tests.servers.proxy import Proxy
 from tests.servers.queues import Databases
@@ -83,22 +90,8 @@ def test_a_queue_that_loses_its_server_says_so_and_goes_on_when_it_is_back(
         store.close()
 
 
-def test_calls_share_at_most_so_many_connections_and_who_waits_in_vain_is_told(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = PostgresStore(url, pool_max=2)
-
-    with store._database.session(), store._database.session(), monkeypatch.context() as patched:
-        patched.setattr(database, "WAIT_S", 0.05)
-        with pytest.raises(StoreUnavailable, match="all 2 connections to .* were in use"):
-            store.summary()
-
-    assert store.summary().waiting == 0
-    store.close()
-
-
 def test_a_call_that_waits_for_a_connection_gets_the_next_one_that_is_given_back(url: str) -> None:
-    store = PostgresStore(url, pool_max=1)
+    store = PostgresStore(url, pool_max=2)
     told: list[Receipt] = []
     thread = threading.Thread(target=lambda: told.append(submit(store)))
 
@@ -110,109 +103,61 @@ def test_a_call_that_waits_for_a_connection_gets_the_next_one_that_is_given_back
     store.close()
 
 
-def test_calls_one_after_the_other_use_one_connection(store: PostgresStore) -> None:
-    lent = store._database.session
-    with lent() as first, lent():
-        pass
-
-    with lent() as session:
-        last = session.connection
-    for _ in range(3):
-        with lent() as session:
-            assert session.connection is last
-    assert not first.connection.closed
-
-
-def test_each_thread_goes_on_with_its_own_connection(store: PostgresStore) -> None:
-    lent = store._database.session
-    taken, done = threading.Event(), threading.Event()
-
-    def use_another() -> None:
-        with lent():
-            taken.set()
-            done.wait(PATIENCE_S)
-
-    thread = threading.Thread(target=use_another)
-    with lent() as session:
-        own = session.connection
-        thread.start()
-        assert taken.wait(PATIENCE_S)
-    done.set()
-    thread.join(PATIENCE_S)
-
-    for _ in range(3):
-        with lent() as session:
-            assert session.connection is own
-
-
-def test_each_use_goes_on_with_its_own_connection_whichever_thread_it_is_in(
-    store: PostgresStore,
+def test_claims_and_outcomes_have_connections_that_nothing_else_can_use_up(
+    url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lent, (claims, outcomes) = store._database.session, pooling.Use
-    with lent(outcomes) as second, lent() as third, lent(claims) as first:
-        expected = [third.connection, second.connection, first.connection]  # the first one last
-    for _ in range(3):
-        found: list[Any] = []
-
-        def use_each(found: list[Any] = found) -> None:
-            for use in (None, outcomes, claims):
-                with lent(use) as session:
-                    found.append(session.connection)
-
-        thread = threading.Thread(target=use_each)
-        thread.start()
-        thread.join(PATIENCE_S)
-        assert found == expected
-
-
-def test_claims_and_outcomes_have_connections_of_their_own(
-    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    store = PostgresStore(url, pool_max=4)
     submit(store)
-    uses: list[pooling.Use | None] = []
-    lent = store._database.session
 
-    def noted(use: pooling.Use | None = None) -> database.Lending:
-        uses.append(use)
-        return lent(use)
+    with ExitStack() as others, monkeypatch.context() as patched:
+        patched.setattr(database, "WAIT_S", 0.05)
+        for _ in range(2):
+            others.enter_context(store._database.session(Use.OTHER))
+        with pytest.raises(StoreUnavailable, match="all connections to .* were in use"):
+            store.summary()
+        (claimed,) = claim(store)
+        assert store.renew([claimed.fence], lease_us=LEASE_US).lost == []
+        assert store.finish([Completed(claimed.fence)]) == []
 
-    monkeypatch.setattr(store._database, "session", noted)
-    (claimed,) = claim(store)
-    store.finish([Completed(claimed.fence)])
-
-    assert [use for use in uses if use is not None] == [*pooling.Use]
+    store.close()
 
 
-def test_a_connection_that_nobody_needs_any_more_goes_back_to_the_pool(
-    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+def test_submissions_that_wait_for_one_customer_leave_those_of_others_undisturbed(
+    url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lent = store._database.session
-    with lent(), lent():
-        pass
-    assert len(store._database._pool._at_hand) == 2
-    monkeypatch.setattr(pooling, "_IDLE_S", 0.0)
+    submit(store, "held")
+    receipts: list[Receipt] = []
+    with psycopg.connect(url) as frozen, psycopg.connect(url, autocommit=True) as looking:
+        store.submit([new("held")], connection=frozen)
+        threads = [
+            threading.Thread(target=lambda: receipts.append(submit(store, "held")))
+            for _ in range(2 * database.POOL_MAX)
+        ]
+        for thread in threads:
+            thread.start()
+        wait_until_waiting(looking, gate.SUBMISSIONS_PER_CUSTOMER_MAX)
 
-    with lent() as session:
-        used = session.connection
+        assert submit(store, "other").count == 0
+        assert store.summary().waiting == 2
+        assert {each.document.customer for each in claim(store, 9)} == {"held", "other"}
+        frozen.commit()
+    for thread in threads:
+        thread.join(PATIENCE_S)
 
-    assert store._database._pool._at_hand == [used]
+    assert sorted(receipt.count for receipt in receipts) == list(range(-21, -1))
+    assert_numbers_are_exact(store)
 
 
-def test_a_connection_that_is_old_goes_back_to_the_pool_which_replaces_it(
-    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+def test_a_submission_gives_up_when_its_customer_stays_locked(
+    url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lent = store._database.session
-    with lent() as first, lent():
-        pass
-    monkeypatch.setattr(pooling, "_AT_HAND_S", 0.0)
+    monkeypatch.setattr(database, "WAIT_S", 0.1)
+    submit(store)
+    with psycopg.connect(url) as frozen:
+        store.submit([new()], connection=frozen)
 
-    used = set()
-    for _ in range(2):
-        with lent() as session:
-            used.add(session.connection)
-
-    assert first.connection in used
-    assert len(used) == 2
+        with pytest.raises(StoreUnavailable, match="other transactions have held locks"):
+            submit(store)
 
 
 def test_a_connection_comes_back_without_a_transaction(store: PostgresStore) -> None:
@@ -299,60 +244,15 @@ def test_behind_a_pooler_without_another_address_changes_are_looked_for(
 # ── Round trips ──────────────────────────────────────────────────────────────────────────────────
 
 
-def test_after_an_error_in_a_round_trip_the_connection_goes_on_and_nothing_of_it_is_left(
-    url: str,
-) -> None:
-    with Line.connect(url, autocommit=True) as line:
-        line.prepares = True
-        session = Session(line, "fairturn")
-
-        def divide() -> None:
-            with session.together():
-                session.ask("BEGIN")
-                session.ask("INSERT INTO fairturn.limited (customer) VALUES (%s)", (7,))
-                session.ask("SELECT 1 / %s::integer", (0,))
-                session.ask("SELECT %s::text || 'never prepared'", ("was ",))
-
-        with pytest.raises(psycopg.errors.DivisionByZero):
-            divide()
-        line.rollback()
-
-        assert session.fetch("SELECT %s::text || 'never prepared'", ("was ",)) == [
-            ("was never prepared",)
-        ]
-        assert session.fetch("SELECT 1 / %s::integer", (1,)) == [(1,)]
-        assert session.fetch("SELECT * FROM fairturn.limited") == []
-
-
 def test_a_statement_is_prepared_once_whatever_the_size_of_its_numbers(url: str) -> None:
-    connection = database.Database(url, schema=SCHEMA, pool_max=1, prepare=True).connect()
-    connection.prepares = True
-    with connection:
-        session = Session(connection, SCHEMA)
+    opened = database.Database(url, schema=SCHEMA, pool_max=2, prepare=True)
+    with opened.session() as session:
         found = [session.fetch("SELECT %s", (n,)) for n in (1, 1_000, 100_000, 1 << 40)]
+        prepared = session.fetch("SELECT count(*) FROM pg_prepared_statements WHERE NOT from_sql")
 
-        assert found == [[(1,)], [(1_000,)], [(100_000,)], [(1 << 40,)]]
-        assert len(connection.prepared) == 1
-
-
-def test_a_round_trip_may_be_large_in_both_directions(url: str) -> None:
-    with Line.connect(url, autocommit=True) as line:
-        session = Session(line, "fairturn")
-        large = "x" * 1_000_000
-        with session.together():
-            answers = [session.ask("SELECT repeat(%(text)s, 2)", {"text": large}) for _ in range(8)]
-
-        assert [answer.fetchall() for answer in answers] == [[(large * 2,)]] * 8
-
-
-def test_a_round_trip_that_is_broken_off_closes_its_connection(url: str) -> None:
-    with Line.connect(url, autocommit=True) as line:
-        session = Session(line, "fairturn")
-        with suppress(KeyboardInterrupt), session.together():
-            session.ask("SELECT 1")
-            raise KeyboardInterrupt
-
-        assert line.closed
+    assert found == [[(1,)], [(1_000,)], [(100_000,)], [(1 << 40,)]]
+    assert prepared[0][0] <= 2  # and the one that counts them
+    opened.close()
 
 
 def test_the_errors_of_this_store_are_ours(store: PostgresStore) -> None:

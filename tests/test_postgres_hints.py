@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from fairturn.clock import SECOND_US
-from fairturn.errors import StoreError, StoreUnavailable
+from fairturn.errors import StoreError
 from fairturn.model import Completed
 from fairturn.stores.postgres import PostgresStore, watching
 from fairturn.stores.postgres.session import SCHEMA
@@ -44,20 +44,6 @@ def hints(listener: psycopg.Connection[Any]) -> int:
     return len(list(listener.notifies(timeout=0)))
 
 
-def test_the_first_hint_after_a_quiet_time_goes_along_with_the_submission(
-    url: str, listener: psycopg.Connection[Any]
-) -> None:
-    for documents in ([new()], [new(), new("b")], [new()] * 60):
-        store, before = PostgresStore(url), set(threading.enumerate())
-
-        store.submit(documents)
-
-        assert hints(listener) == 1
-        assert set(threading.enumerate()) <= before  # nobody else could have sent it
-        store.close()
-        assert hints(listener) == 0
-
-
 def test_changes_close_together_share_a_hint(
     url: str, listener: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,24 +66,6 @@ def news_of(store: PostgresStore) -> int:
     return store.wait(before, PATIENCE_S, certain=False)
 
 
-def test_what_a_worker_claims_is_told_when_its_handlers_begin(
-    url: str, listener: psycopg.Connection[Any]
-) -> None:
-    store = PostgresStore(url)
-    submit(store)
-    news = news_of(store)
-    assert hints(listener) == 1
-
-    store.claim(1, worker="w", lease_us=LEASE_US, synced=False)
-    told = store.wait(news, 0, certain=False)
-    store.sync()
-
-    assert told == news
-    assert store.wait(news, PATIENCE_S, certain=False) == news + 1
-    store.close()
-    assert hints(listener) == 1
-
-
 def test_a_process_hears_of_its_own_changes_once(
     url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +81,6 @@ def test_a_process_hears_of_its_own_changes_once(
 
 
 HINT = ("pg_notify", "(text, text)", "void")
-SYNC = ("pg_logical_emit_message", "(boolean, text, text)", "pg_lsn")
 
 
 def break_function(url: str, function: tuple[str, str, str], fault: str) -> None:
@@ -145,7 +112,7 @@ def test_what_fails_when_it_is_committed_is_not_said_to_be_stored(
 ) -> None:
     refuse_to_commit(url, "fairturn.documents")
 
-    for documents in ([new()], [new()], [new()] * 2):  # only with the first one a hint goes along
+    for documents in ([new()], [new()] * 2):
         with pytest.raises(StoreError, match="not with us"):
             store.submit(documents)
 
@@ -169,36 +136,7 @@ def test_a_hint_that_fails_costs_a_submission_nothing(
     assert_numbers_are_exact(store)
 
 
-def test_a_submission_whose_connection_is_lost_before_it_is_on_the_disk_is_not_said_to_be_stored(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watching, "_TOGETHER_S", 3_600.0)  # the first submission sends a hint
-    break_function(url, SYNC, "PERFORM pg_terminate_backend(pg_backend_pid())")
-    store, other = PostgresStore(url), PostgresStore(url)
-
-    with pytest.raises(StoreUnavailable, match="perhaps after what it was to store was stored"):
-        submit(store)
-    receipt = submit(other, key="k", digest=b"1")
-
-    assert receipt == submit(other, key="k", digest=b"1")
-    assert len(find_all(other)) == 2
-    store.close()
-    other.close()
-
-
-def test_a_submission_that_the_server_does_not_sync_is_not_said_to_be_stored(
-    url: str, store: PostgresStore
-) -> None:
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(
-            "UPDATE pg_proc SET proname = 'gone' WHERE proname = 'pg_logical_emit_message'"
-        )
-
-    with pytest.raises(StoreError, match="pg_logical_emit_message"):
-        submit(store)
-
-
-def test_a_submission_is_on_the_disk_when_it_returns_although_its_hint_goes_out_before(
+def test_a_submission_is_on_the_disk_when_it_returns(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "_TOGETHER_S", 0.0)  # each submission sends a hint

@@ -128,6 +128,25 @@ def test_without_leave_to_migrate_a_database_without_a_schema_is_refused(
     assert found == [(True,)]
 
 
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+def test_another_isolation_level_by_default_is_refused_with_the_statement_that_changes_it(
+    url: str, isolation: str
+) -> None:
+    database = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            f"ALTER DATABASE {database} SET default_transaction_isolation = '{isolation}'"
+        )
+
+        with pytest.raises(
+            StoreRefused, match=f"default_transaction_isolation is '{isolation}'"
+        ) as refused:
+            PostgresStore(url)
+
+        connection.execute(str(refused.value).partition("connect again: ")[2])
+    PostgresStore(url).close()
+
+
 def test_a_newer_schema_is_refused_and_left_untouched(url: str) -> None:
     with psycopg.connect(url) as connection:
         connection.execute("INSERT INTO fairturn.migrations (number) VALUES (99)")

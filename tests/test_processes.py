@@ -49,7 +49,7 @@ def crew(queue: Queue, tmp_path: Path) -> Iterator[ProcessCrew]:
 def claim(queue: Queue, payloads: list[str | None]) -> list[Held]:
     for payload in payloads:
         queue.submit("acme", payload=payload)
-    claims, _ = queue.store.claim(len(payloads), worker="w", lease_us=60_000_000)
+    claims, *_ = queue.store.claim(len(payloads), worker="w", lease_us=60_000_000)
     return [Held(one, stopwatch(), None) for one in claims]
 
 

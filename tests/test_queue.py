@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -620,12 +620,58 @@ def test_a_dead_document_waits_again_with_its_priority(queue: Queue) -> None:
 def test_only_dead_documents_are_retried(queue: Queue) -> None:
     queue.submit("acme")
     dead = fail(queue, "x")
-    waiting = queue.submit("acme").id
+    waiting = attempted(queue)
 
     with pytest.raises(WrongState, match=f"document {waiting} is waiting; only a dead one"):
         queue.retry(waiting)
     assert queue.retry([dead, waiting, "nonsense"]) == [State.DEAD, State.WAITING, None]
     assert queue.get(dead).state is State.WAITING
+    (claim,) = queue.store.claim(1, worker="w", lease_us=10**9).claims
+    with pytest.raises(WrongState, match="is running; only a dead one"):
+        queue.retry(claim.document.id)
+
+
+def attempted(queue: Queue) -> str:
+    """A document that waits after an attempt that failed."""
+    id = queue.submit("acme").id
+    (claim,) = queue.store.claim(1, worker="w", lease_us=10**9).claims
+    assert claim.document.id == id
+    queue.store.finish([Failed(claim.fence, "busy", 0)])
+    queue.store.claim(0, worker="w", lease_us=10**9)  # it is due
+    assert (queue.get(id).state, queue.get(id).attempts) == (State.WAITING, 1)
+    return id
+
+
+def test_a_retry_that_is_repeated_succeeds_and_changes_nothing(queue: Queue) -> None:
+    queue.submit("acme")
+    dead = fail(queue, "x")
+    queue.retry(dead)
+    before = queue.get(dead), queue.summary()
+
+    queue.retry(dead)  # as after a lost reply
+
+    assert (queue.get(dead), queue.summary()) == before
+    assert [c.document.id for c in queue.store.claim(9, worker="w", lease_us=10**9).claims] == [
+        dead
+    ]
+
+
+class ClaimedMeanwhile(MemoryStore):
+    """A worker claims the document between the retry and the look at it."""
+
+    def retry(self, ids: Sequence[str]) -> list[State | None]:
+        states = super().retry(ids)
+        self.claim(1, worker="w", lease_us=10**9)
+        return states
+
+
+def test_a_repeated_retry_succeeds_although_a_worker_claims_the_document_meanwhile() -> None:
+    with Queue(ClaimedMeanwhile()) as queue:
+        id = queue.submit("acme").id
+
+        queue.retry(id)
+
+        assert queue.get(id).state is State.RUNNING
 
 
 @pytest.mark.parametrize("change", [Queue.cancel, Queue.retry])

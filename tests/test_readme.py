@@ -1,5 +1,6 @@
 """What README.md and docs/ claim, as far as a machine can check it."""
 
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from fairturn.clock import SECOND_US, ManualClock
 from fairturn.model import SETTING_NAMES, Settings
 from fairturn.priority import Rule
 from fairturn.sentences import tell
+from tests.commands import SCRIPT
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -42,6 +44,33 @@ def test_the_program_on_the_first_screen_runs_as_written_and_prints_what_it_says
     )
 
     assert done.stdout.splitlines() == ["0 1", "1 {'pages': 3}"]
+
+
+def test_the_commands_of_the_readme_run_one_after_the_other_in_the_folder_of_its_program(
+    tmp_path: Path,
+) -> None:
+    """All but those that run for long, in a folder that has nothing else in it."""
+    first, *_ = programs_in(README)
+    (tmp_path / "program.py").write_text(first)
+    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    sessions = [b for b in blocks if "make run" not in b and "fairturn up" not in b]
+    assert len(sessions) == len(blocks) - 2 == 2
+    path = os.pathsep.join([str(SCRIPT.parent), os.environ["PATH"]])
+
+    done = subprocess.run(
+        ["bash", "-e", "-c", "\n".join(["python program.py", *sessions])],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path, "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert '{"bytes": 11}\n' in done.stdout
+    acme = re.findall(r"^acme +50 .* ([\d,.]+)$", done.stdout, re.MULTILINE)
+    assert acme == ["1,880.0", "20.0"]
 
 
 def test_the_programs_of_the_python_page_run_one_after_the_other(tmp_path: Path) -> None:

@@ -291,7 +291,9 @@ def test_documents_are_cancelled_and_dead_ones_tried_again(
     assert kill(queue) == [dead]
     waiting = submitted(acme)
 
-    assert acme.post(f"/v1/documents/{dead}/retry").json() == {"id": dead, "state": "waiting"}
+    for _ in range(2):  # as after a lost answer
+        retried = acme.post(f"/v1/documents/{dead}/retry")
+        assert (retried.status_code, retried.json()) == (200, {"id": dead, "state": "waiting"})
     assert acme.post(f"/v1/documents/{waiting}/cancel").json()["state"] == "cancelled"
     assert code_of(acme.post(f"/v1/documents/{waiting}/retry")) == (409, "wrong_state")
     assert queue.summary().waiting == 1
@@ -381,13 +383,14 @@ def test_an_operator_sees_the_queue_at_a_glance(queue: Queue, operator: httpx.Cl
     receipt = queue.submit("acme", payload=1)
     queue.submit("acme", payload=1)
     claim(queue)
+    queue.store.sign_on("w", 4)
 
     summary = operator.get("/v1/summary").json()
     workers = operator.get("/v1/workers").json()["workers"]
 
     assert (summary["waiting"], summary["running"], summary["workers"]) == (1, 1, 1)
     assert summary["oldest_waiting_since_at"] >= receipt.submitted_at
-    assert [(worker["name"], worker["alive"]) for worker in workers] == [("w", True)]
+    assert [(w["name"], w["slots"], w["alive"]) for w in workers] == [("w", 4, True)]
 
 
 # ── Watching ─────────────────────────────────────────────────────────────────────────────────────
@@ -496,6 +499,7 @@ def test_the_numbers_for_prometheus_are_those_of_the_store(
     for _ in range(4):
         queue.submit("acme", payload=1)
     complete(queue)
+    queue.store.sign_on("w", 4)
 
     text = operator.get("/metrics").text
 
@@ -503,6 +507,8 @@ def test_the_numbers_for_prometheus_are_those_of_the_store(
     assert 'fairturn_waiting_documents{priority="2"} 1.0' in text
     assert 'fairturn_recent_documents{state="completed"} 1.0' in text
     assert "fairturn_workers 1.0" in text
+    assert "fairturn_worker_slots 4.0" in text
+    assert "fairturn_idle_places 4.0" in text
     assert 'fairturn_recent_wait_seconds{quantile="0.99"}' in text
     assert "acme" not in text  # unless that is asked for
 
@@ -524,6 +530,7 @@ def test_outcomes_are_counted_for_prometheus_although_their_documents_are_gone(
     assert 'fairturn_ended_documents_total{state="dead"} 1.0' in text
     assert 'fairturn_ended_documents_total{state="cancelled"} 1.0' in text
     assert "fairturn_retried_attempts_total 0.0" in text
+    assert "fairturn_repairs_total 0.0" in text
     assert operator.get("/v1/summary").json()["completed"] == 2
 
 

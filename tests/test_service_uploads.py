@@ -59,6 +59,29 @@ def post(queue: Queue) -> Post:
     return ask
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("", {"content": bytes(1_001)}),
+        ("", {"json": "x" * 999}),
+        ("", {"files": {"file": bytes(1_001)}}),
+        ("/batch", {"content": '{"payload": "' + "x" * 999 + '"}', "headers": LINES}),
+        ("/batch", {"content": '{"content": "' + "AAAA" * 334 + '"}', "headers": LINES}),
+    ],
+)
+def test_a_size_limit_below_64_kib_holds_for_every_way_to_submit(
+    queue: Queue, path: str, body: dict[str, Any]
+) -> None:
+    headers = {**bearer(key_for(queue, "acme")), **body.pop("headers", {})}
+    app = make_app(queue, Plan(size_bytes_max=1_000))
+
+    answer = asked(app, "POST", f"/v1/documents{path}", headers=headers, **body)
+
+    assert code_of(answer) == (413, "too_large")
+    assert list(queue.iterate()) == []
+    assert queue.submit("acme", payload=1).count == 0
+
+
 def nothing_was_kept(queue: Queue) -> bool:
     """No document, no count, no content, not even an unfinished one."""
     return (

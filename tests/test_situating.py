@@ -1,17 +1,26 @@
 """Situations in a file: what is said at the limits of what is counted, and what is looked at."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
 from fairturn.clock import SECOND_US, ManualClock
+from fairturn.explain import explain
 from fairturn.flows import Mode
 from fairturn.model import Claim, Completed, CustomerSettings, NewDocument, Settings
 from fairturn.position import Cause, Position, position
-from fairturn.situation import ARRIVALS_MAX, ATTEMPTS_MAX, NEIGHBOURS_MAX, Notes
+from fairturn.reasons import Code
+from fairturn.situation import ARRIVALS_MAX, ATTEMPTS_MAX, NEIGHBOURS_MAX
+from fairturn.store import Store
 from fairturn.stores import lineups
+from fairturn.stores.postgres import PostgresStore
 from fairturn.stores.sqlite import SqliteStore, situating
+from fairturn.stores.sqlite import rows as sqlite_rows
+from tests.servers.queues import Databases
 
 START = 1_700_000_000 * SECOND_US
 LEASE_US = 3_600 * SECOND_US
@@ -102,6 +111,125 @@ def test_when_too_much_was_recorded_the_bounds_hold_and_say_so(
         assert answer.bounds.least <= order.index(id) <= answer.bounds.most
 
 
+# ── Too many lines to read one by one ────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def either(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock
+) -> Iterator[SqliteStore | PostgresStore]:
+    with ExitStack() as stack:
+        opened: SqliteStore | PostgresStore
+        if request.param == "sqlite":
+            opened = SqliteStore(tmp_path / "queue.db", clock=clock, synchronous="NORMAL")
+        else:
+            databases = stack.enter_context(Databases(recycled=True))
+            opened = PostgresStore(databases.new(), clock=clock)
+        stack.callback(opened.close)
+        yield opened
+
+
+def fill(store: Store, clock: ManualClock, mode: Mode) -> list[str]:
+    """Customers with one to nine documents, some with a weight or a limit; some were served."""
+    chance = Random(7)
+    store.configure(Settings(mode=mode, patience_s=60.0))
+    customers = [f"c{n}" for n in range(30)]
+    store.adjust("c3", CustomerSettings(weight=3))
+    store.adjust("c4", CustomerSettings(weight=0.25))
+    store.adjust("c5", CustomerSettings(limit=2))
+    ids: list[str] = []
+    for _ in range(3):
+        names = [name for name in customers for _ in range(chance.randint(1, 3))]
+        chance.shuffle(names)
+        ids += [receipt.id for receipt in store.submit([NewDocument(c, "1") for c in names])]
+        claimed = store.claim(10, worker="w", lease_us=LEASE_US).claims
+        ids = [id for id in ids if id not in {claim.document.id for claim in claimed}]
+        clock.advance(1)
+    return ids
+
+
+@pytest.mark.parametrize("mode", [Mode.FAIR, Mode.EQUAL])
+def test_lines_that_are_added_up_give_the_same_explanation_as_lines_that_are_read(
+    either: SqliteStore | PostgresStore,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: Mode,
+) -> None:
+    ids = fill(either, clock, mode)
+    situations = [either.situation(id) for id in ids]
+    read = [explain(found) for found in situations if found is not None]
+
+    monkeypatch.setattr(lineups, "LINES_MAX", 3)
+    crowded = [found for found in map(either.situation, ids) if found is not None]
+
+    assert any(found.lineup is not None and found.lineup.crowd for found in crowded)
+    for one, added_up in zip(read, map(explain, crowded), strict=True):
+        assert added_up.position is not None
+        assert one.position is not None
+        assert added_up.position.before == one.position.before
+        assert added_up.position.bounds == one.position.bounds
+        assert added_up.reasons == one.reasons
+
+
+@pytest.mark.parametrize("mode", [Mode.FAIR, Mode.EQUAL])
+def test_beyond_the_patience_lines_that_are_added_up_give_bounds_that_hold(
+    either: SqliteStore | PostgresStore,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: Mode,
+) -> None:
+    ids = fill(either, clock, mode)
+    clock.advance(100)
+    read = [explain(found) for found in map(either.situation, ids) if found is not None]
+
+    monkeypatch.setattr(lineups, "LINES_MAX", 3)
+    added_up = [explain(found) for found in map(either.situation, ids) if found is not None]
+
+    ahead = [[r for r in one.reasons if r.code is Code.PATIENCE_OVER] for one in read]
+    assert any(ahead)
+    assert ahead == [[r for r in one.reasons if r.code is Code.PATIENCE_OVER] for one in added_up]
+    for one, other in zip(read, added_up, strict=True):
+        assert one.position is not None
+        assert other.position is not None
+        assert other.position.bounds.least <= one.position.before.total
+        assert one.position.before.total <= other.position.bounds.most
+        assert Cause.MANY_TURNS in other.position.causes or other.position.bounds.exact
+
+
+def test_the_rows_that_an_explanation_reads_do_not_grow_with_the_customers(
+    store: SqliteStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lineups, "LINES_MAX", 20)
+    rows = 0
+    fetch = sqlite_rows.fetch
+
+    def counted(*args: Any) -> list[Any]:
+        nonlocal rows
+        found = fetch(*args)
+        rows += len(found)
+        return found
+
+    monkeypatch.setattr(situating, "fetch", counted)
+    read = []
+    for first in range(0, 6_000, 2_000):
+        names = [f"c{n}" for n in range(first, first + 2_000)]
+        *_, last = store.submit([NewDocument(name, "1") for name in names])
+        claim(store)
+        clock.advance(200)
+        rows = 0
+        found = store.situation(last.id)
+        assert found is not None
+        assert found.lineup is not None
+        read.append((rows, len(found.lineup.lines), len(found.lineup.fronts)))
+
+    numbers, lines, fronts = zip(*read, strict=True)
+    assert (set(lines), set(fronts)) == ({1}, {1})  # its own
+    assert max(numbers) - min(numbers) < 10  # what runs
+
+
+# ── What is sampled ──────────────────────────────────────────────────────────────────────────────
+
+
 def test_a_snapshot_reads_the_last_attempts_and_arrivals_and_no_more(
     store: SqliteStore, clock: ManualClock
 ) -> None:
@@ -135,11 +263,3 @@ def test_only_the_neighbours_are_looked_at_for_who_was_served_meanwhile(
     assert found is not None
     assert found.served is not None
     assert not found.served.complete
-
-
-def test_a_worker_is_noted_again_when_the_clock_was_set_back() -> None:
-    notes = Notes()
-
-    assert notes.due("w", START)
-    assert not notes.due("w", START + 1)
-    assert notes.due("w", START - SECOND_US)

@@ -2,9 +2,7 @@
 
 import os
 import re
-import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -33,7 +31,8 @@ from fairturn.model import (
 )
 from fairturn.stores.sqlite import SqliteStore, submitting
 from fairturn.stores.sqlite.claiming import CLOCK_MAX
-from fairturn.stores.sqlite.database import migrate, refuse_engine
+from fairturn.stores.sqlite.database import refuse_engine
+from fairturn.stores.sqlite.schema import migrate
 from fairturn.testing import snapshot
 
 START = 1_700_000_000 * SECOND_US
@@ -238,7 +237,6 @@ def test_the_settings_of_the_engine_are_in_force_on_every_connection(
     wanted = {
         "journal_mode": "wal",
         "synchronous": number,
-        "busy_timeout": 30_000,
         "journal_size_limit": 64 * MIB,
         "foreign_keys": 1,
         "trusted_schema": 0,
@@ -442,28 +440,6 @@ def test_nothing_is_left_of_a_customer_that_is_idle_for_long(
 # ── A full disk ──────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 20 MiB. It takes root to mount one."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = shutil.which("mount") and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(place)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if not mount or mount.returncode:
-        reason = "a small disk cannot be mounted here: " + (mount.stderr if mount else "no mount")
-        if os.environ.get("FAIRTURN_REQUIRE_SERVICES"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
-
-
 def fill(place: Path, leave_bytes: int) -> Path:
     """A file that leaves only so much free."""
     stat = os.statvfs(place)
@@ -494,7 +470,7 @@ def test_a_full_disk_refuses_submissions_and_lets_work_go_on(
         assert store.finish([Failed(claim.fence, "x" * 500, 0) for claim in claims]) == []
         outcomes: list[Completed] = []
         while True:
-            claims, lost = store.claim(50, worker="w", lease_us=LEASE_US, outcomes=outcomes)
+            claims, lost, _ = store.claim(50, worker="w", lease_us=LEASE_US, outcomes=outcomes)
             assert lost == []
             if not claims:
                 break
@@ -573,7 +549,7 @@ def assert_whole(file: Path) -> None:
 # ── Plans ────────────────────────────────────────────────────────────────────────────────────────
 
 # Tables with one row, with nine, and with what happened since the last claim.
-SMALL = {"queue", "levels", "recorded"}
+SMALL = {"queue", "levels", "recorded", "unreported_cancels"}
 
 
 def work_through(store: SqliteStore, clock: ManualClock) -> None:
@@ -674,7 +650,7 @@ def test_clocks_go_back_together_long_before_the_end_of_64_bits_and_the_order_st
             store.adjust(customer, CustomerSettings(weight=0.01))
         for _ in range(26):
             store.submit([new("ab"[n % 2], **highest_charge) for n in range(1_000)])
-            claims, _ = store.claim(1_000, worker="w", lease_us=LEASE_US)
+            claims, *_ = store.claim(1_000, worker="w", lease_us=LEASE_US)
             store.finish([Completed(claim.fence) for claim in claims])
             served += [claim.document.customer for claim in claims]
             clocks = apsw.Connection(str(file)).execute("SELECT max(clock) FROM levels").get

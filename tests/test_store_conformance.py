@@ -94,6 +94,7 @@ class TestPostgres(DurableStoreConformance):
     priority_cases = PRIORITY_CASES
     order_cases = ORDER_CASES
     takes_connections = True
+    delays_by_uptime = False  # by the server's clock
 
     @pytest.fixture
     def opened(self) -> Iterator[list[PostgresStore]]:

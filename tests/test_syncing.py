@@ -67,6 +67,7 @@ def clock() -> ManualClock:
 def store(tmp_path: Path, disk: Disk, clock: ManualClock) -> Iterator[SqliteStore]:
     store = SqliteStore(tmp_path / "queue.db", clock=clock)
     store.submit([new()] * 3)
+    store.claim(0, worker="another", lease_us=LEASE_US)  # the first of this boot is synced
     disk.synced.clear()
     yield store
     store.close()
@@ -96,10 +97,26 @@ def test_a_claim_that_need_not_be_synced_waits_for_no_disk_until_it_is(
     assert disk.synced == ["queue.db-wal"]
 
 
+@pytest.mark.parametrize("synchronous", ["FULL", "NORMAL"])
+def test_the_first_claim_of_a_boot_is_on_the_disk_when_it_returns_whatever_was_asked_for(
+    tmp_path: Path, disk: Disk, clock: ManualClock, synchronous: str
+) -> None:
+    store = SqliteStore(tmp_path / "queue.db", clock=clock, synchronous=synchronous)
+    for boot in ("boot-2", "boot-3"):
+        store.submit([new()])
+        clock.reboot(boot)
+        disk.synced.clear()
+
+        claim(store, synced=False)
+
+        assert disk.synced == ["queue.db-wal"]
+    store.close()
+
+
 def test_an_outcome_is_on_the_disk_when_it_is_recorded_whatever_is_claimed_with_it(
     store: SqliteStore, disk: Disk
 ) -> None:
-    ((first,), _) = claim(store)
+    ((first,), *_) = claim(store)
     disk.synced.clear()
 
     claim(store, synced=False, outcomes=[Completed(first.fence)])
@@ -210,11 +227,11 @@ def test_a_claim_that_a_power_cut_has_undone_gave_a_fence_that_does_not_come_aga
     after.mkdir()
     for name in ("queue.db", "queue.db-wal"):  # what was on the disk before the next claim
         shutil.copy(tmp_path / name, after)
-    ((undone,), _) = claim(store, synced=False)
+    ((undone,), *_) = claim(store, synced=False)
     clock.reboot("boot-2")
 
     again = SqliteStore(after / "queue.db", clock=clock)
-    claims, _ = again.claim(3, worker="w", lease_us=LEASE_US)
+    claims, *_ = again.claim(3, worker="w", lease_us=LEASE_US)
     again.close()
 
     (repeated,) = [one for one in claims if one.fence.document == undone.fence.document]
@@ -237,8 +254,9 @@ def test_a_handler_begins_before_its_claim_is_synced_and_that_follows_at_once(
         begun.set()
         return synced.wait(PATIENCE_S)
 
-    monkeypatch.setattr(os, "fsync", late)
     with Queue(tmp_path / "queue.db") as queue:
+        queue.store.claim(0, worker="another", lease_us=LEASE_US)  # the first of this boot
+        monkeypatch.setattr(os, "fsync", late)
         receipt = queue.submit("acme", payload=1)
         Worker(queue, process, concurrency=1, threads=True).run(until_empty=True)
         assert queue.result(receipt.id) is True

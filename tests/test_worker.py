@@ -1,6 +1,7 @@
 """The worker: what it promises about claims, leases, outcomes and signals."""
 
 import fcntl
+import gc
 import json
 import shutil
 import signal
@@ -13,23 +14,37 @@ from typing import Any
 
 import pytest
 
-from fairturn import Delays, Queue, State, Submission, Worker
+from fairturn import Delays, NeverAgain, Queue, State, Submission, Worker
 from fairturn.clock import stopwatch
 from fairturn.errors import HandlerNotLoaded, NotFound, StoreUnavailable, WrongState
-from fairturn.model import Claimed, Completed, Fence, Outcome, Progress
+from fairturn.model import (
+    CANCELS_REPORTED_MAX,
+    Claimed,
+    Completed,
+    Failed,
+    Fence,
+    Outcome,
+    Progress,
+    Released,
+    Renewed,
+)
+from fairturn.reasons import Code
 from fairturn.stores.sqlite import SqliteStore
 from fairturn.worker.events import (
+    DocumentCancelled,
     DocumentClaimed,
     DocumentEnded,
     DocumentLost,
     Event,
     LinePrinted,
+    StoreAnswers,
     StoreFailed,
 )
 from tests import handlers
 from tests.test_handlers import AT_ONCE, is_gone, until
 
 ROOT = Path(__file__).parent.parent
+SLACK_S = 0.5  # of a busy machine
 KINDS = pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
 
 
@@ -350,12 +365,18 @@ def test_an_error_is_tried_again_until_the_attempts_are_used_up(
 
 
 @KINDS
-def test_a_handler_says_when_to_try_again(queue: Queue, threads: bool) -> None:
+def test_a_handler_asks_for_a_delay_that_is_at_least_the_backoff(
+    queue: Queue, threads: bool
+) -> None:
     receipt = queue.submit("acme")
 
-    drain(queue, handlers.try_again_at_first, threads=threads, retry=Delays(first_s=1_000))
+    events = drain(queue, handlers.try_again_at_first, threads=threads, retry=Delays(0.02, 1))
 
     assert queue.result(receipt.id) == 3
+    failed = [event.outcome for event in events if isinstance(event, DocumentEnded)][:2]
+    delays = [one.retry_in_us for one in failed if isinstance(one, Failed) and one.retry_in_us]
+    assert len(delays) == 2
+    assert min(delays) >= 20_000  # the handler asked for 10 ms
 
 
 @KINDS
@@ -508,7 +529,9 @@ def test_a_worker_that_was_overtaken_records_nothing_and_ends_its_child(
         with InBackground(queue, handlers.finish_when_told, concurrency=1):
             has_begun(tmp_path, receipt.id, 2)
             first.process.send_signal(signal.SIGCONT)
+            begun_s = stopwatch()
             until(lambda: is_gone(child), "the overtaken child ends")
+            took_s = stopwatch() - begun_s
             (tmp_path / "go on").touch()
             document = queue.wait(receipt.id, 10)
         first.stop()
@@ -516,6 +539,51 @@ def test_a_worker_that_was_overtaken_records_nothing_and_ends_its_child(
 
     assert (document.attempts, queue.result(receipt.id)) == (2, 2)
     assert (done["lost"], done["completed"]) == (1, 0)
+    assert took_s < 1.0 + SLACK_S
+
+
+def test_the_process_of_a_lost_lease_is_ended_within_a_third_of_the_lease_and_a_second(
+    queue: Queue, tmp_path: Path
+) -> None:
+    receipt = queue.submit("acme", payload=str(tmp_path))
+    lease_s = 1.5
+    with InBackground(queue, handlers.hang, lease_s=lease_s, concurrency=1) as background:
+        child = has_begun(tmp_path, receipt.id)
+        begun_s = stopwatch()
+        queue.purge("acme")
+        until(lambda: is_gone(child), "the child ends")
+        took_s = stopwatch() - begun_s
+
+    assert took_s < lease_s / 3 + 1.0 + SLACK_S
+    assert [type(event) for event in background.events[1:2]] == [DocumentLost]
+
+
+def test_a_document_of_a_killed_worker_waits_for_a_free_slot_and_then_starts_within_a_second(
+    queue: Queue, tmp_path: Path
+) -> None:
+    lost, busy = tmp_path / "lost", tmp_path / "busy"
+    lost.mkdir()
+    busy.mkdir()
+    receipt = queue.submit("acme", payload=str(lost))
+    lease_s = 0.5
+    with WorkerProcess(queue, "finish_when_told", lease_s=lease_s, concurrency=1) as killed:
+        has_begun(lost, receipt.id)
+        other = queue.submit("other", payload=str(busy))
+        with InBackground(queue, handlers.finish_when_told, concurrency=1):
+            has_begun(busy, other.id)
+            killed.process.kill()
+            over_s = stopwatch() + lease_s + 1.0
+            until(lambda: stopwatch() > over_s, "the lease and a second pass")
+            started_without_a_slot = (lost / f"began-{receipt.id}-2").exists()
+            begun_s = stopwatch()
+            (busy / "go on").touch()
+            has_begun(lost, receipt.id, 2)
+            took_s = stopwatch() - begun_s
+            (lost / "go on").touch()
+            queue.wait(receipt.id, 10)
+
+    assert not started_without_a_slot
+    assert took_s < 1.0 + SLACK_S
 
 
 def test_documents_of_a_killed_worker_run_again_within_its_lease_and_a_second(
@@ -567,6 +635,149 @@ def test_cancelling_a_running_document_reaches_it_at_the_next_renewal(
     assert (document.state, queue.get(receipt.id).state) == (State.CANCELLED, State.CANCELLED)
     (ended,) = [event for event in background.events if isinstance(event, DocumentEnded)]
     assert ended.seconds > 0
+
+
+# ── Events ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def fail_as_told(document: Any) -> None:
+    if document.payload == "never":
+        raise NeverAgain("broken")
+    if document.payload == "again":
+        raise ValueError("not now")
+
+
+@KINDS
+def test_the_document_of_an_ended_attempt_has_the_state_that_the_outcome_led_to(
+    tmp_path: Path, threads: bool
+) -> None:
+    with Queue(tmp_path / "documents.db", attempts_max=2, synchronous="NORMAL") as queue:
+        for payload in ("done", "never", "again"):
+            queue.submit(payload, payload=payload)
+
+        events = drain(queue, fail_as_told, threads=threads, retry=AT_ONCE)
+
+    states = [
+        (event.document.customer, event.document.attempts, event.document.state)
+        for event in events
+        if isinstance(event, DocumentEnded)
+    ]
+    assert sorted(states) == [
+        ("again", 1, State.DELAYED),
+        ("again", 2, State.DEAD),
+        ("done", 1, State.COMPLETED),
+        ("never", 1, State.DEAD),
+    ]
+
+
+def test_a_released_document_that_was_to_be_cancelled_is_reported_as_cancelled(
+    queue: Queue, tmp_path: Path
+) -> None:
+    receipts = [queue.submit("acme", payload=str(tmp_path)) for _ in range(2)]
+    with InBackground(queue, handlers.hang, concurrency=2) as background:
+        for receipt in receipts:
+            has_begun(tmp_path, receipt.id)
+        queue.cancel(receipts[0].id)  # the next renewal is 10 s away
+
+    states = {
+        event.document.id: (type(event.outcome), event.document.state)
+        for event in background.events
+        if isinstance(event, DocumentEnded)
+    }
+    assert states == {
+        receipts[0].id: (Released, State.CANCELLED),
+        receipts[1].id: (Released, State.WAITING),
+    }
+
+
+def test_a_document_that_is_cancelled_while_it_waits_is_reported_to_one_worker(
+    queue: Queue,
+) -> None:
+    waiting = queue.submit("acme")
+    delayed = queue.submit("acme", due_at=queue.get(waiting.id).submitted_at + 10**12)
+
+    assert queue.cancel([waiting.id, delayed.id]) == [State.CANCELLED] * 2
+
+    cancelled = [DocumentCancelled(queue.get(each.id)) for each in (waiting, delayed)]
+    assert drain(queue, handlers.nothing) == cancelled
+    assert drain(queue, handlers.nothing) == []
+    assert queue.wait(waiting.id, 0).state is State.CANCELLED
+
+
+def test_an_idle_worker_reports_a_document_that_is_cancelled(queue: Queue) -> None:
+    queue.set_customer("paused", paused=True)
+    waiting = queue.submit("paused")
+    with InBackground(queue, handlers.nothing) as background:
+        until(lambda: bool(queue.store.workers()), "the worker claims")
+        queue.cancel(waiting.id)
+
+        until(lambda: bool(background.events), "the worker reports the cancelled document")
+
+        assert background.events == [DocumentCancelled(queue.get(waiting.id))]
+
+
+def test_a_worker_that_ends_with_the_queue_reports_the_last_cancelled_document(
+    queue: Queue,
+) -> None:
+    queue.set_customer("paused", paused=True)
+    waiting = queue.submit("paused")
+    events: list[Event] = []
+    worker = Worker(queue, handlers.nothing, threads=True, on_event=events.append)
+    thread = threading.Thread(target=worker.run, kwargs={"until_empty": True})
+    thread.start()
+    until(lambda: bool(queue.store.workers()), "the worker claims")
+
+    queue.cancel(waiting.id)
+    thread.join(30)
+
+    assert events == [DocumentCancelled(queue.get(waiting.id))]
+
+
+def test_a_worker_reports_more_cancelled_documents_than_fit_in_a_claim(queue: Queue) -> None:
+    submissions = [Submission("acme")] * (3 * CANCELS_REPORTED_MAX + 1)
+    ids = [receipt.id for receipt in queue.submit_many(submissions)]
+    queue.cancel(ids)
+
+    events = drain(queue, handlers.nothing, threads=True)
+
+    assert [event.document.id for event in events if isinstance(event, DocumentCancelled)] == ids
+
+
+@KINDS
+def test_a_worker_that_has_stopped_is_counted_by_no_explanation(
+    queue: Queue, threads: bool
+) -> None:
+    drain(queue, handlers.nothing, threads=threads)
+    receipt = queue.submit("acme")
+
+    assert queue.store.workers() == []
+    assert Code.NO_WORKER in {reason.code for reason in queue.explain(receipt.id).reasons}
+
+
+@KINDS
+def test_a_fast_worker_is_listed_with_its_slots_and_not_with_what_it_claims_ahead(
+    queue: Queue, threads: bool
+) -> None:
+    queue.submit_many(Submission(customer="acme", payload=1) for _ in range(500))
+
+    with InBackground(queue, handlers.nothing, concurrency=3, threads=threads):
+        until(lambda: not queue.summary().waiting, "it works on the documents")
+        until(lambda: not queue.summary().running, "it has nothing more to do")
+        slots = [seen.slots for seen in queue.store.workers()]
+
+    assert slots == [3]
+
+
+def test_a_worker_whose_slots_are_all_busy_is_seen_again_and_again(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairturn.worker.supervisor.SIGN_ON_S", 0.02)
+    queue.submit("acme")
+
+    with InBackground(queue, handlers.hang, concurrency=1):
+        until(lambda: queue.summary().running == 1, "its only slot is busy")
+        (before,) = queue.store.workers()
+        until(lambda: queue.store.workers()[0].seen_at > before.seen_at, "it is seen again")
 
 
 # ── Signals ──────────────────────────────────────────────────────────────────────────────────────
@@ -818,6 +1029,35 @@ def test_an_outcome_is_recorded_once_the_store_is_back(tmp_path: Path, threads: 
     assert len(list(tmp_path.glob("began-*"))) == 8
 
 
+@pytest.mark.parametrize("kind", [StoreFailed, StoreAnswers])
+def test_an_error_in_on_event_about_the_store_loses_no_outcome(
+    tmp_path: Path, kind: type[Event]
+) -> None:
+    store = FailingStore(tmp_path / "documents.db")
+    with Queue(store) as queue:
+        receipt = queue.submit("acme", payload=str(tmp_path))
+
+        def refuse(event: Event) -> None:
+            store.down.clear()
+            if isinstance(event, kind):
+                raise Deaf
+
+        def go_on() -> None:
+            has_begun(tmp_path, receipt.id)
+            store.down.set()
+            (tmp_path / "go on").touch()
+
+        begun = threading.Thread(target=go_on)
+        begun.start()
+        with pytest.raises(Deaf):
+            Worker(
+                queue, handlers.finish_when_told, threads=True, concurrency=1, on_event=refuse
+            ).run(until_empty=True)
+        begun.join()
+
+        assert queue.get(receipt.id).state is State.COMPLETED
+
+
 class SilentStore(SqliteStore):
     """A store that records an outcome and whose answer is lost, once."""
 
@@ -853,6 +1093,167 @@ def test_a_file_stays_the_result_if_only_the_answer_to_its_recording_was_lost(
         assert queue.get(receipt.id).state is State.COMPLETED
         with queue.open_result(receipt.id) as file:
             assert file.read() == b"page " * 100_000
+
+
+# ── When the store does not return ───────────────────────────────────────────────────────────────
+
+
+class StuckStore(SqliteStore):
+    """A store in which one kind of call does not return until it is let go: a frozen server."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.stuck: str | None = None
+        self.arrived = threading.Event()  # such a call was made,
+        self.go_on = threading.Event()  # and waits for this
+
+    def _stick(self, kind: str) -> None:
+        if self.stuck == kind:
+            self.arrived.set()
+            assert self.go_on.wait(30)
+
+    def claim(self, *args: Any, **options: Any) -> Claimed:
+        self._stick("claim")
+        return super().claim(*args, **options)
+
+    def finish(self, outcomes: Sequence[Outcome]) -> list[Fence]:
+        self._stick("finish")
+        return super().finish(outcomes)
+
+    def renew(self, *args: Any, **options: Any) -> Renewed:
+        self._stick("renew")
+        return super().renew(*args, **options)
+
+
+@pytest.fixture
+def stuck(tmp_path: Path) -> Iterator[StuckStore]:
+    store = StuckStore(tmp_path / "documents.db", synchronous="NORMAL")
+    yield store
+    store.go_on.set()
+    store.close()
+
+
+GRACE_S = 0.3
+STOPS_WITHIN_S = GRACE_S + 1.0
+
+
+@KINDS
+def test_leases_are_renewed_while_a_claim_does_not_return(
+    stuck: StuckStore, tmp_path: Path, threads: bool
+) -> None:
+    queue = Queue(stuck)
+    receipt = queue.submit("acme", payload=str(tmp_path))
+    with (
+        InBackground(
+            queue, handlers.finish_when_told, threads=threads, lease_s=0.6, concurrency=2
+        ) as background,
+        Queue(stuck.path) as elsewhere,
+    ):
+        has_begun(tmp_path, receipt.id)
+        stuck.stuck = "claim"
+        assert stuck.arrived.wait(10)
+        over_s = stopwatch() + 1.5
+        until(lambda: stopwatch() > over_s, "more than two leases pass")
+        assert not elsewhere.store.claim(1, worker="another", lease_us=10**6).claims
+        stuck.go_on.set()
+        (tmp_path / "go on").touch()
+        document = queue.wait(receipt.id, 10)
+
+    assert (document.state, document.attempts) == (State.COMPLETED, 1)
+    assert not any(isinstance(event, DocumentLost) for event in background.events)
+
+
+def test_a_worker_stops_while_a_claim_does_not_return_and_releases_its_late_reply(
+    stuck: StuckStore,
+) -> None:
+    queue = Queue(stuck)
+    stuck.stuck = "claim"
+    receipt = queue.submit("acme")
+    worker = Worker(queue, handlers.nothing, threads=True, grace_s=GRACE_S)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    assert stuck.arrived.wait(10)
+
+    begun_s = stopwatch()
+    worker.stop()
+    thread.join(20)
+    took_s = stopwatch() - begun_s
+    summary = queue.summary()
+    stuck.go_on.set()
+    until(lambda: queue.get(receipt.id).claimed_at is not None, "the claim returns late")
+    until(lambda: queue.get(receipt.id).state is State.WAITING, "its document is released")
+
+    assert took_s < STOPS_WITHIN_S + SLACK_S
+    assert (summary.waiting, summary.running) == (1, 0)
+    assert queue.get(receipt.id).attempts == 0
+
+
+@KINDS
+@pytest.mark.parametrize("kind", ["finish", "renew"])
+def test_a_worker_stops_while_an_outcome_or_a_renewal_does_not_return(
+    stuck: StuckStore, tmp_path: Path, threads: bool, kind: str
+) -> None:
+    queue = Queue(stuck)
+    receipt = queue.submit("acme", payload=str(tmp_path))
+    stuck.stuck = kind
+    worker = Worker(
+        queue,
+        handlers.finish_when_told,
+        threads=threads,
+        grace_s=GRACE_S,
+        lease_s=0.6,
+        concurrency=1,
+    )
+    ended: list[object] = []
+
+    def run() -> None:
+        try:
+            ended.append(worker.run())
+        except StoreUnavailable as error:
+            ended.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    child = has_begun(tmp_path, receipt.id)
+    if kind == "renew":
+        assert stuck.arrived.wait(10)
+
+    begun_s = stopwatch()
+    worker.stop()
+    thread.join(20)
+    took_s = stopwatch() - begun_s
+    (tmp_path / "go on").touch()
+
+    assert took_s < STOPS_WITHIN_S + SLACK_S
+    assert threads or is_gone(child)
+    if kind == "renew":
+        assert (queue.get(receipt.id).state, queue.get(receipt.id).attempts) == (State.WAITING, 0)
+    else:
+        assert ended == [
+            "the store did not record how 1 attempts ended before the worker had to stop; "
+            "their documents run again when their leases have expired"
+        ]
+        stuck.go_on.set()
+        until(lambda: queue.get(receipt.id).state is State.WAITING, "the outcome comes late")
+
+
+def test_a_worker_obeys_sigterm_while_another_process_holds_the_lock_of_the_file(
+    queue: Queue,
+) -> None:
+    assert isinstance(queue.store, SqliteStore)
+    with WorkerProcess(queue, "nothing", grace_s=GRACE_S, concurrency=1) as worker:
+        queue.wait(queue.submit("acme").id, 10)
+        with queue.store._database.holding():
+            over_s = stopwatch() + 1.2
+            until(lambda: stopwatch() > over_s, "the idle worker looks once more, and waits")
+            begun_s = stopwatch()
+            worker.stop()
+            assert worker.process.stdout is not None
+            done = json.loads(worker.process.stdout.readline())
+            took_s = stopwatch() - begun_s
+
+    assert done["completed"] == 1
+    assert took_s < STOPS_WITHIN_S + SLACK_S
 
 
 # ── When nobody can be told ──────────────────────────────────────────────────────────────────────
@@ -909,6 +1310,24 @@ def print_for_ever(document: Any) -> None:
     while not handlers.FOREVER.wait(0.001):
         sys.stdout.write("here\n")
         sys.stdout.flush()
+
+
+# ── The host process ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_worker_leaves_the_garbage_collector_and_the_switch_interval_of_its_host_alone(
+    queue: Queue,
+) -> None:
+    queue.submit("acme")
+    before = gc.get_threshold(), gc.get_freeze_count(), sys.getswitchinterval()
+    during: list[object] = []
+
+    def note(document: Any) -> None:
+        during.append((gc.get_threshold(), gc.get_freeze_count(), sys.getswitchinterval()))
+
+    drain(queue, note, threads=True)
+
+    assert during == [before]
 
 
 # ── Wrong use ────────────────────────────────────────────────────────────────────────────────────

@@ -1,45 +1,61 @@
 """The worker on a server: it claims more while it works on what it has."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from fairturn import ClaimedDocument, Delays, Queue, State, Submission, Worker
+from fairturn.clock import stopwatch
 from fairturn.content import Folder
 from fairturn.errors import StoreUnavailable
-from fairturn.model import Claimed
+from fairturn.model import Claimed, Fence, Outcome
 from fairturn.stores.postgres import PostgresStore
-from fairturn.worker.events import DocumentEnded, Event, LinePrinted, StoreAnswers, StoreFailed
+from fairturn.worker.events import (
+    DocumentCancelled,
+    DocumentEnded,
+    Event,
+    LinePrinted,
+    StoreAnswers,
+    StoreFailed,
+)
 from tests.servers.queues import Databases
-
-BACKGROUND = "fairturn-errand"
+from tests.test_handlers import until
 
 
 class WatchedStore(PostgresStore):
-    """A store that tells which threads claim, and that can be away: a fault, where it happens."""
+    """A store whose claims can fail, or not return: a fault, where it happens."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.threads: set[str] = set()
-        self.down_in_background = 0  # so many claims fail there
-        self.arrived = threading.Event()  # one is there,
+        self.finished_during_claims = 0  # outcomes that were recorded while a claim was in flight
+        self.claims_that_fail = 0
+        self.claims_before_stuck = 1 << 62
+        self.arrived = threading.Event()  # a claim is stuck,
         self.go_on = threading.Event()  # and waits for this
-        self.go_on.set()
+        self._claiming_now = False
 
     def claim(self, *args: Any, **options: Any) -> Claimed:
-        name = threading.current_thread().name
-        self.threads.add(name.partition("_")[0])
-        if name.startswith(BACKGROUND):
+        self.claims_before_stuck -= 1
+        if self.claims_before_stuck < 0:
             self.arrived.set()
-            self.go_on.wait(30)
-            if self.down_in_background:
-                self.down_in_background -= 1
-                raise StoreUnavailable("the server is away")
-        return super().claim(*args, **options)
+            assert self.go_on.wait(30)
+        if self.claims_that_fail:
+            self.claims_that_fail -= 1
+            raise StoreUnavailable("the server is away")
+        self._claiming_now = True
+        try:
+            return super().claim(*args, **options)
+        finally:
+            self._claiming_now = False
+
+    def finish(self, outcomes: Sequence[Outcome]) -> list[Fence]:
+        self.finished_during_claims += self._claiming_now
+        return super().finish(outcomes)
 
 
 @pytest.fixture
@@ -73,15 +89,15 @@ def test_a_fast_handler_works_while_more_is_claimed_and_every_document_is_done_o
 
         assert ended.completed == 3_000
         assert len(set(done)) == len(done) == 3_000
-        assert any(name.startswith(BACKGROUND) for name in store.threads)
+        assert store.finished_during_claims > 0
         assert queue.summary().completed == 3_000
 
 
-def test_a_claim_that_fails_in_the_background_is_tried_again_and_nothing_is_lost(
+def test_a_claim_that_fails_is_tried_again_and_nothing_is_lost(
     store: WatchedStore,
 ) -> None:
     queue = filled(store, 6_000)
-    store.down_in_background = 3
+    store.claims_that_fail = 3
     events: list[Event] = []
 
     with queue:
@@ -99,7 +115,7 @@ def test_a_worker_that_is_stopped_gives_back_what_comes_from_a_claim_under_way(
     store: WatchedStore,
 ) -> None:
     queue = filled(store, 3_000)
-    store.go_on.clear()
+    store.claims_before_stuck = 2
     worker = Worker(queue, nothing, threads=True)
     thread = threading.Thread(target=worker.run)
 
@@ -120,14 +136,39 @@ def test_a_worker_that_is_stopped_gives_back_what_comes_from_a_claim_under_way(
         }
 
 
+def test_a_document_that_is_cancelled_while_it_waits_is_reported_to_one_of_two_workers(
+    store: WatchedStore,
+) -> None:
+    queue = Queue(store)
+    queue.set_customer("paused", paused=True)
+    receipts = [queue.submit("paused", payload=n) for n in range(3)]
+    events: list[Event] = []
+    workers = [Worker(queue, nothing, threads=True, on_event=events.append) for _ in range(2)]
+    threads = [
+        threading.Thread(target=worker.run, kwargs={"until_empty": True}) for worker in workers
+    ]
+
+    with queue:
+        for thread in threads:
+            thread.start()
+        until(lambda: bool(store.workers()), "a worker claims")
+        for receipt in receipts:
+            queue.cancel(receipt.id)
+        for thread in threads:
+            thread.join(30)
+
+        documents = sorted(e.document for e in events if isinstance(e, DocumentCancelled))
+        assert documents == sorted(queue.get(receipt.id) for receipt in receipts)
+
+
 def test_an_error_of_the_listener_leaves_nothing_running_either(store: WatchedStore) -> None:
     queue = filled(store, 3_000)
-    store.go_on.clear()
+    store.claims_before_stuck = 1
 
     begun = count()
 
     def stumble(document: object) -> None:
-        if next(begun) >= 10:  # it is known to be fast, so that more is claimed in the background
+        if next(begun) >= 3:  # the last of the first claim; the slots of the others are free
             assert store.arrived.wait(30)
             raise ValueError("what is printed of this is told while the claim is under way")
 
@@ -148,7 +189,7 @@ def test_an_error_of_the_listener_when_the_server_is_back_leaves_nothing_running
     store: WatchedStore,
 ) -> None:
     queue = filled(store, 3_000)
-    store.down_in_background = 1
+    store.claims_that_fail = 1
 
     def fail(event: Event) -> None:
         if isinstance(event, StoreAnswers):
@@ -160,6 +201,49 @@ def test_an_error_of_the_listener_when_the_server_is_back_leaves_nothing_running
     reopened = PostgresStore(store.url)
     assert reopened.summary().running == 0
     reopened.close()
+
+
+def test_leases_are_renewed_and_stop_is_obeyed_while_another_transaction_blocks_claims(
+    store: WatchedStore,
+) -> None:
+    queue = Queue(store)
+    queue.submit("acme")
+    runs: list[str] = []
+    ends = threading.Event()
+
+    def run_on(document: ClaimedDocument) -> None:
+        runs.append(document.id)
+        ends.wait(30)
+
+    workers = [
+        Worker(queue, run_on, threads=True, concurrency=2, lease_s=1, grace_s=0.5)
+        for queue in (queue, Queue(PostgresStore(store.url)))
+    ]
+    threads = [threading.Thread(target=worker.run) for worker in workers]
+    for thread in threads:
+        thread.start()
+    until(lambda: bool(runs), "the document runs")
+    with psycopg.connect(store.url) as holder:
+        holder.execute("SELECT FROM fairturn.queue FOR NO KEY UPDATE")
+        over_s = stopwatch() + 3.0
+        until(lambda: stopwatch() > over_s, "three leases pass")
+        begun_s = stopwatch()
+        for worker in workers:
+            worker.stop()
+        for thread in threads:
+            thread.join(20)
+        took_s = stopwatch() - begun_s
+    ends.set()
+
+    assert took_s < 0.5 + 1.0 + 0.5  # the grace, a second, and the slack of a busy machine
+    assert len(runs) == 1
+    # The claims that were blocked go on after the workers have stopped, and release what they got.
+    until(
+        lambda: not any(thread.name == "fairturn-claim" for thread in threading.enumerate()),
+        "the blocked claims return",
+    )
+    document = queue.get(runs[0])
+    assert (document.state, document.attempts) == (State.WAITING, 0)
 
 
 def test_a_worker_without_a_place_for_contents_does_everything_else(

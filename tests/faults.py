@@ -1,0 +1,412 @@
+"""A small queue on PostgreSQL, every operation of the contract on it, and checks of what is left.
+
+The suites of faults (`test_lost_reply`, `test_frozen`, `test_interleavings`) share this module.
+Each case builds the same `World`, runs one operation through a `Wire`, and then checks the promises
+that hold whatever happened: the recount finds no difference, and every waiting document is claimed
+exactly once.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fairturn.access import AccessKey, Role
+from fairturn.clock import SECOND_US, ManualClock
+from fairturn.content import Folder
+from fairturn.errors import FairturnError
+from fairturn.flows import Mode
+from fairturn.model import (
+    INLINE_BYTES_MAX,
+    Completed,
+    ContentRef,
+    CustomerSettings,
+    Failed,
+    Fence,
+    NewDocument,
+    Outcome,
+    Progress,
+    Released,
+    Settings,
+    State,
+    Stopped,
+)
+from fairturn.queue import Queue
+from fairturn.stores.postgres import PostgresStore
+from fairturn.testing.steps import all_customers, find_all, prune_all
+from tests import recount
+from tests.attempt import CALL_S, Attempt
+from tests.servers import postgres
+from tests.servers.queues import Databases
+from tests.servers.wire import Fault, Wire
+
+START = 1_700_000_000 * SECOND_US
+LEASE_S = 30
+LEASE_US = LEASE_S * SECOND_US
+KEY = 0xC0FFEE
+SETTINGS = Settings(completed_kept_s=3_600, dead_kept_s=3_600)
+ACCESS_KEY = AccessKey("0123456789ab", Role.READER, None, "reader", b"\1" * 32, START)
+CONTENT = b"x" * (INLINE_BYTES_MAX + 1)
+_AGE_S = 2 * 86_400  # between the documents that ended long ago and the others
+
+
+# ── The queue ────────────────────────────────────────────────────────────────────────────────────
+
+
+class Known:
+    """What a process knows of a queue: the time, and ids and fences by the labels of documents."""
+
+    def __init__(self, ids: dict[str, str], fences: dict[str, Fence], age_s: float = 0) -> None:
+        self.ids = ids
+        self.fences = fences
+        self.clock = ManualClock(START)
+        self.clock.advance(age_s)
+
+    def as_json(self) -> list[Any]:
+        """For another process: `Known.from_json` of it is the same."""
+        return [self.ids, self.fences, self.clock.uptime().at / SECOND_US]
+
+    @staticmethod
+    def from_json(values: list[Any]) -> "Known":
+        ids, fences, age_s = values
+        return Known(ids, {label: Fence(*fence) for label, fence in fences.items()}, age_s)
+
+
+class World(Known):
+    """A queue with documents in every state, and a store on it that no fault touches."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        super().__init__({}, {})
+        self.url = url
+        self.folder = folder
+        self.store = PostgresStore(url, settings=SETTINGS, clock=self.clock, key=KEY)
+        self._build()
+
+    def _build(self) -> None:
+        self.submit("gone-old", "a-old", "a-dead")
+        self._claim(3)
+        result = ContentRef("aa/result", 3, b"\1" * 32)
+        ended: list[Outcome] = [
+            Completed(self.fences["gone-old"]),
+            Completed(self.fences["a-old"], '"done"', result),
+            Failed(self.fences["a-dead"], "never again"),
+        ]
+        assert self.store.finish(ended) == []
+        self.clock.advance(_AGE_S)
+        self.store.adjust("l", CustomerSettings(limit=1))
+        self.store.add_key(ACCESS_KEY)
+        # Nothing of customer d waits in its first priority, and something in another one.
+        self.submit("d-1", "d-2", "d-3")
+        self._claim(3)
+        done = [Completed(self.fences[label]) for label in ("d-1", "d-2", "d-3")]
+        assert self.store.finish(done) == []
+        for labels in (("a-run", "b-run", "l-run"), ("o-run",), ("p-run",)):
+            self.submit(*labels)
+            self._claim(len(labels))
+        self.submit("a-1", "a-2", "a-3", "b-1", "b-2", "c-1", "d-4", "l-1", "l-2")
+        later = self.clock.now() + 60 * SECOND_US
+        self._remember(self.store.submit([new("b-later", due_at=later)]), ["b-later"])
+
+    def submit(self, *labels: str) -> None:
+        self._remember(self.store.submit([new(label) for label in labels]), labels)
+
+    def _remember(self, receipts: Sequence[Any], labels: Sequence[str]) -> None:
+        self.ids.update(zip(labels, (receipt.id for receipt in receipts), strict=True))
+
+    def _claim(self, n: int) -> None:
+        claims = self.store.claim(n, worker="w", lease_us=LEASE_US).claims
+        assert len(claims) == n
+        self.fences.update((str(claim.document.name), claim.fence) for claim in claims)
+
+    def another_store(self, url: str | None = None) -> PostgresStore:
+        """A store of another process, as far as the database can tell."""
+        return PostgresStore(url or self.url, clock=self.clock)
+
+
+def new(label: str, **fields: Any) -> NewDocument:
+    """A document whose customer is the part of its label before the hyphen."""
+    return NewDocument(label.partition("-")[0], f'"{label}"', name=label, **fields)
+
+
+def keyed(label: str, **fields: Any) -> NewDocument:
+    return new(label, key=label, digest=label.encode(), **fields)
+
+
+@contextmanager
+def scene(folder: Path) -> Iterator[tuple[World, Wire, Queue]]:
+    """A new queue, and another process's `Queue` on it whose connections go through a `Wire`."""
+    with ExitStack() as stack:
+        url = stack.enter_context(Databases(recycled=True)).new()
+        name = url.rpartition("/")[2].partition("?")[0]
+        world = World(url, folder)
+        stack.callback(world.store.close)
+        wire = stack.enter_context(Wire(postgres.of_this_run().url(name, tcp=True)))
+        actor = stack.enter_context(
+            Queue(
+                PostgresStore(wire.url, clock=world.clock),
+                Folder(folder, clock=world.clock),
+                clock=world.clock,
+            )
+        )
+        actor.summary()  # so that a connection is at hand
+        stack.callback(wire.release)
+        yield world, wire, actor
+
+
+# ── The operations ───────────────────────────────────────────────────────────────────────────────
+
+Call = Callable[[Known, Queue], Any]
+
+
+class Operation(NamedTuple):
+    """An operation of the contract, called on the queue of another process."""
+
+    name: str
+    call: Call
+    prepare: Callable[[World, Queue], Any] = lambda world, actor: None
+    # Whether two executions leave the same as one. A claim gives other documents each time, and a
+    # submission without a key stores another document.
+    idempotent: bool = True
+    refusal: type[Exception] | None = None  # of a repeated call whose first execution counted
+    settle: Callable[[World], Any] = lambda world: None  # the rest of a job done in batches
+
+
+def _claim(n: int, *outcomes: Callable[[Known], Outcome]) -> Call:
+    return lambda known, actor: actor.store.claim(
+        n, worker="actor", lease_us=LEASE_US, outcomes=[outcome(known) for outcome in outcomes]
+    )
+
+
+def _finish(*outcomes: Callable[[Known], Outcome]) -> Call:
+    return lambda known, actor: actor.store.finish([outcome(known) for outcome in outcomes])
+
+
+def _completed(known: Known) -> Outcome:
+    return Completed(
+        known.fences["a-run"], '"done"', ContentRef("bb/result", 3, b"\2" * 32), 2_000_000
+    )
+
+
+def _dead(known: Known) -> Outcome:
+    return Failed(known.fences["b-run"], "never again")
+
+
+def _retried(known: Known) -> Outcome:
+    return Failed(known.fences["l-run"], "busy", 5 * SECOND_US)
+
+
+def _released(known: Known) -> Outcome:
+    return Released(known.fences["b-run"])
+
+
+def _stopped(known: Known) -> Outcome:
+    return Stopped(known.fences["a-run"])
+
+
+def _let_leases_expire(world: World, actor: Queue) -> None:
+    """All but those of two customers that no operation touches."""
+    world.clock.advance(LEASE_S - 1)
+    world.store.renew([world.fences["o-run"], world.fences["p-run"]], lease_us=LEASE_US)
+    world.clock.advance(2)
+
+
+def _renew(known: Known, actor: Queue) -> Any:
+    fences = [known.fences["a-run"], known.fences["b-run"]]
+    return actor.store.renew(fences, lease_us=LEASE_US, progress={fences[0]: Progress(1, 2)})
+
+
+def _ids(known: Known, *labels: str) -> list[str]:
+    return [known.ids[label] for label in labels]
+
+
+_MANY = ("a-many", "b-many", "n-many", "a-many2")
+
+OPERATIONS = (
+    Operation("submit", lambda w, q: q.store.submit([new("a-new")]), idempotent=False),
+    Operation("submit-key", lambda w, q: q.store.submit([keyed("a-new")])),
+    Operation("submit-new-customer", lambda w, q: q.store.submit([keyed("n-new")])),
+    Operation("submit-many", lambda w, q: q.store.submit([keyed(label) for label in _MANY])),
+    Operation(
+        "submit-delayed",
+        lambda w, q: q.store.submit([keyed("b-new", due_at=START + (_AGE_S + 90) * SECOND_US)]),
+    ),
+    Operation(
+        "submit-child",
+        lambda w, q: q.store.submit([keyed("a-child", parent=w.ids["a-run"])]),
+    ),
+    Operation(
+        "submit-content",
+        lambda w, q: q.submit("a", content=CONTENT, key="content", name="a-content"),
+    ),
+    Operation("claim", _claim(2), idempotent=False),
+    Operation(
+        "claim-again",
+        _claim(2),
+        _claim(1),
+        idempotent=False,
+    ),
+    Operation("claim-with-outcomes", _claim(2, _completed, _dead, _retried), idempotent=False),
+    Operation(
+        "claim-cancelled",
+        _claim(2),
+        lambda world, actor: world.store.cancel(_ids(world, "a-1", "b-later")),
+        idempotent=False,
+    ),
+    Operation("claim-expired", _claim(2), _let_leases_expire, idempotent=False),
+    Operation("renew", _renew),
+    Operation("finish-completed", _finish(_completed)),
+    Operation("finish-dead", _finish(_dead)),
+    Operation("finish-retried", _finish(_retried)),
+    Operation("finish-released", _finish(_released)),
+    Operation(
+        "finish-stopped",
+        _finish(_stopped),
+        lambda world, actor: world.store.cancel([world.ids["a-run"]]),
+    ),
+    Operation("finish-many", _finish(_completed, _dead, _retried)),
+    Operation("cancel", lambda w, q: q.store.cancel(_ids(w, "a-1", "b-run", "b-later", "a-dead"))),
+    Operation("retry", lambda w, q: q.store.retry(_ids(w, "a-dead", "a-1"))),
+    Operation("retry-one", lambda w, q: q.retry(w.ids["a-dead"])),
+    Operation("configure", lambda w, q: q.configure(attempts_max=7)),
+    Operation("configure-mode", lambda w, q: q.configure(mode=Mode.EQUAL)),
+    Operation(
+        "configure-mode-back",
+        lambda w, q: q.configure(mode=Mode.FAIR),
+        lambda w, q: w.store.configure(replace(SETTINGS, mode=Mode.EQUAL)),
+    ),
+    Operation("adjust-weight", lambda w, q: q.store.adjust("a", CustomerSettings(weight=2))),
+    Operation("adjust-limit", lambda w, q: q.store.adjust("b", CustomerSettings(limit=2))),
+    Operation("adjust-paused", lambda w, q: q.store.adjust("c", CustomerSettings(paused=True))),
+    Operation("prune", lambda w, q: q.store.prune(), settle=lambda w: prune_all(w.store)),
+    Operation("purge", lambda w, q: q.store.purge("a")),
+    Operation("sweep", lambda w, q: q.store.unreferenced(["aa/result", "cc/nothing"])),
+    Operation(
+        "add-key",
+        lambda w, q: q.store.add_key(ACCESS_KEY._replace(id="ba9876543210")),
+        refusal=ValueError,
+    ),
+    Operation("end-key", lambda w, q: q.store.end_key(ACCESS_KEY.id, START + 5)),
+    Operation("sign-on", lambda w, q: q.store.sign_on("w", 4)),
+    Operation("sign-off", lambda w, q: q.store.sign_off("gone")),
+    Operation("begin-epoch", lambda w, q: q.store.begin_epoch(), idempotent=False),
+    Operation("note-use", lambda w, q: q.store.note_use(ACCESS_KEY.id, START + 5)),
+)
+NAMED = {operation.name: operation for operation in OPERATIONS}
+
+
+def exchanges_of(operation: Operation, folder: Path) -> list[str]:
+    """The exchanges of an operation that meets no fault."""
+    with scene(folder) as (world, wire, actor):
+        operation.prepare(world, actor)
+        wire.watch()
+        operation.call(world, actor)
+        return wire.exchanges
+
+
+def held(wire: Wire, fault: Fault, call: Callable[[], Any]) -> tuple[Attempt, bool]:
+    """A call that this fault holds, and whether it does: it may end before that exchange."""
+    wire.watch(fault)
+    attempt = Attempt(call, at_end=wire.reached)
+    assert wire.reached.wait(CALL_S), f"neither held nor ended; it made {wire.exchanges}"
+    return attempt, wire.happened
+
+
+# ── What is left afterwards ──────────────────────────────────────────────────────────────────────
+
+
+def portrait(world: World) -> dict[str, Any]:
+    """Everything that the store shows, without ids and orders, which a repeated call may skip."""
+    store = world.store
+    documents = []
+    for found in find_all(store):
+        stored = store.read(found.id)
+        assert stored is not None
+        document = stored.document._replace(
+            id="", order=None, content_name=None, parent="" if found.parent else None
+        )
+        documents.append((document, stored.body, stored.result, stored.result_content))
+    return {
+        "documents": sorted(documents, key=repr),
+        "customers": all_customers(store),
+        "summary": store.summary(),
+        "settings": store.settings(),
+        "keys": store.access_keys(),
+    }
+
+
+def changes(expected: dict[str, Any], shown: dict[str, Any]) -> Iterator[str]:
+    """Sentences about what is not as expected."""
+    for what, wanted in expected.items():
+        if shown[what] == wanted:
+            continue
+        if isinstance(wanted, list):
+            for each in wanted:
+                if each not in shown[what]:
+                    yield f"{what}: missing {each}"
+            for each in shown[what]:
+                if each not in wanted:
+                    yield f"{what}: not expected {each}"
+        else:
+            yield f"{what}: expected {wanted}, found {shown[what]}"
+
+
+def lasting_problems(world: World, actor: Queue) -> Iterator[str]:
+    """What must hold whatever happened: contents can be read, the recount finds no difference, and
+    every waiting document is claimed exactly once, by the actor's store and by another one."""
+    yield from _unreadable(world, actor)
+    try:
+        yield from recount.differences(world.store, world.url)
+        yield from _drain(world, actor)
+        yield from (
+            f"after all is done: {each}" for each in recount.differences(world.store, world.url)
+        )
+    except Exception as error:
+        yield f"the queue raised {type(error).__name__}: {error}"
+
+
+def _unreadable(world: World, actor: Queue) -> Iterator[str]:
+    for found in find_all(world.store):
+        if found.content_name is None:
+            continue
+        try:
+            if actor.read(found.id) != CONTENT:
+                yield f"document {found.name} has another content"
+        except FairturnError as error:
+            yield f"the content of document {found.name} cannot be read: {error}"
+
+
+def _drain(world: World, actor: Queue) -> Iterator[str]:
+    """Let all leases expire and all delays end, then complete everything."""
+    world.clock.advance(LEASE_S + 120)
+    for customer in all_customers(world.store):
+        if customer.settings.paused:
+            world.store.adjust(customer.name, replace(customer.settings, paused=False))
+    # A document to be cancelled ends with its lease.
+    due = {
+        found.id: found.name
+        for found in find_all(world.store)
+        if found.state in (State.WAITING, State.DELAYED)
+        or (found.state is State.RUNNING and not found.cancel_requested)
+    }
+    completed = world.store.summary().completed
+    claimed: Counter[str] = Counter()
+    stores, idle = [actor.store, world.store], 0
+    for turn in range(1_000):
+        store = stores[turn % 2]
+        claims = store.claim(3, worker="drain", lease_us=LEASE_US).claims
+        claimed.update(claim.document.id for claim in claims)
+        if lost := store.finish([Completed(claim.fence) for claim in claims]):
+            yield f"the outcomes of {lost} were refused"
+        idle = 0 if claims else idle + 1
+        if idle == len(stores):
+            break
+    for id, n in claimed.items():
+        if n > 1 or id not in due:
+            yield f"document {due.get(id, id)} was claimed {n} times"
+    for id in due.keys() - claimed.keys():
+        yield f"document {due[id]} was never claimed"
+    counted = world.store.summary().completed - completed
+    if counted != len(claimed):
+        yield f"{len(claimed)} documents were completed, and summary counted {counted}"

@@ -1,0 +1,254 @@
+"""A process that is stopped at any crash point holds up no other for longer than the busy timeout.
+
+A child works on a queue in a file and is stopped by SIGSTOP at one point. Inside a transaction it
+holds the write lock: calls of other processes raise `StoreBusy`, a worker obeys SIGTERM, `doctor`
+names the child. Everywhere else other processes go on: they take over what the child has claimed.
+After SIGCONT nothing is recorded twice.
+
+`make test` stops the child at a few points that a seed chooses; `-m long` at all of them.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from fairturn import Queue, crash
+from fairturn.backup import back_up
+from fairturn.clock import SECOND_US, ManualClock, stopwatch
+from fairturn.errors import StoreBusy
+from fairturn.model import Completed, Failed, Fence, Settings, State
+from fairturn.moving import copy_queue
+from fairturn.restore import restore
+from fairturn.stores.sqlite import database
+from fairturn.stores.sqlite.locks import holder_of
+from fairturn.testing.steps import assert_numbers_are_exact
+from fairturn.worker import Worker
+from tests.commands import fairturn
+from tests.servers.queues import Databases
+
+ROOT = Path(__file__).parent.parent
+START = 1_700_000_000 * SECOND_US
+LEASE_S = 30
+LEASE_US = LEASE_S * SECOND_US
+LARGE = b"x" * 70_000  # not in the row
+KEYS = [f"key {n}" for n in range(7)]
+WITHIN_S = 5.0
+CHILD_S = 60
+
+# Points inside a transaction that writes to the file.
+LOCKED = tuple(
+    name
+    for name in crash.POINTS
+    if name.endswith("-before-commit") and not name.startswith("copy-")
+)
+SEED = 18
+SAMPLE = (
+    Random(SEED).choice(LOCKED),
+    Random(SEED).choice(
+        [name for name in crash.POINTS if name not in LOCKED and "copy" not in name]
+    ),
+)
+
+
+# ── The child ────────────────────────────────────────────────────────────────────────────────────
+
+
+def say(what: str, value: Any = None) -> None:
+    sys.stdout.write(json.dumps([what, value]) + "\n")
+    sys.stdout.flush()
+
+
+def work(path: str, url: str = "") -> None:
+    """Reach every crash point once, and say what was recorded. Others may have taken over."""
+    signal.alarm(CHILD_S)
+    clock = ManualClock(START)
+    queue = Queue(path, clock=clock)
+    store = queue.store
+    ids = [queue.submit("content", content=LARGE, key=KEYS[0]).id]
+    ids += [queue.submit("abc"[n % 3], payload=n, key=key).id for n, key in enumerate(KEYS[1:])]
+    say("submitted", ids)
+    fences = [claim.fence for claim in store.claim(4, worker="child", lease_us=LEASE_US).claims]
+    store.renew(fences, lease_us=LEASE_US)
+    completed, failed = fences[:2], fences[2:]
+    lost = store.finish([*map(Completed, completed), *(Failed(fence, "no") for fence in failed)])
+    say("completed", [fence.document for fence in completed if fence not in lost])
+    store.cancel(ids[-1:])
+    store.retry([fence.document for fence in failed])
+    store.configure(Settings(mode=store.settings().mode, completed_kept_s=3_600))
+    clock.advance(3_601)
+    queue.prune()
+    back_up(queue, f"{path}.copy", overwrite=True)
+    queue.close()
+    restore(f"{path}.copy", f"{path}.restored")
+    if url:
+        copy_queue(path, url)
+    say("end")
+
+
+def stop_when_told(path: str) -> None:
+    """A worker, which says when it waits for the lock of another process."""
+    signal.alarm(CHILD_S)
+
+    def watch() -> None:
+        while not _waits_for_lock():
+            os.sched_yield()
+        say("waits")
+
+    threading.Thread(target=watch, daemon=True).start()
+    Worker(Queue(path), print, threads=True, concurrency=1).run()
+
+
+def _waits_for_lock() -> bool:
+    """Whether a thread of this process does: that in which the worker claims."""
+    wait = database._Patience.wait.__code__
+    return any(frame.f_code is wait for frame in sys._current_frames().values())
+
+
+@contextmanager
+def started(function: Callable[..., None], *arguments: str, **environment: str) -> Iterator[Any]:
+    """A process that runs a function of this module."""
+    call = f"from tests.test_frozen_sqlite import {function.__name__} as f; f(*{arguments!r})"
+    with subprocess.Popen(
+        [sys.executable, "-c", call],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+# ── The promise ──────────────────────────────────────────────────────────────────────────────────
+
+
+class Survivors:
+    """What other processes do while the child is stopped, and after it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.clock = ManualClock(START)
+        self.completed: list[str] = []
+
+    def opened(self) -> Queue:
+        return Queue(self.path, clock=self.clock)
+
+    def take_over(self) -> None:
+        """Let the leases of the child end, and complete everything that can be completed."""
+        self.clock.advance(LEASE_S + 1)
+        with self.opened() as queue:
+            while claims := queue.store.claim(99, worker="w", lease_us=LEASE_US).claims:
+                fences = [claim.fence for claim in claims]
+                assert queue.store.finish(list(map(Completed, fences))) == []
+                self.completed += [fence.document for fence in fences]
+
+    def assert_each_call_is_busy(self) -> None:
+        fence = Fence("0" * 15, 1)
+        calls: dict[str, Callable[[Queue], object]] = {
+            "submit": lambda queue: queue.submit("other"),
+            "claim": lambda queue: queue.store.claim(1, worker="w", lease_us=LEASE_US),
+            "renew": lambda queue: queue.store.renew([fence], lease_us=LEASE_US),
+            "finish": lambda queue: queue.store.finish([Completed(fence)]),
+        }
+        for name, call in calls.items():
+            begun_s = stopwatch()
+            with pytest.raises(StoreBusy), self.opened() as queue:  # a new file cannot be opened
+                call(queue)
+            assert stopwatch() - begun_s < WITHIN_S, name
+
+
+def assert_doctor_names(path: Path, pid: int) -> None:
+    result = fairturn("doctor", "--json", "-d", path)
+    findings = {line["check"]: line for line in map(json.loads, result.stdout.splitlines())}
+    assert findings["lock"]["state"] == "wrong"
+    assert findings["lock"]["finding"].startswith(f"process {pid} (")
+    assert "is stopped) holds the write lock" in findings["lock"]["finding"]
+
+
+def assert_a_worker_obeys_sigterm(path: Path) -> None:
+    with started(stop_when_told, str(path)) as worker:
+        assert json.loads(worker.stdout.readline()) == ["waits", None]
+        begun_s = stopwatch()
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(CHILD_S) in (0, -signal.SIGTERM)  # that is while it opens the queue
+        assert stopwatch() - begun_s < WITHIN_S
+
+
+def freeze(path: Path, point: str, monkeypatch: pytest.MonkeyPatch, url: str = "") -> None:
+    """Stop a child at a point, see that others go on or are told, and let it go on."""
+    monkeypatch.setattr(database, "BUSY_S", 0.1)
+    survivors = Survivors(path)
+    with started(work, str(path), url, FAIRTURN_FREEZE_AT=point) as child:
+        _, status = os.waitpid(child.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), f"the point was not reached: {status}"
+        if point in LOCKED:
+            holder = holder_of(path)
+            assert holder is not None
+            assert holder.pid == child.pid
+            survivors.assert_each_call_is_busy()
+            assert_doctor_names(path, child.pid)
+            if not point.startswith("migrate"):  # there is no queue yet that a worker could open
+                assert_a_worker_obeys_sigterm(path)
+        else:
+            assert holder_of(path) is None
+            if not point.startswith("copy"):  # a change would end the copy
+                survivors.take_over()
+            if point.startswith("backup"):
+                with survivors.opened() as queue, pytest.raises(StoreBusy):
+                    back_up(queue, f"{path}.copy", overwrite=True)
+        child.send_signal(signal.SIGCONT)
+        said = dict(json.loads(line) for line in child.stdout)
+        assert child.wait(CHILD_S) == 0
+    assert "end" in said
+    survivors.take_over()
+    assert_recorded_once(survivors, said)
+
+
+def assert_recorded_once(survivors: Survivors, said: dict[str, Any]) -> None:
+    times = Counter(said["completed"] + survivors.completed)
+    with survivors.opened() as queue:
+        documents = {document.id: document for document in queue.iterate()}
+        for n, key in enumerate(KEYS[1:]):
+            receipt = queue.submit("abc"[n % 3], payload=n, key=key)
+            assert receipt.repeated
+            assert receipt.id == said["submitted"][n + 1]
+        assert_numbers_are_exact(queue.store)
+        summary = queue.summary()
+    assert times.most_common(1)[0][1] == 1
+    assert times.keys() <= set(said["submitted"])
+    for id in said["submitted"]:
+        state = documents[id].state if id in documents else State.COMPLETED  # pruned
+        assert state is (State.COMPLETED if id in times else State.CANCELLED)
+    assert summary.completed == len(times)
+
+
+@pytest.mark.parametrize("point", SAMPLE)
+def test_a_process_that_is_stopped_holds_up_no_other_and_records_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    freeze(tmp_path / "documents.db", point, monkeypatch)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("point", crash.POINTS)
+def test_a_process_that_is_stopped_at_any_point_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    if point.startswith("copy"):
+        with Databases() as databases:
+            freeze(tmp_path / "documents.db", point, monkeypatch, databases.new(empty=True))
+    else:
+        freeze(tmp_path / "documents.db", point, monkeypatch)
