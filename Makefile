@@ -30,13 +30,14 @@ CHECKED := $(wildcard src tests benchmarks examples)
 # it imports. What is compiled lies in __pycache__, and `make clean` removes it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test check locales bench-store bench-embedded bench-postgres bench-postgres-long \
-	bench-replay bench-explain bench-forecast bench-http bench-celery bench-pages screenshots fairness lock clean \
+.PHONY: help setup run test test-long check locales bench-store bench-embedded bench-postgres bench-postgres-long \
+	bench-postgres-stalls bench-replay bench-explain bench-forecast bench-http bench-celery bench-pages screenshots \
+	fairness lock clean \
 	python-is-new-enough
 
 help: ## List these targets.
 	@echo "make <target>, with one of these targets:"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-19s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-21s %s\n", $$1, $$2 }' Makefile
 	@echo "PYTHON=python3.12 chooses the Python; ARGS='-k claim' goes to pytest or to the benchmark."
 
 setup: $(WHEEL) ## Set up .venv with fairturn in it, and do nothing else.
@@ -46,6 +47,9 @@ run: $(WHEEL) ## Set up, then open the page with a dump beside quiet customers.
 
 test: $(WHEEL) ## Run the tests, on the installed wheel.
 	@$(BIN)/python -m pytest -n auto --dist worksteal tests $(ARGS)
+
+test-long: $(WHEEL) ## Run the long tests, at most 60 minutes; it resumes. ARGS=--fresh starts again.
+	@$(BIN)/python -m tests.long_run $(ARGS)
 
 check: $(WHEEL) ## Check style, format, types, the rules of the architecture, and the languages.
 	@echo "Checking the style."
@@ -75,10 +79,13 @@ bench-postgres: $(WHEEL) $(POSTGRES_PEERS) ## Measure PostgreSQL beside other qu
 bench-postgres-long: $(WHEEL) ## Measure PostgreSQL with an old transaction, and with ten million waiting.
 	@$(BIN)/python -m benchmarks.postgres_long $(ARGS)
 
+bench-postgres-stalls: $(WHEEL) ## Measure how long large operations on PostgreSQL stall others.
+	@$(BIN)/python -m benchmarks.postgres_stalls $(ARGS)
+
 bench-replay: $(WHEEL) ## Measure the replay of a million documents.
 	@$(BIN)/python -m benchmarks.replay $(ARGS)
 
-bench-explain: $(WHEEL) ## Measure explanations among 10,000 customers and a million documents.
+bench-explain: $(WHEEL) ## Measure explanations among 10,000 and 100,000 customers.
 	@$(BIN)/python -m benchmarks.explain $(ARGS)
 
 bench-forecast: $(WHEEL) ## Measure how often the expected start was right.

@@ -24,7 +24,7 @@ def main() -> None:
         wait_for_start()
         end = time.monotonic() + seconds
         while (begun := time.monotonic()) < end:
-            claims, _ = queue.store.claim(1, worker="bench", lease_us=LEASE_US, outcomes=outcomes)
+            claims, *_ = queue.store.claim(1, worker="bench", lease_us=LEASE_US, outcomes=outcomes)
             took.append(time.monotonic() - begun)
             assert claims, "there are too few documents"
             outcomes = [Completed(claim.fence) for claim in claims]

@@ -1,9 +1,10 @@
 """How long an explanation takes: `make bench-explain`.
 
-A file with 10,000 customers and a million waiting documents, 100 of each, all in one level; every
-customer has waited beyond the patience, so that turns for the longest waiting are taken one by one.
-Documents are asked for at random. It fails if one in a hundred answers takes over 200 ms. With
---all-levels the documents are spread over the nine levels as the rule does it, in 90,000 lines.
+Two rows, each a file in which every customer has waited beyond the patience: 10,000 customers and a
+million waiting documents, 100 of each, so that turns for the longest waiting are taken one by one;
+and 100,000 customers with a document each, whose lines the database adds up. All documents are in
+one level; with --all-levels they are spread over the nine levels as the rule does it. Documents are
+asked for at random. It fails if one in a hundred answers takes over the bar of its row.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from fairturn.clock import SECOND_US, SystemClock
 from fairturn.priority import BOUNDS
 from fairturn.sentences import tell
 
-BAR_MS = 200
+ROWS = ((10_000, 1_000_000, 200), (100_000, 100_000, 300))  # customers, documents, bar in ms
 BATCH = 10_000
 ALL_IN_LEVEL_9 = (8, 7, 6, 5, 4, 3, 2, 1)
 
@@ -36,12 +37,21 @@ class Later(SystemClock):
 
 def main() -> None:
     arguments = _arguments()
+    chosen = arguments.customers or arguments.documents
+    only = (arguments.customers or 10_000, arguments.documents or 1_000_000, arguments.bar)
+    rows = (only,) if chosen else ROWS
+    within = [_row(arguments, *row) for row in rows]
+    sys.exit(not all(within))
+
+
+def _row(arguments: argparse.Namespace, customers: int, documents: int, bar_ms: int) -> bool:
+    """Measure one row and print it; whether it is within its bar."""
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         clock = Later()
         file = Path(folder) / "documents.db"
         bounds = BOUNDS if arguments.all_levels else ALL_IN_LEVEL_9
         with Queue(file, clock=clock, bounds=bounds, mode=arguments.mode) as queue:
-            ids = _fill(queue, arguments.customers, arguments.documents)
+            ids = _fill(queue, customers, documents)
             queue.store.claim(50, worker="w", lease_us=3_600 * SECOND_US)
         # Another process than the one that claims, as it is with a page or a command.
         with Queue(file, clock=clock) as queue:
@@ -49,18 +59,19 @@ def main() -> None:
             times = _ask(queue, ids, arguments.asks)
     p50, p99 = times[len(times) // 2], times[int(0.99 * len(times))]
     print(
-        f"{arguments.customers:,} customers, {arguments.documents:,} documents, "
+        f"{customers:,} customers, {documents:,} documents, "
         f"{'all levels' if arguments.all_levels else 'one level'}, mode {arguments.mode}, "
         f"{len(times)} answers: "
-        f"p50 {p50:.0f} ms, p99 {p99:.0f} ms (bar {BAR_MS} ms), longest {times[-1]:.0f} ms"
+        f"p50 {p50:.0f} ms, p99 {p99:.0f} ms (bar {bar_ms} ms), longest {times[-1]:.0f} ms"
     )
-    sys.exit(p99 > BAR_MS)
+    return p99 <= bar_ms
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--customers", type=int, default=10_000)
-    parser.add_argument("--documents", type=int, default=1_000_000)
+    parser.add_argument("--customers", type=int, help="one row of its own, instead of both")
+    parser.add_argument("--documents", type=int, help="of that row")
+    parser.add_argument("--bar", type=int, default=300, help="of that row, in ms")
     parser.add_argument("--asks", type=int, default=200)
     parser.add_argument("--mode", choices=["fair", "equal", "levels"], default="fair")
     parser.add_argument("--all-levels", action="store_true")

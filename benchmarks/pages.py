@@ -153,6 +153,7 @@ def _worked_off(queue: Queue) -> Iterator[None]:
 
     def work() -> None:
         outcomes: list[Outcome] = []
+        queue.store.sign_on("w", 5)
         while not stopping.wait(0.05):
             claims = queue.store.claim(5, worker="w", lease_us=LEASE_US, outcomes=outcomes).claims
             outcomes = [Completed(claim.fence) for claim in claims]

@@ -64,7 +64,7 @@ class Load:
         outcomes: list[Outcome] = []
         with Queue(self._url) as queue:
             while (begun := time.monotonic()) < end_at:
-                claims, _ = queue.store.claim(
+                claims, *_ = queue.store.claim(
                     AT_ONCE, worker="bench", lease_us=in_batches.LEASE_US, outcomes=outcomes
                 )
                 if claims:

@@ -294,7 +294,7 @@ def fill(queue: Queue, *, customers: int, documents: int, run: int = 1) -> None:
 def drain(queue: Queue, batches: int) -> None:
     store = queue.store
     for _ in range(batches):
-        claims, _ = store.claim(BATCH, worker="bench", lease_us=LEASE_US)
+        claims, *_ = store.claim(BATCH, worker="bench", lease_us=LEASE_US)
         assert len(claims) == BATCH
         lost = store.finish([Completed(claim.fence) for claim in claims])
         assert not lost
@@ -313,7 +313,7 @@ def claim_each(queue: Queue, claims: int) -> float:
     took = 0.0
     for _ in range(claims):
         started = time.perf_counter()
-        claimed, _ = store.claim(1, worker="bench", lease_us=LEASE_US)
+        claimed, *_ = store.claim(1, worker="bench", lease_us=LEASE_US)
         took += time.perf_counter() - started
         store.finish([Completed(claimed[0].fence)])
     return took
