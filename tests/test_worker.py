@@ -1169,7 +1169,7 @@ def test_a_worker_stops_while_a_claim_does_not_return_and_releases_its_late_repl
     queue = Queue(stuck)
     stuck.stuck = "claim"
     receipt = queue.submit("acme")
-    worker = Worker(queue, handlers.nothing, threads=True, grace_s=GRACE_S)
+    worker = Worker(queue, handlers.nothing, threads=True, grace_s=60)
     thread = threading.Thread(target=worker.run)
     thread.start()
     assert stuck.arrived.wait(10)
@@ -1183,7 +1183,7 @@ def test_a_worker_stops_while_a_claim_does_not_return_and_releases_its_late_repl
     until(lambda: queue.get(receipt.id).claimed_at is not None, "the claim returns late")
     until(lambda: queue.get(receipt.id).state is State.WAITING, "its document is released")
 
-    assert took_s < STOPS_WITHIN_S + SLACK_S
+    assert took_s < 1.0 + SLACK_S  # a claim alone is not worth the grace period
     assert (summary.waiting, summary.running) == (1, 0)
     assert queue.get(receipt.id).attempts == 0
 

@@ -33,7 +33,7 @@ from fairturn.model import (
     Summary,
 )
 from fairturn.situation import SIGN_ON_EVERY_US
-from fairturn.store import Interruptible, Store
+from fairturn.store import Store
 from fairturn.worker import events
 from fairturn.worker.calls import Calls, Kind
 from fairturn.worker.crew import Crew, Ended, Held
@@ -130,8 +130,6 @@ class Supervisor:
     def ring(self) -> None:
         """Look whether the worker was asked to stop. From any thread, or a signal handler."""
         self._crew.ring()
-        if isinstance(self._store, Interruptible):
-            self._store.interrupt()  # it may be waiting for the lock of another process
 
     @property
     def _at_once(self) -> bool:
@@ -183,7 +181,7 @@ class Supervisor:
         if self._held:
             self._idle_since_s = None
         if self._held or self._claiming is not None:
-            return self._leave_s is not None and now_s >= self._leave_s
+            return self._must_leave(now_s)
         return bool(self._stops) or (self._plan.until_empty and self._dry and self._is_empty(now_s))
 
     def _next_s(self) -> float:
@@ -207,7 +205,7 @@ class Supervisor:
         if self._leave_s is not None:
             due.append(self._leave_s)
         elif self._stopped_s is not None:
-            due.append(self._stopped_s + self._plan.grace_s)
+            due.append(self._stopped_s + (self._plan.grace_s if self._held else ANSWER_S))
         return min(due, default=stopwatch() + LOOK_S)
 
     # ── Calls of the store ───────────────────────────────────────────────────────────────────────
@@ -525,6 +523,20 @@ class Supervisor:
         if self._at_once or now_s >= self._stopped_s + self._plan.grace_s:
             self._leave_s = now_s + ANSWER_S if self._leave_s is None else self._leave_s
             self._stop_all(now_s)
+
+    def _must_leave(self, now_s: float) -> bool:
+        """Whether the worker ends now although the store has not replied to all calls.
+
+        If only a claim is in flight, it is not worth the grace period. The claim may wait for a
+        lock of another process; if it still returns documents, `late` releases them.
+        """
+        until_s = self._leave_s
+        if until_s is None and self._stopped_s is not None and not self._held:
+            until_s = self._stopped_s + ANSWER_S
+        if until_s is None or now_s < until_s:
+            return False
+        self._leave_s = until_s  # so that `_sign_off` does not wait for the store once more
+        return True
 
     def _stop_all(self, now_s: float) -> None:
         """End what runs. It is given back once it has ended, so that it never runs twice at the
