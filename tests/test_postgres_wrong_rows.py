@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from fairturn.clock import SECOND_US, ManualClock
+from fairturn.errors import QueueFull
 from fairturn.model import CustomerSettings, Settings
 from fairturn.stores.postgres import PostgresStore
 from fairturn.testing.steps import claim, find_all, submit
@@ -67,6 +68,20 @@ def test_every_other_customer_is_served(
 
     customers = [each.document.customer for each in claimed]
     assert (customers.count("a"), customers.count("b")) == (5, 5)
+
+
+def test_a_queue_whose_counters_are_too_high_accepts_documents(
+    store: PostgresStore, damage: psycopg.Connection[Any]
+) -> None:
+    store.configure(Settings(waiting_max=5))
+    store.submit([new("a")])
+    damage.execute("UPDATE fairturn.totals SET arrived[1] = arrived[1] + 9, delayed = delayed + 7")
+
+    store.submit([new("b")] * 4)
+
+    assert (store.summary().waiting, store.summary().delayed) == (5, 0)
+    with pytest.raises(QueueFull):
+        store.submit([new("c")])
 
 
 def test_a_submission_in_a_transaction_of_the_caller_begins_no_epoch_there(

@@ -13,7 +13,7 @@ import psycopg
 from fairturn import crash, ids
 from fairturn.access import AccessKey
 from fairturn.clock import Clock, Uptime, stopwatch
-from fairturn.errors import StoreError, StoreUnavailable
+from fairturn.errors import QueueFull, StoreError, StoreUnavailable
 from fairturn.model import (
     NO_PROGRESS,
     Claim,
@@ -73,6 +73,7 @@ _LOG = logging.getLogger("fairturn.postgres")
 _NOW = f"SELECT {MOMENT}"
 REPAIRS_MAX = 10  # customers whose counters one claim has rebuilt
 REPAIR_PAUSE_S = 60.0  # after a repair that did not get its locks
+RECOUNT_EVERY_S = 60.0  # how often a full queue is recounted, at most
 
 
 class PostgresStore:
@@ -108,6 +109,7 @@ class PostgresStore:
         self._clock = clock
         self._budget = budget
         self._repair_after_s = 0.0  # by the stopwatch
+        self._recount_after_s = 0.0
         self.url = url
         self._database = Database(url, schema=schema, pool_max=pool_max, prepare=prepare)
         self._cache = SettingsCache()
@@ -203,13 +205,36 @@ class PostgresStore:
         if connection is not None:
             return self._submit_with(connection, documents, moment)
         with self._gate.passed((each.customer for each in documents), WAIT_S):
-            receipts = self._in_this_epoch(
-                lambda: self._database.transact(
-                    lambda session: submit(session, documents, self._key, moment, self._random)
-                )
-            )
+            try:
+                receipts = self._submit(documents, moment)
+            except QueueFull as full:
+                if full.limit != "waiting_max" or not self._recount():
+                    raise
+                receipts = self._submit(documents, moment)
         self._note()
         return receipts
+
+    def _submit(self, documents: Sequence[NewDocument], moment: int | None) -> list[Receipt]:
+        return self._in_this_epoch(
+            lambda: self._database.transact(
+                lambda session: submit(session, documents, self._key, moment, self._random)
+            )
+        )
+
+    def _recount(self) -> bool:
+        """Correct the counters of the whole queue, at most once in `RECOUNT_EVERY_S`: a wrong one
+        must not keep a queue full. Returns whether they were recounted."""
+        now = stopwatch()
+        if now < self._recount_after_s:
+            return False
+        self._recount_after_s = now + RECOUNT_EVERY_S
+        try:
+            return self._database.transact(
+                lambda session: admin.repair_queue(session, self._budget), wait_s=0
+            )
+        except StoreError as error:
+            _LOG.warning("cannot recount the full queue yet: %s", error)
+            return False
 
     def _in_this_epoch(self, submit: Callable[[], list[Receipt]]) -> list[Receipt]:
         """Repeat a submission after a new epoch has begun, in a transaction of our own: a caller's

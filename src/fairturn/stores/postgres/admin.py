@@ -21,7 +21,8 @@ _CONFIGURE = """
         %s::int8[], %s::int8, %s::bool, %s::bool, %s::int8, %s::int8, %s::text, %s::text, %s::int8,
         %s::int4)"""
 _CONVERT = "SELECT fairturn.convert_next(%s::int4)"
-_REPAIR = "SELECT fairturn.repair_customers(%s::int8[], %s::int4)"
+REPAIR_CUSTOMERS = "SELECT fairturn.repair_customers(%s::int8[], %s::int4)"
+REPAIR_QUEUE = "SELECT fairturn.repair_queue(%s::int4)"
 _NO_DOCUMENT = 0  # a number that no document has
 
 
@@ -108,5 +109,12 @@ def convert(session: Session, budget: int) -> bool:
 def repair(session: Session, customers: Sequence[int], budget: int) -> bool:
     """Rebuild what is derived from the documents of these customers. False if this call has only
     applied events: call it again."""
-    ((done,),) = session.fetch(_REPAIR, ([*customers], budget))
+    ((done,),) = session.fetch(REPAIR_CUSTOMERS, ([*customers], budget))
+    return bool(done)
+
+
+def repair_queue(session: Session, budget: int) -> bool:
+    """Recount how many documents wait and are delayed in the whole queue. The documents are counted
+    before the queue is locked."""
+    ((done,),) = session.fetch(REPAIR_QUEUE, (budget,))
     return bool(done)

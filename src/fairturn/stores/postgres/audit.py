@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from fairturn.stores.findings import Damage, Damages
+from fairturn.stores.postgres.admin import REPAIR_CUSTOMERS, REPAIR_QUEUE
 from fairturn.stores.postgres.claim import BUDGET
 from fairturn.stores.postgres.database import POOL_MAX, Database
 from fairturn.stores.postgres.session import SCHEMA, Session
@@ -22,8 +23,6 @@ _DECLARE = """
 _FETCH = f"FETCH {_PAGE} FROM damages"
 _CLOSE = "CLOSE damages"
 
-_REPAIR_QUEUE = "SELECT fairturn.repair_queue(%s::int4)"
-_REPAIR_CUSTOMERS = "SELECT fairturn.repair_customers(%s::int8[], %s::int4)"
 _REPAIR_LEASES = "SELECT fairturn.repair_leases(%s::int8[], %s::int8[], %s::int4)"
 _REPAIR_ROWS = "SELECT fairturn.repair_rows(%s::int8[])"
 
@@ -45,10 +44,10 @@ def repair(url: str, damages: Damages, advance: Callable[[int, int], None]) -> N
     database = Database(url, schema=SCHEMA, pool_max=POOL_MAX, prepare=False)
     calls: list[tuple[str, Row]] = []
     if damages.queue:
-        calls.append((_REPAIR_QUEUE, (BUDGET,)))
+        calls.append((REPAIR_QUEUE, (BUDGET,)))
     calls += [(_REPAIR_LEASES, (b, [], BUDGET)) for b in _batches(damages.fences)]
     calls += [(_REPAIR_LEASES, ([], b, BUDGET)) for b in _batches(damages.unleased)]
-    calls += [(_REPAIR_CUSTOMERS, (b, BUDGET)) for b in _batches(damages.customers)]
+    calls += [(REPAIR_CUSTOMERS, (b, BUDGET)) for b in _batches(damages.customers)]
     calls += [(_REPAIR_ROWS, (b,)) for b in _batches(damages.orphans)]
     try:
         for done, (statement, values) in enumerate(calls):
