@@ -16,8 +16,8 @@ from random import Random
 
 from fairturn import Queue, Submission
 from fairturn.clock import SECOND_US, SystemClock
+from fairturn.explain.sentences import tell
 from fairturn.priority import BOUNDS
-from fairturn.sentences import tell
 
 ROWS = ((10_000, 1_000_000, 200), (100_000, 100_000, 300))  # customers, documents, bar in ms
 BATCH = 10_000

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairturn.simulator import workloads
-from fairturn.simulator.comparing import Comparison, Discipline, compare
+from fairturn.simulator.comparison import Comparison, Discipline, compare
 from fairturn.simulator.measures import percentile
-from fairturn.simulator.reading import read, scaled
 from fairturn.simulator.scenario import Scenario, scenario_of
+from fairturn.simulator.trace_files import read, scaled
 
 MODES = (
     Discipline.FIFO,

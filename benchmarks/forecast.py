@@ -6,7 +6,7 @@ It prints the table of docs/explain.md: for how many of a hundred documents the 
 
 import argparse
 
-from fairturn.flows import Mode
+from fairturn.scheduling.flows import Mode
 from fairturn.simulator import workloads
 from tests.test_forecast import held
 

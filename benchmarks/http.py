@@ -24,7 +24,7 @@ import httpx
 
 from benchmarks.figures import Figure, report
 from fairturn import Queue
-from fairturn.keys import Keys
+from fairturn.access.registry import Keys
 
 ROOT = Path(__file__).parent.parent
 CONNECTIONS = 32

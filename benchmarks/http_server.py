@@ -10,8 +10,8 @@ from fastapi import FastAPI, Response
 
 from fairturn import Queue
 from fairturn.service.app import make_app
-from fairturn.service.plan import Plan
-from fairturn.service.running import Address, Server
+from fairturn.service.options import Plan
+from fairturn.service.server import Address, Server
 
 
 def add_empty(app: FastAPI) -> None:

@@ -22,10 +22,10 @@ from playwright.sync_api import Browser
 
 from fairturn import Queue, Submission
 from fairturn.clock import SECOND_US
+from fairturn.dashboard.routes import install
 from fairturn.model import Completed, Failed, Outcome
-from fairturn.page.mounting import install
 from fairturn.service.app import make_app
-from fairturn.service.running import Address, Server
+from fairturn.service.server import Address, Server
 from tests.browsing import browser, chromium_path
 
 BAR_MS = 300

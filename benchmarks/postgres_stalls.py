@@ -15,8 +15,8 @@ from contextlib import closing, contextmanager
 import psycopg
 
 from benchmarks.figures import Figure, report
-from fairturn.flows import Mode
 from fairturn.model import NewDocument, Settings
+from fairturn.scheduling.flows import Mode
 from fairturn.stores.postgres import PostgresStore
 from tests.servers.postgres import Server, started
 

@@ -19,7 +19,7 @@ import apsw
 
 from benchmarks.bare import BareQueue, Row
 from benchmarks.figures import Figure, in_turns, report
-from fairturn.content import Folder
+from fairturn.contents.local import Folder
 from fairturn.model import Completed, Settings, Submission
 from fairturn.queue import Queue
 from fairturn.stores.sqlite import SqliteStore

@@ -9,9 +9,9 @@ from playwright.sync_api import Browser, Dialog, Page, sync_playwright
 
 from fairturn import Queue
 from fairturn.clock import Clock
-from fairturn.locales import ENGLISH, Language, load
-from fairturn.page.mounting import install
-from fairturn.page.tongue import Tongue
+from fairturn.dashboard.language import Tongue
+from fairturn.dashboard.routes import install
+from fairturn.i18n import ENGLISH, Language, load
 from fairturn.service.app import make_app
 from tests.servers.keeping import absent
 from tests.serving import served_app

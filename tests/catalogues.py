@@ -1,4 +1,4 @@
-"""The catalogues of `fairturn/locales`: read, checked, and compiled (`python -m tests.catalogues`).
+"""The catalogues of `fairturn/i18n`: read, checked, and compiled (`python -m tests.catalogues`).
 
 What a catalogue may contain is a small part of what GNU gettext allows: no contexts, no old
 messages, and nothing fuzzy. The compiled form is that of GNU gettext, which Python reads by itself.
@@ -12,13 +12,13 @@ from pathlib import Path
 from string import Formatter
 from typing import NamedTuple
 
-from fairturn import sentences
-from fairturn.locales import LONG_NUMBER, SHORT_NUMBER
-from fairturn.page.texts import TEXTS
-from fairturn.sentences import Message
+from fairturn.dashboard.texts import TEXTS
+from fairturn.explain import sentences
+from fairturn.explain.sentences import Message
+from fairturn.i18n import LONG_NUMBER, SHORT_NUMBER
 from fairturn.service import problems as service_problems
 
-FOLDER = Path(__file__).parent.parent / "src" / "fairturn" / "locales"
+FOLDER = Path(__file__).parent.parent / "src" / "fairturn" / "i18n"
 _MAGIC = 0x950412DE
 _LINE = re.compile(r'(?:(msgid|msgid_plural|msgstr(?:\[\d\])?) )?(".*")')
 

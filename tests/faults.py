@@ -13,11 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairturn.access import AccessKey, Role
+from fairturn.access.keys import AccessKey, Role
 from fairturn.clock import SECOND_US, ManualClock
-from fairturn.content import Folder
+from fairturn.contents.local import Folder
 from fairturn.errors import FairturnError
-from fairturn.flows import Mode
 from fairturn.model import (
     INLINE_BYTES_MAX,
     Completed,
@@ -34,8 +33,9 @@ from fairturn.model import (
     Stopped,
 )
 from fairturn.queue import Queue
+from fairturn.scheduling.flows import Mode
+from fairturn.stores.conformance.steps import all_customers, find_all, prune_all
 from fairturn.stores.postgres import PostgresStore
-from fairturn.testing.steps import all_customers, find_all, prune_all
 from tests import recount
 from tests.attempt import CALL_S, Attempt
 from tests.servers import postgres

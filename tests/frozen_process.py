@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Any
 
-from fairturn.content import Folder
+from fairturn.contents.local import Folder
 from fairturn.errors import FairturnError
 from fairturn.queue import Queue
 from fairturn.stores.postgres import PostgresStore

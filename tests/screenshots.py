@@ -17,8 +17,8 @@ from fastapi import FastAPI
 from playwright.sync_api import Browser, BrowserContext
 
 from fairturn import Queue, Submission
+from fairturn.access.registry import Keys
 from fairturn.clock import SECOND_US, ManualClock, SystemClock
-from fairturn.keys import Keys
 from fairturn.model import Completed, Failed, Fence, Filter, Outcome, Progress, State
 from tests.browsing import browser, page_app, page_served
 from tests.serving import served_app

@@ -10,10 +10,10 @@ import httpx
 from fastapi import FastAPI
 
 from fairturn import Queue
-from fairturn.keys import Keys
+from fairturn.access.registry import Keys
 from fairturn.service.app import make_app
-from fairturn.service.plan import Plan
-from fairturn.service.running import Address, Server
+from fairturn.service.options import Plan
+from fairturn.service.server import Address, Server
 
 STARTS_S = 30.0
 

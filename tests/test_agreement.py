@@ -20,7 +20,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.errors import FairturnError
-from fairturn.flows import Costs, Mode
 from fairturn.model import (
     Claimed,
     Completed,
@@ -37,13 +36,14 @@ from fairturn.model import (
     State,
     Stopped,
 )
-from fairturn.position import position
 from fairturn.priority import Reset
-from fairturn.store import Store
+from fairturn.scheduling.flows import Costs, Mode
+from fairturn.scheduling.position import position
+from fairturn.stores.conformance import snapshot
+from fairturn.stores.contract import Store
 from fairturn.stores.memory import MemoryStore
 from fairturn.stores.postgres import PostgresStore
 from fairturn.stores.sqlite import SqliteStore
-from fairturn.testing import snapshot
 from tests.servers.queues import Databases
 
 START = 1_700_000_000 * SECOND_US

@@ -14,11 +14,11 @@ import apsw
 import pytest
 
 from fairturn import Completed, Queue
-from fairturn.backup import Backup, back_up
 from fairturn.errors import StoreBusy, StoreError, StoreRefused, StoreUnavailable
+from fairturn.maintenance.backup import Backup, back_up
+from fairturn.stores.conformance import snapshot
+from fairturn.stores.conformance.steps import assert_numbers_are_exact
 from fairturn.stores.sqlite import SqliteStore
-from fairturn.testing import snapshot
-from fairturn.testing.steps import assert_numbers_are_exact
 from tests.commands import SCRIPT, claim, complete, error_of, fairturn, lines_of
 
 SIZE = 70_000  # too large for the row
@@ -205,7 +205,7 @@ def test_a_moment_of_which_a_content_was_deleted_too_early_is_given_up_for_a_lat
 def test_who_deletes_faster_than_can_be_copied_is_told_to_try_again(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairturn.backup.MOMENTS_MAX", 1)
+    monkeypatch.setattr("fairturn.maintenance.backup.MOMENTS_MAX", 1)
     submit(queue)
     state: list[int] = []
 

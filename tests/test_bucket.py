@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from fairturn import Queue, Worker
-from fairturn.bucket import PART_BYTES, Bucket
 from fairturn.clock import SystemClock
 from fairturn.config import open_contents
-from fairturn.content import SWEEP_AGE_US, Folder, sweep
+from fairturn.contents.local import SWEEP_AGE_US, Folder, sweep
+from fairturn.contents.s3 import PART_BYTES, Bucket
 from fairturn.errors import ContentDamaged, StoreError, StoreRefused, StoreUnavailable
 from fairturn.model import ContentRef, NewDocument, Receipt
 from fairturn.service.app import make_app
@@ -168,7 +168,7 @@ def test_a_server_that_does_not_answer_may_answer_later(
     server: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr("fairturn.bucket.ATTEMPTS", 1)
+    monkeypatch.setattr("fairturn.contents.s3.ATTEMPTS", 1)
 
     with pytest.raises(StoreUnavailable, match="Could not connect"):
         Bucket(f"s3://{server.bucket}").put([b"x"])
@@ -293,7 +293,7 @@ def test_without_its_bucket_the_service_is_not_ready_and_says_try_again(
 ) -> None:
     key = bearer(key_for(queue, "acme"))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr("fairturn.bucket.ATTEMPTS", 1)
+    monkeypatch.setattr("fairturn.contents.s3.ATTEMPTS", 1)
     queue.contents = Bucket(f"s3://{server.bucket}")
     app = make_app(queue)
 

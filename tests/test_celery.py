@@ -12,11 +12,11 @@ import pytest
 from celery import Celery, chain, chord, group
 
 from fairturn.clock import ManualClock, stopwatch
-from fairturn.counts import TIMEOUT_S
-from fairturn.counts.redis import RedisCounts
 from fairturn.errors import BrokerRefused, StoreUnavailable
 from fairturn.integrations import brokers
 from fairturn.integrations.celery import stamp
+from fairturn.integrations.counts import TIMEOUT_S
+from fairturn.integrations.counts.redis import RedisCounts
 from fairturn.priority import Reset, Rule
 from tests import celery_app
 from tests.celery_app import stamp_of

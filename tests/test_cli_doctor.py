@@ -14,7 +14,7 @@ import pytest
 from fairturn import Queue, Released
 from fairturn.cli import doctor
 from fairturn.clock import ManualClock, SystemClock
-from fairturn.content import Folder
+from fairturn.contents.local import Folder
 from tests.commands import claim, fairturn, lines_of
 from tests.servers.queues import Databases
 
@@ -226,10 +226,10 @@ def test_a_variable_with_a_slip_in_its_name_is_told(monkeypatch: pytest.MonkeyPa
 def test_a_full_disk_is_wrong_and_one_that_is_nearly_full_a_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fairturn.stores.sqlite.database.RESERVE_BYTES", 1 << 62)
+    monkeypatch.setattr("fairturn.stores.sqlite.connection.RESERVE_BYTES", 1 << 62)
     assert examined(code=1)["disk"][0] == "wrong"
 
-    monkeypatch.setattr("fairturn.stores.sqlite.database.RESERVE_BYTES", 0)
+    monkeypatch.setattr("fairturn.stores.sqlite.connection.RESERVE_BYTES", 0)
     monkeypatch.setattr(doctor, "FREE_BYTES_FEW", 1 << 62)
     assert examined()["disk"][0] == "warning"
 
@@ -237,7 +237,7 @@ def test_a_full_disk_is_wrong_and_one_that_is_nearly_full_a_warning(
 def test_a_network_file_system_is_wrong_unless_it_is_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fairturn.stores.sqlite.database._NETWORK", _kinds_here())
+    monkeypatch.setattr("fairturn.stores.sqlite.connection._NETWORK", _kinds_here())
 
     assert examined(code=1)["file system"][0] == "wrong"
     assert examined("--allow-network")["file system"][0] == "warning"

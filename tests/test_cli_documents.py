@@ -515,7 +515,7 @@ def test_a_store_that_stays_busy_ends_with_75(
     (id,) = submit(queue, 1)
     holder = apsw.Connection("documents.db")
     holder.execute("BEGIN IMMEDIATE")
-    monkeypatch.setattr("fairturn.stores.sqlite.database.BUSY_S", 0.001)  # not half a minute
+    monkeypatch.setattr("fairturn.stores.sqlite.connection.BUSY_S", 0.001)  # not half a minute
     try:
         assert "try again" in error_of(fairturn("cancel", id), 75)
     finally:

@@ -9,7 +9,6 @@ import psycopg
 import pytest
 
 from fairturn import Delays, Queue, Settings, Worker
-from fairturn.cli.opening import IN_MEMORY
 from fairturn.cli.settings import (
     DEFAULT,
     SERVICE,
@@ -24,11 +23,12 @@ from fairturn.cli.settings import (
     resolve,
     variable_of,
 )
+from fairturn.cli.target import IN_MEMORY
 from fairturn.config import IN_MEMORY as QUEUE_IN_MEMORY
 from fairturn.model import SETTING_NAMES
-from fairturn.service.plan import Plan
-from fairturn.service.running import Address
-from fairturn.stores.sqlite.database import SYNCHRONOUS as DATABASE_SYNCHRONOUS
+from fairturn.service.options import Plan
+from fairturn.service.server import Address
+from fairturn.stores.sqlite.connection import SYNCHRONOUS as DATABASE_SYNCHRONOUS
 from tests.commands import error_of, fairturn, lines_of
 from tests.servers import postgres
 from tests.servers.queues import Databases

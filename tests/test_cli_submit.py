@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from fairturn import Queue, Receipt
-from fairturn.cli import handing, ndjson
-from fairturn.cli.handing import Given
+from fairturn.cli import batches as handing
+from fairturn.cli import ndjson
+from fairturn.cli.batches import Given
 from fairturn.model import Submission
 from tests.commands import SCRIPT, complete, error_of, fairturn, lines_of, shown_on_a_terminal
 

@@ -30,9 +30,9 @@ from fairturn import (
     Submission,
     WrongState,
 )
-from fairturn.keys import Keys
+from fairturn.access.registry import Keys
+from fairturn.explain.sentences import tell
 from fairturn.model import Failed, Fence, Progress
-from fairturn.sentences import tell
 from tests.commands import LEASE_US, claim, complete, kill
 from tests.doors import DOORS, ELSEWHERE, door_to
 from tests.serving import asked, served

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from fairturn import Client, NotAllowed, Queue, State, Submission, WrongState
+from fairturn.access.registry import Keys
 from fairturn.client import Tries
-from fairturn.client.downloading import IN_MEMORY_BYTES
+from fairturn.client.download import IN_MEMORY_BYTES
 from fairturn.errors import ContentDamaged, Refused, StoreRefused, StoreUnavailable
-from fairturn.keys import Keys
-from fairturn.service.plan import Plan
-from fairturn.worker.retrying import Delays
+from fairturn.service.options import Plan
+from fairturn.worker.backoff import Delays
 from tests.commands import SCRIPT, complete, kill
 from tests.doors import awaited
 from tests.servers.rude import Manner, Rude, before

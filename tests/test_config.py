@@ -10,16 +10,16 @@ import pytest
 
 import fairturn
 from fairturn import Queue
-from fairturn.addresses import is_address, without_password
-from fairturn.changes import SettingChanges
 from fairturn.clock import ManualClock
 from fairturn.config import open_store
-from fairturn.content import Folder
+from fairturn.contents.local import Folder
 from fairturn.errors import SettingsConflict, StoreRefused
-from fairturn.flows import Mode
 from fairturn.model import SETTING_NAMES, Settings
 from fairturn.queue import Queue as AnyQueue
+from fairturn.scheduling.flows import Mode
 from fairturn.stores.memory import MemoryStore
+from fairturn.urls import is_address, without_password
+from fairturn.validation.changes import SettingChanges
 
 
 def test_a_file_name_is_the_whole_wiring(tmp_path: Path) -> None:

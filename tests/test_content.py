@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fairturn import Queue
 from fairturn.clock import ManualClock, SystemClock
-from fairturn.content import CHUNK_BYTES, SWEEP_AGE_US, Folder, TemporaryFolder, chunks_of
+from fairturn.contents.local import CHUNK_BYTES, SWEEP_AGE_US, Folder, TemporaryFolder, chunks_of
 from fairturn.errors import ContentDamaged, StoreError, StoreFull
 from fairturn.model import ContentRef
 

@@ -15,7 +15,7 @@ import pytest
 
 from fairturn import Queue
 from fairturn.clock import ManualClock, SystemClock
-from fairturn.content import SWEEP_AGE_US, Folder, sweep
+from fairturn.contents.local import SWEEP_AGE_US, Folder, sweep
 from fairturn.errors import FairturnError, KeyReused, QueueFull
 from fairturn.model import Fence, NewDocument, Outcome, Receipt, State
 from fairturn.stores.memory import MemoryStore

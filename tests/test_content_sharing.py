@@ -14,10 +14,10 @@ import pytest
 
 from fairturn import Queue
 from fairturn.config import open_contents
-from fairturn.content import Folder
+from fairturn.contents.local import Folder
 from fairturn.errors import StoreError
+from fairturn.maintenance.copy import copy_queue
 from fairturn.model import ContentRef
-from fairturn.moving import copy_queue
 from tests.commands import fairturn
 from tests.forks import Forks, forks_of
 

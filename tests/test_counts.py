@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 from fairturn import Queue
 from fairturn.clock import Clock, ManualClock, stopwatch
 from fairturn.config import open_counts
-from fairturn.counts import Counts
-from fairturn.counts.bounded import within
-from fairturn.counts.memory import CUSTOMERS_MAX, MemoryCounts
-from fairturn.counts.redis import RedisCounts
 from fairturn.errors import StoreRefused, StoreUnavailable
+from fairturn.integrations.counts import Counts
+from fairturn.integrations.counts.bounded import within
+from fairturn.integrations.counts.memory import CUSTOMERS_MAX, MemoryCounts
+from fairturn.integrations.counts.redis import RedisCounts
 from fairturn.priority import Count, Reset, Rule
 from tests.servers import lossy, postgres, valkey
 from tests.servers.keeping import free_port
@@ -322,7 +322,7 @@ def test_the_script_answers_a_check_that_comes_again_as_the_first_time(
     redis_server: Valkey, checks: list[int], reset: Reset
 ) -> None:
     """As long as fewer than 64 others of the customer came in between."""
-    script = (resources.files("fairturn.counts") / "check.lua").read_text("utf-8")
+    script = (resources.files("fairturn.integrations.counts") / "check.lua").read_text("utf-8")
     client, key = redis_server.client(), f"run-{next(NUMBERS)}"
     known: dict[int, int] = {}  # the last checks that counted, the newest last
 

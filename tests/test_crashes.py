@@ -21,7 +21,6 @@ import pytest
 from fairturn import crash
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.errors import StoreError
-from fairturn.flows import Mode
 from fairturn.model import (
     Claim,
     Claimed,
@@ -36,11 +35,12 @@ from fairturn.model import (
     Settings,
     State,
 )
-from fairturn.store import Store
+from fairturn.scheduling.flows import Mode
+from fairturn.stores.conformance import Snapshot, snapshot
+from fairturn.stores.conformance.steps import assert_numbers_are_exact
+from fairturn.stores.contract import Store
 from fairturn.stores.memory import MemoryStore
 from fairturn.stores.sqlite import SqliteStore
-from fairturn.testing import Snapshot, snapshot
-from fairturn.testing.steps import assert_numbers_are_exact
 from tests.forks import Forks, forks_of
 from tests.servers.places import Places, opened
 from tests.servers.queues import Databases

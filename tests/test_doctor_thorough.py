@@ -15,10 +15,8 @@ import apsw
 import psycopg
 import pytest
 
-from fairturn.addresses import is_address
 from fairturn.cli.recount import Recounted
 from fairturn.clock import SECOND_US, ManualClock
-from fairturn.flows import Costs, Mode
 from fairturn.model import (
     Completed,
     CustomerSettings,
@@ -31,10 +29,12 @@ from fairturn.model import (
     State,
     Stopped,
 )
-from fairturn.stores.findings import Damages, describe
-from fairturn.stores.postgres import examining as postgres
-from fairturn.stores.sqlite import examining as sqlite
-from fairturn.testing.steps import find_all, prune_all
+from fairturn.scheduling.flows import Costs, Mode
+from fairturn.stores.conformance.steps import find_all, prune_all
+from fairturn.stores.inspection import Damages, describe
+from fairturn.stores.postgres import inspection as postgres
+from fairturn.stores.sqlite import inspection as sqlite
+from fairturn.urls import is_address
 from tests.commands import fairturn, lines_of
 from tests.servers.places import AnyStore, opened
 from tests.servers.queues import Databases

@@ -10,11 +10,11 @@ import pytest
 
 from fairturn import Completed, Failed, NotFound, Queue, Submission
 from fairturn.clock import SECOND_US, ManualClock
-from fairturn.explain import Audience, Explanation, explain
-from fairturn.flows import Mode
+from fairturn.explain.analysis import Audience, Explanation, explain
+from fairturn.explain.reasons import PARAMETERS, Code
+from fairturn.explain.snapshot import Between, Situation
 from fairturn.model import Claim
-from fairturn.reasons import PARAMETERS, Code
-from fairturn.situation import Between, Situation
+from fairturn.scheduling.flows import Mode
 
 START = 1_700_000_000 * SECOND_US
 LEASE_US = 3_600 * SECOND_US

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import fairness
 from fairturn.priority import Reset, Rule
-from fairturn.simulator.comparing import Comparison, Discipline, GroupResult, compare
+from fairturn.simulator.comparison import Comparison, Discipline, GroupResult, compare
 from fairturn.simulator.workloads import WORKLOADS
 
 PAGE = (Path(__file__).parent.parent / "docs" / "fairness.md").read_text(encoding="utf-8")

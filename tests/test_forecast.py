@@ -8,15 +8,7 @@ from random import Random
 import pytest
 
 from fairturn.clock import SECOND_US
-from fairturn.flows import Mode, Pick
-from fairturn.forecast import Forecast, alive, forecast
-from fairturn.model import Settings, level_of
-from fairturn.position import Position, position
-from fairturn.priority import Rule
-from fairturn.simulator import workloads
-from fairturn.simulator.orders import Paper, RealOrder
-from fairturn.simulator.replay import serve
-from fairturn.situation import (
+from fairturn.explain.snapshot import (
     ALIVE_US,
     ARRIVALS_MAX,
     ATTEMPTS_MAX,
@@ -31,6 +23,14 @@ from fairturn.situation import (
     fronts_of,
     lines_of,
 )
+from fairturn.model import Settings, level_of
+from fairturn.priority import Rule
+from fairturn.scheduling.flows import Mode, Pick
+from fairturn.scheduling.forecast import Forecast, alive, forecast
+from fairturn.scheduling.position import Position, position
+from fairturn.simulator import workloads
+from fairturn.simulator.orders import Paper, RealOrder
+from fairturn.simulator.replay import serve
 
 AT = 1_700_000_000 * SECOND_US
 PATIENCE_US = 120 * SECOND_US

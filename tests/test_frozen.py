@@ -24,12 +24,12 @@ from typing import Any
 import pytest
 
 from fairturn.clock import stopwatch
-from fairturn.content import Nowhere
+from fairturn.contents.local import Nowhere
 from fairturn.errors import StoreUnavailable
 from fairturn.model import Completed, CustomerSettings, State
 from fairturn.queue import Queue
+from fairturn.stores.conformance.steps import find_all
 from fairturn.stores.postgres import PostgresStore
-from fairturn.testing.steps import find_all
 from fairturn.worker import Worker
 from tests.attempt import CALL_S, Attempt
 from tests.faults import (

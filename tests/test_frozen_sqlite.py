@@ -24,15 +24,15 @@ from typing import Any
 import pytest
 
 from fairturn import Queue, crash
-from fairturn.backup import back_up
 from fairturn.clock import SECOND_US, ManualClock, stopwatch
 from fairturn.errors import StoreBusy
+from fairturn.maintenance.backup import back_up
+from fairturn.maintenance.copy import copy_queue
+from fairturn.maintenance.restore import restore
 from fairturn.model import Completed, Failed, Fence, Settings, State
-from fairturn.moving import copy_queue
-from fairturn.restore import restore
-from fairturn.stores.sqlite import database
+from fairturn.stores.conformance.steps import assert_numbers_are_exact
+from fairturn.stores.sqlite import connection
 from fairturn.stores.sqlite.locks import holder_of
-from fairturn.testing.steps import assert_numbers_are_exact
 from fairturn.worker import Worker
 from tests.commands import fairturn
 from tests.servers.queues import Databases
@@ -111,7 +111,7 @@ def stop_when_told(path: str) -> None:
 
 def _waits_for_lock() -> bool:
     """Whether a thread of this process does: that in which the worker claims."""
-    wait = database._Patience.wait.__code__
+    wait = connection._Patience.wait.__code__
     return any(frame.f_code is wait for frame in sys._current_frames().values())
 
 
@@ -189,7 +189,7 @@ def assert_a_worker_obeys_sigterm(path: Path) -> None:
 
 def freeze(path: Path, point: str, monkeypatch: pytest.MonkeyPatch, url: str = "") -> None:
     """Stop a child at a point, see that others go on or are told, and let it go on."""
-    monkeypatch.setattr(database, "BUSY_S", 0.1)
+    monkeypatch.setattr(connection, "BUSY_S", 0.1)
     survivors = Survivors(path)
     with started(work, str(path), url, FAIRTURN_FREEZE_AT=point) as child:
         _, status = os.waitpid(child.pid, os.WUNTRACED)

@@ -21,10 +21,10 @@ import psycopg
 import pytest
 
 from fairturn.clock import SECOND_US, SystemClock, stopwatch
-from fairturn.content import Folder
+from fairturn.contents.local import Folder
 from fairturn.errors import StoreError
-from fairturn.flows import Mode
 from fairturn.queue import Queue
+from fairturn.scheduling.flows import Mode
 from fairturn.stores.postgres import PostgresStore
 from tests import recount
 from tests.attempt import Attempt

@@ -2,10 +2,10 @@
 
 import pytest
 
-from fairturn.access import Role, read_key
+from fairturn.access.keys import Role, read_key
+from fairturn.access.registry import USE_NOTED_EVERY_US, Keys
 from fairturn.clock import ManualClock
 from fairturn.errors import NotFound, WrongState
-from fairturn.keys import USE_NOTED_EVERY_US, Keys
 from fairturn.stores.memory import MemoryStore
 
 START = 1_700_000_000_000_000

@@ -7,7 +7,6 @@ import pytest
 
 from fairturn import model
 from fairturn.clock import ManualClock
-from fairturn.flows import Costs
 from fairturn.model import (
     CLAIM_DOCUMENTS_MAX,
     COST_MAX,
@@ -25,10 +24,11 @@ from fairturn.model import (
     Settings,
     State,
 )
-from fairturn.store import Store
+from fairturn.scheduling.flows import Costs
+from fairturn.stores.contract import Store
 from fairturn.stores.memory import MemoryStore
 from fairturn.stores.sqlite import SqliteStore
-from fairturn.worker import handling
+from fairturn.worker import handler
 
 LEASE_US = 30_000_000
 NOBODY = Fence("000000000000000", 1)
@@ -116,4 +116,4 @@ def test_no_cost_leads_near_the_end_of_64_bits() -> None:
 
 
 def test_a_child_knows_the_same_limit_of_a_result_as_the_stores() -> None:
-    assert handling.RESULT_BYTES_MAX == model.RESULT_BYTES_MAX
+    assert handler.RESULT_BYTES_MAX == model.RESULT_BYTES_MAX

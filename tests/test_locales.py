@@ -7,11 +7,11 @@ from io import BytesIO
 import pytest
 
 from fairturn.clock import SECOND_US
-from fairturn.explain import Explanation
-from fairturn.locales import languages, load, preferred
+from fairturn.explain.analysis import Explanation
+from fairturn.explain.reasons import PARAMETERS, Code, Reason, Value
+from fairturn.explain.sentences import MESSAGES, PHRASES, STATES, tell
+from fairturn.i18n import languages, load, preferred
 from fairturn.model import State
-from fairturn.reasons import PARAMETERS, Code, Reason, Value
-from fairturn.sentences import MESSAGES, PHRASES, STATES, tell
 from tests import catalogues
 from tests.catalogues import FOLDER, Entry, placeholders, problems, read
 

@@ -18,7 +18,7 @@ import pytest
 
 from fairturn.errors import FairturnError, StoreUnavailable
 from fairturn.queue import Queue
-from fairturn.store import Store
+from fairturn.stores.contract import Store
 from tests.attempt import Attempt
 from tests.faults import (
     NAMED,

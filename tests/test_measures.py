@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairturn.simulator import measures
-from fairturn.simulator.comparing import Discipline, compare, order_of
+from fairturn.simulator.baselines import Line, first_come
+from fairturn.simulator.comparison import Discipline, compare, order_of
 from fairturn.simulator.measures import Evenness
 from fairturn.simulator.plan import Cancel, Loss, Plan
 from fairturn.simulator.replay import Replayed
-from fairturn.simulator.rivals import Line, first_come
 from fairturn.simulator.scenario import Scenario
 from tests.test_simulator import SECOND, run, scenario, scenarios, trace_of
 

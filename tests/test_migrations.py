@@ -6,12 +6,12 @@ import apsw
 import psycopg
 import pytest
 
+from fairturn.access.registry import Keys
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.errors import StoreUnavailable
-from fairturn.keys import Keys
+from fairturn.explain.snapshot import Seen
 from fairturn.model import LEASE_US_MIN, Completed, NewDocument
-from fairturn.situation import Seen
-from fairturn.stores.postgres import PostgresStore, migrating
+from fairturn.stores.postgres import PostgresStore, schema
 from fairturn.stores.sqlite import SqliteStore
 from fairturn.stores.sqlite.schema import APPLICATION_ID, migrations
 from tests.servers.places import AnyStore
@@ -88,8 +88,8 @@ def old_schema(url: str, version: int = 1) -> str:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE SCHEMA fairturn")
         connection.execute("CREATE TABLE fairturn.migrations (number integer PRIMARY KEY)")
-        for number, script in migrating.migrations()[:version]:
-            connection.execute(migrating.filled_in(script, "fairturn"))
+        for number, script in schema.migrations()[:version]:
+            connection.execute(schema.filled_in(script, "fairturn"))
             connection.execute("INSERT INTO fairturn.migrations VALUES (%s)", (number,))
         connection.execute("UPDATE fairturn.turns SET claims = 1")
     return url
@@ -147,14 +147,14 @@ def test_flows_without_versions_are_served_and_get_them() -> None:
 def test_a_schema_that_cannot_be_changed_now_is_left_as_it_is_and_nobody_waits_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(migrating, "_GIVE_UP_S", 0.05)
+    monkeypatch.setattr(schema, "_GIVE_UP_S", 0.05)
     with Databases() as databases:
         url = old_schema(databases.new(empty=True), version=5)
         with psycopg.connect(url) as dump:
             dump.execute("SELECT * FROM fairturn.flows")
             with pytest.raises(StoreUnavailable, match="schema 6 cannot be made beside it"):
                 PostgresStore(url)
-            assert migrating.version_of(dump, "fairturn") == 5
+            assert schema.version_of(dump, "fairturn") == 5
 
         PostgresStore(url).close()
 

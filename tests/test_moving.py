@@ -12,13 +12,13 @@ import psycopg
 import pytest
 
 from fairturn import Queue
-from fairturn.access import AccessKey, Role
-from fairturn.content import Folder
+from fairturn.access.keys import AccessKey, Role
+from fairturn.contents.local import Folder
 from fairturn.errors import StoreRefused, StoreUnavailable
+from fairturn.maintenance.copy import Copied, copy_queue
 from fairturn.model import INLINE_BYTES_MAX, Completed, Filter, State
-from fairturn.moving import Copied, copy_queue
+from fairturn.stores.conformance.steps import assert_numbers_are_exact
 from fairturn.stores.postgres import PostgresStore
-from fairturn.testing.steps import assert_numbers_are_exact
 from tests.commands import SCRIPT, claim, complete, error_of, fairturn, kill, lines_of
 from tests.servers.queues import Databases
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fairturn import Queue
 from fairturn.service.app import make_app
-from fairturn.service.plan import Plan
+from fairturn.service.options import Plan
 from tests.commands import claim, complete
 from tests.serving import asked
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairturn.model import CLAIM_DOCUMENTS_MAX, RETRY_US_MAX, Settings
-from fairturn.worker.frames import FRAME_BYTES_MAX, FrameError, Frames, pack
+from fairturn.worker.backoff import Delays, check, delay_us
+from fairturn.worker.messages import FRAME_BYTES_MAX, FrameError, Frames, pack
 from fairturn.worker.outage import Outage
 from fairturn.worker.output import DOCUMENT_BYTES_MAX, LINE_BYTES_MAX, Lines
-from fairturn.worker.pacing import AHEAD_S, Pace
-from fairturn.worker.retrying import Delays, check, delay_us
+from fairturn.worker.prefetch import AHEAD_S, Pace
 
 SECOND_US = 1_000_000
 

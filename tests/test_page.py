@@ -16,19 +16,19 @@ from fastapi.routing import APIRoute
 
 from fairturn import Queue, Submission
 from fairturn.clock import SystemClock
+from fairturn.dashboard import routes
+from fairturn.dashboard.avatars import COLOURS, face_of, plain
+from fairturn.dashboard.language import all_tongues
+from fairturn.dashboard.login import back_to
+from fairturn.dashboard.renderer import LANGUAGE_NAMES
+from fairturn.dashboard.routes import install
+from fairturn.dashboard.rules import calculate, rows_of
+from fairturn.dashboard.samples import Trail
+from fairturn.dashboard.sessions import LASTS_US, SESSIONS_MAX, Sessions
+from fairturn.dashboard.texts import TEXTS
 from fairturn.demo.traffic import Pace
-from fairturn.locales import languages
+from fairturn.i18n import languages
 from fairturn.model import Completed, Outcome, State
-from fairturn.page import mounting
-from fairturn.page.entering import back_to
-from fairturn.page.faces import COLOURS, face_of, plain
-from fairturn.page.mounting import install
-from fairturn.page.rendering import LANGUAGE_NAMES
-from fairturn.page.rules import calculate, rows_of
-from fairturn.page.sessions import LASTS_US, SESSIONS_MAX, Sessions
-from fairturn.page.texts import TEXTS
-from fairturn.page.tongue import all_tongues
-from fairturn.page.trail import Trail
 from fairturn.priority import Reset, Rule
 from fairturn.service.app import make_app
 from tests.page_contents import fill
@@ -213,7 +213,7 @@ def test_after_the_login_one_stays_on_this_service(wanted: str, path: str) -> No
 
 def page_routes(method: str) -> list[str]:
     """The addresses of the page that take this method."""
-    routers = [mounting.router, *(page.router for page in mounting.PAGES)]
+    routers = [routes.router, *(page.router for page in routes.PAGES)]
     return [
         route.path
         for router in routers
@@ -319,7 +319,7 @@ def test_the_browser_says_the_language_until_one_was_chosen(app: FastAPI) -> Non
 
 
 def test_every_text_is_used_and_every_text_that_is_used_is_there() -> None:
-    folder = resources.files("fairturn.page")
+    folder = resources.files("fairturn.dashboard")
     sources = [file.read_text() for file in (folder / "templates").iterdir()]
     sources += [f.read_text() for f in folder.iterdir() if f.name.endswith(".py")]
     everything = "\n".join(s for s in sources if '"nav_now": Message' not in s)
@@ -456,8 +456,8 @@ def test_without_scripts_a_link_leads_to_what_was_not_looked_at_yet(
 ) -> None:
     queue.submit("acme", payload=1, name="wanted.pdf")
     queue.submit_many([Submission(customer="acme", payload=1, name="scan") for _ in range(9)])
-    monkeypatch.setattr("fairturn.page.searching.STEP", 5)
-    monkeypatch.setattr("fairturn.page.searching.LOOK_S", 0.0)
+    monkeypatch.setattr("fairturn.dashboard.search.STEP", 5)
+    monkeypatch.setattr("fairturn.dashboard.search.LOOK_S", 0.0)
 
     first = asked(app, "GET", "/search?q=wanted").text
     (link,) = re.findall(r'rel="next" href="([^"]+)"', first)

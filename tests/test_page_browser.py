@@ -14,10 +14,10 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, JSHandle, Page, Route, expect
 
 from fairturn import ClaimedDocument, Queue, Submission, Worker
-from fairturn.keys import Keys
-from fairturn.locales import languages
+from fairturn.access.registry import Keys
+from fairturn.dashboard.visitors import LANGUAGE_COOKIE, SESSION_COOKIE
+from fairturn.i18n import languages
 from fairturn.model import Completed, Progress, State
-from fairturn.page.visitors import LANGUAGE_COOKIE, SESSION_COOKIE
 from tests.browsing import PSEUDO, browser, page_app, page_served, texts_of, watched
 from tests.page_contents import HOSTILE, LEASE_US, fill
 from tests.serving import key_for, served_app
@@ -637,8 +637,8 @@ def test_a_search_shows_what_it_has_found_and_goes_on_by_itself(
     for number in range(40):
         queue.submit("acme", payload=1, name=f"scan-{number}.pdf")
     queue.submit("acme", payload=1, name="an invoice.pdf")
-    monkeypatch.setattr("fairturn.page.searching.STEP", 5)
-    monkeypatch.setattr("fairturn.page.searching.LOOK_S", 0.0)
+    monkeypatch.setattr("fairturn.dashboard.search.STEP", 5)
+    monkeypatch.setattr("fairturn.dashboard.search.LOOK_S", 0.0)
 
     page.goto("/")
     page.get_by_role("searchbox").fill("INVOICE")

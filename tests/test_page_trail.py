@@ -8,11 +8,11 @@ from markupsafe import Markup
 
 from fairturn import Queue, Submission
 from fairturn.clock import SECOND_US, ManualClock, to_datetime
+from fairturn.dashboard.charts import Note, Series, count_chart, waits_chart
+from fairturn.dashboard.customer_index import KEPT_US, Directory
+from fairturn.dashboard.samples import BUCKETS, DUMP, RECENT_US, Trail, quantile
+from fairturn.dashboard.whatif import Choice, Runs, Wish
 from fairturn.model import PAGE_MAX, Completed, Failed, Outcome
-from fairturn.page.charts import Note, Series, count_chart, waits_chart
-from fairturn.page.directory import KEPT_US, Directory
-from fairturn.page.trail import BUCKETS, DUMP, RECENT_US, Trail, quantile
-from fairturn.page.whatif import Choice, Runs, Wish
 from fairturn.priority import BOUNDS, Reset
 from tests.waiting import wait_until
 

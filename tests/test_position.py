@@ -13,7 +13,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from fairturn.clock import SECOND_US, ManualClock
-from fairturn.flows import Costs, Mode
+from fairturn.explain.snapshot import Between, Front, Line, Lineup
 from fairturn.model import (
     Claim,
     Completed,
@@ -26,9 +26,9 @@ from fairturn.model import (
     Settings,
     State,
 )
-from fairturn.position import Cause, Position, position
-from fairturn.position.counting import Before
-from fairturn.situation import Between, Front, Line, Lineup
+from fairturn.scheduling.flows import Costs, Mode
+from fairturn.scheduling.position import Cause, Position, position
+from fairturn.scheduling.position.closed_form import Before
 from fairturn.stores.memory import MemoryStore
 
 START = 1_700_000_000 * SECOND_US

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from fairturn.clock import SECOND_US, SERVER_NOW, ManualClock
 from fairturn.errors import QueueFull, StoreError, StoreRefused, StoreUnavailable
-from fairturn.flows import Mode
 from fairturn.model import (
     Claim,
     Completed,
@@ -26,13 +25,15 @@ from fairturn.model import (
     State,
 )
 from fairturn.priority import Count, Reset
-from fairturn.store import Store
+from fairturn.scheduling.flows import Mode
+from fairturn.stores.conformance.steps import assert_numbers_are_exact, claim, find_all, submit
+from fairturn.stores.contract import Store
 from fairturn.stores.memory import MemoryStore
-from fairturn.stores.postgres import PostgresStore, database
-from fairturn.stores.postgres.loading import SETTINGS
+from fairturn.stores.postgres import PostgresStore
+from fairturn.stores.postgres import connection as database
+from fairturn.stores.postgres.bulk_load import SETTINGS
 from fairturn.stores.postgres.rows import settings_columns
 from fairturn.stores.postgres.session import LOCK_SETTINGS, SCHEMA, Session
-from fairturn.testing.steps import assert_numbers_are_exact, claim, find_all, submit
 from tests.on_postgres import PATIENCE_S, ended_somehow, new, wait_until_waiting
 from tests.servers.queues import Databases
 

@@ -11,7 +11,6 @@ import psycopg
 import pytest
 
 from fairturn.clock import SECOND_US, ManualClock, stopwatch
-from fairturn.flows import Costs, Mode
 from fairturn.model import (
     Completed,
     CustomerSettings,
@@ -22,11 +21,12 @@ from fairturn.model import (
     Settings,
     State,
 )
+from fairturn.scheduling.flows import Costs, Mode
+from fairturn.stores.conformance.steps import claim, customers_of, new
 from fairturn.stores.postgres import PostgresStore, admin
 from fairturn.stores.postgres.audit import recount
-from fairturn.stores.postgres.database import WAIT_S
+from fairturn.stores.postgres.connection import WAIT_S
 from fairturn.stores.postgres.session import Session
-from fairturn.testing.steps import claim, customers_of, new
 from tests.recount import differences
 
 START = 1_700_000_000 * SECOND_US

@@ -14,10 +14,10 @@ from psycopg.pq import TransactionStatus
 from fairturn.clock import SECOND_US
 from fairturn.errors import FairturnError, StoreUnavailable
 from fairturn.model import Completed, CustomerSettings, Filter, Receipt, Settings
-from fairturn.stores.postgres import PostgresStore, database, gate, watching
+from fairturn.stores.conformance.steps import assert_numbers_are_exact, claim, find_all, submit
+from fairturn.stores.postgres import PostgresStore, connection, gate, notify
 from fairturn.stores.postgres.pool import Use
 from fairturn.stores.postgres.session import BEGIN, SCHEMA
-from fairturn.testing.steps import assert_numbers_are_exact, claim, find_all, submit
 from tests.on_postgres import (
     PATIENCE_S,
     ended_somehow,
@@ -61,7 +61,7 @@ def test_connections_that_the_server_has_ended_are_replaced(url: str, store: Pos
 def test_a_queue_that_loses_its_server_says_so_and_goes_on_when_it_is_back(
     databases: Databases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "WAIT_S", 0.5)
+    monkeypatch.setattr(connection, "WAIT_S", 0.5)
     name = databases.new().rpartition("/")[2].partition("?")[0]
     with Proxy(postgres.of_this_run().url(name, tcp=True)) as proxy:
         store = PostgresStore(proxy.url)
@@ -110,7 +110,7 @@ def test_claims_and_outcomes_have_connections_that_nothing_else_can_use_up(
     submit(store)
 
     with ExitStack() as others, monkeypatch.context() as patched:
-        patched.setattr(database, "WAIT_S", 0.05)
+        patched.setattr(connection, "WAIT_S", 0.05)
         for _ in range(2):
             others.enter_context(store._database.session(Use.OTHER))
         with pytest.raises(StoreUnavailable, match="all connections to .* were in use"):
@@ -131,7 +131,7 @@ def test_submissions_that_wait_for_one_customer_leave_those_of_others_undisturbe
         store.submit([new("held")], connection=frozen)
         threads = [
             threading.Thread(target=lambda: receipts.append(submit(store, "held")))
-            for _ in range(2 * database.POOL_MAX)
+            for _ in range(2 * connection.POOL_MAX)
         ]
         for thread in threads:
             thread.start()
@@ -151,7 +151,7 @@ def test_submissions_that_wait_for_one_customer_leave_those_of_others_undisturbe
 def test_a_submission_gives_up_when_its_customer_stays_locked(
     url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "WAIT_S", 0.1)
+    monkeypatch.setattr(connection, "WAIT_S", 0.1)
     submit(store)
     with psycopg.connect(url) as frozen:
         store.submit([new()], connection=frozen)
@@ -223,7 +223,7 @@ def test_everything_works_through_a_pooler_that_has_two_connections_for_fifty_cl
 def test_behind_a_pooler_changes_are_heard_of_at_another_address(
     pooled: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "POLL_S", 3_600.0)
+    monkeypatch.setattr(notify, "POLL_S", 3_600.0)
     store, other = PostgresStore(pooled, listen_url=url), PostgresStore(pooled)
 
     assert woken(store, lambda: submit(other))
@@ -245,7 +245,7 @@ def test_behind_a_pooler_without_another_address_changes_are_looked_for(
 
 
 def test_a_statement_is_prepared_once_whatever_the_size_of_its_numbers(url: str) -> None:
-    opened = database.Database(url, schema=SCHEMA, pool_max=2, prepare=True)
+    opened = connection.Database(url, schema=SCHEMA, pool_max=2, prepare=True)
     with opened.session() as session:
         found = [session.fetch("SELECT %s", (n,)) for n in (1, 1_000, 100_000, 1 << 40)]
         prepared = session.fetch("SELECT count(*) FROM pg_prepared_statements WHERE NOT from_sql")

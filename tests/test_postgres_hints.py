@@ -10,9 +10,9 @@ import pytest
 from fairturn.clock import SECOND_US
 from fairturn.errors import StoreError
 from fairturn.model import Completed
-from fairturn.stores.postgres import PostgresStore, watching
+from fairturn.stores.conformance.steps import assert_numbers_are_exact, claim, find_all, submit
+from fairturn.stores.postgres import PostgresStore, notify
 from fairturn.stores.postgres.session import SCHEMA
-from fairturn.testing.steps import assert_numbers_are_exact, claim, find_all, submit
 from tests.on_postgres import PATIENCE_S, new, terminate_others, woken
 
 LEASE_US = 30 * SECOND_US
@@ -21,7 +21,7 @@ LEASE_US = 30 * SECOND_US
 def test_a_hint_wakes_others_without_a_look(
     url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "POLL_S", 3_600.0)
+    monkeypatch.setattr(notify, "POLL_S", 3_600.0)
     other = PostgresStore(url)
 
     assert woken(store, lambda: submit(other))
@@ -47,7 +47,7 @@ def hints(listener: psycopg.Connection[Any]) -> int:
 def test_changes_close_together_share_a_hint(
     url: str, listener: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "_TOGETHER_S", 3_600.0)
+    monkeypatch.setattr(notify, "_TOGETHER_S", 3_600.0)
     store = PostgresStore(url)
 
     for _ in range(5):
@@ -69,7 +69,7 @@ def news_of(store: PostgresStore) -> int:
 def test_a_process_hears_of_its_own_changes_once(
     url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "_TOGETHER_S", 0.0)  # each submission sends a hint
+    monkeypatch.setattr(notify, "_TOGETHER_S", 0.0)  # each submission sends a hint
     news = news_of(store)
 
     for _ in range(5):
@@ -123,7 +123,7 @@ def test_what_fails_when_it_is_committed_is_not_said_to_be_stored(
 def test_a_hint_that_fails_costs_a_submission_nothing(
     url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    monkeypatch.setattr(watching, "_TOGETHER_S", 0.0)  # each submission sends one
+    monkeypatch.setattr(notify, "_TOGETHER_S", 0.0)  # each submission sends one
     with psycopg.connect(url) as connection:
         connection.execute("CREATE TABLE refused (number integer)")
     refuse_to_commit(url, "refused")
@@ -139,7 +139,7 @@ def test_a_hint_that_fails_costs_a_submission_nothing(
 def test_a_submission_is_on_the_disk_when_it_returns(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "_TOGETHER_S", 0.0)  # each submission sends a hint
+    monkeypatch.setattr(notify, "_TOGETHER_S", 0.0)  # each submission sends a hint
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(
             f"ALTER DATABASE {connection.info.dbname} SET synchronous_commit = on;"
@@ -176,15 +176,15 @@ def test_a_lost_listener_costs_at_most_a_look_and_comes_back(
 def test_an_address_to_listen_at_that_leads_nowhere_is_told_once_and_without_its_password(
     url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "_AGAIN_S", (0.01,))
+    monkeypatch.setattr(notify, "_AGAIN_S", (0.01,))
     tried = threading.Semaphore(0)
-    tell = watching.Watching._tell
+    tell = notify.Watching._tell
 
-    def tell_and_count(self: watching.Watching, error: Exception) -> None:
+    def tell_and_count(self: notify.Watching, error: Exception) -> None:
         tell(self, error)
         tried.release()
 
-    monkeypatch.setattr(watching.Watching, "_tell", tell_and_count)
+    monkeypatch.setattr(notify.Watching, "_tell", tell_and_count)
     store = PostgresStore(url, listen_url="postgresql://app:secret@127.0.0.1:1/nowhere")
 
     store.wait(store.version(), 0)

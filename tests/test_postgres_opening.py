@@ -10,11 +10,12 @@ import pytest
 from fairturn import Queue
 from fairturn.clock import SECOND_US
 from fairturn.errors import StoreError, StoreRefused, StoreUnavailable
-from fairturn.flows import Mode
+from fairturn.maintenance.copy import copy_queue
 from fairturn.model import Completed, CustomerSettings, Released, Settings, State
-from fairturn.moving import copy_queue
-from fairturn.stores.postgres import PostgresStore, migrating
-from fairturn.testing.steps import assert_numbers_are_exact, claim, find_all, submit
+from fairturn.scheduling.flows import Mode
+from fairturn.stores.conformance.steps import assert_numbers_are_exact, claim, find_all, submit
+from fairturn.stores.postgres import PostgresStore
+from fairturn.stores.postgres import schema as migrating
 from tests.on_postgres import new, terminate_others
 from tests.servers import postgres
 from tests.servers.queues import Databases

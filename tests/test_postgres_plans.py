@@ -10,10 +10,10 @@ import psycopg
 import pytest
 
 from fairturn.clock import SECOND_US, ManualClock, SystemClock
-from fairturn.flows import Mode
 from fairturn.model import CANCELS_KEPT_MAX, Completed, Settings
-from fairturn.stores.postgres import PostgresStore, reading
-from fairturn.testing.steps import claim, ids, submit
+from fairturn.scheduling.flows import Mode
+from fairturn.stores.conformance.steps import claim, ids, submit
+from fairturn.stores.postgres import PostgresStore, query
 from tests.on_postgres import new
 
 LEASE_US = 300 * SECOND_US
@@ -85,7 +85,7 @@ def test_every_operation_has_a_lock_timeout_and_plans_that_statistics_cannot_cha
 def test_the_documents_of_a_customer_are_listed_from_the_newest_on_and_no_others_are_read(
     filled: psycopg.Connection[Any],
 ) -> None:
-    statement = reading._its_numbers("d.customer = 5")
+    statement = query._its_numbers("d.customer = 5")
     values = {"before": 6_000, "lowest": 1, "size": 5}
     with filled.transaction():
         filled.execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off")

@@ -10,8 +10,8 @@ import pytest
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.errors import QueueFull
 from fairturn.model import CustomerSettings, Settings
+from fairturn.stores.conformance.steps import claim, find_all, submit
 from fairturn.stores.postgres import PostgresStore
-from fairturn.testing.steps import claim, find_all, submit
 from tests.on_postgres import PATIENCE_S, new, wait_until_waiting
 
 # In one second of 16 a claim looks for what wrong sums and bounds hide.

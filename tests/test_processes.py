@@ -11,10 +11,10 @@ import pytest
 
 from fairturn import Queue, State, Worker
 from fairturn.clock import stopwatch
-from fairturn.worker.crew import STUCK_S, Ended, Held
-from fairturn.worker.frames import FrameError
-from fairturn.worker.pacing import Pace
-from fairturn.worker.processes import Limits, ProcessCrew
+from fairturn.worker.executor import STUCK_S, Ended, Held
+from fairturn.worker.messages import FrameError
+from fairturn.worker.prefetch import Pace
+from fairturn.worker.process_executor import Limits, ProcessCrew
 from tests.test_handlers import AT_ONCE, DEADLINE_S, until
 
 TAKEN_BACK = 300  # times: more than a byte can count

@@ -24,7 +24,6 @@ from fairturn.errors import (
     StoreUnavailable,
     WrongState,
 )
-from fairturn.flows import Costs, Mode
 from fairturn.model import (
     PAGE_MAX,
     SUBMIT_DOCUMENTS_MAX,
@@ -37,6 +36,7 @@ from fairturn.model import (
     Stored,
 )
 from fairturn.priority import Reset
+from fairturn.scheduling.flows import Costs, Mode
 from fairturn.stores.memory import MemoryStore
 
 NOON = 1_800_000_000_000_000

@@ -36,10 +36,10 @@ from fairturn.model import (
     State,
 )
 from fairturn.priority import Rule
+from fairturn.stores.conformance import snapshot
+from fairturn.stores.conformance.steps import assert_numbers_are_exact, find_all
 from fairturn.stores.postgres import PostgresStore
 from fairturn.stores.sqlite import SqliteStore
-from fairturn.testing import snapshot
-from fairturn.testing.steps import assert_numbers_are_exact, find_all
 from tests.racers import LEASE_S, LEASE_US, START, new
 from tests.servers.places import AnyStore, Places, opened
 from tests.servers.queues import Databases

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairturn.errors import TraceError
-from fairturn.simulator.reading import read, scaled
+from fairturn.simulator.trace_files import read, scaled
 from tests.test_simulator import SECOND, trace_of
 
 EXAMPLES = settings().max_examples  # of the profile that is loaded

@@ -10,9 +10,9 @@ import pytest
 
 from fairturn import Completed, Queue, Submission
 from fairturn.clock import SECOND_US, ManualClock
+from fairturn.explain.sentences import tell
 from fairturn.model import SETTING_NAMES, Settings
 from fairturn.priority import Rule
-from fairturn.sentences import tell
 from tests.commands import SCRIPT
 
 ROOT = Path(__file__).parent.parent

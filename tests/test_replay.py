@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairturn.errors import TraceError
-from fairturn.flows import PATIENCE_US, Costs, Mode
 from fairturn.priority import Rule
+from fairturn.scheduling.flows import PATIENCE_US, Costs, Mode
 from fairturn.simulator.replay import Replayed, replay
 from fairturn.simulator.trace import Trace, read
 from tests import reference

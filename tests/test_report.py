@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 import pytest
 
 from fairturn.simulator import workloads
-from fairturn.simulator.comparing import Comparison, Discipline, compare
-from fairturn.simulator.pictures import WAITING, Band, Row, safe, strip
+from fairturn.simulator.charts import WAITING, Band, Row, safe, strip
+from fairturn.simulator.comparison import Comparison, Discipline, compare
 from fairturn.simulator.plan import Plan
 from fairturn.simulator.report import page
 from fairturn.simulator.summary import headline, sentences

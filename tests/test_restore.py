@@ -12,12 +12,12 @@ import apsw
 import pytest
 
 from fairturn import Queue
-from fairturn.backup import back_up
 from fairturn.errors import NoQueue, StoreBusy, StoreError, StoreRefused, StoreUnavailable
-from fairturn.restore import Restored, restore
+from fairturn.maintenance.backup import back_up
+from fairturn.maintenance.restore import Restored, restore
+from fairturn.stores.conformance.steps import assert_numbers_are_exact
 from fairturn.stores.sqlite import SqliteStore
 from fairturn.stores.sqlite.replacement import exclusive
-from fairturn.testing.steps import assert_numbers_are_exact
 from tests.commands import SCRIPT, claim, error_of, fairturn, lines_of
 
 SIZE = 70_000  # too large for the row
@@ -304,7 +304,7 @@ def test_a_process_that_opens_a_file_while_it_is_replaced_does_not_use_the_old_o
         return connection
 
     with monkeypatch.context() as patched:
-        patched.setattr("fairturn.stores.sqlite.database.apsw.Connection", opened)
+        patched.setattr("fairturn.stores.sqlite.connection.apsw.Connection", opened)
         with pytest.raises(StoreUnavailable, match="was replaced while it was opened; try again"):
             SqliteStore("documents.db")
 

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from fairturn import Completed, Queue
+from fairturn.access.registry import Keys
 from fairturn.clock import stopwatch
-from fairturn.keys import Keys
-from fairturn.service.plan import Plan
+from fairturn.service.options import Plan
 from tests.commands import LEASE_US, claim, complete, kill
 from tests.serving import bearer, client_of, code_of, key_for
 from tests.waiting import wait_until

@@ -14,11 +14,11 @@ import pytest
 from fastapi import FastAPI
 
 from fairturn import Queue
+from fairturn.access.registry import Keys
 from fairturn.clock import ManualClock
-from fairturn.keys import Keys
 from fairturn.service.app import make_app
 from fairturn.service.logs import JsonFormatter, Served
-from fairturn.service.plan import REFUSED_PER_MINUTE, Plan
+from fairturn.service.options import REFUSED_PER_MINUTE, Plan
 from fairturn.service.rates import Rates
 from tests.commands import claim, complete, kill
 from tests.serving import asked, bearer, client_of, code_of, key_for

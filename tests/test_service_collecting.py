@@ -13,7 +13,7 @@ from fairturn import Queue
 from fairturn.errors import StoreUnavailable
 from fairturn.model import Receipt, Submission
 from fairturn.service.app import make_app
-from fairturn.service.collecting import Collector
+from fairturn.service.batcher import Collector
 from tests.serving import bearer, code_of, key_for
 
 

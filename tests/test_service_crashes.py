@@ -16,7 +16,7 @@ import pytest
 
 from fairturn import Queue
 from fairturn.clock import SystemClock
-from fairturn.content import SWEEP_AGE_US, sweep
+from fairturn.contents.local import SWEEP_AGE_US, sweep
 from tests.commands import SCRIPT
 
 SENDERS = 4

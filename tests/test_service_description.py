@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
 
 from fairturn import Queue
 from fairturn.service.app import make_app
-from fairturn.service.plan import Plan
+from fairturn.service.options import Plan
 from fairturn.wire import WAIT_S_MAX
 from tests.commands import complete, kill
 from tests.serving import bearer, key_for, served

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from fairturn import Completed, Queue
-from fairturn.content import Folder
+from fairturn.contents.local import Folder
 from tests.commands import claim, kill
 from tests.servers.queues import Databases
 from tests.serving import bearer, client_of, code_of, key_for

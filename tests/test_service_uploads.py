@@ -18,10 +18,10 @@ import httpx
 import pytest
 
 from fairturn import Queue
-from fairturn.content import Folder, Nowhere
+from fairturn.contents.local import Folder, Nowhere
 from fairturn.model import CONTENT_BYTES_MAX, ContentRef
 from fairturn.service.app import make_app
-from fairturn.service.plan import Plan
+from fairturn.service.options import Plan
 from fairturn.service.service import THREADS
 from fairturn.wire import BATCH_BYTES_MAX, JSON_BYTES_MAX
 from tests.serving import asked, bearer, client_of, code_of, key_for, served

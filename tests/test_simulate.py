@@ -8,7 +8,7 @@ import pytest
 from click.testing import Result
 
 from fairturn.cli.simulate import DEFAULT_MODES, MODES
-from fairturn.simulator.comparing import Discipline
+from fairturn.simulator.comparison import Discipline
 from fairturn.simulator.workloads import WORKLOADS
 from tests.commands import fairturn, shown_on_a_terminal
 from tests.test_reading import record

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairturn.clock import ManualClock
-from fairturn.flows import Costs, Mode
 from fairturn.model import (
     Completed,
     CustomerSettings,
@@ -19,12 +18,13 @@ from fairturn.model import (
     Settings,
 )
 from fairturn.priority import Rule
-from fairturn.simulator.comparing import Discipline, order_of
+from fairturn.scheduling.flows import Costs, Mode
+from fairturn.simulator.baselines import Line, Ring, aged, first_come
+from fairturn.simulator.comparison import Discipline, order_of
 from fairturn.simulator.measures import attempts_of
 from fairturn.simulator.orders import Order, RealOrder
 from fairturn.simulator.plan import Cancel, Loss, Plan
 from fairturn.simulator.replay import Replayed, serve
-from fairturn.simulator.rivals import Line, Ring, aged, first_come
 from fairturn.simulator.scenario import Scenario, scenario_of
 from fairturn.simulator.trace import Trace
 from fairturn.stores.memory import MemoryStore

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from fairturn.clock import SECOND_US, ManualClock
-from fairturn.explain import explain
-from fairturn.flows import Mode
+from fairturn.explain.analysis import explain
+from fairturn.explain.reasons import Code
+from fairturn.explain.snapshot import ARRIVALS_MAX, ATTEMPTS_MAX, NEIGHBOURS_MAX
 from fairturn.model import Claim, Completed, CustomerSettings, NewDocument, Settings
-from fairturn.position import Cause, Position, position
-from fairturn.reasons import Code
-from fairturn.situation import ARRIVALS_MAX, ATTEMPTS_MAX, NEIGHBOURS_MAX
-from fairturn.store import Store
-from fairturn.stores import lineups
+from fairturn.scheduling.flows import Mode
+from fairturn.scheduling.position import Cause, Position, position
+from fairturn.stores import positions
+from fairturn.stores.contract import Store
 from fairturn.stores.postgres import PostgresStore
-from fairturn.stores.sqlite import SqliteStore, situating
+from fairturn.stores.sqlite import SqliteStore, snapshot
 from fairturn.stores.sqlite import rows as sqlite_rows
 from tests.servers.queues import Databases
 
@@ -61,7 +61,7 @@ def test_a_long_line_is_counted_from_the_nearer_end(
     submit(store, "a" * 21)  # until all that follow are in one level
     ids = [id for n in range(20) for id in submit(store, "ab")[:1]]
     exact = [place(store, id).before.own for id in ids]
-    monkeypatch.setattr(lineups, "COUNTED_MAX", 6)
+    monkeypatch.setattr(positions, "COUNTED_MAX", 6)
 
     answers = [place(store, id) for id in ids]
 
@@ -76,7 +76,7 @@ def test_a_long_line_without_gaps_is_known_without_counting_it(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = submit(store, "a" * 60)
-    monkeypatch.setattr(lineups, "COUNTED_MAX", 3)
+    monkeypatch.setattr(positions, "COUNTED_MAX", 3)
 
     assert place(store, ids[40]).bounds.most == 40
 
@@ -86,7 +86,7 @@ def test_in_mode_levels_a_full_level_is_not_counted(
 ) -> None:
     store.configure(Settings(mode=Mode.LEVELS))
     ids = submit(store, "abcabc")
-    monkeypatch.setattr(lineups, "COUNTED_MAX", 5)
+    monkeypatch.setattr(positions, "COUNTED_MAX", 5)
 
     answer = place(store, ids[4])
 
@@ -101,7 +101,7 @@ def test_when_too_much_was_recorded_the_bounds_hold_and_say_so(
     claim(store, 3)
     store.adjust("b", CustomerSettings(weight=3))
     ids = submit(store, "cab" * 10)
-    monkeypatch.setattr(situating, "RECORDED_MAX", 100)
+    monkeypatch.setattr(snapshot, "RECORDED_MAX", 100)
 
     answers = {id: place(store, id) for id in ids}
     order = [claimed.document.id for _ in range(60) for claimed in claim(store)]
@@ -159,7 +159,7 @@ def test_lines_that_are_added_up_give_the_same_explanation_as_lines_that_are_rea
     situations = [either.situation(id) for id in ids]
     read = [explain(found) for found in situations if found is not None]
 
-    monkeypatch.setattr(lineups, "LINES_MAX", 3)
+    monkeypatch.setattr(positions, "LINES_MAX", 3)
     crowded = [found for found in map(either.situation, ids) if found is not None]
 
     assert any(found.lineup is not None and found.lineup.crowd for found in crowded)
@@ -182,7 +182,7 @@ def test_beyond_the_patience_lines_that_are_added_up_give_bounds_that_hold(
     clock.advance(100)
     read = [explain(found) for found in map(either.situation, ids) if found is not None]
 
-    monkeypatch.setattr(lineups, "LINES_MAX", 3)
+    monkeypatch.setattr(positions, "LINES_MAX", 3)
     added_up = [explain(found) for found in map(either.situation, ids) if found is not None]
 
     ahead = [[r for r in one.reasons if r.code is Code.PATIENCE_OVER] for one in read]
@@ -199,7 +199,7 @@ def test_beyond_the_patience_lines_that_are_added_up_give_bounds_that_hold(
 def test_the_rows_that_an_explanation_reads_do_not_grow_with_the_customers(
     store: SqliteStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lineups, "LINES_MAX", 20)
+    monkeypatch.setattr(positions, "LINES_MAX", 20)
     rows = 0
     fetch = sqlite_rows.fetch
 
@@ -209,7 +209,7 @@ def test_the_rows_that_an_explanation_reads_do_not_grow_with_the_customers(
         rows += len(found)
         return found
 
-    monkeypatch.setattr(situating, "fetch", counted)
+    monkeypatch.setattr(snapshot, "fetch", counted)
     read = []
     for first in range(0, 6_000, 2_000):
         names = [f"c{n}" for n in range(first, first + 2_000)]

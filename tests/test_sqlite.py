@@ -17,7 +17,6 @@ import pytest
 
 from fairturn.clock import SECOND_US, Clock, ManualClock
 from fairturn.errors import FairturnError, StoreError, StoreFull, StoreRefused, StoreUnavailable
-from fairturn.flows import Costs, Mode
 from fairturn.model import (
     COST_MAX,
     Completed,
@@ -29,11 +28,12 @@ from fairturn.model import (
     State,
     cost_in_millionths,
 )
-from fairturn.stores.sqlite import SqliteStore, submitting
-from fairturn.stores.sqlite.claiming import CLOCK_MAX
-from fairturn.stores.sqlite.database import refuse_engine
+from fairturn.scheduling.flows import Costs, Mode
+from fairturn.stores.conformance import snapshot
+from fairturn.stores.sqlite import SqliteStore, submit
+from fairturn.stores.sqlite.claim import CLOCK_MAX
+from fairturn.stores.sqlite.connection import refuse_engine
 from fairturn.stores.sqlite.schema import migrate
-from fairturn.testing import snapshot
 
 START = 1_700_000_000 * SECOND_US
 LEASE_US = 30 * SECOND_US
@@ -746,14 +746,14 @@ def test_a_submitter_that_is_interrupted_at_any_call_holds_up_nobody(file: Path)
 
 
 def interrupt_at(number: int, work: Callable[[], object]) -> bool:
-    """Raise where a function of `submitting.py` begins, or has called something, for so many times:
+    """Raise where a function of `submit.py` begins, or has called something, for so many times:
     there Python handles signals. False if the work ended before."""
     before = sys.getprofile()
     seen = 0
 
     def count(frame: FrameType, event: str, arg: object) -> None:
         nonlocal seen
-        here = frame.f_code.co_filename == submitting.__file__
+        here = frame.f_code.co_filename == submit.__file__
         if here and event in ("call", "c_return"):
             seen += 1
             if seen == number:

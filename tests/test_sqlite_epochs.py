@@ -9,10 +9,10 @@ import apsw
 import pytest
 
 from fairturn import Queue
-from fairturn.backup import back_up
 from fairturn.clock import SECOND_US, ManualClock
+from fairturn.maintenance.backup import back_up
+from fairturn.maintenance.copy import copy_queue
 from fairturn.model import Completed, NewDocument
-from fairturn.moving import copy_queue
 from fairturn.stores.sqlite import SqliteStore
 from tests.commands import claim, fairturn, lines_of
 from tests.servers.queues import Databases

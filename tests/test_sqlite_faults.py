@@ -14,12 +14,13 @@ import apsw
 import pytest
 
 from fairturn import Queue
-from fairturn.backup import back_up
 from fairturn.clock import SECOND_US, stopwatch
 from fairturn.errors import FairturnError, StoreBusy, StoreError, StoreFull, StoreUnavailable
+from fairturn.maintenance.backup import back_up
 from fairturn.model import Filter, NewDocument, Settings
 from fairturn.service.app import make_app
-from fairturn.stores.sqlite import SqliteStore, database
+from fairturn.stores.sqlite import SqliteStore
+from fairturn.stores.sqlite import connection as database
 from fairturn.stores.sqlite.locks import holder_of
 from tests.commands import fairturn
 from tests.serving import asked

@@ -18,8 +18,8 @@ from fairturn.model import (
     State,
     Stopped,
 )
-from fairturn.stores.ending import Attempt, end_of, end_of_lease
-from fairturn.stores.postgres import migrating
+from fairturn.stores.postgres import schema
+from fairturn.stores.transitions import Attempt, end_of, end_of_lease
 from fairturn.stores.values import CODES, COMPLETED, STATES
 
 FENCE = Fence("d", 1)
@@ -56,8 +56,8 @@ def test_an_attempt_ends_as_the_table_allows(attempts: int, cancelled: bool) -> 
 
 
 def test_no_statement_names_a_state_by_its_number() -> None:
-    functions = [script for _, script in migrating.scripts("functions")]
-    sources = Path(migrating.__file__).parent.parent.rglob("*.py")
+    functions = [script for _, script in schema.scripts("functions")]
+    sources = Path(schema.__file__).parent.parent.rglob("*.py")
 
     found = [
         match[0]

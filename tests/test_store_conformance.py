@@ -8,11 +8,7 @@ import pytest
 
 from fairturn.clock import Clock
 from fairturn.model import Settings
-from fairturn.store import Store
-from fairturn.stores.memory import MemoryStore
-from fairturn.stores.postgres import PostgresStore
-from fairturn.stores.sqlite import SqliteStore
-from fairturn.testing import (
+from fairturn.stores.conformance import (
     DurableStoreConformance,
     OpenAgain,
     OpenStore,
@@ -20,6 +16,10 @@ from fairturn.testing import (
     read_order_cases,
     read_priority_cases,
 )
+from fairturn.stores.contract import Store
+from fairturn.stores.memory import MemoryStore
+from fairturn.stores.postgres import PostgresStore
+from fairturn.stores.sqlite import SqliteStore
 from tests.servers.queues import Databases
 
 VECTORS = Path(__file__).parent / "vectors"

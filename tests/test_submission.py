@@ -26,7 +26,7 @@ from fairturn.model import (
     Kind,
     State,
 )
-from fairturn.submission import JSON_DEPTH_MAX
+from fairturn.validation.submission import JSON_DEPTH_MAX
 
 # Every character there is, NUL and lone surrogates too.
 texts = st.text(st.characters(exclude_categories=()), max_size=40)

@@ -8,10 +8,10 @@ import pytest
 
 from fairturn import Queue, QueueFull, Submission
 from fairturn.clock import SECOND_US, ManualClock
-from fairturn.content import Folder
-from fairturn.flows import Mode
+from fairturn.contents.local import Folder
 from fairturn.model import INLINE_BYTES_MAX
-from fairturn.testing.steps import assert_numbers_are_exact
+from fairturn.scheduling.flows import Mode
+from fairturn.stores.conformance.steps import assert_numbers_are_exact
 from tests.servers.queues import Databases
 
 NOON = 1_700_000_000 * SECOND_US

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairturn.text import REPLACEMENT, description, identity
+from fairturn.validation.text import REPLACEMENT, description, identity
 
 # Everything that Python calls a text, with what no database can hold.
 any_text = st.text(st.characters(codec=None, exclude_categories=()))

@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairturn.flows import (
+from fairturn.model import cost_in_millionths, level_of, weight_in_thousandths
+from fairturn.priority import BOUNDS, LEVELS, Count, Reset, Rule
+from fairturn.scheduling.flows import (
     COST_ONE,
     PATIENCE_US,
     Arrived,
@@ -33,9 +35,7 @@ from fairturn.flows import (
     Returned,
     Standing,
 )
-from fairturn.model import cost_in_millionths, level_of, weight_in_thousandths
-from fairturn.priority import BOUNDS, LEVELS, Count, Reset, Rule
-from fairturn.turns import Turns
+from fairturn.scheduling.turns import Turns
 from tests.reference import Document, Reference
 
 Row = TypeVar("Row")

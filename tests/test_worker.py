@@ -17,6 +17,7 @@ import pytest
 from fairturn import Delays, NeverAgain, Queue, State, Submission, Worker
 from fairturn.clock import stopwatch
 from fairturn.errors import HandlerNotLoaded, NotFound, StoreUnavailable, WrongState
+from fairturn.explain.reasons import Code
 from fairturn.model import (
     CANCELS_REPORTED_MAX,
     Claimed,
@@ -28,7 +29,6 @@ from fairturn.model import (
     Released,
     Renewed,
 )
-from fairturn.reasons import Code
 from fairturn.stores.sqlite import SqliteStore
 from fairturn.worker.events import (
     DocumentCancelled,

@@ -11,7 +11,7 @@ import pytest
 
 from fairturn import ClaimedDocument, Delays, Queue, State, Submission, Worker
 from fairturn.clock import stopwatch
-from fairturn.content import Folder
+from fairturn.contents.local import Folder
 from fairturn.errors import StoreUnavailable
 from fairturn.model import Claimed, Fence, Outcome
 from fairturn.stores.postgres import PostgresStore

@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from fairturn.flows import Costs
 from fairturn.priority import Rule
+from fairturn.scheduling.flows import Costs
 from fairturn.simulator import workloads
 from fairturn.simulator.replay import check_all
 from fairturn.simulator.scenario import Scenario, scenario_of

@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fairturn.client.awaiting import AsyncClient
-    from fairturn.client.calling import Client
+    from fairturn.client.async_client import AsyncClient
+    from fairturn.client.sync_client import Client
     from fairturn.config import Queue
     from fairturn.errors import (
         FairturnError,
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
         Summary,
     )
     from fairturn.worker import Worker
-    from fairturn.worker.handling import ClaimedDocument, NeverAgain, ResultFile, TryAgain
-    from fairturn.worker.retrying import Delays
+    from fairturn.worker.backoff import Delays
+    from fairturn.worker.handler import ClaimedDocument, NeverAgain, ResultFile, TryAgain
 
 __all__ = [
     "Queue",
@@ -74,8 +74,8 @@ __all__ = [
 # Where a name lives, unless it is one of the values in fairturn.model.
 _HOMES = {
     "Queue": "fairturn.config",
-    "Client": "fairturn.client.calling",
-    "AsyncClient": "fairturn.client.awaiting",
+    "Client": "fairturn.client.sync_client",
+    "AsyncClient": "fairturn.client.async_client",
     "FairturnError": "fairturn.errors",
     "Refused": "fairturn.errors",
     "QueueFull": "fairturn.errors",
@@ -84,11 +84,11 @@ _HOMES = {
     "NotAllowed": "fairturn.errors",
     "WrongState": "fairturn.errors",
     "Worker": "fairturn.worker",
-    "ClaimedDocument": "fairturn.worker.handling",
-    "TryAgain": "fairturn.worker.handling",
-    "NeverAgain": "fairturn.worker.handling",
-    "ResultFile": "fairturn.worker.handling",
-    "Delays": "fairturn.worker.retrying",
+    "ClaimedDocument": "fairturn.worker.handler",
+    "TryAgain": "fairturn.worker.handler",
+    "NeverAgain": "fairturn.worker.handler",
+    "ResultFile": "fairturn.worker.handler",
+    "Delays": "fairturn.worker.backoff",
 }
 
 if not TYPE_CHECKING:  # a checker that saw this would believe in every name

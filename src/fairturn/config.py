@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Unpack
 
 from fairturn import queue
-from fairturn.addresses import POSTGRES, is_address, scheme_of
-from fairturn.bucket import Bucket, is_bucket
-from fairturn.changes import SettingChanges, changed
 from fairturn.clock import Clock
-from fairturn.content import Contents, Folder, Nowhere, TemporaryFolder
-from fairturn.counts import TIMEOUT_S, Counts
-from fairturn.counts.memory import MemoryCounts
+from fairturn.contents.local import Contents, Folder, Nowhere, TemporaryFolder
+from fairturn.contents.s3 import Bucket, is_bucket
 from fairturn.errors import SettingsConflict, StoreRefused
+from fairturn.integrations.counts import TIMEOUT_S, Counts
+from fairturn.integrations.counts.memory import MemoryCounts
 from fairturn.model import Settings
 from fairturn.priority import Rule
-from fairturn.store import Store
+from fairturn.stores.contract import Store
 from fairturn.stores.memory import MemoryStore
+from fairturn.urls import POSTGRES, is_address, scheme_of
+from fairturn.validation.changes import SettingChanges, changed
 
 IN_MEMORY = ":memory:"
 _NO_DRIVER = (
@@ -159,15 +159,15 @@ def open_counts(
     scheme = scheme_of(place) or ""
     try:
         if scheme in ("redis", "rediss", "valkey", "valkeys", "unix"):
-            from fairturn.counts.redis import RedisCounts
+            from fairturn.integrations.counts.redis import RedisCounts
 
             return RedisCounts(place, rule=rule, clock=clock, timeout_s=timeout_s)
         if scheme in ("redis+cluster", "rediss+cluster"):
-            from fairturn.counts.redis import RedisClusterCounts
+            from fairturn.integrations.counts.redis import RedisClusterCounts
 
             return RedisClusterCounts(place, rule=rule, clock=clock, timeout_s=timeout_s)
         if scheme in POSTGRES:
-            from fairturn.counts.postgres import PostgresCounts
+            from fairturn.integrations.counts.postgres import PostgresCounts
 
             return PostgresCounts(place, rule=rule, clock=clock, timeout_s=timeout_s)
     except ModuleNotFoundError as error:
@@ -187,7 +187,7 @@ def open_counts(
             f"fairturn keeps no counts at {scheme}:// addresses; name redis://, valkey://, "
             "redis+cluster://, postgresql:// or a file, such as counts.db"
         )
-    from fairturn.counts.sqlite import SqliteCounts
+    from fairturn.integrations.counts.sqlite import SqliteCounts
 
     return SqliteCounts(place, rule=rule, clock=clock, timeout_s=timeout_s)
 
@@ -214,10 +214,10 @@ def migrate_server(url: str, *, grant: str | None = None) -> list[int]:
     if scheme_of(url) not in POSTGRES:
         raise ValueError("only a queue in PostgreSQL, at a postgresql:// address, has a schema")
     try:
-        from fairturn.stores.postgres import migrating
+        from fairturn.stores.postgres import schema
     except ImportError as error:
         raise StoreRefused(_NO_DRIVER) from error
-    return migrating.migrate_server(url, grant_to=grant)
+    return schema.migrate_server(url, grant_to=grant)
 
 
 def contents_beside(database: Path) -> Path:

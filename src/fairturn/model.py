@@ -15,9 +15,17 @@ from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
 
 from fairturn.errors import StoreRefused
-from fairturn.flows import COST_ONE, PATIENCE_US, WEIGHT_MAX, WEIGHT_MIN, WEIGHT_ONE, Costs, Mode
 from fairturn.priority import BOUNDS, LEVELS, RESET_INTERVAL_US, Reset, Rule
-from fairturn.text import identity, storable
+from fairturn.scheduling.flows import (
+    COST_ONE,
+    PATIENCE_US,
+    WEIGHT_MAX,
+    WEIGHT_MIN,
+    WEIGHT_ONE,
+    Costs,
+    Mode,
+)
+from fairturn.validation.text import identity, storable
 
 # Limits. Each has a name, so that an error can say which one was reached.
 CUSTOMER_BYTES_MAX = 255

@@ -16,13 +16,12 @@ from operator import attrgetter
 from types import TracebackType
 from typing import Any, BinaryIO, Self, TypedDict, Unpack, overload
 
-from fairturn import content, crash, ids, text
-from fairturn.changes import UNCHANGED, SettingChanges, Unchanged, changed, customer_changes
+from fairturn import crash, ids
 from fairturn.clock import Clock, SystemClock, stopwatch
-from fairturn.content import DISCARD_S, Contents
+from fairturn.contents import local
+from fairturn.contents.local import DISCARD_S, Contents
 from fairturn.errors import NotFound, Refused, StoreError, StoreFull, WrongState
-from fairturn.explain import Audience, Explanation, explain
-from fairturn.filters import Filters, page_size, to_filter
+from fairturn.explain.analysis import Audience, Explanation, explain
 from fairturn.model import (
     CUSTOMER_BYTES_MAX,
     ENDED,
@@ -43,8 +42,17 @@ from fairturn.model import (
     Summary,
 )
 from fairturn.priority import Rule
-from fairturn.store import Store
-from fairturn.submission import Encoder
+from fairturn.stores.contract import Store
+from fairturn.validation import text
+from fairturn.validation.changes import (
+    UNCHANGED,
+    SettingChanges,
+    Unchanged,
+    changed,
+    customer_changes,
+)
+from fairturn.validation.filters import Filters, page_size, to_filter
+from fairturn.validation.submission import Encoder
 
 # Contents are swept an hour after they were written; a call that takes this long gives up before.
 SUBMIT_S_MAX = 1_800.0
@@ -184,7 +192,7 @@ class Queue:
         the contents is raised."""
         unreferenced = partial(self.store.unreferenced, timeout_s=timeout_s)
         with suppress(StoreError):
-            content.delete_unreferenced(self.contents, unreferenced, content_names)
+            local.delete_unreferenced(self.contents, unreferenced, content_names)
 
     def wait_for_room(
         self, customer: str | None = None, n: int = 1, timeout_s: float | None = None
@@ -227,12 +235,12 @@ class Queue:
     def payload(self, id: str) -> Any:
         """The JSON value that the document carries."""
         document, body, *_ = self._stored(id)
-        return content.payload_of(document, body, self.contents)
+        return local.payload_of(document, body, self.contents)
 
     def open(self, id: str) -> BinaryIO:
         """The content that the document carries, as a stream; it is checked before."""
         document, body, *_ = self._stored(id)
-        return content.open_content(document, body, self.contents)
+        return local.open_content(document, body, self.contents)
 
     def read(self, id: str) -> bytes:
         """The content that the document carries, whole."""
@@ -303,7 +311,7 @@ class Queue:
 
     def explain(self, id: str, audience: Audience | str = Audience.OPERATOR) -> Explanation:
         """Why the document has its priority, what is before it, and when it will start; or what
-        happened to it. `fairturn.sentences.tell` makes sentences of it.
+        happened to it. `fairturn.explain.sentences.tell` makes sentences of it.
 
         What is made for a `"customer"` says of other customers only how many they are.
         """
@@ -416,7 +424,7 @@ class Queue:
         names = self.store.purge(name)
         crash.point("prune-after-delete")
         # A submission whose reply was lost may have stored its document again since.
-        content.delete_unreferenced(self.contents, self.store.unreferenced, names)
+        local.delete_unreferenced(self.contents, self.store.unreferenced, names)
 
     # ── The queue itself ─────────────────────────────────────────────────────────────────────────
 
@@ -472,7 +480,7 @@ class Queue:
 
     def sweep(self) -> int:
         """Delete contents, left by crashes, that no document refers to; answers how many."""
-        return content.sweep(self.contents, self.store.unreferenced, self._clock.now())
+        return local.sweep(self.contents, self.store.unreferenced, self._clock.now())
 
     def close(self) -> None:
         """Give back files and connections. Calling it twice does no harm."""

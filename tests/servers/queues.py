@@ -13,7 +13,7 @@ from typing import Self
 import psycopg
 from psycopg import sql
 
-from fairturn.stores.postgres import migrating
+from fairturn.stores.postgres import schema
 from tests.servers import postgres
 
 _numbers = count()
@@ -33,7 +33,7 @@ def _template() -> str:
             unfinished = f"{name}_unfinished"
             server.drop(unfinished)
             with psycopg.connect(server.create(unfinished), autocommit=True) as connection:
-                migrating.migrate(connection, unfinished, "fairturn")
+                schema.migrate(connection, unfinished, "fairturn")
             server.execute(
                 sql.SQL("ALTER DATABASE {} RENAME TO {}").format(
                     sql.Identifier(unfinished), sql.Identifier(name)

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from fairturn.cli.endings import Ending
-from fairturn.cli.opening import opened, queue_options
+from fairturn.cli.exit_codes import Ending
 from fairturn.cli.options import json_option
+from fairturn.cli.target import opened, queue_options
 from fairturn.cli.terminal import number, print_line, printable, progress, size
 
 
@@ -28,8 +28,8 @@ def command(*, file: Path, force: bool, as_json: bool, flags: Mapping[str, Any])
     fairturn backup /backups/documents.db
     fairturn backup /backups/documents.db --force
     """
-    from fairturn.backup import back_up
     from fairturn.config import contents_beside
+    from fairturn.maintenance.backup import back_up
 
     there = [str(path) for path in (file, contents_beside(file)) if path.exists()]
     if there and not force:

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairturn.cli.changing import change, wanted_ids
-from fairturn.cli.endings import FAILED, NOT_FOUND, Ending, wrong_use
+from fairturn.cli.bulk import change, wanted_ids
+from fairturn.cli.exit_codes import FAILED, NOT_FOUND, Ending, wrong_use
 from fairturn.cli.options import filter_options, json_option
-from fairturn.cli.reaching import place_options, reached
+from fairturn.cli.remote import place_options, reached
 from fairturn.cli.terminal import number, print_line, printable
 
 if TYPE_CHECKING:
-    from fairturn.filters import Filters
     from fairturn.model import State
+    from fairturn.validation.filters import Filters
 
 _NOT_ENDED = ("delayed", "waiting", "running")
 _WORDS = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from fairturn.cli.endings import NO_SPACE, Interrupted, ending_of, unwritable
+from fairturn.cli.exit_codes import NO_SPACE, Interrupted, ending_of, unwritable
 from fairturn.cli.terminal import silence_output
 from fairturn.errors import FairturnError
 

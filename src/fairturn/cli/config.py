@@ -6,11 +6,9 @@ from typing import Any, NamedTuple
 
 import click
 
-from fairturn.addresses import without_password
-from fairturn.cli.endings import misuse_is_wrong_use, wrong_use
-from fairturn.cli.opening import database_of, opened_at, service_of, settings_here
+from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
 from fairturn.cli.options import json_option
-from fairturn.cli.reaching import client_of, place_options, reached
+from fairturn.cli.remote import client_of, place_options, reached
 from fairturn.cli.settings import (
     QUEUE,
     Found,
@@ -19,8 +17,10 @@ from fairturn.cli.settings import (
     shown_of,
     worded,
 )
+from fairturn.cli.target import database_of, opened_at, service_of, settings_here
 from fairturn.cli.terminal import console, print_line, print_table, printable
 from fairturn.errors import NoQueue, NotAllowed
+from fairturn.urls import without_password
 
 
 class _Shown(NamedTuple):

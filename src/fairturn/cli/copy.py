@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
-from fairturn.addresses import is_address, without_password
-from fairturn.cli.endings import wrong_use
+from fairturn.cli.exit_codes import wrong_use
 from fairturn.cli.options import json_option
 from fairturn.cli.terminal import number, print_line, printable, progress
+from fairturn.urls import is_address, without_password
 
 
 @click.command("copy")
@@ -41,7 +41,7 @@ def command(
     """
     if not is_address(url):
         wrong_use(f"{printable(str(url))} is no postgresql:// address")
-    from fairturn.moving import copy_queue
+    from fairturn.maintenance.copy import copy_queue
 
     with progress("Copying") as advance:
         copied = copy_queue(

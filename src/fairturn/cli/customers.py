@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairturn.cli.endings import misuse_is_wrong_use, wrong_use
+from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
 from fairturn.cli.options import json_option
-from fairturn.cli.reaching import place_options, reached
+from fairturn.cli.remote import place_options, reached
 from fairturn.cli.terminal import console, number, plain_number, print_line, print_table, printable
 from fairturn.cli.values import customer_as_json
 
 if TYPE_CHECKING:
-    from fairturn.client.calling import Client
+    from fairturn.client.sync_client import Client
     from fairturn.model import Customer
     from fairturn.queue import Queue
 

@@ -4,7 +4,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from fairturn.cli.endings import TRY_AGAIN
+from fairturn.cli.exit_codes import TRY_AGAIN
 from fairturn.cli.terminal import plain_number
 
 ENDING_S = 2.0  # after the grace period, to record outcomes and to close the queue

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairturn.cli.endings import Ending
+from fairturn.cli.exit_codes import Ending
 from fairturn.cli.options import json_option
 from fairturn.cli.terminal import console, duration, number, print_line, print_table
 from fairturn.clock import SystemClock, microseconds
@@ -65,7 +65,7 @@ def command(*, documents: int, seconds: float, as_json: bool) -> None:
         with Queue(file, reset_interval_s=traffic.RESET_INTERVAL_S) as queue:
             watched = Watched()
             worker = Worker(
-                queue, "fairturn.handlers:rest", concurrency=WORKERS, on_event=watched.add
+                queue, "fairturn.demo.handler:rest", concurrency=WORKERS, on_event=watched.add
             )
             sender = traffic.Sender(queue, sendings)
             total = sum(sending.documents for sending in sendings)
@@ -232,12 +232,12 @@ def _simulated(queue: "Queue", watched: "Watched", *, fifo: bool) -> list[int]:
     """The waits of the quiet customers if the same documents had been served in another order. Each
     takes as long as its handler did; what the queue itself costs is left out, to their favour."""
     from fairturn.demo.traffic import QUIET
-    from fairturn.flows import Mode
+    from fairturn.scheduling.flows import Mode
+    from fairturn.simulator.baselines import Line, first_come
     from fairturn.simulator.history import trace_of
     from fairturn.simulator.orders import Order, RealOrder
     from fairturn.simulator.plan import Plan
     from fairturn.simulator.replay import serve
-    from fairturn.simulator.rivals import Line, first_come
 
     newest_first = list(queue.iterate(states=["completed"]))
     trace = trace_of(newest_first)

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairturn.cli.endings import FAILED, Ending, wrong_use
-from fairturn.cli.opening import refuse_absent, settings_here
+from fairturn.cli.exit_codes import FAILED, Ending, wrong_use
 from fairturn.cli.options import json_option, setting_options
 from fairturn.cli.recount import Finding, recount_findings
 from fairturn.cli.settings import FILE_VARIABLE, Found, known_settings, variable_of
+from fairturn.cli.target import refuse_absent, settings_here
 from fairturn.cli.terminal import duration, moment, number, print_line, printable, progress, size
 from fairturn.clock import SECOND_US, Clock, SystemClock, stopwatch, to_datetime
 from fairturn.errors import FairturnError
 
 if TYPE_CHECKING:
-    from fairturn.content import Contents
+    from fairturn.contents.local import Contents
     from fairturn.model import ContentRef
-    from fairturn.stores.findings import Findings
-    from fairturn.stores.postgres.examining import Examiner as ServerExaminer
-    from fairturn.stores.sqlite.examining import Examiner
+    from fairturn.stores.inspection import Findings
+    from fairturn.stores.postgres.inspection import Examiner as ServerExaminer
+    from fairturn.stores.sqlite.inspection import Examiner
 
 FREE_BYTES_FEW = 512 * 1_048_576
 LOG_BYTES_MANY = 256 * 1_048_576
@@ -99,8 +99,8 @@ def _findings(
     settings: Mapping[str, Found], path: Path, clock: Clock, *, thorough: bool, repair: bool
 ) -> Iterator[Finding]:
     from fairturn.config import contents_beside
-    from fairturn.content import Folder
-    from fairturn.stores.sqlite.examining import examined
+    from fairturn.contents.local import Folder
+    from fairturn.stores.sqlite.inspection import examined
     from fairturn.stores.sqlite.repair import repair as repair_file
 
     yield _engine()
@@ -147,10 +147,10 @@ def _findings_at(
     url: str, place: str | None, clock: Clock, *, thorough: bool, repair: bool
 ) -> Iterator[Finding]:
     """What can be said of a queue in PostgreSQL, and of its contents at their place."""
-    from fairturn.bucket import is_bucket
     from fairturn.config import open_contents
+    from fairturn.contents.s3 import is_bucket
     from fairturn.stores.postgres.audit import repair as repair_server
-    from fairturn.stores.postgres.examining import examined
+    from fairturn.stores.postgres.inspection import examined
 
     def refs() -> list["ContentRef"]:
         with examined(url) as examiner:
@@ -222,7 +222,7 @@ def _oldest_transaction(age_us: int | None, *, hidden: bool) -> Finding:
 def _engine() -> Finding:
     import apsw
 
-    from fairturn.stores.sqlite.database import refuse_engine
+    from fairturn.stores.sqlite.connection import refuse_engine
 
     sqlite = apsw.sqlite_lib_version()
     said = f"fairturn {version('fairturn')}, Python {platform.python_version()}, SQLite {sqlite}"
@@ -245,7 +245,7 @@ def _environment() -> Finding:
 
 
 def _file_system(path: Path, *, allowed: bool) -> Finding:
-    from fairturn.stores.sqlite.database import network_below
+    from fairturn.stores.sqlite.connection import network_below
 
     kind = network_below(path.absolute())
     if kind is None:
@@ -257,7 +257,7 @@ def _file_system(path: Path, *, allowed: bool) -> Finding:
 
 
 def _disk(path: Path) -> Finding:
-    from fairturn.stores.sqlite.database import RESERVE_BYTES
+    from fairturn.stores.sqlite.connection import RESERVE_BYTES
 
     stat = os.statvfs(path.absolute().parent)
     free = stat.f_bavail * stat.f_frsize
@@ -396,7 +396,7 @@ def _contents(
     thorough: bool,
 ) -> Iterator[Finding]:
     from fairturn.clock import MOMENT_MAX
-    from fairturn.content import SWEEP_AGE_US
+    from fairturn.contents.local import SWEEP_AGE_US
 
     refs = {ref.name: ref for ref in find()}
     present = set(contents.names(MOMENT_MAX))

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairturn.cli.endings import misuse_is_wrong_use
+from fairturn.cli.exit_codes import misuse_is_wrong_use
 from fairturn.cli.options import json_option
-from fairturn.cli.reaching import place_options, reached
+from fairturn.cli.remote import place_options, reached
 from fairturn.cli.terminal import print_line, printable
 
 if TYPE_CHECKING:
-    from fairturn.explain import Explanation
+    from fairturn.explain.analysis import Explanation
 
 AUDIENCES = ("operator", "customer")
 
@@ -41,8 +41,8 @@ def command(
     fairturn explain 0c2f1d4b5a69788
     fairturn explain 0c2f1d4b5a69788 --lang de --for customer
     """
-    from fairturn.locales import load, preferred
-    from fairturn.sentences import tell
+    from fairturn.explain.sentences import tell
+    from fairturn.i18n import load, preferred
 
     language = preferred(os.environ) if lang is None else lang
     with misuse_is_wrong_use():

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from fairturn.cli.endings import WRONG_USE, Ending
+from fairturn.cli.exit_codes import WRONG_USE, Ending
 from fairturn.cli.options import Moment
-from fairturn.cli.reaching import place_options, reached
+from fairturn.cli.remote import place_options, reached
 from fairturn.cli.terminal import number, progress
 
 if TYPE_CHECKING:
-    from fairturn.client.calling import Client
+    from fairturn.client.sync_client import Client
     from fairturn.queue import Queue
 
 _CUSTOMERS_AT_ONCE = 1_000

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairturn.cli.endings import misuse_is_wrong_use, wrong_use
+from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
 from fairturn.cli.options import Seconds, json_option
-from fairturn.cli.reaching import keys_of, place_options, reached
+from fairturn.cli.remote import keys_of, place_options, reached
 from fairturn.cli.terminal import age, console, print_line, print_table, printable
 
 if TYPE_CHECKING:
-    from fairturn.access import AccessKey
-    from fairturn.client.calling import ClientKeys
-    from fairturn.keys import Keys, NewKey
+    from fairturn.access.keys import AccessKey
+    from fairturn.access.registry import Keys, NewKey
+    from fairturn.client.sync_client import ClientKeys
 
 _ROLES = ("customer", "operator", "reader")
 _COLUMNS = ("id", "role", "customer", "name", "made", "last use", "state")

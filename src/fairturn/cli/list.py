@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairturn.cli.endings import misuse_is_wrong_use, wrong_use
+from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
 from fairturn.cli.options import filter_options, json_option
-from fairturn.cli.reaching import place_options, reached
+from fairturn.cli.remote import place_options, reached
 from fairturn.cli.terminal import print_line
 from fairturn.cli.values import document_as_json, print_documents
 from fairturn.clock import SystemClock
 
 if TYPE_CHECKING:
-    from fairturn.client.calling import Client
-    from fairturn.filters import Filters
+    from fairturn.client.sync_client import Client
     from fairturn.model import Document
     from fairturn.queue import Queue
+    from fairturn.validation.filters import Filters
 
 LIMIT = 20
 _ROWS_AT_ONCE = 1_000

@@ -5,11 +5,11 @@ from typing import Any
 
 import click
 
-from fairturn.addresses import POSTGRES, scheme_of
-from fairturn.cli.endings import wrong_use
-from fairturn.cli.opening import database_of, settings_here
+from fairturn.cli.exit_codes import wrong_use
 from fairturn.cli.options import json_option, setting_options
+from fairturn.cli.target import database_of, settings_here
 from fairturn.cli.terminal import number, print_line, printable
+from fairturn.urls import POSTGRES, scheme_of
 
 
 @click.command("migrate")

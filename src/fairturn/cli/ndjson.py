@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fairturn.cli.handing import Given, Stopped
+from fairturn.cli.batches import Given, Stopped
 from fairturn.cli.options import moment_of
 from fairturn.model import Submission
 

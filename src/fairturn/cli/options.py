@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairturn.cli.endings import wrong_use
+from fairturn.cli.exit_codes import wrong_use
 from fairturn.cli.settings import FILE_METAVAR, Known, flag_of, option_settings
 from fairturn.clock import from_datetime, microseconds
 from fairturn.priority import BOUNDS, LEVELS, RESET_INTERVAL_US, Reset, Rule
 
 if TYPE_CHECKING:
-    from fairturn.filters import Filters
+    from fairturn.validation.filters import Filters
 
 SECONDS_MAX = 1_000_000_000
 STATES = ("delayed", "waiting", "running", "completed", "dead", "cancelled")

@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from fairturn.cli.endings import WRONG_USE, Ending, misuse_is_wrong_use
+from fairturn.cli.exit_codes import WRONG_USE, Ending, misuse_is_wrong_use
 from fairturn.cli.options import json_option
-from fairturn.cli.reaching import place_options, reached
+from fairturn.cli.remote import place_options, reached
 from fairturn.cli.terminal import number, print_line, printable, progress
 
 

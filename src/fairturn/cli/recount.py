@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from fairturn.cli.terminal import number, progress
-from fairturn.stores.findings import UNREPAIRABLE, Damage, Damages, describe
+from fairturn.stores.inspection import UNREPAIRABLE, Damage, Damages, describe
 
 # A repair may bring to light what unapplied events have hidden.
 _ROUNDS_MAX = 3

@@ -12,8 +12,8 @@ import click
 from fairturn.cli.options import Bounds, Seconds, choice, rule_of
 from fairturn.cli.terminal import console, number, print_table, printable, progress, seconds
 from fairturn.clock import SECOND_US, microseconds
-from fairturn.flows import PATIENCE_US, Costs, Mode
 from fairturn.priority import Reset
+from fairturn.scheduling.flows import PATIENCE_US, Costs, Mode
 
 if TYPE_CHECKING:  # the simulator is loaded when something is replayed
     from fairturn.simulator.replay import Replayed

@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from fairturn.addresses import is_address
-from fairturn.cli.endings import Ending, wrong_use
-from fairturn.cli.opening import settings_here
+from fairturn.cli.exit_codes import Ending, wrong_use
 from fairturn.cli.options import json_option, setting_options
+from fairturn.cli.target import settings_here
 from fairturn.cli.terminal import number, print_line, printable, progress, size
+from fairturn.urls import is_address
 
 
 @click.command("restore")
@@ -38,7 +38,7 @@ def command(
     """
     if is_address(backup) or is_address(database):
         wrong_use("only a queue in a file is restored by this; PostgreSQL: pg_restore")
-    from fairturn.restore import restore
+    from fairturn.maintenance.restore import restore
 
     settings = settings_here(flags)
     with progress("Restoring") as advance:

@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
-from fairturn.cli.opening import opened, queue_options
 from fairturn.cli.options import json_option
+from fairturn.cli.target import opened, queue_options
 from fairturn.cli.terminal import print_line
 
 

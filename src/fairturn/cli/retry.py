@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairturn.cli.changing import change, wanted_ids
-from fairturn.cli.endings import FAILED, NOT_FOUND, Ending, wrong_use
+from fairturn.cli.bulk import change, wanted_ids
+from fairturn.cli.exit_codes import FAILED, NOT_FOUND, Ending, wrong_use
 from fairturn.cli.options import filter_options, json_option
-from fairturn.cli.reaching import place_options, reached
+from fairturn.cli.remote import place_options, reached
 from fairturn.cli.terminal import number, print_line, printable
 from fairturn.errors import WrongState
 
 if TYPE_CHECKING:
-    from fairturn.client.calling import Client
-    from fairturn.filters import Filters
+    from fairturn.client.sync_client import Client
     from fairturn.model import State
     from fairturn.queue import Queue
+    from fairturn.validation.filters import Filters
 
 _DEAD, _WAITING = "dead", "waiting"
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from fairturn.cli.endings import wrong_use
+from fairturn.cli.exit_codes import wrong_use
 from fairturn.cli.options import Bounds, Seconds, choice, rule_of
-from fairturn.cli.reaching import reached
+from fairturn.cli.remote import reached
 from fairturn.cli.terminal import plain_number
 from fairturn.clock import SECOND_US, microseconds
 from fairturn.priority import LEVELS, Count, Reset, Rule

@@ -7,9 +7,8 @@ from typing import Any
 import click
 
 from fairturn.cli.deadline import Deadline
-from fairturn.cli.opening import QUEUE_OPTIONS, opened, settings_here
 from fairturn.cli.options import setting_options
-from fairturn.cli.serving import (
+from fairturn.cli.service_options import (
     GRACE_S,
     SERVICE_OPTIONS,
     address_of,
@@ -17,6 +16,7 @@ from fairturn.cli.serving import (
     run_server,
     say,
 )
+from fairturn.cli.target import QUEUE_OPTIONS, opened, settings_here
 
 
 @click.command("serve")

@@ -12,8 +12,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairturn.addresses import is_address, without_password
 from fairturn.cli.terminal import plain_number, printable
+from fairturn.urls import is_address, without_password
 
 FILE = "fairturn.toml"
 FILE_VARIABLE = "FAIRTURN_CONFIG"
@@ -222,7 +222,7 @@ def shown_of(name: str, value: Any) -> Any:
     """A setting as it may be shown: of an access key only its id, which opens nothing."""
     if name != KEY or value is None:
         return without_password(value) if isinstance(value, str) else value
-    from fairturn.access import read_key
+    from fairturn.access.keys import read_key
 
     presented = read_key(value)
     return "***" if presented is None else f"ft_{presented.id}_***"

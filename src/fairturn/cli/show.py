@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from fairturn.cli.endings import WRONG_USE, Ending, wrong_use
+from fairturn.cli.exit_codes import WRONG_USE, Ending, wrong_use
 from fairturn.cli.options import json_option
-from fairturn.cli.reaching import place_options, reached
+from fairturn.cli.remote import place_options, reached
 from fairturn.cli.terminal import duration, moment, number, print_line, printable, size
 from fairturn.cli.values import document_as_json, stopping
 from fairturn.clock import SystemClock
 from fairturn.errors import NotAllowed
 
 if TYPE_CHECKING:
-    from fairturn.client.calling import Client
+    from fairturn.client.sync_client import Client
     from fairturn.model import Document
     from fairturn.queue import Queue
 

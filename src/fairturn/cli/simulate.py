@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairturn.cli.endings import Ending, misuse_is_wrong_use, wrong_use
+from fairturn.cli.exit_codes import Ending, misuse_is_wrong_use, wrong_use
 from fairturn.cli.options import Bounds, Seconds, choice, rule_of
 from fairturn.cli.terminal import (
     console,
@@ -17,11 +17,11 @@ from fairturn.cli.terminal import (
     short_seconds,
 )
 from fairturn.clock import SECOND_US, microseconds
-from fairturn.flows import PATIENCE_US, Costs
 from fairturn.priority import Reset
+from fairturn.scheduling.flows import PATIENCE_US, Costs
 
 if TYPE_CHECKING:  # the simulator is loaded when something is simulated
-    from fairturn.simulator.comparing import Comparison, Discipline, Result
+    from fairturn.simulator.comparison import Comparison, Discipline, Result
     from fairturn.simulator.scenario import Scenario
 
 # The names of `comparing.Discipline`, which is not loaded for the help; a test compares them.
@@ -180,7 +180,7 @@ def _scenario(target: str, settings: dict[str, Any]) -> "Scenario":
 
 
 def _read(path: Path, settings: dict[str, Any]) -> "Scenario":
-    from fairturn.simulator import reading
+    from fairturn.simulator import trace_files
     from fairturn.simulator.scenario import scenario_of
     from fairturn.simulator.workloads import WORKLOADS
 
@@ -189,11 +189,11 @@ def _read(path: Path, settings: dict[str, Any]) -> "Scenario":
             f"there is no file {path}, and no workload of this name; "
             f"the workloads are {', '.join(WORKLOADS)}"
         )
-    trace, left_out = reading.read(path)
+    trace, left_out = trace_files.read(path)
     if left_out:
         click.echo(f"Left out without a run time or a user: {left_out:,}.", err=True)
     max_cost, scale = settings["max_cost"], settings["time_scale"]
-    trace = reading.scaled(
+    trace = trace_files.scaled(
         trace,
         time_scale=1.0 if scale is None else scale,
         cost_us_max=None if max_cost is None else microseconds(max_cost),
@@ -208,7 +208,7 @@ def _whole(number: float) -> int:
 
 
 def _compare(scenario: "Scenario", modes: tuple[str, ...], **options: Any) -> "Comparison":
-    from fairturn.simulator.comparing import Discipline, compare
+    from fairturn.simulator.comparison import Discipline, compare
 
     wanted = [Discipline(mode) for mode in dict.fromkeys(modes)]
     total = len(wanted) * len(scenario.trace)

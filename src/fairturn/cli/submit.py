@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import click
 
-from fairturn.cli.endings import (
+from fairturn.cli.exit_codes import (
     TRY_AGAIN,
     Ending,
     code_of,
@@ -22,7 +22,7 @@ from fairturn.cli.endings import (
     wrong_use,
 )
 from fairturn.cli.options import Moment, json_option
-from fairturn.cli.reaching import place_options, reached
+from fairturn.cli.remote import place_options, reached
 from fairturn.cli.terminal import (
     console,
     number,
@@ -33,10 +33,10 @@ from fairturn.cli.terminal import (
     silence_output,
 )
 from fairturn.errors import FairturnError, StoreError, StoreFull, StoreRefused
-from fairturn.text import identity
+from fairturn.validation.text import identity
 
 if TYPE_CHECKING:
-    from fairturn.cli.handing import Given
+    from fairturn.cli.batches import Given
     from fairturn.model import Receipt
 
 RECEIPTS_SHOWN = 20
@@ -91,7 +91,7 @@ def command(
     with ExitStack() as stack:
         groups, total = _given(stack, customer, files, ndjson, fields, wait_for_room=wait_for_room)
         printed = _Receipts(as_json)
-        from fairturn.cli.handing import Stopped, hand_in
+        from fairturn.cli.batches import Stopped, hand_in
 
         keyed = _Keyed(groups)
         try:
@@ -188,7 +188,7 @@ def _opened(file: str) -> BinaryIO:
 
 
 def _of_payload(customer: str, payload: str, described: dict[str, Any]) -> "list[Given]":
-    from fairturn.cli.handing import Given
+    from fairturn.cli.batches import Given
     from fairturn.model import Submission
 
     try:
@@ -201,7 +201,7 @@ def _of_payload(customer: str, payload: str, described: dict[str, Any]) -> "list
 def _of_files(
     customer: str, files: tuple[str, ...], described: dict[str, Any], stdin: Any
 ) -> "list[Given]":
-    from fairturn.cli.handing import BATCH_BYTES, Given
+    from fairturn.cli.batches import BATCH_BYTES, Given
     from fairturn.model import Submission
 
     group = []

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairturn.cli.deadline import Deadline
-from fairturn.cli.endings import wrong_use
-from fairturn.cli.opening import QUEUE_OPTIONS, opened, settings_here
+from fairturn.cli.exit_codes import wrong_use
 from fairturn.cli.options import setting_options
-from fairturn.cli.serving import SERVICE_OPTIONS, address_of, make_server, run_server, say
+from fairturn.cli.service_options import SERVICE_OPTIONS, address_of, make_server, run_server, say
+from fairturn.cli.target import QUEUE_OPTIONS, opened, settings_here
 from fairturn.cli.work import WORKER_OPTIONS, Lines, refuse_no_handler, worker_of
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def command(*, demo: bool, open_page: bool, as_json: bool, flags: Mapping[str, A
         if demo:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fairturn-demo-"))
             file = str(Path(folder) / "demo.db")
-            flags = {**flags, "database": file, "handler": "fairturn.handlers:rest"}
+            flags = {**flags, "database": file, "handler": "fairturn.demo.handler:rest"}
         settings = settings_here(flags)
         refuse_no_handler(settings)
         sys.path.insert(0, str(Path.cwd()))  # where `python -m` would look too

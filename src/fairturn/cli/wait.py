@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from fairturn.cli.endings import FAILED, TRY_AGAIN, Ending
+from fairturn.cli.exit_codes import FAILED, TRY_AGAIN, Ending
 from fairturn.cli.options import Seconds, json_option
-from fairturn.cli.reaching import place_options, reached
+from fairturn.cli.remote import place_options, reached
 from fairturn.cli.terminal import number, print_line, printable, progress
 from fairturn.cli.values import document_as_json
 from fairturn.clock import stopwatch

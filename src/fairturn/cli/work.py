@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairturn.cli.deadline import Deadline
-from fairturn.cli.endings import misuse_is_wrong_use
-from fairturn.cli.opening import QUEUE_OPTIONS, opened, settings_here
+from fairturn.cli.exit_codes import misuse_is_wrong_use
 from fairturn.cli.options import json_option, setting_options
 from fairturn.cli.settings import WORKER, Found, names_of, values_of
+from fairturn.cli.target import QUEUE_OPTIONS, opened, settings_here
 from fairturn.cli.terminal import Progress, duration, json_line, number, printable, progress
 from fairturn.clock import SECOND_US, microseconds
 
@@ -91,7 +91,7 @@ def worker_of(
     """A worker to which every setting of the worker applies. The deadline begins when the worker
     is asked to stop, by a signal for example."""
     from fairturn.worker import Worker
-    from fairturn.worker.retrying import Delays
+    from fairturn.worker.backoff import Delays
 
     class Stoppable(Worker):
         def stop(self, *, now: bool = False) -> None:

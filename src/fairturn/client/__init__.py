@@ -10,8 +10,8 @@ knows neither sockets nor event loops. `Client` and `AsyncClient` do what it say
     values                          the service's JSON as the values of the queue
 """
 
-from fairturn.client.asking import Tries
-from fairturn.client.uploading import Progress
+from fairturn.client.exchange import Tries
+from fairturn.client.upload import Progress
 from fairturn.client.values import Me, Standing
 
 __all__ = ["Tries", "Progress", "Me", "Standing"]

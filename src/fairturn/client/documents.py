@@ -4,17 +4,17 @@ from collections.abc import Callable, Iterable
 from itertools import chain, islice
 from typing import Any, BinaryIO, TypeVar
 
-from fairturn import content, ids, text
+from fairturn import ids
 from fairturn.client import values
-from fairturn.client.asking import Ask, Asker, Exchange, Pause, Work, json_ask
-from fairturn.client.downloading import Sink
-from fairturn.client.refusing import Answer
-from fairturn.client.uploading import NewName, Prepared, Progress, prepare, prepare_many
+from fairturn.client.download import Sink
+from fairturn.client.exchange import Ask, Asker, Exchange, Pause, Work, json_ask
+from fairturn.client.problems import Answer
+from fairturn.client.upload import NewName, Prepared, Progress, prepare, prepare_many
 from fairturn.client.values import Me
 from fairturn.clock import stopwatch
+from fairturn.contents import local
 from fairturn.errors import NotAllowed, NotFound
-from fairturn.explain import Audience, Explanation, for_customer
-from fairturn.filters import Filters, page_size, to_filter
+from fairturn.explain.analysis import Audience, Explanation, for_customer
 from fairturn.model import (
     CUSTOMER_BYTES_MAX,
     PAGE_MAX,
@@ -26,6 +26,8 @@ from fairturn.model import (
     State,
     Submission,
 )
+from fairturn.validation import text
+from fairturn.validation.filters import Filters, page_size, to_filter
 from fairturn.wire import IDS_MAX
 
 WAIT_S = 30.0  # of one long poll; proxies cut what is silent for a minute
@@ -164,13 +166,13 @@ class Documents:
 
     def payload(self, id: str) -> Exchange[Any]:
         document = yield from self.get(id)
-        content.refuse_other(document, Kind.PAYLOAD)
+        local.refuse_other(document, Kind.PAYLOAD)
         answer = yield from self._asker.ask(Ask("GET", f"{_path(id)}/content", said=_missing(id)))
         return answer.json
 
     def open(self, id: str) -> Exchange[BinaryIO]:
         document = yield from self.get(id)
-        content.refuse_other(document, Kind.CONTENT)
+        local.refuse_other(document, Kind.CONTENT)
         return (yield from self._fetch(f"{_path(id)}/content", f"document {id}", _missing(id)))
 
     def read(self, id: str) -> Exchange[bytes]:

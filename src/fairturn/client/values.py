@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from fairturn.access import AccessKey, Role
-from fairturn.explain import Explanation
-from fairturn.flows import COST_ONE
-from fairturn.forecast import Forecast
-from fairturn.keys import NewKey
+from fairturn.access.keys import AccessKey, Role
+from fairturn.access.registry import NewKey
+from fairturn.explain.analysis import Explanation
+from fairturn.explain.reasons import Code, Reason, Value
+from fairturn.explain.snapshot import Between
 from fairturn.model import (
     SETTING_NAMES,
     Customer,
@@ -25,11 +25,11 @@ from fairturn.model import (
     State,
     Summary,
 )
-from fairturn.position import Cause, Position
-from fairturn.position.counting import Before
 from fairturn.priority import Reset, Rule
-from fairturn.reasons import Code, Reason, Value
-from fairturn.situation import Between
+from fairturn.scheduling.flows import COST_ONE
+from fairturn.scheduling.forecast import Forecast
+from fairturn.scheduling.position import Cause, Position
+from fairturn.scheduling.position.closed_form import Before
 
 Json = Mapping[str, Any]
 

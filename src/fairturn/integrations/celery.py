@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 
 from fairturn.errors import BrokerRefused, StoreError
 from fairturn.integrations import brokers
-from fairturn.integrations.deciding import (
+from fairturn.integrations.decision import (
     FALLBACK,
     Customer,
     Decider,

@@ -15,7 +15,7 @@ from dramatiq.middleware import MiddlewareError
 
 from fairturn.errors import BrokerRefused
 from fairturn.integrations.brokers import RABBITMQ, as_number
-from fairturn.integrations.deciding import FALLBACK, Customer, Decider, Place, Totals
+from fairturn.integrations.decision import FALLBACK, Customer, Decider, Place, Totals
 from fairturn.priority import LEVELS, Rule
 
 

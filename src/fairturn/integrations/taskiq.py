@@ -15,7 +15,7 @@ from taskiq import TaskiqMessage, TaskiqMiddleware
 
 from fairturn.errors import BrokerRefused
 from fairturn.integrations.brokers import RABBITMQ, as_number
-from fairturn.integrations.deciding import FALLBACK, Customer, Decider, Place, Totals
+from fairturn.integrations.decision import FALLBACK, Customer, Decider, Place, Totals
 from fairturn.priority import LEVELS, Rule
 
 

@@ -1,6 +1,6 @@
 """The HTTP service: the queue for those who are on another machine, or speak another language.
 
-`app.make_app` makes it of a queue; `running.py` has the server of `fairturn serve` and `up`. Work
+`app.make_app` makes it of a queue; `server.py` has the server of `fairturn serve` and `up`. Work
 on the store happens in threads; the event loop only moves bytes and waits (decision 0030).
 
     connections, guarding, callers, rates    around every request: limits; who asks, from the key

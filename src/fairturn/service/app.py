@@ -9,32 +9,32 @@ from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 from starlette.routing import Route
 
+from fairturn.access.registry import Keys
 from fairturn.clock import Clock, SystemClock
-from fairturn.keys import Keys
 from fairturn.queue import Queue
 from fairturn.service import (
-    changing,
+    access_keys,
+    administration,
+    api_docs,
+    bulk,
     customers,
     documents,
     events,
     health,
-    keyring,
-    lines,
     metrics,
-    operating,
-    pages,
+    ndjson,
     problems,
     room,
     shapes,
-    submitting,
+    submissions,
 )
-from fairturn.service.collecting import Collector
-from fairturn.service.guarding import Guard
+from fairturn.service.batcher import Collector
+from fairturn.service.change_feed import Watch
 from fairturn.service.logs import Served
-from fairturn.service.plan import Plan
+from fairturn.service.middleware import Guard
+from fairturn.service.options import Plan
 from fairturn.service.rates import Rates
 from fairturn.service.service import Service
-from fairturn.service.watching import Watch
 
 _ABOUT = """
 A queue for documents that gives every customer a fair turn.
@@ -103,21 +103,21 @@ def make_app(
     app.state.readiness = health.Readiness(service)
     problems.install(app)
     for routes in (
-        submitting,
-        lines,
+        submissions,
+        ndjson,
         documents,
-        changing,
+        bulk,
         customers,
         room,
-        operating,
-        keyring,
+        administration,
+        access_keys,
         events,
         health,
         metrics,
-        pages,
+        api_docs,
     ):
         app.include_router(routes.router)
     # Found first, and without what the framework does where it reads the parameters itself.
-    app.router.routes.insert(0, Route("/v1/documents", submitting.submit, methods=["POST"]))
+    app.router.routes.insert(0, Route("/v1/documents", submissions.submit, methods=["POST"]))
     app.add_middleware(Guard, plan=plan, on_served=on_served, clock=clock)
     return app

@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from fairturn.access import Role
+from fairturn.access.keys import Role
 from fairturn.model import Document, Stored
 from fairturn.service.problems import Code, Problem
 from fairturn.service.service import Service, service_of

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
-from fairturn.changes import UNCHANGED
 from fairturn.errors import NotFound
 from fairturn.model import RUNNING_MAX
 from fairturn.service import shapes
@@ -14,6 +13,7 @@ from fairturn.service.callers import Anybody, Operator, Overseer
 from fairturn.service.problems import refusing_misuse
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
+from fairturn.validation.changes import UNCHANGED
 
 router = APIRouter(tags=["customers"])
 

@@ -7,9 +7,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import Field
 
-from fairturn import content
-from fairturn.explain import Audience, Explanation, without_position
-from fairturn.filters import Filters
+from fairturn.contents import local
+from fairturn.explain.analysis import Audience, Explanation, without_position
 from fairturn.model import ENDED, NAME_BYTES_MAX, Document, Filter, Kind, State, Stored
 from fairturn.queue import not_completed
 from fairturn.service import shapes
@@ -18,7 +17,8 @@ from fairturn.service.languages import preferred_of
 from fairturn.service.problems import Code, Problem, refusing_misuse
 from fairturn.service.responses import ATTACHED, attachment, problems
 from fairturn.service.service import Service, service_of
-from fairturn.service.submitting import moment_of
+from fairturn.service.submissions import moment_of
+from fairturn.validation.filters import Filters
 from fairturn.wire import BINARY, IDS_MAX, JSON, WAIT_S_MAX
 
 router = APIRouter(tags=["documents"])
@@ -151,11 +151,11 @@ async def get_content(request: Request, caller: Anybody, id: shapes.DocumentId) 
     document, body, *_ = await service.run(stored_for, service, caller, id)
     contents = service.queue.contents
     if document.kind is Kind.PAYLOAD:
-        value = await service.move(content.payload_of, document, body, contents)
+        value = await service.move(local.payload_of, document, body, contents)
         payload = json.dumps(value).encode()
         name = document.name or f"{document.id}.json"
         return attachment(BytesIO(payload), len(payload), name, None)
-    file = await service.move(content.open_content, document, body, contents)
+    file = await service.move(local.open_content, document, body, contents)
     return attachment(file, document.size_bytes, document.name or document.id, document.sha256)
 
 

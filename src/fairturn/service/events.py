@@ -18,9 +18,9 @@ from fairturn.clock import stopwatch
 from fairturn.errors import StoreError
 from fairturn.model import Filter
 from fairturn.service import customers, shapes
+from fairturn.service.administration import summary_of
 from fairturn.service.callers import Anybody, Caller
-from fairturn.service.operating import summary_of
-from fairturn.service.plan import STREAMS_MAX
+from fairturn.service.options import STREAMS_MAX
 from fairturn.service.problems import Code, Problem
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of

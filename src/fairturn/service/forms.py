@@ -9,7 +9,7 @@ from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from fairturn.model import METADATA_BYTES_MAX
-from fairturn.service.plan import PARTS_MAX
+from fairturn.service.options import PARTS_MAX
 from fairturn.service.problems import Code, Problem
 from fairturn.service.service import Service
 from fairturn.service.uploads import Body, Received, pieces_of

@@ -10,9 +10,9 @@ from fastapi.responses import JSONResponse
 from fairturn.clock import stopwatch
 from fairturn.errors import FairturnError
 from fairturn.service import shapes
-from fairturn.service.operating import workers_of
+from fairturn.service.administration import workers_of
 from fairturn.service.service import Service, service_of
-from fairturn.store import Checkable
+from fairturn.stores.contract import Checkable
 
 LOOK_S = 1.0
 

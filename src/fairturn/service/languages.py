@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import cache
 
-from fairturn.locales import ENGLISH, Language, languages, load
+from fairturn.i18n import ENGLISH, Language, languages, load
 
 _HEADER_MAX = 1_024
 _RANGES_MAX = 16

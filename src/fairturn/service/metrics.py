@@ -11,13 +11,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from fairturn.clock import SECOND_US
+from fairturn.explain.snapshot import waiting_since
 from fairturn.model import Document, Filter, State, Summary
 from fairturn.priority import LEVELS
+from fairturn.service.administration import workers_of
 from fairturn.service.callers import Overseer
-from fairturn.service.operating import workers_of
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
-from fairturn.situation import waiting_since
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RECENT = 1_000

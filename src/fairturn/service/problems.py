@@ -26,7 +26,7 @@ from fairturn.errors import (
     StoreUnavailable,
     WrongState,
 )
-from fairturn.sentences import Message
+from fairturn.explain.sentences import Message
 from fairturn.service.languages import language, preferred_of
 from fairturn.wire import PROBLEM
 

@@ -8,7 +8,7 @@ from limits.storage import Storage
 from limits.strategies import FixedWindowRateLimiter
 
 from fairturn.clock import SECOND_US, Clock
-from fairturn.service.plan import REFUSED_PER_MINUTE
+from fairturn.service.options import REFUSED_PER_MINUTE
 
 _WINDOWS_MAX = 10_000  # so many are kept before those that are over are forgotten
 

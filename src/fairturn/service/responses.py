@@ -7,7 +7,7 @@ from urllib.parse import quote
 from starlette.background import BackgroundTask
 from starlette.responses import StreamingResponse
 
-from fairturn.content import chunks_of
+from fairturn.contents.local import chunks_of
 from fairturn.wire import BINARY, PROBLEM
 
 # What every operation with a key can answer.

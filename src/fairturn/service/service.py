@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 from anyio import CapacityLimiter, Semaphore, to_thread
 from fastapi import Request
 
+from fairturn.access.registry import Keys
 from fairturn.clock import Clock
-from fairturn.keys import Keys
 from fairturn.queue import Queue
-from fairturn.service.plan import BATCHES_AT_ONCE, Plan
+from fairturn.service.change_feed import Watch
+from fairturn.service.options import BATCHES_AT_ONCE, Plan
 from fairturn.service.rates import Rates
-from fairturn.service.watching import Watch
 
 # Of the threads that work on the store, and as many for contents: a bucket that answers slowly must
 # not hold up what needs none. One that waits for a disk holds no lock of Python.

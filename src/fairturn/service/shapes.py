@@ -6,19 +6,19 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, Strict
 
 from fairturn import model
-from fairturn.access import Role
-from fairturn.explain import Explanation as Explained
-from fairturn.flows import COST_ONE
+from fairturn.access.keys import Role
+from fairturn.explain.analysis import Explanation as Explained
+from fairturn.explain.sentences import tell
 from fairturn.model import (
     CUSTOMER_BYTES_MAX,
     PAGE_MAX,
     Kind,
     State,
 )
-from fairturn.position import Cause
-from fairturn.position import Position as Positioned
 from fairturn.priority import LEVELS, Count, Rule
-from fairturn.sentences import tell
+from fairturn.scheduling.flows import COST_ONE
+from fairturn.scheduling.position import Cause
+from fairturn.scheduling.position import Position as Positioned
 
 Priority = Annotated[int, Field(ge=1, le=LEVELS)]
 Moment = Annotated[int, Field(description="Microseconds since 1970-01-01 UTC.")]

@@ -18,7 +18,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from fairturn.clock import stopwatch
-from fairturn.content import Writing
+from fairturn.contents.local import Writing
 from fairturn.errors import StoreRefused
 from fairturn.model import INLINE_BYTES_MAX, ContentRef
 from fairturn.service.problems import Code, Problem

@@ -7,8 +7,8 @@ from itertools import islice
 from typing import TextIO
 
 from fairturn.clock import SECOND_US
-from fairturn.flows import WEIGHT_ONE
 from fairturn.model import Document
+from fairturn.scheduling.flows import WEIGHT_ONE
 from fairturn.simulator.trace import Trace
 
 _ROWS_AT_ONCE = 10_000

@@ -19,7 +19,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 
-from fairturn.flows import WEIGHT_ONE
+from fairturn.scheduling.flows import WEIGHT_ONE
 from fairturn.simulator.plan import Plan
 from fairturn.simulator.trace import Trace
 

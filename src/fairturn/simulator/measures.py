@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from fairturn.flows import WEIGHT_ONE
+from fairturn.scheduling.flows import WEIGHT_ONE
 from fairturn.simulator.ideal import Ideal
 from fairturn.simulator.replay import Attempt, Replayed
 from fairturn.simulator.scenario import Scenario

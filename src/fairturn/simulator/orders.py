@@ -2,7 +2,8 @@
 
 from typing import NamedTuple, Protocol
 
-from fairturn.flows import (
+from fairturn.model import level_of
+from fairturn.scheduling.flows import (
     PATIENCE_US,
     Arrived,
     Backlog,
@@ -15,8 +16,7 @@ from fairturn.flows import (
     Pick,
     Returned,
 )
-from fairturn.model import level_of
-from fairturn.turns import Turns
+from fairturn.scheduling.turns import Turns
 
 
 class Paper(NamedTuple):

@@ -11,8 +11,8 @@ from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from fairturn.flows import PATIENCE_US, WEIGHT_ONE, Costs, Mode, Pick
 from fairturn.priority import Count, Rule
+from fairturn.scheduling.flows import PATIENCE_US, WEIGHT_ONE, Costs, Mode, Pick
 from fairturn.simulator.orders import Order, Paper, RealOrder
 from fairturn.simulator.plan import Plan
 from fairturn.simulator.trace import Trace

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 from fairturn.clock import SECOND_US
 from fairturn.simulator import measures
-from fairturn.simulator.comparing import IDEALS, Comparison, Result
-from fairturn.simulator.pictures import (
+from fairturn.simulator.charts import (
     WAITING,
     Band,
     Bar,
@@ -19,6 +18,7 @@ from fairturn.simulator.pictures import (
     spreads,
     strip,
 )
+from fairturn.simulator.comparison import IDEALS, Comparison, Result
 from fairturn.simulator.replay import Replayed
 from fairturn.simulator.style import STYLE
 from fairturn.simulator.summary import TITLES, duration, headline, main_of, sentences

@@ -6,8 +6,8 @@ from copy import copy
 from dataclasses import dataclass, replace
 
 from fairturn.clock import microseconds
-from fairturn.flows import Costs
 from fairturn.model import weight_in_thousandths
+from fairturn.scheduling.flows import Costs
 from fairturn.simulator.plan import Cancel, Loss, Plan
 from fairturn.simulator.trace import Trace
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fairturn.clock import SECOND_US
-from fairturn.simulator.comparing import (
+from fairturn.simulator.comparison import (
     IDEALS,
     Comparison,
     Discipline,

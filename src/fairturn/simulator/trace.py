@@ -9,10 +9,10 @@ from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fairturn import text
 from fairturn.clock import SECOND_US
 from fairturn.errors import TraceError
 from fairturn.model import CUSTOMER_BYTES_MAX, weight_in_thousandths
+from fairturn.validation import text
 
 REQUIRED = ("at_s", "customer", "cost_s")
 OPTIONAL = ("weight",)

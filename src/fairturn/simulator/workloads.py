@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
 
-from fairturn.flows import Costs
+from fairturn.scheduling.flows import Costs
 from fairturn.simulator.plan import Loss
 from fairturn.simulator.scenario import Draft, Scenario
 

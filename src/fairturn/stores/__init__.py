@@ -1,2 +1,2 @@
 """Where documents, counts and turns are kept. To add a store: write one module here that keeps
-the promises of `fairturn.store`, and run `fairturn.testing` on it."""
+the promises of `fairturn.stores.contract`, and run `fairturn.stores.conformance` on it."""

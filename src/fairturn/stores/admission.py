@@ -12,9 +12,9 @@ from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from fairturn.errors import KeyReused, NotFound, QueueFull
-from fairturn.flows import Mode
 from fairturn.model import CHILDREN_UNCHECKED_MAX, NewDocument, Receipt, Settings
 from fairturn.priority import Count
+from fairturn.scheduling.flows import Mode
 
 
 class CustomerBook:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from fairturn.flows import (
+from fairturn.scheduling.flows import (
     Arrived,
     Changed,
     Counted,
@@ -17,7 +17,7 @@ from fairturn.flows import (
     Resumed,
     Returned,
 )
-from fairturn.text import compact_json
+from fairturn.validation.text import compact_json
 
 # The position is the code in the database: append, never reorder.
 _EVENTS: tuple[type[Any], ...] = (

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
-from fairturn.flows import COST_ONE, WEIGHT_ONE, Costs, Mode, Standing
+from fairturn.explain.snapshot import Line, charge_of, lines_of
 from fairturn.model import Document, Settings
 from fairturn.priority import LEVELS
-from fairturn.situation import Line, charge_of, lines_of
-from fairturn.stores.lineups import FlowKey, Sight, look_ahead
+from fairturn.scheduling.flows import COST_ONE, WEIGHT_ONE, Costs, Mode, Standing
+from fairturn.scheduling.turns import Turns
+from fairturn.stores.positions import FlowKey, Sight, look_ahead
 from fairturn.stores.values import Row
-from fairturn.turns import Turns
 
 
 class Next(NamedTuple):

@@ -10,20 +10,9 @@ from secrets import randbits
 from typing import Any
 
 from fairturn import ids
-from fairturn.access import ACCESS_KEYS_MAX, AccessKey
+from fairturn.access.keys import ACCESS_KEYS_MAX, AccessKey
 from fairturn.clock import Clock, SystemClock
-from fairturn.flows import (
-    Arrived,
-    Backlog,
-    Changed,
-    Ended,
-    Event,
-    Left,
-    Pick,
-    Purged,
-    Recorded,
-    Resumed,
-)
+from fairturn.explain.snapshot import WORKERS_KEPT_US, WORKERS_MAX, Line, Seen, Situation
 from fairturn.model import (
     CANCELS_KEPT_MAX,
     CANCELS_REPORTED_MAX,
@@ -59,16 +48,27 @@ from fairturn.model import (
     weight_in_thousandths,
 )
 from fairturn.priority import Count
-from fairturn.situation import WORKERS_KEPT_US, WORKERS_MAX, Line, Seen, Situation
-from fairturn.store import UNREFERENCED_S
+from fairturn.scheduling.flows import (
+    Arrived,
+    Backlog,
+    Changed,
+    Ended,
+    Event,
+    Left,
+    Pick,
+    Purged,
+    Recorded,
+    Resumed,
+)
+from fairturn.scheduling.turns import Turns
 from fairturn.stores.admission import CustomerBook, KnownKey, ParentBook, admit
-from fairturn.stores.ending import Attempt, Ending, end_of, end_of_lease, has_ended
-from fairturn.stores.ends import Ends, to_summary
+from fairturn.stores.contract import UNREFERENCED_S
 from fairturn.stores.epoch import jump
-from fairturn.stores.foreseeing import Kept, KeptCustomer, foresee, situation
+from fairturn.stores.estimates import Kept, KeptCustomer, foresee, situation
 from fairturn.stores.lanes import Next, by_lane, levels_of, lines_in_turn, take_turns
-from fairturn.text import small, spellings
-from fairturn.turns import Turns
+from fairturn.stores.outcome_counters import Ends, to_summary
+from fairturn.stores.transitions import Attempt, Ending, end_of, end_of_lease, has_ended
+from fairturn.validation.text import small, spellings
 
 
 @dataclass(slots=True, eq=False)

@@ -45,7 +45,7 @@ def to_document(row: Row, key: int) -> Document:
             *row[16:21],
             None if parent is None else ids.encode(parent, key),
             row[22],
-            None,  # progress, which only `reading.py` reads
+            None,  # progress, which only `query.py` reads
         )
     )
 

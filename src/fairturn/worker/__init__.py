@@ -8,18 +8,18 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
-from fairturn.worker.handling import Handler
-from fairturn.worker.loading import load, main_module, reference_of, refuse_in_child
+from fairturn.worker.handler import Handler
+from fairturn.worker.loader import load, main_module, reference_of, refuse_in_child
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
     from fairturn.queue import Queue
-    from fairturn.worker.crew import Crew
+    from fairturn.worker.backoff import Delays
     from fairturn.worker.events import Event
-    from fairturn.worker.pacing import Pace
-    from fairturn.worker.retrying import Delays
+    from fairturn.worker.executor import Crew
+    from fairturn.worker.prefetch import Pace
     from fairturn.worker.supervisor import Done, Supervisor
 
 CONCURRENCY_MAX = 1_000
@@ -85,7 +85,7 @@ class Worker:
         self._running = False
         self._supervisor: Supervisor | None = None
         self._stops: list[bool] = []  # one for each time that somebody asked: now, or not
-        for module in (*_MACHINERY, "threads" if threads else "processes"):
+        for module in (*_MACHINERY, "thread_executor" if threads else "process_executor"):
             import_module(f"fairturn.worker.{module}")
 
     def run(self, *, until_empty: bool = False) -> "Done":
@@ -111,9 +111,9 @@ class Worker:
     def _run(self, until_empty: bool) -> "Done":
         import random
 
+        from fairturn.worker.backoff import Delays, check
         from fairturn.worker.folder import attempts_folder
-        from fairturn.worker.pacing import Pace
-        from fairturn.worker.retrying import Delays, check
+        from fairturn.worker.prefetch import Pace
         from fairturn.worker.signals import handled
         from fairturn.worker.supervisor import Plan, Supervisor
 
@@ -152,7 +152,7 @@ class Worker:
 
     def _new_crew(self, folder: "Path", pace: "Pace") -> "Crew":
         if self._threads:
-            from fairturn.worker.threads import ThreadCrew
+            from fairturn.worker.thread_executor import ThreadCrew
 
             return ThreadCrew(
                 self._loaded() if isinstance(self._handler, str) else self._handler,
@@ -162,7 +162,7 @@ class Worker:
                 pace=pace,
                 output=self._print,
             )
-        from fairturn.worker.processes import Limits, ProcessCrew
+        from fairturn.worker.process_executor import Limits, ProcessCrew
 
         assert isinstance(self._handler, str)
         return ProcessCrew(
@@ -182,7 +182,7 @@ class Worker:
         """The handler that has a name, in this process."""
         from fairturn.errors import HandlerNotLoaded
         from fairturn.worker.output import pass_on
-        from fairturn.worker.tracing import describe, trace
+        from fairturn.worker.tracebacks import describe, trace
 
         assert isinstance(self._handler, str)
         try:
@@ -230,7 +230,7 @@ def _new_name() -> str:
 
 def _checked_name(name: str) -> str:
     from fairturn.model import WORKER_BYTES_MAX
-    from fairturn.text import identity
+    from fairturn.validation.text import identity
 
     return identity(name, "name", WORKER_BYTES_MAX)
 

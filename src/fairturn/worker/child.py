@@ -1,6 +1,6 @@
 """The process that runs a handler. It imports next to nothing, and nothing that knows the database.
 
-`keeper.py` is its parent; `slot.py` is how the worker sees it.
+`reaper.py` is its parent; `slot.py` is how the worker sees it.
 """
 
 import os
@@ -12,10 +12,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from fairturn.clock import stopwatch
-from fairturn.worker.frames import PERMIT_BYTES, Reader, pack, write_all
-from fairturn.worker.handling import ClaimedDocument, Running, Told
-from fairturn.worker.loading import load
-from fairturn.worker.tracing import describe, trace
+from fairturn.worker.handler import ClaimedDocument, Running, Told
+from fairturn.worker.loader import load
+from fairturn.worker.messages import PERMIT_BYTES, Reader, pack, write_all
+from fairturn.worker.tracebacks import describe, trace
 
 PAUSE_BETWEEN_REPORTS_S = 0.25
 

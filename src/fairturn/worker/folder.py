@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fairturn.worker.handling import remove_folder
+from fairturn.worker.handler import remove_folder
 
 _PREFIX = "fairturn-worker-"
 _LOCK = "lock"

@@ -5,10 +5,10 @@ from functools import partial
 
 from fairturn.clock import microseconds, stopwatch
 from fairturn.model import Fence, Progress, Renewed
-from fairturn.store import Store
-from fairturn.worker.calls import Calls, Kind
-from fairturn.worker.crew import Held
+from fairturn.stores.contract import Store
+from fairturn.worker.executor import Held
 from fairturn.worker.outage import Outage
+from fairturn.worker.store_calls import Calls, Kind
 
 PROGRESS_S = 1.0  # between two reports of one document's progress
 

@@ -18,7 +18,7 @@ from fairturn.model import (
     State,
     Stopped,
 )
-from fairturn.store import Store
+from fairturn.stores.contract import Store
 
 
 class Recorded(NamedTuple):
@@ -32,7 +32,7 @@ class Recorded(NamedTuple):
 
 
 class Recorder:
-    """Records outcomes, alone or with a claim. Its methods are called in threads of `calls.py`.
+    """Records outcomes, alone or with a claim. Threads of `store_calls.py` call its methods.
 
     With `reads_states` it reads the documents whose final state depends on more than the outcome.
     """

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from fairturn.content import Contents, chunks_of
+from fairturn.contents.local import Contents, chunks_of
 from fairturn.model import ContentRef
-from fairturn.worker.handling import AGAIN, FILE, Answer, remove_folder
+from fairturn.worker.handler import AGAIN, FILE, Answer, remove_folder
 
 
 def keep_file(contents: Contents, answer: Answer, folder: str) -> tuple[Answer, ContentRef | None]:

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 from fairturn.clock import stopwatch
 from fairturn.model import Progress
-from fairturn.worker import keeper
-from fairturn.worker.crew import Held
-from fairturn.worker.frames import EPOCHS, PERMIT_BYTES, FrameError, Frames, pack
-from fairturn.worker.handling import AGAIN, DONE, FILE, NEVER, RESULT_BYTES_MAX, Answer
+from fairturn.worker import reaper
+from fairturn.worker.executor import Held
+from fairturn.worker.handler import AGAIN, DONE, FILE, NEVER, RESULT_BYTES_MAX, Answer
+from fairturn.worker.messages import EPOCHS, PERMIT_BYTES, FrameError, Frames, pack
 from fairturn.worker.output import Lines, Output
 
 READ_BYTES = 262_144
@@ -81,10 +81,10 @@ class Slot:
         for descriptor in (self.orders, self._permits_read, self.replies, self.output):
             os.set_blocking(descriptor, False)
         theirs = (orders, self._permits_read, replies, life)
-        package = str(Path(keeper.__file__).parents[2])
+        package = str(Path(reaper.__file__).parents[2])
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-S", "-P", keeper.__file__, package, ",".join(map(str, theirs))],
+                [sys.executable, "-S", "-P", reaper.__file__, package, ",".join(map(str, theirs))],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

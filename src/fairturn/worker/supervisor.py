@@ -1,7 +1,7 @@
 """The loop of a worker: claim, hand out, renew, record. One thread does all of it, by deadlines.
 
 The loop waits neither for a handler nor for the store. Every call of the store is made in a thread
-of its kind (`calls.py`), and the loop takes in the reply when it is there. So leases are renewed
+of its kind (`store_calls.py`), and the loop takes the reply when it arrives. So leases are renewed
 and signals are obeyed while a claim waits for a lock.
 
 An outcome is recorded together with the next claim, at once if a slot is free, and otherwise within
@@ -17,8 +17,9 @@ from functools import partial
 from typing import NamedTuple
 
 from fairturn.clock import SECOND_US, microseconds, stopwatch
-from fairturn.content import DISCARD_S, Contents, delete_unreferenced
+from fairturn.contents.local import DISCARD_S, Contents, delete_unreferenced
 from fairturn.errors import ContentDamaged, StoreError, StoreUnavailable
+from fairturn.explain.snapshot import SIGN_ON_EVERY_US
 from fairturn.model import (
     CANCELS_REPORTED_MAX,
     Claim,
@@ -32,18 +33,17 @@ from fairturn.model import (
     Stopped,
     Summary,
 )
-from fairturn.situation import SIGN_ON_EVERY_US
-from fairturn.store import Store
+from fairturn.stores.contract import Store
 from fairturn.worker import events
-from fairturn.worker.calls import Calls, Kind
-from fairturn.worker.crew import Crew, Ended, Held
-from fairturn.worker.handling import AGAIN, DONE, FILE, NEVER
+from fairturn.worker.backoff import Delays, delay_us
+from fairturn.worker.executor import Crew, Ended, Held
+from fairturn.worker.handler import AGAIN, DONE, FILE, NEVER
 from fairturn.worker.leases import Leases
 from fairturn.worker.outage import Outage
 from fairturn.worker.outcomes import Recorded, Recorder, state_after
-from fairturn.worker.pacing import Pace
-from fairturn.worker.retrying import Delays, delay_us
-from fairturn.worker.watching import Watch
+from fairturn.worker.prefetch import Pace
+from fairturn.worker.store_calls import Calls, Kind
+from fairturn.worker.wakeups import Watch
 
 LOOK_S = 1.0  # for documents that became due and leases that ran out
 RECORD_S = 0.005  # that an outcome waits for others while every slot is busy

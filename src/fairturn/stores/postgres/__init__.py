@@ -11,9 +11,10 @@ from uuid import UUID
 import psycopg
 
 from fairturn import crash, ids
-from fairturn.access import AccessKey
+from fairturn.access.keys import AccessKey
 from fairturn.clock import Clock, Uptime, stopwatch
 from fairturn.errors import QueueFull, StoreError, StoreUnavailable
+from fairturn.explain.snapshot import Seen, Situation
 from fairturn.model import (
     NO_PROGRESS,
     Claim,
@@ -38,22 +39,13 @@ from fairturn.model import (
     check_lease,
     check_outcomes,
 )
-from fairturn.situation import Seen, Situation
-from fairturn.store import UNREFERENCED_S
-from fairturn.stores.postgres import (
-    admin,
-    admitting,
-    forgetting,
-    lanes,
-    loading,
-    migrating,
-    reading,
-    situating,
-)
+from fairturn.stores.contract import UNREFERENCED_S
+from fairturn.stores.postgres import access, admin, bulk_load, lanes, query, retention, snapshot
 from fairturn.stores.postgres.claim import BUDGET, BUDGET_MIN, Granted, Request, claim
-from fairturn.stores.postgres.database import POOL_MAX, WAIT_S, Database
+from fairturn.stores.postgres.connection import POOL_MAX, WAIT_S, Database
 from fairturn.stores.postgres.finish import finish, renew
 from fairturn.stores.postgres.gate import CustomerGate
+from fairturn.stores.postgres.notify import Watching
 from fairturn.stores.postgres.pool import Use
 from fairturn.stores.postgres.rows import (
     ADD_QUEUE,
@@ -63,11 +55,11 @@ from fairturn.stores.postgres.rows import (
     settings_columns,
     to_queue,
 )
+from fairturn.stores.postgres.schema import migrate_on_opening, newest, refuse_other, version_of
 from fairturn.stores.postgres.session import SCHEMA, Session
 from fairturn.stores.postgres.submit import CHECK_EPOCH, NewEpoch, submit
-from fairturn.stores.postgres.watching import Watching
+from fairturn.stores.transfer import Whole
 from fairturn.stores.values import SettingsCache
-from fairturn.stores.whole import Whole
 
 _LOG = logging.getLogger("fairturn.postgres")
 _NOW = f"SELECT {MOMENT}"
@@ -129,11 +121,11 @@ class PostgresStore:
         try:
             connection = database.connect()
             with connection:
-                version = migrating.version_of(connection, database.schema)
-                if migrate and version < migrating.newest():
-                    migrating.migrate_on_opening(connection, database)
+                version = version_of(connection, database.schema)
+                if migrate and version < newest():
+                    migrate_on_opening(connection, database)
                 else:
-                    migrating.refuse_other(version, database.name, database.schema)
+                    refuse_other(version, database.name, database.schema)
                 session = Session(connection, database.schema)
                 if not session.fetch(QUEUE):
                     first = settings_columns(settings or Settings())
@@ -156,7 +148,7 @@ class PostgresStore:
 
     def _read_queue(self) -> QueueRow:
         with self._database.reading() as session:
-            return reading.queue_row(session, self._cache)
+            return query.queue_row(session, self._cache)
 
     def configure(self, settings: Settings, *, expected: Settings | None = None) -> bool:
         moment, uptime = self._moment(), self._uptime()
@@ -396,20 +388,20 @@ class PostgresStore:
         reach: int | None = None,
     ) -> Page:
         with self._database.reading() as session:
-            return reading.find(session, self._key, filter, after, size, reach=reach)
+            return query.find(session, self._key, filter, after, size, reach=reach)
 
     def read(self, id: str) -> Stored | None:
         with self._database.reading() as session:
-            return reading.read(session, self._key, id)
+            return query.read(session, self._key, id)
 
     def customers(
         self, *, names: Sequence[str] | None = None, after: str | None = None, size: int = 100
     ) -> CustomerPage:
         with self._looking() as (session, queue, now):
-            return reading.customers(session, queue, now, names=names, after=after, size=size)
+            return query.customers(session, queue, now, names=names, after=after, size=size)
 
     def summary(self) -> Summary:
-        return self._database.transact(lambda session: reading.summary(session, alone=True))
+        return self._database.transact(lambda session: query.summary(session, alone=True))
 
     def lanes(self, *, size: int = 24) -> Lanes:
         with self._looking() as (session, queue, now):
@@ -419,22 +411,22 @@ class PostgresStore:
     def situation(self, id: str) -> Situation | None:
         with self._looking() as (session, queue, now):
             uptime = self._uptime() or Uptime("server", now)
-            return situating.situation(session, queue, id, now, uptime)
+            return snapshot.situation(session, queue, id, now, uptime)
 
     def workers(self) -> list[Seen]:
         with self._database.reading() as session:
-            return admitting.workers(session)
+            return access.workers(session)
 
     def sign_on(self, worker: str, slots: int) -> None:
         moment = self._moment()
-        self._database.transact(lambda session: admitting.sign_on(session, worker, slots, moment))
+        self._database.transact(lambda session: access.sign_on(session, worker, slots, moment))
 
     def sign_off(self, worker: str) -> None:
-        self._database.transact(lambda session: admitting.sign_off(session, worker))
+        self._database.transact(lambda session: access.sign_off(session, worker))
 
     def oldest_waiting(self) -> Mapping[int, int]:
         with self._database.reading() as session:
-            return admitting.oldest_waiting(session)
+            return access.oldest_waiting(session)
 
     @contextmanager
     def _looking(self) -> Iterator[tuple[Session, QueueRow, int]]:
@@ -449,33 +441,33 @@ class PostgresStore:
     # ── Access keys ──────────────────────────────────────────────────────────────────────────────
 
     def add_key(self, key: AccessKey) -> None:
-        self._database.transact(lambda session: admitting.add(session, key))
+        self._database.transact(lambda session: access.add(session, key))
         self._note()
 
     def access_key(self, id: str) -> AccessKey | None:
         with self._database.reading() as session:
-            return admitting.find(session, id)
+            return access.find(session, id)
 
     def access_keys(
         self, *, customer: str | None = None, after: str | None = None, size: int = 100
     ) -> list[AccessKey]:
         with self._database.reading() as session:
-            return admitting.page(session, customer, after, size)
+            return access.page(session, customer, after, size)
 
     def end_key(self, id: str, at: int) -> AccessKey | None:
-        key = self._database.transact(lambda session: admitting.end(session, id, at))
+        key = self._database.transact(lambda session: access.end(session, id, at))
         self._note()
         return key
 
     def note_use(self, id: str, at: int) -> None:
-        self._database.transact(lambda session: admitting.use(session, id, at))
+        self._database.transact(lambda session: access.use(session, id, at))
 
     # ── Forgetting ───────────────────────────────────────────────────────────────────────────────
 
     def prune(self, *, documents_max: int = 1_000) -> list[str] | None:
         moment, settings = self._moment(), self.settings()
         contents = self._database.transact(
-            lambda session: forgetting.prune(session, settings, moment, documents_max)
+            lambda session: retention.prune(session, settings, moment, documents_max)
         )
         if contents is not None:
             self._note()
@@ -487,7 +479,7 @@ class PostgresStore:
         done = False
         while not done:
             batch, done = self._database.transact(
-                lambda session: forgetting.purge(session, customer, moment)
+                lambda session: retention.purge(session, customer, moment)
             )
             contents += batch
             self._note()
@@ -496,11 +488,11 @@ class PostgresStore:
     def unreferenced(
         self, content_names: Sequence[str], *, timeout_s: float = UNREFERENCED_S
     ) -> list[str]:
-        return forgetting.unreferenced(self._database.reading, content_names, timeout_s)
+        return retention.unreferenced(self._database.reading, content_names, timeout_s)
 
-    def load(self, whole: Whole, progress: loading.Progress) -> None:
+    def load(self, whole: Whole, progress: bulk_load.Progress) -> None:
         """Fill this queue, which must be new, with all of another one."""
-        self._database.transact(lambda session: loading.load(session, self.name, whole, progress))
+        self._database.transact(lambda session: bulk_load.load(session, self.name, whole, progress))
         self._key = self._read_queue().key
         self._note()
 

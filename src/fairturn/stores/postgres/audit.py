@@ -4,10 +4,10 @@
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
-from fairturn.stores.findings import Damage, Damages
+from fairturn.stores.inspection import Damage, Damages
 from fairturn.stores.postgres.admin import REPAIR_CUSTOMERS, REPAIR_QUEUE
 from fairturn.stores.postgres.claim import BUDGET
-from fairturn.stores.postgres.database import POOL_MAX, Database
+from fairturn.stores.postgres.connection import POOL_MAX, Database
 from fairturn.stores.postgres.session import SCHEMA, Session
 from fairturn.stores.values import Row
 

@@ -14,7 +14,7 @@ from fairturn import crash
 from fairturn.clock import Uptime
 from fairturn.model import Claim, Document, Fence, Outcome
 from fairturn.stores.postgres.finish import OUTCOME_TYPES, outcome_columns
-from fairturn.stores.postgres.reading import numbered
+from fairturn.stores.postgres.query import numbered
 from fairturn.stores.postgres.rows import CLAIM_COLUMNS
 from fairturn.stores.postgres.session import Session
 from fairturn.stores.values import BODY, Row, to_claims

@@ -20,7 +20,7 @@ from fairturn.model import (
 from fairturn.stores.postgres.rows import columns
 from fairturn.stores.postgres.session import Session
 from fairturn.stores.values import Row
-from fairturn.text import description
+from fairturn.validation.text import description
 
 # The position is the kind of an outcome in the function `finish`.
 _KINDS = (Completed, Failed, Released, Stopped)

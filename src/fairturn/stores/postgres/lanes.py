@@ -6,11 +6,11 @@ from fairturn import ids
 from fairturn.clock import Uptime
 from fairturn.model import PAGE_MAX, Document, Filter, Lanes
 from fairturn.stores.lanes import by_lane, next_numbers
-from fairturn.stores.lineups import FlowKey
-from fairturn.stores.postgres.reading import find
+from fairturn.stores.positions import FlowKey
+from fairturn.stores.postgres.query import find
 from fairturn.stores.postgres.rows import GENERATION, NO_ORDER, QueueRow
 from fairturn.stores.postgres.session import Session
-from fairturn.stores.postgres.situating import PostgresSight
+from fairturn.stores.postgres.snapshot import PostgresSight
 from fairturn.stores.values import WAITING, Row
 
 # By flows_turn, in its order.

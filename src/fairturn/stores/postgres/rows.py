@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fairturn.clock import SERVER_NOW
-from fairturn.flows import Arrived, Mode, Recorded
 from fairturn.model import Kind, Settings
 from fairturn.priority import Reset
+from fairturn.scheduling.flows import Arrived, Mode, Recorded
 from fairturn.stores.events import decode_events
 from fairturn.stores.values import Row, SettingsCache
 

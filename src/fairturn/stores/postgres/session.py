@@ -14,7 +14,7 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from fairturn import crash
-from fairturn.stores.postgres.adapting import adapt
+from fairturn.stores.postgres.adapters import adapt
 from fairturn.stores.values import Row
 
 SCHEMA = "fairturn"

@@ -9,10 +9,10 @@ from secrets import randbits
 from typing import Any
 
 from fairturn import ids
-from fairturn.access import AccessKey
+from fairturn.access.keys import AccessKey
 from fairturn.clock import NO_BOOT, Clock, SystemClock, Uptime, stopwatch
 from fairturn.errors import StoreBusy, StoreError
-from fairturn.flows import Changed, FlowMismatch
+from fairturn.explain.snapshot import Seen, Situation
 from fairturn.model import (
     NO_PROGRESS,
     Claimed,
@@ -36,22 +36,22 @@ from fairturn.model import (
     check_outcomes,
     weight_in_thousandths,
 )
-from fairturn.situation import Seen, Situation
-from fairturn.store import UNREFERENCED_S
+from fairturn.scheduling.flows import Changed, FlowMismatch
+from fairturn.stores.contract import UNREFERENCED_S
 from fairturn.stores.sqlite import (
-    admitting,
-    forgetting,
+    access,
+    finish,
     lanes,
-    outcomes,
-    reading,
-    rebuilding,
+    mode_change,
+    query,
     repair,
-    situating,
+    retention,
+    snapshot,
 )
-from fairturn.stores.sqlite.claiming import Claiming
-from fairturn.stores.sqlite.copying import Snapshot
-from fairturn.stores.sqlite.database import Database
-from fairturn.stores.sqlite.outcomes import report_cancels
+from fairturn.stores.sqlite.claim import Claiming
+from fairturn.stores.sqlite.connection import Database
+from fairturn.stores.sqlite.copy import Snapshot
+from fairturn.stores.sqlite.finish import report_cancels
 from fairturn.stores.sqlite.rows import (
     COUNT_COUNTED,
     FORGET_TURNS,
@@ -59,7 +59,7 @@ from fairturn.stores.sqlite.rows import (
     record,
     row_to_write,
 )
-from fairturn.stores.sqlite.submitting import Submitting
+from fairturn.stores.sqlite.submit import Submitting
 from fairturn.stores.values import SettingsCache
 
 _LOG = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class SqliteStore:
                 return False
             if settings.mode is not queue.settings.mode:
                 now, uptime = self._clock.now(), self._clock.uptime()
-                rebuilding.rebuild(connection, queue, settings, now, uptime)
+                mode_change.rebuild(connection, queue, settings, now, uptime)
             connection.execute(_CONFIGURE, (settings.to_json(),))
             connection.execute(FORGET_TURNS)
         self._note()
@@ -254,7 +254,7 @@ class SqliteStore:
         with self._database.writing("renew") as connection:
             queue = row_to_write(connection, self._cache)
             lease_until = self._clock.uptime().at + lease_us
-            return outcomes.renew(connection, queue, fences, lease_until, progress)
+            return finish.renew(connection, queue, fences, lease_until, progress)
 
     def finish(self, outcomes: Sequence[Outcome]) -> list[Fence]:
         check_outcomes(outcomes)
@@ -268,19 +268,19 @@ class SqliteStore:
     def _finish(
         self, connection: Any, queue: QueueRow, ended: Sequence[Outcome], now: int, uptime: Uptime
     ) -> list[Fence]:
-        return outcomes.finish(connection, queue, ended, now, uptime) if ended else []
+        return finish.finish(connection, queue, ended, now, uptime) if ended else []
 
     def cancel(self, ids: Sequence[str]) -> list[State | None]:
         with self._database.writing("cancel") as connection:
             queue = row_to_write(connection, self._cache)
-            states = outcomes.cancel(connection, queue, ids, self._clock.now())
+            states = finish.cancel(connection, queue, ids, self._clock.now())
         self._note()
         return states
 
     def retry(self, ids: Sequence[str]) -> list[State | None]:
         with self._database.writing("retry") as connection:
             queue = row_to_write(connection, self._cache)
-            states = outcomes.retry(connection, queue, ids, self._clock.now())
+            states = finish.retry(connection, queue, ids, self._clock.now())
         self._note()
         return states
 
@@ -296,11 +296,11 @@ class SqliteStore:
     ) -> Page:
         with self._database.reading() as connection:
             queue = QueueRow(connection, self._cache)
-            return reading.find(connection, queue, filter, after, size, reach=reach)
+            return query.find(connection, queue, filter, after, size, reach=reach)
 
     def read(self, id: str) -> Stored | None:
         with self._database.reading() as connection:
-            return reading.read(connection, QueueRow(connection, self._cache), id)
+            return query.read(connection, QueueRow(connection, self._cache), id)
 
     def customers(
         self, *, names: Sequence[str] | None = None, after: str | None = None, size: int = 100
@@ -308,11 +308,11 @@ class SqliteStore:
         with self._database.reading() as connection:
             queue = QueueRow(connection, self._cache)
             now = self._clock.now()
-            return reading.customers(connection, queue, now, names=names, after=after, size=size)
+            return query.customers(connection, queue, now, names=names, after=after, size=size)
 
     def summary(self) -> Summary:
         with self._database.reading() as connection:
-            return reading.summary(connection, QueueRow(connection, self._cache))
+            return query.summary(connection, QueueRow(connection, self._cache))
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
@@ -330,57 +330,57 @@ class SqliteStore:
         now, uptime = self._clock.now(), self._clock.uptime()
         with self._database.reading() as connection:
             queue = QueueRow(connection, self._cache)
-            return situating.situation(connection, queue, id, now, uptime)
+            return snapshot.situation(connection, queue, id, now, uptime)
 
     def workers(self) -> list[Seen]:
         with self._database.reading() as connection:
-            return admitting.workers(connection)
+            return access.workers(connection)
 
     def sign_on(self, worker: str, slots: int) -> None:
         with self._database.writing("configure", synced=False) as connection:
-            admitting.sign_on(connection, Seen(worker, self._clock.now(), slots))
+            access.sign_on(connection, Seen(worker, self._clock.now(), slots))
 
     def sign_off(self, worker: str) -> None:
         with self._database.writing("configure") as connection:
-            admitting.sign_off(connection, worker)
+            access.sign_off(connection, worker)
 
     def oldest_waiting(self) -> Mapping[int, int]:
         with self._database.reading() as connection:
-            return admitting.oldest_waiting(connection)
+            return access.oldest_waiting(connection)
 
     # ── Access keys ──────────────────────────────────────────────────────────────────────────────
 
     def add_key(self, key: AccessKey) -> None:
         with self._database.writing("configure") as connection:
-            admitting.add(connection, key)
+            access.add(connection, key)
         self._note()
 
     def access_key(self, id: str) -> AccessKey | None:
         with self._database.reading() as connection:
-            return admitting.find(connection, id)
+            return access.find(connection, id)
 
     def access_keys(
         self, *, customer: str | None = None, after: str | None = None, size: int = 100
     ) -> list[AccessKey]:
         with self._database.reading() as connection:
-            return admitting.page(connection, customer, after, size)
+            return access.page(connection, customer, after, size)
 
     def end_key(self, id: str, at: int) -> AccessKey | None:
         with self._database.writing("configure") as connection:
-            key = admitting.end(connection, id, at)
+            key = access.end(connection, id, at)
         self._note()
         return key
 
     def note_use(self, id: str, at: int) -> None:
         with self._database.writing("configure") as connection:
-            admitting.use(connection, id, at)
+            access.use(connection, id, at)
 
     # ── Forgetting ───────────────────────────────────────────────────────────────────────────────
 
     def prune(self, *, documents_max: int = 1_000) -> list[str] | None:
         with self._database.writing("prune") as connection:
             queue = row_to_write(connection, self._cache)
-            contents = forgetting.prune(connection, queue, self._clock.now(), documents_max)
+            contents = retention.prune(connection, queue, self._clock.now(), documents_max)
         if contents is not None:
             self._note()
         return contents
@@ -388,8 +388,8 @@ class SqliteStore:
     def purge(self, customer: str) -> list[str]:
         with self._database.writing("prune") as connection:
             queue = row_to_write(connection, self._cache)
-            contents = forgetting.purge(connection, queue, customer, self._clock.now())
-            admitting.forget(connection, customer)
+            contents = retention.purge(connection, queue, customer, self._clock.now())
+            access.forget(connection, customer)
         self._note()
         return contents
 
@@ -397,12 +397,12 @@ class SqliteStore:
         self, content_names: Sequence[str], *, timeout_s: float = UNREFERENCED_S
     ) -> list[str]:
         with self._database.reading() as connection:
-            left = forgetting.unreferenced(connection, content_names)
+            left = retention.unreferenced(connection, content_names)
         if not left:
             return left
         # The write lock excludes a transaction in flight that is about to refer to one of them.
         with self._database.holding() as connection:
-            return forgetting.unreferenced(connection, left)
+            return retention.unreferenced(connection, left)
 
     # ── Changes ──────────────────────────────────────────────────────────────────────────────────
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import apsw
 
-from fairturn.flows import WEIGHT_ONE
 from fairturn.priority import LEVELS
-from fairturn.stores.findings import Damage
+from fairturn.scheduling.flows import WEIGHT_ONE
+from fairturn.stores.inspection import Damage
 from fairturn.stores.values import DELAYED, RUNNING, WAITING
 
 # The codes of events are positions in `stores/events.py`.

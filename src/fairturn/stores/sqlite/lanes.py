@@ -9,10 +9,10 @@ from fairturn import ids
 from fairturn.clock import Uptime
 from fairturn.model import PAGE_MAX, Document, Filter, Lanes
 from fairturn.stores.lanes import by_lane, next_numbers
-from fairturn.stores.lineups import FlowKey
-from fairturn.stores.sqlite.reading import find
+from fairturn.stores.positions import FlowKey
+from fairturn.stores.sqlite.query import find
 from fairturn.stores.sqlite.rows import QueueRow, fetch
-from fairturn.stores.sqlite.situating import SqliteSight
+from fairturn.stores.sqlite.snapshot import SqliteSight
 from fairturn.stores.values import WAITING, Row
 
 # By flows_turn, in its order.

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import apsw
 
-from fairturn.flows import WEIGHT_ONE, Mode
 from fairturn.model import Settings
 from fairturn.priority import LEVELS
-from fairturn.stores.findings import Damages
-from fairturn.stores.sqlite.database import Database
+from fairturn.scheduling.flows import WEIGHT_ONE, Mode
+from fairturn.stores.inspection import Damages
+from fairturn.stores.sqlite.connection import Database
 from fairturn.stores.sqlite.rows import COUNT_COUNTED, FORGET_TURNS, fetch
 from fairturn.stores.values import DELAYED, RUNNING, WAITING, Row
 

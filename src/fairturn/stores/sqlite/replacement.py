@@ -16,7 +16,7 @@ from pathlib import Path
 import apsw
 
 from fairturn.errors import StoreBusy
-from fairturn.stores.sqlite.faults import translated
+from fairturn.stores.sqlite.errors import translated
 from fairturn.stores.sqlite.locks import user_of
 
 # With a log, every connection keeps a shared lock on these bytes (PENDING_BYTE in SQLite's os.h).

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 import apsw
 
-from fairturn.flows import Event, Recorded
-from fairturn.stores.ends import Ends
+from fairturn.scheduling.flows import Event, Recorded
 from fairturn.stores.epoch import jump
 from fairturn.stores.events import decode_events, encode_events
+from fairturn.stores.outcome_counters import Ends
 from fairturn.stores.values import (
     Row,
     SettingsCache,

@@ -1,6 +1,6 @@
 -- Record how attempts ended, each exactly once: an outcome counts only while its fence is the document's last and
 -- the document is running. Returns the positions of the outcomes that did not count. The kinds of outcomes are
--- those of fairturn.stores.postgres.finish; what becomes of a document is in fairturn.stores.ending, too.
+-- those of fairturn.stores.postgres.finish; what becomes of a document is in fairturn.stores.transitions, too.
 CREATE OR REPLACE FUNCTION {schema}.finish(
     moment bigint,                  -- NULL: the clock of the server
     numbers bigint[], fences bigint[],

@@ -1,4 +1,4 @@
--- What ended otherwise than completed, since this table is there; `stores/ends.py` says what completed.
+-- What ended otherwise than completed, since this table is there; `stores/outcome_counters.py` says what completed.
 -- The sum over all rows: whoever counts takes one that nobody holds, or adds one, and waits for nobody.
 CREATE TABLE {schema}.ends (
     number    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -1,4 +1,4 @@
--- What ended otherwise than completed, since this table is there; `stores/ends.py` says what completed.
+-- What ended otherwise than completed, since this table is there; `stores/outcome_counters.py` says what completed.
 CREATE TABLE ends (
     one       INTEGER PRIMARY KEY CHECK (one = 1),
     attempts  INTEGER NOT NULL,

@@ -1,0 +1,59 @@
+"""What `cancel` and `retry` have in common: which documents are meant, and one batch at a time."""
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import click
+
+from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
+from fairturn.cli.terminal import number, printable, progress
+
+if TYPE_CHECKING:
+    from fairturn.client.sync_client import Client
+    from fairturn.model import State
+    from fairturn.queue import Queue
+    from fairturn.validation.filters import Filters
+
+BATCH = 1_000
+
+
+def wanted_ids(
+    queue: "Queue | Client", ids: Sequence[str], filters: "Filters", verb: str, *, yes: bool
+) -> list[str]:
+    """The ids that were given, or those that the filters find: after a question that says how
+    many."""
+    if ids and filters:
+        wrong_use("name documents by their ids or by filters, not by both")
+    if ids:
+        return list(dict.fromkeys(ids))
+    with misuse_is_wrong_use(), progress("Looking") as advance:
+        found = []
+        for document in queue.iterate(**filters):
+            found.append(document.id)
+            advance(len(found))
+    if found and not yes:
+        click.confirm(f"{verb} {_described(len(found), filters)}?", abort=True, err=True)
+    return found
+
+
+def change(
+    ids: Sequence[str],
+    act: Callable[[list[str]], Sequence["State | None"]],
+    tell: Callable[[str, "State | None"], None],
+    what: str,
+) -> None:
+    """Act on a batch of documents after the other, and tell what became of each."""
+    rest = iter(ids)
+    done = 0
+    with progress(what, len(ids), beside_output=True) as advance:
+        while batch := list(islice(rest, BATCH)):
+            for id, state in zip(batch, act(batch), strict=True):
+                tell(id, state)
+            done += len(batch)
+            advance(done)
+
+
+def _described(n: int, filters: "Filters") -> str:
+    customer = filters.get("customer")
+    return number(n, "document") + (f" of {printable(customer)}" if customer else "")

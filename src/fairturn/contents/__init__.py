@@ -1,0 +1,1 @@
+"""The bytes of documents that are too large for a row: in a local folder or in an S3 bucket."""

@@ -1,0 +1,202 @@
+"""Documents: filters that are also the address, many at once, and what matches as a file."""
+
+import csv
+import json
+from collections.abc import Iterator
+from io import StringIO
+from itertools import islice
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Form, Query, Request
+from pydantic import Field
+from starlette.responses import Response, StreamingResponse
+
+from fairturn.dashboard.documents import caller_of
+from fairturn.dashboard.renderer import PageRoute, render, see_other
+from fairturn.dashboard.search import LOOKED_MAX, look
+from fairturn.dashboard.visitors import Operator, Overseer, Visitor
+from fairturn.model import NAME_BYTES_MAX, State
+from fairturn.priority import LEVELS
+from fairturn.service import administration, shapes
+from fairturn.service.administration import BulkAction, BulkFilter
+from fairturn.service.problems import refusing_misuse
+from fairturn.service.responses import ATTACHED
+from fairturn.service.submissions import moment_of
+from fairturn.validation.filters import Filters, to_filter
+
+SIZE = 50
+EXPORT_MAX = 1_000_000
+COLUMNS = (
+    "id", "customer", "state", "priority", "count", "name", "size_bytes", "submitted_at", "due_at",
+    "claimed_at", "ended_at", "attempts", "worker", "error",
+)  # fmt: skip
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+class Asked(shapes.Asked):
+    """What the address says; an empty field says nothing."""
+
+    customer: str = ""
+    state: Annotated[list[State | Literal[""]], Field(default_factory=list)]
+    priority: Annotated[list[int | Literal[""]], Field(default_factory=list)]
+    name: Annotated[str, Field(max_length=NAME_BYTES_MAX)] = ""
+    submitted_from: str = ""
+    submitted_before: str = ""
+
+    @property
+    def states(self) -> list[State]:
+        return [state for state in self.state if isinstance(state, State)]
+
+    @property
+    def priorities(self) -> list[int]:
+        return [n for n in self.priority if isinstance(n, int) and 1 <= n <= LEVELS]
+
+    def query(self) -> dict[str, Any]:
+        """As it stands in an address."""
+        return {
+            "customer": self.customer,
+            "state": [state.value for state in self.states],
+            "priority": self.priorities,
+            "name": self.name,
+            "submitted_from": self.submitted_from,
+            "submitted_before": self.submitted_before,
+        }
+
+    def filters(self) -> Filters:
+        """In the words of the queue."""
+        since, before = _moment(self.submitted_from), _moment(self.submitted_before)
+        return Filters(
+            customer=self.customer or None,
+            states=self.states or None,
+            priorities=self.priorities or None,
+            name_part=self.name or None,
+            submitted_from=None if since is None else moment_of(since),
+            submitted_before=None if before is None else moment_of(before),
+        )
+
+
+def _moment(text: str) -> str | None:
+    """A field of a form has no zone: it is taken for UTC, and the label says so."""
+    if not text:
+        return None
+    return text if text[-1] in "Zz" or "+" in text or text.isdecimal() else f"{text}Z"
+
+
+class AskedPage(Asked):
+    after: str = ""
+    looked: Annotated[int, Field(ge=0, le=LOOKED_MAX)] = 0
+    did_cancel: int | None = None  # after many were changed: how many
+    did_retry: int | None = None
+
+
+@router.get("/documents")
+def show_documents(
+    request: Request, visitor: Overseer, asked: Annotated[AskedPage, Query()]
+) -> Response:
+    """A page of the documents that match."""
+    with refusing_misuse():
+        wanted = to_filter(asked.filters())
+    found = look(
+        visitor.service.queue.store,
+        wanted,
+        after=asked.after or None,
+        size=SIZE,
+        looked=asked.looked,
+    )
+    return render(
+        request,
+        visitor,
+        "documents.html",
+        asked=asked,
+        query=asked.query(),
+        documents=found.documents,
+        further=found,
+        full=len(found.documents) >= SIZE,
+        states=list(State),
+    )
+
+
+@router.get("/documents.csv")
+def export_csv(visitor: Overseer, asked: Annotated[Asked, Query()]) -> Response:
+    """What matches, as a table."""
+    return _export(_csv(_found(visitor, asked)), "text/csv; charset=utf-8", "documents.csv")
+
+
+@router.get("/documents.json")
+def export_json(visitor: Overseer, asked: Annotated[Asked, Query()]) -> Response:
+    """What matches, as a list."""
+    return _export(_json(_found(visitor, asked)), "application/json", "documents.json")
+
+
+def _found(visitor: Visitor, asked: Asked) -> Iterator[dict[str, Any]]:
+    with refusing_misuse():
+        found = visitor.service.queue.iterate(**asked.filters())
+    return (shapes.fields_of(each, whole=True) for each in islice(found, EXPORT_MAX))
+
+
+def _export(lines: Iterator[str], media_type: str, name: str) -> Response:
+    headers = {**ATTACHED, "Content-Disposition": f'attachment; filename="{name}"'}
+    return StreamingResponse(lines, media_type=media_type, headers=headers)
+
+
+def _csv(documents: Iterator[dict[str, Any]]) -> Iterator[str]:
+    yield ",".join(COLUMNS) + "\r\n"
+    for document in documents:
+        out = StringIO()
+        csv.writer(out).writerow([_cell(document[name]) for name in COLUMNS])
+        yield out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Text that a spreadsheet would take for a formula is marked as text."""
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{value}"
+    return value
+
+
+def _json(documents: Iterator[dict[str, Any]]) -> Iterator[str]:
+    between = "[\n"
+    for document in documents:
+        yield between + json.dumps(document, ensure_ascii=False)
+        between = ",\n"
+    yield "[]\n" if between == "[\n" else "\n]\n"
+
+
+class Confirmed(Asked):
+    action: Literal["cancel", "retry"]
+
+
+@router.get("/documents-bulk")
+def ask_before_bulk(
+    request: Request, visitor: Operator, asked: Annotated[Confirmed, Query()]
+) -> Response:
+    """Say how many documents it would be."""
+    found = administration.act_in_bulk(request, caller_of(visitor), _bulk(asked, dry_run=True))
+    return render(request, visitor, "bulk.html", asked=asked, query=asked.query(), found=found)
+
+
+@router.post("/documents-bulk")
+def act_in_bulk(
+    request: Request, visitor: Operator, asked: Annotated[Confirmed, Form()]
+) -> Response:
+    """Do it, and say what was done."""
+    found = administration.act_in_bulk(request, caller_of(visitor), _bulk(asked, dry_run=False))
+    visitor.page.directory.changed()
+    return see_other(
+        request, "/documents", **asked.query(), **{f"did_{asked.action}": found.changed}
+    )
+
+
+def _bulk(asked: Confirmed, *, dry_run: bool) -> BulkAction:
+    since, before = _moment(asked.submitted_from), _moment(asked.submitted_before)
+    filter = BulkFilter(
+        id=[],
+        customer=asked.customer or None,
+        state=asked.states,
+        priority=asked.priorities,
+        name_part=asked.name or None,
+        submitted_from=since,
+        submitted_before=before,
+    )
+    return BulkAction(action=asked.action, filter=filter, dry_run=dry_run)

@@ -1,0 +1,1 @@
+"""Operations on a whole queue: backup, restore, and a copy into PostgreSQL."""

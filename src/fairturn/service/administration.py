@@ -1,0 +1,196 @@
+"""The whole queue: its rule, its numbers, its workers, its settings, and many documents at once."""
+
+from itertools import islice
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from fairturn.explain.snapshot import ALIVE_US
+from fairturn.model import SECONDS_MAX, SETTING_NAMES, State
+from fairturn.priority import LEVELS, Reset
+from fairturn.scheduling.flows import Costs, Mode
+from fairturn.service import shapes
+from fairturn.service.callers import Operator, Overseer
+from fairturn.service.documents import Wanted
+from fairturn.service.options import BULK_MAX
+from fairturn.service.problems import refusing_misuse
+from fairturn.service.responses import problems
+from fairturn.service.service import Service, service_of
+from fairturn.validation.changes import SettingChanges
+
+router = APIRouter(tags=["queue"])
+
+Seconds = Annotated[shapes.Number | None, Field(ge=0, le=SECONDS_MAX)]
+Limit = Annotated[shapes.Whole | None, Field(ge=1, le=1 << 53)]
+
+
+class Rule(shapes.Shape):
+    """The priority rule in force."""
+
+    reset: Reset
+    reset_interval_s: float
+    bounds: list[int]
+    levels: int
+    mode: Mode
+
+
+@router.get("/v1/rule", response_model=Rule, responses=problems())
+def get_rule(request: Request) -> Any:
+    """The priority rule in force. It needs no key: everybody may know it."""
+    settings = service_of(request).queue.settings
+    return Rule(
+        reset=settings.reset,
+        reset_interval_s=settings.reset_interval_s,
+        bounds=list(settings.bounds),
+        levels=LEVELS,
+        mode=settings.mode,
+    )
+
+
+@router.get("/v1/summary", response_model=shapes.Summary, responses=problems())
+def get_summary(request: Request, caller: Overseer) -> Any:
+    """The whole queue in a few numbers."""
+    return summary_of(service_of(request))
+
+
+def summary_of(service: Service) -> shapes.Summary:
+    """What waits, is delayed and runs; who works; since when the oldest waits."""
+    store = service.queue.store
+    summary = store.summary()
+    return shapes.Summary(
+        waiting=summary.waiting,
+        waiting_by_priority=list(summary.waiting_by_priority),
+        delayed=summary.delayed,
+        running=summary.running,
+        started=summary.started,
+        completed=summary.completed,
+        dead=summary.dead,
+        cancelled=summary.cancelled,
+        retried=summary.retried,
+        repairs=summary.repairs,
+        workers=sum(worker.alive for worker in workers_of(service)),
+        oldest_waiting_since_at=min(store.oldest_waiting().values(), default=None),
+    )
+
+
+@router.get("/v1/workers", response_model=shapes.Workers, responses=problems())
+def list_workers(request: Request, caller: Overseer) -> Any:
+    """The workers that signed on within a day and have not stopped."""
+    return shapes.Workers(workers=workers_of(service_of(request)))
+
+
+def workers_of(service: Service) -> list[shapes.Worker]:
+    """The workers that are known."""
+    now = service.clock.now()
+    return [
+        shapes.Worker(
+            name=seen.worker,
+            seen_at=seen.seen_at,
+            slots=seen.slots,
+            alive=now - seen.seen_at <= ALIVE_US,
+        )
+        for seen in service.queue.store.workers()
+    ]
+
+
+class Settings(shapes.Shape):
+    """The settings of the queue, in force for every process."""
+
+    mode: Mode
+    costs: Costs
+    patience_s: float
+    reset: Reset
+    reset_interval_s: float
+    bounds: list[int]
+    attempts_max: int
+    waiting_max: int
+    waiting_per_customer_max: int
+    completed_kept_s: float
+    cancelled_kept_s: float
+    dead_kept_s: float
+
+
+class SettingsChange(shapes.Asked):
+    """Settings to change; what is left out stays as it is."""
+
+    mode: Mode | None = None
+    costs: Costs | None = None
+    patience_s: Seconds = None
+    reset: Reset | None = None
+    reset_interval_s: Seconds = None
+    bounds: Annotated[list[shapes.Whole] | None, Field(min_length=8, max_length=8)] = None
+    attempts_max: Limit = None
+    waiting_max: Limit = None
+    waiting_per_customer_max: Limit = None
+    completed_kept_s: Seconds = None
+    cancelled_kept_s: Seconds = None
+    dead_kept_s: Seconds = None
+
+
+@router.get("/v1/settings", response_model=Settings, responses=problems())
+def get_settings(request: Request, caller: Overseer) -> Any:
+    """The settings in force."""
+    return _settings(service_of(request))
+
+
+@router.patch("/v1/settings", response_model=Settings, responses=problems())
+def change_settings(request: Request, caller: Operator, change: SettingsChange) -> Any:
+    """Change settings, for every process. Priorities and counts stay what they are."""
+    service = service_of(request)
+    given = change.model_dump(exclude_none=True)
+    changes: SettingChanges = given  # type: ignore[assignment]
+    with refusing_misuse():
+        service.queue.configure(**changes)
+    return _settings(service)
+
+
+def _settings(service: Service) -> Settings:
+    settings = service.queue.settings
+    return Settings(**{name: getattr(settings, name) for name in SETTING_NAMES})
+
+
+class BulkFilter(Wanted):
+    """Which documents are meant; what is left out does not matter."""
+
+    priority: Annotated[
+        list[Annotated[shapes.Whole, Field(ge=1, le=LEVELS)]], Field(default_factory=list)
+    ]
+
+
+class BulkAction(shapes.Asked):
+    """What to do, and with which documents. Nothing happens unless `dry_run` is false."""
+
+    action: Literal["cancel", "retry"]
+    filter: BulkFilter
+    dry_run: shapes.YesOrNo = True
+
+
+_CHANGEABLE = {
+    "cancel": (State.DELAYED, State.WAITING, State.RUNNING),
+    "retry": (State.DEAD,),
+}
+
+
+@router.post("/v1/bulk", response_model=shapes.Bulk, responses=problems())
+def act_in_bulk(request: Request, caller: Operator, bulk: BulkAction) -> Any:
+    """Cancel or retry all documents that match a filter, up to 100,000 in one call.
+
+    Of the documents that match, those are taken that the action can change: waiting, delayed and
+    running ones can be cancelled, dead ones retried.
+    """
+    queue = service_of(request).queue
+    filters = bulk.filter.filters(caller)
+    possible = _CHANGEABLE[bulk.action]
+    filters["states"] = [s for s in possible if not bulk.filter.state or s in bulk.filter.state]
+    found: list[str] = []
+    if filters["states"]:
+        with refusing_misuse():
+            found = [each.id for each in islice(queue.iterate(**filters), BULK_MAX + 1)]
+    more, ids = len(found) > BULK_MAX, found[:BULK_MAX]
+    changed = 0
+    if not bulk.dry_run and bulk.action == "cancel":
+        changed = sum(s in (State.CANCELLED, State.RUNNING) for s in queue.cancel(ids))
+    elif not bulk.dry_run:
+        changed = sum(s is State.DEAD for s in queue.retry(ids))
+    return shapes.Bulk(matched=len(ids), changed=changed, more=more, dry_run=bulk.dry_run)

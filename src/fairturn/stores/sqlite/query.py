@@ -1,0 +1,259 @@
+"""Reading: documents, customers and numbers, each from one snapshot."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import apsw
+
+from fairturn import ids
+from fairturn.model import (
+    FAILED,
+    ContentRef,
+    Customer,
+    CustomerPage,
+    CustomerSettings,
+    Document,
+    Filter,
+    Page,
+    Progress,
+    State,
+    Stored,
+    Summary,
+    by_priority,
+)
+from fairturn.priority import LEVELS, Count
+from fairturn.scheduling.flows import WEIGHT_ONE, Mode
+from fairturn.stores.outcome_counters import to_summary
+from fairturn.stores.sqlite.rows import REPAIRS, QueueRow, fetch_each, read_ends
+from fairturn.stores.values import (
+    CODES,
+    COMPLETED,
+    DELAYED,
+    DOCUMENT_COLUMNS,
+    RUNNING,
+    WAITING,
+    Row,
+    to_document,
+)
+from fairturn.validation.text import spellings
+
+# Of the last attempt; an older one's is forgotten by the claim that gave out a higher fence.
+_PROGRESS = "iif(d.progress_fence = d.fence, d.progress_done, NULL), d.progress_total"
+_FROM = "FROM documents d JOIN customers c ON c.number = d.customer"
+_READ = f"""
+    SELECT {DOCUMENT_COLUMNS}, coalesce(d.body, b.body), r.result, r.content_name, r.size_bytes,
+        r.sha256, {_PROGRESS}
+    {_FROM} LEFT JOIN bodies b ON b.document = d.number LEFT JOIN results r ON r.document = d.number
+    WHERE d.number = ?"""
+_NUMBERED = f"SELECT {DOCUMENT_COLUMNS}, {_PROGRESS} {_FROM} WHERE d.number = ?"
+_HIGHEST = "SELECT max(number) FROM documents WHERE number < ?"
+_CUSTOMER_NUMBER = "SELECT number FROM customers WHERE name = ?"
+_NEWEST = (1 << 63) - 1
+
+_CUSTOMER_COLUMNS = "number, name, count, count_updated_at, delayed, weight, running_max, paused"
+_CUSTOMERS = f"""
+    SELECT {_CUSTOMER_COLUMNS} FROM customers WHERE name > ? ORDER BY name LIMIT ?"""
+_CUSTOMER = f"SELECT {_CUSTOMER_COLUMNS} FROM customers WHERE name = ?"
+_FLOWS = "SELECT level, waiting FROM flows WHERE customer = ?"
+# In mode `equal` flows do not tell priorities apart: the customer's waiting documents do.
+_WAITING_BY_PRIORITY = f"""
+    SELECT priority, count(*) FROM documents INDEXED BY documents_flow
+    WHERE state = {WAITING} AND customer = ? GROUP BY priority"""
+_RUNNING_NUMBERS = "SELECT j.value FROM leases l, json_each(l.documents) j"
+_RUNNING_BY_CUSTOMER = f"""
+    SELECT customer, count(*) FROM documents
+    WHERE state = {RUNNING} AND number IN ({_RUNNING_NUMBERS}) GROUP BY customer"""
+_RUNNING = "SELECT coalesce(sum(running), 0) FROM leases"
+
+
+def find(
+    connection: apsw.Connection,
+    queue: QueueRow,
+    filter: Filter,
+    after: str | None,
+    size: int,
+    *,
+    reach: int | None = None,
+) -> Page:
+    """One page of documents, the newest first."""
+    before = _NEWEST if after is None else ids.decode(after, queue.key)
+    lowest = 1
+    if reach is not None:  # from the next document down: an epoch leaves a gap before its first
+        highest = connection.execute(_HIGHEST, (before,)).get
+        lowest = max(1, (highest or 0) + 1 - reach)
+    values: dict[str, Any] = {"before": before, "size": size + 1, "lowest": lowest}
+    condition = _condition(connection, queue, filter, values)
+    if filter.customer is not None and filter.ids is None and filter.states != (State.RUNNING,):
+        numbers = _its_numbers(condition)
+    else:
+        index, walked = _walk(filter)
+        numbers = f"""
+            SELECT d.number FROM documents d {index}
+            WHERE d.number < :before AND d.number >= :lowest AND {walked} AND {condition}
+            ORDER BY d.number DESC LIMIT :size"""
+    rows = connection.execute(
+        f"SELECT {DOCUMENT_COLUMNS}, {_PROGRESS} {_FROM} WHERE d.number IN ({numbers}) "
+        "ORDER BY d.number DESC",
+        values,
+    ).fetchall()
+    documents = [_document(row, queue.key) for row in rows[:size]]
+    if len(rows) > size:
+        return Page(documents, documents[-1].id)
+    return Page(documents, ids.encode(lowest, queue.key) if lowest > 1 else None)
+
+
+def _condition(
+    connection: apsw.Connection, queue: QueueRow, filter: Filter, values: dict[str, Any]
+) -> str:
+    """What the filter asks for, as a condition; what is bound in it is added to the values."""
+    conditions = ["1"]
+
+    def where(condition: str, **bound: Any) -> None:
+        conditions.append(condition)
+        values.update(bound)
+
+    def where_in(column: str, wanted: Iterable[Any]) -> None:
+        bound = {f"{column}_{n}": value for n, value in enumerate(wanted)}
+        where(f"d.{column} IN ({','.join(f':{name}' for name in bound)})", **bound)
+
+    if filter.ids is not None:
+        where_in("number", (ids.decode(id, queue.key) for id in filter.ids))
+    if filter.customer is not None:
+        number = connection.execute(_CUSTOMER_NUMBER, (filter.customer,)).get
+        where("d.customer = :customer", customer=number)
+    if filter.states is not None:
+        where_in("state", (CODES[state] for state in filter.states))
+    if filter.priorities is not None:
+        where_in("priority", filter.priorities)
+    if filter.name is not None:
+        where("d.name = :name", name=filter.name)
+    if filter.name_part is not None:
+        # LIKE takes letters of ASCII in either case, in half the time of lower().
+        parts = {f"part_{n}": _like(part) for n, part in enumerate(spellings(filter.name_part))}
+        found = " OR ".join(f"d.name LIKE :{name} ESCAPE '\\'" for name in parts)
+        where(f"({found})", **parts)
+    if filter.submitted_from is not None:
+        where("d.submitted_at >= :submitted_from", submitted_from=filter.submitted_from)
+    if filter.submitted_before is not None:
+        where("d.submitted_at < :submitted_before", submitted_before=filter.submitted_before)
+    return " AND ".join(conditions)
+
+
+def _like(part: str) -> str:
+    """The pattern of what has this somewhere in it."""
+    return "%" + re.sub(r"([\\%_])", r"\\\1", part) + "%"
+
+
+def _walk(filter: Filter) -> tuple[str, str]:
+    """The index that lists these states, in words that it can be used for; and where there is
+    none, the table from the newest document down."""
+    if filter.ids is not None or not filter.states:
+        return "", "1"
+    if all(state in FAILED for state in filter.states):
+        return "INDEXED BY documents_failed", f"d.state > {COMPLETED}"  # as the index says it
+    if filter.states == (State.DELAYED,):
+        return "INDEXED BY documents_delayed", f"d.state = {DELAYED}"
+    if filter.states == (State.RUNNING,):
+        return "", f"d.number IN ({_RUNNING_NUMBERS})"
+    return "", "1"
+
+
+def _its_numbers(condition: str) -> str:
+    """The newest documents of a customer: by documents_flow those whose order is their number, of
+    each level, and by documents_reordered the others; then the newest of all these."""
+    parts = [
+        f"""SELECT d.number FROM documents d INDEXED BY documents_flow
+        WHERE d.customer = :customer AND d.level = {level} AND d.order_number < :before
+            AND d.order_number >= :lowest AND d.order_number = d.number AND {condition}
+        ORDER BY d.order_number DESC LIMIT :size"""
+        for level in range(LEVELS + 1)
+    ]
+    parts.append(
+        f"""SELECT d.number FROM documents d INDEXED BY documents_reordered
+        WHERE d.customer = :customer AND d.order_number IS NOT d.number AND d.number < :before
+            AND d.number >= :lowest AND {condition}
+        ORDER BY d.number DESC LIMIT :size"""
+    )
+    together = " UNION ALL ".join(f"SELECT number FROM ({part})" for part in parts)
+    return f"SELECT number FROM ({together}) ORDER BY number DESC LIMIT :size"
+
+
+def read(connection: apsw.Connection, queue: QueueRow, id: str) -> Stored | None:
+    """A document with its body and its result."""
+    row = connection.execute(_READ, (ids.decode(id, queue.key),)).fetchone()
+    if row is None:
+        return None
+    body, result, name, size_bytes, sha256 = row[-7:-2]
+    content = None if name is None else ContentRef(name, size_bytes, sha256)
+    return Stored(_document(row, queue.key), body, result, content)
+
+
+def numbered(connection: apsw.Connection, key: int, numbers: Iterable[int]) -> list[Document]:
+    """The documents of these numbers, in this order, without those that do not exist."""
+    rows = fetch_each(connection, _NUMBERED, [(number,) for number in numbers])
+    return [_document(row, key) for row in rows]
+
+
+def _document(row: Row, key: int) -> Document:
+    """A row that ends with its progress as a document."""
+    document = to_document(row, key)
+    done, total = row[-2:]
+    return document if done is None else document._replace(progress=Progress(done, total))
+
+
+def customers(
+    connection: apsw.Connection,
+    queue: QueueRow,
+    now: int,
+    *,
+    names: Sequence[str] | None,
+    after: str | None,
+    size: int,
+) -> CustomerPage:
+    """One page of customers, or those of these names that exist."""
+    if names is None:
+        rows = connection.execute(_CUSTOMERS, (after or "", size + 1)).fetchall()
+    else:
+        wanted = [(name,) for name in sorted(set(names)) if after is None or name > after]
+        rows = list(connection.executemany(_CUSTOMER, wanted)) if wanted else []
+    running = dict(connection.execute(_RUNNING_BY_CUSTOMER))
+    page = [_customer(connection, queue, now, row, running) for row in rows[:size]]
+    return CustomerPage(page, page[-1].name if len(rows) > size else None)
+
+
+def _customer(
+    connection: apsw.Connection,
+    queue: QueueRow,
+    now: int,
+    row: tuple[Any, ...],
+    running: dict[int, int],
+) -> Customer:
+    number, name, count, updated_at, delayed, weight, limit, paused = row
+    if queue.settings.mode is Mode.EQUAL:
+        waiting = dict(connection.execute(_WAITING_BY_PRIORITY, (number,)))
+    else:
+        waiting = dict(connection.execute(_FLOWS, (number,)))
+    last = None if count is None else Count(count, updated_at)
+    return Customer(
+        name=name,
+        settings=CustomerSettings(weight=weight / WEIGHT_ONE, limit=limit, paused=bool(paused)),
+        count=queue.settings.rule.shown(last, now),
+        count_updated_at=updated_at,
+        waiting=sum(waiting.values()),
+        waiting_by_priority=by_priority(waiting),
+        running=running.get(number, 0),
+        delayed=delayed,
+    )
+
+
+def summary(connection: apsw.Connection, queue: QueueRow) -> Summary:
+    """The whole queue in a few numbers."""
+    return to_summary(
+        queue.waiting,
+        delayed=queue.delayed,
+        running=connection.execute(_RUNNING).get,
+        started=queue.claims,
+        ends=read_ends(connection),
+        repairs=connection.execute(REPAIRS).get,
+    )

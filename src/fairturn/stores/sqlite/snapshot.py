@@ -1,0 +1,317 @@
+"""The situation of a document: how it is read from one snapshot of the file."""
+
+import json
+from collections.abc import Collection, Iterable
+
+import apsw
+
+from fairturn import ids
+from fairturn.clock import Uptime
+from fairturn.explain.snapshot import Situation
+from fairturn.model import Filter
+from fairturn.scheduling.flows import COST_ONE, WEIGHT_ONE, Recorded
+from fairturn.scheduling.turns import Turns
+from fairturn.stores import snapshot
+from fairturn.stores.positions import FlowKey
+from fairturn.stores.snapshot import DOCUMENTS_SAMPLED, FLOWS_SAMPLED
+from fairturn.stores.sqlite.finish import DUE
+from fairturn.stores.sqlite.flows import SqliteShelf
+from fairturn.stores.sqlite.query import find
+from fairturn.stores.sqlite.rows import QueueRow, fetch, look_at_recorded
+from fairturn.stores.values import CANCELLED, COMPLETED, DEAD, DELAYED, RUNNING, Row
+
+# Of what was recorded since the last claim, in characters: as much is folded in within 100 ms.
+RECORDED_MAX = 1_000_000
+
+_LEVELS = "SELECT level, clock, weight FROM levels"
+_RUNNING = f"""
+    SELECT d.lease_until, d.number, d.customer, d.level, d.order_number, d.attempts,
+        d.cancel_requested, d.worker, d.claimed_at
+    FROM leases l CROSS JOIN json_each(l.documents) j CROSS JOIN documents d
+    WHERE d.number = j.value AND d.state = {RUNNING} AND d.fence = l.fence"""
+# By documents_delayed, in its order.
+_DUE_BY_WALL_CLOCK = f"""
+    SELECT due_at, number, customer, level, priority, order_number
+    FROM documents INDEXED BY documents_delayed
+    WHERE state = {DELAYED} AND due_at <= ? ORDER BY due_at, number"""
+_RETRY_AT = f"SELECT retry_at FROM documents WHERE number = ? AND state = {DELAYED}"
+
+_HELD = "SELECT customer FROM standings WHERE running_max IS NOT NULL OR paused <> 0"
+_CHARGED = "SELECT customer, weight, recent_costs FROM standings"
+# By flows_head.
+_FRONTS = """
+    SELECT head_since, head_order, customer, level FROM flows INDEXED BY flows_head
+    WHERE head_bound IS NOT NULL AND held = 0 AND head_bound < ?1 AND head_since < ?1 LIMIT ?2"""
+_COUNT_FRONTS = """
+    SELECT count(*), coalesce(sum((head_since, head_order) < (?2, ?3)), 0)
+    FROM flows NOT INDEXED
+    WHERE head_bound IS NOT NULL AND held = 0 AND head_since < ?1
+        AND customer NOT IN (SELECT value FROM json_each(?4))"""
+# The columns of a `Line`, and the name. It walks the flows, which is faster than to look each of
+# them up by an index.
+_LINES = """
+    SELECT f.level, f.place, f.tick, f.customer, f.folded, ?, NULL, c.name
+    FROM flows f NOT INDEXED LEFT JOIN customers c ON c.number = f.customer
+    WHERE f.folded > 0 AND f.level IN (SELECT value FROM json_each(?)) LIMIT ?"""
+# How many turns a flow has before a place: `turns_before` of scheduling/position/closed_form.py.
+_CROWD_OF = f"""
+    FROM (
+        SELECT f.customer, f.place, f.tick, f.folded,
+            max(1, {COST_ONE * WEIGHT_ONE} / coalesce(s.weight, {WEIGHT_ONE})) AS charge
+        FROM flows f NOT INDEXED LEFT JOIN standings s ON s.customer = f.customer
+        WHERE f.level = :level AND f.folded > 0
+            AND f.customer NOT IN (SELECT value FROM json_each(:without))) f"""
+_BEFORE = """
+    iif(f.place > :place, 0, min(f.folded, (:place - f.place) / f.charge
+        + ((:place - f.place) % f.charge > 0 OR f.tick < :tick)))"""
+_CROWD = f"""
+    SELECT count(*), sum(folded), sum(n), coalesce(sum(n > 0), 0)
+    FROM (SELECT f.folded, {_BEFORE} AS n {_CROWD_OF})"""
+_LARGEST = f"""
+    SELECT l.customer, l.n, c.name FROM (
+        SELECT f.customer, {_BEFORE} AS n {_CROWD_OF}
+        ORDER BY n DESC, f.customer LIMIT :most) l
+        LEFT JOIN customers c ON c.number = l.customer ORDER BY l.n DESC, l.customer"""
+# By the primary key.
+_WAITING_OF = """
+    SELECT level, sum(waiting) FROM flows
+    WHERE customer IN (SELECT value FROM json_each(?)) GROUP BY level"""
+_PAUSED = "SELECT paused FROM customers WHERE number = ?"
+
+# By documents_flow, which answers by itself, from claimed_to on: there everything waits.
+_IN_FLOW = "FROM documents INDEXED BY documents_flow WHERE customer = ? AND level = ?"
+_COUNT_LOWER = f"""
+    SELECT count(*) FROM (
+        SELECT 1 {_IN_FLOW} AND order_number > ? AND order_number < ? LIMIT ?)"""
+_COUNT_HIGHER = f"SELECT count(*) FROM (SELECT 1 {_IN_FLOW} AND order_number >= ? LIMIT ?)"
+_CLAIMED_TO = "SELECT claimed_to, waiting FROM flows WHERE customer = ? AND level = ?"
+# By documents_returned.
+_RETURNED = """
+    SELECT count(*) FROM documents INDEXED BY documents_returned
+    WHERE returned = 1 AND customer = ? AND level = ? AND order_number < ?"""
+_NO_ORDER = (1 << 63) - 1
+# In mode `levels`: what is before an order, in all flows of a level.
+_LOWER = """
+    SELECT f.level, 0, 0, f.customer, (
+            SELECT count(*) FROM documents d INDEXED BY documents_flow
+            WHERE d.customer = f.customer AND d.level = f.level
+                AND d.order_number > f.claimed_to AND d.order_number < ?1) + (
+            SELECT count(*) FROM documents r INDEXED BY documents_returned
+            WHERE r.returned = 1 AND r.customer = f.customer AND r.level = f.level
+                AND r.order_number < ?1), 0, NULL, c.name
+    FROM flows f NOT INDEXED LEFT JOIN customers c ON c.number = f.customer
+    WHERE f.level = ?2 AND f.waiting > 0"""
+
+# By the primary keys.
+_DOCUMENT = """
+    SELECT d.customer, d.level, d.order_number, p.count
+    FROM documents d LEFT JOIN documents p ON p.number = d.parent WHERE d.number = ?"""
+_CUSTOMER = """
+    SELECT count, count_updated_at, delayed, weight, running_max, paused
+    FROM customers WHERE number = ?"""
+_NAMES = "SELECT number, name FROM customers WHERE number IN (SELECT value FROM json_each(?))"
+
+_WORKERS = "SELECT name, seen_at, slots FROM workers ORDER BY name LIMIT ?"
+# By the primary key.
+_ARRIVALS = "SELECT submitted_at, customer, priority FROM documents ORDER BY number DESC LIMIT ?"
+_NEIGHBOURS = """
+    SELECT customer, count(*) FROM documents
+    WHERE number BETWEEN ? AND ? AND claimed_at >= ? AND claimed_at < ? GROUP BY customer"""
+# Others further away, or near ones that were claimed again later: of these only that is known.
+_MAYBE_MORE = """
+    SELECT EXISTS (SELECT 1 FROM documents WHERE number < ?1)
+        OR EXISTS (SELECT 1 FROM documents WHERE number > ?2)
+        OR EXISTS (
+            SELECT 1 FROM documents
+            WHERE number BETWEEN ?1 AND ?2 AND number <> ?3 AND attempts > 1
+                AND claimed_at >= ?4 AND submitted_at < ?4)"""
+
+# The flows with the highest places were served last, and what they had last has the highest orders
+# up to their claimed_to. By flows_turn or the primary key, and documents_flow.
+_ATTEMPT = f"""d.claimed_at, d.number, d.customer,
+    iif(d.state IN ({COMPLETED}, {DEAD}), d.ended_at - d.claimed_at, NULL)"""
+_OVER = f"d.claimed_at IS NOT NULL AND d.state NOT IN ({RUNNING}, {CANCELLED})"
+_LAST_OF_FLOWS = f"""
+    CROSS JOIN documents d ON d.number IN (
+        SELECT n.number FROM documents n INDEXED BY documents_flow
+        WHERE n.customer = f.customer AND n.level = f.level AND n.order_number <= f.claimed_to
+        ORDER BY n.order_number DESC LIMIT {DOCUMENTS_SAMPLED})
+    WHERE {_OVER}"""
+_LAST_OF_LEVEL = f"""
+    SELECT {_ATTEMPT} FROM (
+        SELECT customer, level, claimed_to FROM flows INDEXED BY flows_turn
+        WHERE folded > 0 AND held = 0 AND level = ? ORDER BY level DESC, place DESC, tick DESC
+        LIMIT {FLOWS_SAMPLED}) f {_LAST_OF_FLOWS}"""
+_LAST_OF_ITS_FLOW = f"""
+    SELECT {_ATTEMPT} FROM (
+        SELECT customer, level, claimed_to FROM flows WHERE customer = ? AND level = ?) f
+    {_LAST_OF_FLOWS}"""
+_LAST_SUBMITTED = f"""
+    SELECT {_ATTEMPT}
+    FROM (SELECT number FROM documents ORDER BY number DESC LIMIT ?) n
+        CROSS JOIN documents d ON d.number = n.number
+    WHERE {_OVER}"""
+
+
+def situation(
+    connection: apsw.Connection, queue: QueueRow, id: str, now: int, uptime: Uptime
+) -> Situation | None:
+    """The situation of a document, or None if there is none with this id."""
+    found = find(connection, queue, Filter(ids=(id,)), None, 1).documents
+    number = ids.decode(id, queue.key)
+    if not found or number is None:
+        return None
+    document = found[0]
+    retry_at = connection.execute(_RETRY_AT, (number,)).get
+    if retry_at is not None and queue.boot == uptime.boot:
+        document = document._replace(due_at=now + retry_at - uptime.at)  # as the clock is now
+    return snapshot.situation(SqliteSight(connection, queue, now, uptime), document, number)
+
+
+class SqliteSight:
+    """A `WideSight` of the file."""
+
+    def __init__(
+        self, connection: apsw.Connection, queue: QueueRow, now: int, uptime: Uptime
+    ) -> None:
+        self._connection = connection
+        self.settings = settings = queue.settings
+        self.now = now
+        self.leases_end_at = uptime.at if queue.boot == uptime.boot else None
+        self.waiting = queue.waiting
+        self.following = queue.next_number
+        self.shelf = SqliteShelf(settings.mode)
+        self.shelf.connection = connection
+        self.shelf.given = queue.next_number - 1
+        for level, clock, weight in connection.execute(_LEVELS):
+            self.shelf.clocks[level], self.shelf.weights[level] = clock, weight
+        self.turns = Turns(
+            self.shelf,
+            mode=settings.mode,
+            costs=settings.costs,
+            patience_us=settings.patience_us,
+            number=queue.claims,
+            tick=queue.tick,
+            clocks=self.shelf.clocks,
+            weights=self.shelf.weights,
+        )
+
+    def _fetch(self, statement: str, *values: object) -> list[Row]:
+        return fetch(self._connection, statement, values)
+
+    def _one(self, statement: str, *values: object) -> int:
+        ((n,),) = self._fetch(statement, *values)
+        return int(n)
+
+    # ── What the next claim folds in ─────────────────────────────────────────────────────────────
+
+    def running(self) -> list[Row]:
+        return self._fetch(_RUNNING)
+
+    def due(self) -> list[Row]:
+        if self.leases_end_at is None:
+            rows = self._fetch(_DUE_BY_WALL_CLOCK, self.now)
+        else:
+            rows = sorted(self._fetch(DUE, self.now, self.leases_end_at))
+        return [
+            (number, customer, level, order, min(due_at, self.now))
+            for due_at, number, customer, level, _, order in rows
+        ]
+
+    def recorded(self) -> list[Recorded] | None:
+        return look_at_recorded(self._connection, RECORDED_MAX)
+
+    def expect(self, customers: Collection[int]) -> None:
+        """To read them one by one costs no more."""
+
+    # ── Lines ────────────────────────────────────────────────────────────────────────────────────
+
+    def held(self) -> list[int]:
+        return [customer for (customer,) in self._fetch(_HELD)]
+
+    def charged(self) -> Iterable[tuple[int, int, list[int]]]:
+        return [(c, weight, json.loads(costs)) for c, weight, costs in self._fetch(_CHARGED)]
+
+    def fronts(self, before: int, most: int) -> list[Row]:
+        return self._fetch(_FRONTS, before, most)
+
+    def lines(self, charge: int, levels: Collection[int], most: int) -> list[Row]:
+        return self._fetch(_LINES, charge, json.dumps([*levels]), most)
+
+    def crowd(self, level: int, place: int, tick: int, without: Collection[int]) -> Row:
+        (row,) = self._connection.execute(_CROWD, _turn(level, place, tick, without)).fetchall()
+        return row
+
+    def largest(
+        self, level: int, place: int, tick: int, without: Collection[int], most: int
+    ) -> list[Row]:
+        values = {**_turn(level, place, tick, without), "most": most}
+        return self._connection.execute(_LARGEST, values).fetchall()
+
+    def count_fronts(
+        self, before: int, own: tuple[int, int], without: Collection[int]
+    ) -> tuple[int, int]:
+        ((number, ahead),) = self._fetch(_COUNT_FRONTS, before, *own, json.dumps([*without]))
+        return int(number), int(ahead)
+
+    def lower(self, level: int, order: int, singled: Collection[int]) -> list[Row]:
+        return self._fetch(_LOWER, order, level)
+
+    def waiting_of(self, customers: Collection[int]) -> dict[int, int]:
+        return dict(self._fetch(_WAITING_OF, json.dumps([*customers])))
+
+    def is_paused(self, customer: int) -> bool:
+        return self._one(_PAUSED, customer) != 0
+
+    def claimed_to(self, flow: FlowKey) -> int | None:
+        found = self._fetch(_CLAIMED_TO, *flow)
+        return found[0][0] if found else None
+
+    def waiting_in(self, flow: FlowKey) -> int:
+        ((_, waiting),) = self._fetch(_CLAIMED_TO, *flow)
+        return int(waiting)
+
+    def returned(self, flow: FlowKey, before: int | None) -> int:
+        return self._one(_RETURNED, *flow, _NO_ORDER if before is None else before)
+
+    def between(self, flow: FlowKey, after: int, before: int, most: int) -> int:
+        return self._one(_COUNT_LOWER, *flow, after, before, most)
+
+    def not_before(self, flow: FlowKey, order: int, most: int) -> int:
+        return self._one(_COUNT_HIGHER, *flow, order, most)
+
+    # ── What stands around a document ────────────────────────────────────────────────────────────
+
+    def document(self, number: int) -> Row:
+        return self._fetch(_DOCUMENT, number)[0]
+
+    def customer(self, number: int) -> Row:
+        return self._fetch(_CUSTOMER, number)[0]
+
+    def names_of(self, customers: Collection[int]) -> Iterable[tuple[int, str]]:
+        return [(number, name) for number, name in self._fetch(_NAMES, json.dumps([*customers]))]
+
+    def workers(self, most: int) -> list[Row]:
+        return self._fetch(_WORKERS, most)
+
+    def arrivals(self, most: int) -> list[Row]:
+        return self._fetch(_ARRIVALS, most)
+
+    def last_submitted(self, most: int) -> list[Row]:
+        return self._fetch(_LAST_SUBMITTED, most)
+
+    def last_of_flow(self, flow: FlowKey) -> list[Row]:
+        return self._fetch(_LAST_OF_ITS_FLOW, *flow)
+
+    def last_of_level(self, level: int) -> list[Row]:
+        return self._fetch(_LAST_OF_LEVEL, level)
+
+    def served(self, numbers: tuple[int, int], since: int, until: int) -> dict[int, int]:
+        return dict(self._fetch(_NEIGHBOURS, *numbers, since, until))
+
+    def may_be_more(self, numbers: tuple[int, int], number: int, claimed_at: int) -> bool:
+        return self._one(_MAYBE_MORE, *numbers, number, claimed_at) != 0
+
+
+def _turn(level: int, place: int, tick: int, without: Collection[int]) -> dict[str, int | str]:
+    return {"level": level, "place": place, "tick": tick, "without": json.dumps([*without])}

@@ -1,0 +1,1 @@
+"""Input from callers, checked and converted to the model."""

@@ -1,0 +1,84 @@
+"""Which documents to list, in the words of whoever asks."""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import TypedDict
+
+from fairturn.clock import as_moment
+from fairturn.model import CUSTOMER_BYTES_MAX, NAME_BYTES_MAX, PAGE_MAX, Filter, State
+from fairturn.priority import LEVELS
+from fairturn.validation import text
+
+
+class Filters(TypedDict, total=False):
+    """Which documents to list; what is left out does not matter."""
+
+    customer: str | None
+    states: State | str | Iterable[State | str] | None
+    priorities: int | Iterable[int] | None
+    name: str | None
+    name_part: str | None
+    submitted_from: datetime | int | None
+    submitted_before: datetime | int | None
+    ids: Iterable[str] | None
+
+
+def to_filter(filters: Filters) -> Filter:
+    """The filter that a store takes. What is wrong is refused, or it would just find nothing."""
+    unknown = filters.keys() - Filters.__annotations__.keys()
+    if unknown:
+        known = ", ".join(Filters.__annotations__)
+        raise TypeError(f"documents are not listed by {', '.join(sorted(unknown))}, but by {known}")
+    customer, name, part = filters.get("customer"), filters.get("name"), filters.get("name_part")
+    submitted_from, before = filters.get("submitted_from"), filters.get("submitted_before")
+    if customer is not None:
+        text.identity(customer, "customer", CUSTOMER_BYTES_MAX)
+    return Filter(
+        customer=customer,
+        states=_states(filters.get("states")),
+        priorities=_priorities(filters.get("priorities")),
+        # As it was stored: see `submission.py`.
+        name=None if name is None else text.description(name, NAME_BYTES_MAX),
+        name_part=None if not part else text.description(part, NAME_BYTES_MAX),
+        submitted_from=None
+        if submitted_from is None
+        else as_moment(submitted_from, "submitted_from"),
+        submitted_before=None if before is None else as_moment(before, "submitted_before"),
+        ids=_ids(filters.get("ids")),
+    )
+
+
+def _states(states: State | str | Iterable[State | str] | None) -> tuple[State, ...] | None:
+    if states is None:
+        return None
+    wanted = [states] if isinstance(states, str) else list(states)
+    for state in wanted:
+        if state not in list(State):
+            raise ValueError(f"{state!r} is not a state; the states are: {', '.join(State)}")
+    return tuple(State(state) for state in wanted)
+
+
+def _priorities(priorities: int | Iterable[int] | None) -> tuple[int, ...] | None:
+    if priorities is None:
+        return None
+    wanted = (priorities,) if isinstance(priorities, int) else tuple(priorities)
+    for priority in wanted:
+        if priority not in range(1, LEVELS + 1):
+            raise ValueError(f"{priority!r} is not a priority; they go from 1 to {LEVELS}")
+    return wanted
+
+
+def _ids(wanted: Iterable[str] | None) -> tuple[str, ...] | None:
+    if wanted is None:
+        return None
+    found = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+    if len(found) > PAGE_MAX:
+        raise ValueError(f"{len(found):,} ids were given; at most {PAGE_MAX:,} are allowed")
+    return found
+
+
+def page_size(size: int) -> int:
+    """The size of a page, if there may be such a page."""
+    if not 1 <= size <= PAGE_MAX:
+        raise ValueError(f"size is {size}; a page has from 1 to {PAGE_MAX:,}")
+    return size

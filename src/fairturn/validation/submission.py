@@ -1,0 +1,291 @@
+"""What a submitter hands in, checked and encoded: where the road of a document begins.
+
+Every misuse ends here, in a sentence with the value in it, before anything is written. The values
+are the submitter's own, so a limit that they break is a `ValueError` and not one of our errors.
+"""
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from io import BytesIO
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from fairturn.clock import as_moment
+from fairturn.contents.local import Contents, chunks_of
+from fairturn.model import (
+    CUSTOMER_BYTES_MAX,
+    INLINE_BYTES_MAX,
+    KEY_BYTES_MAX,
+    METADATA_BYTES_MAX,
+    METADATA_KEYS_MAX,
+    NAME_BYTES_MAX,
+    PAYLOAD_BYTES_MAX,
+    TRACEPARENT,
+    ContentRef,
+    Kind,
+    NewDocument,
+    Submission,
+    cost_in_millionths,
+)
+from fairturn.validation import text
+
+JSON_DEPTH_MAX = 64
+
+_PAYLOAD, _CONTENT = Kind.PAYLOAD, Kind.CONTENT
+# `NewDocument` with all of its values, which takes half the time of naming some.
+_DOCUMENT: Callable[[Iterable[Any]], NewDocument] = partial(tuple.__new__, NewDocument)
+_NO_MORE = NewDocument("", None)[4:]
+_BRACKETS_OF_DEPTH_MAX = 2 * JSON_DEPTH_MAX
+_NOTHING_ELSE = Submission("")[2:]
+_FLAT = frozenset({str, int, float, bool, type(None)})
+_AT_A_TIME = 100
+
+
+class Encoder:
+    """Turns submissions into what a store takes. One for each call, because it remembers which
+    customers' names it has checked."""
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+        self._customers: set[str] = set()
+
+    def encode(self, s: Submission) -> NewDocument:
+        """The document to store. Only a content outside the row is written, and that last."""
+        if not isinstance(s, Submission):
+            raise TypeError(f"{s!r:.100} is not a Submission")
+        customer, payload, content, file, name, metadata, key, cost, due_at, parent, written = s
+        if type(customer) is not str or customer not in self._customers:
+            self._customers.add(text.identity(customer, "customer", CUSTOMER_BYTES_MAX))
+        if content is None and file is None and written is None:
+            body = to_json(payload, "payload", PAYLOAD_BYTES_MAX)
+            size_bytes = len(body)  # JSON text is ASCII
+            if (
+                size_bytes <= INLINE_BYTES_MAX
+                and name is None
+                and metadata is None
+                and key is None
+                and cost is None
+                and due_at is None
+                and parent is None
+            ):
+                return _DOCUMENT((customer, body, _PAYLOAD, size_bytes, *_NO_MORE))
+            return self._encode(s, body)
+        source = source_of(s)
+        try:
+            return self._encode(s, source)
+        finally:
+            if s.file is not None and not isinstance(source, bytes | ContentRef):
+                source.close()
+
+    def _encode(self, s: Submission, source: str | bytes | BinaryIO | ContentRef) -> NewDocument:
+        name, metadata, key, cost, due_at, parent = describe(s)
+        kind = _PAYLOAD if isinstance(source, str) else _CONTENT
+        body, size_bytes, sha256, content_name = self._keep(source)
+        digest = None
+        if key is not None:
+            same = _canonical(source).encode() if isinstance(source, str) else sha256
+            digest = _digest(kind, same, metadata, cost, due_at)
+        return NewDocument(
+            s.customer,
+            body,
+            kind,
+            size_bytes,
+            sha256,
+            content_name,
+            name,
+            metadata,
+            cost,
+            due_at,
+            key,
+            digest,
+            parent,
+        )
+
+    def _keep(
+        self, source: str | bytes | BinaryIO | ContentRef
+    ) -> tuple[str | bytes | None, int, bytes | None, str | None]:
+        """What the row gets: the body, its size, its SHA-256, and where it lies if not in the row.
+
+        A payload in the row needs no checksum of its own: damage there is damage of the database.
+        """
+        if isinstance(source, str):
+            if len(source) <= INLINE_BYTES_MAX:
+                return source, len(source), None, None
+            ref = self._contents.put([source.encode()])
+        elif isinstance(source, ContentRef):
+            ref = source
+        else:
+            stream = BytesIO(source) if isinstance(source, bytes) else source
+            first = _first_bytes(stream, INLINE_BYTES_MAX + 1)
+            if len(first) <= INLINE_BYTES_MAX:
+                return first, len(first), hashlib.sha256(first).digest(), None
+            ref = self._contents.put(chain([first], chunks_of(stream)))
+        return None, ref.size_bytes, ref.sha256, ref.name
+
+
+class Described(NamedTuple):
+    """What is said about a document beside what it carries, checked."""
+
+    name: str | None
+    metadata: str | None  # JSON text
+    key: str | None
+    cost: int | None  # in millionths
+    due_at: int | None
+    parent: str | None
+
+
+def describe(s: Submission) -> Described:
+    """What a submission says, or the error that says what is wrong with it."""
+    name = Path(s.file).name if s.name is None and s.file is not None else s.name
+    if s.parent is not None and not isinstance(s.parent, str):
+        raise TypeError(f"parent must be the id of a document, not {s.parent!r}")
+    return Described(
+        name=None if name is None else _name(name),
+        metadata=None if s.metadata is None else _metadata(s.metadata),
+        key=None if s.key is None else text.identity(s.key, "key", KEY_BYTES_MAX),
+        cost=None if s.cost is None else _cost(s.cost),
+        due_at=None if s.due_at is None else as_moment(s.due_at, "due_at"),
+        parent=s.parent,
+    )
+
+
+def source_of(s: Submission) -> bytes | BinaryIO | ContentRef:
+    """The bytes of a content, or a stream of them; a file is opened here."""
+    given = [
+        word for word in ("payload", "content", "file", "written") if getattr(s, word) is not None
+    ]
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} were given; a document carries one of them")
+    if s.written is not None:
+        return s.written
+    if s.file is not None:
+        return _opened(s.file)
+    if isinstance(s.content, bytes | bytearray | memoryview):
+        return bytes(s.content)
+    if s.content is None or not hasattr(s.content, "read"):
+        raise TypeError(
+            f"content must be bytes or a stream of bytes, not {type(s.content).__name__}"
+        )
+    return s.content
+
+
+def to_json(value: Any, what: str, bytes_max: int) -> str:
+    """A value as compact JSON in ASCII: NUL and lone surrogates are escaped, so every store can
+    hold it and gives back the same value."""
+    try:
+        encoded = text.compact_json(value)
+    except TypeError as error:
+        raise TypeError(f"the {what} cannot be written as JSON: {error}") from None
+    except RecursionError:
+        raise ValueError(_too_deep(what)) from None
+    except ValueError as error:
+        raise ValueError(f"the {what} cannot be written as JSON: {error}") from None
+    size_bytes = len(encoded)
+    if size_bytes > bytes_max:
+        raise ValueError(
+            f"the {what} has {size_bytes:,} bytes as JSON; at most {bytes_max:,} are allowed"
+        )
+    # Most texts cannot be too deep, because they do not have that many brackets.
+    if (
+        size_bytes > _BRACKETS_OF_DEPTH_MAX
+        and encoded.count("[") + encoded.count("{") > JSON_DEPTH_MAX
+    ):
+        _refuse_deep(value, what)
+    return encoded
+
+
+def _refuse_deep(value: Any, what: str) -> None:
+    level = [value]
+    for _ in range(JSON_DEPTH_MAX):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list | tuple)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list | tuple)
+        ]
+        if not level:
+            return
+    raise ValueError(_too_deep(what))
+
+
+def _too_deep(what: str) -> str:
+    return (
+        f"the {what} contains itself, or more than {JSON_DEPTH_MAX} lists and objects in each other"
+    )
+
+
+def _opened(file: str | os.PathLike[str]) -> BinaryIO:
+    if not isinstance(file, str | os.PathLike):
+        raise TypeError(f"file must be a path, not {type(file).__name__}")
+    # Whether it is a regular file is asked before it is opened: opening a pipe would wait.
+    if not stat.S_ISREG(Path(file).stat().st_mode):
+        raise ValueError(f"{os.fspath(file)!r} is not a regular file; submit its bytes instead")
+    return Path(file).open("rb")
+
+
+def _first_bytes(stream: BinaryIO, size_bytes: int) -> bytes:
+    """So many bytes of a stream, fewer only at its end; a raw stream may give them piecemeal."""
+    parts = []
+    while size_bytes > 0 and (part := stream.read(size_bytes)):
+        if not isinstance(part, bytes):
+            raise TypeError(f"the content gives {type(part).__name__}; it must be opened as binary")
+        parts.append(part)
+        size_bytes -= len(part)
+    return b"".join(parts)
+
+
+def _name(name: str) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a text, not {name!r}")
+    return text.description(name, NAME_BYTES_MAX)
+
+
+def _metadata(metadata: Mapping[str, Any]) -> str | None:
+    if not isinstance(metadata, Mapping):
+        raise TypeError(f"metadata must be a mapping, not {type(metadata).__name__}")
+    if len(metadata) > METADATA_KEYS_MAX:
+        raise ValueError(
+            f"the metadata has {len(metadata)} keys; at most {METADATA_KEYS_MAX} are allowed"
+        )
+    for key in metadata:
+        if not isinstance(key, str):
+            raise TypeError(f"the metadata has the key {key!r}; keys must be texts")
+    return to_json(dict(metadata), "metadata", METADATA_BYTES_MAX) if metadata else None
+
+
+def _cost(cost: float) -> int:
+    if isinstance(cost, bool) or not isinstance(cost, int | float):
+        raise TypeError(f"cost is {cost!r}; it must be a number")
+    return cost_in_millionths(cost)
+
+
+def _canonical(encoded: str) -> str:
+    """The same JSON with its keys sorted: equal values are equal texts."""
+    return json.dumps(json.loads(encoded), sort_keys=True, separators=(",", ":"))
+
+
+def _without_trace(metadata: str) -> str | None:
+    """The metadata that must be the same: each try of a client has a trace of its own."""
+    value = json.loads(metadata)
+    value.pop(TRACEPARENT, None)
+    return json.dumps(value, sort_keys=True, separators=(",", ":")) if value else None
+
+
+def _digest(
+    kind: Kind, body: bytes | None, metadata: str | None, cost: int | None, due_at: int | None
+) -> bytes:
+    """What must be the same when an idempotency key comes again."""
+    described = [
+        kind.value,
+        hashlib.sha256(body or b"").hexdigest(),
+        metadata and _without_trace(metadata),
+        cost,
+        due_at,
+    ]
+    return hashlib.sha256(json.dumps(described).encode()).digest()
