@@ -80,8 +80,19 @@ def test_a_queue_whose_counters_are_too_high_accepts_documents(
     store.submit([new("b")] * 4)
 
     assert (store.summary().waiting, store.summary().delayed) == (5, 0)
+
+
+def test_a_refused_submission_repairs_nothing_in_a_queue_that_is_really_full(
+    store: PostgresStore, damage: psycopg.Connection[Any]
+) -> None:
+    store.configure(Settings(waiting_max=1))
+    store.submit([new("a")])
+    before = damage.execute("SELECT * FROM fairturn.turns").fetchall()
+
     with pytest.raises(QueueFull):
-        store.submit([new("c")])
+        store.submit([new("b")])
+
+    assert damage.execute("SELECT * FROM fairturn.turns").fetchall() == before
 
 
 def test_a_submission_in_a_transaction_of_the_caller_begins_no_epoch_there(

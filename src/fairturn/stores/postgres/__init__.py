@@ -214,13 +214,19 @@ class PostgresStore:
         )
 
     def _recount(self) -> bool:
-        """Correct the counters of the whole queue, at most once in `RECOUNT_EVERY_S`: a wrong one
-        must not keep a queue full. Returns whether they were recounted."""
+        """Correct the counters of a full queue if they are wrong; returns whether they were.
+
+        It runs at most once in `RECOUNT_EVERY_S`. The check takes no lock: a queue that is really
+        full is never locked for it.
+        """
         now = stopwatch()
         if now < self._recount_after_s:
             return False
         self._recount_after_s = now + RECOUNT_EVERY_S
         try:
+            with self._database.reading() as session:
+                if not admin.has_wrong_counters(session):
+                    return False
             return self._database.transact(
                 lambda session: admin.repair_queue(session, self._budget), wait_s=0
             )

@@ -22,6 +22,11 @@ _CONFIGURE = """
         %s::int4)"""
 _CONVERT = "SELECT fairturn.convert_next(%s::int4)"
 REPAIR_CUSTOMERS = "SELECT fairturn.repair_customers(%s::int8[], %s::int4)"
+_COUNT_TIMEOUT = "SET LOCAL statement_timeout = '5s'"
+_WRONG_COUNTERS = """
+    SELECT EXISTS (
+        SELECT FROM fairturn.audit_queue() a
+        WHERE a.kind IN ('queue.waiting', 'queue.delayed'))"""
 REPAIR_QUEUE = "SELECT fairturn.repair_queue(%s::int4)"
 _NO_DOCUMENT = 0  # a number that no document has
 
@@ -111,6 +116,14 @@ def repair(session: Session, customers: Sequence[int], budget: int) -> bool:
     applied events: call it again."""
     ((done,),) = session.fetch(REPAIR_CUSTOMERS, ([*customers], budget))
     return bool(done)
+
+
+def has_wrong_counters(session: Session) -> bool:
+    """Return whether the numbers of waiting and delayed documents of the whole queue are wrong, in
+    the snapshot of the session. Counting the documents takes 5 s at most."""
+    session.ask(_COUNT_TIMEOUT)
+    ((wrong,),) = session.fetch(_WRONG_COUNTERS)
+    return bool(wrong)
 
 
 def repair_queue(session: Session, budget: int) -> bool:
