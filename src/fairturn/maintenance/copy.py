@@ -1,4 +1,4 @@
-"""A queue in a file, copied into PostgreSQL: for when one machine is not enough any more.
+"""Copy a queue from an SQLite file into PostgreSQL, for workers on more than one machine.
 
 The file is read from one snapshot, and no lock of it is held while the server is waited for. The
 rows go over in one transaction, contents before it, so that the target has all of the queue or

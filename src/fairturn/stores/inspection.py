@@ -13,7 +13,7 @@ class Findings(NamedTuple):
     oldest_waiting_at: int | None
     newest_at: int | None
     running: int
-    run_out: int  # documents whose lease ran out, and that nobody has taken back
+    run_out: int  # documents whose lease expired and that no claim has recovered yet
     run_out_since_us: int | None  # how long ago the first of these leases ended; None: unknown
     repairs: int  # flows that claims have repaired
 

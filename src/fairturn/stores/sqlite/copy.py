@@ -60,7 +60,7 @@ class Snapshot:
         except apsw.Error as error:
             raise StoreError(f"{path} cannot be made: {error}") from error
         try:
-            # Nobody reads the copy before it is whole.
+            # No other process opens the copy before it is complete.
             copy.execute("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF").fetchall()
             with copy.backup("main", self._connection, "main") as backup:
                 while not backup.done:
