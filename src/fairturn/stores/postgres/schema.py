@@ -1,10 +1,10 @@
-"""The schema of a queue: numbered steps, each in a transaction, one process at a time.
+"""The schema of a queue: numbered migrations, each in a transaction, one process at a time.
 
-Tables are what the steps have made of them. Functions stand once, as they are now, and come with
-the last step.
+Migrations change the tables. Each function has one definition, which the last migration installs
+(decision 0021).
 """
 
-import re
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
@@ -28,35 +28,39 @@ from fairturn.model import (
 )
 from fairturn.priority import CLOCK_AHEAD_US_MAX
 from fairturn.scheduling.flows import COST_ONE, WEIGHT_MAX, WEIGHT_MIN, WEIGHT_ONE
-from fairturn.stores.epoch import JUMP_MIN
+from fairturn.stores.migrations import Migration, migrations_of, refuse_unreadable
 from fairturn.stores.postgres.claim import PROBE_EVERY_IDLE_US, PROBE_EVERY_US, PROBE_SIZE
 from fairturn.stores.postgres.connection import (
     LOCK_TIMEOUT,
     SETTINGS_LOCK_TIMEOUT,
     SUBMIT_LOCK_TIMEOUT,
-    Database,
+    PostgresDatabase,
 )
 from fairturn.stores.postgres.rows import NO_ORDER
-from fairturn.stores.postgres.session import SCHEMA
-from fairturn.stores.values import CODES
+from fairturn.stores.values import CODES, JUMP_MIN
+from fairturn.urls import SCHEMA
 
-# Only while a step is made, so that ten processes that start at once make it once.
+# Held while a migration is applied: of ten processes that start at once, one applies it.
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('{schema}.'), 4)"
 _VERSION = "SELECT coalesce(max(number), 0) FROM {schema}.migrations"
 _EXISTS = "SELECT to_regclass('{schema}.migrations') IS NOT NULL"
-_MAKE_SCHEMA = "CREATE SCHEMA IF NOT EXISTS {schema}"
+_CREATE_SCHEMA = "CREATE SCHEMA IF NOT EXISTS {schema}"
 _HAS_SCHEMA = "SELECT to_regnamespace('{schema}') IS NOT NULL"
-_MAKE_MIGRATIONS = "CREATE TABLE {schema}.migrations (number integer PRIMARY KEY)"
-# Whoever waits for a table lets all others wait behind it: no claim holds one for so long.
-_GIVE_UP_S = 5
-# Whoever may not give rights is only warned of it by the server.
+_CREATE_MIGRATIONS = """
+    CREATE TABLE {schema}.migrations (
+        number integer PRIMARY KEY, readable_from integer NOT NULL)"""
+# A migration that waits for a table lock blocks all later statements on the table; no claim holds
+# a lock for this long.
+_LOCK_TIMEOUT_S = 5
+# GRANT by a role that may not grant is only a warning of the server.
 _GRANTED = """
     SELECT has_schema_privilege({role}, '{schema}', 'USAGE')
         AND has_table_privilege({role}, '{schema}.documents', 'INSERT')"""
 _HAS_ROLE = "SELECT 1 FROM pg_roles WHERE rolname = %s"
-_NOTE = "INSERT INTO {schema}.migrations (number) VALUES (%s)"
+_APPLIED = "INSERT INTO {schema}.migrations (number, readable_from) VALUES (%s, %s)"
+_READABLE_FROM = "SELECT readable_from FROM {schema}.migrations ORDER BY number DESC LIMIT 1"
 
-# What a role needs that only uses a queue.
+# The privileges of a role that uses a queue and does not migrate it.
 _GRANTS = """
     GRANT USAGE ON SCHEMA {schema} TO {role};
     GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role};
@@ -67,13 +71,14 @@ _GRANTS = """
 
 # Virtual times end at 2^63; one claim adds less than 2^57.
 _CLOCK_MAX = 1 << 60
-# Every statement of a function has one right plan, by its indexes in loops. Statistics of a table
-# that was small when it was analysed would lead to plans that read all of it, dead rows included.
-# A server before 18 would compile a plan that is forced, which takes longer than a hundred claims.
+# Each statement of a function has one good plan: nested loops over indexes. With statistics from
+# when a table was small, the planner would choose plans that read all of it, dead rows included.
+# JIT is off because servers before 18 cost disabled plans so high that they compile them, which
+# takes longer than a hundred claims.
 _PLANNED_BY_INDEXES = """\
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan SET jit = off"""
-# Names of Python in the functions of the schema. Every state and list of states comes from here.
+# Placeholders of the SQL functions. States appear there only by these names.
 _CONSTANTS = {
     "planned_by_indexes": _PLANNED_BY_INDEXES,
     "now": SERVER_NOW,
@@ -94,7 +99,7 @@ _CONSTANTS = {
     "lease_ran_out": LEASE_RAN_OUT,
     "epoch_jump_min": JUMP_MIN,
     "day": 24 * 3_600 * 1_000_000,
-    "page": 100,  # flows that a claim reads at a time
+    "page": 100,  # flows that a claim reads in one statement
     "probe_size": PROBE_SIZE,
     "probe_every": PROBE_EVERY_US,
     "probe_every_idle": PROBE_EVERY_IDLE_US,
@@ -107,127 +112,128 @@ _CONSTANTS = {
 }
 
 
-def migrations() -> list[tuple[int, str]]:
-    """The numbered steps from an empty database to this version's schema. The last one brings the
-    functions: who changes one of them adds a step, even if there is nothing else in it."""
-    steps = []
-    for name, script in scripts("migrations"):
-        match = re.fullmatch(r"(\d{4})_\w+\.sql", name)
-        if match:
-            steps.append((int(match[1]), script))
-    number, last = steps[-1]
-    steps[-1] = (number, "\n".join([last, *(script for _, script in scripts("functions"))]))
-    return steps
+def migrations() -> list[Migration]:
+    """Return the migrations from an empty database to the schema of this release. The last one also
+    installs the functions: a change of a function needs a migration, even an empty one."""
+    *earlier, last = migrations_of("fairturn.stores.postgres")
+    functions = "\n".join([last.script, *(script for _, script in function_scripts())])
+    return [*earlier, last._replace(script=functions)]
 
 
-def scripts(folder: str) -> list[tuple[str, str]]:
-    """The scripts in a folder of this package, by their names."""
-    entries = (resources.files("fairturn.stores.postgres") / folder).iterdir()
+def function_scripts() -> list[tuple[str, str]]:
+    """Return the names and texts of the scripts that define the functions, sorted."""
+    entries = (resources.files("fairturn.stores.postgres") / "functions").iterdir()
     return sorted((e.name, e.read_text("utf-8")) for e in entries if e.name.endswith(".sql"))
 
 
 def filled_in(script: str, schema: str) -> str:
-    """A step as the server executes it."""
+    """Return a script with the name of the schema and the constants filled in."""
     return script.format(schema=schema, **_CONSTANTS)
 
 
 def newest() -> int:
-    """The version of the schema that this fairturn makes."""
-    return migrations()[-1][0]
+    """Return the schema version of this release."""
+    return migrations()[-1].number
 
 
 def version_of(connection: psycopg.Connection[Any], schema: str) -> int:
-    """The version of a schema; 0 if there is none."""
+    """Return the version of a schema created by any release, or 0 if none has created it."""
     if not _one(connection, _EXISTS.format(schema=schema)):
         return 0
     version: int = _one(connection, _VERSION.format(schema=schema))
     return version
 
 
-def refuse_other(version: int, name: str, schema: str) -> None:
-    """Refuse a schema that is not there, or that this fairturn does not know."""
-    known = newest()
-    if version == 0:
-        raise NoQueue(f"{name} has no queue in its schema {schema}; make it with: fairturn migrate")
-    if version < known:
-        raise StoreRefused(
-            f"{name} has schema {version} and this fairturn needs schema {known}; "
-            "bring it up with: fairturn migrate"
+def refuse_other(
+    connection: psycopg.Connection[Any], database: PostgresDatabase, *, migrates: bool
+) -> int:
+    """Return the version of the schema. Raise `NoQueue` or `StoreRefused` for one that this release
+    can neither use nor, if it `migrates`, migrate."""
+    name, schema, known = database.name, database.schema, newest()
+    version = version_of(connection, schema)
+    if version == 0 and not migrates:
+        raise NoQueue(
+            f"{name} has no queue in its schema {schema}; create it with: fairturn migrate"
         )
-    refuse_newer(version, name)
-
-
-def refuse_newer(version: int, name: str) -> None:
-    """Refuse a schema that a newer fairturn has made."""
-    if version > newest():
+    readable_from = version
+    if version > known:
+        readable_from = _one(connection, _READABLE_FROM.format(schema=schema))
+    refuse_unreadable(name, version, readable_from, known)
+    if version < known and not migrates:
         raise StoreRefused(
-            f"{name} has schema {version} and this fairturn knows schemas up to {newest()}; "
-            "install the newer fairturn that made it (nothing was changed)"
+            f"{name} has schema {version} and this release needs schema {known}; "
+            "run: fairturn migrate"
         )
+    return version
 
 
-def migrate(connection: psycopg.Connection[Any], name: str, schema: str) -> list[int]:
-    """Bring a database to this version's schema; the numbers of the steps that were made."""
-    made = []
-    for number, script in migrations():
+def migrate(
+    connection: psycopg.Connection[Any],
+    name: str,
+    schema: str,
+    steps: Sequence[Migration] | None = None,
+) -> list[int]:
+    """Apply all missing migrations, or those among `steps`; return their numbers."""
+    applied = []
+    for number, readable_from, script in migrations() if steps is None else steps:
         if version_of(connection, schema) >= number:
             continue
         with connection.transaction():
             connection.execute(_LOCK.format(schema=schema))
             if not _one(connection, _HAS_SCHEMA.format(schema=schema)):
-                connection.execute(_MAKE_SCHEMA.format(schema=schema))
+                connection.execute(_CREATE_SCHEMA.format(schema=schema))
             if not _one(connection, _EXISTS.format(schema=schema)):
-                connection.execute(_MAKE_MIGRATIONS.format(schema=schema))
+                connection.execute(_CREATE_MIGRATIONS.format(schema=schema))
             if version_of(connection, schema) < number:
-                connection.execute(f"SET LOCAL lock_timeout = '{_GIVE_UP_S}s'")
+                connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT_S}s'")
                 try:
                     connection.execute(filled_in(script, schema))
                 except psycopg.errors.LockNotAvailable as error:
                     raise StoreUnavailable(
-                        f"somebody uses {name} in a transaction that lasts, a dump perhaps, and "
-                        f"schema {number} cannot be made beside it; try again when it is over"
+                        f"migration {number} of {name} is blocked by a long-running transaction "
+                        "(pg_dump?); nothing was changed; try again when it has ended"
                     ) from error
-                connection.execute(_NOTE.format(schema=schema), (number,))
-                made.append(number)
+                connection.execute(_APPLIED.format(schema=schema), (number, readable_from))
+                applied.append(number)
                 crash.point("migrate-before-commit")
-        if made:
+        if applied:
             crash.point("migrate-after-commit")
-    refuse_newer(version_of(connection, schema), name)
-    return made
+    return applied
 
 
 def refuse_absent_role(connection: psycopg.Connection[Any], name: str, role: str) -> None:
-    """Refuse to give rights to somebody who is not there, before anything is made."""
+    """Raise `StoreRefused` if the role does not exist."""
     if not connection.execute(_HAS_ROLE, (role,)).fetchall():
         raise StoreRefused(
-            f"{name} knows no role {role!r}; make it with: createuser {role} (nothing was changed)"
+            f"{name} has no role {role!r}; create it with: createuser {role} (nothing was changed)"
         )
 
 
 def grant(connection: psycopg.Connection[Any], schema: str, role: str) -> None:
-    """Let a role use the queue, without the right to change its schema."""
-    named = sql.Identifier(role).as_string(connection)
-    connection.execute(_GRANTS.format(schema=schema, role=named))
+    """Grant a role the use of the queue, without the right to change its schema."""
+    identifier = sql.Identifier(role).as_string(connection)
+    connection.execute(_GRANTS.format(schema=schema, role=identifier))
     literal = sql.Literal(role).as_string(connection)
     if not _one(connection, _GRANTED.format(schema=schema, role=literal)):
-        raise psycopg.errors.InsufficientPrivilege(f"no rights were given to {role}")
+        raise psycopg.errors.InsufficientPrivilege(f"no privileges were granted to {role}")
 
 
 def migrate_server(url: str, *, schema: str = SCHEMA, grant_to: str | None = None) -> list[int]:
-    """Bring the queue at an address to this version's schema, and let a role use it."""
-    database = Database(url, schema=schema, pool_max=1, prepare=False)
+    """Migrate the queue at a URL, and grant a role its use; return the applied migrations."""
+    database = PostgresDatabase(url, schema=schema, pool_max=1, prepare=False)
     try:
         with database.connect() as connection:
             if grant_to is not None:
                 refuse_absent_role(connection, database.name, grant_to)
-            made = migrate(connection, database.name, schema)
+            refuse_other(connection, database, migrates=True)
+            applied = migrate(connection, database.name, schema)
             if grant_to is not None:
                 grant(connection, schema, grant_to)
-            return made
+            return applied
     except psycopg.errors.InsufficientPrivilege as error:
         raise StoreRefused(
-            f"the role {database.role} may not make or change the schema {schema} in "
-            f"{database.name}, or give rights on it ({error.diag.message_primary or error}); "
+            f"the role {database.role} may not create or change the schema {schema} in "
+            f"{database.name}, or grant its use ({error.diag.message_primary or error}); "
             "migrate with the role that owns it"
         ) from error
     except psycopg.Error as error:
@@ -236,16 +242,15 @@ def migrate_server(url: str, *, schema: str = SCHEMA, grant_to: str | None = Non
         database.close()
 
 
-def migrate_on_opening(connection: psycopg.Connection[Any], database: Database) -> None:
-    """Bring the schema up, if the role may."""
+def migrate_on_opening(connection: psycopg.Connection[Any], database: PostgresDatabase) -> None:
+    """Apply all missing migrations. Raise `StoreRefused` if the role may not."""
     try:
         migrate(connection, database.name, database.schema)
     except psycopg.errors.InsufficientPrivilege as error:
         role = database.role
         raise StoreRefused(
-            f"{database.name} has not the schema {newest()} that this fairturn needs, and the role "
-            f"{role} may not make it ({error.diag.message_primary}); its owner does, with: "
-            f"fairturn migrate --grant {role}"
+            f"{database.name} needs schema {newest()}, and the role {role} may not migrate it "
+            f"({error.diag.message_primary}); as the owner, run: fairturn migrate --grant {role}"
         ) from error
 
 

@@ -1,1 +1,0 @@
--- Nothing but functions has changed: whoever counts in a row of `totals` tries to lock its number.

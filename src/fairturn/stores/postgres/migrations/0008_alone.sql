@@ -1,2 +1,0 @@
--- Nothing but functions has changed: `submit_document` is there in the place of `submit_one`, which stays
--- where it was for processes of before, and `claim_alone` is new.
