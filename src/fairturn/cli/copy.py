@@ -1,51 +1,67 @@
-"""`fairturn copy`: a queue in a file, moved into PostgreSQL."""
+"""`fairturn copy`: copy a queue into PostgreSQL, or a queue of 0.1 into a new one."""
 
 from pathlib import Path
 
 import click
 
-from fairturn.cli.exit_codes import wrong_use
+from fairturn.cli.exit_codes import misuse_is_wrong_use
 from fairturn.cli.options import json_option
 from fairturn.cli.terminal import number, print_line, printable, progress
-from fairturn.urls import is_address, without_password
+from fairturn.urls import without_password
 
 
 @click.command("copy")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.argument("url")
+@click.argument("source")
+@click.argument("target")
 @click.option(
     "--contents",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="FOLDER",
-    help="Where large documents go: a folder that all machines share.",
+    help="Folder for large documents of a file, shared by all machines.",
 )
 @click.option(
     "--contents-shared",
     is_flag=True,
-    help="Let the group of that folder use it, not its user alone.",
+    help="Give the group of that folder access, not only its user.",
 )
+@click.option("--schema", metavar="NAME", help="Schema of TARGET; fairturn by default.")
+@click.option("--source-schema", metavar="NAME", help="Schema of SOURCE; fairturn by default.")
 @json_option
 def command(
-    *, file: Path, url: str, contents: Path | None, contents_shared: bool, as_json: bool
+    *,
+    source: str,
+    target: str,
+    contents: Path | None,
+    contents_shared: bool,
+    schema: str | None,
+    source_schema: str | None,
+    as_json: bool,
 ) -> None:
-    """Copy a queue in a file into PostgreSQL.
+    """Copy a queue into a new one.
 
-    Everything goes over: customers with their counts and settings, documents in every state,
-    results, idempotency keys, and where the turns stand, so that the order goes on as it was and
-    every id stays valid. URL must lead to a database without a queue that was used. Nothing may be
-    running: stop workers and submitters before, and start them with URL afterwards. If something
-    fails, or FILE is changed meanwhile, URL has nothing of it. FILE stays as it is.
+    SOURCE is a file or a postgresql:// URL. TARGET is a postgresql:// URL whose schema has no used
+    queue; a file of fairturn 0.1 can also be copied to a new file. The copy has all customers with
+    counts and settings, documents in every state, results, idempotency keys, access keys and the
+    scheduler state: the order of service continues, and every id stays valid. Stop workers and
+    submitters first, and start them with TARGET afterwards. If the copy fails, or SOURCE changes
+    meanwhile, TARGET stays empty. SOURCE is never changed.
 
     \b
     fairturn copy documents.db postgresql://owner@host/documents
+    fairturn copy old-0.1.db documents.db
+    fairturn copy postgresql://host/old postgresql://host/new --schema invoices
     """
-    if not is_address(url):
-        wrong_use(f"{printable(str(url))} is no postgresql:// address")
     from fairturn.maintenance.copy import copy_queue
 
-    with progress("Copying") as advance:
+    with progress("Copying") as advance, misuse_is_wrong_use():
         copied = copy_queue(
-            file, url, contents=contents, contents_shared=contents_shared, progress=advance
+            source,
+            target,
+            contents=contents,
+            contents_shared=contents_shared,
+            schema=schema,
+            source_schema=source_schema,
+            progress=advance,
         )
     if as_json:
         print_line(copied._asdict())
@@ -55,7 +71,8 @@ def command(
         number(copied.customers, "customer"),
     )
     with_contents = f", {number(copied.contents, 'content')}" if copied.contents else ""
+    old, new = (printable(without_password(name)) for name in (source, target))
     click.echo(
-        f"Copied {documents} of {customers}{with_contents} to {printable(without_password(url))}.\n"
-        f"Start everything with it from now on, and put {printable(str(file))} away."
+        f"Copied {documents} of {customers}{with_contents} to {new}.\n"
+        f"Start workers and submitters with it from now on, and keep {old} as a backup."
     )

@@ -1,13 +1,14 @@
-"""A copy of a queue, taken while it is in use: a file with its folder beside it, like any other.
+"""Online backup of a queue in a file: a database file with its contents folder beside it.
 
-Contents are copied first. Then a moment of the database is held still, what has come since is
-copied too, and only then the database. So whatever the copy refers to is in it: a content that was
-deleted before it could be copied belongs to a document that is gone as well, and a later moment is
+Contents are copied first. Then a snapshot of the database is taken, the contents added since are
+copied, and finally the snapshot itself. So the copy contains every content that it refers to. If a
+content was deleted before it could be copied, its document is gone too, and a newer snapshot is
 taken.
 
-The copy has another name until it is whole. At every moment there is, under its own name, no copy,
-the one before, or this one, each with all its contents. One backup at a time writes a copy: it
-holds a lock that ends with its process, so that the next one can remove what a killed one has left.
+The copy is written under a temporary name and renamed when it is complete. At any moment the target
+is absent, the previous copy or the new one, each with all its contents. A lock, which the kernel
+releases with the process, admits one backup per target; the next one removes the files of a killed
+one.
 """
 
 import errno
@@ -18,6 +19,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
+
+import apsw
 
 from fairturn import crash
 from fairturn.clock import MOMENT_MAX
@@ -31,20 +34,20 @@ from fairturn.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from fairturn.maintenance.sqlite_file import remove_beside, write_copy
 from fairturn.model import ContentRef
 from fairturn.queue import Queue
 from fairturn.stores.sqlite import SqliteStore
-from fairturn.stores.sqlite.connection import refuse_foreign_file
-from fairturn.stores.sqlite.copy import Snapshot
+from fairturn.stores.sqlite.query import contents
+from fairturn.stores.sqlite.schema import refuse_foreign_file
 
-MOMENTS_MAX = 100  # that are taken before giving up
-_BESIDE = ("", "-wal", "-shm", "-journal")  # what SQLite makes of a name
+MOMENTS_MAX = 100  # snapshots before the backup fails
 
-Progress = Callable[[int, int], None]  # hears of bytes done, and of all
+Progress = Callable[[int, int], None]  # called with the bytes done and the total
 
 
 class Backup(NamedTuple):
-    """What was copied. A damaged content is damaged in the queue too; all others are whole."""
+    """The result of a backup. Contents in `damaged` are damaged in the queue too."""
 
     path: Path
     size_bytes: int
@@ -59,18 +62,20 @@ def back_up(
     overwrite: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> Backup:
-    """Copy a queue to a path, synced and verified; with `overwrite` over an older copy, of which
-    contents that are still needed are kept. Beside another backup to the same path it raises
-    `StoreBusy`."""
+    """Copy a queue to a path. The copy is durable and verified when this returns.
+
+    With `overwrite` it replaces an older copy and reuses its contents. Raise `StoreBusy` if another
+    backup or restore is writing to the same path.
+    """
     path = Path(to).absolute()
     store = queue.store
     if not isinstance(store, SqliteStore):
         raise StoreRefused(
-            "only a queue in a file is copied by this: one in memory ends with its process, and "
-            "one in PostgreSQL is copied with pg_dump"
+            "only a queue in a file can be backed up: one in memory ends with its process; for one "
+            "in PostgreSQL use pg_dump"
         )
     if not path.parent.is_dir():
-        raise StoreRefused(f"the folder {path.parent} does not exist; make it first")
+        raise StoreRefused(f"the folder {path.parent} does not exist; create it first")
     with named(path), locked(path):
         _refuse_target(store.path, path, overwrite=overwrite)
         return _back_up(queue, store, path, progress)
@@ -81,12 +86,12 @@ def _back_up(queue: Queue, store: SqliteStore, path: Path, progress: Progress) -
     before = folder.exists()
     unfinished = path.with_name(f"{path.name}.part")
     remove_database(unfinished)
-    # SQLite would let others read the new file until it has the mode of the queue.
+    # Created here because SQLite would create it readable for other users.
     os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    copying = _Copying(queue, store, Folder(folder), progress)
+    copy = _Copy(queue, store, Folder(folder), progress)
     try:
-        copying.run(unfinished)
-        _verify(unfinished, copying)
+        copy.run(unfinished)
+        _verify(unfinished, copy)
         shutil.copymode(store.path, unfinished)
         sync(unfinished)
         crash.point("backup-before-rename")
@@ -95,21 +100,21 @@ def _back_up(queue: Queue, store: SqliteStore, path: Path, progress: Progress) -
         crash.point("backup-after-rename")
     except BaseException:
         remove_database(unfinished)
-        if not before and not path.exists():  # else they belong to a copy that is there
+        if not before and not path.exists():  # otherwise the folder belongs to a complete copy
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    copying.forget_others()
+    copy.delete_others()
     return Backup(
         path,
-        path.stat().st_size + copying.size_bytes,
-        len(copying.copied),
-        tuple(copying.damaged.values()),
+        path.stat().st_size + copy.size_bytes,
+        len(copy.copied),
+        tuple(copy.damaged.values()),
     )
 
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Raise the errors of the system as ours, which name the copy."""
+    """Translate an `OSError` into a `StoreError` that names the copy."""
     try:
         yield
     except OSError as error:
@@ -120,11 +125,11 @@ def named(path: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock on a copy, a file beside it. The kernel releases it when the process ends."""
+    """Hold the lock on a copy, a file beside it; raise `StoreBusy` if another process holds it."""
     lock = path.with_name(f"{path.name}.lock")
     descriptor = _take_lock(lock)
     if descriptor is None:
-        raise StoreBusy(f"another backup or restore is writing {path}; try again when it has ended")
+        raise StoreBusy(f"another backup or restore is writing {path}; retry when it has ended")
     try:
         yield
     finally:
@@ -133,7 +138,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _take_lock(lock: Path) -> int | None:
-    """The file, open and locked; None if another process has locked it."""
+    """Return the descriptor of the locked file; None if another process holds the lock."""
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
@@ -144,14 +149,16 @@ def _take_lock(lock: Path) -> int | None:
             os.close(descriptor)
             return None
         except FileNotFoundError:
-            pass  # the backup that had it has removed it: take a new one
+            pass  # the previous holder removed the file after this process opened it
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)
 
 
-class _Copying:
+class _Copy:
+    """A backup in progress."""
+
     def __init__(
         self, queue: Queue, store: SqliteStore, target: Folder, progress: Progress
     ) -> None:
@@ -169,31 +176,31 @@ class _Copying:
         return sum(self.copied.values())
 
     def present(self) -> set[str]:
-        """The contents in the folder of the copy."""
+        """Return the names of the contents in the folder of the copy."""
         return set(self._target.names(MOMENT_MAX))
 
     def run(self, path: Path) -> None:
-        with self._store.snapshot() as snapshot:
-            refs = list(snapshot.contents())
+        with self._store.read_transaction() as snapshot:
+            refs = list(contents(snapshot))
         database = self._store.path.stat().st_size
         self._total = sum(ref.size_bytes for ref in refs) + database
         for ref in refs:
-            with suppress(ContentDamaged):  # deleted since, or it is told of below
+            with suppress(ContentDamaged):  # `_complete` finds out whether it was deleted
                 self._copy(ref)
         del refs
         for _ in range(MOMENTS_MAX):
-            with self._store.snapshot() as snapshot:
+            with self._store.read_transaction() as snapshot:
                 if self._complete(snapshot):
-                    snapshot.write_to(path, lambda part: self._advance(round(part * database)))
+                    write_copy(snapshot, path, lambda part: self._advance(round(part * database)))
                     return
         raise StoreUnavailable(
-            "documents are being deleted faster than their contents can be copied; try again later"
+            "documents are being deleted faster than their contents can be copied; retry later"
         )
 
-    def _complete(self, snapshot: Snapshot) -> bool:
-        """Copy what this moment has and no earlier one had; False if some of it is gone already."""
+    def _complete(self, snapshot: apsw.Connection) -> bool:
+        """Copy the contents that no earlier snapshot had; return False if one has been deleted."""
         needed = set()
-        for ref in snapshot.contents():
+        for ref in contents(snapshot):
             needed.add(ref.name)
             if ref.name in self.copied or ref.name in self.damaged:
                 continue
@@ -203,9 +210,9 @@ class _Copying:
                 if self._store.unreferenced([ref.name]):
                     return False
                 self.damaged[ref.name] = str(error)
-        # Documents of an earlier moment may be gone since.
+        # Documents of an earlier snapshot may have been deleted since.
         self.copied = {name: size for name, size in self.copied.items() if name in needed}
-        self.damaged = {name: said for name, said in self.damaged.items() if name in needed}
+        self.damaged = {name: error for name, error in self.damaged.items() if name in needed}
         return True
 
     def _copy(self, ref: ContentRef) -> None:
@@ -222,31 +229,31 @@ class _Copying:
     def _advance(self, of_database: int) -> None:
         self._progress(self._done + of_database, self._total)
 
-    def forget_others(self) -> None:
-        """Delete contents of an older copy, and of attempts at one, that this one does not need."""
+    def delete_others(self) -> None:
+        """Delete contents of older copies and of killed backups that this copy does not need."""
         self._target.delete(self.present() - self.copied.keys())
 
 
-def _verify(path: Path, copying: _Copying) -> None:
-    """Open the copy as a queue is opened, and look for everything that it refers to."""
-    there = copying.present()
-    copy = SqliteStore(path, allow_network=True)  # a copy may lie where a queue should not
+def _verify(path: Path, copy: _Copy) -> None:
+    """Open the copy as a queue, and check that the contents it refers to are present."""
+    present = copy.present()
+    store = SqliteStore(path, allow_network=True)  # unlike a queue, a copy may be on a share
     try:
-        copy.settings()
-        with copy.snapshot() as snapshot:
-            lost = [
+        store.settings()
+        with store.read_transaction() as snapshot:
+            missing = [
                 ref.name
-                for ref in snapshot.contents()
-                if ref.name not in there and ref.name not in copying.damaged
+                for ref in contents(snapshot)
+                if ref.name not in present and ref.name not in copy.damaged
             ]
     finally:
-        copy.close()
-    if lost:
-        raise StoreError(f"{path} lacks contents that it refers to: {', '.join(lost[:3])}")
+        store.close()
+    if missing:
+        raise StoreError(f"{path} refers to contents that are missing: {', '.join(missing[:3])}")
 
 
 def is_whole(folder: Folder, ref: ContentRef) -> bool:
-    """Whether a content is there and agrees with its checksum."""
+    """Return whether a content is present and matches its checksum."""
     try:
         folder.open(ref).close()
     except ContentDamaged:
@@ -256,29 +263,30 @@ def is_whole(folder: Folder, ref: ContentRef) -> bool:
 
 def _refuse_target(source: Path, path: Path, *, overwrite: bool) -> None:
     if path.resolve() == source.resolve() or (path.exists() and path.samefile(source)):
-        raise StoreRefused(f"{path} is the queue itself; name another file")
+        raise StoreRefused(f"{path} is the queue itself; choose another path")
     present = [str(there) for there in (path, contents_beside(path)) if there.exists()]
     if present and not overwrite:
+        exist = "exists" if len(present) == 1 else "exist"
         raise StoreRefused(
-            f"{' and '.join(present)} exist already; overwrite=True replaces an older copy"
+            f"{' and '.join(present)} already {exist}; pass overwrite=True to replace an older copy"
         )
     if path.exists():
         refuse_foreign_file(path)
         log = path.with_name(f"{path.name}-wal")
         if log.exists() and log.stat().st_size:
             raise StoreRefused(
-                f"{path} is in use, or was not closed ({log.name} is there); it was left untouched"
+                f"{path} is in use, or was not closed ({log.name} exists); it was not changed"
             )
 
 
 def remove_database(path: Path) -> None:
-    """Remove a file with what SQLite has made beside it."""
-    for beside in _BESIDE:
-        path.with_name(path.name + beside).unlink(missing_ok=True)
+    """Remove a database file and the files that SQLite keeps beside it."""
+    path.unlink(missing_ok=True)
+    remove_beside(path)
 
 
 def sync(path: Path) -> None:
-    """Let a file, or the names in a folder, survive a power cut."""
+    """Make a file, or the names in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,13 +1,12 @@
-"""A backup, put back in the place of a queue in a file.
+"""Restoring a backup to a file-based queue.
 
-Contents are copied first, then the database, under another name beside the target. It begins a new
-epoch there. Only when all of it is synced, one rename replaces the target. At every moment there
-is, under the name of the target, the queue before or the restored one, each with all its contents.
+Contents are copied first, then the database, under a temporary name beside the target. The copy
+begins a new epoch. When everything is durable, one rename replaces the target. At any moment the
+target is the previous queue or the restored one, each with all its contents.
 """
 
 import os
 import shutil
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
@@ -17,19 +16,28 @@ from fairturn.clock import MOMENT_MAX
 from fairturn.config import contents_beside
 from fairturn.contents.local import Folder, chunks_of
 from fairturn.errors import ContentDamaged, NoQueue, StoreRefused
-from fairturn.maintenance.backup import is_whole, locked, named, remove_database, sync
+from fairturn.maintenance.backup import (
+    Progress,
+    is_whole,
+    locked,
+    named,
+    remove_database,
+    sync,
+)
+from fairturn.maintenance.sqlite_file import (
+    exclusive,
+    refuse_open,
+    remove_beside,
+    snapshot_of,
+    write_copy,
+)
 from fairturn.model import ContentRef
-from fairturn.stores.sqlite import SqliteStore
-from fairturn.stores.sqlite.connection import network_below, refuse_foreign_file, refuse_network
-from fairturn.stores.sqlite.copy import snapshot_of
-from fairturn.stores.sqlite.replacement import BESIDE, exclusive, refuse_open
-
-Progress = Callable[[int, int], None]  # called with the bytes done, and with all
+from fairturn.stores.sqlite import SqliteStore, query
+from fairturn.stores.sqlite.schema import network_below, refuse_foreign_file, refuse_network
 
 
 class Restored(NamedTuple):
-    """What was restored. A damaged content is missing or damaged in the backup; all others are
-    whole."""
+    """The result of a restore. Contents in `damaged` are missing or damaged in the backup."""
 
     path: Path
     size_bytes: int
@@ -47,17 +55,17 @@ def restore(
     contents_shared: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> Restored:
-    """Make a queue from a backup; with `replace`, in the place of one that is there. The backup is
-    not changed. A new epoch has begun in the restored queue when this returns.
+    """Restore a backup, which is not changed. With `replace`, replace an existing queue. The
+    restored queue begins a new epoch.
 
-    Raises `StoreBusy` if another process has the target open; this process must not have it open.
-    Raises `NoQueue` if there is no backup.
+    Raise `NoQueue` if there is no backup, and `StoreBusy` if another process has the target open.
+    This process must not have it open.
     """
     source, path = Path(backup).absolute(), Path(to).absolute()
     if not source.exists():
         raise NoQueue(f"there is no backup {source}")
     if not path.parent.is_dir():
-        raise StoreRefused(f"the folder {path.parent} does not exist; make it first")
+        raise StoreRefused(f"the folder {path.parent} does not exist; create it first")
     refuse_network(path, network_below(path), allowed=allow_network)
     with named(path), locked(path):
         _refuse_target(source, path, replace=replace)
@@ -77,13 +85,14 @@ def _restore(
     remove_database(unfinished)
     os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     with snapshot_of(source) as snapshot:
-        refs = list(snapshot.contents())
+        refs = list(query.contents(snapshot))
         database = source.stat().st_size
         total = sum(ref.size_bytes for ref in refs) + database
         for ref in refs:
             contents.copy(ref)
             progress(contents.size_bytes, total)
-        snapshot.write_to(
+        write_copy(
+            snapshot,
             unfinished,
             lambda part: progress(contents.size_bytes + round(part * database), total),
             marked=False,
@@ -93,12 +102,13 @@ def _restore(
     sync(unfinished)
     with exclusive(path) if replaced else nullcontext():
         if not replaced:
-            _remove_leftovers(path)
+            remove_beside(path)  # SQLite would apply the log of a deleted queue
+            sync(path.parent)
         crash.point("restore-before-rename")
         unfinished.replace(path)
         sync(path.parent)
         crash.point("restore-after-rename")
-    contents.forget_others({ref.name for ref in refs})
+    contents.delete_others({ref.name for ref in refs})
     size_bytes = path.stat().st_size + contents.size_bytes
     damaged = tuple(contents.damaged)
     return Restored(path, size_bytes, len(refs) - len(damaged), damaged, replaced)
@@ -110,9 +120,9 @@ def _unfinished(path: Path) -> Path:
 
 def _refuse_target(source: Path, path: Path, *, replace: bool) -> None:
     if path.is_symlink():
-        raise StoreRefused(f"{path} is a symbolic link; name the file that it leads to")
+        raise StoreRefused(f"{path} is a symbolic link; pass the path of its target")
     if path.resolve() == source.resolve() or (path.exists() and path.samefile(source)):
-        raise StoreRefused(f"{path} is the backup itself; name another file")
+        raise StoreRefused(f"{path} is the backup itself; choose another path")
     present = [str(there) for there in (path, contents_beside(path)) if there.exists()]
     if present and not replace:
         exist = "exists" if len(present) == 1 else "exist"
@@ -123,7 +133,7 @@ def _refuse_target(source: Path, path: Path, *, replace: bool) -> None:
 
 
 def _begin_epoch(path: Path, *, allow_network: bool) -> None:
-    """Bring the copy to this version's schema, and begin a new epoch in it."""
+    """Migrate the copy to the current schema and begin a new epoch in it."""
     store = SqliteStore(path, allow_network=allow_network)
     try:
         store.begin_epoch()
@@ -131,15 +141,8 @@ def _begin_epoch(path: Path, *, allow_network: bool) -> None:
         store.close()
 
 
-def _remove_leftovers(path: Path) -> None:
-    """Remove the log of a queue that no longer exists: SQLite would apply it."""
-    for beside in BESIDE:
-        path.with_name(path.name + beside).unlink(missing_ok=True)
-    sync(path.parent)
-
-
 class _Contents:
-    """The contents of a backup, on their way into the folder of the target."""
+    """The contents of a backup and the folder that they are copied to."""
 
     def __init__(self, source: Path, path: Path, *, shared: bool) -> None:
         self._source = Folder(contents_beside(source))
@@ -152,7 +155,7 @@ class _Contents:
         self.damaged: list[str] = []
 
     def copy(self, ref: ContentRef) -> None:
-        """Copy a content that is not in the folder, or is damaged there."""
+        """Copy a content unless the folder already has it undamaged."""
         if ref.name not in self._before or not is_whole(self._target, ref):
             try:
                 with self._source.open(ref) as stream:
@@ -165,11 +168,11 @@ class _Contents:
                 return
         self.size_bytes += ref.size_bytes
 
-    def forget_others(self, needed: set[str]) -> None:
-        """Delete contents of the queue that was replaced, and of attempts that were killed."""
+    def delete_others(self, needed: set[str]) -> None:
+        """Delete contents of the replaced queue and of killed restores."""
         self._target.delete(set(self._target.names(MOMENT_MAX)) - needed)
 
     def abandon(self) -> None:
-        """Remove the folder, if it is new and no queue needs it."""
+        """Remove the folder if this restore created it and the target does not exist."""
         if self._is_new and not self._path.exists():
             shutil.rmtree(self._target.path, ignore_errors=True)

@@ -1,20 +1,20 @@
-"""Everything of a queue at one moment, on its way from one database to another."""
+"""A queue at one moment, exported from one database to be loaded into another."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fairturn.scheduling.flows import Recorded
-from fairturn.stores.outcome_counters import Ends
+from fairturn.scheduling.flows import EventBatch
+from fairturn.stores.transitions import OutcomeCounters
 from fairturn.stores.values import Row
 
 
-class Whole(NamedTuple):
-    """A queue in which nothing runs. Rows are read while they are written elsewhere: once, and in
-    the order in which they stand here."""
+class ExportedQueue(NamedTuple):
+    """A queue without running documents. Each iterable can be read once, in the order of the
+    fields. It has more than 15 attributes because it has all tables and counters of a queue."""
 
     settings: str  # a JSON object
-    key: int  # stirs numbers into public ids
-    next_number: int  # of a document
+    key: int  # obfuscates numbers into public ids
+    next_number: int  # of documents
     next_customer: int
     claims: int  # the number of the last claim
     fence: int  # of the last lease
@@ -23,28 +23,29 @@ class Whole(NamedTuple):
     weights: list[int]
     waiting: list[int]  # documents of priorities 1 to 9
     delayed: int
-    ends: Ends
+    outcome_counters: OutcomeCounters
     customers_known: int
     documents_known: int
-    rows: int  # how many there are, about, in all that follows
-    limited: list[int]  # customers that have a limit, or had one
+    rows: int  # in the iterables below, about
+    limited: list[int]  # customers whose running documents are counted
     # number, name, count, count_updated_at, weight, running_max, paused, documents, waiting (nine)
     customers: Iterable[Row]
-    standings: Iterable[Row]  # customer, weight, running_max, paused, recent costs (a list)
+    customer_states: Iterable[Row]  # customer, weight, running_max, paused, recent costs (a list)
     # customer, level, place, tick, folded, running, claimed_to, head_order, head_since, head_bound,
     # held
     flows: Iterable[Row]
-    recorded: Iterable[Recorded]  # since the last claim, in order
-    documents: Iterable["WholeDocument"]
+    events: Iterable[EventBatch]  # since the last claim
+    documents: Iterable["ExportedDocument"]
     results: Iterable[Row]  # document, result, content_name, size_bytes, sha256
+    unreported_cancels: Iterable[Row]  # document, in the order of the cancels
     keys: Iterable[Row]  # customer, key, digest, document, count, priority, submitted_at
     workers: Iterable[Row]  # name, seen_at, slots
     # id, role, customer (its name), name, digest, made_at, used_at, ends_at
     access_keys: Iterable[Row]
 
 
-class WholeDocument(NamedTuple):
-    """A document with all that a database knows of it."""
+class ExportedDocument(NamedTuple):
+    """A document. It has more than 15 attributes because it has all columns of a document."""
 
     number: int
     customer: int
@@ -59,7 +60,7 @@ class WholeDocument(NamedTuple):
     state: int
     returned: int
     cancel_requested: int
-    kind: str
+    body_type: str
     claimed_at: int | None
     charged_cost: int | None
     charged_weight: int | None

@@ -46,7 +46,7 @@ def fill(queue: Queue) -> None:
     queue.submit("c", payload=1, due_at=4_000_000_000_000_000)
     queue.cancel(queue.submit("c").id)
     queue.set_customer("b", weight=2, limit=3)
-    queue.store.add_key(AccessKey("id", Role.CUSTOMER, "b", "letters", b"digest", made_at=1))
+    queue.store.add_key(AccessKey("id", Role.CUSTOMER, "b", "letters", b"digest", made_at_us=1))
 
 
 def test_everything_is_there_afterwards_under_its_old_id(queue: Queue, url: str) -> None:
@@ -73,7 +73,7 @@ def test_large_contents_go_into_the_folder_of_all_machines(
     large = b"x" * (INLINE_BYTES_MAX + 1)
     document = queue.submit("a", content=large).id
 
-    with pytest.raises(StoreRefused, match="1 contents outside its file; name the folder"):
+    with pytest.raises(StoreRefused, match="1 contents outside its file; name a folder"):
         copy_queue("documents.db", url)
     copied = copy_queue("documents.db", url, contents=tmp_path / "shared")
 
@@ -150,7 +150,7 @@ def test_a_file_that_changes_while_it_is_copied_is_not_copied_and_was_never_lock
     submitted: list[str] = []
 
     def submit(done: int, total: int) -> None:
-        if not submitted:  # the rows are on their way to the server
+        if not submitted:  # the rows are being sent to the server
             submitted.append(queue.submit("b").id)
 
     with pytest.raises(StoreUnavailable, match="was changed while it was copied, and nothing was"):
@@ -208,7 +208,7 @@ def test_the_command_says_what_was_copied_and_never_the_password(queue: Queue, u
     assert printed.stdout.startswith(
         "Copied 1 document of 1 customer to postgresql://postgres:***@"
     )
-    assert "put documents.db away" in printed.stdout
+    assert "keep documents.db as a backup" in printed.stdout
     assert "secret" not in error_of(fairturn("copy", "documents.db", secret), 1)
 
 
@@ -220,11 +220,15 @@ def test_programs_get_the_numbers(queue: Queue, url: str) -> None:
     ]
 
 
-def test_what_cannot_be_copied_is_told_with_what_to_do(tmp_path: Path, url: str) -> None:
+def test_what_cannot_be_copied_is_refused_with_a_remedy(
+    queue: Queue, tmp_path: Path, url: str
+) -> None:
     absent = str(tmp_path / "absent.db")
 
     assert "there is no queue" in error_of(fairturn("copy", absent, url), 1)
-    assert "is no postgresql:// address" in error_of(fairturn("copy", absent, "other.db"), 2)
+    assert "or use: fairturn backup" in error_of(fairturn("copy", "documents.db", "other.db"), 1)
+    assert "only be copied to a postgresql" in error_of(fairturn("copy", url, "other.db"), 1)
+    assert not Path("other.db").exists()
     with psycopg.connect(url) as connection:
         found = connection.execute("SELECT to_regnamespace('fairturn') IS NULL").fetchall()
     assert found == [(True,)]
