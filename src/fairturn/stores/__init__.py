@@ -1,2 +1,2 @@
-"""Where documents, counts and turns are kept. To add a store: write one module here that keeps
-the promises of `fairturn.stores.contract`, and run `fairturn.stores.conformance` on it."""
+"""Stores of documents, counts and turns. A new store is one module or package here that fulfils
+`fairturn.stores.contract` and passes `fairturn.stores.conformance`."""

@@ -1,7 +1,8 @@
-"""What happens to a submission before it is written: keys, parents, limits, the rule.
+"""Admission of submissions: idempotency keys, parents, limits and the rule.
 
-A store hands in `Books`, its view of customers, keys and parents inside the transaction, and writes
-the result. PostgreSQL does the same in `functions/submit.sql`; tests compare both.
+A store passes an `AdmissionState`, its view of customers, keys and parents inside the transaction,
+and writes the resulting `Admission`. PostgreSQL does the same in `functions/submit.sql`; tests
+compare both.
 """
 
 from collections import Counter
@@ -17,8 +18,8 @@ from fairturn.priority import Count
 from fairturn.scheduling.flows import Mode
 
 
-class CustomerBook:
-    """What admission reads and moves of one customer."""
+class AdmissionCustomer:
+    """The count and the pending documents of a customer, which admission updates."""
 
     __slots__ = ("count", "number", "pending")
 
@@ -28,8 +29,8 @@ class CustomerBook:
         self.pending = pending  # waiting and delayed documents
 
 
-class ParentBook:
-    """What admission reads and moves of a document that made others."""
+class AdmissionParent:
+    """The count, priority and number of children of a parent document."""
 
     __slots__ = ("children", "count", "customer", "number", "priority")
 
@@ -44,34 +45,32 @@ class ParentBook:
 
 
 class KnownKey(NamedTuple):
-    """An idempotency key that came before."""
+    """A stored idempotency key, and the receipt to replay."""
 
     digest: bytes | None
     receipt: Receipt
 
 
-class Books(Protocol):
-    """A store's view inside one transaction. What it hands out it hands out again: several
-    submissions that share a transaction see each other's changes."""
+class AdmissionState(Protocol):
+    """A store's view inside one transaction. It returns the same object for the same customer or
+    parent, so that submissions that share a transaction see each other's changes."""
 
-    pending: int  # waiting and delayed documents in all
+    pending: int  # waiting and delayed documents of the queue
     next_number: int
 
-    def customer(self, name: str) -> CustomerBook:
-        """The customer, made if it is new."""
+    def customer(self, name: str) -> AdmissionCustomer:
+        """Return a customer, created if it is new."""
         ...
 
     def key(self, customer: int, key: str) -> KnownKey | None:
-        """The key, unless it is older than 24 h."""
+        """Return a stored key that is not older than 24 h."""
         ...
 
-    def parent(self, id: str) -> ParentBook | None:
-        """The document that made others."""
-        ...
+    def parent(self, id: str) -> AdmissionParent | None: ...
 
 
 class Admission:
-    """One call's documents to be written, as columns, and what came before."""
+    """The documents of one call to be written, as columns, and receipts to replay."""
 
     __slots__ = (
         "counts",
@@ -82,27 +81,28 @@ class Admission:
         "levels",
         "now",
         "priorities",
-        "repeated",
+        "replayed",
     )
 
     def __init__(self, first_number: int, now: int) -> None:
-        self.first_number = first_number  # the others follow
+        self.first_number = first_number  # the documents are numbered consecutively
         self.now = now
         self.documents: list[NewDocument] = []
         self.customers: list[int] = []
         self.counts: list[int] = []
         self.priorities: list[int] = []
         self.levels: list[int] = []
-        self.due: dict[int, int] = {}  # position -> when, for those that do not wait at once
-        self.repeated: dict[int, Receipt | int] = {}  # position in the call -> receipt, or twin
+        self.due: dict[int, int] = {}  # the due time of delayed documents, by position
+        # By position in the call: the receipt, or the position of the same key in `documents`.
+        self.replayed: dict[int, Receipt | int] = {}
 
     @property
     def numbers(self) -> range:
-        """Those of the documents to be written, where they follow on."""
+        """The numbers of the documents to be written."""
         return range(self.first_number, self.first_number + len(self.documents))
 
     def receipts(self, ids: Iterable[str]) -> list[Receipt]:
-        """For all that were handed in; `ids` are those of the documents to be written."""
+        """Return a receipt for each document of the call; `ids` are of those to be written."""
         values = zip(
             ids,
             names_of(self.documents),
@@ -113,21 +113,21 @@ class Admission:
             strict=False,
         )
         fresh = list(map(_RECEIPT, values))
-        if not self.repeated:
+        if not self.replayed:
             return fresh
         receipts: list[Receipt] = []
         rest = iter(fresh)
-        for at in range(len(fresh) + len(self.repeated)):
-            known = self.repeated.get(at)
+        for at in range(len(fresh) + len(self.replayed)):
+            known = self.replayed.get(at)
             if known is None:
                 receipts.append(next(rest))
             else:
-                first_time = fresh[known] if isinstance(known, int) else known
-                receipts.append(first_time._replace(repeated=True))
+                first = fresh[known] if isinstance(known, int) else known
+                receipts.append(first._replace(repeated=True))
         return receipts
 
     def extend(self, following: "Admission") -> None:
-        """Take in the next call's documents, whose numbers follow on."""
+        """Append the documents of the next call, whose numbers follow."""
         before = len(self.documents)
         self.due.update((before + position, at) for position, at in following.due.items())
         self.documents = [*self.documents, *following.documents]
@@ -138,44 +138,43 @@ class Admission:
 
 
 def admit(
-    documents: Iterable[NewDocument], books: Books, settings: Settings, now: int
+    documents: Iterable[NewDocument], state: AdmissionState, settings: Settings, now: int
 ) -> Admission:
-    """Decide over all documents of one call. A refusal leaves the books as they were."""
-    call = _Call(books, settings, now)
+    """Admit all documents of one call and update `state`. If it raises, `state` is unchanged."""
+    call = _Call(state, settings, now)
     call.take_all(list(documents))
-    _refuse_if_full(call.added, books, settings)
-    _move(call, books, settings)
+    _refuse_if_full(call.added, state, settings)
+    _update(call, state, settings)
     return call.admission
 
 
-def _move(call: "_Call", books: Books, settings: Settings) -> None:
-    """Write down in the books what was decided."""
+def _update(call: "_Call", state: AdmissionState, settings: Settings) -> None:
     admission = call.admission
     n_admitted = len(admission.counts)
     equal = settings.mode is Mode.EQUAL
     admission.levels = [1] * n_admitted if equal else admission.priorities
     for name, n in call.added.items():
-        book = books.customer(name)
-        book.count = call.counts[name]
-        book.pending += n
+        customer = state.customer(name)
+        customer.count = call.counts[name]
+        customer.pending += n
     for id, n in call.children.items():
-        parent = books.parent(id)
+        parent = state.parent(id)
         assert parent is not None
         parent.children += n
-    books.pending += n_admitted
-    books.next_number += n_admitted
+    state.pending += n_admitted
+    state.next_number += n_admitted
 
 
 class _Call:
-    """One call under decision; the books are not touched before all of it is decided."""
+    """Admission of one call. It collects changes and does not write to the `AdmissionState`."""
 
-    def __init__(self, books: Books, settings: Settings, now: int) -> None:
-        self.admission = Admission(books.next_number, now)
+    def __init__(self, state: AdmissionState, settings: Settings, now: int) -> None:
+        self.admission = Admission(state.next_number, now)
         self.counts: dict[str, Count | None] = {}
         self.added: dict[str, int] = {}
         self.children: dict[str, int] = {}
         self._keys: dict[tuple[str, str], tuple[bytes | None, int]] = {}
-        self._books = books
+        self._state = state
         self._rule = settings.rule
         self._now = now
 
@@ -186,7 +185,7 @@ class _Call:
             return
         for at, document in enumerate(documents):
             name = document.customer
-            customer = self._books.customer(name)
+            customer = self._state.customer(name)
             before = len(self.admission.documents)
             count = self.counts.get(name, customer.count)
             self.counts[name] = self._take_one(at, document, customer.number, count)
@@ -195,15 +194,14 @@ class _Call:
             self.added[name] = self.added.get(name, 0) + added
 
     def take_plain(self, names: list[str]) -> None:
-        """The usual upload: nothing special about any document, so that the checks of a customer
-        follow on each other. Documents come by the thousand: what is done for each of them alone
-        is done by what is written in C."""
+        """Admit documents without due time, key and parent, customer by customer. An upload has
+        thousands of them, so the work per document is left to functions written in C."""
         admission, rule = self.admission, self._rule
         self.added = Counter(names)
         numbers: dict[str, int] = {}
         values: dict[str, Iterator[int]] = {}
         for name, n in self.added.items():
-            customer = self._books.customer(name)
+            customer = self._state.customer(name)
             numbers[name] = customer.number
             found, self.counts[name] = rule.burst(customer.count, self._now, n)
             values[name] = iter(found)
@@ -218,13 +216,13 @@ class _Call:
         admission = self.admission
         position = len(admission.documents)
         if document.key is not None:
-            known = _known(document, self._books, customer, self._keys, position)
+            known = _known(document, self._state, customer, self._keys, position)
             if known is not None:
-                admission.repeated[at] = known
+                admission.replayed[at] = known
                 return count
         inherited = None
         if document.parent is not None:
-            inherited = _inherit(document, self._books, customer, self.children)
+            inherited = _inherit(document, self._state, customer, self.children)
         if inherited is not None:
             value, priority = inherited
         else:
@@ -239,38 +237,38 @@ class _Call:
 
 
 def names_of(documents: Iterable[NewDocument]) -> Iterator[str]:
-    """The customer of each."""
+    """Return the customer of each document."""
     return map(_CUSTOMER, documents)
 
 
 def are_plain(documents: Iterable[NewDocument]) -> bool:
-    """Whether none has a due time, a key or a parent."""
+    """Return whether no document has a due time, a key or a parent."""
     return set(map(_SPECIAL, documents)) <= _NOTHING_SPECIAL
 
 
 _SPECIAL = itemgetter(slice(NewDocument._fields.index("due_at"), None))
 _NOTHING_SPECIAL = {_SPECIAL(NewDocument("", None))}
 _CUSTOMER = itemgetter(NewDocument._fields.index("customer"))
-# `Receipt._make` without its look at the number of values: half the time.
+# `Receipt._make` without its length check, in half the time.
 _RECEIPT: Callable[[Iterable[Any]], Receipt] = partial(tuple.__new__, Receipt)
 
 
 def _known(
     document: NewDocument,
-    books: Books,
+    state: AdmissionState,
     customer: int,
     keys: dict[tuple[str, str], tuple[bytes | None, int]],
     position: int,
 ) -> Receipt | int | None:
-    """The receipt that the key had before, or the position of its twin in this very call."""
+    """Return the receipt of a known key, or the position of the same key in this call."""
     assert document.key is not None
     name = (document.customer, document.key)
-    twin = keys.get(name)
-    if twin is not None:
-        digest, known = twin
+    same_call = keys.get(name)
+    if same_call is not None:
+        digest, known = same_call
         _refuse_other(document, digest, "a document of the same call")
         return known
-    stored = books.key(customer, document.key)
+    stored = state.key(customer, document.key)
     if stored is not None:
         _refuse_other(document, stored.digest, f"document {stored.receipt.id}")
         return stored.receipt._replace(customer=document.customer)
@@ -282,16 +280,16 @@ def _refuse_other(document: NewDocument, digest: bytes | None, owner: str) -> No
     if digest != document.digest:
         raise KeyReused(
             f"the idempotency key {document.key!r} of customer {document.customer!r} belongs to "
-            f"{owner}, which has another content, metadata, cost or due time"
+            f"{owner}, which differs in more than name and parent"
         )
 
 
 def _inherit(
-    document: NewDocument, books: Books, customer: int, children: dict[str, int]
+    document: NewDocument, state: AdmissionState, customer: int, children: dict[str, int]
 ) -> tuple[int, int] | None:
-    """The parent's count and priority, or None once it has had its children without a check."""
+    """Return the parent's count and priority; None if its children without a check are used up."""
     assert document.parent is not None
-    parent = books.parent(document.parent)
+    parent = state.parent(document.parent)
     if parent is None or parent.customer != customer:
         raise NotFound(
             f"customer {document.customer!r} has no document {document.parent!r} to be the parent"
@@ -303,10 +301,10 @@ def _inherit(
     return parent.count, parent.priority
 
 
-def _refuse_if_full(added: dict[str, int], books: Books, settings: Settings) -> None:
-    for name, its in added.items():
-        pending = books.customer(name).pending
-        if its and pending + its > settings.waiting_per_customer_max:
+def _refuse_if_full(added: dict[str, int], state: AdmissionState, settings: Settings) -> None:
+    for name, n in added.items():
+        pending = state.customer(name).pending
+        if n and pending + n > settings.waiting_per_customer_max:
             raise QueueFull(
                 limit="waiting_per_customer_max",
                 maximum=settings.waiting_per_customer_max,
@@ -314,10 +312,10 @@ def _refuse_if_full(added: dict[str, int], books: Books, settings: Settings) -> 
                 customer=name,
             )
     n = sum(added.values())
-    if n and books.pending + n > settings.waiting_max:
+    if n and state.pending + n > settings.waiting_max:
         raise QueueFull(
             limit="waiting_max",
             maximum=settings.waiting_max,
-            waiting=books.pending,
+            waiting=state.pending,
             customer=None,
         )

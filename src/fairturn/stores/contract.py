@@ -1,21 +1,26 @@
-"""The contract of a store: what the path from submission to outcome needs of a database.
+"""The contract of a store.
 
-A store keeps documents, counts and turns. It applies the rule (`priority.py`) and the order
-(`turns.py`) under its locks; PostgreSQL has both in SQL, and tests compare the results.
-`memory.py` is the executable specification; `conformance/` holds the suite that every store must
-pass. Every call is durable when it returns, and raises nothing but the errors of
-`fairturn.errors`. Every call is atomic, except that `prune` and `purge` may work in batches, and
-that a claim with much to fold may take several transactions.
+A store holds documents, counts and turns. It applies the rule (`priority.py`) and the order of
+service (`scheduling/turns.py`) under its locks; PostgreSQL has both in SQL, and tests compare the
+results. `memory/` is the executable specification; every store passes the suite in `conformance/`.
 
-Only claims write flows and clocks. Every other call records events, and the next claim folds them
-in, in the order of recording; so a submission in an open transaction delays no claim.
+Unless a method states otherwise:
+
+- a call is durable when it returns;
+- a call is atomic, except that `prune` and `purge` may work in batches, and that a claim with many
+  events to fold may take several transactions;
+- a call raises `ValueError` or `TypeError` for misuse, and otherwise errors of `fairturn.errors`.
+
+Only claims write flows and clocks, except for the counter of waiting documents of a flow. Every
+other call inserts events, and the next claim folds them in the order of insertion. A submission in
+an open transaction therefore delays no claim.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from fairturn.access.keys import AccessKey
-from fairturn.explain.snapshot import Seen, Situation
+from fairturn.explain.snapshot import DocumentSnapshot, WorkerHeartbeat
 from fairturn.model import (
     NO_PROGRESS,
     Claimed,
@@ -36,7 +41,7 @@ from fairturn.model import (
     Summary,
 )
 
-UNREFERENCED_S = 5.0  # how long `Store.unreferenced` waits for transactions in flight
+UNREFERENCED_S = 5.0  # the default timeout of `AdminStore.unreferenced`
 
 
 @runtime_checkable
@@ -44,53 +49,48 @@ class Interruptible(Protocol):
     """A store whose calls wait for locks of other processes."""
 
     def interrupt(self) -> None:
-        """End every wait for a lock that is under way with `StoreBusy`. It may be called from any
-        thread, and from a signal handler. Later calls wait as usual."""
+        """Raise `StoreBusy` in every call that is waiting for a lock. Later calls wait as usual.
+        May be called from any thread and from a signal handler."""
         ...
 
 
 @runtime_checkable
 class Checkable(Protocol):
-    """A store that remembers damage that a call has met."""
+    """A store that detects damaged data."""
 
     def check(self) -> None:
-        """Raise the `StoreError` of the last call of this process that met damage, if one did."""
+        """Raise the `StoreError` of the last call in this process that found damage, if any."""
         ...
 
 
 class Store(Protocol):
-    """Where documents, counts and turns are kept."""
+    """The path of a document, from submission to outcome, and notifications of changes."""
 
     @property
-    def one_writer(self) -> bool:
-        """Whether submissions are stored one after the other, so that those of several callers are
-        stored sooner together; and whether a claim keeps them waiting, even if it finds nothing."""
+    def single_writer(self) -> bool:
+        """Whether only one transaction can write at a time. Submissions are then cheaper in
+        batches, and a claim blocks them even if it finds no document."""
         ...
 
     def settings(self) -> Settings:
-        """The settings in force for every process that uses this store."""
-        ...
-
-    def configure(self, settings: Settings, *, expected: Settings | None = None) -> bool:
-        """Put other settings in force, for every process.
-
-        With `expected` only if these are the settings in force: so a change that is computed from
-        them never undoes another one. Returns whether they were put in force.
-
-        A new mode puts the waiting documents into new flows in their order, with all clocks at
-        0; priorities and counts stay what they are.
-        """
+        """Return the settings in force for every process that uses this store."""
         ...
 
     def submit(self, documents: Sequence[NewDocument], *, connection: Any = None) -> list[Receipt]:
-        """Accept all of the documents or none, each one check of the rule, in the order given.
+        """Accept all of the documents or none, and return their receipts in the order given.
 
-        The check is atomic per customer. A known idempotency key of the same customer, not older
-        than 24 h, gives its first receipt again and makes no check; with another digest it raises
-        `KeyReused`. More waiting documents than the settings allow raise `QueueFull`. A document
-        with a parent takes the parent's count and priority without a check, the first 20 times
-        for each parent. With `connection` a database server stores the documents inside the
-        caller's own transaction; an embedded store refuses it with a `ValueError`.
+        Each document counts as one check of the rule, in the order given; checks are atomic per
+        customer.
+        A document whose idempotency key the same customer used within 24 h is not stored and not
+        checked: the receipt of the first submission is replayed (`Receipt.repeated`). The first
+        20 documents with the same parent inherit its count and priority without a check.
+
+        With `connection`, a database server stores the documents inside the caller's transaction;
+        an embedded store raises `ValueError`.
+
+        Raises `KeyReused` if a known key comes with another digest, `NotFound` if the customer has
+        no such parent document, and `QueueFull` if more documents would wait or be delayed than
+        the settings allow.
         """
         ...
 
@@ -103,35 +103,31 @@ class Store(Protocol):
         outcomes: Sequence[Outcome] = (),
         synced: bool = True,
     ) -> Claimed:
-        """Record the outcomes, then take up to `n` documents in the order of service.
+        """Record the outcomes as `finish` does, then claim up to `n` documents in the order of
+        service.
 
-        Folds in, in this order: leases that ran out (oldest first), what was recorded, documents
-        that became due. Claims of several processes come one after the other. Each claimed
-        document is running, has one attempt more and a fence number higher than every earlier
-        one. Fewer than `n` are given only if nothing else may be claimed now.
+        Claims of all processes are serialized. A claim first folds expired leases (oldest first),
+        then events, then documents that became due. Each claimed document is running, has one more
+        attempt and a fence number higher than every earlier one.
 
-        Reports, in each transaction, up to `CANCELS_REPORTED_MAX` documents that were cancelled
-        while they waited or were delayed, in the order of the cancels. No two claims report the
-        same document, and a claim that finds no document to take reports too. If the reply is lost,
-        the report is lost with it. Documents that were pruned or purged since are not reported.
+        A claim returns fewer than `n` documents if no other document may be claimed now: none
+        waits, or the customers of those that wait are paused or at their limit. It may also leave
+        out documents that another transaction has locked, and flows that wait for a repair; a
+        later claim takes them.
 
-        A claim that need not be `synced`, and has no outcomes, may be undone by a power cut until
-        `sync` was called: its documents wait again as before, and its cancelled documents are
-        reported again. No fence that it gave comes again.
+        Each transaction also reports up to `CANCELS_REPORTED_MAX` documents that were cancelled
+        while they were waiting or delayed, in the order of the cancels, even if it claims nothing.
+        A document is reported at most once: if the reply is lost, so is the report. Documents that
+        have been pruned or purged are not reported.
+
+        With `synced=False` and no outcomes, a power cut may undo the claim until `sync` is called.
+        Its documents then wait as before and its cancels are reported again, but its fence numbers
+        are never reused.
         """
         ...
 
     def sync(self) -> None:
-        """Let every claim survive a power cut from now on."""
-        ...
-
-    def begin_epoch(self) -> None:
-        """Begin a new epoch, after the database was restored: from now on no document has a number,
-        and no attempt a fence, that the database may have given out before it was restored.
-
-        Numbers and fences jump by at least 2^32, and every process reads anew what it has cached.
-        It is durable when it returns. A copy that `fairturn backup` made begins one by itself.
-        """
+        """Make every claim that has returned durable."""
         ...
 
     def renew(
@@ -141,39 +137,76 @@ class Store(Protocol):
         lease_us: int,
         progress: Mapping[Fence, Progress] = NO_PROGRESS,
     ) -> Renewed:
-        """Let the leases of these attempts end `lease_us` from now, and keep how far they are.
+        """Extend the leases of these attempts to `lease_us` from now, and store their progress.
 
-        An attempt whose document somebody else has taken, or that ended, is told so as lost; one
-        whose document is to be cancelled is renewed and told so. Progress stays with the document
-        until its next claim; that of an attempt that is not among `fences` is not kept.
+        `Renewed.lost` lists attempts that have ended or lost their lease. `Renewed.cancelled` lists
+        attempts that were renewed and whose document should be cancelled. Progress is kept until
+        the document's next claim; progress of attempts that are not in `fences` is ignored.
         """
         ...
 
     def finish(self, outcomes: Sequence[Outcome]) -> list[Fence]:
-        """Record how attempts ended, each exactly once; the answer names the ones that lost.
+        """Record how attempts ended, each exactly once; return the fences of stale outcomes.
 
-        An outcome counts only while its fence is the document's last and the document is running;
-        otherwise nothing of it is recorded. `Failed` on a document whose attempts are used up
-        makes it dead; on one that is to be cancelled it, like `Released`, makes it cancelled.
+        An outcome is recorded only if the document is running under this fence; otherwise it is
+        stale and has no effect. `Failed` makes a document dead if it has no attempts left. After
+        `Failed` or `Released`, a document becomes cancelled if its cancellation was requested.
         """
         ...
 
     def cancel(self, ids: Sequence[str]) -> list[State | None]:
-        """End documents that have not begun, and ask running ones to stop at their next renewal.
+        """Cancel waiting and delayed documents, and request that running ones stop at their next
+        renewal.
 
-        Answers with the state of each afterwards (None: no such document). An ended document
-        stays as it ended. The next claims report the documents that this call has ended; of those
-        that no claim has reported yet, the store keeps the newest `CANCELS_KEPT_MAX`.
+        Returns the state of each document afterwards, or None for an unknown id. Ended documents do
+        not change. The next claims report the documents that this call cancelled; the store keeps
+        the newest `CANCELS_KEPT_MAX` that no claim has reported.
         """
         ...
 
     def retry(self, ids: Sequence[str]) -> list[State | None]:
-        """Let dead documents wait again: no attempts used, the old priority and order, no check.
+        """Return dead documents to waiting, with all attempts available, their old priority and
+        order, and without a check of the rule.
 
-        Answers with the state that each had before (None: no such document); only those that were
-        `dead` have been changed. So a repeated call changes nothing, and answers `waiting`.
+        Returns the state of each document before the call, or None for an unknown id. Only `dead`
+        documents change, so a repeated call has no effect and returns `waiting`.
         """
         ...
+
+    def sign_on(self, worker: str, slots: int) -> None:
+        """Record a worker's heartbeat, which `workers` and `snapshot` report.
+
+        A worker sends one every `SIGN_ON_EVERY_US`, also while all its slots are in use. The call
+        need not be durable when it returns, and does not change the version.
+        """
+        ...
+
+    def sign_off(self, worker: str) -> None:
+        """Remove a worker that has stopped. An unknown name has no effect. The call does not change
+        the version."""
+        ...
+
+    def version(self) -> int:
+        """Return a number that changes with every write of any process."""
+        ...
+
+    def wait(self, version: int, timeout_s: float, *, certain: bool = True) -> int:
+        """Block until the version differs from `version` or `timeout_s` has passed; return the
+        current version.
+
+        With `certain=False` the call may return sooner, on a notification, and may return although
+        nothing has changed; the caller must poll as well. The number that it returns is valid only
+        as the `version` of the next wait with `certain=False`.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close files and connections. A second call has no effect."""
+        ...
+
+
+class QueryStore(Protocol):
+    """Queries of pages, metrics and lists. Each reads one snapshot."""
 
     def find(
         self,
@@ -183,21 +216,80 @@ class Store(Protocol):
         size: int = 100,
         reach: int | None = None,
     ) -> Page:
-        """One page of the documents that match, the newest submission first.
+        """Return one page of matching documents, newest submission first.
 
-        With `reach` no more than so many documents are looked at, from `after` down: then a page
-        may be short, or empty, although `next` says where to look on.
+        With `reach`, at most that many documents are examined, starting below `after`. The page may
+        then be short or empty although `next` is not None.
         """
         ...
 
     def read(self, id: str) -> Stored | None:
-        """A document with its body and its result."""
+        """Return a document with its body and result, or None for an unknown id."""
         ...
 
     def customers(
         self, *, names: Sequence[str] | None = None, after: str | None = None, size: int = 100
     ) -> CustomerPage:
-        """The customers by name, or those of these names that exist."""
+        """Return one page of customers in the order of their names; with `names`, only those."""
+        ...
+
+    def summary(self) -> Summary:
+        """Return the numbers of waiting (by priority), delayed and running documents, and totals of
+        attempts and outcomes.
+
+        Totals never decrease, whatever is pruned or purged. The call never scans a table.
+        """
+        ...
+
+    def lanes(self, *, size: int = 24) -> Lanes:
+        """Return the next documents of each priority, up to `size`.
+
+        They are in the order in which claims will take them from their level if nothing else
+        happens, not counting turns for the customer that has waited longest. Documents of customers
+        that are paused or at their limit are left out. The call reads no more flows and documents
+        than it needs.
+        """
+        ...
+
+    def oldest_waiting(self) -> Mapping[int, int]:
+        """Return, for each level with waiting documents, the moment since which its oldest head of
+        line has been waiting.
+
+        The result includes events that no claim has folded, so it is correct without a running
+        worker.
+        """
+        ...
+
+    def workers(self) -> list[WorkerHeartbeat]:
+        """Return up to 1,000 registered workers, ordered by name. A worker is registered until it
+        signs off, or `prune` removes it a day after it was last seen."""
+        ...
+
+
+class SnapshotStore(Protocol):
+    """The input of explanations."""
+
+    def snapshot(self, id: str) -> DocumentSnapshot | None:
+        """Return a document and the state of the queue around it; None for an unknown id.
+
+        All values are from one snapshot, as the next claim will see it: with expired leases, events
+        and due documents folded. Nothing is written.
+        """
+        ...
+
+
+class AdminStore(Protocol):
+    """Settings, epochs and retention."""
+
+    def configure(self, settings: Settings, *, expected: Settings | None = None) -> bool:
+        """Replace the settings for every process. Return whether they were replaced.
+
+        With `expected` this is a compare-and-set: nothing is changed unless `expected` equals the
+        settings in force.
+
+        A new mode moves the waiting documents to new flows in their order and sets all clocks to 0;
+        priorities and counts do not change.
+        """
         ...
 
     def adjust(
@@ -207,78 +299,36 @@ class Store(Protocol):
         *,
         expected: CustomerSettings | None = None,
     ) -> bool:
-        """Put settings of one customer in force; a name that is new becomes known by it. With
-        `expected` only if the customer has these settings. Returns whether they were put in force.
+        """Replace the settings of a customer, which is created if its name is new. Return whether
+        they were replaced; `expected` is as in `configure`.
 
-        A weight counts from the next charge on, a limit and a pause from the next claim on.
+        A weight applies from the next charge, a limit and a pause from the next claim.
         """
         ...
 
-    def summary(self) -> Summary:
-        """How many documents wait in each priority, are delayed and run; how many attempts were
-        ever begun, and how they ended. What is counted since ever never becomes less, whatever is
-        pruned or purged. Never counts a table."""
-        ...
+    def begin_epoch(self) -> None:
+        """Begin a new epoch after the database was restored from a backup.
 
-    def lanes(self, *, size: int = 24) -> Lanes:
-        """The next documents of each priority, up to `size`, from one snapshot.
-
-        They are in the order in which claims will take them from their level if nothing else
-        happens, the turns for the longest waiting apart. Those of customers who are paused or at
-        their limit are left out. It reads no more lines and documents than it needs.
-        """
-        ...
-
-    def situation(self, id: str) -> Situation | None:
-        """Return what an explanation needs, from one snapshot; None if there is no such document.
-
-        The snapshot is as the next claim will find it, with all events since the last claim
-        applied. Nothing is written.
-        """
-        ...
-
-    def workers(self) -> list[Seen]:
-        """The workers that signed on within a day and have not signed off: by name, up to 1,000."""
-        ...
-
-    def sign_on(self, worker: str, slots: int) -> None:
-        """List a worker in `workers` and `situation`, seen now, with the number of documents that
-        it runs at the same time.
-
-        This is a worker's heartbeat: it signs on again every `SIGN_ON_EVERY_US`, also while all its
-        slots are busy. It need not be durable when it returns, and does not change the version.
-        """
-        ...
-
-    def sign_off(self, worker: str) -> None:
-        """Remove a worker that has stopped from `workers` and `situation`, until it signs on again.
-
-        An unknown name changes nothing. It does not change the version.
-        """
-        ...
-
-    def oldest_waiting(self) -> Mapping[int, int]:
-        """By level, where anything waits: the moment since which the oldest document waits.
-
-        It is that of the first document of each customer that has its turn next, so it is right
-        also while nobody claims.
+        No later document gets a number, and no later attempt a fence, that the database may have
+        issued before: both jump by at least 2^32. Every process reloads its caches. A copy made by
+        `fairturn backup` begins an epoch by itself.
         """
         ...
 
     def prune(self, *, documents_max: int = 1_000) -> list[str] | None:
-        """Forget a batch of what nobody needs: ended documents past their age, keys past 24 h,
-        idle customers without settings.
+        """Delete a batch of expired rows: ended documents past their retention, idempotency keys
+        older than 24 h, workers not seen for a day, and idle customers without settings.
 
-        Answers with the names of contents that can now be deleted, or None if nothing was left.
+        Returns the names of contents that can now be deleted, or None if nothing was left to
+        delete.
         """
         ...
 
     def purge(self, customer: str) -> list[str]:
-        """Delete a customer with all documents, waiting, running and ended, settings, count and
-        access keys.
+        """Delete a customer with all its documents, settings, count and access keys.
 
-        Attempts in flight lose their lease. Returns the contents that can now be deleted. After an
-        error a part of the documents may be deleted: repeat the call.
+        Attempts in flight lose their leases. Returns the names of contents that can now be deleted.
+        After an error, some of the documents may have been deleted: repeat the call.
         """
         ...
 
@@ -287,50 +337,40 @@ class Store(Protocol):
     ) -> list[str]:
         """Return those of these contents that can be deleted, in the order given.
 
-        Such a content belongs to no document, and no transaction in flight can make it belong to
-        one. Waits up to `timeout_s` for transactions in flight; returns an empty list if one of
-        them is still open then.
+        No document or result refers to them, and no transaction in flight can add a reference.
+        Waits up to `timeout_s` for such transactions; returns an empty list if one is still open.
         """
         ...
 
+
+class AccessKeyStore(Protocol):
+    """The access keys of the service."""
+
     def add_key(self, key: AccessKey) -> None:
-        """Keep a new access key. One of the same id, or too many of them, is a `ValueError`."""
+        """Store a new access key. Raises `ValueError` if its id exists, or if the store already has
+        `ACCESS_KEYS_MAX` keys."""
         ...
 
     def access_key(self, id: str) -> AccessKey | None:
-        """The access key of this id, whether it has ended or not."""
+        """Return an access key, including a revoked one; None for an unknown id."""
         ...
 
     def access_keys(
         self, *, customer: str | None = None, after: str | None = None, size: int = 100
     ) -> list[AccessKey]:
-        """The access keys, or those of one customer, by their ids; those after `after`."""
+        """Return up to `size` access keys, or those of one customer, by id, after `after`."""
         ...
 
     def end_key(self, id: str, at: int) -> AccessKey | None:
-        """Let an access key end at a moment; one that ends before stays so. None: no such key."""
+        """Revoke an access key as of time `at`, unless it expires earlier, and return it; return
+        None for an unknown id."""
         ...
 
     def note_use(self, id: str, at: int) -> None:
-        """Note that an access key was used; never an earlier moment than is noted already.
-
-        It need not be durable when it returns, and does not change the version.
-        """
+        """Record when an access key was used. The stored moment never moves back. The call need not
+        be durable when it returns, and does not change the version."""
         ...
 
-    def version(self) -> int:
-        """A number that changes with every change that any process has made."""
-        ...
 
-    def wait(self, version: int, timeout_s: float, *, certain: bool = True) -> int:
-        """Wait until the version is another one than `version`, or the time is over.
-
-        Who need not be `certain`, because it looks for itself, and looks now and then anyway, may
-        be woken by a mere hint, and is then woken sooner. Such an answer is good for the next wait
-        of the same kind, and for nothing else.
-        """
-        ...
-
-    def close(self) -> None:
-        """Give back files and connections. Calling it twice does no harm."""
-        ...
+class QueueStore(Store, QueryStore, SnapshotStore, AdminStore, AccessKeyStore, Protocol):
+    """A complete store, as a `Queue` needs it."""

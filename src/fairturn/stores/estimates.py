@@ -1,5 +1,4 @@
-"""The situation of a document, for stores that have all of it at hand; and, for every store, an
-engine in which what the next claim would fold in can be folded in without changing anything."""
+"""Document snapshots for a store that has everything in memory."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,40 +10,40 @@ from fairturn.explain.snapshot import (
     ATTEMPTS_MAX,
     NEIGHBOURS_MAX,
     Arrival,
-    Attempt,
-    Between,
-    Lineup,
-    Seen,
-    Served,
-    Service,
-    Situation,
-    Working,
-    fronts_of,
+    AttemptSample,
+    CountRange,
+    DocumentSnapshot,
+    QueueActivity,
+    QueueView,
+    RunningDocument,
+    ServedCounts,
+    WorkerHeartbeat,
     lines_of,
+    overdue_heads,
     waiting_since,
 )
 from fairturn.model import CustomerSettings, Document, Settings, State, level_of
 from fairturn.priority import Count
-from fairturn.scheduling.flows import Arrived, Event, Flow, Mode, Recorded, Standing
+from fairturn.scheduling.flows import ArrivalEvent, CustomerState, Event, EventBatch, Flow, Mode
 from fairturn.scheduling.turns import Turns
 from fairturn.stores.transitions import Ending
 
 
 class Copies:
-    """A `Shelf` of what another engine has loaded, as copies: that one stays as it is."""
+    """A `FlowSource` of copies of the flows that another engine has loaded."""
 
     def __init__(self, turns: Turns) -> None:
-        self._standings = turns.standings
+        self._customer_states = turns.customers
 
-    def standing(self, customer: int) -> Standing:
-        known = self._standings.get(customer)
+    def customer_state(self, customer: int) -> CustomerState:
+        known = self._customer_states.get(customer)
         if known is None:
-            return Standing(customer)
+            return CustomerState(customer)
         flows = {level: replace(flow, entry=None) for level, flow in known.flows.items()}
         return replace(known, flows=flows, entry=None)
 
     def flows(self, customer: int) -> Iterable[Flow]:
-        return ()  # where all is in memory, every customer is whole
+        return ()  # every customer in memory is whole
 
     def flow(self, customer: int, level: int) -> Flow:
         return Flow(customer, level)
@@ -63,7 +62,7 @@ class Copies:
 
 
 class Kept(NamedTuple):
-    """A document, as a store keeps it. `leased`: it runs, and its lease has not run out."""
+    """A stored document."""
 
     number: int
     customer: int
@@ -77,13 +76,13 @@ class Kept(NamedTuple):
     attempts: int
     ended_at: int | None
     lease_until: int
-    leased: bool
-    lost: Ending | None  # what the end of its lease makes of it, if that ran out
+    leased: bool  # the lease has not expired
+    lost: Ending | None  # if it is running and the lease has expired
     worker: str | None
 
 
 class KeptCustomer(NamedTuple):
-    """A customer, as a store keeps it."""
+    """A stored customer."""
 
     number: int
     name: str
@@ -92,22 +91,22 @@ class KeptCustomer(NamedTuple):
 
 
 class Foreseen(NamedTuple):
-    """The queue as the next claim will find it, when it has folded in what happened."""
+    """The queue as the next claim will see it, with all events folded."""
 
-    standings: dict[int, Standing]
+    customers: dict[int, CustomerState]
     number: int
     clocks: list[int]
-    orders: dict[int, int]  # of each waiting document, by its number
+    orders: dict[int, int]  # of waiting documents, by document number
 
 
 def foresee(
     turns: Turns,
     documents: Iterable[Kept],
-    recorded: Sequence[Recorded],
+    batches: Sequence[EventBatch],
     now: int,
     next_order: int,
 ) -> Foreseen:
-    """Fold what happened since the last claim into copies of what the engine has loaded."""
+    """Return the queue as the next claim will see it. `turns` is not changed."""
     documents = list(documents)
     orders = {d.number: d.order for d in documents if d.state is State.WAITING if d.order}
     expired: list[Event] = []
@@ -117,14 +116,14 @@ def foresee(
             expired.append(d.lost.event)
             if d.lost.state is State.WAITING:
                 orders[d.number] = d.order
-    due: list[tuple[int, Arrived]] = []
+    due: list[tuple[int, ArrivalEvent]] = []
     delayed = [(d.due_at, d) for d in documents if d.state is State.DELAYED and d.due_at]
     for due_at, d in sorted(delayed):
         if due_at <= now:
             order = next_order if d.order is None else d.order
             next_order += d.order is None
             orders[d.number] = order
-            due.append((due_at, Arrived(d.customer, d.level, order, 1)))
+            due.append((due_at, ArrivalEvent(d.customer, d.level, order, 1)))
     ahead = Turns(
         Copies(turns),
         mode=turns.mode,
@@ -135,12 +134,12 @@ def foresee(
         clocks=turns.clocks,
         weights=turns.weights,
     )
-    ahead.fold(now, expired=expired, recorded=recorded, due=due)
-    standings = {**turns.standings, **ahead.standings}
-    return Foreseen(standings, ahead.number, ahead.clocks, orders)
+    ahead.fold(now, expired=expired, events=batches, due=due)
+    customer_states = {**turns.customers, **ahead.customers}
+    return Foreseen(customer_states, ahead.number, ahead.clocks, orders)
 
 
-def situation(
+def make_snapshot(
     *,
     document: Document,
     parent_count: int | None,
@@ -150,13 +149,13 @@ def situation(
     documents: Sequence[Kept],
     customers: Sequence[KeptCustomer],
     foreseen: Foreseen,
-    workers: Iterable[Seen],
-) -> Situation:
-    """The situation of one of the documents."""
+    workers: Iterable[WorkerHeartbeat],
+) -> DocumentSnapshot:
+    """Return the snapshot of document `number`."""
     kept = next(d for d in documents if d.number == number)
     customer = next(c for c in customers if c.number == kept.customer)
     states = Counter(d.state for d in documents if d.customer == customer.number)
-    return Situation(
+    return DocumentSnapshot(
         at=now,
         settings=settings,
         document=document,
@@ -168,8 +167,8 @@ def situation(
         running=states[State.RUNNING],
         delayed=states[State.DELAYED],
         leased=kept.state is State.RUNNING and kept.leased,
-        lineup=_lineup(kept, documents, foreseen, settings, now),
-        service=Service(
+        queue_view=_queue_view(kept, documents, foreseen, settings, now),
+        service=QueueActivity(
             running=_running(documents),
             workers=tuple(sorted(workers)),
             attempts=_attempts(documents),
@@ -180,20 +179,20 @@ def situation(
     )
 
 
-def _lineup(
+def _queue_view(
     kept: Kept, documents: Sequence[Kept], foreseen: Foreseen, settings: Settings, now: int
-) -> Lineup | None:
+) -> QueueView | None:
     order = foreseen.orders.get(kept.number)
     if order is None:
         return None
     level = kept.level
-    before: Counter[int] = Counter()  # in its level, by customer
+    before: Counter[int] = Counter()  # lower orders in the same level, by customer
     for d in documents:
         if d.level == level and foreseen.orders.get(d.number, order) < order:
             before[d.customer] += 1
-    standings = foreseen.standings.values()
-    lines = [line for s in standings for line in lines_of(s, settings) if line.level <= level]
-    fronts, stalled = fronts_of(standings, settings, now)
+    customer_states = foreseen.customers.values()
+    lines = [line for s in customer_states for line in lines_of(s, settings) if line.level <= level]
+    overdue, stalled = overdue_heads(customer_states, settings, now)
     if settings.mode is Mode.LEVELS:
         lines = [
             line
@@ -201,34 +200,34 @@ def _lineup(
             else line._replace(waiting=before[line.customer])
             for line in lines
         ]
-    return Lineup(
+    return QueueView(
         customer=kept.customer,
         level=level,
-        rank=Between(before[kept.customer], before[kept.customer]),
+        rank=CountRange(before[kept.customer], before[kept.customer]),
         number=foreseen.number,
         clock=foreseen.clocks[level],
         lines=tuple(lines),
-        crowds={},
-        fronts=tuple(fronts),
+        others_by_level={},
+        overdue=tuple(overdue),
         stalled=tuple(stalled),
-        waiting=sum(f.waiting for s in standings if not s.paused for f in s.flows.values()),
+        waiting=sum(f.waiting for s in customer_states if not s.paused for f in s.flows.values()),
     )
 
 
-def _running(documents: Iterable[Kept]) -> tuple[Working, ...]:
+def _running(documents: Iterable[Kept]) -> tuple[RunningDocument, ...]:
     running = (
-        Working(d.worker or "", d.claimed_at or 0, d.customer, d.leased)
+        RunningDocument(d.worker or "", d.claimed_at or 0, d.customer, d.leased)
         for d in documents
         if d.state is State.RUNNING
     )
     return tuple(sorted(running))
 
 
-def _attempts(documents: Iterable[Kept]) -> tuple[Attempt, ...]:
-    """The last attempt at each document that was claimed last, if it is over."""
+def _attempts(documents: Iterable[Kept]) -> tuple[AttemptSample, ...]:
+    """Return the latest ended attempts, in the order of their claims."""
     claimed = [(d.claimed_at, d) for d in documents if d.claimed_at is not None]
     over = [
-        Attempt(d.customer, None if d.ended_at is None else max(0, d.ended_at - claimed_at))
+        AttemptSample(d.customer, None if d.ended_at is None else max(0, d.ended_at - claimed_at))
         for claimed_at, d in sorted(claimed)
         if d.state not in (State.RUNNING, State.CANCELLED)
     ]
@@ -240,7 +239,7 @@ def _arrivals(documents: Iterable[Kept], mode: Mode) -> tuple[Arrival, ...]:
     return tuple(Arrival(d.submitted_at, d.customer, level_of(d.priority, mode)) for d in newest)
 
 
-def _served(kept: Kept, since: int, documents: Iterable[Kept]) -> Served | None:
+def _served(kept: Kept, since: int, documents: Iterable[Kept]) -> ServedCounts | None:
     if kept.claimed_at is None:
         return None
     served: Counter[int] = Counter()
@@ -253,5 +252,5 @@ def _served(kept: Kept, since: int, documents: Iterable[Kept]) -> Served | None:
         elif since <= d.claimed_at < kept.claimed_at:
             served[d.customer] += 1
         elif d.attempts > 1 and d.submitted_at < kept.claimed_at <= d.claimed_at:
-            complete = False  # it may have been claimed meanwhile too
-    return Served(served, complete)
+            complete = False  # an earlier attempt may have started in this time too
+    return ServedCounts(served, complete)

@@ -1,4 +1,4 @@
-"""What can be said about a queue from outside, whatever it is kept in."""
+"""Findings of `fairturn doctor`: numbers of a queue, and stored values that are wrong."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -7,14 +7,14 @@ DAMAGES_SHOWN_MAX = 1_000
 
 
 class Findings(NamedTuple):
-    """One moment of a queue."""
+    """Numbers of a queue at one moment."""
 
-    settings: str  # JSON, as it is stored
+    settings: str  # JSON
     oldest_waiting_at: int | None
     newest_at: int | None
     running: int
     run_out: int  # documents whose lease expired and that no claim has recovered yet
-    run_out_since_us: int | None  # how long ago the first of these leases ended; None: unknown
+    run_out_since_us: int | None  # the age of the oldest expired lease; None: unknown
     repairs: int  # flows that claims have repaired
 
 
@@ -24,32 +24,32 @@ class Damage(NamedTuple):
     kind: str  # a key of MEANINGS
     customer: int | None  # its number; None: a value of the whole queue, or of no customer
     name: str | None  # of the customer
-    place: int | None  # a level, a priority, a fence or the number of a document
+    place: int | None  # a level, a priority, a fence or a document number
     stored: int | None
     truth: int | None
 
     @property
     def identity(self) -> tuple[str, int | None, int | None]:
-        """Which value it is."""
+        """The stored value that is wrong."""
         return self.kind, self.customer, self.place
 
 
-# What the stored value of each kind of damage is. `{place}` is that of the damage.
+# Descriptions of stored values. `{place}` is `Damage.place`.
 MEANINGS = {
     "queue.waiting": "the number of waiting documents of priority {place}",
     "queue.delayed": "the number of delayed documents",
     "queue.counted": "the number of customers whose running documents are counted",
     "queue.events_from": "the number of events that no claim will apply",
-    "queue.heads_from": "the moment from which claims look for heads",
-    "queue.leases_from": "the moment from which claims look for leases",
+    "queue.heads_from": "the moment from which claims scan heads",
+    "queue.leases_from": "the moment from which claims scan leases",
     "level.weight": "the sum of the weights of active flows in level {place}",
-    "level.places_from": "the place from which claims look for flows in level {place}",
+    "level.places_from": "the place from which claims scan flows in level {place}",
     "customer.waiting": "the number of waiting documents of priority {place}",
     "customer.running": "the number of running documents",
     "customer.delayed": "the number of delayed documents",
     "customer.submitted": "the number of documents ever submitted",
     "customer.counted": "the flag that running documents are counted",
-    "flow.folded": "the number of waiting documents that claims know of in level {place}",
+    "flow.folded": "the number of folded waiting documents in level {place}",
     "flow.running": "the number of running documents in level {place}",
     "flow.head_order": "the order of the first waiting document in level {place}",
     "flow.head_since": "the flag of level {place} as that of the first waiting document",
@@ -60,12 +60,12 @@ MEANINGS = {
     "flow.held": "the flag of level {place} as paused or at its limit",
     "flow.copies": "the number of rows of the flow of level {place}",
     "flow.orphan": "the number of flows of a customer that does not exist",
-    "standing.weight": "the weight that claims know",
-    "standing.running_max": "the limit that claims know",
-    "standing.paused": "the pause that claims know",
-    "standing.orphan": "the scheduler settings of a customer that does not exist",
-    "limited.missing": "the note that it has a limit",
-    "limited.orphan": "the note of a limit of a customer that does not exist",
+    "customer_state.weight": "the weight in the scheduler state",
+    "customer_state.running_max": "the limit in the scheduler state",
+    "customer_state.paused": "the pause in the scheduler state",
+    "customer_state.orphan": "the scheduler settings of a customer that does not exist",
+    "limited.missing": "the mark of a customer with a limit",
+    "limited.orphan": "the mark of a limit of a customer that does not exist",
     "key.orphan": "idempotency keys of a customer that does not exist",
     "document.returned": "the flag of document {place} as waiting again",
     "document.failed": "the flag of document {place} as dead or cancelled",
@@ -74,19 +74,19 @@ MEANINGS = {
     "document.order_number": "the order of document {place}",
     "document.orphan": "the customer of document {place}",
     "lease.running": "the number of running documents with fence {place}",
-    "lease.until": "the moment at which claims look at the lease with fence {place}",
+    "lease.until": "the moment at which claims check the lease with fence {place}",
     "lease.missing": "the lease of the running document {place}",
     "body.orphan": "the body of document {place}, which does not exist,",
     "result.orphan": "the result of document {place}, which does not exist,",
     "children.orphan": "the number of children of document {place}, which does not exist,",
 }
 
-# Only a backup knows the customer.
+# The customer's name is only in a backup.
 UNREPAIRABLE = frozenset({"document.orphan"})
 
 
 def describe(damage: Damage) -> str:
-    """A sentence with the customer, the stored value and the true one."""
+    """Return a sentence with the customer, the stored value and the correct one."""
     meaning = MEANINGS[damage.kind].format(place=damage.place)
     stored, truth = ("none" if v is None else str(v) for v in (damage.stored, damage.truth))
     of = ""
@@ -98,9 +98,9 @@ def describe(damage: Damage) -> str:
 
 
 class Damages:
-    """The result of a recount: the first damages, how many there are, and what is to be repaired.
-
-    Of the others only numbers are kept, so that a large queue fits into memory."""
+    """The result of a recount: the first `DAMAGES_SHOWN_MAX` damages, the total, and what to
+    repair. All others are kept only as row numbers, so that those of a large queue fit in memory.
+    """
 
     def __init__(self, damages: Iterable[Damage] = ()) -> None:
         self.shown: list[Damage] = []
@@ -109,13 +109,13 @@ class Damages:
         self.customers: set[int] = set()
         self.fences: set[int] = set()
         self.unleased: set[int] = set()  # running documents without a lease
-        self.orphans: set[int] = set()  # documents of which only other rows are left
+        self.orphans: set[int] = set()  # deleted documents with rows in other tables
         for damage in damages:
             self.add(damage)
 
     @property
     def is_repairable(self) -> bool:
-        """Whether a repair would change anything."""
+        """Whether a repair would change the store."""
         return bool(self.queue or self.customers or self.fences or self.unleased or self.orphans)
 
     def add(self, damage: Damage) -> None:

@@ -1,7 +1,8 @@
-"""The situation of a document, read from one snapshot of a database. Nothing is written."""
+"""Document snapshots and the next documents of each level, read from one snapshot of a database."""
 
-from collections.abc import Collection, Iterable
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heapreplace
+from typing import NamedTuple, Protocol
 
 from fairturn.explain.snapshot import (
     ARRIVALS_MAX,
@@ -9,76 +10,81 @@ from fairturn.explain.snapshot import (
     NEIGHBOURS_MAX,
     WORKERS_MAX,
     Arrival,
-    Attempt,
-    Seen,
-    Served,
-    Service,
-    Situation,
-    Working,
+    AttemptSample,
+    DocumentSnapshot,
+    QueueActivity,
+    RunningDocument,
+    ServedCounts,
+    WaitingLine,
+    WorkerHeartbeat,
+    charge_of,
+    lines_of,
     waiting_since,
 )
-from fairturn.model import CustomerSettings, Document, State, level_of
+from fairturn.model import CustomerSettings, Document, Settings, State, level_of
 from fairturn.priority import LEVELS, Count
-from fairturn.scheduling.flows import WEIGHT_ONE
-from fairturn.stores.positions import Ahead, FlowKey, Place, Sight, lineup, look_ahead
+from fairturn.scheduling.flows import COST_ONE, WEIGHT_ONE, Costs, CustomerState, Mode
+from fairturn.scheduling.turns import Turns
+from fairturn.stores.positions import Ahead, FlowKey, Place, QueueReader, look_ahead, queue_view
 from fairturn.stores.values import Row
 
-# Of each level, and of each flow: those that were served last.
+# Flows of a level, and documents of a flow, that are sampled: those that were served last.
 FLOWS_SAMPLED, DOCUMENTS_SAMPLED = 16, 8
 
 
-class WideSight(Sight, Protocol):
-    """A snapshot, with what stands around a document."""
+class SnapshotReader(QueueReader, Protocol):
+    """Queries for the snapshot of one document."""
 
     def document(self, number: int) -> Row:
-        """customer, level, order_number, and the count of its parent."""
+        """Return customer, level, order_number, and the count of the parent."""
         ...
 
     def customer(self, number: int) -> Row:
-        """count, count_updated_at, delayed, weight, running_max, paused."""
+        """Return count, count_updated_at, delayed, weight, running_max and paused."""
         ...
 
     def names_of(self, customers: Collection[int]) -> Iterable[tuple[int, str]]: ...
 
     def workers(self, most: int) -> list[Row]:
-        """The columns of `Seen`."""
+        """Return the columns of `WorkerHeartbeat`."""
         ...
 
     def arrivals(self, most: int) -> list[Row]:
-        """submitted_at, customer and priority of the newest."""
+        """Return submitted_at, customer and priority of the newest documents."""
         ...
 
-    # Attempts that are over: claimed_at, number, customer, and how long it took.
+    # Ended attempts: claimed_at, number, customer and duration.
     def last_submitted(self, most: int) -> list[Row]: ...
     def last_of_flow(self, flow: FlowKey) -> list[Row]: ...
     def last_of_level(self, level: int) -> list[Row]: ...
 
     def served(self, numbers: tuple[int, int], since: int, until: int) -> dict[int, int]:
-        """How many documents with these numbers each customer had claimed between two moments."""
+        """Return how many documents with these numbers were claimed between two moments, by
+        customer."""
         ...
 
     def may_be_more(self, numbers: tuple[int, int], number: int, claimed_at: int) -> bool:
-        """Whether others further away, or near ones that were claimed again later, may have been
-        served before that moment: of these only that is known."""
+        """Return whether documents outside these numbers, or documents that were claimed again
+        later, may also have been claimed before that moment."""
         ...
 
 
-def situation(sight: WideSight, document: Document, number: int) -> Situation:
-    """The situation of a document."""
-    customer, level, order, parent_count = sight.document(number)
-    count, updated_at, delayed, weight, limit, paused = sight.customer(customer)
-    ahead = look_ahead(sight)
+def read_snapshot(reader: SnapshotReader, document: Document, number: int) -> DocumentSnapshot:
+    """Return the snapshot of a document."""
+    customer, level, order, parent_count = reader.document(number)
+    count, updated_at, delayed, weight, limit, paused = reader.customer(customer)
+    ahead = look_ahead(reader)
     place = ahead.joining.get(number)
     if document.state is State.WAITING:
         place = Place(customer, level, order)
-    line = None if place is None else lineup(sight, ahead, place)
-    served = _served(sight, document, number)
-    names = sight.shelf.names  # of those in the lineup
+    line = None if place is None else queue_view(reader, ahead, place)
+    served = _served(reader, document, number)
+    names = reader.source.names  # of the customers that were read
     if served is not None:
-        names.update(sight.names_of(served.by_customer))
-    return Situation(
-        at=sight.now,
-        settings=sight.settings,
+        names.update(reader.names_of(served.by_customer))
+    return DocumentSnapshot(
+        at=reader.now,
+        settings=reader.settings,
         document=document,
         parent_count=parent_count,
         customer=customer,
@@ -86,47 +92,161 @@ def situation(sight: WideSight, document: Document, number: int) -> Situation:
             weight=weight / WEIGHT_ONE, limit=limit, paused=bool(paused)
         ),
         count=None if count is None else Count(count, updated_at),
-        waiting=sum(sight.waiting_of([customer]).values()),
+        waiting=sum(reader.waiting_of([customer]).values()),
         running=sum(row[2] == customer for row in ahead.running),
         delayed=delayed,
         leased=document.state is State.RUNNING and number not in ahead.expired,
-        lineup=line,
-        service=_service(sight, ahead, (customer, level)),
+        queue_view=line,
+        service=_service(reader, ahead, (customer, level)),
         served=served,
         names=names,
     )
 
 
-def _service(sight: WideSight, ahead: Ahead, flow: FlowKey) -> Service:
-    """How the queue is served. Of attempts that are over there is no index by time: some are
-    looked up where the last ones are."""
-    over = sight.last_submitted(ARRIVALS_MAX)
-    over += sight.last_of_flow(flow)
+def _service(reader: SnapshotReader, ahead: Ahead, flow: FlowKey) -> QueueActivity:
+    """Return the activity of the queue. No index orders ended attempts by time, so they are sampled
+    from the documents that were submitted last and from the flows that were served last."""
+    over = reader.last_submitted(ARRIVALS_MAX)
+    over += reader.last_of_flow(flow)
     for level in range(1, LEVELS + 1):
-        over += sight.last_of_level(level)
+        over += reader.last_of_level(level)
     latest = sorted(set(over), key=lambda row: row[:2])[-ATTEMPTS_MAX:]
     running = (
-        Working(worker, claimed_at, customer, number not in ahead.expired)
+        RunningDocument(worker, claimed_at, customer, number not in ahead.expired)
         for _, number, customer, _, _, _, _, worker, claimed_at in ahead.running
     )
-    return Service(
+    return QueueActivity(
         running=tuple(sorted(running)),
-        workers=tuple(map(Seen._make, sight.workers(WORKERS_MAX))),
+        workers=tuple(map(WorkerHeartbeat._make, reader.workers(WORKERS_MAX))),
         attempts=tuple(
-            Attempt(customer, None if duration is None else max(0, duration))
+            AttemptSample(customer, None if duration is None else max(0, duration))
             for _, _, customer, duration in latest
         ),
         arrivals=tuple(
-            Arrival(at, customer, level_of(priority, sight.settings.mode))
-            for at, customer, priority in sight.arrivals(ARRIVALS_MAX)
+            Arrival(at, customer, level_of(priority, reader.settings.mode))
+            for at, customer, priority in reader.arrivals(ARRIVALS_MAX)
         ),
     )
 
 
-def _served(sight: WideSight, document: Document, number: int) -> Served | None:
-    """Who was served while the document waited, among those submitted shortly before or after."""
-    if document.claimed_at is None:
+def _served(reader: SnapshotReader, document: Document, number: int) -> ServedCounts | None:
+    """Count the documents with near numbers that were claimed while this one waited."""
+    if document.claimed_at_us is None:
         return None
     near = (number - NEIGHBOURS_MAX, number + NEIGHBOURS_MAX)
-    served = sight.served(near, waiting_since(document), document.claimed_at)
-    return Served(served, not sight.may_be_more(near, number, document.claimed_at))
+    served = reader.served(near, waiting_since(document), document.claimed_at_us)
+    return ServedCounts(served, not reader.may_be_more(near, number, document.claimed_at_us))
+
+
+class Next(NamedTuple):
+    """A waiting document of a flow."""
+
+    order: int
+    number: int
+    cost: int | None
+
+
+# Called with a level and a maximum: level, place, tick, customer and waiting documents of the first
+# flows of the level as of the last claim, without customers that the engine has loaded.
+FirstLines = Callable[[int, int], Iterable[Row]]
+# Called with a flow, an order and a maximum: order, number and cost of the flow's next documents.
+# If the flow is not stored yet, they come after that order.
+NextIn = Callable[[FlowKey, int, int], Iterable[Row]]
+
+
+def next_numbers(
+    reader: QueueReader, size: int, first_lines: FirstLines, next_in: NextIn
+) -> Iterator[int]:
+    """Yield the numbers of the next documents of each level."""
+    settings, turns = reader.settings, reader.turns
+    look_ahead(reader)
+    changed = list(lines_in_turn(turns.customers.values(), settings))
+    plain = charge_of(settings, WEIGHT_ONE, ())
+    charges = {
+        c: charge_of(settings, weight, tuple(costs)) for c, weight, costs in reader.charged()
+    }
+
+    def waiting(line: WaitingLine, most: int) -> list[Next]:
+        rows = next_in((line.customer, line.level), _before_head(turns, line), most)
+        return sorted(map(Next._make, rows))[:most]
+
+    for level, most in levels_of(settings, size):
+        lines = [line for line in changed if line.level == level]
+        for row in first_lines(level, most):
+            lines.append(WaitingLine._make((*row, charges.get(row[3], plain), None)))
+        yield from take_turns(lines, most, settings, waiting)
+
+
+def _before_head(turns: Turns, line: WaitingLine) -> int:
+    """Return an order below all waiting documents of a flow that may not be stored yet."""
+    state = turns.customers.get(line.customer)
+    head = state.flows[line.level].head_order if state is not None else None
+    return 0 if head is None else head - 1
+
+
+def lines_in_turn(states: Iterable[CustomerState], settings: Settings) -> Iterator[WaitingLine]:
+    """Yield the lines of customers that are not held. In mode `levels` their place is their lowest
+    order, as in a database."""
+    for state in states:
+        if state.held:
+            continue
+        for line in lines_of(state, settings):
+            head = state.flows[line.level].head_order
+            if settings.mode is Mode.LEVELS and head is not None:
+                yield line._replace(virtual_time=head)
+            else:
+                yield line
+
+
+def take_turns(
+    lines: Iterable[WaitingLine],
+    size: int,
+    settings: Settings,
+    waiting: Callable[[WaitingLine, int], Sequence[Next]],
+) -> list[int]:
+    """Return the numbers of the next `size` documents of one level. `waiting` is called for at most
+    `size` lines, with at most `size` documents each."""
+    first = sorted(lines, key=lambda line: (line.virtual_time, line.tick, line.customer))[:size]
+    if settings.mode is Mode.LEVELS:
+        found = sorted(each for line in first for each in waiting(line, size))
+        return [each.number for each in found[:size]]
+    known = settings.costs is Costs.KNOWN
+    heap = [(line.virtual_time, line.tick, line.customer, line.charge) for line in first]
+    by_customer = {line.customer: line for line in first}
+    left: dict[int, list[Next]] = {}
+    heapify(heap)
+    numbers: list[int] = []
+    while heap and len(numbers) < size:
+        at, tick, customer, charge = heap[0]
+        if customer not in left:
+            left[customer] = list(waiting(by_customer[customer], size))[::-1]
+        if not left[customer]:
+            heappop(heap)
+            continue
+        following = left[customer].pop()
+        numbers.append(following.number)
+        if known and following.cost is not None:
+            charge = max(1, charge * following.cost // COST_ONE)
+        heapreplace(heap, (at + charge, tick, customer, by_customer[customer].charge))
+    return numbers
+
+
+def levels_of(settings: Settings, size: int) -> list[tuple[int, int]]:
+    """Return the levels and the number of documents of each. In mode `equal` one level has all
+    priorities."""
+    if settings.mode is Mode.EQUAL:
+        return [(1, size * LEVELS)]
+    return [(level, size) for level in range(1, LEVELS + 1)]
+
+
+def by_lane(
+    documents: Iterable[Document], ids: Sequence[str], size: int
+) -> tuple[tuple[Document, ...], ...]:
+    """Return the documents in the order of the ids, in a lane for each priority."""
+    found = {document.id: document for document in documents}
+    lanes: list[list[Document]] = [[] for _ in range(LEVELS)]
+    for id in ids:
+        document = found.get(id)
+        if document is not None and len(lanes[document.priority - 1]) < size:
+            lanes[document.priority - 1].append(document)
+    return tuple(map(tuple, lanes))

@@ -16,21 +16,22 @@ from fairturn.model import (
     Released,
     Settings,
     State,
+    Summary,
     kept_cost,
     real_cost_within,
 )
-from fairturn.scheduling.flows import Costs, Ended, Event, Finished, Returned
+from fairturn.scheduling.flows import CompletionEvent, Costs, EndEvent, Event, RequeueEvent
 from fairturn.validation.text import description
 
 
 class Attempt(NamedTuple):
-    """A document that is running, and what its turn was charged."""
+    """A running document, and the charge of its turn."""
 
     customer: int
     level: int
     order: int
     attempts: int  # this one included
-    cancelled: bool  # somebody asked it to stop
+    cancelled: bool  # a cancel was requested
     claimed_at: int = 0
     cost: int | None = None
     weight: int | None = None
@@ -38,7 +39,7 @@ class Attempt(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """Its state afterwards: it has ended, is delayed until `due_at`, or waits again."""
+    """The state of a document after an attempt: ended, delayed until `due_at`, or waiting."""
 
     state: State
     event: Event
@@ -48,8 +49,9 @@ class Ending(NamedTuple):
 
 
 def end_of(attempt: Attempt, outcome: Outcome, settings: Settings, now: int) -> Ending:
-    """An attempt ended in this way. If the document waits again, the attempt does not count."""
-    ended = Ended(attempt.customer, attempt.level, 1)
+    """Return the ending of an attempt with an outcome. The attempt does not count if the document
+    waits again."""
+    ended = EndEvent(attempt.customer, attempt.level, 1)
     if isinstance(outcome, Completed):
         event = _finished(attempt, outcome, now) if settings.costs is Costs.LEARNED else ended
         return Ending(State.COMPLETED, event, real_cost=kept_cost(outcome))
@@ -66,8 +68,8 @@ def end_of(attempt: Attempt, outcome: Outcome, settings: Settings, now: int) -> 
 
 
 def end_of_lease(attempt: Attempt, settings: Settings) -> Ending:
-    """A lease ran out. If the document waits again, the attempt counts."""
-    ended = Ended(attempt.customer, attempt.level, 1)
+    """Return the ending of an attempt whose lease expired. The attempt counts."""
+    ended = EndEvent(attempt.customer, attempt.level, 1)
     if attempt.cancelled:
         return Ending(State.CANCELLED, ended)
     if attempt.attempts >= settings.attempts_max:
@@ -76,20 +78,85 @@ def end_of_lease(attempt: Attempt, settings: Settings) -> Ending:
 
 
 def has_ended(lease_until: int, at: int | None) -> bool:
-    """Whether a lease has ended at this moment; None: it is of an earlier boot of the machine.
+    """Return whether a lease has expired at this moment; None: the machine has rebooted since.
 
-    A lease that ends further ahead than the longest lease counts as ended: the clock that it was
-    given by has stepped back since.
+    A lease that ends more than `LEASE_US_MAX` ahead counts as expired: the clock that it was set by
+    has stepped back.
     """
     return at is None or not at < lease_until <= at + LEASE_US_MAX
 
 
-def _returned(attempt: Attempt, refund: int) -> Returned:
-    return Returned(attempt.customer, attempt.level, attempt.order, refund)
+def _returned(attempt: Attempt, refund: int) -> RequeueEvent:
+    return RequeueEvent(attempt.customer, attempt.level, attempt.order, refund)
 
 
-def _finished(attempt: Attempt, outcome: Completed, now: int) -> Finished:
+def _finished(attempt: Attempt, outcome: Completed, now: int) -> CompletionEvent:
     real = now - attempt.claimed_at if outcome.real_cost is None else outcome.real_cost
-    return Finished(
+    return CompletionEvent(
         attempt.customer, attempt.level, attempt.cost, attempt.weight, real_cost_within(real)
+    )
+
+
+class OutcomeCounters:
+    """Counters of attempts that ended other than completed, and of what became of their documents.
+
+    Completed documents are not counted, so that the most frequent outcome writes no counter: their
+    number is that of all attempts, less the running ones, less `attempts`.
+    """
+
+    __slots__ = ("attempts", "cancelled", "dead", "retried")
+
+    def __init__(
+        self, attempts: int = 0, retried: int = 0, dead: int = 0, cancelled: int = 0
+    ) -> None:
+        self.attempts = attempts
+        self.retried = retried
+        self.dead = dead
+        self.cancelled = cancelled
+
+    def attempt(self, ending: Ending) -> None:
+        """Count the ending of an attempt."""
+        if ending.state is State.COMPLETED:
+            return
+        self.attempts += 1
+        self.dead += ending.state is State.DEAD
+        self.cancelled += ending.state is State.CANCELLED
+        # Without an error it was released, which is not a failure.
+        again = ending.state in (State.DELAYED, State.WAITING)
+        self.retried += again and ending.error is not None
+
+    def cancel(self) -> None:
+        """Count a document that was cancelled before an attempt."""
+        self.cancelled += 1
+
+    def purge(self) -> None:
+        """Count an attempt whose document was purged."""
+        self.attempts += 1
+
+    @property
+    def row(self) -> tuple[int, int, int, int]:
+        """The arguments of the constructor, as stores keep them."""
+        return self.attempts, self.retried, self.dead, self.cancelled
+
+
+def to_summary(
+    waiting_by_priority: tuple[int, ...],
+    *,
+    delayed: int,
+    running: int,
+    started: int,
+    outcome_counters: OutcomeCounters,
+    repairs: int = 0,
+) -> Summary:
+    """Return the summary of a queue from counters of one snapshot."""
+    return Summary(
+        waiting_by_priority=waiting_by_priority,
+        delayed=delayed,
+        running=running,
+        started=started,
+        completed=started - running - outcome_counters.attempts,
+        dead=outcome_counters.dead,
+        cancelled=outcome_counters.cancelled,
+        retried=outcome_counters.retried,
+        repairs=repairs,
     )

@@ -1,15 +1,31 @@
-"""How values look in a database, whichever it is: states, documents, claims, settings."""
+"""Stored formats that both databases share: states, documents, claims, events and settings."""
 
+import json
 from collections.abc import Callable, Iterable
 from itertools import repeat
+from secrets import randbits
 from typing import Any
 
 from fairturn import ids
-from fairturn.model import Claim, Document, Fence, Kind, Settings, State
+from fairturn.model import BodyType, Claim, Document, Fence, Settings, State
+from fairturn.scheduling.flows import (
+    ArrivalEvent,
+    CancelEvent,
+    CompletionEvent,
+    EndEvent,
+    Event,
+    EventBatch,
+    PurgeEvent,
+    RequeueEvent,
+    RunningCountsEvent,
+    RunningEvent,
+    SettingsEvent,
+)
+from fairturn.validation.text import compact_json
 
-Row = tuple[Any, ...]  # what a statement gives, column by column
+Row = tuple[Any, ...]  # of a statement
 
-# The position is the code in the database.
+# The position is the code in the database; 6 is reserved for `expired`.
 STATES = (
     State.DELAYED,
     State.WAITING,
@@ -20,43 +36,45 @@ STATES = (
 )
 DELAYED, WAITING, RUNNING, COMPLETED, DEAD, CANCELLED = range(6)
 CODES = {state: code for code, state in enumerate(STATES)}
-KINDS = {kind.value: kind for kind in Kind}
+BODY_TYPES = {each.value: each for each in BodyType}
 
-# What `to_document` takes, in its order.
-DOCUMENT_COLUMNS = """
-    d.number, c.name, d.state, d.priority, d.count, d.submitted_at, d.due_at, d.order_number,
-    d.attempts, d.claimed_at, d.ended_at, d.worker, d.error, d.cancel_requested, d.cost, d.kind,
-    d.size_bytes, d.sha256, d.content_name, d.name, d.metadata, d.parent, d.real_cost
-"""
+
+def _column(field: str) -> str:
+    """Return the column of a field of `Document`, in both databases."""
+    if field == "customer":
+        return "c.name"
+    name = {"id": "number", "order": "order_number"}.get(field, field)
+    return f"d.{name.removesuffix('_us').removesuffix('_json')}"
+
+
+_READ = tuple(field for field in Document._fields if field != "progress")  # `query.py` adds it
+DOCUMENT_COLUMNS = ", ".join(map(_column, _READ))
 
 
 def to_document(row: Row, key: int) -> Document:
-    """A row that begins with `DOCUMENT_COLUMNS` as a document."""
-    parent = row[21]
-    return Document._make(
-        (
-            ids.encode(row[0], key),
-            row[1],
-            STATES[row[2]],
-            *row[3:13],
-            row[13] != 0,
-            row[14],
-            KINDS[row[15]],
-            *row[16:21],
-            None if parent is None else ids.encode(parent, key),
-            row[22],
-            None,  # progress, which only `query.py` reads
-        )
-    )
+    """Convert a row that begins with `DOCUMENT_COLUMNS`."""
+    values = dict(zip(_READ, row, strict=False))
+    parent = values["parent"]
+    values["id"] = ids.encode(values["id"], key)
+    values["state"] = STATES[values["state"]]
+    values["cancel_requested"] = bool(values["cancel_requested"])
+    values["body_type"] = BODY_TYPES[values["body_type"]]
+    values["parent"] = None if parent is None else ids.encode(parent, key)
+    return Document(**values)
 
 
-# What a claim reads of a document that waits: the rest is known, or is given by the claim.
-CLAIM_COLUMNS = """
-    d.order_number, d.number, d.priority, d.cost, d.body, d.attempts, d.count, d.submitted_at,
-    d.due_at, d.error, d.kind, d.size_bytes, d.sha256, d.content_name, d.name, d.metadata, d.parent
-"""
-ORDER, NUMBER, PRIORITY, COST, BODY = range(5)  # where they stand in such a row
-# What a named tuple is made with, in a third of the time that its own constructor takes.
+# The fields that a claim sets, which it therefore does not read.
+_SET_BY_CLAIM = {
+    "customer", "state", "claimed_at_us", "ended_at_us", "worker", "cancel_requested", "real_cost",
+    "progress",
+}  # fmt: skip
+_FIRST = ("order", "id", "priority", "cost", "body")  # read by the scheduler
+ORDER, NUMBER, PRIORITY, COST, BODY = range(5)
+_CLAIMED = _FIRST + tuple(
+    field for field in Document._fields if field not in {*_FIRST, *_SET_BY_CLAIM}
+)
+CLAIM_COLUMNS = ", ".join(map(_column, _CLAIMED))
+# Creates a named tuple in a third of the time of its own constructor.
 _NEW: Callable[[type[Any], Iterable[Any]], Any] = tuple.__new__
 
 
@@ -70,47 +88,90 @@ def to_claims(
     at: int,
     lease_ends_at: int,
 ) -> list[Claim]:
-    """Rows that begin with `CLAIM_COLUMNS` and were claimed together, put together column by
-    column: there are thousands a second."""
-    orders, numbers, priorities, costs, bodies, attempts, *rest = zip(*rows, strict=True)
-    counts, submitted_at, due_at, errors, kinds = rest[:5]
-    contents, parents = rest[5:10], rest[10]
-    document_ids = ids.encode_all(numbers, key)
-    documents = zip(
-        document_ids,
-        customers,
-        repeat(State.RUNNING),
-        priorities,
-        counts,
-        submitted_at,
-        due_at,
-        orders,
-        [n + 1 for n in attempts],
-        repeat(at),
-        repeat(None),  # ended_at
-        repeat(worker),
-        errors,
-        repeat(False),  # cancel_requested
-        costs,
-        map(KINDS.__getitem__, kinds),
-        *contents,
-        [None if parent is None else ids.encode(parent, key) for parent in parents],
-        repeat(None),  # real_cost
-        repeat(None),  # progress
-        strict=False,
-    )
+    """Convert rows that begin with `CLAIM_COLUMNS` and were claimed together. It works column by
+    column, because a worker claims thousands of documents per second."""
+    columns: dict[str, Iterable[Any]] = dict(zip(_CLAIMED, zip(*rows, strict=True), strict=False))
+    document_ids = ids.encode_all(list(columns["id"]), key)
+    columns |= {
+        "id": document_ids,
+        "customer": customers,
+        "state": repeat(State.RUNNING),
+        "attempts": [n + 1 for n in columns["attempts"]],
+        "claimed_at_us": repeat(at),
+        "ended_at_us": repeat(None),
+        "worker": repeat(worker),
+        "cancel_requested": repeat(False),
+        "body_type": map(BODY_TYPES.__getitem__, columns["body_type"]),
+        "parent": [None if n is None else ids.encode(n, key) for n in columns["parent"]],
+        "real_cost": repeat(None),
+        "progress": repeat(None),
+    }
+    documents = zip(*(columns[field] for field in Document._fields), strict=False)
     claims = zip(
         map(_NEW, repeat(Fence), zip(document_ids, repeat(fence), strict=False)),
         map(_NEW, repeat(Document), documents),
-        bodies,
+        columns["body"],
         repeat(lease_ends_at),
         strict=False,
     )
     return list(map(_NEW, repeat(Claim), claims))
 
 
+# ── Events ───────────────────────────────────────────────────────────────────────────────────────
+
+# The position is the code in the database: append, never reorder.
+_EVENTS: tuple[type[Any], ...] = (
+    ArrivalEvent,
+    CancelEvent,
+    EndEvent,
+    CompletionEvent,
+    RequeueEvent,
+    SettingsEvent,
+    PurgeEvent,
+    RunningEvent,
+)
+_EVENT_CODES = {event: code for code, event in enumerate(_EVENTS)}
+
+
+def encode_events(events: Iterable[Event]) -> str | None:
+    """Return events as a JSON array; None for no events."""
+    encoded = [(_EVENT_CODES[type(event)], *event) for event in events]
+    return compact_json(encoded) if encoded else None
+
+
+def decode_events(text: str) -> tuple[Event, ...]:
+    """Return the events of a JSON array."""
+    return tuple(_EVENTS[code](*rest) for code, *rest in json.loads(text))
+
+
+def with_counts(batches: list[EventBatch], running: dict[int, dict[int, int]]) -> list[EventBatch]:
+    """Insert a `RunningCountsEvent` before each new limit of the customers in `running`.
+
+    `running` has the present numbers by customer and level. The numbers at each event are computed
+    backwards from the ends of attempts.
+    """
+    counted = []
+    for at, events in reversed(batches):
+        backwards: list[Event] = []
+        for event in reversed(events):
+            backwards.append(event)
+            if event.customer not in running:
+                continue
+            now = running[event.customer]
+            if isinstance(event, EndEvent | CompletionEvent | RequeueEvent):
+                ended = event.n if isinstance(event, EndEvent) else 1
+                now[event.level] = now.get(event.level, 0) + ended
+            elif type(event) is SettingsEvent and event.limit is not None:
+                backwards.append(RunningCountsEvent(event.customer, dict(now)))
+        counted.append(EventBatch(at, tuple(reversed(backwards))))
+    return counted[::-1]
+
+
+# ── Settings and epochs ──────────────────────────────────────────────────────────────────────────
+
+
 class SettingsCache:
-    """Parses the settings only when another process has changed them."""
+    """The parsed settings, which are parsed again only if their text has changed."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -121,3 +182,12 @@ class SettingsCache:
             self._settings = Settings.from_json(text)
             self._text = text
         return self._settings
+
+
+JUMP_MIN = 1 << 32  # more numbers than are issued between a backup and its restore
+_RANDOM_BITS = 40  # thousands of epochs stay below 2^53, millions below the 2^60 of an id
+
+
+def jump() -> int:
+    """Return the amount by which numbers and fences rise when an epoch begins."""
+    return JUMP_MIN + randbits(_RANDOM_BITS)

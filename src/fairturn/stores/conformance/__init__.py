@@ -1,4 +1,4 @@
-"""The suite that every store must pass, for the stores here and for those of other authors.
+"""The test suite that every store must pass, also for stores outside this package.
 
     from fairturn.stores.conformance import OpenStore, StoreConformance
 
@@ -7,12 +7,12 @@
         def open_store(self, tmp_path: Path) -> OpenStore:
             ...
 
-It needs pytest, which `pip install fairturn[dev]` brings.
+It needs pytest, which is in the extra `fairturn[dev]`.
 """
 
 import pytest
 
-# Before they are imported: pytest explains a failed `assert` only in modules that it reads itself.
+# Must run before the imports: pytest rewrites `assert` only in modules registered by then.
 pytest.register_assert_rewrite(
     *(
         f"fairturn.stores.conformance.{module}"
@@ -40,10 +40,10 @@ from fairturn.stores.conformance.conformance import (  # noqa: E402
     DurableStoreConformance,
     StoreConformance,
 )
-from fairturn.stores.conformance.steps import Snapshot, snapshot  # noqa: E402
+from fairturn.stores.conformance.steps import StoreDump, snapshot  # noqa: E402
 from fairturn.stores.conformance.suite import OpenAgain, OpenStore  # noqa: E402
 from fairturn.stores.conformance.vectors import (  # noqa: E402
-    Arrival,
+    ArrivalVector,
     OrderCase,
     PriorityCase,
     read_order_cases,
@@ -57,9 +57,9 @@ __all__ = [
     "OpenAgain",
     "PriorityCase",
     "OrderCase",
-    "Arrival",
+    "ArrivalVector",
     "read_priority_cases",
     "read_order_cases",
-    "Snapshot",
+    "StoreDump",
     "snapshot",
 ]

@@ -1,14 +1,14 @@
-"""Access keys, and what an operator sees at a glance: who works, and how old the oldest is."""
+"""Access keys, workers, and the age of the oldest waiting document."""
 
 import pytest
 
 from fairturn.access.keys import AccessKey, Role
 from fairturn.clock import SECOND_US, ManualClock
-from fairturn.explain.snapshot import Seen
+from fairturn.explain.snapshot import WorkerHeartbeat
 from fairturn.model import Released
 from fairturn.stores.conformance.steps import START, claim, claim_one, complete, submit
 from fairturn.stores.conformance.suite import StoreSuite
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueueStore as Store
 
 KEY = AccessKey("0123456789ab", Role.OPERATOR, None, "Ada's laptop", bytes(range(32)), START)
 
@@ -17,11 +17,11 @@ def key_of(customer: str, id: str) -> AccessKey:
     return KEY._replace(id=id, role=Role.CUSTOMER, customer=customer)
 
 
-class AccessKeys(StoreSuite):
-    """`Store.add_key` and what belongs to it."""
+class AccessKeyPromises(StoreSuite):
+    """`Store.add_key` and the other operations on access keys."""
 
     def test_a_key_is_given_back_as_it_was_kept(self, store: Store) -> None:
-        of_customer = key_of("acme", "a" * 12)._replace(name="ж\u200b", ends_at=START + 1)
+        of_customer = key_of("acme", "a" * 12)._replace(name="ж\u200b", ends_at_us=START + 1)
         for key in (KEY, of_customer):
             store.add_key(key)
 
@@ -50,11 +50,11 @@ class AccessKeys(StoreSuite):
     def test_a_key_ends_at_the_earliest_moment_that_was_said(self, store: Store) -> None:
         store.add_key(KEY)
 
-        assert store.end_key(KEY.id, START + 5) == KEY._replace(ends_at=START + 5)
+        assert store.end_key(KEY.id, START + 5) == KEY._replace(ends_at_us=START + 5)
         store.end_key(KEY.id, START + 9)
-        assert store.access_key(KEY.id) == KEY._replace(ends_at=START + 5)
+        assert store.access_key(KEY.id) == KEY._replace(ends_at_us=START + 5)
         store.end_key(KEY.id, START + 1)
-        assert store.access_key(KEY.id) == KEY._replace(ends_at=START + 1)
+        assert store.access_key(KEY.id) == KEY._replace(ends_at_us=START + 1)
         assert store.end_key("f" * 12, START) is None
 
     def test_the_last_use_never_goes_back(self, store: Store) -> None:
@@ -62,9 +62,9 @@ class AccessKeys(StoreSuite):
 
         store.note_use(KEY.id, START + 5)
         store.note_use(KEY.id, START + 2)
-        store.note_use("f" * 12, START)  # of a key that was deleted meanwhile
+        store.note_use("f" * 12, START)  # a key that has been deleted
 
-        assert store.access_key(KEY.id) == KEY._replace(used_at=START + 5)
+        assert store.access_key(KEY.id) == KEY._replace(used_at_us=START + 5)
 
     def test_a_purged_customer_takes_its_keys_along(self, store: Store) -> None:
         for key in (KEY, key_of("acme", "a" * 12), key_of("other", "b" * 12)):
@@ -75,7 +75,7 @@ class AccessKeys(StoreSuite):
         assert [key.id for key in store.access_keys()] == [KEY.id, "b" * 12]
 
 
-class Glancing(StoreSuite):
+class OverviewPromises(StoreSuite):
     """`Store.workers` and `Store.oldest_waiting`."""
 
     def test_workers_are_listed_by_name_with_their_slots(
@@ -86,8 +86,8 @@ class Glancing(StoreSuite):
         store.sign_on("first", 2)
 
         assert store.workers() == [
-            Seen("first", START + 20 * SECOND_US, 2),
-            Seen("second", START, 3),
+            WorkerHeartbeat("first", START + 20 * SECOND_US, 2),
+            WorkerHeartbeat("second", START, 3),
         ]
 
     def test_a_worker_that_signed_off_is_listed_no_more_until_it_signs_on_again(
@@ -101,7 +101,7 @@ class Glancing(StoreSuite):
         store.sign_off("never seen")
 
         assert [seen.worker for seen in store.workers()] == ["second"]
-        found = store.situation(receipt.id)
+        found = store.snapshot(receipt.id)
         assert found is not None
         assert [seen.worker for seen in found.service.workers] == ["second"]
         store.sign_on("first", 1)

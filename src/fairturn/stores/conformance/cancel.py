@@ -1,4 +1,4 @@
-"""Cancelling what waits or runs, reports of it, and retrying what is dead."""
+"""Cancels of waiting and running documents, their reports, and retries of dead documents."""
 
 import pytest
 
@@ -33,12 +33,12 @@ from fairturn.stores.conformance.steps import (
     submit_each,
 )
 from fairturn.stores.conformance.suite import OpenStore, StoreSuite
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueueStore as Store
 
 UNKNOWN = ["", "no such document", "0" * 15, "f" * 15]
 
 
-class Cancelling(StoreSuite):
+class CancelPromises(StoreSuite):
     """`Store.cancel`."""
 
     @pytest.mark.parametrize("begun", [State.WAITING, State.DELAYED])
@@ -51,7 +51,7 @@ class Cancelling(StoreSuite):
         assert store.cancel([id]) == [State.CANCELLED]
 
         found = document(store, id)
-        assert (found.state, found.ended_at) == (State.CANCELLED, START + 2 * SECOND_US)
+        assert (found.state, found.ended_at_us) == (State.CANCELLED, START + 2 * SECOND_US)
         assert (found.attempts, found.error) == (0, None)
         clock.advance(7_200)
         assert claim(store) == []
@@ -76,7 +76,7 @@ class Cancelling(StoreSuite):
 
         after = document(store, id)
         assert (before.cancel_requested, after.cancel_requested) == (False, True)
-        assert (after.state, after.ended_at) == (State.RUNNING, None)
+        assert (after.state, after.ended_at_us) == (State.RUNNING, None)
 
     @pytest.mark.parametrize("ended", [State.COMPLETED, State.DEAD, State.CANCELLED])
     def test_cancelling_leaves_an_ended_document_as_it_ended(
@@ -149,11 +149,11 @@ class Cancelling(StoreSuite):
 
 
 def report(store: Store, n: int = 0) -> list[Document]:
-    """The cancelled documents that a claim reports."""
+    """Return the cancelled documents that a claim reports."""
     return store.claim(n, worker="worker-1", lease_us=LEASE_US).cancelled
 
 
-class ReportingCancels(StoreSuite):
+class CancelReportPromises(StoreSuite):
     """`Claimed.cancelled`."""
 
     @pytest.mark.parametrize("begun", [State.WAITING, State.DELAYED])
@@ -231,7 +231,7 @@ class ReportingCancels(StoreSuite):
     def test_a_claim_that_reports_changes_nothing_else(self, store: Store) -> None:
         receipts = submit_each(store, "aab")
         store.cancel(ids(receipts[:1]))
-        claim(store, 0)  # it folds the cancel, and reports it
+        claim(store, 0)  # folds and reports the cancel
         store.cancel(ids(receipts[1:2]))
         before = snapshot(store)
 
@@ -271,7 +271,7 @@ class ReportingCancels(StoreSuite):
         assert report(store) == []
 
 
-class Retrying(StoreSuite):
+class RetryPromises(StoreSuite):
     """`Store.retry`."""
 
     def test_a_dead_document_waits_again_as_if_it_had_never_run(
@@ -286,10 +286,10 @@ class Retrying(StoreSuite):
         assert store.retry([receipt.id]) == [State.DEAD]
 
         found = document(store, receipt.id)
-        assert (found.state, found.attempts, found.ended_at) == (State.WAITING, 0, None)
+        assert (found.state, found.attempts, found.ended_at_us) == (State.WAITING, 0, None)
         assert (found.count, found.priority) == (receipt.count, receipt.priority) == (-3, 2)
         assert found.order == before.document.order
-        assert customer(store, "acme").count_updated_at == START
+        assert customer(store, "acme").count_updated_at_us == START
         assert_numbers_are_exact(store)
 
     def test_a_retried_document_comes_before_those_submitted_after_it(self, store: Store) -> None:

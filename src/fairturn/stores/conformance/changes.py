@@ -1,4 +1,4 @@
-"""Watching: a number that changes with every change, and waiting for it to change."""
+"""The version of a queue, and waiting for it to change."""
 
 import threading
 from collections.abc import Callable
@@ -20,11 +20,11 @@ from fairturn.stores.conformance.steps import (
     submit,
 )
 from fairturn.stores.conformance.suite import OpenStore, StoreSuite
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueueStore as Store
 
 Change = Callable[[Store], object]
 
-NEVER = -1  # no version
+NEVER = -1  # not a version of any queue
 
 CHANGES: dict[str, Change] = {
     "submit": submit,
@@ -38,7 +38,7 @@ CHANGES: dict[str, Change] = {
 }
 
 
-class Watching(StoreSuite):
+class ChangePromises(StoreSuite):
     """`Store.version`, `Store.wait` and `Store.close`."""
 
     @pytest.mark.parametrize("change", CHANGES)
@@ -112,9 +112,7 @@ class Watching(StoreSuite):
 
         assert store.wait(before, 3_600) == store.version() != before
 
-    def test_who_need_not_be_certain_hears_of_what_changed_before_the_wait(
-        self, store: Store
-    ) -> None:
+    def test_an_uncertain_wait_returns_at_once_after_an_earlier_change(self, store: Store) -> None:
         before = store.wait(NEVER, 3_600, certain=False)
         submit(store)
 
@@ -129,7 +127,7 @@ class Watching(StoreSuite):
 
     @pytest.mark.parametrize("certain", [True, False])
     @pytest.mark.parametrize("change", CHANGES)
-    def test_a_change_of_another_thread_wakes_whoever_waits(
+    def test_a_change_of_another_thread_wakes_all_waiting_threads(
         self, store: Store, change: str, certain: bool
     ) -> None:
         submit(store)

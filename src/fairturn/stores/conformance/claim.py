@@ -1,4 +1,4 @@
-"""Claiming: what a claim gives, and how settings of customers and costs turn the order."""
+"""The result of a claim, and the effect of customers' settings and costs on the order."""
 
 import threading
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from fairturn.stores.conformance.steps import (
     submit_each,
 )
 from fairturn.stores.conformance.suite import OpenStore, StoreSuite
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueueStore as Store
 
 EQUAL = Settings(mode=Mode.EQUAL)
 
@@ -40,7 +40,7 @@ Change = Callable[[Store, ManualClock, Any], object]
 
 
 def _limited(store: Store) -> Claim:
-    """One document runs, and one waits behind the limit of their customer."""
+    """Claim a document, and let another one wait for the limit of their customer."""
     adjust(store, "acme", limit=1)
     submit_each(store, ["acme", "acme"])
     return claim_one(store)
@@ -51,7 +51,7 @@ def _paused(store: Store) -> None:
     submit(store)
 
 
-# What leaves nothing to be claimed, and what changes that for one document.
+# A state with nothing to claim, and a change that makes one document claimable.
 NOTHING_UNTIL: dict[str, tuple[Prepare, Change]] = {
     "it is submitted": (lambda store: None, lambda store, clock, _: submit(store)),
     "it is due": (
@@ -85,8 +85,8 @@ NOTHING_UNTIL: dict[str, tuple[Prepare, Change]] = {
 }
 
 
-class Claiming(StoreSuite):
-    """`Store.claim`: what it gives."""
+class ClaimPromises(StoreSuite):
+    """`Store.claim`: its result."""
 
     def test_a_claim_gives_the_document_with_its_body_until_the_lease_ends(
         self, store: Store, clock: ManualClock
@@ -97,11 +97,11 @@ class Claiming(StoreSuite):
         claimed = claim_one(store, worker="worker \u2116 7", lease_us=1_500_000)
 
         now = START + 5 * SECOND_US
-        assert (claimed.body, claimed.lease_ends_at) == ("[1]", now + 1_500_000)
+        assert (claimed.body, claimed.lease_ends_at_us) == ("[1]", now + 1_500_000)
         assert claimed.fence.document == receipt.id
         assert claimed.document == document(store, receipt.id)
         assert (claimed.document.state, claimed.document.attempts) == (State.RUNNING, 1)
-        assert (claimed.document.worker, claimed.document.claimed_at) == ("worker \u2116 7", now)
+        assert (claimed.document.worker, claimed.document.claimed_at_us) == ("worker \u2116 7", now)
         assert claimed.document.name == "one.json"
 
     def test_a_running_document_is_not_claimed_again(self, store: Store) -> None:
@@ -217,10 +217,10 @@ class Claiming(StoreSuite):
         assert orders[0] == orders[1]
 
 
-class Turning(StoreSuite):
-    """`Store.adjust`, and costs: what a weight, a limit, a pause or a cost does to the claims."""
+class TurnPromises(StoreSuite):
+    """`Store.adjust` and costs: the effect of a weight, limit, pause or cost on claims."""
 
-    def test_a_weight_gives_as_many_turns_as_it_says(
+    def test_turns_are_proportional_to_weights(
         self, open_store: OpenStore, clock: ManualClock
     ) -> None:
         store = open_store(clock=clock, settings=EQUAL)
@@ -255,7 +255,7 @@ class Turning(StoreSuite):
         assert customers_of(claim(store, 10)) == "a"
         clock.advance(5)
         assert claim(store, 10) == []
-        clock.advance(25)  # the leases end
+        clock.advance(25)  # the leases expire
         assert customers_of(claim(store, 10)) in ("aab", "aba", "baa")
 
     def test_a_limit_holds_inside_one_claim_and_costs_the_others_nothing(
@@ -341,7 +341,7 @@ class Turning(StoreSuite):
 
         assert customers_of(claim_each(store)) == "abbbabbbab"
 
-    def test_costs_that_are_told_do_not_count_where_all_are_equal(
+    def test_submitted_costs_do_not_count_where_all_costs_are_equal(
         self, open_store: OpenStore, clock: ManualClock
     ) -> None:
         store = open_store(clock=clock, settings=EQUAL)

@@ -1,57 +1,57 @@
-"""The whole contract of `fairturn.stores.contract` as one class of tests.
+"""The contract of `fairturn.stores.contract` as one class of tests.
 
-An author of a store writes a class of tests that inherits from one of the two and provides the
-fixture `open_store`; what each test promises is its name.
+The tests of a store inherit from one of these two classes and provide the fixture `open_store`. The
+name of each test states a promise.
 """
 
-from fairturn.stores.conformance.access_keys import AccessKeys, Glancing
-from fairturn.stores.conformance.cancel import Cancelling, ReportingCancels, Retrying
-from fairturn.stores.conformance.changes import Watching
-from fairturn.stores.conformance.claim import Claiming, Turning
-from fairturn.stores.conformance.durability import Durability
-from fairturn.stores.conformance.epochs import Epochs
-from fairturn.stores.conformance.explanations import Explaining
-from fairturn.stores.conformance.lanes import Upcoming
-from fairturn.stores.conformance.leases import Leases, Renewing
-from fairturn.stores.conformance.limits import DueTimes, Limits
-from fairturn.stores.conformance.order import Order
-from fairturn.stores.conformance.outcomes import Outcomes
-from fairturn.stores.conformance.progress import Progressing
-from fairturn.stores.conformance.query import Customers, Finding, Numbers
-from fairturn.stores.conformance.retention import Pruning, Purging
-from fairturn.stores.conformance.settings import Configuring
-from fairturn.stores.conformance.submit import Submitting
+from fairturn.stores.conformance.access_keys import AccessKeyPromises, OverviewPromises
+from fairturn.stores.conformance.cancel import CancelPromises, CancelReportPromises, RetryPromises
+from fairturn.stores.conformance.changes import ChangePromises
+from fairturn.stores.conformance.claim import ClaimPromises, TurnPromises
+from fairturn.stores.conformance.durability import DurabilityPromises
+from fairturn.stores.conformance.epochs import EpochPromises
+from fairturn.stores.conformance.explanations import ExplanationPromises
+from fairturn.stores.conformance.lanes import LanePromises
+from fairturn.stores.conformance.leases import LeasePromises, RenewalPromises
+from fairturn.stores.conformance.limits import DueTimePromises, LimitPromises
+from fairturn.stores.conformance.order import OrderPromises
+from fairturn.stores.conformance.outcomes import OutcomePromises
+from fairturn.stores.conformance.progress import ProgressPromises
+from fairturn.stores.conformance.query import CustomerPromises, QueryPromises, SummaryPromises
+from fairturn.stores.conformance.retention import PrunePromises, PurgePromises
+from fairturn.stores.conformance.settings import SettingsPromises
+from fairturn.stores.conformance.submit import SubmitPromises
 
 
 class StoreConformance(
-    Submitting,
-    Limits,
-    DueTimes,
-    Order,
-    Claiming,
-    Turning,
-    Leases,
-    Renewing,
-    Progressing,
-    Outcomes,
-    Cancelling,
-    ReportingCancels,
-    Retrying,
-    Finding,
-    Customers,
-    Numbers,
-    Explaining,
-    Configuring,
-    Pruning,
-    Purging,
-    AccessKeys,
-    Glancing,
-    Upcoming,
-    Watching,
-    Epochs,
+    SubmitPromises,
+    LimitPromises,
+    DueTimePromises,
+    OrderPromises,
+    ClaimPromises,
+    TurnPromises,
+    LeasePromises,
+    RenewalPromises,
+    ProgressPromises,
+    OutcomePromises,
+    CancelPromises,
+    CancelReportPromises,
+    RetryPromises,
+    QueryPromises,
+    CustomerPromises,
+    SummaryPromises,
+    ExplanationPromises,
+    SettingsPromises,
+    PrunePromises,
+    PurgePromises,
+    AccessKeyPromises,
+    OverviewPromises,
+    LanePromises,
+    ChangePromises,
+    EpochPromises,
 ):
-    """Every store."""
+    """The promises of every store."""
 
 
-class DurableStoreConformance(StoreConformance, Durability):
-    """A store that outlives its process and serves several; it provides `open_again` too."""
+class DurableStoreConformance(StoreConformance, DurabilityPromises):
+    """Also the promises of a store that several processes share. Needs the fixture `open_again`."""

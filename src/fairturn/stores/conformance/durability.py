@@ -1,4 +1,4 @@
-"""Stores that outlive their process: what another one finds, and what it must not find."""
+"""Stores that outlive their process: the state that another process reads."""
 
 import threading
 
@@ -26,17 +26,17 @@ from fairturn.stores.conformance.steps import (
     submit_each,
 )
 from fairturn.stores.conformance.suite import OpenAgain, OpenStore, StoreSuite
-from fairturn.stores.contract import Store
-from fairturn.stores.epoch import JUMP_MIN
+from fairturn.stores.contract import QueueStore as Store
+from fairturn.stores.values import JUMP_MIN
 
 
-class Durability(StoreSuite):
-    """`Store` opened again. `open_again` is what an author provides."""
+class DurabilityPromises(StoreSuite):
+    """A `Store` that is opened again, by the fixture `open_again`."""
 
     @pytest.fixture
     def open_again(self) -> OpenAgain:
-        """Override this: a function that opens what a store has opened once more."""
-        raise NotImplementedError(f"{type(self).__name__} must have a fixture open_again")
+        """Override this: return a function that opens the queue of a store once more."""
+        raise NotImplementedError(f"{type(self).__name__} has no fixture open_again: define one")
 
     def test_everything_is_there_when_a_store_is_opened_again(
         self, store: Store, clock: ManualClock, open_again: OpenAgain
@@ -214,7 +214,7 @@ class Durability(StoreSuite):
 
         assert [ids(found) for found in reports] == [ids(receipts), []]
 
-    def test_a_change_of_another_process_wakes_whoever_waits(
+    def test_a_change_of_another_process_wakes_a_waiting_thread(
         self, store: Store, clock: ManualClock, open_again: OpenAgain
     ) -> None:
         other = open_again(store, clock=clock)

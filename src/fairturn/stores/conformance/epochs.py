@@ -1,4 +1,4 @@
-"""Epochs: after `begin_epoch` no number and no fence of before comes again."""
+"""Epochs: after `begin_epoch`, earlier numbers and fences are never reused."""
 
 from fairturn.clock import ManualClock
 from fairturn.model import Completed, Filter, State
@@ -17,11 +17,11 @@ from fairturn.stores.conformance.steps import (
     submit_each,
 )
 from fairturn.stores.conformance.suite import StoreSuite
-from fairturn.stores.contract import Store
-from fairturn.stores.epoch import JUMP_MIN
+from fairturn.stores.contract import QueueStore as Store
+from fairturn.stores.values import JUMP_MIN
 
 
-class Epochs(StoreSuite):
+class EpochPromises(StoreSuite):
     """`Store.begin_epoch`."""
 
     def test_after_a_new_epoch_no_id_and_no_fence_comes_again(
@@ -30,7 +30,7 @@ class Epochs(StoreSuite):
         numbers: list[int] = []
         fences: list[int] = []
         for _ in range(3):
-            submit(store, due_at=clock.now() + 1)  # its order is given when it is due
+            submit(store, due_at=clock.now() + 1)  # its order is assigned when it becomes due
             submitted = submit_each(store, "abc")
             clock.advance(1)
             claims = claim(store, 2) + claim(store, 2)

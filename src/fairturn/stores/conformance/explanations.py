@@ -1,15 +1,21 @@
-"""Situations: what a store tells about a document and all that stands around it."""
+"""Snapshots for explanations: a document and the queue around it."""
 
 from collections import Counter
 
 import pytest
 
 from fairturn.clock import SECOND_US, ManualClock
-from fairturn.explain.snapshot import SIGN_ON_EVERY_US, Attempt, Between, Seen, Situation
+from fairturn.explain.snapshot import (
+    SIGN_ON_EVERY_US,
+    AttemptSample,
+    CountRange,
+    DocumentSnapshot,
+    WorkerHeartbeat,
+)
 from fairturn.model import Completed, Settings, State
 from fairturn.scheduling.flows import Costs, Mode
 from fairturn.scheduling.position import Position, position
-from fairturn.scheduling.position.closed_form import Before
+from fairturn.scheduling.position.closed_form import DocumentsAhead
 from fairturn.stores.conformance.steps import (
     LEASE_S,
     START,
@@ -28,37 +34,37 @@ from fairturn.stores.conformance.steps import (
     submit_each,
 )
 from fairturn.stores.conformance.suite import OpenStore, StoreSuite
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueueStore as Store
 
 
-def situation(store: Store, id: str) -> Situation:
-    found = store.situation(id)
+def document_snapshot(store: Store, id: str) -> DocumentSnapshot:
+    found = store.snapshot(id)
     assert found is not None, f"there is no document {id}"
     return found
 
 
 def place(store: Store, id: str) -> Position:
-    found = situation(store, id)
-    assert found.lineup is not None, f"document {id} does not wait"
+    found = document_snapshot(store, id)
+    assert found.queue_view is not None, f"document {id} does not wait"
     settings = found.settings
-    answer = position(found.lineup, mode=settings.mode, costs=settings.costs)
+    answer = position(found.queue_view, mode=settings.mode, costs=settings.costs)
     assert answer is not None, f"the customer of document {id} is paused"
     return answer
 
 
-class Explaining(StoreSuite):
-    """`Store.situation`."""
+class ExplanationPromises(StoreSuite):
+    """`Store.snapshot`."""
 
     def test_there_is_no_situation_of_a_document_that_is_not_there(self, store: Store) -> None:
-        assert store.situation("0" * 15) is None
-        assert store.situation("no id") is None
+        assert store.snapshot("0" * 15) is None
+        assert store.snapshot("no id") is None
 
     @pytest.mark.parametrize("wanted", list(State))
     def test_the_document_is_what_is_read(self, store: Store, wanted: State) -> None:
         id = make(store, wanted)
 
-        assert situation(store, id).document == document(store, id)
-        assert (situation(store, id).lineup is not None) is (wanted is State.WAITING)
+        assert document_snapshot(store, id).document == document(store, id)
+        assert (document_snapshot(store, id).queue_view is not None) is (wanted is State.WAITING)
 
     def test_asking_changes_nothing_although_much_has_happened(
         self, store: Store, clock: ManualClock
@@ -70,7 +76,7 @@ class Explaining(StoreSuite):
         before = snapshot(store)
 
         for receipt in receipts:
-            situation(store, receipt.id)
+            document_snapshot(store, receipt.id)
 
         assert snapshot(store) == before
         assert len(claim_each(store)) == 9
@@ -89,21 +95,21 @@ class Explaining(StoreSuite):
         adjust(store, "d", paused=True)
         submit_each(store, "dcc")
         store.cancel([submit(store, "a").id])
-        clock.advance(LEASE_S + 1)  # the other lease has run out, and the delays are over
+        clock.advance(LEASE_S + 1)  # the other lease has expired, and the delays have ended
         waiting = [found.id for found in find_all(store) if found.customer != "d"]
 
-        before = {id: store.situation(id) for id in waiting}
+        before = {id: store.snapshot(id) for id in waiting}
         order = ids(claim_each(store))
 
         for id, found in before.items():
             assert found is not None
             if id not in order:
-                assert found.lineup is None
+                assert found.queue_view is None
                 continue
-            assert found.lineup is not None
-            answer = position(found.lineup, mode=mode, costs=Costs.EQUAL)
+            assert found.queue_view is not None
+            answer = position(found.queue_view, mode=mode, costs=Costs.EQUAL)
             assert answer is not None
-            assert answer.bounds == Between(order.index(id), order.index(id))
+            assert answer.bounds == CountRange(order.index(id), order.index(id))
 
     @pytest.mark.parametrize("limit", [None, 3])
     def test_the_oldest_of_a_customer_is_placed_exactly_though_newer_ones_have_a_better_priority(
@@ -114,25 +120,25 @@ class Explaining(StoreSuite):
         clock.advance(1_501)  # beyond the patience, and the count is reset
         submit_each(store, "babab")
         adjust(store, "a", limit=limit)
-        claim_one(store)  # of b; with it everything is folded in
+        claim_one(store)  # of b; folds all events
 
         answer = place(store, oldest)
 
-        assert answer.bounds == Between(4, 4)
-        assert answer.before == Before(better_levels=2, own=2)
+        assert answer.bounds == CountRange(4, 4)
+        assert answer.before == DocumentsAhead(better_levels=2, own=2)
         assert ids(claim_each(store))[4:] == [oldest]
 
     def test_a_document_of_a_paused_customer_has_no_position(self, store: Store) -> None:
         id = submit(store, "a").id
         adjust(store, "a", paused=True)
 
-        found = situation(store, id)
+        found = document_snapshot(store, id)
 
         assert found.customer_settings.paused
-        assert found.lineup is not None
-        assert position(found.lineup, mode=Mode.FAIR, costs=Costs.EQUAL) is None
+        assert found.queue_view is not None
+        assert position(found.queue_view, mode=Mode.FAIR, costs=Costs.EQUAL) is None
 
-    def test_who_is_paused_or_at_its_limit_is_not_among_the_longest_waiting(
+    def test_a_customer_that_is_paused_or_at_its_limit_is_not_among_the_longest_waiting(
         self, store: Store, clock: ManualClock
     ) -> None:
         receipts = submit_each(store, "abbcd")
@@ -141,11 +147,11 @@ class Explaining(StoreSuite):
         claim(store, 1)  # of b
         clock.advance(1_000)
 
-        found = situation(store, receipts[-1].id)
+        found = document_snapshot(store, receipts[-1].id)
 
-        assert found.lineup is not None
-        fronts = [found.names[front.customer] for front in found.lineup.fronts]
-        assert fronts == ["c", "d"]
+        assert found.queue_view is not None
+        overdue = [found.names[front.customer] for front in found.queue_view.overdue]
+        assert overdue == ["c", "d"]
 
     def test_a_limit_that_was_just_set_is_known_with_what_runs(self, store: Store) -> None:
         ids_of_a = ids(submit_each(store, "aaaa"))
@@ -154,27 +160,29 @@ class Explaining(StoreSuite):
 
         assert place(store, ids_of_a[1]).reached
         assert not place(store, ids_of_a[2]).reached
-        assert situation(store, ids_of_a[2]).running == 1
+        assert document_snapshot(store, ids_of_a[2]).running == 1
 
-    def test_the_customer_is_told_with_its_count_and_its_numbers(self, store: Store) -> None:
+    def test_the_snapshot_contains_the_count_and_the_counters_of_the_customer(
+        self, store: Store
+    ) -> None:
         receipts = submit_each(store, "aaabb")
         submit(store, "a", due_at=START + SECOND_US)
         claim(store, 1)
 
-        found = situation(store, receipts[2].id)
+        found = document_snapshot(store, receipts[2].id)
 
         assert (found.waiting, found.running, found.delayed) == (2, 1, 1)
         assert found.count == (-3, START)
         assert found.names[found.customer] == "a"
 
-    def test_the_count_of_a_parent_is_told(self, store: Store) -> None:
+    def test_the_snapshot_contains_the_count_of_a_parent(self, store: Store) -> None:
         parent = submit_each(store, "aa")[1]
         child = submit(store, "a", parent=parent.id)
 
-        assert situation(store, child.id).parent_count == parent.count
-        assert situation(store, parent.id).parent_count is None
+        assert document_snapshot(store, child.id).parent_count == parent.count
+        assert document_snapshot(store, parent.id).parent_count is None
 
-    def test_what_runs_is_told_with_its_worker_and_whether_its_lease_holds(
+    def test_running_documents_are_reported_with_worker_and_lease(
         self, store: Store, clock: ManualClock
     ) -> None:
         receipts = submit_each(store, "ab")
@@ -182,7 +190,7 @@ class Explaining(StoreSuite):
         claim_one(store, worker="long")
         clock.advance(2)
 
-        running = situation(store, receipts[0].id).service.running
+        running = document_snapshot(store, receipts[0].id).service.running
 
         assert [(w.worker, w.claimed_at, w.alive) for w in running] == [
             ("long", START, True),
@@ -198,26 +206,31 @@ class Explaining(StoreSuite):
         clock.advance(SIGN_ON_EVERY_US / SECOND_US)
         store.sign_on("first", 4)
 
-        seen = situation(store, id).service.workers
+        seen = document_snapshot(store, id).service.workers
 
-        assert seen == (Seen("first", clock.now(), 4), Seen("second", START, 3))
+        assert seen == (
+            WorkerHeartbeat("first", clock.now(), 4),
+            WorkerHeartbeat("second", START, 3),
+        )
 
-    def test_a_claim_does_not_change_what_is_known_of_a_worker(self, store: Store) -> None:
+    def test_a_claim_does_not_change_the_heartbeat_of_a_worker(self, store: Store) -> None:
         id = submit(store).id
         store.sign_on("worker-1", 4)
 
         claim(store, 900, worker="worker-1")
 
-        assert situation(store, id).service.workers == (Seen("worker-1", START, 4),)
+        assert document_snapshot(store, id).service.workers == (
+            WorkerHeartbeat("worker-1", START, 4),
+        )
 
-    def test_a_heartbeat_wakes_nobody(self, store: Store) -> None:
+    def test_a_heartbeat_does_not_change_the_version(self, store: Store) -> None:
         version = store.version()
 
         store.sign_on("worker-1", 4)
 
         assert store.version() == version
 
-    def test_a_look_that_finds_nothing_wakes_nobody(self, store: Store) -> None:
+    def test_a_claim_that_finds_nothing_does_not_change_the_version(self, store: Store) -> None:
         submit(store)
         claim(store)
         version = store.version()
@@ -226,7 +239,7 @@ class Explaining(StoreSuite):
 
         assert store.version() == version
 
-    def test_attempts_that_ended_are_told_with_their_durations(
+    def test_attempts_that_ended_are_reported_with_their_durations(
         self, store: Store, clock: ManualClock
     ) -> None:
         receipts = submit_each(store, "abcd")
@@ -237,22 +250,24 @@ class Explaining(StoreSuite):
         fail(store, second)
         fail(store, third, retry_in_s=60)
 
-        attempts = situation(store, receipts[3].id).service.attempts
+        attempts = document_snapshot(store, receipts[3].id).service.attempts
 
         durations = Counter(attempt.duration for attempt in attempts)
         assert durations == Counter([5 * SECOND_US, 7 * SECOND_US, None])
-        assert all(isinstance(attempt, Attempt) for attempt in attempts)
+        assert all(isinstance(attempt, AttemptSample) for attempt in attempts)
 
-    def test_arrivals_are_told_the_newest_first(self, store: Store, clock: ManualClock) -> None:
+    def test_arrivals_are_reported_newest_first(self, store: Store, clock: ManualClock) -> None:
         submit(store, "a")
         clock.advance(3)
         id = submit(store, "b").id
 
-        arrivals = situation(store, id).service.arrivals
+        arrivals = document_snapshot(store, id).service.arrivals
 
         assert [arrival.at for arrival in arrivals] == [START + 3 * SECOND_US, START]
 
-    def test_who_was_served_while_it_waited_is_told(self, store: Store, clock: ManualClock) -> None:
+    def test_customers_served_while_a_document_waited_are_reported(
+        self, store: Store, clock: ManualClock
+    ) -> None:
         submit_each(store, "ab")
         claim(store, 1)
         clock.advance(1)
@@ -266,7 +281,7 @@ class Explaining(StoreSuite):
         clock.advance(1)
         claim(store, 1)
 
-        found = situation(store, target.id)
+        found = document_snapshot(store, target.id)
 
         assert found.served is not None
         assert {found.names[c]: n for c, n in found.served.by_customer.items()} == {"b": 1}
@@ -282,7 +297,7 @@ class Explaining(StoreSuite):
         while store.prune() is not None:
             pass
 
-        assert situation(store, id).service.workers == ()
+        assert document_snapshot(store, id).service.workers == ()
 
     def test_a_document_whose_lease_ran_out_for_the_last_time_waits_no_more(
         self, open_store: OpenStore, clock: ManualClock
@@ -290,8 +305,8 @@ class Explaining(StoreSuite):
         store = open_store(settings=Settings(attempts_max=1), clock=clock)
         id = submit(store).id
         claim(store)
-        assert situation(store, id).lineup is None
+        assert document_snapshot(store, id).queue_view is None
 
         clock.advance(LEASE_S + 1)
 
-        assert situation(store, id).lineup is None
+        assert document_snapshot(store, id).queue_view is None

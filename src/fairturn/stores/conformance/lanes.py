@@ -1,4 +1,4 @@
-"""Lanes: what a store says comes next in each priority, against what its claims then take."""
+"""Lanes: the next documents of each priority, compared with later claims."""
 
 import pytest
 
@@ -19,7 +19,7 @@ from fairturn.stores.conformance.steps import (
     submit_each,
 )
 from fairturn.stores.conformance.suite import OpenStore, StoreSuite
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueueStore as Store
 
 
 def lanes(store: Store, size: int = 100) -> list[list[str]]:
@@ -27,14 +27,14 @@ def lanes(store: Store, size: int = 100) -> list[list[str]]:
 
 
 def claimed_by_priority(store: Store) -> list[list[str]]:
-    """What claims take from now on, by priority."""
+    """Claim all documents and return their ids by priority."""
     taken: list[list[str]] = [[] for _ in range(LEVELS)]
     for each in claim_each(store):
         taken[each.document.priority - 1].append(each.document.id)
     return taken
 
 
-class Upcoming(StoreSuite):
+class LanePromises(StoreSuite):
     """`Store.lanes`."""
 
     def test_an_empty_queue_has_nine_empty_lanes(self, store: Store) -> None:
@@ -55,7 +55,7 @@ class Upcoming(StoreSuite):
 
         assert before == claimed_by_priority(store)
 
-    def test_only_so_many_are_told_of_each_lane(self, store: Store) -> None:
+    def test_each_lane_has_at_most_size_documents(self, store: Store) -> None:
         submit_each(store, "aaaaaaaabbbbbbbb")
 
         whole, some = lanes(store), lanes(store, 2)
@@ -72,7 +72,7 @@ class Upcoming(StoreSuite):
         assert lanes(store)[0][0] == first.document.id
         assert lanes(store) == claimed_by_priority(store)
 
-    def test_who_is_paused_or_at_a_limit_is_not_next(self, store: Store) -> None:
+    def test_customers_that_are_paused_or_at_their_limit_are_not_next(self, store: Store) -> None:
         submit_each(store, "aabbc")
         adjust(store, "a", paused=True)
         adjust(store, "b", limit=1)

@@ -1,4 +1,4 @@
-"""Leases: how long an attempt holds its document, how it holds it longer, how it loses it."""
+"""Leases: expiry and renewal."""
 
 import pytest
 
@@ -36,14 +36,14 @@ from fairturn.stores.conformance.steps import (
     submit_each,
 )
 from fairturn.stores.conformance.suite import OpenStore, StoreSuite
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueueStore as Store
 
 YEAR_2038 = 2_147_483_648 * SECOND_US
 MICROSECOND = 1 / SECOND_US
 
 
-class Leases(StoreSuite):
-    """Leases that run out."""
+class LeasePromises(StoreSuite):
+    """Expired leases."""
 
     def test_a_document_can_be_claimed_again_when_its_lease_has_ended_and_not_before(
         self, store: Store, clock: ManualClock
@@ -110,7 +110,7 @@ class Leases(StoreSuite):
 
         found = document(store, receipt.id)
         assert (found.state, found.attempts) == (State.DEAD, 2)
-        assert found.ended_at == START + 2 * LEASE_US
+        assert found.ended_at_us == START + 2 * LEASE_US
         assert "lease ran out" in (found.error or "")
 
     def test_a_document_to_be_cancelled_is_cancelled_when_its_lease_ends(
@@ -124,7 +124,7 @@ class Leases(StoreSuite):
         assert claim(store) == []
 
         found = document(store, receipt.id)
-        assert (found.state, found.ended_at) == (State.CANCELLED, START + LEASE_US)
+        assert (found.state, found.ended_at_us) == (State.CANCELLED, START + LEASE_US)
 
     def test_a_lease_that_ended_makes_room_under_a_limit(
         self, store: Store, clock: ManualClock
@@ -183,7 +183,7 @@ class Leases(StoreSuite):
         assert claim(store) == []
         assert submit(store).priority == 1
         complete(store, [claimed])
-        assert document(store, claimed.document.id).ended_at == at
+        assert document(store, claimed.document.id).ended_at_us == at
 
     def test_a_renewal_counts_time_that_passed_and_not_steps(
         self, store: Store, clock: ManualClock
@@ -209,12 +209,12 @@ class Leases(StoreSuite):
         clock.advance(longest_s - LEASE_S + ahead_s)
         claim_one(store)
 
-        clock.reboot("boot-1")  # the same boot id, and a clock that begins again
+        clock.reboot("boot-1")  # the same boot id, and an uptime that restarts
 
         assert ids(claim(store)) == [receipt.id] * claimed
 
 
-class Renewing(StoreSuite):
+class RenewalPromises(StoreSuite):
     """`Store.renew`."""
 
     def test_a_renewed_lease_ends_so_much_from_now(self, store: Store, clock: ManualClock) -> None:
@@ -238,7 +238,7 @@ class Renewing(StoreSuite):
         clock.advance(1)
         assert len(claim(store)) == 1
 
-    def test_a_lease_that_ended_can_be_renewed_until_somebody_takes_the_document(
+    def test_an_expired_lease_can_be_renewed_until_another_claim_takes_the_document(
         self, store: Store, clock: ManualClock
     ) -> None:
         submit(store)
@@ -249,7 +249,7 @@ class Renewing(StoreSuite):
 
         assert claim(store) == []
 
-    def test_an_attempt_whose_document_somebody_else_has_taken_has_lost(
+    def test_an_attempt_loses_its_lease_when_another_claim_has_taken_the_document(
         self, store: Store, clock: ManualClock
     ) -> None:
         submit(store)
@@ -291,9 +291,7 @@ class Renewing(StoreSuite):
 
         assert store.renew([Fence(id, 1)], lease_us=LEASE_US) == ([Fence(id, 1)], [])
 
-    def test_a_document_to_be_cancelled_is_renewed_and_told_so(
-        self, store: Store, clock: ManualClock
-    ) -> None:
+    def test_a_renewal_reports_a_requested_cancel(self, store: Store, clock: ManualClock) -> None:
         submit_each(store, "ab")
         first, second = claim(store, 2)
         store.cancel([first.document.id])

@@ -1,4 +1,4 @@
-"""What may wait: so many documents of a customer, so many in all; and when: due times."""
+"""Limits on waiting documents, per customer and overall, and due times."""
 
 import pytest
 
@@ -24,14 +24,14 @@ from fairturn.stores.conformance.steps import (
     submit_each,
 )
 from fairturn.stores.conformance.suite import OpenStore, StoreSuite
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueueStore as Store
 
 FEW_EACH = Settings(waiting_per_customer_max=3)
 FEW = Settings(waiting_max=4)
 
 
-class Limits(StoreSuite):
-    """`QueueFull`: a clear refusal that leaves everything as it was."""
+class LimitPromises(StoreSuite):
+    """`QueueFull`: the submission is rejected and nothing changes."""
 
     def test_a_customer_may_have_as_many_documents_waiting_as_the_limit_says(
         self, open_store: OpenStore, clock: ManualClock
@@ -46,7 +46,7 @@ class Limits(StoreSuite):
         assert snapshot(store) == before
         assert submit(store, "bolt").count == 0
 
-    def test_a_refusal_says_which_limit_was_reached_and_whose(
+    def test_a_refusal_names_the_limit_and_the_customer(
         self, open_store: OpenStore, clock: ManualClock
     ) -> None:
         store = open_store(clock=clock, settings=FEW_EACH)
@@ -147,8 +147,8 @@ class Limits(StoreSuite):
         assert submit(store).count == -2
 
 
-class DueTimes(StoreSuite):
-    """Documents that may not begin before a moment."""
+class DueTimePromises(StoreSuite):
+    """Documents with a due time."""
 
     def test_a_document_waits_from_the_moment_at_which_it_is_due(
         self, store: Store, clock: ManualClock
@@ -167,7 +167,7 @@ class DueTimes(StoreSuite):
 
         found = document(store, receipt.id)
 
-        assert (found.state, found.due_at) == (State.WAITING, due_at)
+        assert (found.state, found.due_at_us) == (State.WAITING, due_at)
         assert found.order is not None
 
     def test_a_document_is_checked_when_submitted_and_not_when_due(
@@ -181,7 +181,7 @@ class DueTimes(StoreSuite):
 
         assert (receipt.count, receipt.priority) == (-3, 2)
         assert (claimed.id, claimed.count, claimed.priority) == (receipt.id, -3, 2)
-        assert customer(store, "acme").count_updated_at == START
+        assert customer(store, "acme").count_updated_at_us == START
 
     @pytest.mark.parametrize("mode", list(Mode))
     def test_documents_that_became_due_are_served_by_due_time_and_then_by_submission(
@@ -229,7 +229,7 @@ class DueTimes(StoreSuite):
             assert (store.summary().delayed, store.summary().running) == (4 - running, running + 1)
             clock.advance(1)
 
-    def test_a_document_that_is_not_due_holds_back_nobody(
+    def test_a_document_that_is_not_due_does_not_block_later_ones(
         self, store: Store, clock: ManualClock
     ) -> None:
         submit(store, due_at=START + SECOND_US)
@@ -249,17 +249,17 @@ class DueTimes(StoreSuite):
         clock.step(step_s)
         clock.advance(59)
         assert claim(store) == []
-        waiting = store.situation(receipt.id)
+        waiting = store.snapshot(receipt.id)
         assert waiting is not None
-        assert waiting.document.due_at == clock.now() + SECOND_US
+        assert waiting.document.due_at_us == clock.now() + SECOND_US
         clock.advance(1)
-        due = store.situation(receipt.id)
+        due = store.snapshot(receipt.id)
         assert due is not None
-        assert due.lineup is not None
+        assert due.queue_view is not None
 
         (again,) = claim(store)
         assert (again.document.id, again.document.attempts) == (receipt.id, 2)
-        assert (again.document.due_at or 0) <= clock.now()
+        assert (again.document.due_at_us or 0) <= clock.now()
         assert_numbers_are_exact(store)
 
     def test_a_retry_is_due_by_the_wall_clock_after_a_restart_of_the_machine(

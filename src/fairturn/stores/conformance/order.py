@@ -21,12 +21,12 @@ from fairturn.stores.conformance.steps import (
     submit_each,
 )
 from fairturn.stores.conformance.suite import OpenStore, StoreSuite
-from fairturn.stores.conformance.vectors import Arrival, OrderCase, Served
-from fairturn.stores.contract import Store
+from fairturn.stores.conformance.vectors import ArrivalVector, OrderCase, ServiceVector
+from fairturn.stores.contract import QueueStore as Store
 
 
-class Order(StoreSuite):
-    """`Store.claim`: in which order."""
+class OrderPromises(StoreSuite):
+    """`Store.claim`: the order of service."""
 
     def test_a_trace_of_the_vectors_is_served_exactly_as_they_say(
         self, open_store: OpenStore, order_case: OrderCase
@@ -42,7 +42,7 @@ class Order(StoreSuite):
         self, open_store: OpenStore, clock: ManualClock
     ) -> None:
         store = open_store(clock=clock, settings=Settings(mode=Mode.LEVELS))
-        receipts = store.submit([new("a")] * 5 + [new("b")] * 4 + [new("a")] * 20)
+        receipts = store.submit([new(name) for name in "ababaaa" + "ba" * 15])
 
         expected = sorted(receipts, key=lambda receipt: receipt.priority)
 
@@ -53,7 +53,7 @@ class Order(StoreSuite):
 
         assert customers_of(claim_each(store)) == "abcabcabc" + "abcabc"
 
-    def test_many_customers_who_come_at_once_take_turns(self, store: Store) -> None:
+    def test_many_customers_that_arrive_at_once_take_turns(self, store: Store) -> None:
         names = [f"customer {n}" for n in range(150)]
         store.submit([new(name) for name in names * 2])
 
@@ -61,7 +61,7 @@ class Order(StoreSuite):
 
         assert [claimed.document.customer for claimed in claims] == names * 2
 
-    def test_everybody_is_in_one_level_where_all_are_equal(
+    def test_mode_equal_puts_all_customers_in_one_level(
         self, open_store: OpenStore, clock: ManualClock
     ) -> None:
         store = open_store(clock=clock, settings=Settings(mode=Mode.EQUAL))
@@ -89,7 +89,7 @@ class Order(StoreSuite):
         store = open_store(clock=clock, settings=Settings(mode=Mode.EQUAL))
         adjust(store, "b", weight=0.1)
         submit_each(store, "baaaaaaaaaaaaaaaaaaaa")
-        claims = claim(store, 3)  # one of b, which costs it ten turns
+        claims = claim(store, 3)  # one of b, at the cost of ten turns
         complete(store, claims)
 
         submit_each(store, "bb")
@@ -117,7 +117,7 @@ class Order(StoreSuite):
             (Mode.LEVELS, 500 * SECOND_US, "n"),
         ],
     )
-    def test_the_tenth_claim_goes_to_whoever_waits_longer_than_the_patience(
+    def test_the_tenth_claim_goes_to_a_customer_that_waits_longer_than_the_patience(
         self, open_store: OpenStore, clock: ManualClock, mode: Mode, waited_us: int, tenth: str
     ) -> None:
         store = open_store(clock=clock, settings=Settings(mode=mode))
@@ -177,22 +177,22 @@ class Order(StoreSuite):
 
 
 def leave_one_behind(store: Store, clock: ManualClock, waited_us: int, newcomers: int = 20) -> None:
-    """Let so much time pass, then let new customers come whose names begin with n."""
+    """Advance the clock by `waited_us`, then submit for new customers, named n0, n1, ..."""
     clock.set(clock.now() + waited_us)
     for n in range(newcomers):
         submit(store, f"n{n}")
 
 
 def serve(
-    store: Store, clock: ManualClock, arrivals: Iterable[Arrival], workers: int
-) -> list[Served]:
-    """Serve a trace. At one moment documents finish, then others come, then workers claim; and
-    again, until nothing changes."""
+    store: Store, clock: ManualClock, arrivals: Iterable[ArrivalVector], workers: int
+) -> list[ServiceVector]:
+    """Serve a trace. At equal moments documents finish first, then others arrive, then workers
+    claim."""
     coming = list(enumerate(arrivals))[::-1]
     numbers: dict[str, int] = {}
     claims: dict[int, Claim] = {}
-    running: list[tuple[int, int]] = []  # (when it finishes, number), a heap
-    served = [Served(0, 0, 0, 0)] * len(coming)
+    running: list[tuple[int, int]] = []  # a heap of (finish, number)
+    served = [ServiceVector(0, 0, 0, 0)] * len(coming)
     costs = [arrival.cost for _, arrival in reversed(coming)]
     while coming or running:
         now = min([at for at, _ in running[:1]] + [arrival.at for _, arrival in coming[-1:]])
@@ -211,7 +211,7 @@ def serve(
                 adjust(store, arrival.customer, weight=arrival.weight)
             receipt = submit(store, arrival.customer, cost=arrival.cost)
             numbers[receipt.id] = n
-            served[n] = Served(receipt.count, receipt.priority, 0, 0)
+            served[n] = ServiceVector(receipt.count, receipt.priority, 0, 0)
         for claimed in claim(store, workers - len(running), lease_us=LEASE_US_MAX):
             n = numbers[claimed.document.id]
             claims[n] = claimed

@@ -1,4 +1,4 @@
-"""Outcomes: how attempts end, each recorded exactly once, and only while it holds its document."""
+"""Outcomes: each is recorded exactly once, and only with the current fence of its document."""
 
 from collections.abc import Callable, Sequence
 
@@ -41,7 +41,7 @@ from fairturn.stores.conformance.steps import (
     submit_each,
 )
 from fairturn.stores.conformance.suite import OpenStore, StoreSuite
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueueStore as Store
 
 Record = Callable[[Store, Sequence[Outcome]], list[Fence]]
 
@@ -57,7 +57,7 @@ def with_a_claim(store: Store, outcomes: Sequence[Outcome]) -> list[Fence]:
 
 
 def every_outcome(fence: Fence) -> list[Outcome]:
-    """One of each kind, and both kinds of failure."""
+    """Return one outcome of each kind, and both kinds of failure."""
     return [
         Completed(fence, result="1"),
         Failed(fence, "late"),
@@ -70,8 +70,8 @@ def every_outcome(fence: Fence) -> list[Outcome]:
 KINDS = ["completed", "failed", "failed for now", "released", "stopped"]
 
 
-class Outcomes(StoreSuite):
-    """`Store.finish`, and the same with `Store.claim`."""
+class OutcomePromises(StoreSuite):
+    """Outcomes given to `Store.finish` or `Store.claim`."""
 
     @pytest.fixture(params=[with_finish, with_a_claim])
     def record(self, request: pytest.FixtureRequest) -> Record:
@@ -117,7 +117,7 @@ class Outcomes(StoreSuite):
         assert (stored.result, stored.result_content) == ('{"text":"\u00e9\U0001f4c4"}', content)
         assert stored.body == BODY
         assert (stored.document.state, stored.document.error) == (State.COMPLETED, None)
-        assert stored.document.ended_at == START + 2 * SECOND_US
+        assert stored.document.ended_at_us == START + 2 * SECOND_US
         assert stored.document.ended
 
     def test_a_failure_without_a_delay_makes_dead(self, store: Store, record: Record) -> None:
@@ -126,7 +126,7 @@ class Outcomes(StoreSuite):
         assert record(store, [Failed(claim_one(store).fence, "never again")]) == []
 
         found = document(store, receipt.id)
-        assert (found.state, found.error, found.ended_at) == (State.DEAD, "never again", START)
+        assert (found.state, found.error, found.ended_at_us) == (State.DEAD, "never again", START)
         assert claim(store) == []
 
     def test_a_failure_with_a_delay_waits_again_when_the_delay_ends(
@@ -138,8 +138,8 @@ class Outcomes(StoreSuite):
         assert record(store, [Failed(first.fence, "busy", 5 * SECOND_US)]) == []
 
         found = document(store, receipt.id)
-        assert (found.state, found.error, found.ended_at) == (State.DELAYED, "busy", None)
-        assert found.due_at == START + 5 * SECOND_US
+        assert (found.state, found.error, found.ended_at_us) == (State.DELAYED, "busy", None)
+        assert found.due_at_us == START + 5 * SECOND_US
         clock.advance(5 - 1 / SECOND_US)
         assert claim(store) == []
         clock.advance(1 / SECOND_US)
@@ -230,7 +230,7 @@ class Outcomes(StoreSuite):
 
         found = document(store, receipt.id)
         ended = State.COMPLETED if kind == "completed" else State.CANCELLED
-        assert (found.state, found.ended_at) == (ended, START + SECOND_US)
+        assert (found.state, found.ended_at_us) == (ended, START + SECOND_US)
         clock.advance(3_600)
         assert claim(store) == []
 
@@ -269,7 +269,7 @@ class Outcomes(StoreSuite):
         assert document(store, receipt.id).error == "first"
         assert state(store, receipt.id) is State.DEAD
 
-    def test_of_several_attempts_that_are_told_of_in_one_call_the_one_counts_that_runs(
+    def test_of_several_outcomes_for_one_document_only_that_of_the_running_attempt_counts(
         self, store: Store, clock: ManualClock, record: Record
     ) -> None:
         receipt = submit(store)
@@ -287,7 +287,7 @@ class Outcomes(StoreSuite):
         assert (stored.document.state, stored.result) == (State.COMPLETED, "2")
 
     @pytest.mark.parametrize("order", ["ab", "ba"])
-    def test_customers_who_were_at_their_limit_go_on_in_the_order_of_their_outcomes(
+    def test_customers_at_their_limit_continue_in_the_order_of_their_outcomes(
         self, store: Store, record: Record, order: str
     ) -> None:
         for name in "ab":
@@ -301,7 +301,7 @@ class Outcomes(StoreSuite):
         assert customers_of(claim(store, 2)) == order
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_an_outcome_that_comes_after_somebody_else_took_the_document_is_not_recorded(
+    def test_an_outcome_is_not_recorded_after_another_claim_took_the_document(
         self, store: Store, clock: ManualClock, record: Record, kind: str
     ) -> None:
         receipt = submit(store)
@@ -386,7 +386,7 @@ class Outcomes(StoreSuite):
 
         assert snapshot(store) == before
 
-    def test_an_outcome_counts_after_the_lease_while_nobody_else_took_the_document(
+    def test_an_outcome_counts_after_the_lease_expired_until_another_claim_takes_the_document(
         self, store: Store, clock: ManualClock, record: Record
     ) -> None:
         receipt = submit(store)
@@ -443,7 +443,7 @@ class Outcomes(StoreSuite):
             assert store.retry([id]) == [ended]
         clock.advance(3_600)
         assert claim(store) == []
-        clock.step(-3_610)  # the count that is shown depends on the moment
+        clock.step(-3_610)  # the displayed count depends on the time
 
         assert snapshot(store) == before
 

@@ -1,4 +1,4 @@
-"""How far a handler says that it is."""
+"""The progress that a handler reports."""
 
 from fairturn.clock import ManualClock
 from fairturn.model import Progress
@@ -14,10 +14,10 @@ from fairturn.stores.conformance.steps import (
     submit_each,
 )
 from fairturn.stores.conformance.suite import StoreSuite
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueueStore as Store
 
 
-class Progressing(StoreSuite):
+class ProgressPromises(StoreSuite):
     """`Store.renew` with `progress`."""
 
     def test_progress_is_kept_as_it_was_said(self, store: Store) -> None:
@@ -32,7 +32,7 @@ class Progressing(StoreSuite):
         assert [type(value) for value in kept[0] or ()] == [int, int]
         assert {found.progress for found in find_all(store)} == set(kept)
 
-    def test_a_renewal_that_says_nothing_leaves_the_progress(self, store: Store) -> None:
+    def test_a_renewal_without_progress_keeps_the_progress(self, store: Store) -> None:
         receipt = submit(store)
         claimed = claim_one(store)
         store.renew([claimed.fence], lease_us=LEASE_US, progress={claimed.fence: Progress(1)})

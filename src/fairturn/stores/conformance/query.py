@@ -1,4 +1,4 @@
-"""Reading: documents by filters and pages, one document, customers, and the numbers."""
+"""Queries: documents by filter and page, one document, customers, and the summary."""
 
 from itertools import pairwise
 from typing import Any
@@ -38,10 +38,10 @@ from fairturn.stores.conformance.steps import (
     submit_each,
 )
 from fairturn.stores.conformance.suite import StoreSuite
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueueStore as Store
 
 
-class Finding(StoreSuite):
+class QueryPromises(StoreSuite):
     """`Store.find` and `Store.read`."""
 
     def test_documents_come_with_the_newest_submission_first(
@@ -269,7 +269,7 @@ class Finding(StoreSuite):
         assert len({b - a for a, b in pairwise(numbers)}) > 90
 
 
-class Customers(StoreSuite):
+class CustomerPromises(StoreSuite):
     """`Store.customers` and the settings of `Store.adjust`."""
 
     def test_a_customer_is_shown_with_its_numbers(self, store: Store, clock: ManualClock) -> None:
@@ -281,7 +281,7 @@ class Customers(StoreSuite):
         found = customer(store, "acme")
 
         assert (found.name, found.settings) == ("acme", CustomerSettings())
-        assert (found.count, found.count_updated_at) == (-6, START)
+        assert (found.count, found.count_updated_at_us) == (-6, START)
         assert (found.waiting, found.running, found.delayed) == (4, 2, 1)
         assert found.waiting_by_priority == (1, 2, 1, 0, 0, 0, 0, 0, 0)
 
@@ -294,7 +294,7 @@ class Customers(StoreSuite):
         assert customer(store, "acme").count == -2
         clock.advance(1 / SECOND_US)
         assert customer(store, "acme").count == 0
-        assert customer(store, "acme").count_updated_at == START
+        assert customer(store, "acme").count_updated_at_us == START
 
     @pytest.mark.parametrize(
         "settings",
@@ -325,7 +325,7 @@ class Customers(StoreSuite):
         adjust(store, "acme", limit=2)
 
         found = customer(store, "acme")
-        assert (found.count, found.count_updated_at) == (0, None)
+        assert (found.count, found.count_updated_at_us) == (0, None)
         assert (found.waiting, found.running, found.delayed) == (0, 0, 0)
         assert submit(store).count == 0
         assert customer(store, "acme").settings == CustomerSettings(limit=2)
@@ -376,7 +376,7 @@ class Customers(StoreSuite):
         assert len(seen) == len(set(seen))
 
 
-class Numbers(StoreSuite):
+class SummaryPromises(StoreSuite):
     """`Store.summary`."""
 
     def test_an_empty_queue_has_no_numbers(self, store: Store) -> None:
@@ -468,8 +468,8 @@ class Numbers(StoreSuite):
         store.cancel(ids([third]))
         store.finish([Released(third.fence)])
         store.configure(Settings(mode=Mode.EQUAL))
-        store.purge("d")  # which runs
-        store.purge("e")  # which waits
+        store.purge("d")  # its document is running
+        store.purge("e")  # its document is waiting
         assert _ended(store) == (1, 1, 1)
 
         clock.advance(365 * 86_400)
@@ -529,6 +529,6 @@ class Numbers(StoreSuite):
 
 
 def _ended(store: Store) -> tuple[int, int, int]:
-    """How many documents ever completed, died, and were cancelled."""
+    """Return how many documents were ever completed, dead and cancelled."""
     summary = store.summary()
     return summary.completed, summary.dead, summary.cancelled

@@ -1,4 +1,4 @@
-"""Forgetting: what is old, in batches; a customer who leaves, at once; contents without owner."""
+"""Deletion: old documents, in batches; all documents of a customer; unreferenced contents."""
 
 from itertools import chain
 
@@ -36,14 +36,14 @@ from fairturn.stores.conformance.steps import (
     submit_each,
 )
 from fairturn.stores.conformance.suite import OpenStore, StoreSuite
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueueStore as Store
 
 KEPT = Settings(completed_kept_s=100, cancelled_kept_s=200, dead_kept_s=300)
 KEPT_S = {State.COMPLETED: 100, State.CANCELLED: 200, State.DEAD: 300}
 NOTHING_KEPT = Settings(completed_kept_s=0, cancelled_kept_s=0, dead_kept_s=0)
 
 
-class Pruning(StoreSuite):
+class PrunePromises(StoreSuite):
     """`Store.prune`."""
 
     @pytest.mark.parametrize("ended", ENDED)
@@ -244,7 +244,7 @@ class Pruning(StoreSuite):
         assert orders[0] == orders[1]
 
 
-class Purging(StoreSuite):
+class PurgePromises(StoreSuite):
     """`Store.purge` and `Store.unreferenced`."""
 
     def test_everything_of_a_customer_is_gone(self, store: Store, clock: ManualClock) -> None:

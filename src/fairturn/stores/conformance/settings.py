@@ -1,4 +1,4 @@
-"""Settings of the queue: in force at once, for everybody; another mode builds the flows anew."""
+"""Settings of the queue: in force at once in every process; a new mode rebuilds the flows."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ from fairturn.stores.conformance.steps import (
     submit_each,
 )
 from fairturn.stores.conformance.suite import OpenStore, StoreSuite
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueueStore as Store
 
 OTHER = Settings(
     mode=Mode.LEVELS,
@@ -47,7 +47,7 @@ OTHER = Settings(
 MODES = [(old, new) for old in Mode for new in Mode if old is not new]
 
 
-class Configuring(StoreSuite):
+class SettingsPromises(StoreSuite):
     """`Store.settings` and `Store.configure`."""
 
     def test_a_new_queue_has_the_settings_that_it_was_opened_with(
@@ -83,7 +83,7 @@ class Configuring(StoreSuite):
         assert submit(store).count == -3
         clock.advance(30)
 
-        assert submit(store).count == -4  # the last update was 50 s ago, not more
+        assert submit(store).count == -4  # the last update was 50 s ago
         clock.advance(1)
         assert submit(store).count == 0
 
@@ -216,8 +216,8 @@ class Configuring(StoreSuite):
 
 
 def in_turns(documents: Sequence[Document], mode: Mode) -> list[Document]:
-    """The order of service when all wait at once, nobody has been served, and all costs and
-    weights are equal: round after round, in each the lowest document of every customer."""
+    """Return the order of service if no customer has been served and all costs and weights are
+    equal: in each round, the lowest document of every customer."""
     if mode is Mode.LEVELS:
         return sorted(documents, key=lambda found: (found.priority, found.order))
     rounds: list[tuple[int, int, int, Document]] = []

@@ -1,4 +1,4 @@
-"""The steps of a document's road as short calls, and everything that a store shows, as a value."""
+"""Helpers for the steps in a document's life cycle, and a store's observable state as a value."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ from fairturn.model import (
     Summary,
     by_priority,
 )
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueueStore as Store
 
 START = 1_700_000_000 * SECOND_US
 LEASE_S = 30
@@ -40,7 +40,7 @@ def submit(store: Store, customer: str = "acme", **fields: Any) -> Receipt:
 
 
 def submit_each(store: Store, customers: Iterable[str], **fields: Any) -> list[Receipt]:
-    """One document for each name; a text is a list of customers with names of one letter."""
+    """Submit a document for each name; each letter of a string is a name."""
     return [submit(store, customer, **fields) for customer in customers]
 
 
@@ -63,7 +63,7 @@ def claim_one(store: Store, **fields: Any) -> Claim:
 
 
 def claim_each(store: Store) -> list[Claim]:
-    """All that can be claimed, in as many calls."""
+    """Claim all documents that can be claimed, one per call."""
     claims = []
     while found := claim(store):
         claims += found
@@ -75,7 +75,7 @@ def ids(things: Iterable[Receipt | Document | Claim]) -> list[str]:
 
 
 def customers_of(claims: Iterable[Claim]) -> str:
-    """The first letter of each customer's name."""
+    """Return the first letters of the customers' names."""
     return "".join(claimed.document.customer[0] for claimed in claims)
 
 
@@ -104,9 +104,9 @@ def customer(store: Store, name: str) -> Customer:
 
 
 def make(store: Store, wanted: State, **fields: Any) -> str:
-    """A document of a customer of its own in this state. Other documents must not wait.
+    """Submit a document of a new customer, bring it into this state and return its id.
 
-    One that is delayed is due in an hour of the moment `START`."""
+    No other document may be waiting. A delayed document is due an hour after `START`."""
     if wanted is State.DELAYED:
         return submit(store, f"a-{wanted}-one", due_at=START + 3_600 * SECOND_US, **fields).id
     id = submit(store, f"a-{wanted}-one", **fields).id
@@ -124,21 +124,21 @@ def make(store: Store, wanted: State, **fields: Any) -> str:
     return id
 
 
-# ── Everything that a store shows ────────────────────────────────────────────────────────────────
+# ── Observable state ─────────────────────────────────────────────────────────────────────────────
 
 
-class Snapshot(NamedTuple):
-    """All documents, newest first, all customers by name, and the numbers."""
+class StoreDump(NamedTuple):
+    """All documents, newest first; all customers, by name; the summary."""
 
     documents: list[Stored]
     customers: list[Customer]
     summary: Summary
 
 
-def snapshot(store: Store) -> Snapshot:
-    """Everything that a store shows; two equal snapshots mean that nothing has changed."""
+def snapshot(store: Store) -> StoreDump:
+    """Return the observable state of a store."""
     documents = [store.read(found.id) for found in find_all(store)]
-    return Snapshot(
+    return StoreDump(
         [stored for stored in documents if stored is not None],
         all_customers(store),
         store.summary(),
@@ -146,7 +146,7 @@ def snapshot(store: Store) -> Snapshot:
 
 
 def find_all(store: Store, filter: Filter | None = None, size: int = 100) -> list[Document]:
-    """The documents of all pages."""
+    """Return the documents of all pages."""
     documents: list[Document] = []
     after: str | None = None
     while True:
@@ -158,7 +158,7 @@ def find_all(store: Store, filter: Filter | None = None, size: int = 100) -> lis
 
 
 def all_customers(store: Store, size: int = 100) -> list[Customer]:
-    """The customers of all pages."""
+    """Return the customers of all pages."""
     customers: list[Customer] = []
     after: str | None = None
     while True:
@@ -170,7 +170,7 @@ def all_customers(store: Store, size: int = 100) -> list[Customer]:
 
 
 def assert_numbers_are_exact(store: Store) -> None:
-    """The numbers that a store keeps are those that its documents add up to."""
+    """Assert that the counters of the store agree with its documents."""
     documents = find_all(store)
     states = Counter(found.state for found in documents)
     summary = store.summary()
@@ -200,11 +200,11 @@ def adjust(store: Store, name: str, **settings: Any) -> None:
 
 
 def prune_all(store: Store, *, documents_max: int = 1_000) -> list[str]:
-    """Prune until nothing is left. Answers with the contents that can be deleted."""
+    """Prune until nothing is left and return the contents that can be deleted."""
     contents: list[str] = []
     for _ in range(1_000):
         batch = store.prune(documents_max=documents_max)
         if batch is None:
             return contents
         contents += batch
-    raise AssertionError("pruned 1,000 times, and still something is left to forget")
+    raise AssertionError("1,000 batches were pruned and more remain")

@@ -1,4 +1,4 @@
-"""Submitting: each document one check of the rule, all of a call or none, keys, parents."""
+"""Submissions: the rule for each document, atomic calls, idempotency keys, parents."""
 
 import hashlib
 import threading
@@ -11,14 +11,16 @@ from fairturn.clock import SECOND_US, ManualClock
 from fairturn.errors import KeyReused, NotFound
 from fairturn.model import (
     CUSTOMER_BYTES_MAX,
-    Kind,
+    BodyType,
     Settings,
     State,
 )
+from fairturn.scheduling.flows import Mode
 from fairturn.stores.conformance.steps import (
     BODY,
     START,
     claim,
+    claim_each,
     claim_one,
     complete,
     customer,
@@ -34,14 +36,14 @@ from fairturn.stores.conformance.steps import (
 )
 from fairturn.stores.conformance.suite import OpenStore, StoreSuite
 from fairturn.stores.conformance.vectors import PriorityCase
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueueStore as Store
 
-# The promises in numbers of their own: a constant of the package would change with a mistake.
+# Literal values: imported constants would hide a mistaken change.
 CHILDREN_WITHOUT_A_CHECK = 20
 DAY_US = 24 * 3_600 * SECOND_US
 DIGEST, OTHER_DIGEST = b"\x01" * 32, b"\x02" * 32
 
-# Names that a careless store would merge, cut, sort away or take for something else.
+# Names that a store may wrongly merge, truncate or misread.
 ODD_NAMES = [
     "ACME",
     "acme",
@@ -69,7 +71,7 @@ ODD_NAMES = [
 ]
 
 
-class Submitting(StoreSuite):
+class SubmitPromises(StoreSuite):
     """`Store.submit`."""
 
     # ── The rule ─────────────────────────────────────────────────────────────────────────────────
@@ -127,9 +129,22 @@ class Submitting(StoreSuite):
 
         assert submit(store).count == -1
 
+    def test_a_reset_leaves_the_priorities_of_waiting_documents_alone(
+        self, open_store: OpenStore, clock: ManualClock
+    ) -> None:
+        store = open_store(clock=clock, settings=Settings(mode=Mode.LEVELS))
+        waiting = store.submit([new()] * 5)
+        clock.advance(1_501)
+
+        first = submit(store)
+
+        assert (first.count, first.priority) == (0, 1)
+        assert [document(store, id).priority for id in ids(waiting)] == [1, 1, 1, 2, 2]
+        assert ids(claim_each(store)) == ids([*waiting[:3], first, *waiting[3:]])
+
     # ── What is stored ───────────────────────────────────────────────────────────────────────────
 
-    def test_a_receipt_says_what_was_stored(self, store: Store) -> None:
+    def test_a_receipt_contains_what_was_stored(self, store: Store) -> None:
         submit(store)
         receipt = submit(store)
 
@@ -137,8 +152,8 @@ class Submitting(StoreSuite):
 
         assert receipt[1:] == ("acme", -1, 1, START, False)
         assert (stored.customer, stored.count, stored.priority) == ("acme", -1, 1)
-        assert (stored.submitted_at, stored.state) == (START, State.WAITING)
-        assert (stored.attempts, stored.claimed_at, stored.ended_at) == (0, None, None)
+        assert (stored.submitted_at_us, stored.state) == (START, State.WAITING)
+        assert (stored.attempts, stored.claimed_at_us, stored.ended_at_us) == (0, None, None)
         assert (stored.worker, stored.error, stored.cancel_requested) == (None, None, False)
 
     def test_a_document_is_read_back_as_it_was_submitted(self, store: Store) -> None:
@@ -146,7 +161,7 @@ class Submitting(StoreSuite):
         sha256 = hashlib.sha256(b"\x00\xff").digest()
         full = new(
             body=b"\x00\xff",
-            kind=Kind.CONTENT,
+            body_type=BodyType.CONTENT,
             size_bytes=2,
             sha256=sha256,
             name="invoice \u2116 1.pdf",
@@ -164,9 +179,9 @@ class Submitting(StoreSuite):
         assert stored is not None
         assert (stored.body, stored.result, stored.result_content) == (b"\x00\xff", None, None)
         found = stored.document
-        assert (found.kind, found.size_bytes, found.sha256) == (Kind.CONTENT, 2, sha256)
+        assert (found.body_type, found.size_bytes, found.sha256) == (BodyType.CONTENT, 2, sha256)
         assert (found.name, found.metadata) == ("invoice \u2116 1.pdf", {"pages": 3})
-        assert (found.cost, found.due_at, found.parent) == (2_500_000, START + 1, parent.id)
+        assert (found.cost, found.due_at_us, found.parent) == (2_500_000, START + 1, parent.id)
         assert found.content_name is None
 
     @pytest.mark.parametrize(
@@ -239,7 +254,7 @@ class Submitting(StoreSuite):
 
         assert again == first._replace(repeated=True)
         assert len(find_all(store)) == 1
-        assert customer(store, "acme").count_updated_at == START
+        assert customer(store, "acme").count_updated_at_us == START
         assert submit(store).count == -1
 
     def test_a_known_key_with_another_digest_is_refused(self, store: Store) -> None:
@@ -336,7 +351,7 @@ class Submitting(StoreSuite):
         child = submit(store, parent=parent.id)
 
         assert (child.count, child.priority) == (parent.count, parent.priority) == (-9, 5)
-        assert customer(store, "acme").count_updated_at == START
+        assert customer(store, "acme").count_updated_at_us == START
         assert submit(store).count == 0
 
     def test_only_the_first_20_documents_of_a_parent_make_no_check(self, store: Store) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of a store have in common: how a store is opened, and on which clock."""
+"""The base class of the store tests: fixtures for the store and the clock."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
@@ -9,11 +9,11 @@ from fairturn.clock import Clock, ManualClock
 from fairturn.model import Settings
 from fairturn.stores.conformance.steps import START
 from fairturn.stores.conformance.vectors import OrderCase, PriorityCase
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueueStore as Store
 
 
 class OpenStore(Protocol):
-    """Opens a new, empty store with these settings (or the defaults), clock and key for ids."""
+    """Opens a new, empty store with these settings, clock and key for ids."""
 
     def __call__(
         self,
@@ -25,28 +25,29 @@ class OpenStore(Protocol):
 
 
 class OpenAgain(Protocol):
-    """Opens what a store has opened once more, as another process would."""
+    """Opens the queue of a store once more, as another process would."""
 
     def __call__(self, store: Store, *, clock: Clock) -> Store: ...
 
 
 class StoreSuite:
-    """Tests of one part of the contract. `open_store` is what an author provides.
+    """Tests of one part of the contract.
 
-    The vectors are handed in, too: without them the tests that need them are skipped.
+    Subclasses provide the fixture `open_store`, and vectors: without these the tests that need
+    them are skipped.
     """
 
     priority_cases: ClassVar[Sequence[PriorityCase]] = ()
     order_cases: ClassVar[Sequence[OrderCase]] = ()
-    # Whether `submit` can take part in a transaction of the caller's.
+    # Whether `submit` can join a transaction of the caller.
     takes_connections: ClassVar[bool] = False
-    # Whether the delay of a retry is measured by `Clock.uptime`, which no step of the clock moves.
+    # Whether retry delays are measured by `Clock.uptime`, which steps of the clock do not change.
     delays_by_uptime: ClassVar[bool] = True
 
     @pytest.fixture
     def open_store(self) -> OpenStore:
-        """Override this: a function that opens a new store, and closes it after the test."""
-        raise NotImplementedError(f"{type(self).__name__} must have a fixture open_store")
+        """Override this: return a function that opens a new store, and close it after the test."""
+        raise NotImplementedError(f"{type(self).__name__} has no fixture open_store: define one")
 
     @pytest.fixture
     def clock(self) -> ManualClock:

@@ -1,4 +1,4 @@
-"""The vectors of the rule and of the order, as the values that the suite takes."""
+"""Test vectors of the rule and of the order of service."""
 
 import csv
 import json
@@ -12,8 +12,8 @@ from fairturn.scheduling.flows import Mode
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """One submission, and the count and the priority that the rule gives it."""
+class CheckVector:
+    """One submission, and the count and priority that the rule assigns."""
 
     customer: str
     at: int
@@ -22,15 +22,15 @@ class Check:
 
 
 class PriorityCase(NamedTuple):
-    """Submissions under one reading of the rule."""
+    """Submissions under one variant of the rule."""
 
     name: str
     settings: Settings
-    checks: tuple[Check, ...]
+    checks: tuple[CheckVector, ...]
 
 
-class Arrival(NamedTuple):
-    """One line of a trace. `cost` is how many microseconds a worker is busy with it."""
+class ArrivalVector(NamedTuple):
+    """One line of a trace. `cost` is its duration in microseconds."""
 
     at: int
     customer: str
@@ -39,8 +39,8 @@ class Arrival(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """What becomes of one line of a trace."""
+class ServiceVector:
+    """The expected result for one line of a trace."""
 
     count: int
     priority: int
@@ -49,17 +49,17 @@ class Served:
 
 
 class OrderCase(NamedTuple):
-    """A trace, served in one mode by so many workers."""
+    """A trace, served in one mode by `workers` workers."""
 
     name: str
     mode: Mode
     workers: int
-    arrivals: tuple[Arrival, ...]
-    served: tuple[Served, ...]
+    arrivals: tuple[ArrivalVector, ...]
+    served: tuple[ServiceVector, ...]
 
 
 def read_priority_cases(path: Path) -> list[PriorityCase]:
-    """The cases of a `priority.json`."""
+    """Return the cases of a `priority.json`."""
     return [
         PriorityCase(
             case["name"],
@@ -68,7 +68,9 @@ def read_priority_cases(path: Path) -> list[PriorityCase]:
                 reset_interval_s=case["config"]["reset_interval_s"],
             ),
             tuple(
-                Check(step["customer"], microseconds(step["at"]), step["count"], step["priority"])
+                CheckVector(
+                    step["customer"], microseconds(step["at"]), step["count"], step["priority"]
+                )
                 for step in case["steps"]
             ),
         )
@@ -77,7 +79,7 @@ def read_priority_cases(path: Path) -> list[PriorityCase]:
 
 
 def read_order_cases(folder: Path) -> list[OrderCase]:
-    """Every `TRACE.MODE.workersN.jsonl` of the folder, with its `TRACE.csv`."""
+    """Return the cases of all `TRACE.MODE.workersN.jsonl` of a folder, with their `TRACE.csv`."""
     cases = []
     for answers in sorted(folder.glob("*.jsonl")):
         trace, mode, workers = answers.stem.split(".")
@@ -93,10 +95,10 @@ def read_order_cases(folder: Path) -> list[OrderCase]:
     return cases
 
 
-def _read_arrivals(path: Path) -> tuple[Arrival, ...]:
+def _read_arrivals(path: Path) -> tuple[ArrivalVector, ...]:
     with path.open(newline="", encoding="utf-8") as lines:
         return tuple(
-            Arrival(
+            ArrivalVector(
                 microseconds(float(row["at_s"])),
                 row["customer"],
                 microseconds(float(row["cost_s"])),
@@ -106,9 +108,9 @@ def _read_arrivals(path: Path) -> tuple[Arrival, ...]:
         )
 
 
-def _read_served(path: Path) -> tuple[Served, ...]:
+def _read_served(path: Path) -> tuple[ServiceVector, ...]:
     return tuple(
-        Served(
+        ServiceVector(
             line["count"],
             line["priority"],
             microseconds(line["started_at_s"]),

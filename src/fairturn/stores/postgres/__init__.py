@@ -1,27 +1,24 @@
-"""The shared store: one PostgreSQL database, any number of machines."""
+"""The PostgreSQL store: one database, workers and submitters on any number of machines."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
 from secrets import randbits
 from typing import Any
-from uuid import UUID
 
 import psycopg
 
 from fairturn import crash, ids
 from fairturn.access.keys import AccessKey
-from fairturn.clock import Clock, Uptime, stopwatch
-from fairturn.errors import QueueFull, StoreError, StoreUnavailable
-from fairturn.explain.snapshot import Seen, Situation
+from fairturn.clock import Clock, Uptime
+from fairturn.errors import StoreError
+from fairturn.explain.snapshot import DocumentSnapshot, WorkerHeartbeat
 from fairturn.model import (
     NO_PROGRESS,
-    Claim,
     Claimed,
     CustomerPage,
     CustomerSettings,
-    Document,
     Fence,
     Filter,
     Lanes,
@@ -40,46 +37,48 @@ from fairturn.model import (
     check_outcomes,
 )
 from fairturn.stores.contract import UNREFERENCED_S
-from fairturn.stores.postgres import access, admin, bulk_load, lanes, query, retention, snapshot
-from fairturn.stores.postgres.claim import BUDGET, BUDGET_MIN, Granted, Request, claim
-from fairturn.stores.postgres.connection import POOL_MAX, WAIT_S, Database
+from fairturn.stores.postgres import admin, query, snapshot
+from fairturn.stores.postgres.claim import BUDGET, PostgresClaimer
+from fairturn.stores.postgres.connection import POOL_MAX, PostgresDatabase
 from fairturn.stores.postgres.finish import finish, renew
-from fairturn.stores.postgres.gate import CustomerGate
-from fairturn.stores.postgres.notify import Watching
+from fairturn.stores.postgres.load import LoadProgress, load
+from fairturn.stores.postgres.notify import ChangeListener
 from fairturn.stores.postgres.pool import Use
 from fairturn.stores.postgres.rows import (
     ADD_QUEUE,
     MOMENT,
     QUEUE,
-    QueueRow,
+    PostgresQueueRow,
+    now_of,
     settings_columns,
     to_queue,
+    uptime_of,
 )
-from fairturn.stores.postgres.schema import migrate_on_opening, newest, refuse_other, version_of
-from fairturn.stores.postgres.session import SCHEMA, Session
-from fairturn.stores.postgres.submit import CHECK_EPOCH, NewEpoch, submit
-from fairturn.stores.transfer import Whole
+from fairturn.stores.postgres.schema import migrate_on_opening, newest, refuse_other
+from fairturn.stores.postgres.session import Session
+from fairturn.stores.postgres.submit import PostgresSubmitter
+from fairturn.stores.transfer import ExportedQueue
 from fairturn.stores.values import SettingsCache
+from fairturn.urls import SCHEMA
 
 _LOG = logging.getLogger("fairturn.postgres")
 _NOW = f"SELECT {MOMENT}"
-REPAIRS_MAX = 10  # customers whose counters one claim has rebuilt
-REPAIR_PAUSE_S = 60.0  # after a repair that did not get its locks
-RECOUNT_EVERY_S = 60.0  # how often a full queue is recounted, at most
 
 
 class PostgresStore:
-    """A store in one schema of a database.
+    """A `QueueStore` in one schema of a database.
 
-    Without a clock the moments are those of the server. `migrate=False` refuses a schema that is
-    not there or is older, for roles that may not change it. `listen_url` is where to listen for
-    changes, past a pooler; without it, and behind one, changes of others are looked for once in a
-    second. `prepare` decides whether statements are prepared; by default that is so where nothing
-    stands between us and the server. `budget` is how many documents or events each step of a claim
-    handles in one transaction.
+    Without `clock`, moments are those of the server. `migrate=False` refuses a missing or older
+    schema, for roles that may not change it. `listen_url` bypasses a pooler for LISTEN; behind a
+    pooler and without it, the store polls for changes once a second. `prepare` decides whether
+    statements are prepared; by default they are unless a pooler is detected. `budget` is the number
+    of documents or events that each step of a claim handles in one transaction.
+
+    It has more than 20 methods because it implements all protocols of `stores/contract.py`; each
+    method calls one function of the module for its step.
     """
 
-    one_writer = False
+    single_writer = False
 
     def __init__(
         self,
@@ -96,36 +95,30 @@ class PostgresStore:
         random: Random | None = None,
         budget: int = BUDGET,
     ) -> None:
-        if budget < BUDGET_MIN:
-            raise ValueError(f"budget is {budget}; it must be at least {BUDGET_MIN}")
         self._clock = clock
         self._budget = budget
-        self._repair_after_s = 0.0  # by the stopwatch
-        self._recount_after_s = 0.0
         self.url = url
-        self._database = Database(url, schema=schema, pool_max=pool_max, prepare=prepare)
+        self._database = PostgresDatabase(url, schema=schema, pool_max=pool_max, prepare=prepare)
         self._cache = SettingsCache()
-        self._random = random or Random()
-        self._gate = CustomerGate()
+        random = random or Random()
+        self._claimer = PostgresClaimer(self._database, clock, random, budget, self._note)
+        self._submitter = PostgresSubmitter(self._database, clock, random, budget)
         try:
-            self._make(settings, key, migrate=migrate)
+            self._create(settings, key, migrate=migrate)
             self._key = self._read_queue().key  # of ids; it never changes
-            self._watching = Watching(self._database, listen_url)
+            self._changes = ChangeListener(self._database, listen_url)
         except BaseException:
             self._database.close()
             raise
 
-    def _make(self, settings: Settings | None, key: int | None, *, migrate: bool) -> None:
-        """Bring the schema up, if that is allowed and needed, and make the queue."""
+    def _create(self, settings: Settings | None, key: int | None, *, migrate: bool) -> None:
+        """Migrate the schema if needed and allowed, and insert the row for a new queue."""
         database = self._database
         try:
             connection = database.connect()
             with connection:
-                version = version_of(connection, database.schema)
-                if migrate and version < newest():
+                if refuse_other(connection, database, migrates=migrate) < newest():
                     migrate_on_opening(connection, database)
-                else:
-                    refuse_other(version, database.name, database.schema)
                 session = Session(connection, database.schema)
                 if not session.fetch(QUEUE):
                     first = settings_columns(settings or Settings())
@@ -138,7 +131,7 @@ class PostgresStore:
 
     @property
     def name(self) -> str:
-        """The database, for people."""
+        """The database and its host, as messages show them."""
         return self._database.name
 
     # ── Settings ─────────────────────────────────────────────────────────────────────────────────
@@ -146,12 +139,12 @@ class PostgresStore:
     def settings(self) -> Settings:
         return self._read_queue().settings
 
-    def _read_queue(self) -> QueueRow:
+    def _read_queue(self) -> PostgresQueueRow:
         with self._database.reading() as session:
             return query.queue_row(session, self._cache)
 
     def configure(self, settings: Settings, *, expected: Settings | None = None) -> bool:
-        moment, uptime = self._moment(), self._uptime()
+        moment, uptime = now_of(self._clock), uptime_of(self._clock)
         version: int | None = None
         if expected is not None:
             queue = self._read_queue()
@@ -172,7 +165,7 @@ class PostgresStore:
                 pass
         except StoreError as error:
             # The settings are in force, and claims convert the other customers.
-            _LOG.warning("the flows of the new mode are left to claims: %s", error)
+            _LOG.warning("claims will convert the remaining flows to the new mode: %s", error)
         self._note()
         return True
 
@@ -183,91 +176,21 @@ class PostgresStore:
         *,
         expected: CustomerSettings | None = None,
     ) -> bool:
-        moment = self._moment()
+        moment = now_of(self._clock)
         applied = self._database.transact(
             lambda session: admin.adjust(session, customer, settings, expected, moment)
         )
         self._note()
         return applied
 
-    # ── The road ─────────────────────────────────────────────────────────────────────────────────
+    # ── The path of a document ───────────────────────────────────────────────────────────────────
 
     def submit(self, documents: Sequence[NewDocument], *, connection: Any = None) -> list[Receipt]:
-        moment = self._moment()
         if connection is not None:
-            return self._submit_with(connection, documents, moment)
-        with self._gate.passed((each.customer for each in documents), WAIT_S):
-            try:
-                receipts = self._submit(documents, moment)
-            except QueueFull as full:
-                if full.limit != "waiting_max" or not self._recount():
-                    raise
-                receipts = self._submit(documents, moment)
+            return self._submitter.submit_with(connection, documents, self._key)
+        receipts = self._submitter.submit(documents, self._key)
         self._note()
         return receipts
-
-    def _submit(self, documents: Sequence[NewDocument], moment: int | None) -> list[Receipt]:
-        return self._in_this_epoch(
-            lambda: self._database.transact(
-                lambda session: submit(session, documents, self._key, moment, self._random)
-            )
-        )
-
-    def _recount(self) -> bool:
-        """Correct the counters of a full queue if they are wrong; returns whether they were.
-
-        It runs at most once in `RECOUNT_EVERY_S`. The check takes no lock: a queue that is really
-        full is never locked for it.
-        """
-        now = stopwatch()
-        if now < self._recount_after_s:
-            return False
-        self._recount_after_s = now + RECOUNT_EVERY_S
-        try:
-            with self._database.reading() as session:
-                if not admin.has_wrong_counters(session):
-                    return False
-            return self._database.transact(
-                lambda session: admin.repair_queue(session, self._budget), wait_s=0
-            )
-        except StoreError as error:
-            _LOG.warning("cannot recount the full queue yet: %s", error)
-            return False
-
-    def _in_this_epoch(self, submit: Callable[[], list[Receipt]]) -> list[Receipt]:
-        """Repeat a submission after a new epoch has begun, in a transaction of our own: a caller's
-        would hold the lock of claims."""
-        try:
-            return submit()
-        except NewEpoch:
-            self._database.transact(lambda session: session.fetch(CHECK_EPOCH))
-        try:
-            return submit()
-        except NewEpoch:
-            raise StoreUnavailable(
-                "a new epoch has begun since the transaction of the connection; roll it back, and "
-                "repeat all of it"
-            ) from None
-
-    def _submit_with(
-        self, connection: Any, documents: Sequence[NewDocument], moment: int | None
-    ) -> list[Receipt]:
-        """In the caller's transaction, which decides whether the documents exist."""
-        if not isinstance(connection, psycopg.Connection):
-            raise TypeError(
-                f"connection is a {type(connection).__name__}; it must be a psycopg.Connection "
-                "to the database of the queue"
-            )
-        session = Session(connection, self._database.schema, own=False)
-        try:
-            if not connection.autocommit:
-                session.ask("SELECT 1")  # begins a transaction: the next line sets a savepoint
-            with connection.transaction():
-                return self._in_this_epoch(
-                    lambda: submit(session, documents, self._key, moment, self._random)
-                )
-        except psycopg.Error as error:
-            raise self._database.translate_of_caller(error, connection) from error
 
     def claim(
         self,
@@ -280,64 +203,10 @@ class PostgresStore:
     ) -> Claimed:
         check_claim(n, worker, lease_us)
         check_outcomes(outcomes)
-        claims: list[Claim] = []
-        lost: list[Fence] = []
-        cancelled: list[Document] = []
-        has_committed = False
-        while True:
-            request = Request(
-                str(UUID(int=self._random.getrandbits(128), version=4)),
-                n - len(claims),
-                worker,
-                lease_us,
-                self._moment(),
-                self._uptime(),
-                self._budget,
-            )
-            try:
-                granted = self._claim(request, outcomes)
-            except StoreError:
-                if not has_committed:
-                    raise
-                return Claimed(claims, lost, cancelled)  # the next call raises the error
-            has_committed = True
-            claims += granted.claims
-            lost += granted.lost
-            cancelled += granted.cancelled
-            outcomes = ()
-            if not granted.more or len(claims) == n:
-                return Claimed(claims, lost, cancelled)
-
-    def _claim(self, request: Request, outcomes: Sequence[Outcome]) -> Granted:
-        granted = self._database.transact(
-            lambda session: claim(session, request, self._key, outcomes), Use.WORK
-        )
-        if granted.suspects:
-            self._repair(granted.suspects)
-        if granted.changed:
-            self._note()
-        return granted
-
-    def _repair(self, customers: Sequence[int]) -> None:
-        """Rebuild the counters of a few customers, without waiting for locks: the claim that found
-        them holds leases. Later claims find the others again."""
-        now = stopwatch()
-        if now < self._repair_after_s:
-            return
-        some = customers[:REPAIRS_MAX]
-        try:
-            for _ in range(REPAIRS_MAX):
-                if self._database.transact(
-                    lambda session: admin.repair(session, some, self._budget), wait_s=0
-                ):
-                    _LOG.warning("rebuilt the flows and counters of %d customers", len(some))
-                    return
-        except StoreError as error:
-            _LOG.warning("cannot rebuild the counters of %d customers yet: %s", len(some), error)
-        self._repair_after_s = now + REPAIR_PAUSE_S
+        return self._claimer.claim(n, worker, lease_us, outcomes, self._key)
 
     def sync(self) -> None:
-        """Every claim is durable when it returns."""
+        """Do nothing: every claim is durable when it returns."""
 
     def renew(
         self,
@@ -347,7 +216,7 @@ class PostgresStore:
         progress: Mapping[Fence, Progress] = NO_PROGRESS,
     ) -> Renewed:
         check_lease(lease_us)
-        uptime = self._uptime()
+        uptime = uptime_of(self._clock)
         at = uptime.at if uptime else None
         return self._database.transact(
             lambda session: renew(session, self._key, fences, progress, lease_us=lease_us, at=at),
@@ -356,7 +225,7 @@ class PostgresStore:
 
     def finish(self, outcomes: Sequence[Outcome]) -> list[Fence]:
         check_outcomes(outcomes)
-        moment = self._moment()
+        moment = now_of(self._clock)
         lost = self._database.transact(
             lambda session: finish(session, self._key, outcomes, moment), Use.WORK
         )
@@ -364,7 +233,7 @@ class PostgresStore:
         return lost
 
     def cancel(self, ids: Sequence[str]) -> list[State | None]:
-        moment = self._moment()
+        moment = now_of(self._clock)
         states = self._database.transact(
             lambda session: admin.cancel(session, ids, self._key, moment)
         )
@@ -372,7 +241,7 @@ class PostgresStore:
         return states
 
     def retry(self, ids: Sequence[str]) -> list[State | None]:
-        moment = self._moment()
+        moment = now_of(self._clock)
         states = self._database.transact(
             lambda session: admin.retry(session, ids, self._key, moment)
         )
@@ -383,7 +252,7 @@ class PostgresStore:
         self._database.transact(lambda session: session.fetch("SELECT fairturn.begin_epoch()"))
         self._note()
 
-    # ── Reading ──────────────────────────────────────────────────────────────────────────────────
+    # ── Queries ──────────────────────────────────────────────────────────────────────────────────
 
     def find(
         self,
@@ -403,89 +272,89 @@ class PostgresStore:
     def customers(
         self, *, names: Sequence[str] | None = None, after: str | None = None, size: int = 100
     ) -> CustomerPage:
-        with self._looking() as (session, queue, now):
+        with self._read_transaction() as (session, queue, now):
             return query.customers(session, queue, now, names=names, after=after, size=size)
 
     def summary(self) -> Summary:
         return self._database.transact(lambda session: query.summary(session, alone=True))
 
     def lanes(self, *, size: int = 24) -> Lanes:
-        with self._looking() as (session, queue, now):
-            uptime = self._uptime() or Uptime("server", now)
-            return lanes.lanes(session, queue, size, now, uptime)
+        with self._read_transaction() as (session, queue, now):
+            uptime = uptime_of(self._clock) or Uptime("server", now)
+            return snapshot.lanes(session, queue, size, now, uptime)
 
-    def situation(self, id: str) -> Situation | None:
-        with self._looking() as (session, queue, now):
-            uptime = self._uptime() or Uptime("server", now)
-            return snapshot.situation(session, queue, id, now, uptime)
+    def snapshot(self, id: str) -> DocumentSnapshot | None:
+        with self._read_transaction() as (session, queue, now):
+            uptime = uptime_of(self._clock) or Uptime("server", now)
+            return snapshot.read_snapshot(session, queue, id, now, uptime)
 
-    def workers(self) -> list[Seen]:
+    def workers(self) -> list[WorkerHeartbeat]:
         with self._database.reading() as session:
-            return access.workers(session)
+            return admin.workers(session)
 
     def sign_on(self, worker: str, slots: int) -> None:
-        moment = self._moment()
-        self._database.transact(lambda session: access.sign_on(session, worker, slots, moment))
+        moment = now_of(self._clock)
+        self._database.transact(lambda session: admin.sign_on(session, worker, slots, moment))
 
     def sign_off(self, worker: str) -> None:
-        self._database.transact(lambda session: access.sign_off(session, worker))
+        self._database.transact(lambda session: admin.sign_off(session, worker))
 
     def oldest_waiting(self) -> Mapping[int, int]:
         with self._database.reading() as session:
-            return access.oldest_waiting(session)
+            return admin.oldest_waiting(session)
 
     @contextmanager
-    def _looking(self) -> Iterator[tuple[Session, QueueRow, int]]:
-        """A snapshot, the queue's row in it, and the moment."""
+    def _read_transaction(self) -> Iterator[tuple[Session, PostgresQueueRow, int]]:
+        """Yield a session that reads one snapshot, the row of the queue, and the present moment."""
         with self._database.reading() as session:
             with session.together():
-                told = session.ask(QUEUE)
-                told_now = session.ask(_NOW, (self._moment(),))
-            ((now,),) = told_now.fetchall()
-            yield session, to_queue(told.fetchall()[0], self._cache), now
+                queue_cursor = session.ask(QUEUE)
+                now_cursor = session.ask(_NOW, (now_of(self._clock),))
+            ((now,),) = now_cursor.fetchall()
+            yield session, to_queue(queue_cursor.fetchall()[0], self._cache), now
 
     # ── Access keys ──────────────────────────────────────────────────────────────────────────────
 
     def add_key(self, key: AccessKey) -> None:
-        self._database.transact(lambda session: access.add(session, key))
+        self._database.transact(lambda session: admin.add_key(session, key))
         self._note()
 
     def access_key(self, id: str) -> AccessKey | None:
         with self._database.reading() as session:
-            return access.find(session, id)
+            return admin.find_key(session, id)
 
     def access_keys(
         self, *, customer: str | None = None, after: str | None = None, size: int = 100
     ) -> list[AccessKey]:
         with self._database.reading() as session:
-            return access.page(session, customer, after, size)
+            return admin.page_of_keys(session, customer, after, size)
 
     def end_key(self, id: str, at: int) -> AccessKey | None:
-        key = self._database.transact(lambda session: access.end(session, id, at))
+        key = self._database.transact(lambda session: admin.end_key(session, id, at))
         self._note()
         return key
 
     def note_use(self, id: str, at: int) -> None:
-        self._database.transact(lambda session: access.use(session, id, at))
+        self._database.transact(lambda session: admin.note_use(session, id, at))
 
-    # ── Forgetting ───────────────────────────────────────────────────────────────────────────────
+    # ── Prune, purge, load ───────────────────────────────────────────────────────────────────────
 
     def prune(self, *, documents_max: int = 1_000) -> list[str] | None:
-        moment, settings = self._moment(), self.settings()
+        moment, settings = now_of(self._clock), self.settings()
         contents = self._database.transact(
-            lambda session: retention.prune(session, settings, moment, documents_max)
+            lambda session: admin.prune(session, settings, moment, documents_max)
         )
         if contents is not None:
             self._note()
         return contents
 
     def purge(self, customer: str) -> list[str]:
-        moment = self._moment()
+        moment = now_of(self._clock)
         contents: list[str] = []
         done = False
         while not done:
             batch, done = self._database.transact(
-                lambda session: retention.purge(session, customer, moment)
+                lambda session: admin.purge(session, customer, moment)
             )
             contents += batch
             self._note()
@@ -494,35 +363,27 @@ class PostgresStore:
     def unreferenced(
         self, content_names: Sequence[str], *, timeout_s: float = UNREFERENCED_S
     ) -> list[str]:
-        return retention.unreferenced(self._database.reading, content_names, timeout_s)
+        return admin.unreferenced(self._database.reading, content_names, timeout_s)
 
-    def load(self, whole: Whole, progress: bulk_load.Progress) -> None:
-        """Fill this queue, which must be new, with all of another one."""
-        self._database.transact(lambda session: bulk_load.load(session, self.name, whole, progress))
+    def load(self, exported: ExportedQueue, progress: LoadProgress) -> None:
+        """Load all of another queue into this one. Raise `StoreRefused` if it was ever used."""
+        self._database.transact(lambda session: load(session, self.name, exported, progress))
         self._key = self._read_queue().key
         self._note()
 
     # ── Changes ──────────────────────────────────────────────────────────────────────────────────
 
     def version(self) -> int:
-        return self._watching.version()
+        return self._changes.version()
 
     def wait(self, version: int, timeout_s: float, *, certain: bool = True) -> int:
         if not certain:
-            return self._watching.hear(version, timeout_s)
-        return self._watching.wait(version, timeout_s)
+            return self._changes.wait_for_wakeup(version, timeout_s)
+        return self._changes.wait(version, timeout_s)
 
     def _note(self) -> None:
-        self._watching.note()
+        self._changes.note()
 
     def close(self) -> None:
-        self._watching.close()
+        self._changes.close()
         self._database.close()
-
-    # ── The time ─────────────────────────────────────────────────────────────────────────────────
-
-    def _moment(self) -> int | None:
-        return None if self._clock is None else self._clock.now()
-
-    def _uptime(self) -> Uptime | None:
-        return None if self._clock is None else self._clock.uptime()

@@ -1,33 +1,54 @@
-"""Claims: one call of the function `claim` decides and commits; then the documents are read.
+"""Claims: one call of the SQL function `claim` decides and commits, a second round trip reads the
+documents. The steps of the function, in `functions/claim.sql`:
 
-The function takes the lock of claims and runs to its commit without waiting for the client, so that
-a process that freezes or loses its network never keeps others from claiming. A claim is identified
-by a token: if the reply is lost, the repeated call returns the same documents. Cancelled documents
-are reported once: with the reply their report is lost.
+1. `has_work` checks without a lock whether there is anything to do.
+2. The row of `queue` is locked: the lock of claims. A known token returns its lease.
+3. `check_epoch` begins a new epoch if the database is another one.
+4. `fold` (`functions/fold.sql`) applies expired leases, events and due documents to the flows;
+   `convert` converts flows after a change of mode. Each step handles about `budget` documents or
+   events; `more` reports that some are left.
+5. `probe` compares the counters of some customers with their flows.
+6. Flows take turns in the order of `scheduling/turns.py`, and give documents.
+7. Documents, one lease for all of them, flows and scheduler state are written.
+
+`claim_after` locks the row of `queue`, records outcomes (`functions/finish.sql`), and then calls
+`claim` in the same transaction. `claimed` reads the documents by the token after the commit.
+
+The server does not wait for the client while it holds the lock of claims, so a process that freezes
+or loses its network never blocks other claims. If the reply is lost, a call without outcomes is
+repeated with the same token and returns the same documents; with outcomes it raises
+`StoreUnavailable`. Cancelled documents are reported once: a lost reply loses
+their report.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from random import Random
 from typing import NamedTuple
+from uuid import UUID
 
 from fairturn import crash
-from fairturn.clock import Uptime
-from fairturn.model import Claim, Document, Fence, Outcome
+from fairturn.clock import Clock, Uptime, stopwatch
+from fairturn.errors import StoreError
+from fairturn.model import Claim, Claimed, Document, Fence, Outcome
+from fairturn.stores.postgres.admin import repair_customers
+from fairturn.stores.postgres.connection import PostgresDatabase
 from fairturn.stores.postgres.finish import OUTCOME_TYPES, outcome_columns
+from fairturn.stores.postgres.pool import Use
 from fairturn.stores.postgres.query import numbered
-from fairturn.stores.postgres.rows import CLAIM_COLUMNS
+from fairturn.stores.postgres.rows import CLAIM_COLUMNS, SERVER_BOOT, now_of, uptime_of
 from fairturn.stores.postgres.session import Session
 from fairturn.stores.values import BODY, Row, to_claims
 
 _LOG = logging.getLogger("fairturn.postgres")
 
-SERVER_BOOT = "server"  # where leases follow the clock of the server
 BUDGET = 2_000  # documents or events that each step of a claim handles in one transaction
 BUDGET_MIN = 2  # a customer, and one of its documents
-# Claims compare the counters of some customers with their flows, one batch after the other.
-PROBE_SIZE = 100
+PROBE_SIZE = 100  # customers whose counters one claim compares with their flows
 PROBE_EVERY_US = 1_000_000
 PROBE_EVERY_IDLE_US = 60_000_000  # while there is nothing to claim
+REPAIRS_MAX = 10  # customers whose counters one claim rebuilds
+REPAIR_PAUSE_S = 60.0  # after a repair that did not get its locks
 
 CLAIM = """
     SELECT claimed, more, changed, repaired, suspects, cancelled, '{}'::int4[]
@@ -44,8 +65,8 @@ DOCUMENTS = f"""
 _BYTES, _NAME, _FENCE, _CLAIMED_AT = -4, -3, -2, -1
 
 
-class Request(NamedTuple):
-    """What one claim asks for."""
+class ClaimRequest(NamedTuple):
+    """The arguments of one call."""
 
     token: str  # a UUID
     n: int
@@ -57,22 +78,100 @@ class Request(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """The claimed documents, the outcomes that did not count, and cancelled documents; whether
-    anything has changed; whether more is left to fold; customers whose counters are to be repaired.
-    """
+    """The result of one call."""
 
     claims: list[Claim]
-    lost: list[Fence]
+    lost: list[Fence]  # of outcomes that did not count
     cancelled: list[Document]
     changed: bool
-    more: bool
-    suspects: list[int]
+    more: bool  # events are left to fold: another call may find documents
+    suspects: list[int]  # customers whose counters need a repair
+
+
+class PostgresClaimer:
+    """Claims documents for one store, and calls `changed` after each transaction with a change."""
+
+    def __init__(
+        self,
+        database: PostgresDatabase,
+        clock: Clock | None,
+        random: Random,
+        budget: int,
+        changed: Callable[[], None],
+    ) -> None:
+        if budget < BUDGET_MIN:
+            raise ValueError(f"budget is {budget}; it must be at least {BUDGET_MIN}")
+        self._database = database
+        self._clock = clock
+        self._random = random
+        self._budget = budget
+        self._changed = changed
+        self._repair_after_s = 0.0  # by the stopwatch
+
+    def claim(
+        self, n: int, worker: str, lease_us: int, outcomes: Sequence[Outcome], key: int
+    ) -> Claimed:
+        """Record outcomes and claim up to `n` documents, in one transaction per `budget` of events
+        to fold. An error after the first transaction ends the claim early and is not raised."""
+        claimed = Claimed([], [], [])
+        is_first = True
+        while True:
+            request = ClaimRequest(
+                str(UUID(int=self._random.getrandbits(128), version=4)),
+                n - len(claimed.claims),
+                worker,
+                lease_us,
+                now_of(self._clock),
+                uptime_of(self._clock),
+                self._budget,
+            )
+            try:
+                granted = self._claim(request, outcomes, key)
+            except StoreError:
+                if is_first:
+                    raise
+                return claimed
+            claimed.claims.extend(granted.claims)
+            claimed.lost.extend(granted.lost)
+            claimed.cancelled.extend(granted.cancelled)
+            if not granted.more or len(claimed.claims) == n:
+                return claimed
+            outcomes, is_first = (), False
+
+    def _claim(self, request: ClaimRequest, outcomes: Sequence[Outcome], key: int) -> Granted:
+        granted = self._database.transact(
+            lambda session: claim(session, request, key, outcomes), Use.WORK
+        )
+        if granted.suspects:
+            self._repair(granted.suspects[:REPAIRS_MAX])
+        if granted.changed:
+            self._changed()
+        return granted
+
+    def _repair(self, customers: list[int]) -> None:
+        """Rebuild the counters of a few customers without waiting for locks, because the leases of
+        this claim are running. Later claims find the other customers again."""
+        now = stopwatch()
+        if now < self._repair_after_s:
+            return
+        try:
+            for _ in range(REPAIRS_MAX):
+                if self._database.transact(
+                    lambda session: repair_customers(session, customers, self._budget), wait_s=0
+                ):
+                    _LOG.warning("rebuilt the flows and counters of %d customers", len(customers))
+                    return
+        except StoreError as error:
+            _LOG.warning(
+                "cannot rebuild the counters of %d customers yet: %s", len(customers), error
+            )
+        self._repair_after_s = now + REPAIR_PAUSE_S
 
 
 def claim(
-    session: Session, request: Request, key: int, outcomes: Sequence[Outcome] = ()
+    session: Session, request: ClaimRequest, key: int, outcomes: Sequence[Outcome] = ()
 ) -> Granted:
-    """Record outcomes and claim up to `n` documents, in one transaction; then read them."""
+    """Record outcomes and claim up to `n` documents in one transaction, then read them."""
     uptime = request.uptime
     values = (
         request.token,
@@ -86,23 +185,23 @@ def claim(
     )
     session.unsure = bool(outcomes)  # without outcomes a repeated call returns the same documents
     crash.point("claim-before-commit")
-    # One message, and no pipeline: the server would hold the lock of claims until its end arrives.
+    # No pipeline: until its end arrived, the server would hold the lock of claims.
     if outcomes:
-        told = session.fetch(CLAIM_AFTER, (*values, *outcome_columns(outcomes, key)))
+        rows = session.fetch(CLAIM_AFTER, (*values, *outcome_columns(outcomes, key)))
     else:
-        told = session.fetch(CLAIM, values)
-    ((claimed, more, changed, repaired, suspects, cancels, lost),) = told
+        rows = session.fetch(CLAIM, values)
+    ((claimed, more, changed, repaired, suspects, cancels, lost),) = rows
     if claimed or cancels or outcomes:
         crash.point("claim-after-commit")
     rows = session.fetch(DOCUMENTS, (request.token,)) if claimed else []
     cancelled = numbered(session, key, cancels) if cancels else []
     if repaired:
-        _LOG.warning("corrected %d sums or flows that did not agree with the documents", repaired)
+        _LOG.warning("corrected %d sums of weights that did not agree with the flows", repaired)
     superseded = [outcomes[position - 1].fence for position in lost]
     return Granted(_claims(rows, request, key), superseded, cancelled, changed, more, suspects)
 
 
-def _claims(rows: list[Row], request: Request, key: int) -> list[Claim]:
+def _claims(rows: list[Row], request: ClaimRequest, key: int) -> list[Claim]:
     if not rows:
         return []
     at = rows[0][_CLAIMED_AT]
@@ -118,5 +217,5 @@ def _claims(rows: list[Row], request: Request, key: int) -> list[Claim]:
 
 
 def _with_bytes(row: Row) -> Row:
-    """A row whose body is not a text."""
+    """Return the row with its bytes as the body."""
     return (*row[:BODY], row[_BYTES], *row[BODY + 1 :])

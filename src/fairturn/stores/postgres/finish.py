@@ -1,4 +1,4 @@
-"""Outcomes and renewals: how attempts end, each exactly once, and how leases are extended."""
+"""Outcomes, which end attempts exactly once, and renewals of leases."""
 
 from collections.abc import Mapping, Sequence
 from json import dumps
@@ -22,7 +22,7 @@ from fairturn.stores.postgres.session import Session
 from fairturn.stores.values import Row
 from fairturn.validation.text import description
 
-# The position is the kind of an outcome in the function `finish`.
+# The function `finish` identifies the kind of an outcome by its position here.
 _KINDS = (Completed, Failed, Released, Stopped)
 _TYPES = (
     *("int8[]", "int8[]", "int2[]", "text[]", "int8[]", "int8[]", "int8[]"),
@@ -39,7 +39,7 @@ _RENEW = """
 def finish(
     session: Session, key: int, outcomes: Sequence[Outcome], moment: int | None
 ) -> list[Fence]:
-    """Record outcomes, in one round trip; the fences of those that did not count."""
+    """Record outcomes; return the fences of those that did not count."""
     if not outcomes:
         return []
     crash.point("finish-before-commit")
@@ -50,13 +50,12 @@ def finish(
 
 
 def outcome_columns(outcomes: Sequence[Outcome], key: int) -> list[list[Any]]:
-    """Outcomes as the arrays that the functions take."""
+    """Return outcomes as the array arguments of `finish` and `claim_after`."""
     numbers = ids.decode_all([outcome.fence.document for outcome in outcomes], key)
     return columns([_row(n, outcome) for n, outcome in zip(numbers, outcomes, strict=True)])
 
 
 def _row(number: int | None, outcome: Outcome) -> Row:
-    """An outcome as the function `finish` takes it."""
     error = retry_in = kept = real = result = None
     content: Row = (None, None, None)
     if isinstance(outcome, Completed):
@@ -77,7 +76,7 @@ def renew(
     lease_us: int,
     at: int | None,
 ) -> Renewed:
-    """Extend leases, and keep how far the attempts are."""
+    """Renew leases, and store the progress of their attempts."""
     rows = sorted(
         {
             (number, fence.number, dumps(progress[fence]) if fence in progress else None)

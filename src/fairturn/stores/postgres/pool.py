@@ -1,10 +1,10 @@
-"""The connections of one process, in two parts.
+"""The connection pools of one process.
 
-Claims, outcomes and renewals have connections of their own. Submissions that wait for a customer's
-row, or slow queries, can use up all others and never keep a worker from its work.
+Claims, outcomes and renewals have a pool of their own, so that submissions that wait for a
+customer's row, and slow queries, cannot exhaust the connections of workers.
 
-A connection is opened by the call that needs it, so that the call gets the server's own error; and
-the one that was used last is used next, because the server has its plans and pages at hand.
+The call that needs a connection opens it, so that it gets the server's own error. The most recently
+used connection is reused first, because its server process has plans and pages cached.
 """
 
 import select
@@ -19,8 +19,8 @@ from psycopg import pq
 from fairturn.clock import stopwatch
 
 RESERVED = 3  # for claims, outcomes and renewals
-_IDLE_S = 300.0  # a connection that was not needed for this long is closed
-_AGE_S = 1_800.0  # an older one is replaced, so that new servers get their share
+_IDLE_S = 300.0  # idle connections are closed after this time
+_AGE_S = 1_800.0  # older connections are replaced, so that new servers get their share
 
 Connection = psycopg.Connection[Any]
 
@@ -34,7 +34,7 @@ class PoolTimeout(psycopg.OperationalError):
 
 
 class Use(Enum):
-    """What a connection is for."""
+    """The pool that a call uses."""
 
     WORK = "work"  # claims, outcomes, renewals
     OTHER = "other"
@@ -46,20 +46,20 @@ class Pool:
     def __init__(self, connect: Callable[[], Connection], size_max: int) -> None:
         self._connect = connect
         self._free = threading.Semaphore(size_max)
-        self._idle: list[tuple[Connection, float]] = []  # and when it was given back
+        self._idle: list[tuple[Connection, float]] = []  # with the moment of its return
         self._opened_at: dict[Connection, float] = {}
         self._lock = threading.Lock()
         self._closed = False
 
     def take(self, timeout_s: float) -> Connection:
-        """An idle connection that the server has not closed, or a new one."""
+        """Return an idle connection that the server has not closed, or a new one."""
         if not self._free.acquire(timeout=timeout_s):
             raise PoolTimeout(f"no connection was free for {timeout_s:g} s")
         try:
             while (connection := self._pop()) is not None:
                 if not _is_readable(connection):
                     return connection
-                self._drop(connection)  # nothing is expected: the server has closed it
+                self._drop(connection)  # an idle connection is readable when the server closed it
             connection = self._connect()
             with self._lock:
                 self._opened_at[connection] = stopwatch()
@@ -69,7 +69,7 @@ class Pool:
             raise
 
     def give_back(self, connection: Connection) -> None:
-        """Give a connection back, in whatever state it is."""
+        """Return a connection to the pool; close it if it is old or not idle."""
         now = stopwatch()
         is_idle = connection.info.transaction_status == pq.TransactionStatus.IDLE
         with self._lock:
@@ -84,12 +84,12 @@ class Pool:
         self._free.release()
 
     def drop_idle(self) -> None:
-        """Let all calls that follow open new connections."""
+        """Close all idle connections: later calls open new ones."""
         while (connection := self._pop()) is not None:
             self._drop(connection)
 
     def close(self) -> None:
-        """Close idle connections now, and the others when they are given back."""
+        """Close idle connections now, and the others when they are returned."""
         self._closed = True
         self.drop_idle()
 
@@ -104,7 +104,7 @@ class Pool:
 
 
 class Pools:
-    """The connections of one process, by their use."""
+    """The two pools of one process."""
 
     def __init__(self, connect: Callable[[], Connection], size_max: int) -> None:
         reserved = min(RESERVED, max(1, size_max // 2))
@@ -133,7 +133,7 @@ class Pools:
 
 
 def _is_readable(connection: Connection) -> bool:
-    """Whether the server has sent something, or closed the connection."""
+    """Return whether the server has sent data or closed the connection."""
     if connection.closed:
         return True
     readable = select.poll()

@@ -1,4 +1,4 @@
-"""Reading: documents, customers and numbers, each from one snapshot."""
+"""Queries: documents, customers and the summary, each from one snapshot."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -21,13 +21,18 @@ from fairturn.model import (
 )
 from fairturn.priority import LEVELS, Count
 from fairturn.scheduling.flows import WEIGHT_ONE
-from fairturn.stores.outcome_counters import Ends, to_summary
-from fairturn.stores.postgres.rows import DOCUMENT_COLUMNS, NO_ORDER, QUEUE, QueueRow, to_queue
+from fairturn.stores.postgres.rows import (
+    NO_ORDER,
+    QUEUE,
+    PostgresQueueRow,
+    to_queue,
+)
 from fairturn.stores.postgres.session import BEGIN_SNAPSHOT, COMMIT, Session
-from fairturn.stores.values import CODES, RUNNING, Row, SettingsCache, to_document
+from fairturn.stores.transitions import OutcomeCounters, to_summary
+from fairturn.stores.values import CODES, DOCUMENT_COLUMNS, RUNNING, Row, SettingsCache, to_document
 from fairturn.validation.text import spellings
 
-# Of the last attempt; an older one's is forgotten by the claim that gave out a higher fence.
+# Of the last attempt: the progress of an earlier one has a lower fence.
 _PROGRESS = "CASE WHEN d.progress_fence = d.fence THEN d.progress END"
 _FROM = "FROM fairturn.documents d JOIN fairturn.customers c ON c.number = d.customer"
 _READ = f"""
@@ -35,14 +40,14 @@ _READ = f"""
         r.sha256, {_PROGRESS}
     {_FROM} LEFT JOIN fairturn.results r ON r.document = d.number WHERE d.number = %s"""
 
-# How many of a customer's documents of each priority wait: what arrived, less what claims have
-# taken, and what others have moved. By the primary keys, and moved_customer.
+# The waiting documents of a customer by priority: arrivals, less those taken by claims, plus the
+# changes of other operations. By the primary keys, and counter_changes_customer.
 _CUSTOMER_COLUMNS = """
     c.number, c.name, c.count, c.count_updated_at, c.weight, c.running_max, c.paused, ARRAY(
         SELECT a.n - (
                 SELECT coalesce(sum(f.taken[a.priority]), 0) FROM fairturn.flows f
                 WHERE f.customer = c.number) + (
-                SELECT coalesce(sum(m.waiting), 0) FROM fairturn.moved m
+                SELECT coalesce(sum(m.waiting), 0) FROM fairturn.counter_changes m
                 WHERE m.customer = c.number AND m.priority = a.priority)
         FROM unnest(c.arrived) WITH ORDINALITY AS a(n, priority)
         ORDER BY a.priority)::bigint[], (
@@ -62,18 +67,17 @@ _RUNNING_BY_CUSTOMER = f"""
 _SUMMARY = f"""
     SELECT ARRAY[{", ".join(f"sum(arrived[{n}])" for n in range(1, LEVELS + 1))}]::bigint[],
         sum(delayed)::bigint
-    FROM fairturn.totals"""
+    FROM fairturn.arrival_counters"""
 _TAKEN = """
     SELECT taken, promoted, (SELECT coalesce(sum(running), 0)::bigint FROM fairturn.leases), claims,
         (SELECT ARRAY[sum(attempts), sum(retried), sum(dead), sum(cancelled)]::bigint[]
-            FROM fairturn.ends), repairs
-    FROM fairturn.turns ORDER BY version DESC LIMIT 1"""
-_MOVED = """
-    SELECT priority, sum(waiting), sum(delayed) FROM fairturn.moved GROUP BY priority"""
+            FROM fairturn.outcome_counters), repairs
+    FROM fairturn.scheduler_states ORDER BY version DESC LIMIT 1"""
+_CHANGES = """
+    SELECT priority, sum(waiting), sum(delayed) FROM fairturn.counter_changes GROUP BY priority"""
 
 
-def queue_row(session: Session, cache: SettingsCache) -> QueueRow:
-    """The queue's row, which is there since the queue was made."""
+def queue_row(session: Session, cache: SettingsCache) -> PostgresQueueRow:
     (row,) = session.fetch(QUEUE)
     return to_queue(row, cache)
 
@@ -91,7 +95,7 @@ def find(
     *,
     reach: int | None = None,
 ) -> Page:
-    """One page of documents, the newest first."""
+    """Return one page of documents, the newest first."""
     before = NO_ORDER if after is None else ids.decode(after, key)
     lowest = 1 if reach is None else _lowest(session, before, reach)
     values: dict[str, Any] = {
@@ -103,7 +107,7 @@ def find(
     if filter.customer is None or filter.ids is not None or filter.states in _FOUND_BY_STATE:
         chosen = f"d.number < %(before)s AND d.number >= %(lowest)s AND {condition}"
     else:
-        chosen = f"d.number = ANY (ARRAY({_its_numbers(condition)}))"
+        chosen = f"d.number = ANY (ARRAY({_newest_of_customer(condition)}))"
     rows = session.fetch(
         f"SELECT {DOCUMENT_COLUMNS}, {_PROGRESS} {_FROM} WHERE {chosen} "
         "ORDER BY d.number DESC LIMIT %(size)s",
@@ -116,15 +120,15 @@ def find(
 
 
 def _lowest(session: Session, before: int | None, reach: int) -> int:
-    """How far down to look, from the next document on: an epoch leaves a gap before its first."""
+    """Return the lowest number within `reach`, counted from the next existing document: an epoch
+    leaves a gap before its first number."""
     ((highest,),) = session.fetch(_HIGHEST, (before,))
     return max(1, (highest or 0) + 1 - reach)
 
 
 def _conditions(filter: Filter, key: int, values: dict[str, Any]) -> Iterable[str]:
-    """What the filter asks for, in words that an index can be used for: documents_flow,
-    documents_failed, documents_delayed, the leases, or the table from the newest down. What is
-    bound in it is added to the values."""
+    """Yield the filter's conditions, and add their parameters to `values`. An index supports each
+    query: documents_flow, documents_failed, documents_delayed, leases, or the primary key."""
     if filter.ids is not None:
         values["ids"] = [n for id in filter.ids if (n := ids.decode(id, key)) is not None]
         yield "d.number = ANY (%(ids)s)"
@@ -159,13 +163,13 @@ def _conditions(filter: Filter, key: int, values: dict[str, Any]) -> Iterable[st
         yield "d.submitted_at < %(submitted_before)s"
 
 
-# Few documents run or are delayed: they are looked at one by one, whoever's they are.
+# Few documents are running or delayed: those of all customers are read and filtered.
 _FOUND_BY_STATE = ((State.RUNNING,), (State.DELAYED,))
 
 
-def _its_numbers(condition: str) -> str:
-    """The newest documents of a customer: by documents_flow those whose order is their number, of
-    each level, and by documents_reordered the others; then the newest of all these."""
+def _newest_of_customer(condition: str) -> str:
+    """Return a query for the newest documents of a customer: of each level by documents_flow if the
+    order is the number, the others by documents_reordered."""
     parts = [
         f"""(SELECT d.number FROM fairturn.documents d
         WHERE d.level = {level} AND d.order_number < %(before)s AND d.order_number >= %(lowest)s
@@ -183,7 +187,7 @@ def _its_numbers(condition: str) -> str:
 
 
 def read(session: Session, key: int, id: str) -> Stored | None:
-    """A document with its body and its result."""
+    """Return a document with its body and its result."""
     number = ids.decode(id, key)
     rows = session.fetch(_READ, (number,)) if number is not None else []
     if not rows:
@@ -196,28 +200,30 @@ def read(session: Session, key: int, id: str) -> Stored | None:
 
 
 def numbered(session: Session, key: int, numbers: Sequence[int]) -> list[Document]:
-    """The documents of these numbers, in this order, without those that do not exist."""
+    """Return the documents with these numbers, in this order, without those that do not exist."""
     found = {row[0]: row for row in session.fetch(_NUMBERED, (list(numbers),))}
     return [_document(found[number], key) for number in numbers if number in found]
 
 
 def _document(row: Row, key: int) -> Document:
-    """A row that ends with its progress as a document."""
+    """Convert a row whose last column is the progress."""
     document = to_document(row, key)
-    told = row[-1]
-    return document if told is None else document._replace(progress=Progress(*json.loads(told)))
+    progress = row[-1]
+    if progress is None:
+        return document
+    return document._replace(progress=Progress(*json.loads(progress)))
 
 
 def customers(
     session: Session,
-    queue: QueueRow,
+    queue: PostgresQueueRow,
     now: int,
     *,
     names: Sequence[str] | None,
     after: str | None,
     size: int,
 ) -> CustomerPage:
-    """One page of customers, or those of these names that exist."""
+    """Return one page of customers, by name."""
     if names is None:
         rows = session.fetch(_CUSTOMERS, (after or "", size + 1))
     else:
@@ -228,14 +234,14 @@ def customers(
     return CustomerPage(found, found[-1].name if len(rows) > size else None)
 
 
-def _customer(queue: QueueRow, now: int, row: Row, running: dict[int, int]) -> Customer:
+def _customer(queue: PostgresQueueRow, now: int, row: Row, running: dict[int, int]) -> Customer:
     number, name, count, updated_at, weight, limit, paused, waiting, delayed = row
     last = None if count is None else Count(count, updated_at)
     return Customer(
         name=name,
         settings=CustomerSettings(weight=weight / WEIGHT_ONE, limit=limit, paused=paused),
         count=queue.settings.rule.shown(last, now),
-        count_updated_at=updated_at,
+        count_updated_at_us=updated_at,
         waiting=sum(waiting),
         waiting_by_priority=tuple(waiting),
         running=running.get(number, 0),
@@ -244,20 +250,21 @@ def _customer(queue: QueueRow, now: int, row: Row, running: dict[int, int]) -> C
 
 
 def summary(session: Session, *, alone: bool = False) -> Summary:
-    """The whole queue in a few numbers; `alone`: in a snapshot of its own, and one round trip."""
+    """Return the summary of the queue; with `alone`, in a snapshot of its own and one round
+    trip."""
     with session.together():
         if alone:
             session.ask(BEGIN_SNAPSHOT)
         arrived = session.ask(_SUMMARY)
         taken = session.ask(_TAKEN)
-        moved = session.ask(_MOVED)
+        changes = session.ask(_CHANGES)
         if alone:
             session.ask(COMMIT)
     ((waiting, delayed),) = arrived.fetchall()
-    ((gone, promoted, running, started, ended, repairs),) = taken.fetchall()
+    ((claimed, promoted, running, started, ended, repairs),) = taken.fetchall()
     delayed -= promoted
-    waiting = [n - t for n, t in zip(waiting, gone, strict=True)]
-    for priority, more, more_delayed in moved.fetchall():
+    waiting = [n - t for n, t in zip(waiting, claimed, strict=True)]
+    for priority, more, more_delayed in changes.fetchall():
         waiting[priority - 1] += more
         delayed += more_delayed
     return to_summary(
@@ -265,6 +272,6 @@ def summary(session: Session, *, alone: bool = False) -> Summary:
         delayed=int(delayed),
         running=running,
         started=started,
-        ends=Ends(*ended),
+        outcome_counters=OutcomeCounters(*ended),
         repairs=repairs,
     )

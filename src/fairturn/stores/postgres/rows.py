@@ -1,57 +1,54 @@
-"""How values look in the database: documents, events, and the rows of the queue."""
+"""Column formats: documents, events, the row of `queue` and the scheduler state."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from fairturn.clock import SERVER_NOW
-from fairturn.model import Kind, Settings
+from fairturn.clock import SERVER_NOW, Clock, Uptime
+from fairturn.model import Settings
 from fairturn.priority import Reset
-from fairturn.scheduling.flows import Arrived, Mode, Recorded
-from fairturn.stores.events import decode_events
-from fairturn.stores.values import Row, SettingsCache
+from fairturn.scheduling.flows import ArrivalEvent, EventBatch, Mode
+from fairturn.stores import values
+from fairturn.stores.values import Row, SettingsCache, decode_events
 
-# What `to_document` takes, in its order.
-DOCUMENT_COLUMNS = """
-    d.number, c.name, d.state, d.priority, d.count, d.submitted_at, d.due_at, d.order_number,
-    d.attempts, d.claimed_at, d.ended_at, d.worker, d.error, d.cancel_requested, d.cost,
-    CASE WHEN d.is_payload THEN 'payload' ELSE 'content' END,
-    d.size_bytes, d.sha256, d.content_name, d.name, d.metadata, d.parent, d.real_cost"""
-# What `to_claims` takes, in its order; the body is put together from two columns.
-CLAIM_COLUMNS = """
-    d.order_number, d.number, d.priority, d.cost, d.body_text, d.attempts, d.count,
-    d.submitted_at, d.due_at, d.error, CASE WHEN d.is_payload THEN 'payload' ELSE 'content' END,
-    d.size_bytes, d.sha256, d.content_name, d.name, d.metadata, d.parent"""
+# A body is text or bytes: `claim.py` reads the bytes from another column.
+CLAIM_COLUMNS = values.CLAIM_COLUMNS.replace("d.body,", "d.body_text,", 1)
 
-# The moment that was handed in, or that of the server.
+# The moment of the parameter, or that of the server if it is NULL.
 MOMENT = f"coalesce(%s::bigint, {SERVER_NOW})"
 NO_ORDER = (1 << 63) - 1
+SERVER_BOOT = "server"  # the boot id if leases follow the clock of the server
 
 
-def is_payload(kind: Kind) -> bool:
-    """How the kind of a document is kept."""
-    return kind is Kind.PAYLOAD
+def now_of(clock: Clock | None) -> int | None:
+    """Return the moment, or None without a clock: then the server's clock is used."""
+    return None if clock is None else clock.now()
+
+
+def uptime_of(clock: Clock | None) -> Uptime | None:
+    """Return the uptime, or None without a clock: then leases follow the server's clock."""
+    return None if clock is None else clock.uptime()
 
 
 # ── Events ───────────────────────────────────────────────────────────────────────────────────────
 
-# What a claim reads of `recorded`, in the order of `to_recorded`.
-RECORDED_COLUMNS = "number, at, customers, levels, heads, sizes, events"
+# The columns of `event_log` that `to_events` takes.
+EVENT_COLUMNS = "number, at, customers, levels, heads, sizes, events"
 
 
-def to_recorded(rows: Iterable[Row]) -> list[Recorded]:
-    """Rows of `recorded`, in their order."""
-    recorded = []
+def to_events(rows: Iterable[Row]) -> list[EventBatch]:
+    """Return the events of these rows, in their order."""
+    batches = []
     for _, at, customers, levels, heads, sizes, events in sorted(rows):
         if events is not None:
-            recorded.append(Recorded(at, decode_events(events)))
+            batches.append(EventBatch(at, decode_events(events)))
         else:
             arrived = zip(customers, levels, heads, sizes, strict=True)
-            recorded.append(Recorded(at, tuple(Arrived(*each) for each in arrived)))
-    return recorded
+            batches.append(EventBatch(at, tuple(ArrivalEvent(*each) for each in arrived)))
+    return batches
 
 
 def columns(rows: Sequence[Row]) -> list[list[Any]]:
-    """Rows as the arrays that a statement unnests."""
+    """Transpose rows into the arrays that a statement unnests."""
     return [list(column) for column in zip(*rows, strict=True)]
 
 
@@ -66,7 +63,7 @@ ADD_QUEUE = f"""
 
 
 def settings_columns(settings: Settings) -> Row:
-    """Settings as the columns of the queue's row."""
+    """Return settings as the columns of the row of `queue`."""
     rule = settings.rule
     return (
         settings.to_json(),
@@ -86,7 +83,7 @@ def settings_columns(settings: Settings) -> Row:
 QUEUE = "SELECT settings, settings_version, id_key FROM fairturn.queue"
 
 
-class QueueRow(NamedTuple):
+class PostgresQueueRow(NamedTuple):
     """The one row of `queue`."""
 
     settings: Settings
@@ -94,20 +91,20 @@ class QueueRow(NamedTuple):
     key: int
 
 
-def to_queue(row: Row, cache: SettingsCache) -> QueueRow:
-    return QueueRow(cache.parse(row[0]), row[1], row[2])
+def to_queue(row: Row, cache: SettingsCache) -> PostgresQueueRow:
+    return PostgresQueueRow(cache.parse(row[0]), row[1], row[2])
 
 
-# ── Where the order of service stands ────────────────────────────────────────────────────────────
+# ── Scheduler state ──────────────────────────────────────────────────────────────────────────────
 
 TURNS_COLUMNS = "version, claims, fence, tick, clocks, weights, taken, promoted, boot"
-TURNS = f"SELECT {TURNS_COLUMNS} FROM fairturn.turns ORDER BY version DESC LIMIT 1"
-# That of the flows from which claims take documents.
-GENERATION = "(SELECT generation FROM fairturn.turns ORDER BY version DESC LIMIT 1)"
+TURNS = f"SELECT {TURNS_COLUMNS} FROM fairturn.scheduler_states ORDER BY version DESC LIMIT 1"
+# Claims take documents only from flows of this generation.
+GENERATION = "(SELECT generation FROM fairturn.scheduler_states ORDER BY version DESC LIMIT 1)"
 
 
 class TurnsRow(NamedTuple):
-    """The newest row of `turns`. Level and priority `n` stand at `n - 1`."""
+    """The newest row of `scheduler_states`. Level and priority `n` are at the index `n - 1`."""
 
     version: int
     claims: int

@@ -1,9 +1,8 @@
-"""A connection for the time of one call.
+"""A connection for the time of one call, and type adapters.
 
-Every write operation is one function call, and so one transaction that the server executes without
-waiting for the client. Nothing here leaves a trace in the server's session: no SET, no session
-locks. So connections may come from PgBouncer in transaction mode; only on a connection that leads
-straight to the server are statements prepared.
+Every write is one function call: one transaction that the server executes without waiting for the
+client. No call leaves session state (no SET, no session locks), so connections may come from
+PgBouncer in transaction mode. Statements are prepared only on direct connections.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,21 +10,21 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import psycopg
+from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.rows import tuple_row
+from psycopg.types.numeric import Int8BinaryDumper
 
 from fairturn import crash
-from fairturn.stores.postgres.adapters import adapt
 from fairturn.stores.values import Row
+from fairturn.urls import SCHEMA
 
-SCHEMA = "fairturn"
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 BEGIN_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 COMMIT = "COMMIT"
-# In a transaction of its own, and without waiting for the disk: a NOTIFY in a transaction that does
-# would let all commits of the server wait for each other.
+# In a transaction of its own, without a WAL flush: see notify.py.
 NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, '')"
 
-# Advisory locks, until the end of the transaction. ARCHITECTURE.md has the order of all locks.
+# An advisory lock, until the end of the transaction. ARCHITECTURE.md has the order of all locks.
 LOCK_SETTINGS = "SELECT pg_advisory_xact_lock(hashtext('fairturn.'), 1)"
 
 Connection = psycopg.Connection[Any]
@@ -38,23 +37,23 @@ class Session:
 
     def __init__(self, connection: Connection, schema: str, *, own: bool = True) -> None:
         self.connection = connection
-        self.unsure = False  # whether something may have been committed that a repeat would repeat
+        self.unsure = False  # whether a change may be committed that a retry would make twice
         self._schema = schema
-        self._own = own  # one of the caller's keeps its adapters
+        self._own = own  # a caller's connection keeps its adapters
 
     def ask(self, statement: str, values: Values = ()) -> Answer:
-        """Execute a statement. In a pipeline its rows come at the end."""
+        """Execute a statement. In a pipeline its rows arrive when the pipeline ends."""
         cursor = psycopg.Cursor(self.connection, row_factory=tuple_row)
         if not self._own:
             adapt(cursor.adapters)
         return cursor.execute(self._named(statement), values or None, binary=True)
 
     def fetch(self, statement: str, values: Values = ()) -> list[Row]:
-        """All rows of a statement."""
+        """Execute a statement and return all rows."""
         return self.ask(statement, values).fetchall()
 
     def copy(self, statement: str, types: Sequence[str], rows: Iterable[Row]) -> None:
-        """Put many rows into a table."""
+        """Write rows into a table by COPY."""
         cursor = psycopg.Cursor(self.connection, row_factory=tuple_row)
         with cursor.copy(self._named(statement)) as copy:
             copy.set_types(types)
@@ -62,12 +61,12 @@ class Session:
                 copy.write_row(row)
 
     def together(self) -> AbstractContextManager[psycopg.Pipeline]:
-        """Statements that go to the server in one round trip."""
+        """Send the statements of a block in one round trip."""
         return self.connection.pipeline()
 
     @contextmanager
     def commit(self, what: str) -> Iterator[None]:
-        """Statements that go to the server in one round trip, and a COMMIT after them."""
+        """Send the statements of a block, and a COMMIT after them, in one round trip."""
         crash.point(f"{what}-before-commit")
         with self.together():
             yield
@@ -76,7 +75,44 @@ class Session:
         crash.point(f"{what}-after-commit")
 
     def _named(self, statement: str) -> str:
-        """A statement on the schema of the queue."""
+        """Replace the default schema in a statement by that of the queue."""
         if self._schema == SCHEMA:
             return statement
         return statement.replace(f"{SCHEMA}.", f"{self._schema}.")
+
+
+class ListDumper(Dumper):
+    """Dumps a list as an array literal; the statement casts it to its type.
+
+    The driver's own dumper takes twice as long, and chooses the smallest type that holds all
+    numbers of a list: a statement would be prepared again for each combination of types.
+    """
+
+    def dump(self, obj: list[Any]) -> bytes:
+        first = next((value for value in obj if value is not None), None)
+        if isinstance(first, str):
+            return f"{{{','.join(map(_quoted, obj))}}}".encode()
+        if isinstance(first, bytes):
+            return f"{{{','.join(map(_hexadecimal, obj))}}}".encode()
+        return f"{{{str(obj)[1:-1].replace('None', 'NULL')}}}".encode()
+
+
+def _quoted(value: str | None) -> str:
+    if value is None:
+        return "NULL"
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _hexadecimal(value: bytes | None) -> str:
+    return "NULL" if value is None else f'"\\\\x{value.hex()}"'
+
+
+def adapt(adapters: AdaptersMap) -> None:
+    """Make a connection or a cursor send every number as int8 and every list as a literal."""
+    adapters.register_dumper(int, Int8BinaryDumper)
+    adapters.register_dumper(list, ListDumper)
+
+
+ADAPTERS = AdaptersMap(psycopg.adapters)
+adapt(ADAPTERS)

@@ -1,37 +1,37 @@
-"""The situation of a document: how it is read from one snapshot of the database."""
+"""Explanations and lanes, read from one snapshot of the database."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
 
 from fairturn import ids
 from fairturn.clock import Uptime
-from fairturn.explain.snapshot import Situation
-from fairturn.model import Filter, level_of
-from fairturn.scheduling.flows import COST_ONE, WEIGHT_ONE, Recorded
+from fairturn.explain.snapshot import DocumentSnapshot
+from fairturn.model import PAGE_MAX, Document, Filter, Lanes, level_of
+from fairturn.scheduling.flows import COST_ONE, WEIGHT_ONE, EventBatch
 from fairturn.scheduling.turns import Turns
 from fairturn.stores import snapshot
 from fairturn.stores.positions import FlowKey
-from fairturn.stores.postgres.flows import SnapshotShelf
+from fairturn.stores.postgres.flows import SnapshotFlows
 from fairturn.stores.postgres.query import find, summary
 from fairturn.stores.postgres.rows import (
+    EVENT_COLUMNS,
     GENERATION,
     NO_ORDER,
-    RECORDED_COLUMNS,
     TURNS,
-    QueueRow,
+    PostgresQueueRow,
     TurnsRow,
-    to_recorded,
+    to_events,
 )
 from fairturn.stores.postgres.session import Session, Values
-from fairturn.stores.snapshot import DOCUMENTS_SAMPLED, FLOWS_SAMPLED
+from fairturn.stores.snapshot import DOCUMENTS_SAMPLED, FLOWS_SAMPLED, by_lane, next_numbers
 from fairturn.stores.values import CANCELLED, COMPLETED, DEAD, RUNNING, WAITING, Row
 
-# Of what was recorded since the last claim, in rows: as much is folded in within 100 ms.
-RECORDED_MAX = 20_000
+# Rows of the event log that a snapshot folds, within about 100 ms.
+EVENTS_MAX = 20_000
 
-# The column `level` is right for waiting documents only: others get it when they wait again.
+# The column `level` is kept for waiting documents only.
 _LEVEL = "CASE WHEN (SELECT one_level FROM fairturn.queue) THEN 1 ELSE d.priority END"
-_RECORDED = f"SELECT {RECORDED_COLUMNS} FROM fairturn.recorded LIMIT %s"
+_EVENTS = f"SELECT {EVENT_COLUMNS} FROM fairturn.event_log LIMIT %s"
 _RUNNING = f"""
     SELECT d.lease_until, d.number, d.customer, {_LEVEL}, d.order_number, d.attempts,
         d.cancel_requested, d.worker, d.claimed_at
@@ -44,13 +44,13 @@ _DUE = f"""
 _FOLLOWING = """
     SELECT last_value + CASE WHEN is_called THEN 1 ELSE 0 END FROM fairturn.document_numbers"""
 
-_HELD = "SELECT customer FROM fairturn.standings WHERE running_max IS NOT NULL OR paused"
-_CHARGED = "SELECT customer, weight, recent_costs FROM fairturn.standings"
+_HELD = "SELECT customer FROM fairturn.customer_states WHERE running_max IS NOT NULL OR paused"
+_CHARGED = "SELECT customer, weight, recent_costs FROM fairturn.customer_states"
 # By flows_head.
-_FRONTS = """
+_HEADS = """
     SELECT head_since, head_order, customer, level FROM fairturn.flows
     WHERE head_since < %(before)s AND NOT held LIMIT %(most)s"""
-_COUNT_FRONTS = """
+_COUNT_HEADS = """
     SELECT count(*),
         count(*) FILTER (WHERE (head_since, head_order) < (%(since)s::bigint, %(order)s::bigint))
     FROM fairturn.flows
@@ -60,31 +60,31 @@ _LINES = """
     SELECT f.level, f.place, f.tick, f.customer, f.folded, %s::bigint, NULL, c.name
     FROM fairturn.flows f LEFT JOIN fairturn.customers c ON c.number = f.customer
     WHERE f.folded > 0 AND f.level = ANY (%s::smallint[]) LIMIT %s"""
-# How many turns a flow has before a place: `turns_before` of scheduling/position/closed_form.py.
-_CROWD_OF = f"""
+# The turns of a flow before a place: `turns_before` of scheduling/position/closed_form.py.
+_OTHER_FLOWS = f"""
     FROM (
         SELECT f.customer, f.place, f.tick, f.folded,
             greatest(1, {COST_ONE * WEIGHT_ONE} / coalesce(s.weight, {WEIGHT_ONE})) AS charge
-        FROM fairturn.flows f LEFT JOIN fairturn.standings s ON s.customer = f.customer
+        FROM fairturn.flows f LEFT JOIN fairturn.customer_states s ON s.customer = f.customer
         WHERE f.level = %(level)s AND f.folded > 0
             AND f.customer <> ALL (%(without)s::bigint[])) f"""
 _BEFORE = """
     CASE WHEN f.place > %(place)s THEN 0 ELSE least(f.folded, (%(place)s - f.place) / f.charge
         + ((%(place)s - f.place) %% f.charge > 0 OR f.tick < %(tick)s)::int) END"""
-_CROWD = f"""
+_OTHERS = f"""
     SELECT count(*), sum(folded)::bigint, sum(n)::bigint, count(*) FILTER (WHERE n > 0)
-    FROM (SELECT f.folded, {_BEFORE} AS n {_CROWD_OF}) f"""
+    FROM (SELECT f.folded, {_BEFORE} AS n {_OTHER_FLOWS}) f"""
 _LARGEST = f"""
     SELECT l.customer, l.n, c.name FROM (
-        SELECT f.customer, {_BEFORE} AS n {_CROWD_OF}
+        SELECT f.customer, {_BEFORE} AS n {_OTHER_FLOWS}
         ORDER BY n DESC, f.customer LIMIT %(most)s) l
         LEFT JOIN fairturn.customers c ON c.number = l.customer ORDER BY l.n DESC, l.customer"""
-# By the primary keys: what arrived, less what claims have taken, and what others have moved.
+# Arrivals, less those taken by claims, plus the changes of other operations. By the primary keys.
 _WAITING_OF = """
     SELECT w.customer, a.priority, (a.n - coalesce((
             SELECT sum(f.taken[a.priority]) FROM fairturn.flows f
             WHERE f.customer = w.customer), 0) + coalesce((
-            SELECT sum(m.waiting) FROM fairturn.moved m
+            SELECT sum(m.waiting) FROM fairturn.counter_changes m
             WHERE m.customer = w.customer AND m.priority = a.priority), 0))::bigint
     FROM unnest(%s::bigint[]) AS w(customer)
         JOIN fairturn.customers c ON c.number = w.customer
@@ -99,14 +99,14 @@ _COUNT_LOWER = f"""
     SELECT count(*) FROM (
         SELECT 1 {_IN_FLOW} AND order_number > %s AND order_number < %s LIMIT %s) d"""
 _COUNT_HIGHER = f"SELECT count(*) FROM (SELECT 1 {_IN_FLOW} AND order_number >= %s LIMIT %s) d"
-_CLAIMED_TO = """
-    SELECT CASE WHEN claimed_to < 9223372036854775807 THEN claimed_to ELSE 0 END
+_CLAIMED_TO = f"""
+    SELECT CASE WHEN claimed_to < {NO_ORDER} THEN claimed_to ELSE 0 END
     FROM fairturn.flows WHERE customer = %s AND level = %s"""
 # By documents_returned.
 _RETURNED = """
     SELECT count(*) FROM fairturn.documents
     WHERE returned AND customer = %s AND level = %s AND order_number < %s"""
-# In mode `levels`: what is before an order, in all flows of a level.
+# In mode `levels`: the documents before an order, for each flow of a level.
 _LOWER = f"""
     SELECT f.level, 0, 0, f.customer, (
             SELECT count(*) FROM fairturn.documents d
@@ -146,7 +146,7 @@ _ARRIVALS = """
 _NEIGHBOURS = """
     SELECT customer, count(*) FROM fairturn.documents
     WHERE number BETWEEN %s AND %s AND claimed_at >= %s AND claimed_at < %s GROUP BY customer"""
-# Others further away, or near ones that were claimed again later: of these only that is known.
+# Whether documents may be missing from the count: outside the range, or claimed again later.
 _MAYBE_MORE = """
     SELECT EXISTS (SELECT 1 FROM fairturn.documents WHERE number < %(first)s)
         OR EXISTS (SELECT 1 FROM fairturn.documents WHERE number > %(last)s)
@@ -155,17 +155,17 @@ _MAYBE_MORE = """
             WHERE number BETWEEN %(first)s AND %(last)s AND number <> %(number)s AND attempts > 1
                 AND claimed_at >= %(claimed_at)s AND submitted_at < %(claimed_at)s)"""
 
-# The flows with the highest places were served last, and what they had last has the highest orders
-# up to their claimed_to. By flows_turn or the primary key, and documents_flow.
+# The flows with the highest places were served last, and their last documents have the highest
+# orders up to claimed_to. By flows_turn or the primary key, and documents_flow.
 _ATTEMPT = f"""d.claimed_at, d.number, d.customer,
     CASE WHEN d.state IN ({COMPLETED}, {DEAD}) THEN d.ended_at - d.claimed_at END"""
-_OVER = f"d.claimed_at IS NOT NULL AND d.state NOT IN ({RUNNING}, {CANCELLED})"
+_HAS_ENDED = f"d.claimed_at IS NOT NULL AND d.state NOT IN ({RUNNING}, {CANCELLED})"
 _LAST_OF_FLOWS = f"""
     CROSS JOIN LATERAL (
         SELECT * FROM fairturn.documents n
         WHERE n.customer = f.customer AND n.level = f.level AND n.order_number <= f.claimed_to
         ORDER BY n.customer DESC, n.level DESC, n.order_number DESC LIMIT {DOCUMENTS_SAMPLED}) d
-    WHERE {_OVER}"""
+    WHERE {_HAS_ENDED}"""
 _LAST_OF_LEVEL = f"""
     SELECT {_ATTEMPT} FROM (
         SELECT customer, level, claimed_to FROM fairturn.flows
@@ -180,24 +180,27 @@ _LAST_SUBMITTED = f"""
     SELECT {_ATTEMPT}
     FROM (SELECT number FROM fairturn.documents ORDER BY number DESC LIMIT %s) n
         JOIN fairturn.documents d ON d.number = n.number
-    WHERE {_OVER}"""
+    WHERE {_HAS_ENDED}"""
 
 
-def situation(
-    session: Session, queue: QueueRow, id: str, now: int, uptime: Uptime
-) -> Situation | None:
-    """The situation of a document, or None if there is none with this id."""
+def read_snapshot(
+    session: Session, queue: PostgresQueueRow, id: str, now: int, uptime: Uptime
+) -> DocumentSnapshot | None:
+    """Return the snapshot that explains a document, or None for an unknown id."""
     found = find(session, queue.key, Filter(ids=(id,)), None, 1).documents
     number = ids.decode(id, queue.key)
     if not found or number is None:
         return None
-    return snapshot.situation(PostgresSight(session, queue, now, uptime), found[0], number)
+    return snapshot.read_snapshot(
+        PostgresQueueReader(session, queue, now, uptime), found[0], number
+    )
 
 
-class PostgresSight:
-    """A `WideSight` of the database."""
+class PostgresQueueReader:
+    """A `SnapshotReader` of the database. It has more than 20 methods because each one is a query
+    that the explanation needs."""
 
-    def __init__(self, session: Session, queue: QueueRow, now: int, uptime: Uptime) -> None:
+    def __init__(self, session: Session, queue: PostgresQueueRow, now: int, uptime: Uptime) -> None:
         self._session = session
         self.settings = settings = queue.settings
         self.now = now
@@ -205,9 +208,9 @@ class PostgresSight:
         self.leases_end_at = uptime.at if state.boot == uptime.boot else None
         self.waiting = summary(session).waiting_by_priority
         self.following = self._one(_FOLLOWING)
-        self.shelf = SnapshotShelf(session, settings.mode)
+        self.source = SnapshotFlows(session, settings.mode)
         self.turns = Turns(
-            self.shelf,
+            self.source,
             mode=settings.mode,
             costs=settings.costs,
             patience_us=settings.patience_us,
@@ -224,7 +227,7 @@ class PostgresSight:
         ((n,),) = self._fetch(statement, values)
         return int(n)
 
-    # ── What the next claim folds in ─────────────────────────────────────────────────────────────
+    # ── Input of the next fold ───────────────────────────────────────────────────────────────────
 
     def running(self) -> list[Row]:
         return self._fetch(_RUNNING)
@@ -232,14 +235,14 @@ class PostgresSight:
     def due(self) -> list[Row]:
         return self._fetch(_DUE, (self.now,))
 
-    def recorded(self) -> list[Recorded] | None:
-        rows = self._fetch(_RECORDED, (RECORDED_MAX + 1,))
-        return to_recorded(rows) if len(rows) <= RECORDED_MAX else None
+    def events(self) -> list[EventBatch] | None:
+        rows = self._fetch(_EVENTS, (EVENTS_MAX + 1,))
+        return to_events(rows) if len(rows) <= EVENTS_MAX else None
 
     def expect(self, customers: Collection[int]) -> None:
-        self.shelf.expect(customers)
+        self.source.expect(customers)
 
-    # ── Lines ────────────────────────────────────────────────────────────────────────────────────
+    # ── Positions of flows ───────────────────────────────────────────────────────────────────────
 
     def held(self) -> list[int]:
         return [customer for (customer,) in self._fetch(_HELD)]
@@ -247,15 +250,15 @@ class PostgresSight:
     def charged(self) -> Iterable[tuple[int, int, list[int]]]:
         return [(c, weight, costs) for c, weight, costs in self._fetch(_CHARGED)]
 
-    def fronts(self, before: int, most: int) -> list[Row]:
-        return self._fetch(_FRONTS, {"before": before, "most": most})
+    def overdue(self, before: int, most: int) -> list[Row]:
+        return self._fetch(_HEADS, {"before": before, "most": most})
 
     def lines(self, charge: int, levels: Collection[int], most: int) -> list[Row]:
         return self._fetch(_LINES, (charge, [*levels], most))
 
-    def crowd(self, level: int, place: int, tick: int, without: Collection[int]) -> Row:
+    def other_lines(self, level: int, place: int, tick: int, without: Collection[int]) -> Row:
         values = {"level": level, "place": place, "tick": tick, "without": [*without]}
-        return self._fetch(_CROWD, values)[0]
+        return self._fetch(_OTHERS, values)[0]
 
     def largest(
         self, level: int, place: int, tick: int, without: Collection[int], most: int
@@ -263,23 +266,23 @@ class PostgresSight:
         values = {"level": level, "place": place, "tick": tick, "without": [*without]}
         return self._fetch(_LARGEST, {**values, "most": most})
 
-    def count_fronts(
+    def count_overdue(
         self, before: int, own: tuple[int, int], without: Collection[int]
     ) -> tuple[int, int]:
         since, order = own
         values = {"before": before, "since": since, "order": order, "without": [*without]}
-        ((number, ahead),) = self._fetch(_COUNT_FRONTS, values)
+        ((number, ahead),) = self._fetch(_COUNT_HEADS, values)
         return int(number), int(ahead)
 
-    def lower(self, level: int, order: int, singled: Collection[int]) -> list[Row]:
-        values = {"order": order, "level": level, "singled": [*singled]}
+    def lower(self, level: int, order: int, customers: Collection[int]) -> list[Row]:
+        values = {"order": order, "level": level, "singled": [*customers]}
         return self._fetch(_LOWER, values)
 
     def waiting_of(self, customers: Collection[int]) -> dict[int, int]:
-        told: Counter[int] = Counter()
+        by_level: Counter[int] = Counter()
         for _, priority, n in self._fetch(_WAITING_OF, ([*customers],)):
-            told[level_of(priority, self.settings.mode)] += n
-        return told
+            by_level[level_of(priority, self.settings.mode)] += n
+        return by_level
 
     def is_paused(self, customer: int) -> bool:
         return self._one(_PAUSED, (customer,)) != 0
@@ -300,7 +303,7 @@ class PostgresSight:
     def not_before(self, flow: FlowKey, order: int, most: int) -> int:
         return self._one(_COUNT_HIGHER, (*flow, order, most))
 
-    # ── What stands around a document ────────────────────────────────────────────────────────────
+    # ── The document and its surroundings ────────────────────────────────────────────────────────
 
     def document(self, number: int) -> Row:
         return self._fetch(_DOCUMENT, (number,))[0]
@@ -333,3 +336,47 @@ class PostgresSight:
         first, last = numbers
         near = {"first": first, "last": last, "number": number, "claimed_at": claimed_at}
         return self._one(_MAYBE_MORE, near) != 0
+
+
+# By flows_turn, in its order.
+_NEXT_TURNS = f"""
+    SELECT level, place, tick, customer, folded FROM fairturn.flows
+    WHERE folded > 0 AND NOT held AND generation = {GENERATION} AND level = %s
+        AND NOT customer = ANY (%s::bigint[])
+    ORDER BY generation, level, place, tick LIMIT %s"""
+# By documents_flow from claimed_to on, and by documents_returned.
+_FOLLOWING_IN_LANE = f"""
+    SELECT order_number, number, cost FROM fairturn.documents
+    WHERE customer = %(customer)s AND level = %(level)s AND state = {WAITING} AND NOT returned
+        AND order_number > coalesce((
+            SELECT nullif(f.claimed_to, {NO_ORDER}) FROM fairturn.flows f
+            WHERE f.customer = %(customer)s AND f.level = %(level)s), %(before)s)
+    ORDER BY order_number LIMIT %(most)s"""
+_RETURNED_IN_LANE = f"""
+    SELECT order_number, number, cost FROM fairturn.documents
+    WHERE returned AND customer = %s AND level = %s AND state = {WAITING}
+    ORDER BY order_number LIMIT %s"""
+
+
+def lanes(session: Session, queue: PostgresQueueRow, size: int, now: int, uptime: Uptime) -> Lanes:
+    """Return the next documents of each priority."""
+    reader = PostgresQueueReader(session, queue, now, uptime)
+    known = reader.turns.customers
+
+    def first_lines(level: int, most: int) -> Iterable[Row]:
+        return session.fetch(_NEXT_TURNS, (level, list(known), most))
+
+    def next_in(flow: FlowKey, before: int, most: int) -> Iterable[Row]:
+        customer, level = flow
+        values = {"customer": customer, "level": level, "before": before, "most": most}
+        return session.fetch(_FOLLOWING_IN_LANE, values) + session.fetch(
+            _RETURNED_IN_LANE, (*flow, most)
+        )
+
+    numbers = next_numbers(reader, size, first_lines, next_in)
+    found = [ids.encode(number, queue.key) for number in numbers]
+    documents: list[Document] = []
+    for start in range(0, len(found), PAGE_MAX):
+        wanted = Filter(ids=tuple(found[start : start + PAGE_MAX]))
+        documents += find(session, queue.key, wanted, None, PAGE_MAX).documents
+    return Lanes(reader.turns.number, by_lane(documents, found, size))

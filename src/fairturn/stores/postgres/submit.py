@@ -1,34 +1,145 @@
 """Submissions: one call of the function `submit`, in its own transaction or the caller's."""
 
-from collections.abc import Sequence
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from random import Random
 from struct import Struct
+from typing import Any
+
+import psycopg
 
 from fairturn import crash, ids
-from fairturn.errors import KeyReused, NotFound, QueueFull, StoreRefused
+from fairturn.clock import Clock, stopwatch
+from fairturn.errors import (
+    KeyReused,
+    NotFound,
+    QueueFull,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+)
 from fairturn.model import NewDocument, Receipt
-from fairturn.stores.postgres.rows import columns, is_payload
+from fairturn.stores.postgres.admin import has_wrong_counters, repair_queue
+from fairturn.stores.postgres.connection import WAIT_S, PostgresDatabase
+from fairturn.stores.postgres.rows import columns, now_of
 from fairturn.stores.postgres.session import Session
 from fairturn.stores.values import Row
 
-_SHARD_BITS = 4  # of the rows of `totals` that there are from the beginning
+_LOG = logging.getLogger("fairturn.postgres")
+
+_SHARD_BITS = 4  # arrival_counters of a new queue has 16 shards
 _TYPES = (
-    *("text[]", "text[]", "bytea[]", "bool[]", "int8[]", "bytea[]", "text[]", "text[]"),
+    *("text[]", "text[]", "bytea[]", "text[]", "int8[]", "bytea[]", "text[]", "text[]"),
     *("text[]", "int8[]", "int8[]", "text[]", "bytea[]", "int8[]"),
 )
 SUBMIT = f"""
     SELECT answer, refused, pending, maximum, refused_number, its_now, receipts, replayed_at
     FROM fairturn.submit(%s::int8, %s::int8, %s::int4,
         {", ".join(f"%s::{kind}" for kind in _TYPES)})"""
-_RECEIPT = Struct(">qiB")  # number, count, and priority, plus 16 if its key was known
+_RECEIPT = Struct(">qiB")  # number, count, priority (plus 16 if replayed)
 _REPLAYED = 16
 _CUSTOMER_FULL, _QUEUE_FULL, _NO_PARENT, _OTHER_QUEUE, _NEW_EPOCH = 3, 4, 5, 6, 7
 CHECK_EPOCH = "SELECT fairturn.check_epoch()"
-_NO_DOCUMENT = 0  # a number that no document has
+_NO_DOCUMENT = 0  # numbers begin with 1
+
+RECOUNT_EVERY_S = 60.0  # a full queue is recounted at most this often
 
 
 class NewEpoch(Exception):
-    """The database was restored, or another server took over: `CHECK_EPOCH` comes first."""
+    """The database was restored or failed over; `CHECK_EPOCH` must run before the submission."""
+
+
+class PostgresSubmitter:
+    """Submits documents for one store."""
+
+    def __init__(
+        self, database: PostgresDatabase, clock: Clock | None, random: Random, budget: int
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._random = random
+        self._budget = budget
+        self._gate = CustomerGate()
+        self._recount_after_s = 0.0  # by the stopwatch
+
+    def submit(self, documents: Sequence[NewDocument], key: int) -> list[Receipt]:
+        """Submit documents, all or none, in a transaction of their own."""
+        moment = now_of(self._clock)
+
+        def attempt() -> list[Receipt]:
+            return self._in_this_epoch(
+                lambda: self._database.transact(
+                    lambda session: submit(session, documents, key, moment, self._random)
+                )
+            )
+
+        with self._gate.passed((each.customer for each in documents), WAIT_S):
+            try:
+                return attempt()
+            except QueueFull as full:
+                if full.limit != "waiting_max" or not self._recount():
+                    raise
+                return attempt()
+
+    def submit_with(
+        self, connection: Any, documents: Sequence[NewDocument], key: int
+    ) -> list[Receipt]:
+        """Submit documents in the caller's transaction: they exist if it commits."""
+        if not isinstance(connection, psycopg.Connection):
+            raise TypeError(
+                f"connection is a {type(connection).__name__}; it must be a psycopg.Connection "
+                "to the database of the queue"
+            )
+        session = Session(connection, self._database.schema, own=False)
+        moment = now_of(self._clock)
+        try:
+            if not connection.autocommit:
+                session.ask("SELECT 1")  # begins a transaction: the next line sets a savepoint
+            with connection.transaction():
+                return self._in_this_epoch(
+                    lambda: submit(session, documents, key, moment, self._random)
+                )
+        except psycopg.Error as error:
+            raise self._database.translate_of_caller(error, connection) from error
+
+    def _in_this_epoch(self, attempt: Callable[[], list[Receipt]]) -> list[Receipt]:
+        """Repeat a submission after beginning a new epoch. That has a transaction of its own: a
+        caller's would hold the lock of claims."""
+        try:
+            return attempt()
+        except NewEpoch:
+            self._database.transact(lambda session: session.fetch(CHECK_EPOCH))
+        try:
+            return attempt()
+        except NewEpoch:
+            raise StoreUnavailable(
+                "a new epoch has begun since the transaction of the connection; roll it back, and "
+                "repeat all of it"
+            ) from None
+
+    def _recount(self) -> bool:
+        """Correct the counters of a full queue if they are wrong; return whether they were.
+
+        It runs at most once every `RECOUNT_EVERY_S` seconds. The check takes no lock: a queue that
+        is really full is never locked for it.
+        """
+        now = stopwatch()
+        if now < self._recount_after_s:
+            return False
+        self._recount_after_s = now + RECOUNT_EVERY_S
+        try:
+            with self._database.reading() as session:
+                if not has_wrong_counters(session):
+                    return False
+            return self._database.transact(
+                lambda session: repair_queue(session, self._budget), wait_s=0
+            )
+        except StoreError as error:
+            _LOG.warning("cannot recount the full queue yet: %s", error)
+            return False
 
 
 def submit(
@@ -41,10 +152,10 @@ def submit(
     """Submit documents, all or none."""
     if not documents:
         return []
-    given = columns([_row(document, key) for document in documents])
+    arrays = columns([_row(document, key) for document in documents])
     crash.point("submit-before-commit")
     session.unsure = any(document.key is None for document in documents)
-    (row,) = session.fetch(SUBMIT, (moment, key, random.getrandbits(_SHARD_BITS), *given))
+    (row,) = session.fetch(SUBMIT, (moment, key, random.getrandbits(_SHARD_BITS), *arrays))
     crash.point("submit-after-commit")
     answer, refused, pending, maximum, number, now, packed, replayed_at = row
     if answer == _NEW_EPOCH:
@@ -64,13 +175,12 @@ def submit(
 
 
 def _row(document: NewDocument, key: int) -> Row:
-    """A document as the function `submit` takes it."""
     body, parent = document.body, document.parent
     return (
         document.customer,
         body if isinstance(body, str) else None,
         body if isinstance(body, bytes) else None,
-        is_payload(document.kind),
+        document.body_type.value,
         document.size_bytes,
         document.sha256,
         document.content_name,
@@ -100,10 +210,50 @@ def _refusal(
         )
     if answer == _OTHER_QUEUE:
         return StoreRefused(
-            "the connection leads to another queue than this one; hand in one to its database"
+            "the connection is to another queue than this one; pass in one to its database"
         )
     which = "a document of the same call" if owner is None else f"document {owner}"
     return KeyReused(
         f"the idempotency key {document.key!r} of customer {customer!r} belongs to {which}, "
-        "which has another content, metadata, cost or due time"
+        "which differs in more than name and parent"
     )
+
+
+SUBMISSIONS_PER_CUSTOMER_MAX = 2
+
+
+class CustomerGate:
+    """Limits the submissions in flight for each customer.
+
+    Submissions for one customer run one after the other in the database anyway. More of them would
+    only occupy connections.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside: Counter[str] = Counter()
+
+    @contextmanager
+    def passed(self, customers: Iterable[str], timeout_s: float) -> Iterator[None]:
+        """Wait until a submission for these customers may start; it ends with the block."""
+        names = set(customers)
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._has_room(names), timeout_s):
+                name = max(names, key=self._inside.__getitem__)
+                raise StoreUnavailable(
+                    f"submissions for customer {name!r} have been blocked for {timeout_s:g} s (an "
+                    "uncommitted submission?); try again"
+                )
+            self._inside.update(names)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside.subtract(names)
+                for name in names:
+                    if not self._inside[name]:
+                        del self._inside[name]
+                self._changed.notify_all()
+
+    def _has_room(self, names: set[str]) -> bool:
+        return all(self._inside[name] < SUBMISSIONS_PER_CUSTOMER_MAX for name in names)

@@ -1,45 +1,94 @@
-"""Claiming: fold in what happened, let `turns.py` decide, write the picks back set-wise."""
+"""The claim, from its transaction to the claimed documents.
+
+`Claimer.claim` runs one transaction: it records outcomes, folds expired leases, events and due
+documents into the scheduler state, picks documents in the order of `scheduling/turns.py`, and
+writes the picked documents, their lease and the changed flows. `flows.py` reads and writes flows.
+"""
 
 import json
+import logging
+from collections.abc import Sequence
 
 import apsw
 
-from fairturn.clock import SECOND_US, Uptime
-from fairturn.model import Claim
-from fairturn.priority import LEVELS
+from fairturn.clock import NO_BOOT, SECOND_US, Clock, Uptime
+from fairturn.errors import StoreError
+from fairturn.model import (
+    CANCELS_REPORTED_MAX,
+    LEASE_US_MAX,
+    Claim,
+    Claimed,
+    Document,
+    Outcome,
+    State,
+)
 from fairturn.scheduling.flows import (
-    Changed,
+    ArrivalEvent,
+    CancelEvent,
+    Event,
+    EventBatch,
     FlowMismatch,
-    Left,
-    Mode,
     Pick,
-    Purged,
-    Recorded,
-    Standing,
+    PurgeEvent,
+    SettingsEvent,
 )
 from fairturn.scheduling.turns import Turns
-from fairturn.stores.events import with_counts
-from fairturn.stores.sqlite.counters import MOVE_COUNTS, Tally
-from fairturn.stores.sqlite.finish import end_expired, promote_due
-from fairturn.stores.sqlite.flows import PAGE_MIN, SqliteShelf, StoredFlow
-from fairturn.stores.sqlite.rows import COUNT_COUNTED, QueueRow, take_recorded
-from fairturn.stores.values import BODY, NUMBER, PRIORITY, RUNNING, WAITING, Row, to_claims
+from fairturn.stores.sqlite.audit import repair_customers
+from fairturn.stores.sqlite.connection import Database
+from fairturn.stores.sqlite.finish import finish
+from fairturn.stores.sqlite.flows import (
+    PAGE_MIN,
+    SqliteFlows,
+    StoredFlow,
+    delete_flows,
+    load_turns,
+    reset_clocks,
+    save_clocks,
+    save_customer_states,
+    save_flows,
+)
+from fairturn.stores.sqlite.query import numbered
+from fairturn.stores.sqlite.rows import (
+    COUNT_COUNTED,
+    MOVE_COUNTS,
+    CounterChanges,
+    QueueRow,
+    add_outcome_counters,
+    fetch,
+    fetch_each,
+    row_to_write,
+    take_events,
+)
+from fairturn.stores.transitions import Attempt, OutcomeCounters, end_of_lease, has_ended
+from fairturn.stores.values import (
+    BODY,
+    CODES,
+    DELAYED,
+    NUMBER,
+    PRIORITY,
+    RUNNING,
+    WAITING,
+    Row,
+    SettingsCache,
+    to_claims,
+    with_counts,
+)
 
-# What is kept between the claims of one process: more would be memory rather than speed.
-_STANDINGS_MAX = 2_000
+_LOG = logging.getLogger(__name__)
 
-# Claims that a power cut may have undone since the last sync; their fences must not come again.
-_FORGOTTEN_MAX = 1 << 20
+# Customers in the scheduler state of one process. More would cost memory and gain no speed.
+_CUSTOMERS_CACHED_MAX = 2_000
+
+# More claims than a power cut can undo: their fences must not be reused.
+_CLAIMS_UNDONE_MAX = 1 << 20
 
 # Virtual times end at 2^63; one claim adds less than 2^57.
 CLOCK_MAX = 1 << 60
 
-# How often a claim that found too little reads all flows for documents that it does not know of.
-_LOOK_EVERY_US = 60 * SECOND_US
-# After everything is applied.
+# How often a claim that came up short scans all flows for documents without an event.
+_HIDDEN_SCAN_EVERY_US = 60 * SECOND_US
 _HIDDEN = "SELECT customer FROM flows WHERE waiting <> folded LIMIT 1"
 
-_LEVELS = "SELECT level, clock, weight FROM levels"
 _BODY = "SELECT body FROM bodies WHERE document = ?"
 _START = f"""
     UPDATE documents SET state = {RUNNING}, returned = 0, attempts = attempts + 1, fence = ?,
@@ -53,47 +102,99 @@ _RUNNING_OF = f"""
         JOIN documents d ON d.number = j.value
     WHERE d.state = {RUNNING} AND d.fence = l.fence AND d.customer = ? GROUP BY d.level"""
 _COUNTED = "UPDATE customers SET counted = running_max IS NOT NULL WHERE number = ?"
-# What a flow becomes, in the order of `_flow_values`. As a rule its seat stays, and with it the
-# entry in flows_head, which SQLite would otherwise write anew.
-_MOVE_FLOW = """
-    UPDATE flows SET waiting = waiting + ?, claimed_to = ?, place = ?, tick = ?, folded = ?,
-        running = ?, head_order = ?, head_since = ?"""
-_SAVE_FLOW = f"{_MOVE_FLOW} WHERE customer = ? AND level = ?"
-_SAVE_FLOW_AND_SEAT = f"{_MOVE_FLOW}, head_bound = ?, held = ? WHERE customer = ? AND level = ?"
-_ADD_FLOW = """
-    INSERT OR IGNORE INTO flows (waiting, claimed_to, place, tick, folded, running, head_order,
-        head_since, head_bound, held, customer, level)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-_FORGET_PURGED = (
-    "DELETE FROM flows WHERE customer = ?",
-    "DELETE FROM standings WHERE customer = ?",
-)
-# Only differences count within a level, so all of it can go back together.
-_BACK_TO_ZERO = """
-    UPDATE flows SET place = place - (SELECT clock FROM levels l WHERE l.level = flows.level);
-    UPDATE levels SET clock = 0"""
-_SAVE_STANDING = """
-    INSERT OR REPLACE INTO standings (customer, weight, running_max, paused, recent_costs)
-    VALUES (?, ?, ?, ?, ?)"""
-_DROP_STANDING = "DELETE FROM standings WHERE customer = ?"
-_SAVE_LEVEL = "UPDATE levels SET clock = ?, weight = ? WHERE level = ?"
 _SAVE_QUEUE = f"""
-    UPDATE queue SET next_number = ?, claims = ?, fence = ?, tick = ?, turns_version = ?,
+    UPDATE queue SET next_number = ?, claims = ?, fence = ?, tick = ?, scheduler_version = ?,
         boot = ?, {MOVE_COUNTS}"""
+_COUNT_REPAIR = "UPDATE queue SET repairs = repairs + 1"
+# By leases_until. The second part: leases that end more than `LEASE_US_MAX` ahead.
+_EXPIRED_LEASES = """
+    SELECT fence, documents FROM leases WHERE until <= ?1
+    UNION ALL SELECT fence, documents FROM leases WHERE until > ?1 + ?2"""
+_LEASES = "SELECT fence, documents FROM leases"
+_IN_LEASE = f"""
+    SELECT lease_until, number, priority, customer, level, order_number, attempts,
+        cancel_requested
+    FROM documents WHERE number = ? AND state = {RUNNING} AND fence = ?"""
+_SHRINK_LEASE = "UPDATE leases SET until = ?, running = ?, documents = ? WHERE fence = ?"
+_DROP_LEASE = "DELETE FROM leases WHERE fence = ?"
+_EXPIRE = f"UPDATE documents SET state = {WAITING}, returned = 1, error = ? WHERE number = ?"
+_EXPIRE_LAST = "UPDATE documents SET state = ?, ended_at = ?, error = ? WHERE number = ?"
+
+# By documents_delayed, and by documents_retried.
+DUE = f"""
+    SELECT due_at, number, customer, level, priority, order_number
+    FROM documents INDEXED BY documents_delayed
+    WHERE state = {DELAYED} AND due_at <= ?1 AND retry_at IS NULL
+    UNION ALL
+    SELECT due_at, number, customer, level, priority, order_number
+    FROM documents INDEXED BY documents_retried
+    WHERE state = {DELAYED} AND retry_at <= ?2"""
+_PROMOTE = f"""
+    UPDATE documents SET state = {WAITING}, returned = ?, order_number = ?, due_at = ?
+    WHERE number = ?"""
+# By documents_retried.
+_FOLLOW_WALL_CLOCK = f"""
+    UPDATE documents SET retry_at = NULL WHERE state = {DELAYED} AND retry_at IS NOT NULL"""
+_OLDEST_CANCELS = "SELECT number, document FROM unreported_cancels ORDER BY number LIMIT ?"
+_REMOVE_CANCELS = "DELETE FROM unreported_cancels WHERE number <= ?"
 
 
-class Claiming:
-    """The engine of one process. It is kept from claim to claim, and read anew from the file when
-    another process has claimed in between or a transaction has failed."""
+class Claimer:
+    """The claims of one process."""
 
-    def __init__(self) -> None:
-        self._turns: Turns | None = None
-        self._shelf = SqliteShelf(Mode.FAIR)
-        self._version = -1
-        self._purged: list[tuple[int]] = []  # nothing is to be left of them
-        self._looked_at: int | None = None  # for hidden documents, on the clock of the boot
+    def __init__(self, database: Database, cache: SettingsCache, clock: Clock) -> None:
+        self._database = database
+        self._cache = cache
+        self._clock = clock
+        self._state = SchedulerState()
+        self._hidden_scan_at: int | None = None  # on the boot clock
 
     def claim(
+        self, n: int, worker: str, lease_us: int, outcomes: Sequence[Outcome], *, synced: bool
+    ) -> tuple[Claimed, bool]:
+        """Record outcomes and claim up to `n` documents; return also whether the file changed.
+
+        If flows do not agree with the documents, they are rebuilt, once per customer, and the claim
+        is retried: one damaged customer must not stop the queue.
+        """
+        repaired: set[int] = set()
+        while True:
+            try:
+                return self._claim(n, worker, lease_us, outcomes, synced=synced)
+            except FlowMismatch as mismatch:
+                if mismatch.customer in repaired:
+                    path = self._database.path
+                    raise StoreError(f"{path}: {mismatch}, even after a repair") from mismatch
+                repaired.add(mismatch.customer)
+                self._repair(mismatch)
+
+    def _claim(
+        self, n: int, worker: str, lease_us: int, outcomes: Sequence[Outcome], *, synced: bool
+    ) -> tuple[Claimed, bool]:
+        # Without a boot id no claim can detect that a power cut has undone others.
+        synced = synced or bool(outcomes) or self._clock.uptime().boot == NO_BOOT
+        try:
+            with self._database.writing("claim", synced=synced) as connection:
+                before = connection.total_changes()
+                queue = row_to_write(connection, self._cache)
+                now, uptime = self._clock.now(), self._clock.uptime()
+                # The first claim of a boot or an epoch must be durable: after a power cut, the
+                # next claim would otherwise start at the same fence.
+                is_first = bool(queue.is_copy) or queue.boot != uptime.boot
+                lost = finish(connection, queue, outcomes, now, uptime) if outcomes else []
+                claims = self._take(
+                    connection, queue, n, worker=worker, lease_us=lease_us, now=now, uptime=uptime
+                )
+                cancelled = _report_cancels(connection, queue)
+                changed = connection.total_changes() != before
+        except BaseException:
+            self._state.evict()
+            raise
+        if is_first:
+            self._database.sync(always=True)
+        return Claimed(claims, lost, cancelled), changed
+
+    def _take(
         self,
         connection: apsw.Connection,
         queue: QueueRow,
@@ -104,30 +205,27 @@ class Claiming:
         now: int,
         uptime: Uptime,
     ) -> list[Claim]:
-        """Take up to `n` documents, inside a transaction that writes."""
-        tally = Tally()
+        """Claim up to `n` documents, inside the transaction."""
+        changes = CounterChanges()
         rebooted = queue.boot != uptime.boot
-        turns = self.fold(connection, queue, tally, now=now, uptime=uptime, page=n)
+        turns = self._state.apply_events(connection, queue, changes, now=now, uptime=uptime, page=n)
         picks: list[Pick] = []
         while len(picks) < n and (pick := turns.pick(now)) is not None:
             picks.append(pick)
-        rows, self._shelf.picked = self._shelf.picked, []
+        rows, names = self._state.take_rows(picks)
         if picks:
-            for pick in picks:
-                if pick.customer not in self._shelf.names:
-                    raise FlowMismatch(pick.customer)
             queue.fence += 1
-            until = uptime.at + lease_us
-            _start(connection, picks, rows, (queue.fence, now, until, worker), tally)
+            lease = (queue.fence, now, uptime.at + lease_us, worker)
+            _start(connection, picks, rows, lease, changes)
         if picks or turns.touched or turns.adjusted or rebooted:
-            self.save(connection, queue, tally)  # otherwise nothing is written: it was only a look
+            self._state.save(connection, queue, changes)  # otherwise the claim writes nothing
         if len(picks) < n and any(queue.waiting):
-            self._look_for_hidden(connection, uptime.at)
+            self._find_hidden(connection, uptime.at)
         if not picks:
             return []
         return to_claims(
             _with_bodies(connection, rows),
-            [self._shelf.names[pick.customer] for pick in picks],
+            names,
             queue.key,
             fence=queue.fence,
             worker=worker,
@@ -135,175 +233,22 @@ class Claiming:
             lease_ends_at=now + lease_us,
         )
 
-    def _look_for_hidden(self, connection: apsw.Connection, at: int) -> None:
-        """Once in a while, when less was found than wanted: is there a flow of whose waiting
-        documents no claim knows?"""
-        if self._looked_at is not None and 0 <= at - self._looked_at < _LOOK_EVERY_US:
+    def _find_hidden(self, connection: apsw.Connection, at: int) -> None:
+        """Once a minute, raise `FlowMismatch` for a flow with waiting documents that the scheduler
+        state lacks after all events are folded."""
+        last = self._hidden_scan_at
+        if last is not None and 0 <= at - last < _HIDDEN_SCAN_EVERY_US:
             return
         customer = connection.execute(_HIDDEN).get
         if customer is not None:
             raise FlowMismatch(customer)
-        self._looked_at = at
+        self._hidden_scan_at = at
 
-    def fold(
-        self,
-        connection: apsw.Connection,
-        queue: QueueRow,
-        tally: Tally,
-        *,
-        now: int,
-        uptime: Uptime,
-        page: int = 0,
-    ) -> Turns:
-        """The engine with everything folded in that happened since the last claim."""
-        turns = self._load(connection, queue, page)
-        expired = end_expired(connection, queue, now, uptime, tally)
-        recorded = take_recorded(connection)
-        self._shelf.given = queue.next_number - 1  # higher ones go to what becomes due now
-        due = promote_due(connection, queue, now, uptime, tally)
-        if queue.boot and queue.boot != uptime.boot:
-            queue.fence += _FORGOTTEN_MAX
-        queue.boot = uptime.boot
-        self._prepare(turns, recorded)
-        turns.fold(now, expired=expired, recorded=self._with_counts(recorded), due=due)
-        return turns
-
-    def _load(self, connection: apsw.Connection, queue: QueueRow, page: int) -> Turns:
-        if self._turns is None or self._version != queue.turns_version:
-            self.forget()
-            settings = queue.settings
-            shelf = self._shelf = SqliteShelf(settings.mode)
-            for level, clock, weight in connection.execute(_LEVELS):
-                shelf.clocks[level], shelf.weights[level] = clock, weight
-            self._turns = Turns(
-                shelf,
-                mode=settings.mode,
-                costs=settings.costs,
-                patience_us=settings.patience_us,
-                number=queue.claims,
-                tick=queue.tick,
-                clocks=shelf.clocks,
-                weights=shelf.weights,
-            )
-        self._shelf.connection = connection
-        # The last turn is taken when the one after it is known.
-        self._shelf.page = max(PAGE_MIN, page + 1)
-        return self._turns
-
-    def _prepare(self, turns: Turns, recorded: list[Recorded]) -> None:
-        """Let the shelf know of cancels, and remember who was purged."""
-        for event in (event for _, events in recorded for event in events):
-            if type(event) is Left:
-                self._shelf.cancelled(turns.standings.get(event.customer), event)
-            elif type(event) is Purged:
-                self._purged.append((event.customer,))
-
-    def _with_counts(self, recorded: list[Recorded]) -> list[Recorded]:
-        """Before a customer gets a limit, say how many of its documents run: without a limit
-        nobody keeps that number. It is what runs now and what ended after that."""
-        changes = [e for _, events in recorded for e in events if type(e) is Changed]
-        if not changes:
-            return recorded
-        connection = self._shelf.connection
-        connection.executemany(_COUNTED, {(change.customer,) for change in changes})
-        connection.execute(COUNT_COUNTED)
-        limited = {change.customer for change in changes if change.limit is not None}
-        running = {c: dict(connection.execute(_RUNNING_OF, (c,))) for c in limited}
-        return with_counts(recorded, running)
-
-    def save(self, connection: apsw.Connection, queue: QueueRow, tally: Tally) -> None:
-        """Write back every flow, standing and clock that has changed."""
-        turns = self._turns
-        assert turns is not None
-        for customer in turns.adjusted:
-            _save_standing(connection, turns.standings[customer])
-        self._save_flows(connection, turns, tally)
-        turns.adjusted.clear()
-        turns.touched.clear()
-        for statement in _FORGET_PURGED:
-            connection.executemany(statement, self._purged)
-        self._purged.clear()
-        self._save_levels(connection, turns)
-        tally.write_delayed(connection)
-        self._version = queue.turns_version = queue.turns_version + 1
-        connection.execute(
-            _SAVE_QUEUE,
-            (
-                queue.next_number,
-                turns.number,
-                queue.fence,
-                turns.tick,
-                queue.turns_version,
-                queue.boot,
-                *tally.counts(),
-            ),
-        )
-        if max(turns.clocks) > CLOCK_MAX:
-            connection.execute(_BACK_TO_ZERO)
-            self.forget()
-        if len(turns.standings) > _STANDINGS_MAX:
-            self.forget()
-
-    def _save_flows(self, connection: apsw.Connection, turns: Turns, tally: Tally) -> None:
-        moved: list[Row] = []
-        seated: list[Row] = []
-        by_order = turns.mode is Mode.LEVELS
-        slack = turns.patience_us // 2
-        for flow in turns.touched:
-            assert isinstance(flow, StoredFlow)
-            customer, level, order = flow.customer, flow.level, flow.head_order
-            standing = turns.standings[customer]
-            is_head = order is not None and order == standing.head_order
-            since = standing.head_since if is_head else None
-            values = (
-                tally.flows.get((customer, level), 0),
-                flow.claimed_to,
-                (order or 0) if by_order else flow.virtual_time,
-                flow.tick,
-                flow.waiting,
-                flow.running,
-                order,
-                since,
-            )
-            bound, held = flow.bound, int(standing.held)
-            if since is None or bound is None or not bound <= since <= bound + slack:
-                bound = since
-            if bound == flow.bound and held == flow.held:
-                moved.append((*values, customer, level))
-            else:
-                flow.bound, flow.held = bound, held
-                seated.append((*values, bound, held, customer, level))
-        before = connection.total_changes()
-        connection.executemany(_SAVE_FLOW, moved)
-        connection.executemany(_SAVE_FLOW_AND_SEAT, seated)
-        if connection.total_changes() - before < len(moved) + len(seated):
-            # Some are not in the file yet. Those that are stay as they were just written.
-            connection.executemany(_ADD_FLOW, [(*row[:8], None, 0, *row[8:]) for row in moved])
-            connection.executemany(_ADD_FLOW, seated)
-
-    def _save_levels(self, connection: apsw.Connection, turns: Turns) -> None:
-        shelf = self._shelf
-        changed = [
-            (turns.clocks[level], turns.weights[level], level)
-            for level in range(1, LEVELS + 1)
-            if turns.clocks[level] != shelf.clocks[level]
-            or turns.weights[level] != shelf.weights[level]
-        ]
-        connection.executemany(_SAVE_LEVEL, changed)
-        shelf.clocks[:] = turns.clocks
-        shelf.weights[:] = turns.weights
-
-    def expect_after(self, customer: int, order: int) -> None:
-        """What is not returned waits only after this order, in every flow of the customer."""
-        assert self._turns is not None
-        for flow in self._turns.standings[customer].flows.values():
-            assert isinstance(flow, StoredFlow)
-            flow.claimed_to = order
-
-    def forget(self) -> None:
-        """Read everything anew next time."""
-        self._turns = None
-        self._purged.clear()
+    def _repair(self, mismatch: FlowMismatch) -> None:
+        _LOG.warning("%s: %s; rebuilding them", self._database.path, mismatch)
+        with self._database.writing("claim") as connection:
+            repair_customers(connection, [mismatch.customer], self._clock.now())
+            connection.execute(_COUNT_REPAIR)
 
 
 def _start(
@@ -311,40 +256,35 @@ def _start(
     picks: list[Pick],
     rows: list[Row],
     lease: tuple[int, int, int, str],
-    tally: Tally,
+    changes: CounterChanges,
 ) -> None:
-    """Let the picked documents run."""
+    """Start the picked documents under one lease: fence, claimed_at, lease_until, worker."""
     numbers = [row[NUMBER] for row in rows]
     fence, _, until, _ = lease
+    started = [(*lease, p.cost, p.weight, p.charge, n) for p, n in zip(picks, numbers, strict=True)]
     before = connection.total_changes()
-    connection.executemany(
-        _START,
-        [
-            (*lease, pick.cost, pick.weight, pick.charge, number)
-            for pick, number in zip(picks, numbers, strict=True)
-        ],
-    )
+    connection.executemany(_START, started)
     if connection.total_changes() - before != len(numbers):
         raise FlowMismatch(_not_waiting(connection, picks, numbers, fence))
     connection.execute(_ADD_LEASE, (fence, until, len(numbers), json.dumps(numbers)))
     for pick, row in zip(picks, rows, strict=True):
-        tally.wait(pick.customer, pick.level, row[PRIORITY], -1)
+        changes.wait(pick.customer, pick.level, row[PRIORITY], -1)
 
 
 def _not_waiting(
     connection: apsw.Connection, picks: list[Pick], numbers: list[int], fence: int
 ) -> int:
-    """The customer of a document that was picked and did not wait."""
+    """Return the customer of a picked document that was not waiting."""
     started: set[int] = set()
     for pick, number in zip(picks, numbers, strict=True):
         if number in started or connection.execute(_FENCE, (number,)).get != fence:
             return pick.customer
         started.add(number)
-    raise AssertionError("every document that was picked has been started")
+    raise AssertionError("every picked document has been started")
 
 
 def _with_bodies(connection: apsw.Connection, rows: list[Row]) -> list[Row]:
-    """The rows with the bodies that are too large to lie in them."""
+    """Return the rows with bodies from the table `bodies` filled in."""
     if all(row[BODY] is not None for row in rows):
         return rows
     return [
@@ -355,13 +295,186 @@ def _with_bodies(connection: apsw.Connection, rows: list[Row]) -> list[Row]:
     ]
 
 
-def _save_standing(connection: apsw.Connection, standing: Standing) -> None:
-    values = (standing.weight, standing.limit, standing.paused, standing.recent_costs)
-    plain = Standing(standing.customer)
-    if values == (plain.weight, plain.limit, plain.paused, plain.recent_costs):
-        connection.execute(_DROP_STANDING, (standing.customer,))
+class SchedulerState:
+    """The cached scheduler state of one process: clocks, and the flows that recent claims loaded.
+
+    It is loaded again after a failed transaction, and when `queue.scheduler_version` shows that
+    another process has changed the flows.
+    """
+
+    def __init__(self) -> None:
+        self._turns: Turns | None = None
+        self._source: SqliteFlows | None = None
+        self._version = -1
+        self._purged: list[int] = []  # customers whose flows the next save deletes
+
+    def apply_events(
+        self,
+        connection: apsw.Connection,
+        queue: QueueRow,
+        changes: CounterChanges,
+        *,
+        now: int,
+        uptime: Uptime,
+        page: int = 0,
+    ) -> Turns:
+        """Fold expired leases, then events, then due documents, and return the scheduler state."""
+        turns, source = self._load(connection, queue, page)
+        expired = _end_expired(connection, queue, now, uptime, changes)
+        batches = take_events(connection)
+        source.given = queue.next_number - 1  # due documents get higher orders
+        due = _promote_due(connection, queue, now, uptime, changes)
+        if queue.boot and queue.boot != uptime.boot:
+            queue.fence += _CLAIMS_UNDONE_MAX
+        queue.boot = uptime.boot
+        for event in (event for _, events in batches for event in events):
+            if type(event) is CancelEvent:
+                source.cancelled(turns.customers.get(event.customer), event)
+            elif type(event) is PurgeEvent:
+                self._purged.append(event.customer)
+        turns.fold(now, expired=expired, events=_with_counts(connection, batches), due=due)
+        return turns
+
+    def _load(
+        self, connection: apsw.Connection, queue: QueueRow, page: int
+    ) -> tuple[Turns, SqliteFlows]:
+        if self._turns is None or self._source is None or self._version != queue.scheduler_version:
+            self.evict()
+            self._source, self._turns = load_turns(connection, queue)
+        self._source.connection = connection
+        # One more than the claim takes: picking a turn reads the next one.
+        self._source.page = max(PAGE_MIN, page + 1)
+        return self._turns, self._source
+
+    def take_rows(self, picks: list[Pick]) -> tuple[list[Row], list[str]]:
+        """Return the rows of documents picked since the last call, and their customers' names."""
+        source = self._source
+        assert source is not None
+        rows, source.picked = source.picked, []
+        for pick in picks:
+            if pick.customer not in source.names:
+                raise FlowMismatch(pick.customer)
+        return rows, [source.names[pick.customer] for pick in picks]
+
+    def save(self, connection: apsw.Connection, queue: QueueRow, changes: CounterChanges) -> None:
+        """Write changed flows, customer states and clocks."""
+        turns, source = self._turns, self._source
+        assert turns is not None
+        assert source is not None
+        save_customer_states(connection, turns)
+        save_flows(connection, turns, changes.flows)
+        delete_flows(connection, self._purged)
+        self._purged.clear()
+        save_clocks(connection, turns, source)
+        changes.write_delayed(connection)
+        self._version = queue.scheduler_version = queue.scheduler_version + 1
+        row = (queue.next_number, turns.number, queue.fence, turns.tick, queue.scheduler_version)
+        connection.execute(_SAVE_QUEUE, (*row, queue.boot, *changes.counts()))
+        if max(turns.clocks) > CLOCK_MAX:
+            reset_clocks(connection)
+            self.evict()
+        elif len(turns.customers) > _CUSTOMERS_CACHED_MAX:
+            self.evict()
+
+    def expect_after(self, customer: int, order: int) -> None:
+        """Set `claimed_to` for all of a customer's flows. Any document still waiting at or below it
+        has been returned."""
+        assert self._turns is not None
+        for flow in self._turns.customers[customer].flows.values():
+            assert isinstance(flow, StoredFlow)
+            flow.claimed_to = order
+
+    def evict(self) -> None:
+        """Load everything again at the next claim."""
+        self._turns = None
+        self._purged.clear()
+
+
+def _with_counts(connection: apsw.Connection, batches: list[EventBatch]) -> list[EventBatch]:
+    """Insert the number of running documents of a customer before each new limit. The flows of
+    customers without a limit do not have it (decision 0007)."""
+    adjusted = [e for _, events in batches for e in events if type(e) is SettingsEvent]
+    if not adjusted:
+        return batches
+    connection.executemany(_COUNTED, {(event.customer,) for event in adjusted})
+    connection.execute(COUNT_COUNTED)
+    limited = {event.customer for event in adjusted if event.limit is not None}
+    running = {c: dict(connection.execute(_RUNNING_OF, (c,))) for c in limited}
+    return with_counts(batches, running)
+
+
+def _end_expired(
+    connection: apsw.Connection, queue: QueueRow, now: int, uptime: Uptime, changes: CounterChanges
+) -> list[Event]:
+    """End the attempts whose leases have expired, oldest first; after a reboot, all attempts."""
+    expired = _take_expired(connection, uptime.at if queue.boot == uptime.boot else None)
+    if not expired:
+        return []
+    events: list[Event] = []
+    outcome_counters = OutcomeCounters()
+    for _, number, priority, *rest in expired:
+        attempt = Attempt(*rest)
+        ending = end_of_lease(attempt, queue.settings)
+        outcome_counters.attempt(ending)
+        state, event, error, *_ = ending
+        if state is State.WAITING:
+            connection.execute(_EXPIRE, (error, number))
+            changes.wait(attempt.customer, attempt.level, priority)
+        else:
+            connection.execute(_EXPIRE_LAST, (CODES[state], now, error, number))
+        events.append(event)
+    add_outcome_counters(connection, outcome_counters)
+    return events
+
+
+def _take_expired(connection: apsw.Connection, at: int | None) -> list[Row]:
+    """Return the documents whose leases have expired, or all running documents if `at` is None, by
+    the end of the lease. Their leases are removed."""
+    expired: list[Row] = []
+    if at is None:
+        leases = fetch(connection, _LEASES)
     else:
-        weight, limit, paused, costs = values
-        connection.execute(
-            _SAVE_STANDING, (standing.customer, weight, limit, int(paused), json.dumps(costs))
-        )
+        leases = fetch(connection, _EXPIRED_LEASES, (at, LEASE_US_MAX))
+    for fence, documents in leases:
+        inside = [(number, fence) for number in json.loads(documents)]
+        running = fetch_each(connection, _IN_LEASE, inside)
+        left = [row for row in running if not has_ended(row[0], at)]
+        expired += [row for row in running if row not in left]
+        if left:
+            until = min(row[0] for row in left)
+            numbers = json.dumps([row[1] for row in left])
+            connection.execute(_SHRINK_LEASE, (until, len(left), numbers, fence))
+        else:
+            connection.execute(_DROP_LEASE, (fence,))
+    return sorted(expired)
+
+
+def _promote_due(
+    connection: apsw.Connection, queue: QueueRow, now: int, uptime: Uptime, changes: CounterChanges
+) -> list[tuple[int, ArrivalEvent]]:
+    """Make due documents wait. A document gets its order when it is first due. After a reboot,
+    retries are due by the wall clock."""
+    if queue.boot != uptime.boot:
+        connection.execute(_FOLLOW_WALL_CLOCK)
+    due: list[tuple[int, ArrivalEvent]] = []
+    promoted = []
+    rows = sorted(fetch(connection, DUE, (now, uptime.at)))
+    for moment, number, customer, level, priority, given in rows:
+        due_at = min(moment, now)  # the moment is later if the wall clock has stepped back
+        order = queue.next_number if given is None else given
+        queue.next_number += given is None
+        promoted.append((given is not None, order, due_at, number))
+        changes.wait(customer, level, priority)
+        changes.delay(customer, -1)
+        due.append((due_at, ArrivalEvent(customer, level, order, 1)))
+    connection.executemany(_PROMOTE, promoted)
+    return due
+
+
+def _report_cancels(connection: apsw.Connection, queue: QueueRow) -> list[Document]:
+    """Return the oldest cancels that no claim has reported, and remove them from the reports."""
+    cancels = fetch(connection, _OLDEST_CANCELS, (CANCELS_REPORTED_MAX,))
+    if not cancels:
+        return []
+    connection.execute(_REMOVE_CANCELS, (cancels[-1][0],))
+    return numbered(connection, queue.key, (document for _, document in cancels))

@@ -1,8 +1,8 @@
-"""One SQLite file: opening it safely, its connections, and transactions that are durable.
+"""One SQLite file: its connections, durable transactions, and error mapping.
 
-Several processes may use one file. In each, one connection writes, behind a lock, and every reader
-has a connection to itself. A call waits for the locks of other threads and processes `BUSY_S`
-seconds in all, in short slices: between them Python handles signals, and `interrupt` ends the wait.
+Each process has one connection that writes, guarded by a lock, and a connection for each concurrent
+reader. A call waits up to `BUSY_S` for the locks of other threads and processes, in slices of
+`_SLICE_S`, between which Python handles signals and `interrupt` takes effect.
 """
 
 import os
@@ -11,29 +11,30 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import apsw
 
 from fairturn import crash
 from fairturn.clock import stopwatch
-from fairturn.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
-from fairturn.stores.sqlite.errors import free_bytes, translate, translated
-from fairturn.stores.sqlite.schema import APPLICATION_ID, migrate
+from fairturn.errors import StoreBusy, StoreError, StoreFull, StoreRefused, StoreUnavailable
+from fairturn.stores.sqlite.schema import (
+    migrate,
+    network_below,
+    refuse_engine,
+    refuse_foreign_file,
+    refuse_network,
+)
 
 BUSY_S = 30.0
-_SLICE_S = 0.05  # the longest part of a wait in which neither a signal nor `interrupt` is seen
+_SLICE_S = 0.05
 SYNCHRONOUS = ("FULL", "NORMAL")
-# Submissions stop while less than this is free, so that outcomes can still be written.
+# With less than this free, submissions are rejected, so that outcomes can still be written.
 RESERVE_BYTES = 8 * 1_048_576
-# A log of so many pages is written into the file as soon as nobody waits for the disk; one that
-# becomes longer, by whoever has made it so.
+# A write-ahead log of this length is checkpointed by an idle thread, and one of the maximum by the
+# thread that commits.
 LOG_PAGES = 4_000
 LOG_PAGES_MAX = 6_000
-# The header of a database file: what it begins with, and where in it two numbers stand.
-_MAGIC = b"SQLite format 3\x00"
-_HEADER_BYTES, _COOKIE_AT, _APPLICATION_AT = 100, 40, 68
-_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "fuse", "afs", "ceph")
-
 _SETUP = """
     PRAGMA foreign_keys = ON;
     PRAGMA trusted_schema = OFF;
@@ -45,8 +46,8 @@ _SETUP = """
 """
 
 
-class _Patience:
-    """How long one call waits for locks: until `BUSY_S` after its beginning, or an interrupt."""
+class _LockTimeout:
+    """The end of one call's waits for locks: `BUSY_S` after its start, or an interrupt."""
 
     def __init__(self, interrupts: Callable[[], int], since_s: float | None = None) -> None:
         self._interrupts = interrupts
@@ -58,7 +59,7 @@ class _Patience:
         return stopwatch() >= self._until_s or self._interrupts() != self._seen
 
     def wait(self, calls: int) -> bool:
-        """SQLite's busy handler: wait a moment, and return whether to try again."""
+        """SQLite's busy handler: sleep, and return whether to retry."""
         if self.is_over:
             return False
         time.sleep(min(_SLICE_S, 0.001 * (calls + 1), max(0.0, self._until_s - stopwatch())))
@@ -66,7 +67,8 @@ class _Patience:
 
 
 class Database:
-    """A file with the schema of this version, or an error that says why not."""
+    """An open file with the schema of this release. It has more than 15 attributes and 20 methods
+    because connections, locks and fsync depend on each other."""
 
     def __init__(self, path: Path, *, synchronous: str, allow_network: bool) -> None:
         if synchronous not in SYNCHRONOUS:
@@ -79,44 +81,43 @@ class Database:
         refuse_network(path, self._network, allowed=allow_network)
         self._pid = os.getpid()
         self._lock = threading.RLock()  # of the writer
-        # Of the list of connections. No disk is waited for under it, so readers do not wait for a
-        # writer's fsync. A thread that takes both takes the writer's first.
-        self._shelf = threading.RLock()
-        # With a log, a commit is whole without an fsync; it may only be undone by a power cut.
+        # Never held during disk I/O, so that readers do not block on a writer's fsync. Lock order:
+        # `_lock` first.
+        self._connections_lock = threading.RLock()
+        # With a write-ahead log, a commit without fsync is atomic, but a power cut may undo it.
         self._may_sync_later = synchronous == "FULL" and not self._network
-        self._syncs = True  # whether commits wait for the disk at the moment
+        self._syncs = True  # whether commits call fsync now
         self._unsynced = False
         self.log_is_long = False
-        self.damage: StoreError | None = None  # the last that a call of this process met
+        self.damage: StoreError | None = None  # the last error of this process that means damage
         self._interrupts = 0
         self._idle_readers: list[apsw.Connection] = []
         self._all: list[apsw.Connection] = []
         self._closed = False
         refuse_foreign_file(self.path)
-        # Documents are private: only the owner may read a new file. SQLite gives the files beside
-        # it the same mode.
+        # Only the owner may read a new file. SQLite gives its -wal and -shm files the same mode.
         with suppress(OSError):
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         try:
             with self._translated():
-                self._writer = self._connect(self._new_patience())
-                self._writer.set_wal_hook(self._wrote)
+                self._writer = self._connect(self._new_timeout())
+                self._writer.set_wal_hook(self._after_commit)
                 migrate(self._writer, str(path))
         except BaseException:
             self.close()
             raise
 
-    def _connect(self, patience: _Patience) -> apsw.Connection:
+    def _connect(self, timeout: _LockTimeout) -> apsw.Connection:
         inode = self._inode()
         connection = apsw.Connection(str(self.path))
         self._all.append(connection)
-        connection.set_busy_handler(patience.wait)
+        connection.set_busy_handler(timeout.wait)
         self._refuse_replaced(connection, inode)
-        # The plan never depends on a bound value. Otherwise SQLite compiles a statement anew each
-        # time that it is bound to other values, which makes it up to ten times slower.
+        # Query plans must not depend on bound values: SQLite would compile a statement again for
+        # other values, which is up to ten times slower (decision 0003).
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
-        connection.execute(_SETUP).fetchall()  # a pragma that answers holds up those after it
-        _use_journal(connection, "delete" if self._network else "wal", patience)
+        connection.execute(_SETUP).fetchall()  # a pragma that returns rows blocks those after it
+        _use_journal(connection, "delete" if self._network else "wal", timeout)
         connection.execute(f"PRAGMA synchronous = {self._synchronous}")
         return connection
 
@@ -126,10 +127,10 @@ class Database:
         return None
 
     def _refuse_replaced(self, connection: apsw.Connection, inode: int | None) -> None:
-        """Refuse a file that `fairturn restore` has replaced while this process waited for its
-        lock: SQLite would write the log of the new file into the old one, also on closing."""
+        """Raise `StoreUnavailable` if `fairturn restore` has replaced the file during the wait for
+        its lock. SQLite would write the log of the new file into the old one, even on close."""
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        connection.execute("SELECT 1 FROM sqlite_schema").fetchone()  # with the lock, from now on
+        connection.execute("SELECT 1 FROM sqlite_schema").fetchone()  # takes the lock
         if self._inode() != inode:
             self._all.remove(connection)
             connection.close()
@@ -142,26 +143,26 @@ class Database:
     def _note_damage(self, error: StoreError) -> None:
         self.damage = error
 
-    def _new_patience(self, since_s: float | None = None) -> _Patience:
-        return _Patience(lambda: self._interrupts, since_s)
+    def _new_timeout(self, since_s: float | None = None) -> _LockTimeout:
+        return _LockTimeout(lambda: self._interrupts, since_s)
 
     def interrupt(self) -> None:
-        """End every wait for a lock that is under way with `StoreBusy`."""
+        """Raise `StoreBusy` in every call that is waiting for a lock."""
         self._interrupts += 1
 
     @contextmanager
-    def _writing(self, patience: _Patience) -> Iterator[apsw.Connection]:
-        """The connection that writes, for one thread at a time."""
+    def _locked_writer(self, timeout: _LockTimeout) -> Iterator[apsw.Connection]:
+        """Lock the connection that writes."""
         try:
             while not self._closed and not self._lock.acquire(timeout=_SLICE_S):
-                if patience.is_over:
+                if timeout.is_over:
                     raise translate(apsw.BusyError("database is locked"), self.path)
             if self._closed:
                 raise StoreUnavailable(f"{self.path} was closed")
-            self._writer.set_busy_handler(patience.wait)
+            self._writer.set_busy_handler(timeout.wait)
             yield self._writer
         finally:
-            # Not held if the wait was ended; a signal can end it just after the lock was taken.
+            # The lock is not held after a timeout, but may be if a signal interrupted `acquire`.
             with suppress(RuntimeError):
                 self._lock.release()
 
@@ -169,12 +170,14 @@ class Database:
     def writing(
         self, what: str, *, synced: bool = True, since_s: float | None = None
     ) -> Iterator[apsw.Connection]:
-        """One transaction that writes: committed when the block ends, undone if it raises. If it
-        need not be `synced`, a power cut may undo it until the next one, or `sync`. The wait for
-        the lock counts from `since_s`, or from now."""
+        """Run a write transaction, which is rolled back if the block raises.
+
+        With `synced=False` a power cut may undo it until the next synced transaction or `sync`. The
+        timeout for locks starts at `since_s`, or now. `what` names the crash points.
+        """
         self.check_process()
-        patience = self._new_patience(since_s)
-        with self._translated(), self._writing(patience) as writer, self._lightly(synced):
+        timeout = self._new_timeout(since_s)
+        with self._translated(), self._locked_writer(timeout) as writer, self._fsync(synced):
             try:
                 writer.execute("BEGIN IMMEDIATE")
                 yield writer
@@ -187,9 +190,9 @@ class Database:
 
     @contextmanager
     def holding(self) -> Iterator[apsw.Connection]:
-        """One transaction that only reads, under the write lock."""
+        """Run a read transaction under the write lock."""
         self.check_process()
-        with self._translated(), self._writing(self._new_patience(None)) as writer:
+        with self._translated(), self._locked_writer(self._new_timeout(None)) as writer:
             try:
                 writer.execute("BEGIN IMMEDIATE")
                 yield writer
@@ -197,8 +200,8 @@ class Database:
                 _roll_back(writer)
 
     @contextmanager
-    def _lightly(self, synced: bool) -> Iterator[None]:
-        """Let a commit go without an fsync, where that is possible; under the lock."""
+    def _fsync(self, synced: bool) -> Iterator[None]:
+        """Commit without fsync if the caller and the journal allow it; under the lock."""
         if synced or not self._may_sync_later:
             yield
             return
@@ -210,29 +213,28 @@ class Database:
             self._syncs = True
             self._writer.execute("PRAGMA synchronous = FULL")
 
-    def _wrote(self, writer: apsw.Connection, name: str, pages: int) -> int:
-        """A commit has made the log this long. One that has changed nothing does not come here."""
+    def _after_commit(self, writer: apsw.Connection, name: str, pages: int) -> int:
+        """SQLite's WAL hook, called after each commit that has changed the file."""
         self._unsynced = self._unsynced or not self._syncs
         self.log_is_long = pages >= LOG_PAGES
         if pages >= LOG_PAGES_MAX:
-            _write_log(writer)
+            _checkpoint(writer)
         return apsw.SQLITE_OK
 
-    def write_log(self) -> None:
-        """Write the log into the file, beside other writers."""
+    def checkpoint(self) -> None:
+        """Checkpoint the write-ahead log without blocking writers."""
         self.log_is_long = False
         with self.reading() as connection:
-            _write_log(connection)
+            _checkpoint(connection)
 
     def sync(self, *, always: bool = False) -> None:
-        """Let everything that was committed survive a power cut; with `always` also what commits
-        of `synchronous` NORMAL have left to the next checkpoint."""
+        """Make all commits durable; with `always` also those of `synchronous` NORMAL."""
         left = always and self._synchronous == "NORMAL" and not self._network
         if not (self._unsynced or left):
             return
-        with self._shelf:
+        with self._connections_lock:
             if self._closed:
-                return  # closing has written the log into the file, or another process has it
+                return  # closing checkpoints the log, unless another process has the file open
             self._unsynced = False
         try:
             descriptor = os.open(self._log, os.O_RDONLY)
@@ -246,7 +248,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[apsw.Connection]:
-        """One snapshot to read from."""
+        """Run a read transaction on one snapshot."""
         self.check_process()
         with self._translated():
             connection = self._take_reader()
@@ -260,20 +262,20 @@ class Database:
                 self._give_back(connection)
 
     def _take_reader(self) -> apsw.Connection:
-        """A connection that no other thread reads from; as many are made as read at once."""
-        patience = self._new_patience()
-        with self._shelf:
+        """Return an idle connection, or a new one."""
+        timeout = self._new_timeout()
+        with self._connections_lock:
             if self._closed:
                 raise StoreUnavailable(f"{self.path} was closed")
             if not self._idle_readers:
-                return self._connect(patience)
+                return self._connect(timeout)
             connection = self._idle_readers.pop()
-            connection.set_busy_handler(patience.wait)
+            connection.set_busy_handler(timeout.wait)
             return connection
 
     def _give_back(self, connection: apsw.Connection) -> None:
-        """Keep a connection for the next reader, unless an error has left it in a transaction."""
-        with self._shelf:
+        """Return a connection to the pool, or close it if an error has left it in a transaction."""
+        with self._connections_lock:
             if self._closed:
                 return
             if connection.in_transaction:
@@ -283,16 +285,16 @@ class Database:
                 self._idle_readers.append(connection)
 
     def changes_elsewhere(self, wait_s: float | None = None) -> int:
-        """A number that changes when another connection has written. A thread that writes is waited
-        for: `wait_s` at most, or as long as any call waits."""
+        """Return a number that changes when another connection has written. Waits for a writing
+        thread up to `wait_s`, or up to `BUSY_S`."""
         self.check_process()
         since_s = None if wait_s is None else stopwatch() + wait_s - BUSY_S
-        with self._translated(), self._writing(self._new_patience(since_s)) as writer:
+        with self._translated(), self._locked_writer(self._new_timeout(since_s)) as writer:
             version: int = writer.execute("PRAGMA data_version").get
             return version
 
     def refuse_if_full(self, size_bytes: int) -> None:
-        """Refuse a submission while the disk has only the reserve left."""
+        """Raise `StoreFull` if a submission of this size would use the reserve of the disk."""
         free = free_bytes(self.path)
         if free < RESERVE_BYTES + 2 * size_bytes:
             raise StoreFull(
@@ -303,15 +305,15 @@ class Database:
     def close(self) -> None:
         if self._pid != os.getpid():
             return  # closing in a forked child would drop the parent's locks
-        self._closed = True  # before the interrupt: a call that begins after it must not wait
+        self._closed = True  # before the interrupt, because later calls must not wait
         self.interrupt()
-        with self._lock, self._shelf:
+        with self._lock, self._connections_lock:
             for connection in self._all:
                 connection.close()
             self._all.clear()
 
     def check_process(self) -> None:
-        """Refuse to work in a process that was forked from the one that opened the file."""
+        """Raise `StoreError` in a process that was forked from the one that opened the file."""
         if self._pid != os.getpid():
             raise StoreError(
                 "this process was forked from the one that opened the queue; "
@@ -320,8 +322,8 @@ class Database:
 
 
 def _roll_back(writer: apsw.Connection) -> None:
-    """Undo the transaction under way. SQLite has undone it already after some errors, and reports
-    the error of an unfinished statement once more."""
+    """Roll back the open transaction, if any. After some errors SQLite has already rolled it back,
+    and ROLLBACK may re-raise the error from an unfinished statement."""
     with suppress(apsw.Error):
         if writer.in_transaction:
             writer.execute("ROLLBACK")
@@ -329,88 +331,149 @@ def _roll_back(writer: apsw.Connection) -> None:
         writer.execute("ROLLBACK")
 
 
-def _write_log(connection: apsw.Connection) -> None:
-    with suppress(apsw.Error):  # somebody else does it; or the next one says what is wrong
+def _checkpoint(connection: apsw.Connection) -> None:
+    with suppress(apsw.Error):  # another process checkpoints, or the next call raises the error
         connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
 
-def _use_journal(connection: apsw.Connection, journal: str, patience: _Patience) -> None:
-    """Switch the journal of a new file. SQLite calls no busy handler here, so we do."""
+def _use_journal(connection: apsw.Connection, journal: str, timeout: _LockTimeout) -> None:
+    """Switch the journal mode, with retries: SQLite does not call the busy handler here."""
     calls = 0
     while connection.execute("PRAGMA journal_mode").get != journal:
         try:
-            answer = connection.execute(f"PRAGMA journal_mode = {journal}").get
-            if answer != journal:
+            if connection.execute(f"PRAGMA journal_mode = {journal}").get != journal:
                 raise StoreRefused(
-                    f"{connection.filename} lies where SQLite cannot keep a {journal} journal; "
+                    f"SQLite cannot use a {journal} journal for {connection.filename}; "
                     "use a local disk"
                 )
         except apsw.BusyError:
             calls += 1
-            if not patience.wait(calls):
+            if not timeout.wait(calls):
                 raise
 
 
-def refuse_engine(version: str) -> None:
-    """Refuse an SQLite with the WAL-reset bug, which loses committed writes when a commit and a
-    checkpoint overlap: 3.7.0 to 3.51.2, apart from 3.50.7 and 3.44.6 and their successors."""
-    number = tuple(int(part) for part in version.split(".")[:3])
-    if number >= (3, 51, 3) or number < (3, 7, 0):
-        return
-    if number[:2] in ((3, 50), (3, 44)) and number >= {50: (3, 50, 7), 44: (3, 44, 6)}[number[1]]:
-        return
-    raise StoreRefused(
-        f"SQLite {version} can lose committed writes (the WAL-reset bug); "
-        "install a newer apsw: python -m pip install -U apsw"
-    )
+# With less than this free, an I/O error means a full disk: SQLite cannot create -shm and -wal.
+FREE_BYTES_MIN = 128 * 1024
 
 
-def refuse_foreign_file(path: Path) -> None:
-    """Look before SQLite does: opening some files as a database would already write to them."""
-    if not path.parent.is_dir():
-        raise StoreRefused(f"the folder {path.parent} does not exist; make it first")
-    if path.is_dir():
-        raise StoreRefused(f"{path} is a folder, not a database")
+@contextmanager
+def translated(
+    path: Path, on_damage: Callable[[StoreError], None] = lambda error: None
+) -> Iterator[None]:
+    """Raise the driver's errors as ours, after calling `on_damage` for those that mean damage."""
     try:
-        with path.open("rb") as file:
-            header = file.read(_HEADER_BYTES)
-    except FileNotFoundError:
-        return
+        yield
+    except apsw.Error as error:
+        ours = translate(error, path)
+        if isinstance(error, apsw.CorruptError | apsw.NotADBError):
+            on_damage(ours)
+        raise ours from error
+
+
+def translate(error: apsw.Error, path: Path) -> StoreError:
+    """Return the error of our tree for a driver's error."""
+    if isinstance(error, apsw.FullError) or (
+        isinstance(error, apsw.IOError | apsw.CantOpenError) and free_bytes(path) < FREE_BYTES_MIN
+    ):
+        return StoreFull(f"the disk of {path} is full; nothing was stored by this call")
+    if isinstance(error, apsw.NotADBError):
+        return StoreRefused(f"{path} is not a database; it was left untouched")
+    if isinstance(error, apsw.BusyError | apsw.LockedError):
+        holder = holder_of(path)
+        by = "another process" if holder is None else str(holder)
+        return StoreBusy(f"{path} is locked by {by}; try again")
+    if isinstance(error, apsw.CantOpenError | apsw.ReadOnlyError | apsw.PermissionsError):
+        return StoreRefused(f"{path} cannot be opened for writing: {error}")
+    if isinstance(error, apsw.CorruptError):
+        return StoreError(f"{path} is damaged ({error}); restore it from a backup")
+    return StoreError(f"{path}: {error}")
+
+
+def free_bytes(path: Path) -> int:
+    """Return the free bytes for this user on the file system of the path."""
+    try:
+        stat = os.statvfs(path.parent)
     except OSError as error:
-        raise StoreRefused(f"{path} cannot be read: {error.strerror}") from error
-    if not header:
-        return
-    page_bytes = int.from_bytes(header[16:18], "big")
-    if header[:16] != _MAGIC or page_bytes & (page_bytes - 1) or len(header) < _HEADER_BYTES:
-        raise StoreRefused(f"{path} is not a database; it was left untouched")
-    schema_cookie, application = (
-        int.from_bytes(header[at : at + 4], "big") for at in (_COOKIE_AT, _APPLICATION_AT)
-    )
-    if application != APPLICATION_ID and (application or schema_cookie):
-        raise StoreRefused(f"{path} is a database of another program; it was left untouched")
+        raise StoreError(f"the folder {path.parent} cannot be used: {error.strerror}") from error
+    return stat.f_bavail * stat.f_frsize
 
 
-def refuse_network(path: Path, network: str | None, *, allowed: bool) -> None:
-    """Refuse a path on a network file system, unless that is allowed."""
-    if network and not allowed:
-        raise StoreRefused(
-            f"{path} lies on a {network} file system, where locks of SQLite are not "
-            "reliable; use a local disk, or PostgreSQL for several machines "
-            "(allow_network=True takes the risk, slowly)"
-        )
+_LOCKS = Path("/proc/locks")
+_WAL_WRITE_BYTE = 120  # WAL_WRITE_LOCK in the -shm file
+_RESERVED_BYTE = 0x40000001  # RESERVED_BYTE in the database file
 
 
-def network_below(path: Path) -> str | None:
-    """The type of a network or virtual file system below the path, where that can be seen."""
+class Holder(NamedTuple):
+    """A process that holds the write lock."""
+
+    pid: int
+    name: str
+    is_stopped: bool  # by SIGSTOP, a terminal or a debugger
+
+    def __str__(self) -> str:
+        stopped = ", which is stopped" if self.is_stopped else ""
+        return f"process {self.pid} ({self.name}{stopped})"
+
+
+def are_listed() -> bool:
+    """Return whether this platform lists locks and the processes that hold them."""
+    return _LOCKS.exists()
+
+
+def holder_of(path: Path) -> Holder | None:
+    """Return the process that holds the write lock of a database; None if there is none, or if it
+    is in another PID namespace, such as another container."""
+    wanted = [
+        (*identity, str(byte))
+        for name, byte in ((f"{path}-shm", _WAL_WRITE_BYTE), (str(path), _RESERVED_BYTE))
+        if (identity := _identity(name)) is not None
+    ]
+    for pid, mode, (device, inode), byte in _listed():
+        if mode == "WRITE" and {(device, inode, byte), ("", inode, byte)} & {*wanted}:
+            return _described(pid)
+    return None
+
+
+def user_of(path: Path) -> Holder | None:
+    """Return a process that has a database open, or None, as `holder_of` does. With a write-ahead
+    log, every connection holds a lock on the database file."""
+    wanted = _identity(str(path))
+    for pid, _, (device, inode), _ in _listed():
+        if wanted in ((device, inode), ("", inode)):
+            return _described(pid)
+    return None
+
+
+def _listed() -> Iterator[tuple[int, str, tuple[str, str], str]]:
+    """Yield the locks that processes hold: pid, READ or WRITE, device and inode, first byte."""
     try:
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        lines = _LOCKS.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        # 1: POSIX  ADVISORY  WRITE 1234 fe:00:2147372 120 120; a waiting lock has "->" before it.
+        fields = line.split()
+        if len(fields) == 8 and fields[1] == "POSIX":
+            device, _, inode = fields[5].rpartition(":")
+            yield int(fields[4]), fields[3], (device, inode), fields[6]
+
+
+def _identity(name: str) -> tuple[str, str] | None:
+    """Return the device and the inode of a file in the format of /proc/locks. The device is empty
+    where `stat` may return another one than the kernel, as on btrfs and overlay file systems."""
+    try:
+        stat = Path(name).stat()
     except OSError:
         return None
-    parent = str(path.parent.resolve())
-    best, kind = "", ""
-    for line in mounts:
-        left, _, right = line.partition(" - ")
-        mount = left.split()[4].replace("\\040", " ")
-        if (parent + "/").startswith(mount.rstrip("/") + "/") and len(mount) >= len(best):
-            best, kind = mount, right.split()[0]
-    return kind if kind.split(".")[0] in _NETWORK else None
+    major, minor = os.major(stat.st_dev), os.minor(stat.st_dev)
+    return f"{major:02x}:{minor:02x}" if major else "", str(stat.st_ino)
+
+
+def _described(pid: int) -> Holder:
+    # The command line is not read, because it may contain passwords.
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return Holder(pid, "ended", is_stopped=False)
+    name, _, rest = stat.partition("(")[2].rpartition(")")
+    return Holder(pid, name, is_stopped=rest.split()[0] in "Tt")

@@ -1,11 +1,12 @@
-"""What `turns.py` reads of the file: flows in the order of their turns, documents in theirs.
+"""The scheduler state in the file: the flows and documents that `turns.py` reads, and how changed
+flows, customer states and clocks are written.
 
-A shelf lives as long as no other process has claimed in between: what it has read stays true, and
-what happens in the meantime reaches it through the events that every claim folds in.
+A `SqliteFlows` is valid until another process claims: all other changes of what it has read arrive
+as events, which every claim folds.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -14,15 +15,17 @@ from typing import Any
 import apsw
 
 from fairturn.priority import LEVELS
-from fairturn.scheduling.flows import Flow, FlowMismatch, Left, Mode, Standing
+from fairturn.scheduling.flows import CancelEvent, CustomerState, Flow, FlowMismatch, Mode
+from fairturn.scheduling.turns import Turns
 from fairturn.stores.sqlite.finish import LOWEST_RETURNED
-from fairturn.stores.sqlite.rows import fetch
+from fairturn.stores.sqlite.rows import QueueRow, fetch
 from fairturn.stores.values import CLAIM_COLUMNS, COST, ORDER, Row
 
 PAGE_MIN = 16
-_AHEAD_MAX = 32  # rows of one flow
-_ROWS_AHEAD_MAX = 8_000  # of all flows; beyond it, only what is needed next is read
+_PREFETCH_MAX = 32  # documents of one flow
+_PREFETCH_TOTAL_MAX = 8_000  # of all flows; beyond it, two documents of a flow are read at a time
 _LOWEST_INT = -(1 << 63)
+_CLOCKS = "SELECT level, clock, weight FROM levels"
 
 # By flows_turn, in its order.
 _PAGE_OF_TURNS = """
@@ -33,9 +36,9 @@ _SETTINGS_COLUMNS = "s.weight, s.running_max, s.paused, s.recent_costs"
 _FLOW_COLUMNS = """
     f.level, f.place, f.tick, f.customer, f.claimed_to, f.folded, f.running, f.head_order,
     f.head_since, f.head_bound, f.held"""
-# With each turn what its customer needs to be loaded, the lowest order in its other flows, the
-# flow's first document if that was not returned, and the order of the second. By documents_flow and
-# the primary keys.
+# Each turn with the columns that load its customer, the lowest order in its other flows, the order
+# of the flow's second document, and its first document unless it was returned. By documents_flow
+# and the primary keys.
 _TURNS = f"""
     SELECT {_FLOW_COLUMNS}, c.name, {_SETTINGS_COLUMNS}, (
             SELECT min(o.head_order) FROM flows o
@@ -45,12 +48,12 @@ _TURNS = f"""
         {CLAIM_COLUMNS}
     FROM (SELECT * {_PAGE_OF_TURNS}) f
         LEFT JOIN customers c ON c.number = f.customer
-        LEFT JOIN standings s ON s.customer = f.customer
+        LEFT JOIN customer_states s ON s.customer = f.customer
         LEFT JOIN documents d INDEXED BY documents_flow
             ON d.customer = f.customer AND d.level = f.level AND d.order_number = f.head_order
             AND f.head_order > f.claimed_to
     ORDER BY f.level, f.place, f.tick"""
-# Where what stands in such a row.
+# The columns of such a row.
 _TURN, _CUSTOMER, _SINCE, _FLOW = slice(4), 3, 8, slice(11)
 _NAME_AND_SETTINGS, _NAME, _WEIGHT, _ELSEWHERE, _FOLLOWING = slice(11, 16), 11, 12, 16, 17
 _FIRST, _FIRST_ORDER = slice(18, None), 18 + ORDER
@@ -61,17 +64,17 @@ _FLOWS_OF_PAGE = f"""
     SELECT {_FLOW_COLUMNS} FROM flows f WHERE f.customer IN (SELECT customer {_PAGE_OF_TURNS})
     ORDER BY f.customer"""
 _FLOW_OF_LEVEL = f"{_FLOWS} AND f.level = ?"
-# The customer itself may be gone: then its flows are about to go, with the weight that they have.
+# The customer may have been purged: its flows exist until the next claim folds the event.
 _SETTINGS = f"""
     SELECT (SELECT name FROM customers WHERE number = ?1), {_SETTINGS_COLUMNS}
-    FROM queue LEFT JOIN standings s ON s.customer = ?1"""
+    FROM queue LEFT JOIN customer_states s ON s.customer = ?1"""
 # By flows_head, in its order.
 _HEADS = """
     SELECT head_bound, 0, customer FROM flows INDEXED BY flows_head
     WHERE head_bound IS NOT NULL AND held = 0 AND (head_bound, customer) > (?, ?)
     ORDER BY head_bound, customer LIMIT ?"""
 
-# By documents_flow, from claimed_to on: there everything waits.
+# By documents_flow, after claimed_to: all documents there wait.
 _NEXT = f"""
     SELECT {CLAIM_COLUMNS} FROM documents d INDEXED BY documents_flow
     WHERE d.customer = ? AND d.level = ? AND d.order_number > ?
@@ -82,65 +85,90 @@ _RETURNED = f"""
     WHERE d.returned = 1 AND d.customer = ? AND d.level = ? AND d.order_number = ?"""
 
 
+# Most claims change neither head_bound nor held. An UPDATE without them does not write flows_head.
+_MOVE_FLOW = """
+    UPDATE flows SET waiting = waiting + ?, claimed_to = ?, place = ?, tick = ?, folded = ?,
+        running = ?, head_order = ?, head_since = ?"""
+_SAVE_FLOW = f"{_MOVE_FLOW} WHERE customer = ? AND level = ?"
+_SAVE_FLOW_AND_HEAD = f"{_MOVE_FLOW}, head_bound = ?, held = ? WHERE customer = ? AND level = ?"
+_ADD_FLOW = """
+    INSERT OR IGNORE INTO flows (waiting, claimed_to, place, tick, folded, running, head_order,
+        head_since, head_bound, held, customer, level)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_DELETE_FLOWS = (
+    "DELETE FROM flows WHERE customer = ?",
+    "DELETE FROM customer_states WHERE customer = ?",
+)
+_SAVE_CUSTOMER_STATE = """
+    INSERT OR REPLACE INTO customer_states (customer, weight, running_max, paused, recent_costs)
+    VALUES (?, ?, ?, ?, ?)"""
+_DROP_CUSTOMER_STATE = "DELETE FROM customer_states WHERE customer = ?"
+_SAVE_CLOCK = "UPDATE levels SET clock = ?, weight = ? WHERE level = ?"
+# Only differences within a level matter, so all of it can be shifted to 0.
+_RESET_CLOCKS = """
+    UPDATE flows SET place = place - (SELECT clock FROM levels l WHERE l.level = flows.level);
+    UPDATE levels SET clock = 0"""
+
+
 @dataclass(slots=True, eq=False)
 class StoredFlow(Flow):
-    """A flow, and what else its row says; and its next documents, as far as they were read."""
+    """A flow with the other columns of its row, and prefetched documents."""
 
     claimed_to: int = 0
-    bound: int | None = None  # head_bound and held, as they are in the file
+    bound: int | None = None  # head_bound and held in the file
     held: int = 0
-    upcoming: list[Row] | None = None  # the next one last
-    following: int | None = None  # the order after the last of them, if it is known
-    ahead: int = 1  # how many were read the last time
+    upcoming: list[Row] | None = None  # prefetched documents, the next one last
+    following: int | None = None  # the order after the prefetched documents, if known
+    ahead: int = 1  # the size of the last prefetch
 
 
 def _is_enough(turn: Row) -> bool:
-    """Whether its customer can be loaded with this flow alone: its head is here, and it has no
-    settings that hold all of its flows together."""
+    """Return whether the customer can be loaded with this flow alone: it contains the head, and the
+    customer has no settings that apply to all its flows."""
     return turn[_SINCE] is not None and turn[_WEIGHT] is None and turn[_NAME] is not None
 
 
-class SqliteShelf:
-    """The file as the last claim left it, read ahead a little."""
+class SqliteFlows:
+    """The `FlowSource` of a file, with prefetched pages of turns and documents."""
 
     def __init__(self, mode: Mode) -> None:
-        self.connection: apsw.Connection  # that of the transaction under way
+        self.connection: apsw.Connection  # of the open transaction
         self.given = 0  # the highest order before this claim
         self.page = PAGE_MIN
-        self.picked: list[Row] = []  # the rows of what was picked, in order
-        self._ahead = 0  # how many rows were read and not used yet
-        self.names: dict[int, str] = {}  # of the customers that were loaded
-        # What is in the file, so that only what has changed is written back.
+        self.picked: list[Row] = []  # rows of picked documents, in order
+        self._prefetched = 0  # rows that were read and not picked yet
+        self.names: dict[int, str] = {}  # of loaded customers
+        # The values in the file: only changed ones are written.
         self.clocks = [0] * (LEVELS + 1)
         self.weights = [0] * (LEVELS + 1)
         self._mode = mode
-        self._turn: Row | None = None  # whose customer will be loaded next, as a rule
-        self._flows: dict[int, list[Row]] = {}  # of customers on the page that have several
+        self._turn: Row | None = None  # the last one read: its customer is usually loaded next
+        self._flows: dict[int, list[Row]] = {}  # of customers on the page, if any needs them
 
     # ── Flows ────────────────────────────────────────────────────────────────────────────────────
 
-    def standing(self, customer: int) -> Standing:
+    def customer_state(self, customer: int) -> CustomerState:
         turn = self._turn
         if turn is None or turn[_CUSTOMER] != customer:
-            standing = self._standing(customer)
-            self._set(standing, self._settings(customer))
-            return standing
+            state = self._whole_customer(customer)
+            self._set(state, self._settings(customer))
+            return state
         self._turn = None
         if _is_enough(turn):
             return self._with_this_flow(turn)
-        standing = self._standing(customer)
-        flow = standing.flows[turn[0]]
+        state = self._whole_customer(customer)
+        flow = state.flows[turn[0]]
         assert isinstance(flow, StoredFlow)
         self._expect(flow, turn)
-        self._set(standing, turn[_NAME_AND_SETTINGS])
-        return standing
+        self._set(state, turn[_NAME_AND_SETTINGS])
+        return state
 
-    def _with_this_flow(self, turn: Row) -> Standing:
+    def _with_this_flow(self, turn: Row) -> CustomerState:
         flow = self._to_flow(turn)
         self._expect(flow, turn)
         customer = flow.customer
         self.names[customer] = turn[_NAME]
-        return Standing(
+        return CustomerState(
             customer,
             flows={flow.level: flow},
             head_order=flow.head_order,
@@ -153,16 +181,16 @@ class SqliteShelf:
     def _expect(self, flow: StoredFlow, turn: Row) -> None:
         if turn[_FIRST_ORDER] is not None:
             flow.upcoming, flow.following = [turn[_FIRST]], turn[_FOLLOWING]
-            self._ahead += 1
+            self._prefetched += 1
 
-    def _standing(self, customer: int) -> Standing:
-        standing = Standing(customer)
+    def _whole_customer(self, customer: int) -> CustomerState:
+        state = CustomerState(customer)
         for row in self._rows(customer):
-            flow = standing.flows[row[0]] = self._to_flow(row)
-            standing.running += flow.running
+            flow = state.flows[row[0]] = self._to_flow(row)
+            state.running += flow.running
             if row[_SINCE] is not None:
-                standing.head_order, standing.head_since = flow.head_order, row[_SINCE]
-        return standing
+                state.head_order, state.head_since = flow.head_order, row[_SINCE]
+        return state
 
     def _rows(self, customer: int) -> list[Row]:
         rows = self._flows.pop(customer, None)
@@ -194,43 +222,43 @@ class SqliteShelf:
         (settings,) = fetch(self.connection, _SETTINGS, (customer,))
         return settings
 
-    def _set(self, standing: Standing, settings: Row) -> None:
+    def _set(self, state: CustomerState, settings: Row) -> None:
         name, weight, limit, paused, costs = settings
         if name is not None:
-            self.names[standing.customer] = name
+            self.names[state.customer] = name
         if weight is not None:
-            standing.weight, standing.limit, standing.paused = weight, limit, bool(paused)
-            standing.recent_costs = tuple(json.loads(costs))
+            state.weight, state.limit, state.paused = weight, limit, bool(paused)
+            state.recent_costs = tuple(json.loads(costs))
 
     def flow(self, customer: int, level: int) -> StoredFlow:
-        """It may be in the file, since its customer was read. If it is not, nothing waits in it up
-        to the orders that were given, but what was returned."""
+        """Return a flow that may have been inserted after its customer was loaded. If it has no
+        row, only returned documents wait in it up to the orders assigned so far."""
         found = fetch(self.connection, _FLOW_OF_LEVEL, (customer, level))
         if found:
             return self._to_flow(found[0])
         return StoredFlow(customer, level, claimed_to=self.given)
 
-    # Whoever is not loaded stays where it is in the file: what changes it loads it. So a stream
-    # goes on from claim to claim, and never begins again.
+    # A customer that is not loaded does not change: every event loads its customer. The generators
+    # below therefore continue from claim to claim and never restart.
 
     def turns(self) -> Iterator[tuple[int, int, int, int]]:
         last = (0, 0, 0)
         while True:
-            from_here = (*last, self.page)
-            page: list[Any] = fetch(self.connection, _TURNS, from_here)
-            self._flows = self._flows_of(page, from_here)
+            after = (*last, self.page)
+            page: list[Any] = fetch(self.connection, _TURNS, after)
+            self._flows = self._flows_of(page, after)
             for row in page:
                 self._turn = row
                 yield row[_TURN]
-            if len(page) < from_here[-1]:
+            if len(page) < after[-1]:
                 return
             last = page[-1][:3]
 
-    def _flows_of(self, page: list[Row], from_here: Row) -> dict[int, list[Row]]:
-        """All flows of the customers on the page, if there is one of whom they are needed."""
+    def _flows_of(self, page: list[Row], after: Row) -> dict[int, list[Row]]:
+        """Return all flows of the customers on the page, unless each turn is enough."""
         if all(map(_is_enough, page)):
             return {}
-        rows = fetch(self.connection, _FLOWS_OF_PAGE, from_here)
+        rows = fetch(self.connection, _FLOWS_OF_PAGE, after)
         return {customer: list(flows) for customer, flows in groupby(rows, _BY_CUSTOMER)}
 
     def heads(self) -> Iterator[tuple[int, int, int]]:
@@ -254,17 +282,17 @@ class SqliteShelf:
             if following is not None:
                 return following
         else:
-            row = (flow.upcoming or self._read_ahead(flow)).pop()
+            row = (flow.upcoming or self._prefetch(flow)).pop()
             if row[ORDER] != order:
                 raise FlowMismatch(flow.customer)
             self.picked.append(row)
-            self._ahead -= 1
+            self._prefetched -= 1
             flow.claimed_to = order
         if flow.waiting == 0:
             return None
         if not flow.upcoming and flow.following is not None:
             return flow.following
-        return (flow.upcoming or self._read_ahead(flow))[-1][ORDER]  # type: ignore[no-any-return]
+        return (flow.upcoming or self._prefetch(flow))[-1][ORDER]  # type: ignore[no-any-return]
 
     def cost(self, flow: Flow) -> int | None:
         assert isinstance(flow, StoredFlow)
@@ -272,17 +300,17 @@ class SqliteShelf:
         if flow.head_order <= flow.claimed_to:
             row = self._returned(flow, flow.head_order)
         else:
-            row = (flow.upcoming or self._read_ahead(flow))[-1]
+            row = (flow.upcoming or self._prefetch(flow))[-1]
         return row[COST]  # type: ignore[no-any-return]
 
-    def cancelled(self, standing: Standing | None, left: Left) -> None:
-        """A waiting document was cancelled, which may have been read ahead."""
+    def cancelled(self, state: CustomerState | None, left: CancelEvent) -> None:
+        """Discard a cancelled document if it was prefetched."""
         if self._turn is not None and self._turn[_CUSTOMER] == left.customer:
             self._turn = None
-        flow = standing.flows.get(left.level) if standing else None
+        flow = state.flows.get(left.level) if state else None
         if isinstance(flow, StoredFlow) and flow.upcoming is not None:
             kept = [row for row in flow.upcoming if row[ORDER] != left.order]
-            self._ahead -= len(flow.upcoming) - len(kept)
+            self._prefetched -= len(flow.upcoming) - len(kept)
             flow.upcoming, flow.following = kept, None
 
     def _returned(self, flow: StoredFlow, order: int) -> Row:
@@ -291,14 +319,118 @@ class SqliteShelf:
             raise FlowMismatch(flow.customer)
         return rows[0]
 
-    def _read_ahead(self, flow: StoredFlow) -> list[Row]:
-        most = _AHEAD_MAX if self._ahead < _ROWS_AHEAD_MAX else 2
+    def _prefetch(self, flow: StoredFlow) -> list[Row]:
+        most = _PREFETCH_MAX if self._prefetched < _PREFETCH_TOTAL_MAX else 2
         flow.ahead = size = min(most, 2 * flow.ahead)
         flow.following = None
         rows = fetch(self.connection, _NEXT, (flow.customer, flow.level, flow.claimed_to, size))
         if not rows:
             raise FlowMismatch(flow.customer)
-        self._ahead += len(rows)
+        self._prefetched += len(rows)
         rows.reverse()
         flow.upcoming = rows
         return rows
+
+
+# ── Scheduler state ──────────────────────────────────────────────────────────────────────────────
+
+
+def load_turns(connection: apsw.Connection, queue: QueueRow) -> tuple[SqliteFlows, Turns]:
+    """Return the scheduler state as of the last claim, and its flow source."""
+    settings = queue.settings
+    source = SqliteFlows(settings.mode)
+    source.connection = connection
+    for level, clock, weight in connection.execute(_CLOCKS):
+        source.clocks[level], source.weights[level] = clock, weight
+    turns = Turns(
+        source,
+        mode=settings.mode,
+        costs=settings.costs,
+        patience_us=settings.patience_us,
+        number=queue.claims,
+        tick=queue.tick,
+        clocks=source.clocks,
+        weights=source.weights,
+    )
+    return source, turns
+
+
+def save_customer_states(connection: apsw.Connection, turns: Turns) -> None:
+    """Write the customers whose settings or recent costs have changed."""
+    for customer in turns.adjusted:
+        state, plain = turns.customers[customer], CustomerState(customer)
+        values = (state.weight, state.limit, state.paused, state.recent_costs)
+        if values == (plain.weight, plain.limit, plain.paused, plain.recent_costs):
+            connection.execute(_DROP_CUSTOMER_STATE, (customer,))
+        else:
+            weight, limit, paused, costs = values
+            row = (customer, weight, limit, int(paused), json.dumps(costs))
+            connection.execute(_SAVE_CUSTOMER_STATE, row)
+    turns.adjusted.clear()
+
+
+def save_flows(
+    connection: apsw.Connection, turns: Turns, moved: Mapping[tuple[int, int], int]
+) -> None:
+    """Write the changed flows. `moved` maps each flow to the change in its number of waiting
+    documents in this transaction."""
+    same_head: list[Row] = []
+    new_head: list[Row] = []
+    by_order = turns.mode is Mode.LEVELS
+    slack = turns.patience_us // 2
+    for flow in turns.touched:
+        assert isinstance(flow, StoredFlow)
+        customer, level, order = flow.customer, flow.level, flow.head_order
+        state = turns.customers[customer]
+        is_head = order is not None and order == state.head_order
+        since = state.head_since if is_head else None
+        values = (
+            moved.get((customer, level), 0),
+            flow.claimed_to,
+            (order or 0) if by_order else flow.virtual_time,
+            flow.tick,
+            flow.waiting,
+            flow.running,
+            order,
+            since,
+        )
+        bound, held = flow.bound, int(state.held)
+        if since is None or bound is None or not bound <= since <= bound + slack:
+            bound = since
+        if bound == flow.bound and held == flow.held:
+            same_head.append((*values, customer, level))
+        else:
+            flow.bound, flow.held = bound, held
+            new_head.append((*values, bound, held, customer, level))
+    before = connection.total_changes()
+    connection.executemany(_SAVE_FLOW, same_head)
+    connection.executemany(_SAVE_FLOW_AND_HEAD, new_head)
+    if connection.total_changes() - before < len(same_head) + len(new_head):
+        # Some have no row yet. INSERT OR IGNORE does not change the others.
+        connection.executemany(_ADD_FLOW, [(*row[:8], None, 0, *row[8:]) for row in same_head])
+        connection.executemany(_ADD_FLOW, new_head)
+    turns.touched.clear()
+
+
+def delete_flows(connection: apsw.Connection, customers: Iterable[int]) -> None:
+    """Delete the flows and states of purged customers."""
+    for statement in _DELETE_FLOWS:
+        connection.executemany(statement, [(customer,) for customer in customers])
+
+
+def save_clocks(connection: apsw.Connection, turns: Turns, source: SqliteFlows) -> None:
+    """Write changed clocks and weights of levels."""
+    changed = [
+        (turns.clocks[level], turns.weights[level], level)
+        for level in range(1, LEVELS + 1)
+        if turns.clocks[level] != source.clocks[level]
+        or turns.weights[level] != source.weights[level]
+    ]
+    connection.executemany(_SAVE_CLOCK, changed)
+    source.clocks[:] = turns.clocks
+    source.weights[:] = turns.weights
+
+
+def reset_clocks(connection: apsw.Connection) -> None:
+    """Set all clocks to 0, and shift the flows by the same amount, before they overflow."""
+    connection.execute(_RESET_CLOCKS)

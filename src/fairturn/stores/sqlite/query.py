@@ -1,7 +1,7 @@
-"""Reading: documents, customers and numbers, each from one snapshot."""
+"""Queries of documents, customers and counters."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import apsw
@@ -24,8 +24,8 @@ from fairturn.model import (
 )
 from fairturn.priority import LEVELS, Count
 from fairturn.scheduling.flows import WEIGHT_ONE, Mode
-from fairturn.stores.outcome_counters import to_summary
-from fairturn.stores.sqlite.rows import REPAIRS, QueueRow, fetch_each, read_ends
+from fairturn.stores.sqlite.rows import REPAIRS, QueueRow, fetch_each, read_outcome_counters
+from fairturn.stores.transitions import to_summary
 from fairturn.stores.values import (
     CODES,
     COMPLETED,
@@ -38,7 +38,7 @@ from fairturn.stores.values import (
 )
 from fairturn.validation.text import spellings
 
-# Of the last attempt; an older one's is forgotten by the claim that gave out a higher fence.
+# Only of the last attempt: a claim with a higher fence makes older progress invalid.
 _PROGRESS = "iif(d.progress_fence = d.fence, d.progress_done, NULL), d.progress_total"
 _FROM = "FROM documents d JOIN customers c ON c.number = d.customer"
 _READ = f"""
@@ -56,7 +56,7 @@ _CUSTOMERS = f"""
     SELECT {_CUSTOMER_COLUMNS} FROM customers WHERE name > ? ORDER BY name LIMIT ?"""
 _CUSTOMER = f"SELECT {_CUSTOMER_COLUMNS} FROM customers WHERE name = ?"
 _FLOWS = "SELECT level, waiting FROM flows WHERE customer = ?"
-# In mode `equal` flows do not tell priorities apart: the customer's waiting documents do.
+# In mode `equal` a flow has all priorities, so the customer's documents are counted.
 _WAITING_BY_PRIORITY = f"""
     SELECT priority, count(*) FROM documents INDEXED BY documents_flow
     WHERE state = {WAITING} AND customer = ? GROUP BY priority"""
@@ -65,6 +65,27 @@ _RUNNING_BY_CUSTOMER = f"""
     SELECT customer, count(*) FROM documents
     WHERE state = {RUNNING} AND number IN ({_RUNNING_NUMBERS}) GROUP BY customer"""
 _RUNNING = "SELECT coalesce(sum(running), 0) FROM leases"
+# The waiting documents of a flow are after its claimed_to, or returned. The first of each, by
+# documents_flow and documents_returned.
+_OLDEST = f"""
+    SELECT level, min(since) FROM (
+        SELECT f.level AS level, (
+            SELECT max(d.submitted_at, coalesce(d.due_at, 0))
+            FROM documents d INDEXED BY documents_flow
+            WHERE d.customer = f.customer AND d.level = f.level AND d.order_number > f.claimed_to
+                AND d.state = {WAITING}
+            ORDER BY d.order_number LIMIT 1) AS since
+        FROM flows f WHERE f.waiting > 0
+        UNION ALL
+        SELECT d.level, max(d.submitted_at, coalesce(d.due_at, 0))
+        FROM documents d INDEXED BY documents_returned
+        WHERE d.returned = 1 AND d.state = {WAITING})
+    WHERE since IS NOT NULL GROUP BY level"""
+# By documents_content and results_content.
+_CONTENTS = """
+    SELECT content_name, size_bytes, sha256 FROM documents WHERE content_name IS NOT NULL
+    UNION ALL
+    SELECT content_name, size_bytes, sha256 FROM results WHERE content_name IS NOT NULL"""
 
 
 def find(
@@ -76,16 +97,16 @@ def find(
     *,
     reach: int | None = None,
 ) -> Page:
-    """One page of documents, the newest first."""
+    """Return one page of documents, newest first."""
     before = _NEWEST if after is None else ids.decode(after, queue.key)
     lowest = 1
-    if reach is not None:  # from the next document down: an epoch leaves a gap before its first
+    if reach is not None:  # count from an existing document: an epoch leaves a gap
         highest = connection.execute(_HIGHEST, (before,)).get
         lowest = max(1, (highest or 0) + 1 - reach)
     values: dict[str, Any] = {"before": before, "size": size + 1, "lowest": lowest}
     condition = _condition(connection, queue, filter, values)
     if filter.customer is not None and filter.ids is None and filter.states != (State.RUNNING,):
-        numbers = _its_numbers(condition)
+        numbers = _customer_numbers(condition)
     else:
         index, walked = _walk(filter)
         numbers = f"""
@@ -106,7 +127,7 @@ def find(
 def _condition(
     connection: apsw.Connection, queue: QueueRow, filter: Filter, values: dict[str, Any]
 ) -> str:
-    """What the filter asks for, as a condition; what is bound in it is added to the values."""
+    """Return the filter as an SQL condition, and add its parameters to `values`."""
     conditions = ["1"]
 
     def where(condition: str, **bound: Any) -> None:
@@ -129,7 +150,7 @@ def _condition(
     if filter.name is not None:
         where("d.name = :name", name=filter.name)
     if filter.name_part is not None:
-        # LIKE takes letters of ASCII in either case, in half the time of lower().
+        # LIKE ignores the case of ASCII letters, in half the time of lower().
         parts = {f"part_{n}": _like(part) for n, part in enumerate(spellings(filter.name_part))}
         found = " OR ".join(f"d.name LIKE :{name} ESCAPE '\\'" for name in parts)
         where(f"({found})", **parts)
@@ -141,17 +162,16 @@ def _condition(
 
 
 def _like(part: str) -> str:
-    """The pattern of what has this somewhere in it."""
     return "%" + re.sub(r"([\\%_])", r"\\\1", part) + "%"
 
 
 def _walk(filter: Filter) -> tuple[str, str]:
-    """The index that lists these states, in words that it can be used for; and where there is
-    none, the table from the newest document down."""
+    """Return the partial index on the states of the filter and a condition that SQLite can use it
+    for; without such an index, nothing, to scan the table from the newest document down."""
     if filter.ids is not None or not filter.states:
         return "", "1"
     if all(state in FAILED for state in filter.states):
-        return "INDEXED BY documents_failed", f"d.state > {COMPLETED}"  # as the index says it
+        return "INDEXED BY documents_failed", f"d.state > {COMPLETED}"  # the index's condition
     if filter.states == (State.DELAYED,):
         return "INDEXED BY documents_delayed", f"d.state = {DELAYED}"
     if filter.states == (State.RUNNING,):
@@ -159,9 +179,9 @@ def _walk(filter: Filter) -> tuple[str, str]:
     return "", "1"
 
 
-def _its_numbers(condition: str) -> str:
-    """The newest documents of a customer: by documents_flow those whose order is their number, of
-    each level, and by documents_reordered the others; then the newest of all these."""
+def _customer_numbers(condition: str) -> str:
+    """Return a query for the newest documents of a customer. documents_flow has those of each level
+    whose order is their number, documents_reordered the others."""
     parts = [
         f"""SELECT d.number FROM documents d INDEXED BY documents_flow
         WHERE d.customer = :customer AND d.level = {level} AND d.order_number < :before
@@ -180,7 +200,7 @@ def _its_numbers(condition: str) -> str:
 
 
 def read(connection: apsw.Connection, queue: QueueRow, id: str) -> Stored | None:
-    """A document with its body and its result."""
+    """Return a document with its body and result."""
     row = connection.execute(_READ, (ids.decode(id, queue.key),)).fetchone()
     if row is None:
         return None
@@ -190,13 +210,13 @@ def read(connection: apsw.Connection, queue: QueueRow, id: str) -> Stored | None
 
 
 def numbered(connection: apsw.Connection, key: int, numbers: Iterable[int]) -> list[Document]:
-    """The documents of these numbers, in this order, without those that do not exist."""
+    """Return the documents with these numbers, in this order; unknown numbers are skipped."""
     rows = fetch_each(connection, _NUMBERED, [(number,) for number in numbers])
     return [_document(row, key) for row in rows]
 
 
 def _document(row: Row, key: int) -> Document:
-    """A row that ends with its progress as a document."""
+    """Convert a row that ends with `_PROGRESS`."""
     document = to_document(row, key)
     done, total = row[-2:]
     return document if done is None else document._replace(progress=Progress(done, total))
@@ -211,7 +231,7 @@ def customers(
     after: str | None,
     size: int,
 ) -> CustomerPage:
-    """One page of customers, or those of these names that exist."""
+    """Return one page of customers, or those with these names."""
     if names is None:
         rows = connection.execute(_CUSTOMERS, (after or "", size + 1)).fetchall()
     else:
@@ -239,7 +259,7 @@ def _customer(
         name=name,
         settings=CustomerSettings(weight=weight / WEIGHT_ONE, limit=limit, paused=bool(paused)),
         count=queue.settings.rule.shown(last, now),
-        count_updated_at=updated_at,
+        count_updated_at_us=updated_at,
         waiting=sum(waiting.values()),
         waiting_by_priority=by_priority(waiting),
         running=running.get(number, 0),
@@ -248,12 +268,21 @@ def _customer(
 
 
 def summary(connection: apsw.Connection, queue: QueueRow) -> Summary:
-    """The whole queue in a few numbers."""
     return to_summary(
         queue.waiting,
         delayed=queue.delayed,
         running=connection.execute(_RUNNING).get,
         started=queue.claims,
-        ends=read_ends(connection),
+        outcome_counters=read_outcome_counters(connection),
         repairs=connection.execute(REPAIRS).get,
     )
+
+
+def oldest_waiting(connection: apsw.Connection) -> Mapping[int, int]:
+    """Return, by level, since when the oldest head of line has been waiting."""
+    return dict(connection.execute(_OLDEST))
+
+
+def contents(connection: apsw.Connection) -> Iterator[ContentRef]:
+    """Yield every external content that a document or a result refers to."""
+    return map(ContentRef._make, connection.execute(_CONTENTS))

@@ -1,60 +1,62 @@
-"""How values look in the file: events, what ended, the queue's own row."""
+"""Rows of the file that several operations share: events, counters, the row of `queue`."""
 
 import json
 from collections.abc import Iterable
 
 import apsw
 
-from fairturn.scheduling.flows import Event, Recorded
-from fairturn.stores.epoch import jump
-from fairturn.stores.events import decode_events, encode_events
-from fairturn.stores.outcome_counters import Ends
+from fairturn.priority import LEVELS
+from fairturn.scheduling.flows import Event, EventBatch
+from fairturn.stores.transitions import OutcomeCounters
 from fairturn.stores.values import (
     Row,
     SettingsCache,
+    decode_events,
+    encode_events,
+    jump,
 )
 
 
 def fetch(connection: apsw.Connection, statement: str, values: Row = ()) -> list[Row]:
-    """All rows of a statement."""
+    """Return all rows of a statement."""
     return connection.execute(statement, values).fetchall()
 
 
 def fetch_each(connection: apsw.Connection, statement: str, many: Iterable[Row]) -> list[Row]:
-    """All rows of a statement that is executed for each of many values."""
+    """Return all rows of a statement that is executed for each of `many`."""
     return list(connection.executemany(statement, many))
 
 
-# Bodies up to this size lie in the document's own row.
+# Larger bodies are in the table `bodies`.
 ROW_BODY_BYTES_MAX = 1_024
 
 
 # ── Events ───────────────────────────────────────────────────────────────────────────────────────
 
-_RECORD = "INSERT INTO recorded (at, events) VALUES (?, ?)"
-_RECORDED = "SELECT number, at, events FROM recorded ORDER BY number"
-_FORGET_RECORDED = "DELETE FROM recorded WHERE number <= ?"
+_RECORD = "INSERT INTO event_log (at, events) VALUES (?, ?)"
+_EVENTS = "SELECT number, at, events FROM event_log ORDER BY number"
+_DELETE_EVENTS = "DELETE FROM event_log WHERE number <= ?"
 
 
 def record(connection: apsw.Connection, at: int, events: Iterable[Event]) -> None:
-    """Leave word for the next claim."""
+    """Insert events for the next claim."""
     encoded = encode_events(events)
     if encoded is not None:
         connection.execute(_RECORD, (at, encoded))
 
 
-def take_recorded(connection: apsw.Connection) -> list[Recorded]:
-    """What was recorded since the last claim; it is gone from the file afterwards."""
-    rows = fetch(connection, _RECORDED)
+def take_events(connection: apsw.Connection) -> list[EventBatch]:
+    """Return the events since the last claim, and delete them."""
+    rows = fetch(connection, _EVENTS)
     if rows:
-        connection.execute(_FORGET_RECORDED, (rows[-1][0],))
+        connection.execute(_DELETE_EVENTS, (rows[-1][0],))
     return _decoded(rows)
 
 
-def look_at_recorded(connection: apsw.Connection, characters_max: int) -> list[Recorded] | None:
-    """What was recorded since the last claim, which stays in the file; None if it is too much."""
+def read_events(connection: apsw.Connection, characters_max: int) -> list[EventBatch] | None:
+    """Return the events since the last claim; None if they have more than `characters_max`."""
     rows = []
-    for row in connection.execute(_RECORDED):
+    for row in connection.execute(_EVENTS):
         characters_max -= len(row[2])
         if characters_max < 0:
             return None
@@ -62,56 +64,52 @@ def look_at_recorded(connection: apsw.Connection, characters_max: int) -> list[R
     return _decoded(rows)
 
 
-def _decoded(rows: list[Row]) -> list[Recorded]:
-    return [Recorded(at, decode_events(events)) for _, at, events in rows]
+def _decoded(rows: list[Row]) -> list[EventBatch]:
+    return [EventBatch(at, decode_events(events)) for _, at, events in rows]
 
 
-def customers_in_recorded(connection: apsw.Connection) -> set[int]:
-    """The customers of whom something is yet to be folded in."""
-    events = (event for *_, text in fetch(connection, _RECORDED) for event in json.loads(text))
+def customers_in_events(connection: apsw.Connection) -> set[int]:
+    """Return the customers with events that no claim has folded."""
+    events = (event for *_, text in fetch(connection, _EVENTS) for event in json.loads(text))
     return {customer for _, customer, *_ in events}
 
 
-# ── What ended ───────────────────────────────────────────────────────────────────────────────────
+# ── Outcome counters ─────────────────────────────────────────────────────────────────────────────
 
-_ENDS = "SELECT attempts, retried, dead, cancelled FROM ends"
-_ADD_ENDS = """
-    UPDATE ends SET attempts = attempts + ?, retried = retried + ?, dead = dead + ?,
+_OUTCOME_COUNTERS = "SELECT attempts, retried, dead, cancelled FROM outcome_counters"
+_ADD_OUTCOMES = """
+    UPDATE outcome_counters SET attempts = attempts + ?, retried = retried + ?, dead = dead + ?,
         cancelled = cancelled + ?"""
 
 
-def read_ends(connection: apsw.Connection) -> Ends:
-    """What ended, since ever."""
-    return Ends(*fetch(connection, _ENDS)[0])
+def read_outcome_counters(connection: apsw.Connection) -> OutcomeCounters:
+    return OutcomeCounters(*fetch(connection, _OUTCOME_COUNTERS)[0])
 
 
-def add_ends(connection: apsw.Connection, ends: Ends) -> None:
-    """Count what ended now."""
-    if any(ends.row):
-        connection.execute(_ADD_ENDS, ends.row)
+def add_outcome_counters(connection: apsw.Connection, counters: OutcomeCounters) -> None:
+    if any(counters.row):
+        connection.execute(_ADD_OUTCOMES, counters.row)
 
 
-# How often a claim has repaired flows.
-REPAIRS = "SELECT repairs FROM queue"
+REPAIRS = "SELECT repairs FROM queue"  # how often a claim has repaired flows
 
 
-# ── The queue's own row ──────────────────────────────────────────────────────────────────────────
+# ── The row of `queue` ───────────────────────────────────────────────────────────────────────────
 
 _QUEUE = """
     SELECT settings, id_key, next_number, next_customer, delayed, counted, claims, fence, tick,
-        turns_version, boot, waiting_1, waiting_2, waiting_3, waiting_4, waiting_5, waiting_6,
+        scheduler_version, boot, waiting_1, waiting_2, waiting_3, waiting_4, waiting_5, waiting_6,
         waiting_7, waiting_8, waiting_9, is_copy
     FROM queue"""
 _BEGIN_EPOCH = """
-    UPDATE queue SET epoch = epoch + 1, is_copy = 0, next_number = ?, fence = ?, turns_version = ?
+    UPDATE queue SET epoch = epoch + 1, is_copy = 0, next_number = ?, fence = ?,
+        scheduler_version = ?
 """
-
-
 COUNT_COUNTED = """
     UPDATE queue SET counted = (
         SELECT count(*) FROM customers INDEXED BY customers_counted WHERE counted = 1)"""
-# Engines that processes keep from claim to claim are to be read anew.
-FORGET_TURNS = "UPDATE queue SET turns_version = turns_version + 1"
+# Every process loads its scheduler state again at its next claim.
+INVALIDATE_SCHEDULER = "UPDATE queue SET scheduler_version = scheduler_version + 1"
 
 
 class QueueRow:
@@ -127,34 +125,82 @@ class QueueRow:
         "key",
         "next_customer",
         "next_number",
+        "scheduler_version",
         "settings",
         "tick",
-        "turns_version",
         "waiting",
     )
 
     def __init__(self, connection: apsw.Connection, cache: SettingsCache) -> None:
         (row,) = fetch(connection, _QUEUE)
         text, self.key, self.next_number, self.next_customer, self.delayed, self.counted = row[:6]
-        self.claims, self.fence, self.tick, self.turns_version, self.boot = row[6:11]
+        self.claims, self.fence, self.tick, self.scheduler_version, self.boot = row[6:11]
         self.waiting = row[11:-1]  # of each priority
         self.is_copy = row[-1]
         self.settings = cache.parse(text)
 
     def begin_epoch(self, connection: apsw.Connection) -> None:
-        """Leave out every number and fence that may have been given out, and let every process
-        read the turns anew. The transaction under way must be synced before its call returns."""
+        """Skip every number and fence that may have been issued, and invalidate the scheduler state
+        of every process. The caller must make this transaction durable before it returns."""
         by = jump()
         self.next_number += by
         self.fence += by
-        self.turns_version += by
-        values = (self.next_number, self.fence, self.turns_version)
+        self.scheduler_version += by
+        values = (self.next_number, self.fence, self.scheduler_version)
         connection.execute(_BEGIN_EPOCH, values)
 
 
 def row_to_write(connection: apsw.Connection, cache: SettingsCache) -> QueueRow:
-    """The row in a transaction that writes. The first one in a copy begins a new epoch."""
+    """Return the row inside a write transaction. The first write to a copy begins a new epoch."""
     queue = QueueRow(connection, cache)
     if queue.is_copy:
         queue.begin_epoch(connection)
     return queue
+
+
+# A flow without a row has no waiting documents: all that arrive now come after claimed_to.
+MOVE_FLOW = """
+    INSERT INTO flows (customer, level, waiting, claimed_to) VALUES (?, ?, ?, ?)
+    ON CONFLICT DO UPDATE SET waiting = waiting + excluded.waiting"""
+_MOVE_DELAYED = "UPDATE customers SET delayed = delayed + ? WHERE number = ?"
+# Part of an UPDATE of `queue`, with the values of `CounterChanges.counts`.
+MOVE_COUNTS = "delayed = delayed + ?, " + ", ".join(
+    f"waiting_{n} = waiting_{n} + ?" for n in range(1, LEVELS + 1)
+)
+_MOVE_QUEUE = f"UPDATE queue SET {MOVE_COUNTS}"
+
+
+class CounterChanges:
+    """Changes to the counts of waiting and delayed documents, written at the end of a call."""
+
+    def __init__(self) -> None:
+        self.flows: dict[tuple[int, int], int] = {}
+        self.levels: dict[int, int] = {}
+        self.delayed: dict[int, int] = {}
+
+    def wait(self, customer: int, level: int, priority: int, n: int = 1) -> None:
+        place = (customer, level)
+        self.flows[place] = self.flows.get(place, 0) + n
+        self.levels[priority] = self.levels.get(priority, 0) + n
+
+    def delay(self, customer: int, n: int = 1) -> None:
+        self.delayed[customer] = self.delayed.get(customer, 0) + n
+
+    def counts(self) -> tuple[int, ...]:
+        """Return the values of `MOVE_COUNTS`."""
+        waiting = (self.levels.get(level, 0) for level in range(1, LEVELS + 1))
+        return (sum(self.delayed.values()), *waiting)
+
+    def write(self, connection: apsw.Connection, next_number: int) -> None:
+        """Write flows, queue and customers; claims write flows and queue themselves. A flow that
+        was pruned is inserted with claimed_to below `next_number`: its documents were returned."""
+        if self.flows:
+            flows = [(*flow, n, next_number - 1) for flow, n in self.flows.items()]
+            connection.executemany(MOVE_FLOW, flows)
+        if self.flows or self.delayed:
+            connection.execute(_MOVE_QUEUE, self.counts())
+        self.write_delayed(connection)
+
+    def write_delayed(self, connection: apsw.Connection) -> None:
+        if self.delayed:
+            connection.executemany(_MOVE_DELAYED, [(n, c) for c, n in self.delayed.items()])

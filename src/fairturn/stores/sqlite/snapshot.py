@@ -1,29 +1,28 @@
-"""The situation of a document: how it is read from one snapshot of the file."""
+"""Document snapshots and the next documents of each level, in the file."""
 
 import json
 from collections.abc import Collection, Iterable
+from itertools import islice
 
 import apsw
 
 from fairturn import ids
 from fairturn.clock import Uptime
-from fairturn.explain.snapshot import Situation
-from fairturn.model import Filter
-from fairturn.scheduling.flows import COST_ONE, WEIGHT_ONE, Recorded
-from fairturn.scheduling.turns import Turns
+from fairturn.explain.snapshot import DocumentSnapshot
+from fairturn.model import PAGE_MAX, Document, Filter, Lanes
+from fairturn.scheduling.flows import COST_ONE, WEIGHT_ONE, EventBatch
 from fairturn.stores import snapshot
 from fairturn.stores.positions import FlowKey
-from fairturn.stores.snapshot import DOCUMENTS_SAMPLED, FLOWS_SAMPLED
-from fairturn.stores.sqlite.finish import DUE
-from fairturn.stores.sqlite.flows import SqliteShelf
+from fairturn.stores.snapshot import DOCUMENTS_SAMPLED, FLOWS_SAMPLED, by_lane, next_numbers
+from fairturn.stores.sqlite.claim import DUE
+from fairturn.stores.sqlite.flows import load_turns
 from fairturn.stores.sqlite.query import find
-from fairturn.stores.sqlite.rows import QueueRow, fetch, look_at_recorded
-from fairturn.stores.values import CANCELLED, COMPLETED, DEAD, DELAYED, RUNNING, Row
+from fairturn.stores.sqlite.rows import QueueRow, fetch, read_events
+from fairturn.stores.values import CANCELLED, COMPLETED, DEAD, DELAYED, RUNNING, WAITING, Row
 
-# Of what was recorded since the last claim, in characters: as much is folded in within 100 ms.
-RECORDED_MAX = 1_000_000
+# Characters of the event log: these are folded within 100 ms.
+EVENTS_MAX = 1_000_000
 
-_LEVELS = "SELECT level, clock, weight FROM levels"
 _RUNNING = f"""
     SELECT d.lease_until, d.number, d.customer, d.level, d.order_number, d.attempts,
         d.cancel_requested, d.worker, d.claimed_at
@@ -36,40 +35,39 @@ _DUE_BY_WALL_CLOCK = f"""
     WHERE state = {DELAYED} AND due_at <= ? ORDER BY due_at, number"""
 _RETRY_AT = f"SELECT retry_at FROM documents WHERE number = ? AND state = {DELAYED}"
 
-_HELD = "SELECT customer FROM standings WHERE running_max IS NOT NULL OR paused <> 0"
-_CHARGED = "SELECT customer, weight, recent_costs FROM standings"
+_HELD = "SELECT customer FROM customer_states WHERE running_max IS NOT NULL OR paused <> 0"
+_CHARGED = "SELECT customer, weight, recent_costs FROM customer_states"
 # By flows_head.
-_FRONTS = """
+_OVERDUE = """
     SELECT head_since, head_order, customer, level FROM flows INDEXED BY flows_head
     WHERE head_bound IS NOT NULL AND held = 0 AND head_bound < ?1 AND head_since < ?1 LIMIT ?2"""
-_COUNT_FRONTS = """
+_COUNT_OVERDUE = """
     SELECT count(*), coalesce(sum((head_since, head_order) < (?2, ?3)), 0)
     FROM flows NOT INDEXED
     WHERE head_bound IS NOT NULL AND held = 0 AND head_since < ?1
         AND customer NOT IN (SELECT value FROM json_each(?4))"""
-# The columns of a `Line`, and the name. It walks the flows, which is faster than to look each of
-# them up by an index.
+# The columns of a `WaitingLine`, and the name. A scan is faster than an index lookup per flow.
 _LINES = """
     SELECT f.level, f.place, f.tick, f.customer, f.folded, ?, NULL, c.name
     FROM flows f NOT INDEXED LEFT JOIN customers c ON c.number = f.customer
     WHERE f.folded > 0 AND f.level IN (SELECT value FROM json_each(?)) LIMIT ?"""
-# How many turns a flow has before a place: `turns_before` of scheduling/position/closed_form.py.
-_CROWD_OF = f"""
+# The turns of a flow before a place, as `turns_before` of scheduling/position/closed_form.py.
+_OTHER_FLOWS = f"""
     FROM (
         SELECT f.customer, f.place, f.tick, f.folded,
             max(1, {COST_ONE * WEIGHT_ONE} / coalesce(s.weight, {WEIGHT_ONE})) AS charge
-        FROM flows f NOT INDEXED LEFT JOIN standings s ON s.customer = f.customer
+        FROM flows f NOT INDEXED LEFT JOIN customer_states s ON s.customer = f.customer
         WHERE f.level = :level AND f.folded > 0
             AND f.customer NOT IN (SELECT value FROM json_each(:without))) f"""
 _BEFORE = """
     iif(f.place > :place, 0, min(f.folded, (:place - f.place) / f.charge
         + ((:place - f.place) % f.charge > 0 OR f.tick < :tick)))"""
-_CROWD = f"""
+_OTHER_LINES = f"""
     SELECT count(*), sum(folded), sum(n), coalesce(sum(n > 0), 0)
-    FROM (SELECT f.folded, {_BEFORE} AS n {_CROWD_OF})"""
+    FROM (SELECT f.folded, {_BEFORE} AS n {_OTHER_FLOWS})"""
 _LARGEST = f"""
     SELECT l.customer, l.n, c.name FROM (
-        SELECT f.customer, {_BEFORE} AS n {_CROWD_OF}
+        SELECT f.customer, {_BEFORE} AS n {_OTHER_FLOWS}
         ORDER BY n DESC, f.customer LIMIT :most) l
         LEFT JOIN customers c ON c.number = l.customer ORDER BY l.n DESC, l.customer"""
 # By the primary key.
@@ -78,7 +76,7 @@ _WAITING_OF = """
     WHERE customer IN (SELECT value FROM json_each(?)) GROUP BY level"""
 _PAUSED = "SELECT paused FROM customers WHERE number = ?"
 
-# By documents_flow, which answers by itself, from claimed_to on: there everything waits.
+# By documents_flow, a covering index, after claimed_to: all documents there wait.
 _IN_FLOW = "FROM documents INDEXED BY documents_flow WHERE customer = ? AND level = ?"
 _COUNT_LOWER = f"""
     SELECT count(*) FROM (
@@ -90,7 +88,7 @@ _RETURNED = """
     SELECT count(*) FROM documents INDEXED BY documents_returned
     WHERE returned = 1 AND customer = ? AND level = ? AND order_number < ?"""
 _NO_ORDER = (1 << 63) - 1
-# In mode `levels`: what is before an order, in all flows of a level.
+# In mode `levels`: documents before an order, for all flows of a level.
 _LOWER = """
     SELECT f.level, 0, 0, f.customer, (
             SELECT count(*) FROM documents d INDEXED BY documents_flow
@@ -117,7 +115,6 @@ _ARRIVALS = "SELECT submitted_at, customer, priority FROM documents ORDER BY num
 _NEIGHBOURS = """
     SELECT customer, count(*) FROM documents
     WHERE number BETWEEN ? AND ? AND claimed_at >= ? AND claimed_at < ? GROUP BY customer"""
-# Others further away, or near ones that were claimed again later: of these only that is known.
 _MAYBE_MORE = """
     SELECT EXISTS (SELECT 1 FROM documents WHERE number < ?1)
         OR EXISTS (SELECT 1 FROM documents WHERE number > ?2)
@@ -126,8 +123,8 @@ _MAYBE_MORE = """
             WHERE number BETWEEN ?1 AND ?2 AND number <> ?3 AND attempts > 1
                 AND claimed_at >= ?4 AND submitted_at < ?4)"""
 
-# The flows with the highest places were served last, and what they had last has the highest orders
-# up to their claimed_to. By flows_turn or the primary key, and documents_flow.
+# The flows with the highest places were served last; their last documents have the highest orders
+# up to claimed_to. By flows_turn or the primary key, and documents_flow.
 _ATTEMPT = f"""d.claimed_at, d.number, d.customer,
     iif(d.state IN ({COMPLETED}, {DEAD}), d.ended_at - d.claimed_at, NULL)"""
 _OVER = f"d.claimed_at IS NOT NULL AND d.state NOT IN ({RUNNING}, {CANCELLED})"
@@ -153,10 +150,10 @@ _LAST_SUBMITTED = f"""
     WHERE {_OVER}"""
 
 
-def situation(
+def read_snapshot(
     connection: apsw.Connection, queue: QueueRow, id: str, now: int, uptime: Uptime
-) -> Situation | None:
-    """The situation of a document, or None if there is none with this id."""
+) -> DocumentSnapshot | None:
+    """Return the snapshot of a document, or None for an unknown id."""
     found = find(connection, queue, Filter(ids=(id,)), None, 1).documents
     number = ids.decode(id, queue.key)
     if not found or number is None:
@@ -164,37 +161,25 @@ def situation(
     document = found[0]
     retry_at = connection.execute(_RETRY_AT, (number,)).get
     if retry_at is not None and queue.boot == uptime.boot:
-        document = document._replace(due_at=now + retry_at - uptime.at)  # as the clock is now
-    return snapshot.situation(SqliteSight(connection, queue, now, uptime), document, number)
+        document = document._replace(due_at_us=now + retry_at - uptime.at)  # by the present clock
+    reader = SqliteQueueReader(connection, queue, now, uptime)
+    return snapshot.read_snapshot(reader, document, number)
 
 
-class SqliteSight:
-    """A `WideSight` of the file."""
+class SqliteQueueReader:
+    """A `SnapshotReader` of the file. It has more than 20 methods because each is one statement."""
 
     def __init__(
         self, connection: apsw.Connection, queue: QueueRow, now: int, uptime: Uptime
     ) -> None:
         self._connection = connection
-        self.settings = settings = queue.settings
+        self.settings = queue.settings
         self.now = now
         self.leases_end_at = uptime.at if queue.boot == uptime.boot else None
         self.waiting = queue.waiting
         self.following = queue.next_number
-        self.shelf = SqliteShelf(settings.mode)
-        self.shelf.connection = connection
-        self.shelf.given = queue.next_number - 1
-        for level, clock, weight in connection.execute(_LEVELS):
-            self.shelf.clocks[level], self.shelf.weights[level] = clock, weight
-        self.turns = Turns(
-            self.shelf,
-            mode=settings.mode,
-            costs=settings.costs,
-            patience_us=settings.patience_us,
-            number=queue.claims,
-            tick=queue.tick,
-            clocks=self.shelf.clocks,
-            weights=self.shelf.weights,
-        )
+        self.source, self.turns = load_turns(connection, queue)
+        self.source.given = queue.next_number - 1
 
     def _fetch(self, statement: str, *values: object) -> list[Row]:
         return fetch(self._connection, statement, values)
@@ -203,7 +188,7 @@ class SqliteSight:
         ((n,),) = self._fetch(statement, *values)
         return int(n)
 
-    # ── What the next claim folds in ─────────────────────────────────────────────────────────────
+    # ── Events ───────────────────────────────────────────────────────────────────────────────────
 
     def running(self) -> list[Row]:
         return self._fetch(_RUNNING)
@@ -218,11 +203,11 @@ class SqliteSight:
             for due_at, number, customer, level, _, order in rows
         ]
 
-    def recorded(self) -> list[Recorded] | None:
-        return look_at_recorded(self._connection, RECORDED_MAX)
+    def events(self) -> list[EventBatch] | None:
+        return read_events(self._connection, EVENTS_MAX)
 
     def expect(self, customers: Collection[int]) -> None:
-        """To read them one by one costs no more."""
+        """Do nothing: reading customers one by one costs no more."""
 
     # ── Lines ────────────────────────────────────────────────────────────────────────────────────
 
@@ -232,14 +217,16 @@ class SqliteSight:
     def charged(self) -> Iterable[tuple[int, int, list[int]]]:
         return [(c, weight, json.loads(costs)) for c, weight, costs in self._fetch(_CHARGED)]
 
-    def fronts(self, before: int, most: int) -> list[Row]:
-        return self._fetch(_FRONTS, before, most)
+    def overdue(self, before: int, most: int) -> list[Row]:
+        return self._fetch(_OVERDUE, before, most)
 
     def lines(self, charge: int, levels: Collection[int], most: int) -> list[Row]:
         return self._fetch(_LINES, charge, json.dumps([*levels]), most)
 
-    def crowd(self, level: int, place: int, tick: int, without: Collection[int]) -> Row:
-        (row,) = self._connection.execute(_CROWD, _turn(level, place, tick, without)).fetchall()
+    def other_lines(self, level: int, place: int, tick: int, without: Collection[int]) -> Row:
+        (row,) = self._connection.execute(
+            _OTHER_LINES, _turn(level, place, tick, without)
+        ).fetchall()
         return row
 
     def largest(
@@ -248,13 +235,13 @@ class SqliteSight:
         values = {**_turn(level, place, tick, without), "most": most}
         return self._connection.execute(_LARGEST, values).fetchall()
 
-    def count_fronts(
+    def count_overdue(
         self, before: int, own: tuple[int, int], without: Collection[int]
     ) -> tuple[int, int]:
-        ((number, ahead),) = self._fetch(_COUNT_FRONTS, before, *own, json.dumps([*without]))
+        ((number, ahead),) = self._fetch(_COUNT_OVERDUE, before, *own, json.dumps([*without]))
         return int(number), int(ahead)
 
-    def lower(self, level: int, order: int, singled: Collection[int]) -> list[Row]:
+    def lower(self, level: int, order: int, customers: Collection[int]) -> list[Row]:
         return self._fetch(_LOWER, order, level)
 
     def waiting_of(self, customers: Collection[int]) -> dict[int, int]:
@@ -280,7 +267,7 @@ class SqliteSight:
     def not_before(self, flow: FlowKey, order: int, most: int) -> int:
         return self._one(_COUNT_HIGHER, *flow, order, most)
 
-    # ── What stands around a document ────────────────────────────────────────────────────────────
+    # ── The document and its queue ───────────────────────────────────────────────────────────────
 
     def document(self, number: int) -> Row:
         return self._fetch(_DOCUMENT, number)[0]
@@ -315,3 +302,44 @@ class SqliteSight:
 
 def _turn(level: int, place: int, tick: int, without: Collection[int]) -> dict[str, int | str]:
     return {"level": level, "place": place, "tick": tick, "without": json.dumps([*without])}
+
+
+# By flows_turn, in its order.
+_TURNS_OF_LEVEL = """
+    SELECT level, place, tick, customer, folded FROM flows INDEXED BY flows_turn
+    WHERE folded > 0 AND held = 0 AND level = ? ORDER BY level, place, tick"""
+# By documents_flow after claimed_to, where all documents wait; and by documents_returned.
+_NEXT_WAITING = f"""
+    SELECT d.order_number, d.number, d.cost FROM documents d INDEXED BY documents_flow
+    WHERE d.customer = ?1 AND d.level = ?2 AND d.state = {WAITING} AND d.returned = 0
+        AND d.order_number > coalesce(
+            (SELECT f.claimed_to FROM flows f WHERE f.customer = ?1 AND f.level = ?2), ?4)
+    ORDER BY d.order_number LIMIT ?3"""
+_NEXT_RETURNED = f"""
+    SELECT order_number, number, cost FROM documents INDEXED BY documents_returned
+    WHERE returned = 1 AND customer = ? AND level = ? AND state = {WAITING}
+    ORDER BY order_number LIMIT ?"""
+
+
+def lanes(
+    connection: apsw.Connection, queue: QueueRow, size: int, now: int, uptime: Uptime
+) -> Lanes:
+    """Return the next documents of each priority."""
+    reader = SqliteQueueReader(connection, queue, now, uptime)
+    known = reader.turns.customers
+
+    def first_lines(level: int, most: int) -> Iterable[Row]:
+        rows = connection.execute(_TURNS_OF_LEVEL, (level,))
+        return islice((row for row in rows if row[3] not in known), most)
+
+    def next_in(flow: FlowKey, before: int, most: int) -> Iterable[Row]:
+        following = fetch(connection, _NEXT_WAITING, (*flow, most, before))
+        return following + fetch(connection, _NEXT_RETURNED, (*flow, most))
+
+    numbers = next_numbers(reader, size, first_lines, next_in)
+    found = [ids.encode(number, queue.key) for number in numbers]
+    documents: list[Document] = []
+    for start in range(0, len(found), PAGE_MAX):
+        wanted = Filter(ids=tuple(found[start : start + PAGE_MAX]))
+        documents += find(connection, queue, wanted, None, PAGE_MAX).documents
+    return Lanes(queue.claims, by_lane(documents, found, size))

@@ -1,4 +1,4 @@
-"""Submitting: threads that submit at once share a transaction, and so an fsync."""
+"""Submissions. Concurrent submissions share a transaction and its fsync (decision 0014)."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -12,12 +12,14 @@ from fairturn.clock import stopwatch
 from fairturn.errors import FairturnError, StoreBusy, StoreUnavailable
 from fairturn.model import KEY_KEPT_US, NewDocument, Receipt
 from fairturn.priority import Count
-from fairturn.scheduling.flows import Arrived
-from fairturn.stores.admission import Admission, CustomerBook, KnownKey, ParentBook, admit
+from fairturn.scheduling.flows import ArrivalEvent
+from fairturn.stores.admission import Admission, AdmissionCustomer, AdmissionParent, KnownKey, admit
 from fairturn.stores.sqlite.connection import Database
-from fairturn.stores.sqlite.counters import MOVE_COUNTS, MOVE_FLOW, Tally
 from fairturn.stores.sqlite.rows import (
+    MOVE_COUNTS,
+    MOVE_FLOW,
     ROW_BODY_BYTES_MAX,
+    CounterChanges,
     QueueRow,
     fetch_each,
     record,
@@ -25,8 +27,8 @@ from fairturn.stores.sqlite.rows import (
 )
 from fairturn.stores.values import DELAYED, WAITING, SettingsCache
 
-# How long a leader waits for the threads it had for company the last time.
-_COMPANY_WAIT_S = 0.0005
+# How long the first thread of a group waits for as many threads as the last group had.
+_GROUP_WAIT_S = 0.0005
 
 # By the unique index on customers.name, and the primary key of flows.
 _CUSTOMER = """
@@ -34,7 +36,7 @@ _CUSTOMER = """
         SELECT coalesce(sum(waiting), 0) FROM flows WHERE flows.customer = customers.number)
     FROM customers WHERE name = ?"""
 _KEY = """
-    SELECT digest, document, count, priority, submitted_at FROM keys
+    SELECT digest, document, count, priority, submitted_at FROM idempotency_keys
     WHERE customer = ? AND key = ? AND submitted_at >= ?"""
 _PARENT = "SELECT customer, count, priority, children FROM documents WHERE number = ?"
 
@@ -43,28 +45,36 @@ _ADD_CUSTOMER = """
 _MOVE_CUSTOMER = """
     UPDATE customers SET count = ?, count_updated_at = ?, delayed = delayed + ? WHERE number = ?"""
 _MOVE_QUEUE = f"UPDATE queue SET next_number = ?, next_customer = ?, {MOVE_COUNTS}"
-_ADD_DOCUMENTS = """
-    INSERT INTO documents (
-        number, customer, level, order_number, state, priority, count, submitted_at,
-        body, kind, size_bytes, sha256, content_name, name, metadata, cost, due_at)
-    VALUES """
-_VALUES = f"({','.join('?' * 17)})"
+# The fields of a NewDocument that are stored unchanged: from body to due_at.
+_UNCHANGED = slice(NewDocument._fields.index("body"), NewDocument._fields.index("due_at") + 1)
+_DECIDED = (
+    "number",
+    "customer",
+    "level",
+    "order_number",
+    "state",
+    "priority",
+    "count",
+    "submitted_at",
+)
+_COLUMNS = (*_DECIDED, *NewDocument._fields[_UNCHANGED])
+_ADD_DOCUMENTS = f"INSERT INTO documents ({', '.join(_COLUMNS)}) VALUES "
+_VALUES = f"({','.join('?' * len(_COLUMNS))})"
 _ADD_DOCUMENT = _ADD_DOCUMENTS + _VALUES
-# Many rows in one statement: a third faster than a statement for each.
-_ROWS_AT_ONCE = 25
-_ADD_ROWS_AT_ONCE = _ADD_DOCUMENTS + ",".join([_VALUES] * _ROWS_AT_ONCE)
-# The part of a NewDocument that is stored as it is: from body to due_at.
-_AS_IT_IS = slice(NewDocument._fields.index("body"), NewDocument._fields.index("due_at") + 1)
+# A third faster than a statement for each row.
+_BATCH_ROWS = 25
+_ADD_BATCH = _ADD_DOCUMENTS + ",".join([_VALUES] * _BATCH_ROWS)
 _ADD_PARENT = "UPDATE documents SET parent = ? WHERE number = ?"
 _ADD_BODY = "INSERT INTO bodies (document, body) VALUES (?, ?)"
 _ADD_KEY = """
-    INSERT OR REPLACE INTO keys (customer, key, digest, document, count, priority, submitted_at)
+    INSERT OR REPLACE INTO idempotency_keys (customer, key, digest, document, count, priority,
+        submitted_at)
     VALUES (?, ?, ?, ?, ?, ?, ?)"""
 _MOVE_PARENT = "UPDATE documents SET children = ? WHERE number = ?"
 
 
-class _Books:
-    """The file as admission sees it, inside one transaction."""
+class _FileState:
+    """The `AdmissionState` of one transaction on the file."""
 
     def __init__(self, connection: apsw.Connection, queue: QueueRow, now: int) -> None:
         self._connection = connection
@@ -73,26 +83,26 @@ class _Books:
         self.pending = sum(queue.waiting) + queue.delayed
         self.next_number = queue.next_number
         self.next_customer = queue.next_customer
-        self.customers: dict[str, CustomerBook] = {}
+        self.customers: dict[str, AdmissionCustomer] = {}
         self.new_customers: set[str] = set()
-        self.parents: dict[str, ParentBook | None] = {}
+        self.parents: dict[str, AdmissionParent | None] = {}
         self.keys: dict[tuple[int, str], KnownKey] = {}
 
     def expect(self, names: Iterable[str]) -> None:
-        """Read these customers together, which is faster than one by one."""
+        """Load these customers in one pass. `customer` creates all others."""
         for name, number, value, updated_at, pending in fetch_each(
             self._connection, _CUSTOMER, [(name,) for name in names]
         ):
             last = None if value is None else Count(value, updated_at)
-            self.customers[name] = CustomerBook(number, last, pending)
+            self.customers[name] = AdmissionCustomer(number, last, pending)
 
-    def customer(self, name: str) -> CustomerBook:
-        book = self.customers.get(name)
-        if book is None:  # none of those that were expected, so it is new
-            book = self.customers[name] = CustomerBook(self.next_customer, None, 0)
+    def customer(self, name: str) -> AdmissionCustomer:
+        customer = self.customers.get(name)
+        if customer is None:
+            customer = self.customers[name] = AdmissionCustomer(self.next_customer, None, 0)
             self.next_customer += 1
             self.new_customers.add(name)
-        return book
+        return customer
 
     def key(self, customer: int, key: str) -> KnownKey | None:
         known = self.keys.get((customer, key))
@@ -106,13 +116,13 @@ class _Books:
             known = self.keys[customer, key] = KnownKey(digest, receipt)
         return known
 
-    def parent(self, id: str) -> ParentBook | None:
+    def parent(self, id: str) -> AdmissionParent | None:
         if id not in self.parents:
             number = ids.decode(id, self._key)
             row = self._connection.execute(_PARENT, (number,)).fetchone()
             self.parents[id] = None
             if row is not None and number is not None:
-                self.parents[id] = ParentBook(number, *row)
+                self.parents[id] = AdmissionParent(number, *row)
         return self.parents[id]
 
     def receipts(self, admission: Admission) -> list[Receipt]:
@@ -120,14 +130,14 @@ class _Books:
 
 
 class _Request:
-    """One thread's submission, to be written by itself or by a thread that came later."""
+    """A submission of one thread, to be written by that thread or another one of its group."""
 
     __slots__ = ("answer", "begun_s", "documents", "done", "error", "size_bytes", "woken")
 
     def __init__(self, documents: Sequence[NewDocument]) -> None:
         self.documents = documents
         self.begun_s = stopwatch()
-        # Contents outside the row are on the disk already.
+        # External contents are on the disk already.
         self.size_bytes = sum(d.size_bytes for d in documents if d.body is not None)
         self.answer: list[Receipt] | None = None
         self.error: BaseException | None = None
@@ -136,40 +146,41 @@ class _Request:
         self.woken.acquire()
 
 
-class Submitting:
-    """Group commit: one thread writes for all that wait at that moment.
+class GroupCommit:
+    """Group commit: one thread writes the submissions of all threads that wait.
 
-    A thread alone writes at once. Threads that shared the last transaction are likely to be back in
-    a moment, and without them each would pay for an fsync of its own: so the first one waits for
-    them, and the one that completes the company writes for all. If it does not come together in
-    half a millisecond, the first one writes for those who are there."""
+    A single thread writes at once. Threads that shared the last transaction are likely to submit
+    again soon, and without a group each would pay for its own fsync. The first thread therefore
+    waits for them, and the thread that completes the group writes for all. If the group is not
+    complete within `_GROUP_WAIT_S`, the first thread writes for those that have come.
+    """
 
     def __init__(self, database: Database, cache: SettingsCache, now: Callable[[], int]) -> None:
         self._database = database
         self._cache = cache
         self._now = now
         self._lock = threading.Lock()
-        self._writer: _Request | None = None  # whose thread writes at the moment,
-        self._taken: list[_Request] = []  # and for whom
-        self._requests: list[_Request] = []
-        self._company = 1  # how many submit at the same time, as far as one has seen
-        self._first: _Request | None = None  # who waits for the others
+        self._writer: _Request | None = None  # of the thread that is writing
+        self._taken: list[_Request] = []  # the group that it writes
+        self._requests: list[_Request] = []  # not taken yet
+        self._group_size = 1  # expected, from the last group
+        self._first: _Request | None = None  # of the thread that waits for the group
 
     def submit(self, documents: Sequence[NewDocument]) -> list[Receipt]:
-        # Before all else: in a forked process nobody is left to finish what was begun here.
+        # First of all: in a forked process the threads that would write this request do not exist.
         self._database.check_process()
         request = _Request(documents)
         try:
             with self._lock:
                 self._requests.append(request)
-                taken = self._take(request, self._company)
+                taken = self._take(request, self._group_size)
                 if not taken and self._first is None and self._writer is None:
                     self._first = request
             while not taken and not request.done:
                 taken = self._wait(request)
             if taken:
                 self._write_all(taken)
-                self._hand_back()
+                self._complete_group()
         except BaseException as interrupt:
             self._leave(request, interrupt)
             raise
@@ -179,7 +190,7 @@ class Submitting:
         return request.answer
 
     def _take(self, writer: _Request, enough: int) -> list[_Request]:
-        """Take all that wait, to write for them, if they are enough; under the lock."""
+        """Take all requests for `writer` if there are `enough`; under the lock."""
         if self._writer is not None or len(self._requests) < enough:
             return []
         self._writer, self._first = writer, None
@@ -187,60 +198,60 @@ class Submitting:
         return self._taken
 
     def _wait(self, request: _Request) -> list[_Request]:
-        """Wait to be answered. Whoever is the first takes all when it has waited enough."""
+        """Wait until the request is done. The first of a group takes all after `_GROUP_WAIT_S`."""
         if self._first is not request:
             request.woken.acquire()
             if self._first is not request:
                 return []
-            with self._lock:  # all may have come while others were written
-                taken = self._take(request, self._company)
+            with self._lock:  # the group may have become complete during the last transaction
+                taken = self._take(request, self._group_size)
             if taken:
                 return taken
-        if not request.woken.acquire(timeout=_COMPANY_WAIT_S):
+        if not request.woken.acquire(timeout=_GROUP_WAIT_S):
             with self._lock:
                 if self._first is request:
                     return self._take(request, 1)
         return []
 
-    def _hand_back(self) -> None:
-        """Let those go whom this thread has written for, and let others write. It can be done once
-        more if it was interrupted, so the writer is forgotten last."""
+    def _complete_group(self) -> None:
+        """Wake the threads of the group, and the first of the next group. The call can be repeated
+        if it was interrupted, because it resets the writer last."""
         with self._lock:
             for request in self._taken:
                 request.done = True
                 if request is not self._writer:
                     _wake(request)
-            self._company = len(self._taken) + len(self._requests)
+            self._group_size = len(self._taken) + len(self._requests)
             self._wake_first()
             self._writer, self._taken = None, []
 
     def _wake_first(self) -> None:
-        """Let one of those that came meanwhile see to the others; under the lock."""
+        """Make the oldest request the first of the next group; under the lock."""
         self._first = self._requests[0] if self._requests else None
         if self._first is not None:
             _wake(self._first)
 
     def _leave(self, request: _Request, interrupt: BaseException) -> None:
-        """Whoever is interrupted leaves the line, and lets go whom it was to write for: otherwise
-        all others might wait for ever."""
+        """Withdraw the request of an interrupted thread, and fail those that it was writing, whose
+        threads would otherwise wait forever."""
         with self._lock:
             if request in self._requests:
                 self._requests.remove(request)
             if self._first is request:
                 self._wake_first()
-            writes = self._writer is request
-        if writes:
+            is_writer = self._writer is request
+        if is_writer:
             for other in self._taken:
                 if other.answer is None and other.error is None:
                     other.error = StoreUnavailable(
-                        "the thread that wrote this submission together with its own was ended by "
-                        f"{interrupt!r}, perhaps when it was stored already; try again with a key"
+                        f"the thread that wrote this submission was interrupted by {interrupt!r}; "
+                        "the submission may be stored; retry it with an idempotency key"
                     )
-            self._hand_back()
+            self._complete_group()
 
     def _write_all(self, requests: list[_Request]) -> None:
-        """Write all in one transaction; if that fails, each in its own, so that a submission fails
-        only by itself. A lock that was waited for in vain would be for each of them, too."""
+        """Write all requests in one transaction; if it fails, each in its own, so that a request
+        fails only for its own reasons. After a timeout for a lock, all fail."""
         try:
             self._commit(requests)
         except StoreBusy as error:
@@ -250,7 +261,7 @@ class Submitting:
                 _fail(requests, error)
                 return
             for request in requests:
-                request.error = None  # a refusal is decided anew
+                request.error = None  # admission is repeated
                 self._write_all([request])
 
     def _commit(self, requests: list[_Request]) -> None:
@@ -259,11 +270,11 @@ class Submitting:
         with self._database.writing("submit", since_s=since_s) as connection:
             queue = row_to_write(connection, self._cache)
             now = self._now()
-            books = _Books(connection, queue, now)
-            books.expect({d.customer for request in requests for d in request.documents})
-            admitted, answers = _admit_all(requests, books, queue, now)
+            state = _FileState(connection, queue, now)
+            state.expect({d.customer for request in requests for d in request.documents})
+            admitted, answers = _admit_all(requests, state, queue, now)
             if admitted.documents:
-                _write(connection, books, admitted, now)
+                _write(connection, state, admitted, now)
         for request, receipts in answers:
             request.answer = receipts
 
@@ -274,71 +285,71 @@ def _fail(requests: list[_Request], error: Exception) -> None:
 
 
 def _wake(request: _Request) -> None:
-    """Wake its thread, unless it is about to wake already."""
+    """Wake the thread of a request, unless it has been woken."""
     if request.woken.locked():
         request.woken.release()
 
 
 def _admit_all(
-    requests: list[_Request], books: _Books, queue: QueueRow, now: int
+    requests: list[_Request], state: _FileState, queue: QueueRow, now: int
 ) -> tuple[Admission, list[tuple[_Request, list[Receipt]]]]:
-    """Decide over all requests at once, which is cheaper by far; if that is refused, over one
-    after the other, so that only those are refused that have to be."""
+    """Admit all requests at once, which is much cheaper; if that raises, one after the other, so
+    that only the offending ones are rejected."""
     try:
         together = chain.from_iterable(request.documents for request in requests)
-        admitted = admit(together, books, queue.settings, now)
+        admitted = admit(together, state, queue.settings, now)
     except FairturnError:
-        return _admit_each(requests, books, queue, now)
-    receipts = iter(books.receipts(admitted))
+        return _admit_each(requests, state, queue, now)
+    receipts = iter(state.receipts(admitted))
     return admitted, [(r, list(islice(receipts, len(r.documents)))) for r in requests]
 
 
 def _admit_each(
-    requests: list[_Request], books: _Books, queue: QueueRow, now: int
+    requests: list[_Request], state: _FileState, queue: QueueRow, now: int
 ) -> tuple[Admission, list[tuple[_Request, list[Receipt]]]]:
     admitted = Admission(queue.next_number, now)
     answers = []
     for request in requests:
         try:
-            admission = admit(request.documents, books, queue.settings, now)
+            admission = admit(request.documents, state, queue.settings, now)
         except FairturnError as refusal:
             request.error = refusal
         else:
             admitted.extend(admission)
-            receipts = books.receipts(admission)
+            receipts = state.receipts(admission)
             answers.append((request, receipts))
-            _remember_keys(books, admission, receipts)
+            _add_keys(state, admission, receipts)
     return admitted, answers
 
 
-def _remember_keys(books: _Books, admission: Admission, receipts: list[Receipt]) -> None:
-    """Let the next submission that shares the transaction know the keys of this one."""
+def _add_keys(state: _FileState, admission: Admission, receipts: list[Receipt]) -> None:
+    """Make the keys of a request known to the next one in the transaction."""
     fresh = (receipt for receipt in receipts if not receipt.repeated)
     for receipt, document in zip(fresh, admission.documents, strict=True):
         if document.key is not None:
-            customer = books.customers[document.customer].number
-            books.keys[customer, document.key] = KnownKey(document.digest, receipt)
+            customer = state.customers[document.customer].number
+            state.keys[customer, document.key] = KnownKey(document.digest, receipt)
 
 
-def _write(connection: apsw.Connection, books: _Books, admission: Admission, now: int) -> None:
-    tally = Tally()
-    arrived: dict[tuple[int, int], list[int]] = {}  # flow -> [lowest order, how many]
-    _write_documents(connection, admission, tally, arrived, now)
-    _write_rare(connection, books, admission, now)
-    _write_customers(connection, books, set(admission.customers), tally.delayed)
+def _write(connection: apsw.Connection, state: _FileState, admission: Admission, now: int) -> None:
+    changes = CounterChanges()
+    arrived: dict[tuple[int, int], list[int]] = {}  # by flow: lowest order, number of documents
+    _write_documents(connection, admission, changes, arrived, now)
+    _write_rare(connection, state, admission, now)
+    _write_customers(connection, state, set(admission.customers), changes.delayed)
     connection.executemany(MOVE_FLOW, [(*f, n, low - 1) for f, (low, n) in arrived.items()])
-    connection.execute(_MOVE_QUEUE, (books.next_number, books.next_customer, *tally.counts()))
-    record(connection, now, [Arrived(*flow, *lowest_n) for flow, lowest_n in arrived.items()])
+    connection.execute(_MOVE_QUEUE, (state.next_number, state.next_customer, *changes.counts()))
+    record(connection, now, [ArrivalEvent(*flow, *lowest_n) for flow, lowest_n in arrived.items()])
 
 
 def _write_documents(
     connection: apsw.Connection,
     admission: Admission,
-    tally: Tally,
+    changes: CounterChanges,
     arrived: dict[tuple[int, int], list[int]],
     now: int,
 ) -> None:
-    """The rows, put together column by column: documents come by the thousand."""
+    """Insert the documents. Rows are built column by column, because an upload has thousands."""
     first = admission.first_number
     numbers = range(first, first + len(admission.documents))
     orders: Sequence[int | None] = numbers
@@ -346,13 +357,13 @@ def _write_documents(
     levels, priorities = admission.levels, admission.priorities
     customers = admission.customers
     columns: list[Sequence[Any]] = list(zip(*admission.documents, strict=True))
-    bodies, *stored = columns[_AS_IT_IS]
+    bodies, *stored = columns[_UNCHANGED]
     if admission.due:
         due = admission.due
         orders = [None if n - first in due else n for n in numbers]
         states = [WAITING if order is not None else DELAYED for order in orders]
         for position in due:
-            tally.delay(customers[position])
+            changes.delay(customers[position])
     if max(stored[_SIZE]) > ROW_BODY_BYTES_MAX:
         large = [
             (n, body)
@@ -377,12 +388,12 @@ def _write_documents(
             strict=False,
         )
     )
-    together = len(rows) - len(rows) % _ROWS_AT_ONCE
-    for begin in range(0, together, _ROWS_AT_ONCE):
-        values = chain.from_iterable(rows[begin : begin + _ROWS_AT_ONCE])
-        connection.execute(_ADD_ROWS_AT_ONCE, tuple(values))
+    together = len(rows) - len(rows) % _BATCH_ROWS
+    for begin in range(0, together, _BATCH_ROWS):
+        values = chain.from_iterable(rows[begin : begin + _BATCH_ROWS])
+        connection.execute(_ADD_BATCH, tuple(values))
     connection.executemany(_ADD_DOCUMENT, rows[together:])
-    waiting = tally.levels
+    waiting = changes.levels
     for flow, priority, order in zip(
         zip(customers, levels, strict=True), priorities, orders, strict=True
     ):
@@ -392,14 +403,16 @@ def _write_documents(
         if flow in arrived:
             arrived[flow][1] += 1
         else:
-            arrived[flow] = [order, 1]  # the lowest comes first
+            arrived[flow] = [order, 1]  # orders rise
 
 
-_SIZE = NewDocument._fields[_AS_IT_IS][1:].index("size_bytes")
+_SIZE = NewDocument._fields[_UNCHANGED][1:].index("size_bytes")
 
 
-def _write_rare(connection: apsw.Connection, books: _Books, admission: Admission, now: int) -> None:
-    """Keys and parents, which few documents have."""
+def _write_rare(
+    connection: apsw.Connection, state: _FileState, admission: Admission, now: int
+) -> None:
+    """Insert keys and parents, which few documents have."""
     if all(document.key is None and document.parent is None for document in admission.documents):
         return
     keys = []
@@ -411,30 +424,30 @@ def _write_rare(connection: apsw.Connection, books: _Books, admission: Admission
             customer = admission.customers[position]
             keys.append((customer, document.key, document.digest, number, value, priority, now))
         if document.parent is not None:
-            book = books.parents[document.parent]
-            assert book is not None
-            parents.append((book.number, number))
+            parent = state.parents[document.parent]
+            assert parent is not None
+            parents.append((parent.number, number))
     if keys:
         connection.executemany(_ADD_KEY, keys)
     if parents:
         connection.executemany(_ADD_PARENT, parents)
-        made = [(book.children, book.number) for book in books.parents.values() if book]
+        made = [(p.children, p.number) for p in state.parents.values() if p]
         connection.executemany(_MOVE_PARENT, made)
 
 
 def _write_customers(
-    connection: apsw.Connection, books: _Books, admitted: set[int], delayed: dict[int, int]
+    connection: apsw.Connection, state: _FileState, admitted: set[int], delayed: dict[int, int]
 ) -> None:
     new = []
     moved = []
-    for name, book in books.customers.items():
-        if book.number not in admitted:
+    for name, customer in state.customers.items():
+        if customer.number not in admitted:
             continue
-        value, updated_at = book.count or (None, None)
-        if name in books.new_customers:
-            new.append((book.number, name, value, updated_at, delayed.get(book.number, 0)))
+        value, updated_at = customer.count or (None, None)
+        if name in state.new_customers:
+            new.append((customer.number, name, value, updated_at, delayed.get(customer.number, 0)))
         else:
-            moved.append((value, updated_at, delayed.get(book.number, 0), book.number))
+            moved.append((value, updated_at, delayed.get(customer.number, 0), customer.number))
     if new:
         connection.executemany(_ADD_CUSTOMER, new)
     if moved:

@@ -1,37 +1,37 @@
--- End documents that have not begun, and ask running ones to stop. Returns the state of each afterwards; NULL where
--- there is no such document. Under the lock of claims, because only a claim may take a waiting document.
+-- Cancel documents that have not started, and ask running ones to stop. Returns the state of each afterwards; NULL if
+-- there is no such document. Under the lock of claims, so that no claim takes the documents meanwhile.
 CREATE OR REPLACE FUNCTION {schema}.cancel(moment bigint, numbers bigint[]) RETURNS smallint[]
 LANGUAGE plpgsql
 SET lock_timeout = '{lock_timeout}'
 {planned_by_indexes}
 AS $$
 DECLARE
-    its_now bigint;
-    its_ended bigint;
+    now_us bigint;
+    ended_count bigint;
     last_cancel bigint;
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(hashtext('{schema}.'), 1);
     PERFORM FROM {schema}.queue FOR NO KEY UPDATE;
-    its_now := coalesce(moment, {now});
+    now_us := coalesce(moment, {now});
     WITH found AS MATERIALIZED (
         SELECT d.number, d.state, d.customer, d.level, d.priority, d.order_number,
             array_position(numbers, d.number) AS position
         FROM {schema}.documents d WHERE d.number = ANY (numbers)
-        ORDER BY d.number FOR NO KEY UPDATE NOWAIT),    -- claims wait for this call: it waits for none
+        ORDER BY d.number FOR NO KEY UPDATE NOWAIT),    -- claims wait for this call, so it must not wait
     ended AS (
         UPDATE {schema}.documents d SET state = {cancelled}, failed = true, returned = false,
-            delayed_until = NULL, ended_at = its_now
+            delayed_until = NULL, ended_at = now_us
         FROM found f WHERE d.number = f.number AND f.state IN ({waiting}, {delayed})),
-    asked AS (
+    requested AS (
         UPDATE {schema}.documents d SET cancel_requested = true
         FROM found f WHERE d.number = f.number AND f.state = {running}),
-    moved AS (
-        INSERT INTO {schema}.moved (customer, priority, waiting, delayed)
+    counted AS (
+        INSERT INTO {schema}.counter_changes (customer, priority, waiting, delayed)
         SELECT f.customer, f.priority, -count(*) FILTER (WHERE f.state = {waiting}),
             -count(*) FILTER (WHERE f.state = {delayed})
         FROM found f WHERE f.state IN ({waiting}, {delayed})
         GROUP BY f.customer, f.priority),
-    -- The lowest order that stays in each flow,
+    -- The lowest order that stays in each flow.
     staying AS MATERIALIZED (
         SELECT w.customer, w.level, least((
             SELECT min(d.order_number) FROM {schema}.documents d
@@ -44,7 +44,7 @@ BEGIN
                     WHERE o.customer = w.customer AND o.level = w.level), 0)
             ORDER BY d.customer, d.level, d.order_number LIMIT 1)) AS lowest
         FROM (SELECT DISTINCT f.customer, f.level FROM found f WHERE f.state = {waiting}) w),
-    -- and after each of those that leave, in the order in which they do.
+    -- The head of the flow after each cancel, in the order of the cancels.
     departed AS (
         SELECT f.*, least(s.lowest, min(f.order_number) OVER (
             PARTITION BY f.customer, f.level ORDER BY f.position DESC
@@ -52,20 +52,20 @@ BEGIN
         FROM found f JOIN staying s ON s.customer = f.customer AND s.level = f.level
         WHERE f.state = {waiting}),
     recorded AS (
-        INSERT INTO {schema}.recorded (at, customers, events)
-        SELECT its_now, array_agg(DISTINCT f.customer), json_agg(json_build_array(
+        INSERT INTO {schema}.event_log (at, customers, events)
+        SELECT now_us, array_agg(DISTINCT f.customer), json_agg(json_build_array(
             1, f.customer, f.level, f.order_number, f.next_order) ORDER BY f.position)::text
         FROM departed f HAVING count(*) > 0),
     unreported AS (
         INSERT INTO {schema}.unreported_cancels (document)
         SELECT f.number FROM found f WHERE f.state IN ({waiting}, {delayed}) ORDER BY f.position
         RETURNING number)
-    SELECT count(*), (SELECT max(u.number) FROM unreported u) INTO its_ended, last_cancel
+    SELECT count(*), (SELECT max(u.number) FROM unreported u) INTO ended_count, last_cancel
     FROM found f WHERE f.state IN ({waiting}, {delayed});
     DELETE FROM {schema}.unreported_cancels c
     WHERE c.number <= last_cancel - {cancels_kept_max}
-        AND c.number >= (SELECT t.cancels_from FROM {schema}.turns t ORDER BY t.version DESC LIMIT 1);
-    PERFORM {schema}.add_ends(0, 0, 0, its_ended);
+        AND c.number >= (SELECT t.cancels_from FROM {schema}.scheduler_states t ORDER BY t.version DESC LIMIT 1);
+    PERFORM {schema}.add_ends(0, 0, 0, ended_count);
     PERFORM {schema}.count_arrived(0, array_fill(0::bigint, ARRAY[9]), 0);
     RETURN ARRAY(
         SELECT d.state FROM unnest(numbers) WITH ORDINALITY AS u(number, position)
@@ -74,38 +74,38 @@ BEGIN
 END
 $$;
 
--- Let dead documents wait again. Returns the state that each had before; NULL where there is no such document.
+-- Return dead documents to the queue. Returns the state that each had before; NULL if there is no such document.
 CREATE OR REPLACE FUNCTION {schema}.retry(moment bigint, numbers bigint[]) RETURNS smallint[]
 LANGUAGE plpgsql
 SET lock_timeout = '{lock_timeout}'
 {planned_by_indexes}
 AS $$
 DECLARE
-    its_now bigint;
+    now_us bigint;
     is_one_level boolean;
     states smallint[];
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(hashtext('{schema}.'), 1);
     SELECT q.one_level INTO is_one_level FROM {schema}.queue q;
-    its_now := coalesce(moment, {now});
+    now_us := coalesce(moment, {now});
     WITH found AS MATERIALIZED (
         SELECT d.number, d.state, d.customer, d.priority, d.order_number,
             CASE WHEN is_one_level THEN 1 ELSE d.priority END::smallint AS level,
             array_position(numbers, d.number) AS position
-        -- A claim locks waiting documents in another order: only dead ones are locked here.
+        -- Only dead documents are locked: claims lock waiting ones in another order.
         FROM {schema}.documents d WHERE d.number = ANY (numbers) AND d.state = {dead}
         ORDER BY d.number FOR NO KEY UPDATE),
     revived AS (
         UPDATE {schema}.documents d SET state = {waiting}, returned = true, failed = false,
             attempts = 0, ended_at = NULL, level = f.level
         FROM found f WHERE d.number = f.number AND f.state = {dead}),
-    moved AS (
-        INSERT INTO {schema}.moved (customer, priority, waiting, delayed)
+    counted AS (
+        INSERT INTO {schema}.counter_changes (customer, priority, waiting, delayed)
         SELECT f.customer, f.priority, count(*), 0 FROM found f WHERE f.state = {dead}
         GROUP BY f.customer, f.priority),
     recorded AS (
-        INSERT INTO {schema}.recorded (at, customers, events)
-        SELECT its_now, array_agg(DISTINCT f.customer), json_agg(json_build_array(
+        INSERT INTO {schema}.event_log (at, customers, events)
+        SELECT now_us, array_agg(DISTINCT f.customer), json_agg(json_build_array(
             0, f.customer, f.level, f.order_number, 1) ORDER BY f.position)::text
         FROM found f WHERE f.state = {dead} HAVING count(*) > 0)
     SELECT ARRAY(
@@ -119,8 +119,8 @@ BEGIN
 END
 $$;
 
--- Change a customer's settings, if they are as expected (NULL: whatever they are). Attempts end while no limit is
--- being set: from then on the end of each is recorded.
+-- Change a customer's settings, if they are the expected ones or `is_expected` is false. The lock on limits excludes
+-- `finish` while a limit is set: every later outcome inserts an event for the customer.
 CREATE OR REPLACE FUNCTION {schema}.adjust(
     moment bigint, its_name text, new_weight integer, new_limit integer, new_paused boolean,
     is_expected boolean, old_weight integer, old_limit integer, old_paused boolean
@@ -137,19 +137,19 @@ BEGIN
         SELECT c.number, (c.weight, c.running_max, c.paused)
             IS NOT DISTINCT FROM (old_weight, old_limit, old_paused)
         INTO owner, is_same FROM {schema}.customers c WHERE c.name = its_name FOR NO KEY UPDATE;
-        EXIT WHEN FOUND;            -- a purge may have deleted it while this waited
+        EXIT WHEN FOUND;            -- a purge may delete the row while this waits for it
     END LOOP;
     IF is_expected AND NOT is_same THEN
         RETURN false;
     END IF;
     IF new_limit IS NOT NULL THEN
         PERFORM pg_advisory_xact_lock(hashtext('{schema}.'), 2);
-        INSERT INTO {schema}.limited AS l (customer) VALUES (owner)
+        INSERT INTO {schema}.limited_customers AS l (customer) VALUES (owner)
         ON CONFLICT (customer) DO UPDATE SET customer = l.customer;
     END IF;
     UPDATE {schema}.customers c SET weight = new_weight, running_max = new_limit, paused = new_paused
     WHERE c.number = owner;
-    INSERT INTO {schema}.recorded (at, customers, events)
+    INSERT INTO {schema}.event_log (at, customers, events)
     VALUES (coalesce(moment, {now}), ARRAY[owner], json_build_array(json_build_array(
         5, owner, new_weight, new_limit, new_paused))::text);
     PERFORM {schema}.count_arrived(0, array_fill(0::bigint, ARRAY[9]), 0);
@@ -157,24 +157,24 @@ BEGIN
 END
 $$;
 
--- Put other settings in force, if those in force have the expected version (NULL: any). Returns 0 if they have another
+-- Replace the settings, if those in force have the expected version (NULL: any). Returns 0 if they have another
 -- version, 1 if the new settings are in force, and 2 if more events must be applied before the mode can change: call it
--- again. Another mode begins a generation of flows, with all clocks at 0; `convert` moves customers into it.
+-- again. A new mode begins a generation of flows, with all clocks at 0; `convert` moves customers into it.
 CREATE OR REPLACE FUNCTION {schema}.configure(
     moment bigint, uptime bigint, its_boot text, budget integer, expected_version bigint,
     new_settings text, new_depths bigint[], new_reset_interval bigint, new_periodic boolean,
     new_one_level boolean, new_waiting_max bigint, new_waiting_per_customer_max bigint,
     new_mode text, new_costs text, new_patience bigint, new_attempts_max integer
 ) RETURNS smallint LANGUAGE plpgsql
-SET lock_timeout = '{settings_lock_timeout}'    -- submissions wait behind this call while it waits
+SET lock_timeout = '{settings_lock_timeout}'    -- submissions wait while this call waits
 SET plan_cache_mode = force_generic_plan SET jit = off
 AS $$
 DECLARE
     q {schema}.queue;
-    t {schema}.turns;
+    t {schema}.scheduler_states;
     r record;
-    its_now bigint;
-    its_charges_from bigint;
+    now_us bigint;
+    new_charges_from bigint;
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('{schema}.'), 1);
     PERFORM {schema}.check_epoch();
@@ -182,24 +182,24 @@ BEGIN
     IF q.settings_version <> expected_version THEN
         RETURN 0;
     END IF;
-    its_charges_from := q.charges_from;
+    new_charges_from := q.charges_from;
     IF q.mode <> new_mode THEN
-        its_now := coalesce(moment, {now});
-        SELECT * INTO t FROM {schema}.turns ORDER BY version DESC LIMIT 1;
+        now_us := coalesce(moment, {now});
+        SELECT * INTO t FROM {schema}.scheduler_states ORDER BY version DESC LIMIT 1;
         t.version := t.version + 1;
-        SELECT * INTO r FROM {schema}.fold(t, q, its_now, coalesce(uptime, its_now), t.boot <> its_boot, budget);
+        SELECT * INTO r FROM {schema}.fold(t, q, now_us, coalesce(uptime, now_us), t.boot <> its_boot, budget);
         t := r.t;
         t.boot := its_boot;
         IF NOT r.more AND t.converted_to IS NOT NULL THEN
-            SELECT * INTO r FROM {schema}.convert(t, q, budget);    -- a change of mode has just been made
+            SELECT * INTO r FROM {schema}.convert(t, q, budget);    -- finish the previous change of mode
             t := r.t;
         END IF;
         IF NOT r.more THEN
             t := {schema}.begin_generation(t, q.one_level <> new_one_level);
-            its_charges_from := t.fence;
+            new_charges_from := t.fence;
         END IF;
-        DELETE FROM {schema}.turns o WHERE o.version < t.version;
-        INSERT INTO {schema}.turns SELECT t.*;
+        DELETE FROM {schema}.scheduler_states o WHERE o.version < t.version;
+        INSERT INTO {schema}.scheduler_states SELECT t.*;
         IF r.more THEN
             RETURN 2;
         END IF;
@@ -209,13 +209,13 @@ BEGIN
         one_level = new_one_level, waiting_max = new_waiting_max,
         waiting_per_customer_max = new_waiting_per_customer_max, mode = new_mode,
         costs = new_costs, patience = new_patience, attempts_max = new_attempts_max,
-        charges_from = its_charges_from;
+        charges_from = new_charges_from;
     RETURN 1;
 END
 $$;
 
--- Delete up to `budget` documents of a customer; once none is left, the customer itself. Returns the contents that
--- no longer belong to a document, and whether nothing is left of the customer.
+-- Delete up to `budget` documents of a customer; once none is left, the customer itself. Returns the contents of the
+-- deleted documents, and whether nothing is left of the customer.
 CREATE OR REPLACE FUNCTION {schema}.purge(
     moment bigint, its_name text, budget integer, OUT contents text[], OUT done boolean
 ) LANGUAGE plpgsql
@@ -224,10 +224,10 @@ SET lock_timeout = '{lock_timeout}'
 AS $$
 DECLARE
     owner bigint;
-    its_now bigint;
+    now_us bigint;
     numbers bigint[];
     fences bigint[];
-    its_running bigint;
+    running_count bigint;
     n bigint;
 BEGIN
     contents := '{{}}';
@@ -239,11 +239,11 @@ BEGIN
         RETURN;
     END IF;
     PERFORM FROM {schema}.queue FOR NO KEY UPDATE;
-    its_now := coalesce(moment, {now});
+    now_us := coalesce(moment, {now});
     numbers := ARRAY(
         SELECT f.number FROM (
             SELECT d.number FROM {schema}.documents d WHERE d.customer = owner
-            LIMIT budget FOR UPDATE NOWAIT) f);     -- claims wait for this call: it waits for none
+            LIMIT budget FOR UPDATE NOWAIT) f);     -- claims wait for this call, so it must not wait
     contents := ARRAY(
         SELECT d.content_name FROM {schema}.documents d
         WHERE d.number = ANY (numbers) AND d.content_name IS NOT NULL
@@ -257,8 +257,8 @@ BEGIN
         UPDATE {schema}.leases l SET running = l.running - e.n
         FROM (SELECT g.fence, count(*) AS n FROM gone g WHERE g.state = {running} GROUP BY g.fence) e
         WHERE l.fence = e.fence),
-    moved AS (
-        INSERT INTO {schema}.moved (customer, priority, waiting, delayed)
+    counted AS (
+        INSERT INTO {schema}.counter_changes (customer, priority, waiting, delayed)
         SELECT owner, g.priority, -count(*) FILTER (WHERE g.state = {waiting}),
             -count(*) FILTER (WHERE g.state = {delayed})
         FROM gone g WHERE g.state IN ({waiting}, {delayed}) GROUP BY g.priority),
@@ -268,28 +268,28 @@ BEGIN
             ELSE json_build_array(2, owner, g.level, 1) END AS event
         FROM gone g WHERE g.state IN ({waiting}, {running})),
     recorded AS (
-        INSERT INTO {schema}.recorded (at, customers, events)
-        SELECT its_now, ARRAY[owner], json_agg(e.event ORDER BY e.number DESC)::text
+        INSERT INTO {schema}.event_log (at, customers, events)
+        SELECT now_us, ARRAY[owner], json_agg(e.event ORDER BY e.number DESC)::text
         FROM events e HAVING count(*) > 0)
-    SELECT count(*), array_agg(g.fence) INTO its_running, fences
+    SELECT count(*), array_agg(g.fence) INTO running_count, fences
     FROM gone g WHERE g.state = {running};
-    PERFORM {schema}.add_ends(its_running, 0, 0, 0);
+    PERFORM {schema}.add_ends(running_count, 0, 0, 0);
     DELETE FROM {schema}.leases l WHERE l.fence = ANY (fences) AND l.running <= 0;
     DELETE FROM {schema}.results r WHERE r.document = ANY (numbers);
     DELETE FROM {schema}.children c WHERE c.parent = ANY (numbers);
     DELETE FROM {schema}.documents d WHERE d.number = ANY (numbers);
     done := cardinality(numbers) < budget;
     IF done THEN
-        DELETE FROM {schema}.keys k WHERE k.customer = owner AND k.key = ANY (ARRAY(
-            SELECT o.key FROM {schema}.keys o WHERE o.customer = owner LIMIT 10 * budget));
+        DELETE FROM {schema}.idempotency_keys k WHERE k.customer = owner AND k.key = ANY (ARRAY(
+            SELECT o.key FROM {schema}.idempotency_keys o WHERE o.customer = owner LIMIT 10 * budget));
         GET DIAGNOSTICS n = ROW_COUNT;
         done := n < 10 * budget;
     END IF;
     IF done THEN
         DELETE FROM {schema}.customers c WHERE c.number = owner;
         DELETE FROM {schema}.access_keys a WHERE a.customer = its_name;
-        INSERT INTO {schema}.recorded (at, customers, events)
-        VALUES (its_now, ARRAY[owner], json_build_array(json_build_array(6, owner))::text);
+        INSERT INTO {schema}.event_log (at, customers, events)
+        VALUES (now_us, ARRAY[owner], json_build_array(json_build_array(6, owner))::text);
     END IF;
     PERFORM {schema}.count_arrived(0, array_fill(0::bigint, ARRAY[9]), 0);
 END

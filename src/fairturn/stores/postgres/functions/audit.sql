@@ -1,25 +1,25 @@
--- Recounts for `fairturn doctor --thorough`. Each function compares stored values with the documents, in the snapshot
--- of the caller, and returns a row for each value that is wrong. No locks, and the plans of the ordinary planner.
--- Events that no claim has applied yet are part of the comparison: a queue in use has no findings.
+-- Recounts for `fairturn doctor --thorough`. Each function compares derived values with the documents, in the snapshot
+-- of the caller, and returns a row for each wrong value. It takes no locks, and its plans depend on statistics. Events
+-- that no claim has applied yet are part of the comparison: a queue in use has no findings.
 
--- The effect of events that are not applied yet, on each flow. A level of NULL: events of the customer as a whole.
+-- The effect of unapplied events on each flow. Level NULL: events of the customer as a whole.
 CREATE OR REPLACE FUNCTION {schema}.unapplied_events() RETURNS TABLE (
     customer bigint, level smallint, waiting bigint, ended bigint, adjusted boolean
 ) LANGUAGE sql STABLE AS $$
     SELECT u.customer, u.level, sum(u.waiting)::bigint, sum(u.ended)::bigint, bool_or(u.code = 5)
     FROM (
         SELECT a.customer, a.level, a.size::bigint AS waiting, 0::bigint AS ended, 0 AS code
-        FROM {schema}.recorded r
+        FROM {schema}.event_log r
             CROSS JOIN LATERAL unnest(r.customers, r.levels, r.sizes) AS a(customer, level, size)
         WHERE r.events IS NULL
         UNION ALL
-        -- The codes are positions in fairturn.stores.events.
+        -- The codes are positions in fairturn.stores.values.
         SELECT (e.event ->> 1)::bigint,
             CASE WHEN e.code NOT IN (5, 6) THEN (e.event ->> 2)::smallint END,
             CASE e.code WHEN 0 THEN (e.event ->> 4)::bigint WHEN 1 THEN -1 WHEN 4 THEN 1 ELSE 0 END,
             CASE e.code WHEN 2 THEN (e.event ->> 3)::bigint WHEN 3 THEN 1 WHEN 4 THEN 1 ELSE 0 END,
             e.code
-        FROM {schema}.recorded r CROSS JOIN LATERAL (
+        FROM {schema}.event_log r CROSS JOIN LATERAL (
             SELECT v AS event, (v ->> 0)::integer AS code
             FROM jsonb_array_elements(r.events::jsonb) v) e
         WHERE r.events IS NOT NULL) u
@@ -30,30 +30,30 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.audit_queue() RETURNS TABLE (
     kind text, customer bigint, place bigint, stored bigint, truth bigint
 ) LANGUAGE sql STABLE AS $$
-    WITH t AS MATERIALIZED (SELECT * FROM {schema}.turns ORDER BY version DESC LIMIT 1),
+    WITH t AS MATERIALIZED (SELECT * FROM {schema}.scheduler_states ORDER BY version DESC LIMIT 1),
     counted AS MATERIALIZED (
         SELECT d.state, d.priority, count(*) AS n FROM {schema}.documents d
         WHERE d.state IN ({waiting}, {delayed}) GROUP BY d.state, d.priority),
     active AS MATERIALIZED (
         SELECT f.level, sum(coalesce(s.weight, {weight_one})) AS weight, min(f.place) AS place,
             min(f.head_since) AS head_since
-        FROM {schema}.flows f LEFT JOIN {schema}.standings s ON s.customer = f.customer
+        FROM {schema}.flows f LEFT JOIN {schema}.customer_states s ON s.customer = f.customer
         WHERE f.folded > 0 AND NOT f.held AND f.generation = (SELECT t.generation FROM t)
         GROUP BY f.level),
     checks(kind, place, stored, truth, is_wrong) AS (
         SELECT 'queue.waiting', p, v.stored, v.truth, v.stored <> v.truth
         FROM generate_series(1, 9) p CROSS JOIN LATERAL (
-            SELECT (SELECT coalesce(sum(o.arrived[p]), 0) FROM {schema}.totals o)
+            SELECT (SELECT coalesce(sum(o.arrived[p]), 0) FROM {schema}.arrival_counters o)
                     - (SELECT t.taken[p] FROM t)
-                    + (SELECT coalesce(sum(m.waiting), 0) FROM {schema}.moved m WHERE m.priority = p),
+                    + (SELECT coalesce(sum(m.waiting), 0) FROM {schema}.counter_changes m WHERE m.priority = p),
                 (SELECT coalesce(sum(c.n), 0) FROM counted c
                 WHERE c.state = {waiting} AND c.priority = p)) AS v(stored, truth)
         UNION ALL
         SELECT 'queue.delayed', NULL, v.stored, v.truth, v.stored <> v.truth
         FROM (
-            SELECT (SELECT coalesce(sum(o.delayed), 0) FROM {schema}.totals o)
+            SELECT (SELECT coalesce(sum(o.delayed), 0) FROM {schema}.arrival_counters o)
                     - (SELECT t.promoted FROM t)
-                    + (SELECT coalesce(sum(m.delayed), 0) FROM {schema}.moved m),
+                    + (SELECT coalesce(sum(m.delayed), 0) FROM {schema}.counter_changes m),
                 (SELECT coalesce(sum(c.n), 0) FROM counted c WHERE c.state = {delayed})
         ) AS v(stored, truth)
         UNION ALL
@@ -73,7 +73,7 @@ CREATE OR REPLACE FUNCTION {schema}.audit_queue() RETURNS TABLE (
         UNION ALL
         -- Events before events_from are applied, but for those of events_late.
         SELECT 'queue.events_from', NULL, count(*), 0, count(*) > 0
-        FROM t JOIN {schema}.recorded r ON r.xid < t.events_from AND r.xid <> ALL (t.events_late))
+        FROM t JOIN {schema}.event_log r ON r.xid < t.events_from AND r.xid <> ALL (t.events_late))
     SELECT k.kind, NULL::bigint, k.place::bigint, k.stored::bigint, k.truth::bigint
     FROM checks k WHERE k.is_wrong
 $$;
@@ -90,7 +90,7 @@ CREATE OR REPLACE FUNCTION {schema}.audit_flows() RETURNS TABLE (
     newest AS (
         SELECT DISTINCT ON (f.customer, f.level) f.customer, f.level, f.folded, f.claimed_to,
             f.head_order, f.generation = (
-                SELECT t.generation FROM {schema}.turns t ORDER BY t.version DESC LIMIT 1)
+                SELECT t.generation FROM {schema}.scheduler_states t ORDER BY t.version DESC LIMIT 1)
                 AS is_converted
         FROM {schema}.flows f ORDER BY f.customer, f.level, f.version DESC),
     counted AS (
@@ -120,7 +120,7 @@ CREATE OR REPLACE FUNCTION {schema}.audit_flows() RETURNS TABLE (
             FROM {schema}.flows f CROSS JOIN LATERAL unnest(f.taken) WITH ORDINALITY AS u(n, priority)
             GROUP BY f.customer, u.priority) f ON f.customer = c.number AND f.priority = a.priority
         LEFT JOIN (
-            SELECT m.customer, m.priority, sum(m.waiting) AS n FROM {schema}.moved m
+            SELECT m.customer, m.priority, sum(m.waiting) AS n FROM {schema}.counter_changes m
             GROUP BY m.customer, m.priority) m ON m.customer = c.number AND m.priority = a.priority
         LEFT JOIN (
             SELECT d.customer, d.priority, count(*) AS n FROM {schema}.documents d
@@ -132,7 +132,7 @@ CREATE OR REPLACE FUNCTION {schema}.audit_flows() RETURNS TABLE (
     WHERE k.stored <> k.truth
 $$;
 
--- What claims keep of each customer: settings, limits, which of its flows has the head. `place` is a level.
+-- The scheduler state of each customer: settings, limits, which of its flows has the head. `place` is a level.
 CREATE OR REPLACE FUNCTION {schema}.audit_customers() RETURNS TABLE (
     kind text, customer bigint, place bigint, stored bigint, truth bigint
 ) LANGUAGE sql STABLE AS $$
@@ -148,14 +148,14 @@ CREATE OR REPLACE FUNCTION {schema}.audit_customers() RETURNS TABLE (
             coalesce(s.paused, false) OR coalesce(
                 sum(f.running) OVER (PARTITION BY f.customer) >= s.running_max, false) AS is_held,
             row_number() OVER (PARTITION BY f.customer, f.level ORDER BY f.version DESC) AS copy
-        FROM {schema}.flows f LEFT JOIN {schema}.standings s ON s.customer = f.customer
-        -- Those of an earlier mode are settled when their customer is converted.
+        FROM {schema}.flows f LEFT JOIN {schema}.customer_states s ON s.customer = f.customer
+        -- Flows of an earlier mode are corrected when their customer is converted.
         WHERE NOT EXISTS (
             SELECT FROM {schema}.flows o WHERE o.customer = f.customer AND o.generation <> (
-                SELECT t.generation FROM {schema}.turns t ORDER BY t.version DESC LIMIT 1))),
+                SELECT t.generation FROM {schema}.scheduler_states t ORDER BY t.version DESC LIMIT 1))),
     checks(kind, customer, place, stored, truth) AS (
         SELECT 'customer.running', c.number, NULL, k.stored, k.truth
-        FROM {schema}.customers c JOIN {schema}.standings s ON s.customer = c.number
+        FROM {schema}.customers c JOIN {schema}.customer_states s ON s.customer = c.number
             LEFT JOIN unsettled u ON u.customer = c.number
             CROSS JOIN LATERAL (
                 SELECT (SELECT coalesce(sum(f.running), 0) FROM {schema}.flows f
@@ -178,39 +178,39 @@ CREATE OR REPLACE FUNCTION {schema}.audit_customers() RETURNS TABLE (
         SELECT 'flow.copies', f.customer, f.level, f.copy, 1 FROM flows f WHERE f.copy > 1
         UNION ALL
         SELECT k.kind, c.number, NULL, k.stored, k.truth
-        FROM {schema}.customers c LEFT JOIN {schema}.standings s ON s.customer = c.number
+        FROM {schema}.customers c LEFT JOIN {schema}.customer_states s ON s.customer = c.number
             LEFT JOIN unsettled u ON u.customer = c.number
             CROSS JOIN LATERAL (VALUES
-                ('standing.weight', coalesce(s.weight, {weight_one}), c.weight),
-                ('standing.running_max', s.running_max, c.running_max),
-                ('standing.paused', coalesce(s.paused, false)::integer, c.paused::integer)
+                ('customer_state.weight', coalesce(s.weight, {weight_one}), c.weight),
+                ('customer_state.running_max', s.running_max, c.running_max),
+                ('customer_state.paused', coalesce(s.paused, false)::integer, c.paused::integer)
             ) AS k(kind, stored, truth)
         WHERE u.adjusted IS NOT TRUE AND k.stored IS DISTINCT FROM k.truth
         UNION ALL
         SELECT 'limited.missing', c.number, NULL, 0, 1 FROM {schema}.customers c
         WHERE c.running_max IS NOT NULL
-            AND NOT EXISTS (SELECT FROM {schema}.limited l WHERE l.customer = c.number)
+            AND NOT EXISTS (SELECT FROM {schema}.limited_customers l WHERE l.customer = c.number)
         UNION ALL
-        -- A limit of waiting documents is checked only once more have been submitted.
+        -- `submit` checks waiting_per_customer_max only if this counter exceeds it.
         SELECT 'customer.submitted', c.number, NULL, c.submitted, d.n
         FROM {schema}.customers c JOIN (
             SELECT o.customer, count(*) AS n FROM {schema}.documents o GROUP BY o.customer) d
             ON d.customer = c.number
         WHERE c.submitted < d.n
         UNION ALL
-        -- Rows of customers that were purged, and of which no event is left that will remove them.
+        -- Rows of purged customers that no event in the log will remove.
         SELECT o.kind, o.customer, NULL, 1, 0
         FROM (
             SELECT DISTINCT 'flow.orphan' AS kind, f.customer FROM {schema}.flows f
-            UNION ALL SELECT 'standing.orphan', s.customer FROM {schema}.standings s
-            UNION ALL SELECT 'limited.orphan', l.customer FROM {schema}.limited l
-            UNION ALL SELECT DISTINCT 'key.orphan', k.customer FROM {schema}.keys k) o
+            UNION ALL SELECT 'customer_state.orphan', s.customer FROM {schema}.customer_states s
+            UNION ALL SELECT 'limited.orphan', l.customer FROM {schema}.limited_customers l
+            UNION ALL SELECT DISTINCT 'key.orphan', k.customer FROM {schema}.idempotency_keys k) o
         WHERE NOT EXISTS (SELECT FROM {schema}.customers c WHERE c.number = o.customer)
             AND NOT EXISTS (SELECT FROM unsettled u WHERE u.customer = o.customer))
     SELECT k.kind, k.customer, k.place::bigint, k.stored::bigint, k.truth::bigint FROM checks k
 $$;
 
--- Columns of documents that follow from their state. `place` is the number of the document.
+-- Columns of documents that are derived from their state. `place` is the number of the document.
 CREATE OR REPLACE FUNCTION {schema}.audit_documents() RETURNS TABLE (
     kind text, customer bigint, place bigint, stored bigint, truth bigint
 ) LANGUAGE sql STABLE AS $$
@@ -227,7 +227,7 @@ CREATE OR REPLACE FUNCTION {schema}.audit_documents() RETURNS TABLE (
                 d.state = {waiting}
                 AND d.level <> CASE WHEN q.mode = 'equal' THEN 1 ELSE d.priority END
                 AND NOT EXISTS (
-                    SELECT FROM {schema}.turns t JOIN {schema}.flows f ON f.generation <> t.generation
+                    SELECT FROM {schema}.scheduler_states t JOIN {schema}.flows f ON f.generation <> t.generation
                     WHERE f.customer = d.customer)),
             ('document.order_number', NULL, d.number, d.state = {waiting} AND d.order_number IS NULL),
             ('document.orphan', d.customer, NULL, c.number IS NULL)

@@ -1,5 +1,5 @@
--- Take up to n documents in the order of service (see fairturn.turns and docs/decisions). One call is one
--- transaction: the server holds the lock of claims only while it executes this function. The documents are read
+-- Claim up to n documents in the order of service: fairturn.scheduling.turns in SQL (decision 0026). One call is one
+-- transaction: the server holds the lock of claims only while it executes this function. The client reads the documents
 -- afterwards, by the token; a repeated call with the same token claims nothing more.
 CREATE OR REPLACE FUNCTION {schema}.claim(
     its_token uuid,
@@ -7,13 +7,13 @@ CREATE OR REPLACE FUNCTION {schema}.claim(
     its_worker text,
     lease bigint,
     moment bigint, uptime bigint, its_boot text,    -- NULL, NULL, 'server': the clock of the server
-    budget integer,                 -- how many documents or events each step may handle
+    budget integer,                 -- documents or events that each step may handle
     OUT claimed integer,
     OUT its_at bigint,
-    OUT more boolean,               -- something is left to fold: another call may find documents
+    OUT more boolean,               -- events are left to fold: another call may find documents
     OUT changed boolean,
-    OUT repaired integer,           -- how many sums of weights did not agree with the flows
-    OUT suspects bigint[],          -- customers whose counters do not agree: `repair_customers` is to be called
+    OUT repaired integer,           -- sums of weights that did not agree with the flows
+    OUT suspects bigint[],          -- customers for `repair_customers`: their counters do not agree with the flows
     OUT cancelled bigint[]          -- documents that were cancelled before they were claimed
 ) LANGUAGE plpgsql
 SET lock_timeout = '{lock_timeout}'
@@ -21,30 +21,30 @@ SET lock_timeout = '{lock_timeout}'
 AS $$
 DECLARE
     q {schema}.queue;
-    t {schema}.turns;
+    t {schema}.scheduler_states;
     r record;
     lease_now bigint;
     is_probed boolean := false;
     is_behind boolean := false;
-    numbers bigint[] := '{{}}';     -- of the documents that are claimed
+    numbers bigint[] := '{{}}';     -- of the claimed documents
     charged_costs bigint[] := '{{}}';
     charged_weights bigint[] := '{{}}';
     charges bigint[] := '{{}}';
     is_patient boolean;
     any_patient boolean;
-    page {schema}.flows[];          -- those that have their turns next
+    page {schema}.flows[];          -- the next flows in turn
     f {schema}.flows;               -- the flow that has the turn,
     following {schema}.flows;       -- and the one after it
-    back_place bigint;
+    back_place bigint;              -- the first turn of a flow of this page that comes again
     back_tick bigint;
     d record;
-    its_level integer;
-    its_weight bigint;
-    its_limit integer;
+    next_level integer;
+    customer_weight bigint;
+    customer_limit integer;
     recent bigint[];
-    its_cost bigint;
-    its_charge bigint;
-    run_max bigint;                 -- how many documents the flow may give in a row
+    document_cost bigint;
+    document_charge bigint;
+    run_max bigint;                 -- documents that the flow may give in a row
     run bigint;
     next_order bigint;
 BEGIN
@@ -54,13 +54,14 @@ BEGIN
     repaired := 0;
     suspects := '{{}}';
     cancelled := '{{}}';
-    -- A worker without work polls: it takes no lock if there is nothing to do.
+    -- 1. Idle workers poll: without work, no lock is taken.
     its_at := coalesce(moment, {now});
     IF NOT {schema}.has_work(its_at, coalesce(uptime, its_at), its_boot)
         AND NOT EXISTS (SELECT FROM {schema}.leases l WHERE l.token = its_token)
     THEN
         RETURN;
     END IF;
+    -- 2. The lock of claims. A known token: the call is a repetition.
     SELECT * INTO q FROM {schema}.queue FOR NO KEY UPDATE;
     SELECT l.running INTO claimed FROM {schema}.leases l WHERE l.token = its_token;
     IF FOUND THEN
@@ -68,12 +69,14 @@ BEGIN
         RETURN;
     END IF;
     claimed := 0;
+    -- 3. A new epoch after a failover or a restore.
     IF NOT {schema}.is_same_incarnation(q.incarnation) THEN
         PERFORM {schema}.check_epoch();
     END IF;
+    -- 4. Expired leases, events, due documents; the conversion after a change of mode.
     its_at := coalesce(moment, {now});
     lease_now := coalesce(uptime, its_at);
-    SELECT * INTO t FROM {schema}.turns ORDER BY version DESC LIMIT 1;
+    SELECT * INTO t FROM {schema}.scheduler_states ORDER BY version DESC LIMIT 1;
     t.version := t.version + 1;
     SELECT * INTO r FROM {schema}.fold(t, q, its_at, lease_now, t.boot <> its_boot, budget);
     t := r.t;
@@ -87,6 +90,7 @@ BEGIN
         more := r.more;
         changed := true;
     END IF;
+    -- 5. The counters of the next customers, once in `probe_every`.
     IF NOT more AND its_at NOT BETWEEN t.probed_at AND t.probed_at + {probe_every} THEN
         SELECT * INTO r FROM {schema}.probe(t);
         t := r.t;
@@ -95,7 +99,7 @@ BEGIN
         is_probed := true;
     END IF;
 
-    -- New heads are younger than the patience: if no head is older now, none will be during this claim.
+    -- 6. Turns. New heads are younger than the patience: if no head is older now, none will be during this claim.
     any_patient := false;
     IF q.mode <> 'levels' THEN
         any_patient := EXISTS (
@@ -104,7 +108,7 @@ BEGIN
                 AND NOT o.held AND o.generation = t.generation);
     END IF;
     WHILE claimed < n LOOP
-        -- The flows that have their turns next, and who follows them; or that of the longest waiting customer.
+        -- Read a page of flows in the order of turns, or the flow of the customer that has waited longest.
         is_patient := false;
         IF any_patient AND (t.claims + 1) % 10 = 0 THEN
             SELECT * INTO f FROM {schema}.flows o
@@ -119,34 +123,34 @@ BEGIN
             END IF;
         END IF;
         IF NOT is_patient THEN
-            its_level := (SELECT min(l) FROM generate_subscripts(t.weights, 1) l WHERE t.weights[l] > 0);
-            IF its_level IS NULL THEN
-                its_level := {schema}.hidden_level(t, its_at);
-                EXIT WHEN its_level IS NULL;
-                t := {schema}.recount_level(t, its_level);
-                EXIT WHEN t.weights[its_level] <= 0;
+            next_level := (SELECT min(l) FROM generate_subscripts(t.weights, 1) l WHERE t.weights[l] > 0);
+            IF next_level IS NULL THEN
+                next_level := {schema}.hidden_level(t, its_at);
+                EXIT WHEN next_level IS NULL;
+                t := {schema}.recount_level(t, next_level);
+                EXIT WHEN t.weights[next_level] <= 0;
                 repaired := repaired + 1;
                 changed := true;
             END IF;
             page := ARRAY(
                 SELECT o FROM {schema}.flows o
                 WHERE o.folded > 0 AND NOT o.held AND o.generation = t.generation
-                    AND o.level = its_level::smallint AND o.place >= t.places_from[its_level]
+                    AND o.level = next_level::smallint AND o.place >= t.places_from[next_level]
                 ORDER BY o.generation, o.level, o.place, o.tick LIMIT least(n - claimed, {page}) + 1);
             IF page = '{{}}' THEN
                 -- The sum of weights does not agree with the flows.
-                t := {schema}.recount_level(t, its_level);
+                t := {schema}.recount_level(t, next_level);
                 repaired := repaired + 1;
                 changed := true;
                 CONTINUE;
             END IF;
         END IF;
 
-        back_place := NULL;         -- where the first of those is that had a turn and follow again
+        back_place := NULL;
         FOR i IN 1 .. least(cardinality(page), {page}, n - claimed) LOOP
             f := page[i];
             following := page[i + 1];
-            -- A turn ends the page where another flow of it comes first again, or the longest waiting customer.
+            -- The page ends where a flow that had a turn comes first again, or with the turn of the longest wait.
             EXIT WHEN claimed = n OR i > 1 AND ((any_patient AND (t.claims + 1) % 10 = 0)
                 OR (f.place, f.tick) > (back_place, back_tick));
             IF following.customer IS NULL OR (following.place, following.tick) > (back_place, back_tick)
@@ -155,27 +159,27 @@ BEGIN
                 following.tick := back_tick;
             END IF;
             IF NOT is_patient THEN
-                t.places_from[its_level] := f.place;
+                t.places_from[next_level] := f.place;
             END IF;
 
-            SELECT s.weight, s.running_max, s.recent_costs INTO its_weight, its_limit, recent
-            FROM {schema}.standings s WHERE s.customer = f.customer;
-            its_weight := least(greatest(coalesce(its_weight, {weight_one}), {weight_min}), {weight_max});
-            IF t.weights[f.level] < its_weight THEN
-                -- The sum of weights does not agree with the flows, and this flow is one of them.
+            SELECT s.weight, s.running_max, s.recent_costs INTO customer_weight, customer_limit, recent
+            FROM {schema}.customer_states s WHERE s.customer = f.customer;
+            customer_weight := least(greatest(coalesce(customer_weight, {weight_one}), {weight_min}), {weight_max});
+            IF t.weights[f.level] < customer_weight THEN
+                -- The sum of weights does not contain this flow's.
                 t := {schema}.recount_level(t, f.level);
                 repaired := repaired + 1;
             END IF;
-            its_cost := {cost_one};
+            document_cost := {cost_one};
             IF q.costs = 'learned' AND cardinality(recent) > 0 THEN
-                its_cost := least(greatest((SELECT div(sum(c), count(*)) FROM unnest(recent) c), 0),
+                document_cost := least(greatest((SELECT div(sum(c), count(*)) FROM unnest(recent) c), 0),
                     {real_cost_max});
             END IF;
             run_max := CASE WHEN is_patient THEN least(1, f.folded)
                 WHEN any_patient THEN least(n - claimed, f.folded, 9 - t.claims % 10)
                 ELSE least(n - claimed, f.folded) END;
-            IF its_limit IS NOT NULL THEN
-                run_max := greatest(0, least(run_max, its_limit - (
+            IF customer_limit IS NOT NULL THEN
+                run_max := greatest(0, least(run_max, customer_limit - (
                     SELECT sum(o.running) FROM {schema}.flows o WHERE o.customer = f.customer)));
             END IF;
             run := 0;
@@ -193,7 +197,7 @@ BEGIN
                     FROM {schema}.documents o
                     WHERE o.returned AND o.customer = f.customer AND o.level = f.level
                         AND o.state = {waiting}
-                        -- Those before the head were taken by this claim.
+                        -- This claim has taken those before the head.
                         AND o.order_number >= CASE WHEN f.version = t.version
                             THEN coalesce(f.head_order, 0) ELSE 0 END
                     ORDER BY o.customer, o.level, o.order_number LIMIT run_max + 1)) w
@@ -218,15 +222,15 @@ BEGIN
                     charges := charges || 0::bigint;
                 ELSE
                     IF q.costs = 'known' THEN
-                        its_cost := least(greatest(coalesce(d.cost, {cost_one}), 0), {real_cost_max});
+                        document_cost := least(greatest(coalesce(d.cost, {cost_one}), 0), {real_cost_max});
                     END IF;
-                    its_charge := greatest(its_cost * 1000 / its_weight, 1);
-                    t.clocks[its_level] := greatest(
-                        t.clocks[its_level] + its_cost * 1000 / t.weights[its_level], f.place);
-                    f.place := f.place + its_charge;
-                    charged_costs := charged_costs || its_cost;
-                    charged_weights := charged_weights || its_weight;
-                    charges := charges || its_charge;
+                    document_charge := greatest(document_cost * 1000 / customer_weight, 1);
+                    t.clocks[next_level] := greatest(
+                        t.clocks[next_level] + document_cost * 1000 / t.weights[next_level], f.place);
+                    f.place := f.place + document_charge;
+                    charged_costs := charged_costs || document_cost;
+                    charged_weights := charged_weights || customer_weight;
+                    charges := charges || document_charge;
                 END IF;
             END LOOP;
             claimed := claimed + run;
@@ -236,7 +240,7 @@ BEGIN
             IF f.folded > 0 AND next_order IS NULL THEN
                 -- Fewer documents wait than were counted.
                 IF more THEN
-                    is_behind := true;      -- they were cancelled, and that is not applied yet
+                    is_behind := true;      -- events of their cancels are not applied yet
                 ELSE
                     f.folded := 0;
                     suspects := suspects || f.customer;
@@ -244,7 +248,7 @@ BEGIN
             END IF;
             f.head_order := CASE WHEN f.folded > 0 THEN next_order END;
             IF f.folded = 0 THEN
-                t.weights[f.level] := t.weights[f.level] - its_weight;
+                t.weights[f.level] := t.weights[f.level] - customer_weight;
             ELSE
                 IF q.mode = 'levels' THEN
                     f.place := coalesce(f.head_order, f.place);
@@ -258,8 +262,8 @@ BEGIN
                 f := {schema}.move_head(f, q.mode, its_at, t.version);
             END IF;
             PERFORM {schema}.save_flow(f, t.version);
-            IF its_limit IS NOT NULL THEN
-                -- At its limit, all flows of the customer are held.
+            IF customer_limit IS NOT NULL THEN
+                -- At the limit, all flows of the customer are held.
                 t := {schema}.change_flow(t, q.mode, f.customer, NULL, its_at);
             END IF;
             EXIT WHEN is_behind;
@@ -267,6 +271,7 @@ BEGIN
         EXIT WHEN is_behind;        -- the caller repeats the call
     END LOOP;
 
+    -- 7. Documents, lease, reported cancels and the scheduler state.
     IF claimed > 0 THEN
         t.fence := t.fence + 1;
         UPDATE {schema}.documents o SET state = {running}, returned = false,
@@ -296,13 +301,13 @@ BEGIN
         IF {clock_max} < ANY (t.clocks) THEN
             t := {schema}.rebase_clocks(t);
         END IF;
-        DELETE FROM {schema}.turns o WHERE o.version = t.version - 1;
-        INSERT INTO {schema}.turns SELECT t.*;
+        DELETE FROM {schema}.scheduler_states o WHERE o.version = t.version - 1;
+        INSERT INTO {schema}.scheduler_states SELECT t.*;
     END IF;
 END
 $$;
 
--- The flow had its customer's lowest document, and has given some: another one is that from now on.
+-- Find the customer's new head, after the flow that had it gave documents.
 CREATE OR REPLACE FUNCTION {schema}.move_head(
     f {schema}.flows, its_mode text, at bigint, its_version bigint
 ) RETURNS {schema}.flows LANGUAGE plpgsql AS $$
@@ -330,7 +335,7 @@ BEGIN
 END
 $$;
 
--- The documents of a claim, in the order of service. By leases_token and the primary keys.
+-- Return the documents of a claim, in the order of service. By leases_token and the primary keys.
 CREATE OR REPLACE FUNCTION {schema}.claimed(its_token uuid)
 RETURNS TABLE (document {schema}.documents, customer_name text) LANGUAGE sql STABLE
 {planned_by_indexes}
@@ -344,7 +349,7 @@ AS $$
     ORDER BY u.position
 $$;
 
--- Record outcomes, then claim: one transaction. The lock of claims comes before the documents.
+-- Record outcomes, then claim, in one transaction. The lock of claims is taken before the documents.
 CREATE OR REPLACE FUNCTION {schema}.claim_after(
     its_token uuid, n integer, its_worker text, lease bigint,
     moment bigint, uptime bigint, its_boot text, budget integer,
@@ -369,20 +374,20 @@ BEGIN
 END
 $$;
 
--- Whether a claim could find anything. By the primary keys, leases_until and documents_delayed.
+-- Return whether a claim would change anything. By the primary keys, leases_until and documents_delayed.
 CREATE OR REPLACE FUNCTION {schema}.has_work(its_at bigint, lease_now bigint, its_boot text)
 RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    t {schema}.turns;
+    t {schema}.scheduler_states;
 BEGIN
-    SELECT * INTO t FROM {schema}.turns ORDER BY version DESC LIMIT 1;
+    SELECT * INTO t FROM {schema}.scheduler_states ORDER BY version DESC LIMIT 1;
     RETURN 0 < ANY (t.weights) OR t.boot <> its_boot OR its_at < t.at
         OR t.converted_to IS NOT NULL OR its_at > t.probed_at + {probe_every_idle}
         OR {schema}.hidden_level(t, its_at) IS NOT NULL
         OR NOT {schema}.is_same_incarnation((SELECT q.incarnation FROM {schema}.queue q))
-        OR EXISTS (SELECT FROM {schema}.recorded r WHERE r.xid >= t.events_from)
-        OR EXISTS (SELECT FROM {schema}.recorded r WHERE r.xid = ANY (t.events_late))
-        OR EXISTS (SELECT FROM {schema}.moved)
+        OR EXISTS (SELECT FROM {schema}.event_log r WHERE r.xid >= t.events_from)
+        OR EXISTS (SELECT FROM {schema}.event_log r WHERE r.xid = ANY (t.events_late))
+        OR EXISTS (SELECT FROM {schema}.counter_changes)
         OR EXISTS (SELECT FROM {schema}.unreported_cancels c WHERE c.number >= t.cancels_from)
         OR EXISTS (
             SELECT FROM {schema}.leases l
@@ -392,9 +397,9 @@ BEGIN
 END
 $$;
 
--- A level with an active flow; for a claim that finds no weight in any. Looked for in one second of 16: only a
--- sum of weights that is wrong hides a flow.
-CREATE OR REPLACE FUNCTION {schema}.hidden_level(t {schema}.turns, its_at bigint) RETURNS integer
+-- Return a level with an active flow although all sums of weights are 0, which only a wrong sum causes. Searched in
+-- one second of 16, because idle claims would pay for it.
+CREATE OR REPLACE FUNCTION {schema}.hidden_level(t {schema}.scheduler_states, its_at bigint) RETURNS integer
 LANGUAGE plpgsql AS $$
 BEGIN
     IF its_at / 1000000 % 16 <> 0 THEN
@@ -406,34 +411,34 @@ BEGIN
 END
 $$;
 
--- From where on leases are looked for. In one second of 16 that is the first: a clock that is set back and forth
--- between two claims could leave a lease below the bound.
-CREATE OR REPLACE FUNCTION {schema}.leases_bound(t {schema}.turns, its_at bigint) RETURNS bigint
+-- Return the lower bound of the search for expired leases. In one second of 16 there is none: a clock that is set back
+-- and forth between two claims could leave a lease below the bound.
+CREATE OR REPLACE FUNCTION {schema}.leases_bound(t {schema}.scheduler_states, its_at bigint) RETURNS bigint
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN its_at / 1000000 % 16 = 0 THEN -9223372036854775807 ELSE t.leases_from END
 $$;
 
--- The active flows of a level, counted anew.
-CREATE OR REPLACE FUNCTION {schema}.recount_level(t {schema}.turns, its_level integer)
-RETURNS {schema}.turns LANGUAGE plpgsql AS $$
+-- Recompute the sum of weights and the lowest place of a level from its active flows.
+CREATE OR REPLACE FUNCTION {schema}.recount_level(t {schema}.scheduler_states, its_level integer)
+RETURNS {schema}.scheduler_states LANGUAGE plpgsql AS $$
 DECLARE
-    its_weight bigint;
-    its_place bigint;
+    level_weight bigint;
+    lowest_place bigint;
 BEGIN
     SELECT coalesce(sum(least(greatest(coalesce(s.weight, {weight_one}), {weight_min}), {weight_max})), 0),
         coalesce(min(o.place), 0)
-    INTO its_weight, its_place
-    FROM {schema}.flows o LEFT JOIN {schema}.standings s ON s.customer = o.customer
+    INTO level_weight, lowest_place
+    FROM {schema}.flows o LEFT JOIN {schema}.customer_states s ON s.customer = o.customer
     WHERE o.folded > 0 AND NOT o.held AND o.generation = t.generation AND o.level = its_level::smallint;
-    t.weights[its_level] := its_weight;
-    t.places_from[its_level] := its_place;
-    RAISE LOG 'fairturn: counted the active flows of level % anew', its_level;
+    t.weights[its_level] := level_weight;
+    t.places_from[its_level] := lowest_place;
+    RAISE LOG 'fairturn: recounted the active flows of level %', its_level;
     RETURN t;
 END
 $$;
 
--- Virtual times end at 2^63. Only differences count within a level, so all of it can go back together.
-CREATE OR REPLACE FUNCTION {schema}.rebase_clocks(t {schema}.turns) RETURNS {schema}.turns
+-- Subtract each level's clock from its places, before virtual times reach 2^63. Only differences within a level matter.
+CREATE OR REPLACE FUNCTION {schema}.rebase_clocks(t {schema}.scheduler_states) RETURNS {schema}.scheduler_states
 LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE {schema}.flows o SET place = o.place - t.clocks[o.level];
@@ -443,19 +448,19 @@ BEGIN
 END
 $$;
 
--- Compare the counters of the next customers with their flows, and return those that do not agree. A customer with
--- recorded events is left out: its flows are behind. By the primary keys and moved_customer.
-CREATE OR REPLACE FUNCTION {schema}.probe(INOUT t {schema}.turns, OUT suspects bigint[])
+-- Compare the counters of the next customers with their flows, and return the customers where they do not agree. A
+-- customer with unapplied events is left out: its flows are stale. By the primary keys and counter_changes_customer.
+CREATE OR REPLACE FUNCTION {schema}.probe(INOUT t {schema}.scheduler_states, OUT suspects bigint[])
 LANGUAGE plpgsql AS $$
 DECLARE
     probed bigint[];
 BEGIN
     SELECT array_agg(c.number), array_agg(c.number) FILTER (WHERE c.waiting <> c.folded AND NOT EXISTS (
-            SELECT FROM {schema}.recorded r WHERE c.number = ANY (r.customers)))
+            SELECT FROM {schema}.event_log r WHERE c.number = ANY (r.customers)))
     INTO probed, suspects
     FROM (
         SELECT o.number, (SELECT sum(n) FROM unnest(o.arrived) n) - coalesce(f.taken, 0) + (
-                SELECT coalesce(sum(m.waiting), 0) FROM {schema}.moved m WHERE m.customer = o.number)
+                SELECT coalesce(sum(m.waiting), 0) FROM {schema}.counter_changes m WHERE m.customer = o.number)
                 AS waiting,
             coalesce(f.folded, 0) AS folded
         FROM {schema}.customers o CROSS JOIN LATERAL (
@@ -467,7 +472,7 @@ BEGIN
 END
 $$;
 
--- Count what ended otherwise than completed, in a row that is not locked.
+-- Count attempts and documents that ended other than completed, in the first row that is not locked.
 CREATE OR REPLACE FUNCTION {schema}.add_ends(
     its_attempts bigint, its_retried bigint, its_dead bigint, its_cancelled bigint
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -475,13 +480,13 @@ BEGIN
     IF its_attempts = 0 AND its_retried = 0 AND its_dead = 0 AND its_cancelled = 0 THEN
         RETURN;
     END IF;
-    UPDATE {schema}.ends e SET attempts = e.attempts + its_attempts,
+    UPDATE {schema}.outcome_counters e SET attempts = e.attempts + its_attempts,
         retried = e.retried + its_retried, dead = e.dead + its_dead,
         cancelled = e.cancelled + its_cancelled
     WHERE e.number = (
-        SELECT o.number FROM {schema}.ends o ORDER BY o.number LIMIT 1 FOR UPDATE SKIP LOCKED);
+        SELECT o.number FROM {schema}.outcome_counters o ORDER BY o.number LIMIT 1 FOR UPDATE SKIP LOCKED);
     IF NOT FOUND THEN
-        INSERT INTO {schema}.ends (attempts, retried, dead, cancelled)
+        INSERT INTO {schema}.outcome_counters (attempts, retried, dead, cancelled)
         VALUES (its_attempts, its_retried, its_dead, its_cancelled);
     END IF;
 END

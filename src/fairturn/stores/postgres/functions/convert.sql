@@ -1,10 +1,10 @@
 -- The conversion of flows after a change of mode: customer by customer, about `budget` documents in one transaction.
 -- Until a customer is converted, no claim takes its documents. Customers whose documents take more than one
--- transaction come last, so that no other customer waits for them. See decision 0035.
+-- transaction come last, so that no other customer waits for them (decision 0028).
 
--- Begin a generation of flows. Claims no longer take documents from flows of earlier ones.
-CREATE OR REPLACE FUNCTION {schema}.begin_generation(t {schema}.turns, is_other_level boolean)
-RETURNS {schema}.turns LANGUAGE plpgsql AS $$
+-- Begin a generation of flows. Claims take no documents from flows of earlier generations.
+CREATE OR REPLACE FUNCTION {schema}.begin_generation(t {schema}.scheduler_states, is_other_level boolean)
+RETURNS {schema}.scheduler_states LANGUAGE plpgsql AS $$
 BEGIN
     t.generation := t.generation + 1;
     t.converted_to := 0;
@@ -18,43 +18,43 @@ BEGIN
 END
 $$;
 
--- Convert the next customers, for the caller of `configure`. Claims do the same. Returns whether all are converted.
+-- Convert the next customers after `configure`, as claims do. Returns whether all are converted.
 CREATE OR REPLACE FUNCTION {schema}.convert_next(budget integer) RETURNS boolean LANGUAGE plpgsql
 SET lock_timeout = '{lock_timeout}'
 {planned_by_indexes}
 AS $$
 DECLARE
     q {schema}.queue;
-    t {schema}.turns;
+    t {schema}.scheduler_states;
     r record;
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(hashtext('{schema}.'), 1);
     SELECT * INTO q FROM {schema}.queue FOR NO KEY UPDATE;
-    SELECT * INTO t FROM {schema}.turns ORDER BY version DESC LIMIT 1;
+    SELECT * INTO t FROM {schema}.scheduler_states ORDER BY version DESC LIMIT 1;
     IF t.converted_to IS NULL THEN
         RETURN true;
     END IF;
     t.version := t.version + 1;
     SELECT * INTO r FROM {schema}.convert(t, q, budget);
     t := r.t;
-    DELETE FROM {schema}.turns o WHERE o.version < t.version;
-    INSERT INTO {schema}.turns SELECT t.*;
+    DELETE FROM {schema}.scheduler_states o WHERE o.version < t.version;
+    INSERT INTO {schema}.scheduler_states SELECT t.*;
     RETURN NOT r.more;
 END
 $$;
 
 -- Convert the next customers, under the lock of claims. Flows become active in the order of their first documents.
 CREATE OR REPLACE FUNCTION {schema}.convert(
-    INOUT t {schema}.turns, q {schema}.queue, budget integer, OUT more boolean
+    INOUT t {schema}.scheduler_states, q {schema}.queue, budget integer, OUT more boolean
 ) LANGUAGE plpgsql AS $$
 DECLARE
     owner bigint;
     is_postponed boolean;
-    its_waiting bigint;
-    owners bigint[] := '{{}}';      -- whose documents are all in their new levels
+    waiting_count bigint;
+    owners bigint[] := '{{}}';      -- customers whose documents all have their new level
     rest bigint := budget;
     f {schema}.flows;
-    its_weight bigint;
+    customer_weight bigint;
     r record;
 BEGIN
     WHILE rest > 1 LOOP             -- one for the customer itself
@@ -65,19 +65,19 @@ BEGIN
         rest := rest - 1;
         IF t.levels_to IS NOT NULL THEN
             IF NOT is_postponed THEN
-                SELECT sum(x.folded) INTO its_waiting FROM {schema}.flows x WHERE x.customer = owner;
-                IF its_waiting >= budget - 1 THEN
+                SELECT sum(x.folded) INTO waiting_count FROM {schema}.flows x WHERE x.customer = owner;
+                IF waiting_count >= budget - 1 THEN
                     t.postponed := t.postponed || owner;
                     t.converted_to := owner;
                     t.levels_to := 0;
                     CONTINUE;
                 END IF;
-                EXIT WHEN its_waiting >= rest;      -- the next transaction has room for it
+                EXIT WHEN waiting_count >= rest;    -- the next transaction converts it at once
             END IF;
             SELECT * INTO r FROM {schema}.change_levels(t, q.one_level, owner, rest);
             t := r.t;
             rest := rest - r.n;
-            EXIT WHEN rest <= 0;    -- perhaps not all of its documents
+            EXIT WHEN rest <= 0;    -- some of its documents may be left
         END IF;
         owners := owners || owner;
         IF is_postponed THEN
@@ -88,9 +88,10 @@ BEGIN
     END LOOP;
     more := owner IS NOT NULL;
     FOR r IN
-        SELECT x AS flow, min(x.head_order) OVER its AS head, max(x.head_since) OVER its AS head_since
+        SELECT x AS flow, min(x.head_order) OVER same_customer AS head,
+            max(x.head_since) OVER same_customer AS head_since
         FROM {schema}.flows x WHERE x.customer = ANY (owners) AND x.generation <> t.generation
-        WINDOW its AS (PARTITION BY x.customer)
+        WINDOW same_customer AS (PARTITION BY x.customer)
         ORDER BY x.head_order NULLS FIRST, x.customer, x.level
     LOOP
         f := r.flow;
@@ -99,13 +100,13 @@ BEGIN
         SELECT coalesce(s.paused, false) OR coalesce(s.running_max <= (
                 SELECT sum(x.running) FROM {schema}.flows x WHERE x.customer = f.customer), false),
             least(greatest(coalesce(s.weight, {weight_one}), {weight_min}), {weight_max})
-        INTO f.held, its_weight
-        FROM (SELECT) AS always LEFT JOIN {schema}.standings s ON s.customer = f.customer;
+        INTO f.held, customer_weight
+        FROM (SELECT) AS always LEFT JOIN {schema}.customer_states s ON s.customer = f.customer;
         f.generation := t.generation;
         f.place := CASE WHEN q.mode = 'levels' THEN coalesce(f.head_order, 0) ELSE 0 END;
         f.tick := 0;
         IF f.folded > 0 AND NOT f.held THEN
-            t.weights[f.level] := t.weights[f.level] + its_weight;
+            t.weights[f.level] := t.weights[f.level] + customer_weight;
             IF q.mode <> 'levels' THEN
                 f.place := t.clocks[f.level];
                 t.tick := t.tick + 1;
@@ -123,20 +124,20 @@ BEGIN
 END
 $$;
 
--- The customer that is converted next, except for those that are postponed. By the primary key.
-CREATE OR REPLACE FUNCTION {schema}.next_unconverted(t {schema}.turns) RETURNS bigint
+-- Return the next customer to convert, without the postponed ones. By the primary key.
+CREATE OR REPLACE FUNCTION {schema}.next_unconverted(t {schema}.scheduler_states) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT x.customer FROM {schema}.flows x
     WHERE x.customer > t.converted_to AND x.generation <> t.generation
     ORDER BY x.customer, x.level, x.version LIMIT 1
 $$;
 
--- Read the next `most` waiting documents of a customer after the order `levels_to`, and move those that are in another
--- level to the level of the current mode. `n` is the number read; the customer is done if it is below `most`. All of
--- them count as returned, because claims may have taken higher orders from the flow that they move to; so `claimed_to`
--- rises behind them, and claims do not search there for documents that never ran.
+-- Read the next `most` waiting documents of a customer after the order `levels_to`, and give them the level of the
+-- current mode. `n` is the number read; the customer is done if it is below `most`. They count as returned, because
+-- claims may have taken higher orders from the flow that they move to; `claimed_to` is raised past them, so that claims
+-- do not search there for documents that never ran.
 CREATE OR REPLACE FUNCTION {schema}.change_levels(
-    INOUT t {schema}.turns, is_one_level boolean, owner bigint, most bigint, OUT n bigint
+    INOUT t {schema}.scheduler_states, is_one_level boolean, owner bigint, most bigint, OUT n bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
     numbers bigint[];
@@ -179,7 +180,7 @@ BEGIN
         f.folded := f.folded + r.n;
         PERFORM {schema}.save_flow(f, t.version);
     END LOOP;
-    -- A flow whose claimed_to is below has got a document that was submitted late.
+    -- A flow with a lower claimed_to has a document of a submission that committed late.
     UPDATE {schema}.flows x SET claimed_to = last_order
     WHERE x.customer = owner AND x.claimed_to >= t.levels_to AND x.claimed_to < last_order;
     IF n = most THEN

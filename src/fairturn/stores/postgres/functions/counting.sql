@@ -1,37 +1,37 @@
--- How many documents wait or are delayed, in all.
+-- Return the number of waiting and delayed documents.
 CREATE OR REPLACE FUNCTION {schema}.pending() RETURNS bigint LANGUAGE sql STABLE AS $$
     SELECT ((SELECT sum((SELECT sum(n) FROM unnest(t.arrived) n) + t.delayed)
-            FROM {schema}.totals t)
+            FROM {schema}.arrival_counters t)
         - (SELECT (SELECT sum(n) FROM unnest(s.taken) n) + s.promoted
-            FROM (SELECT taken, promoted FROM {schema}.turns ORDER BY version DESC LIMIT 1) s)
-        + (SELECT coalesce(sum(waiting + delayed), 0) FROM {schema}.moved))::bigint
+            FROM (SELECT taken, promoted FROM {schema}.scheduler_states ORDER BY version DESC LIMIT 1) s)
+        + (SELECT coalesce(sum(waiting + delayed), 0) FROM {schema}.counter_changes))::bigint
 $$;
 
--- How many documents of one customer do.
+-- Return the number of waiting and delayed documents of one customer.
 CREATE OR REPLACE FUNCTION {schema}.pending_of(its_number bigint, its_arrived bigint[]) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT ((SELECT sum(n) FROM unnest(its_arrived) n)
         - (SELECT coalesce(sum(n), 0) FROM {schema}.flows f CROSS JOIN LATERAL unnest(f.taken) n
             WHERE f.customer = its_number)
-        + (SELECT coalesce(sum(waiting), 0) FROM {schema}.moved WHERE customer = its_number)
+        + (SELECT coalesce(sum(waiting), 0) FROM {schema}.counter_changes WHERE customer = its_number)
         + (SELECT count(*) FROM {schema}.documents
             WHERE customer = its_number AND delayed_until IS NOT NULL))::bigint
 $$;
 
--- Count submitted documents, and a change, in a row of `totals`. The row is chosen by an advisory try-lock on its
--- number, which costs the server less than FOR UPDATE SKIP LOCKED.
+-- Count submitted documents, and a change, in a shard of arrival_counters. An advisory try-lock chooses the shard: it
+-- costs the server less than FOR UPDATE SKIP LOCKED.
 CREATE OR REPLACE FUNCTION {schema}.count_arrived(first_try integer, n bigint[], n_delayed bigint)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     taken integer := first_try;
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(hashtext('{schema}.totals'), taken) THEN
+    IF NOT pg_try_advisory_xact_lock(hashtext('{schema}.arrival_counters'), taken) THEN
         taken := 0;
-        WHILE NOT pg_try_advisory_xact_lock(hashtext('{schema}.totals'), taken) LOOP
+        WHILE NOT pg_try_advisory_xact_lock(hashtext('{schema}.arrival_counters'), taken) LOOP
             taken := taken + 1;
         END LOOP;
     END IF;
-    INSERT INTO {schema}.totals AS t (shard, arrived, delayed, changes)
+    INSERT INTO {schema}.arrival_counters AS t (shard, arrived, delayed, changes)
     VALUES (taken, n, n_delayed, 1)
     ON CONFLICT (shard) DO UPDATE SET delayed = t.delayed + excluded.delayed,
         changes = t.changes + 1,
@@ -40,7 +40,7 @@ BEGIN
 END
 $$;
 
--- How many documents there are of each priority, from the priorities of all of them.
+-- Count how often each priority occurs.
 CREATE OR REPLACE FUNCTION {schema}.by_priority(priorities smallint[]) RETURNS bigint[]
 LANGUAGE sql IMMUTABLE AS $$
     SELECT ARRAY(
@@ -48,7 +48,7 @@ LANGUAGE sql IMMUTABLE AS $$
         GROUP BY p ORDER BY p)
 $$;
 
--- The element-wise difference of two arrays by priority.
+-- Return the element-wise difference of two arrays.
 CREATE OR REPLACE FUNCTION {schema}.subtract(a bigint[], b bigint[]) RETURNS bigint[]
 LANGUAGE sql IMMUTABLE AS $$
     SELECT ARRAY(SELECT u.a - u.b FROM unnest(a, b) WITH ORDINALITY AS u(a, b, priority) ORDER BY u.priority)

@@ -1,21 +1,21 @@
--- Which incarnation of the database this is. It changes when a standby is promoted, when a backup is recovered to a
--- point in time, and when a dump is restored: then the latest transactions may be lost.
+-- Return an identity of the database that changes when a standby is promoted, a backup is recovered to a point in time,
+-- or a dump is restored: the latest transactions may then be lost.
 CREATE OR REPLACE FUNCTION {schema}.incarnation() RETURNS text LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    its_system text := '';          -- where the role may not read it
+    system_id text := '';           -- if the role may not read it
 BEGIN
     IF has_function_privilege('pg_control_system()', 'EXECUTE') THEN
-        SELECT system_identifier INTO its_system FROM pg_control_system();
+        SELECT system_identifier INTO system_id FROM pg_control_system();
     END IF;
-    RETURN concat_ws('/', its_system,
+    RETURN concat_ws('/', system_id,
         left(pg_walfile_name(pg_current_wal_insert_lsn()), 8),     -- the timeline
         (SELECT oid FROM pg_database WHERE datname = current_database()),
         '{schema}.queue'::regclass::oid);
 END
 $$;
 
--- Whether the queue was last used in this incarnation. A system identifier that one of two roles may not read does
--- not count.
+-- Return whether the queue was last used in this incarnation. System identifiers are compared only if both roles could
+-- read them.
 CREATE OR REPLACE FUNCTION {schema}.is_same_incarnation(stored text) RETURNS boolean
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -27,20 +27,20 @@ BEGIN
 END
 $$;
 
--- Begin a new epoch: numbers of documents and fences that transactions since lost may have handed out never come
--- again, and nothing is assumed of what earlier claims have seen. Under the lock of claims.
+-- Begin a new epoch under the lock of claims: numbers and fences that lost transactions may have issued are not issued
+-- again, and the lower bounds of earlier claims are reset.
 CREATE OR REPLACE FUNCTION {schema}.begin_epoch() RETURNS void LANGUAGE plpgsql
 SET lock_timeout = '{lock_timeout}'
 AS $$
 DECLARE
-    t {schema}.turns;
-    -- Random, too: two restores of one backup must not give out the same numbers.
+    t {schema}.scheduler_states;
+    -- Random, because two restores of one backup must not issue the same numbers.
     jump bigint := {epoch_jump_min} + floor(random() * 1099511627776);
 BEGIN
     PERFORM FROM {schema}.queue FOR NO KEY UPDATE;
     PERFORM setval('{schema}.document_numbers', nextval('{schema}.document_numbers') + jump);
-    SELECT * INTO t FROM {schema}.turns ORDER BY version DESC LIMIT 1;
-    DELETE FROM {schema}.turns o WHERE o.version = t.version;
+    SELECT * INTO t FROM {schema}.scheduler_states ORDER BY version DESC LIMIT 1;
+    DELETE FROM {schema}.scheduler_states o WHERE o.version = t.version;
     t.version := t.version + 1;
     t.fence := t.fence + jump;
     t.at := 0;
@@ -50,13 +50,13 @@ BEGIN
     t.cancels_from := 0;
     t.events_from := '0';
     t.events_late := '{{}}';
-    INSERT INTO {schema}.turns SELECT t.*;
+    INSERT INTO {schema}.scheduler_states SELECT t.*;
     UPDATE {schema}.queue SET epoch = epoch + 1, incarnation = {schema}.incarnation();
     RAISE LOG 'fairturn: a new epoch begins in %', {schema}.incarnation();
 END
 $$;
 
--- Begin a new epoch, unless another transaction has done so since.
+-- Begin a new epoch if the incarnation has changed and no other transaction has begun one since.
 CREATE OR REPLACE FUNCTION {schema}.check_epoch() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM {schema}.queue FOR NO KEY UPDATE;

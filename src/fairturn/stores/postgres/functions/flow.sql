@@ -1,28 +1,28 @@
--- The scheduler's state of one customer: fairturn.turns in SQL. Tests hold both to the same order of service.
+-- The scheduler state of one customer: fairturn.scheduling.turns in SQL. Tests compare the order of service of both.
 
--- Change one flow of a customer, and bring everything that depends on it up to date: which flows of the customer
--- are active, their places and ticks, and since when its lowest waiting document is that.
+-- Change one flow of a customer, and update what depends on it: which flows of the customer are active, their places
+-- and ticks, its head and since when it has been the head.
 CREATE OR REPLACE FUNCTION {schema}.change_flow(
-    t {schema}.turns,
+    t {schema}.scheduler_states,
     its_mode text,
     its_customer bigint,
-    its_level smallint,             -- NULL: no flow of its own has changed, only the customer's settings
+    its_level smallint,             -- NULL: only the customer's settings have changed
     at bigint,
     more_waiting bigint DEFAULT 0,
     more_running bigint DEFAULT 0,
     less_taken bigint[] DEFAULT NULL,       -- by priority
     more_place bigint DEFAULT 0,
     arrived bigint DEFAULT NULL,    -- the lowest order that began to wait
-    never_ran boolean DEFAULT false,    -- whether those that began to wait were submitted just now
+    never_ran boolean DEFAULT false,    -- whether those that began to wait are new
     is_recorded boolean DEFAULT false,  -- the arrival comes from the event log: a claim may have taken them already
     departed bigint[] DEFAULT NULL  -- orders that ceased to wait
-) RETURNS {schema}.turns LANGUAGE plpgsql AS $$
+) RETURNS {schema}.scheduler_states LANGUAGE plpgsql AS $$
 DECLARE
-    its_weight bigint;
-    its_limit integer;
+    customer_weight bigint;
+    customer_limit integer;
     is_paused boolean;
     is_held boolean;
-    is_unconverted boolean;         -- the flows are those of an earlier mode: no claim takes from them
+    is_unconverted boolean;         -- the flows are of an earlier mode: no claim takes from them
     was_active boolean;
     is_head_unknown boolean;
     flows_before {schema}.flows[];
@@ -36,9 +36,9 @@ DECLARE
     ended_elsewhere bigint := 0;
     n bigint;
 BEGIN
-    SELECT s.weight, s.running_max, s.paused INTO its_weight, its_limit, is_paused
-    FROM {schema}.standings s WHERE s.customer = its_customer;
-    its_weight := least(greatest(coalesce(its_weight, {weight_one}), {weight_min}), {weight_max});
+    SELECT s.weight, s.running_max, s.paused INTO customer_weight, customer_limit, is_paused
+    FROM {schema}.customer_states s WHERE s.customer = its_customer;
+    customer_weight := least(greatest(coalesce(customer_weight, {weight_one}), {weight_min}), {weight_max});
     flows_before := ARRAY(
         SELECT n.f FROM generate_series(1, 9) l
             CROSS JOIN LATERAL (
@@ -54,9 +54,9 @@ BEGIN
             CASE WHEN is_unconverted THEN -1 ELSE t.generation END);
         flows_before := flows_before || f;
     END IF;
-    is_held := is_unconverted OR coalesce(is_paused, false) OR (its_limit IS NOT NULL
+    is_held := is_unconverted OR coalesce(is_paused, false) OR (customer_limit IS NOT NULL
         AND (SELECT coalesce(sum(b.running), 0) FROM unnest(flows_before) b) + more_running
-            >= its_limit);
+            >= customer_limit);
 
     FOREACH f IN ARRAY flows_before LOOP
         was_active := f.folded > 0 AND NOT f.held AND NOT is_unconverted;
@@ -68,7 +68,7 @@ BEGIN
             f.folded := f.folded + more_waiting;
             f.running := f.running + more_running;
             IF f.running < 0 THEN
-                -- The attempt began in another mode and is counted in another flow. Only the sum counts.
+                -- The attempt began in another mode and is counted in another flow. Only the sum matters.
                 ended_elsewhere := -f.running;
                 f.running := 0;
             END IF;
@@ -99,7 +99,7 @@ BEGIN
         f.held := is_held;
         IF f.folded > 0 AND NOT is_held THEN
             IF NOT was_active THEN
-                t.weights[f.level] := t.weights[f.level] + its_weight;
+                t.weights[f.level] := t.weights[f.level] + customer_weight;
                 IF its_mode <> 'levels' THEN
                     -- No credit from absence; work received beyond the clock still counts.
                     f.place := greatest(f.place, t.clocks[f.level]);
@@ -108,7 +108,7 @@ BEGIN
                 END IF;
             END IF;
         ELSIF was_active THEN
-            t.weights[f.level] := t.weights[f.level] - its_weight;
+            t.weights[f.level] := t.weights[f.level] - customer_weight;
         END IF;
         IF its_mode = 'levels' THEN
             f.place := coalesce(f.head_order, 0);
@@ -137,7 +137,7 @@ BEGIN
             IF head_after IS DISTINCT FROM head_before THEN
                 f.head_since := at;
             END IF;
-            t.heads_from := least(t.heads_from, f.head_since); -- also of a flow that is held no longer
+            t.heads_from := least(t.heads_from, f.head_since);  -- also if the flow was held before
             f.next_elsewhere := coalesce(next_elsewhere, {no_order});
         END IF;
         IF f IS DISTINCT FROM flows_before[i] OR f.version = -1 THEN
@@ -149,15 +149,15 @@ BEGIN
 END
 $$;
 
--- Write a flow as of this version of the turns. The version is a part of the key, so that the newest row is found
--- first even while an open transaction keeps older ones from removal.
+-- Write a flow with this version of the scheduler state. The version is a part of the key: a scan finds the newest row
+-- first even while a long transaction prevents VACUUM from removing older ones (decision 0011).
 CREATE OR REPLACE FUNCTION {schema}.save_flow(f {schema}.flows, its_version bigint)
 RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
     UPDATE {schema}.flows o SET version = its_version, generation = f.generation,
-        place = f.place, tick = f.tick, folded = f.folded, running = f.running, taken = f.taken, claimed_to = f.claimed_to,
-        head_order = f.head_order, head_since = f.head_since,
+        place = f.place, tick = f.tick, folded = f.folded, running = f.running, taken = f.taken,
+        claimed_to = f.claimed_to, head_order = f.head_order, head_since = f.head_since,
         next_elsewhere = f.next_elsewhere, held = f.held
     WHERE o.customer = f.customer AND o.level = f.level AND o.version = f.version;
     IF NOT FOUND THEN
@@ -169,7 +169,7 @@ BEGIN
 END
 $$;
 
--- A flow in which nothing has happened yet. Its version of -1 says that it is not stored.
+-- Return an empty flow. Its version of -1 marks it as not stored.
 CREATE OR REPLACE FUNCTION {schema}.new_flow(
     its_customer bigint, its_level smallint, its_generation bigint
 ) RETURNS {schema}.flows LANGUAGE plpgsql AS $$

@@ -1,12 +1,12 @@
--- Apply what happened since the last claim, in the order that every store keeps: expired leases, recorded events,
--- documents that became due. Each step handles about `budget` documents or events; `more` says whether a step was
--- cut short. A returned document gets the level of the current mode, which may have changed since its attempt began.
+-- Apply the changes since the last claim, in the order of every store: expired leases, events, documents that became
+-- due. Each step handles about `budget` documents or events; `more` reports that a step was cut short. A returned
+-- document gets the level of the current mode, which may have changed since its attempt began.
 CREATE OR REPLACE FUNCTION {schema}.fold(
-    INOUT t {schema}.turns,
+    INOUT t {schema}.scheduler_states,
     q {schema}.queue,
     its_now bigint,
     lease_now bigint,
-    is_rebooted boolean,            -- leases were measured by a clock that began again: all have expired
+    is_rebooted boolean,            -- the clock of the leases was restarted: all have expired
     budget integer,
     OUT more boolean,
     OUT changed boolean
@@ -19,7 +19,7 @@ BEGIN
     more := false;
     changed := is_rebooted;
 
-    -- Leases. The server's clock was set back: no lease may last longer than was asked for.
+    -- Leases. If the clock was set back, no lease may last longer than requested.
     IF its_now < t.at AND NOT is_rebooted THEN
         RAISE LOG 'fairturn: the clock was set back by % s', (t.at - its_now) / 1000000.0;
         PERFORM {schema}.shorten_leases(lease_now);
@@ -48,8 +48,8 @@ BEGIN
         ORDER BY l.until LIMIT 1), lease_now));
 
     -- Events.
-    IF EXISTS (SELECT FROM {schema}.recorded e WHERE e.xid >= t.events_from)
-        OR EXISTS (SELECT FROM {schema}.recorded e WHERE e.xid = ANY (t.events_late))
+    IF EXISTS (SELECT FROM {schema}.event_log e WHERE e.xid >= t.events_from)
+        OR EXISTS (SELECT FROM {schema}.event_log e WHERE e.xid = ANY (t.events_late))
     THEN
         SELECT * INTO r FROM {schema}.fold_events(t, q, budget);
         t := r.t;
@@ -62,23 +62,23 @@ BEGIN
     more := more OR r.more;
     changed := changed OR r.changed;
 
-    -- Documents that became due; the first time they get their order.
+    -- Documents that became due. They get their order the first time.
     handled := 0;
     FOR r IN
         WITH due AS MATERIALIZED (
             SELECT d.number, d.customer, d.priority, d.delayed_until,
                 CASE WHEN q.one_level THEN 1 ELSE d.priority END::smallint AS level,
                 row_number() OVER () AS position,
-                coalesce(d.order_number, nextval('{schema}.document_numbers')) AS its_order
+                coalesce(d.order_number, nextval('{schema}.document_numbers')) AS assigned_order
             FROM (
                 SELECT * FROM {schema}.documents WHERE delayed_until <= its_now AND state = {delayed}
                 ORDER BY delayed_until, number LIMIT budget FOR NO KEY UPDATE SKIP LOCKED) d),
         promoted AS (
             UPDATE {schema}.documents d SET state = {waiting}, returned = true, delayed_until = NULL,
-                order_number = due.its_order, level = due.level
+                order_number = due.assigned_order, level = due.level
             FROM due WHERE d.number = due.number)
-        SELECT customer, level, min(its_order) AS lowest, count(*) AS n,
-            (array_agg(delayed_until ORDER BY its_order))[1] AS at,
+        SELECT customer, level, min(assigned_order) AS lowest, count(*) AS n,
+            (array_agg(delayed_until ORDER BY assigned_order))[1] AS at,
             array_agg(priority) AS priorities
         FROM due GROUP BY customer, level ORDER BY min(position)
     LOOP
@@ -94,9 +94,9 @@ BEGIN
 END
 $$;
 
--- Apply the counters that other operations than claims and submissions have moved.
+-- Apply the counter changes of operations other than claims and submissions.
 CREATE OR REPLACE FUNCTION {schema}.fold_moved(
-    INOUT t {schema}.turns, q {schema}.queue, its_now bigint, budget integer,
+    INOUT t {schema}.scheduler_states, q {schema}.queue, its_now bigint, budget integer,
     OUT more boolean, OUT changed boolean
 ) LANGUAGE plpgsql AS $$
 DECLARE
@@ -107,8 +107,8 @@ BEGIN
     changed := false;
     FOR r IN
         WITH gone AS (
-            DELETE FROM {schema}.moved m WHERE m.number = ANY (ARRAY(
-                SELECT o.number FROM {schema}.moved o ORDER BY o.number LIMIT budget))
+            DELETE FROM {schema}.counter_changes m WHERE m.number = ANY (ARRAY(
+                SELECT o.number FROM {schema}.counter_changes o ORDER BY o.number LIMIT budget))
             RETURNING m.customer, m.priority, m.waiting, m.delayed)
         SELECT g.customer, g.priority, sum(g.waiting)::bigint AS waiting,
             sum(g.delayed)::bigint AS delayed, count(*) AS n
@@ -132,10 +132,9 @@ BEGIN
 END
 $$;
 
--- End attempts whose leases have expired, the oldest first: leases of about `budget` documents. A lease that ends
--- further ahead than the longest lease counts as expired: the clock that it was given by has been set back since.
--- Returns a row for each flow that gets documents back, or loses running ones; and a last row that says whether
--- there are more.
+-- End attempts whose leases have expired, the oldest first: leases of about `budget` documents. A lease that ends later
+-- than the longest possible lease counts as expired: the clock was set back since. Returns a row for each flow that
+-- gets documents back or loses running ones; and a last row that reports whether there are more.
 CREATE OR REPLACE FUNCTION {schema}.expire(
     leases_from bigint,
     attempts_max integer,
@@ -147,22 +146,22 @@ CREATE OR REPLACE FUNCTION {schema}.expire(
 ) RETURNS TABLE (
     customer bigint,
     level smallint,
-    n bigint,                       -- how many wait again,
+    n bigint,                       -- documents that wait again,
     lowest bigint,                  -- the lowest order of these,
     priorities smallint[],          -- and their priorities
-    ended bigint,                   -- how many attempts ended
+    ended bigint,                   -- attempts that ended
     more boolean
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    its_fences bigint[];
+    expired_fences bigint[];
     numbers bigint[];
     states smallint[];
-    its_more boolean;
+    has_more boolean;
 BEGIN
     SELECT coalesce(array_agg(c.fence) FILTER (WHERE c.before < budget), '{{}}'),
         coalesce(bool_or(c.before + c.n >= budget), false)
-    INTO its_fences, its_more
+    INTO expired_fences, has_more
     FROM (
         SELECT l.fence, l.n, sum(l.n) OVER (ORDER BY l.until, l.fence) - l.n AS before
         FROM (
@@ -175,10 +174,10 @@ BEGIN
                 SELECT o.fence, o.until, greatest(o.running, 1) FROM {schema}.leases o
                 WHERE o.until > lease_now + {lease_max} AND NOT is_rebooted
                 ORDER BY o.until LIMIT budget FOR UPDATE SKIP LOCKED) ahead) l) c;
-    IF its_fences = '{{}}' THEN
+    IF expired_fences = '{{}}' THEN
         RETURN;
     END IF;
-    -- A document that another transaction is working on stays in its lease, and is looked at again.
+    -- A document that another transaction has locked stays in its lease; the next claim checks it again.
     SELECT coalesce(array_agg(e.number ORDER BY e.lease_until, e.number), '{{}}'),
         coalesce(array_agg(CASE
             WHEN e.cancel_requested THEN {cancelled}
@@ -190,7 +189,7 @@ BEGIN
         FROM {schema}.leases l
             CROSS JOIN LATERAL unnest(l.documents) AS u(number)
             JOIN {schema}.documents d ON d.number = u.number AND d.fence = l.fence
-        WHERE l.fence = ANY (its_fences) AND d.state = {running}
+        WHERE l.fence = ANY (expired_fences) AND d.state = {running}
             AND (is_rebooted OR d.lease_until <= lease_now OR d.lease_until > lease_now + {lease_max})
         FOR NO KEY UPDATE OF d SKIP LOCKED) e;
     RETURN QUERY
@@ -208,12 +207,12 @@ BEGIN
             min(c.order_number) FILTER (WHERE c.state = {waiting}),
             array_agg(c.priority) FILTER (WHERE c.state = {waiting}),
             count(*), false
-        FROM changed c LEFT JOIN {schema}.standings s ON s.customer = c.customer
+        FROM changed c LEFT JOIN {schema}.customer_states s ON s.customer = c.customer
         GROUP BY c.customer, c.level
         -- A flow becomes active with its first document that waits again; that of a customer with a
         -- limit perhaps with its first attempt that ended.
         ORDER BY min(c.position) FILTER (WHERE c.state = {waiting} OR s.running_max IS NOT NULL);
-    -- Leases keep what has not expired. No lease may last longer than was asked for.
+    -- Leases keep the documents that have not expired. No lease may last longer than requested.
     UPDATE {schema}.leases l SET documents = k.documents, running = cardinality(k.documents),
         until = greatest(k.until, lease_now + 1)
     FROM (
@@ -224,24 +223,24 @@ BEGIN
             LEFT JOIN LATERAL unnest(o.documents) AS u(number) ON true
             LEFT JOIN {schema}.documents d ON d.number = u.number AND d.fence = o.fence
                 AND d.state = {running}
-        WHERE o.fence = ANY (its_fences) GROUP BY o.fence) k
+        WHERE o.fence = ANY (expired_fences) GROUP BY o.fence) k
     WHERE l.fence = k.fence;
     UPDATE {schema}.documents d SET lease_until = lease_now + l.length
     FROM {schema}.leases l CROSS JOIN LATERAL unnest(l.documents) AS u(number)
-    WHERE l.fence = ANY (its_fences) AND d.number = u.number AND d.fence = l.fence
+    WHERE l.fence = ANY (expired_fences) AND d.number = u.number AND d.fence = l.fence
         AND d.state = {running} AND d.lease_until > lease_now + l.length;
-    DELETE FROM {schema}.leases l WHERE l.fence = ANY (its_fences) AND l.documents = '{{}}';
+    DELETE FROM {schema}.leases l WHERE l.fence = ANY (expired_fences) AND l.documents = '{{}}';
     PERFORM {schema}.add_ends(
         cardinality(numbers),
         (SELECT count(*) FROM unnest(states) s WHERE s = {waiting}),
         (SELECT count(*) FROM unnest(states) s WHERE s = {dead}),
         (SELECT count(*) FROM unnest(states) s WHERE s = {cancelled}));
     RETURN QUERY SELECT NULL::bigint, NULL::smallint, NULL::bigint, NULL::bigint, NULL::smallint[],
-        NULL::bigint, its_more;
+        NULL::bigint, has_more;
 END
 $$;
 
--- The clock was set back: no lease may last longer from now on than was asked for.
+-- Shorten all leases to the requested length from now on, because the clock was set back.
 CREATE OR REPLACE FUNCTION {schema}.shorten_leases(lease_now bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -253,34 +252,32 @@ BEGIN
 END
 $$;
 
--- Apply about `budget` recorded events. Documents that arrived in one flow between two other events are applied
--- together.
+-- Apply about `budget` events. Arrivals in one flow between two other events are applied together.
 CREATE OR REPLACE FUNCTION {schema}.fold_events(
-    INOUT t {schema}.turns, q {schema}.queue, budget integer, OUT more boolean, OUT changed boolean
+    INOUT t {schema}.scheduler_states, q {schema}.queue, budget integer, OUT more boolean, OUT changed boolean
 ) LANGUAGE plpgsql AS $$
 DECLARE
     seen pg_snapshot := pg_current_snapshot();
     r record;
-    handled bigint := 0;
     last_xid xid8;
 BEGIN
     changed := false;
-    -- By the primary key. What follows sees at least what `seen` sees.
+    -- By the primary key. The next statement sees at least the transactions of `seen`.
     FOR r IN
         WITH pending AS MATERIALIZED (
-            (SELECT xid, number FROM {schema}.recorded WHERE xid = ANY (t.events_late))
+            (SELECT xid, number FROM {schema}.event_log WHERE xid = ANY (t.events_late))
             UNION ALL
-            -- An event takes 16 bytes at least. octet_length does not decompress the text.
+            -- An event has at least 16 bytes. octet_length does not decompress the text.
             (SELECT o.xid, o.number FROM (
                 SELECT e.xid, e.number, sum(coalesce(octet_length(e.events) / 16, cardinality(e.customers)))
                     OVER (ORDER BY e.xid, e.number ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
                     AS before
                 FROM (
-                    SELECT * FROM {schema}.recorded WHERE xid >= t.events_from
+                    SELECT * FROM {schema}.event_log WHERE xid >= t.events_from
                     ORDER BY xid, number LIMIT budget) e) o
             WHERE coalesce(o.before, 0) < budget)),
         gone AS (
-            DELETE FROM {schema}.recorded e USING pending p
+            DELETE FROM {schema}.event_log e USING pending p
             WHERE e.xid = p.xid AND e.number = p.number
             RETURNING e.xid, e.number, e.at, e.customers, e.levels, e.heads, e.sizes, e.events),
         runs AS MATERIALIZED (
@@ -309,7 +306,7 @@ BEGIN
             BEGIN
                 t := {schema}.apply_events(t, q, r.at, r.events::jsonb, r.later);
             EXCEPTION WHEN data_exception OR case_not_found THEN
-                -- One wrong row must not stop the queue: it is gone, and doctor finds what it leaves.
+                -- A wrong row must not stop the queue. It is deleted, and doctor finds its consequences.
                 RAISE LOG 'fairturn: skipped events that cannot be applied: %', SQLERRM;
                 t.repairs := t.repairs + 1;
             END;
@@ -319,7 +316,7 @@ BEGIN
         END IF;
     END LOOP;
     SELECT count(*) > 0 INTO more FROM (
-        SELECT FROM {schema}.recorded
+        SELECT FROM {schema}.event_log
         WHERE last_xid IS NOT NULL AND xid >= last_xid AND pg_visible_in_snapshot(xid, seen)
         LIMIT 1) left_over;
     t.events_from := CASE WHEN more THEN last_xid ELSE pg_snapshot_xmax(seen) END;
@@ -327,19 +324,32 @@ BEGIN
 END
 $$;
 
--- Apply events that were recorded together. Their codes are positions in fairturn.stores.events. Documents that
--- left one flow between two other events are applied together.
+-- Correct the clock of a level by the difference between the real and the charged cost of a document; NULL: it was not
+-- charged.
+CREATE OR REPLACE FUNCTION {schema}.correct_clock(
+    t {schema}.scheduler_states, event_level smallint, difference bigint
+) RETURNS {schema}.scheduler_states LANGUAGE plpgsql AS $$
+BEGIN
+    IF difference IS NOT NULL AND t.weights[event_level] > 0 THEN
+        t.clocks[event_level] := t.clocks[event_level]
+            + {schema}.floor_div(difference * 1000, t.weights[event_level]);
+    END IF;
+    RETURN t;
+END
+$$;
+
+-- Apply the events of one row. Their codes are positions in fairturn.stores.values. Departures from one flow between
+-- two other events are applied together.
 CREATE OR REPLACE FUNCTION {schema}.apply_events(
-    t {schema}.turns, q {schema}.queue, at bigint, events jsonb,
-    later text[]                    -- events that were read with these, and come after a change of settings
-) RETURNS {schema}.turns LANGUAGE plpgsql AS $$
+    t {schema}.scheduler_states, q {schema}.queue, at bigint, events jsonb,
+    later text[]                    -- later events of the same batch, if these change settings
+) RETURNS {schema}.scheduler_states LANGUAGE plpgsql AS $$
 DECLARE
     e jsonb;
     departed bigint[];              -- orders of documents that left a flow
     owner bigint;
-    its_level smallint;
+    event_level smallint;
     difference bigint;
-    its_weight bigint;
 BEGIN
     FOR e, departed IN
         SELECT (array_agg(u.value ORDER BY u.position))[1], array_agg((u.value ->> 3)::bigint) FILTER (WHERE u.has_left)
@@ -353,25 +363,29 @@ BEGIN
     LOOP
         owner := e ->> 1;
         IF NOT EXISTS (SELECT FROM {schema}.customers c WHERE c.number = owner) THEN
-            -- It was purged, whatever was recorded of it since.
-            t := {schema}.forget_customer(t, owner);
+            -- It was purged after these events. Completions still correct the clock, for which its flow counts.
+            IF e ->> 0 = '3' THEN
+                t := {schema}.correct_clock(t, (e ->> 2)::smallint, (e ->> 5)::bigint - (e ->> 3)::bigint);
+            ELSE
+                t := {schema}.forget_customer(t, owner);
+            END IF;
             CONTINUE;
         END IF;
         IF (e ->> 0)::integer NOT IN (5, 6) THEN
-            its_level := e ->> 2;
+            event_level := e ->> 2;
         END IF;
         CASE (e ->> 0)::integer
         WHEN 0 THEN -- Arrived: order, n
-            t := {schema}.change_flow(t, q.mode, owner, its_level, at,
+            t := {schema}.change_flow(t, q.mode, owner, event_level, at,
                 more_waiting => (e ->> 4)::bigint, arrived => (e ->> 3)::bigint, is_recorded => true);
         WHEN 1 THEN -- Left: order
-            t := {schema}.change_flow(t, q.mode, owner, its_level, at,
+            t := {schema}.change_flow(t, q.mode, owner, event_level, at,
                 more_waiting => -cardinality(departed), departed => departed);
         WHEN 2 THEN -- Ended: n
-            t := {schema}.change_flow(t, q.mode, owner, its_level, at,
+            t := {schema}.change_flow(t, q.mode, owner, event_level, at,
                 more_running => -(e ->> 3)::bigint);
         WHEN 3 THEN -- Finished: cost, weight, real cost
-            INSERT INTO {schema}.standings AS s (customer, weight, paused, recent_costs)
+            INSERT INTO {schema}.customer_states AS s (customer, weight, paused, recent_costs)
             VALUES (owner, {weight_one}, false, ARRAY[(e ->> 5)::bigint])
             ON CONFLICT (customer) DO UPDATE SET recent_costs = (s.recent_costs
                 || excluded.recent_costs)[greatest(cardinality(s.recent_costs) + 2 - 20, 1):];
@@ -380,22 +394,19 @@ BEGIN
                 -- The clock is corrected with the flow: with costs below the estimate it would
                 -- otherwise run ahead of the work, and customers that become active would starve.
                 difference := (e ->> 5)::bigint - (e ->> 3)::bigint;
-                IF t.weights[its_level] > 0 THEN
-                    t.clocks[its_level] := t.clocks[its_level]
-                        + {schema}.floor_div(difference * 1000, t.weights[its_level]);
-                END IF;
+                t := {schema}.correct_clock(t, event_level, difference);
                 difference := {schema}.floor_div(difference * 1000, (e ->> 4)::bigint);
             END IF;
-            t := {schema}.change_flow(t, q.mode, owner, its_level, at,
+            t := {schema}.change_flow(t, q.mode, owner, event_level, at,
                 more_running => -1, more_place => difference);
         WHEN 4 THEN -- Returned: order, refund
-            t := {schema}.change_flow(t, q.mode, owner, its_level, at, more_waiting => 1,
+            t := {schema}.change_flow(t, q.mode, owner, event_level, at, more_waiting => 1,
                 more_running => -1, more_place => -(e ->> 4)::bigint, arrived => (e ->> 3)::bigint,
                 is_recorded => true);
         WHEN 5 THEN -- Changed: weight, limit, paused
             t := {schema}.change_standing(t, q, owner, at, (e ->> 2)::integer, (e ->> 3)::integer,
                 (e ->> 4)::boolean, later);
-        WHEN 6 THEN -- Purged: an earlier customer of this number; there is none
+        WHEN 6 THEN -- Purged: never reached, since the customer does not exist
             NULL;
         END CASE;
     END LOOP;
@@ -403,27 +414,27 @@ BEGIN
 END
 $$;
 
--- A customer's settings have changed.
+-- Apply new settings of a customer.
 CREATE OR REPLACE FUNCTION {schema}.change_standing(
-    t {schema}.turns, q {schema}.queue, owner bigint, at bigint,
+    t {schema}.scheduler_states, q {schema}.queue, owner bigint, at bigint,
     new_weight integer, new_limit integer, new_paused boolean, later text[]
-) RETURNS {schema}.turns LANGUAGE plpgsql AS $$
+) RETURNS {schema}.scheduler_states LANGUAGE plpgsql AS $$
 DECLARE
     old_weight integer;
     f record;
 BEGIN
-    SELECT s.weight INTO old_weight FROM {schema}.standings s WHERE s.customer = owner;
+    SELECT s.weight INTO old_weight FROM {schema}.customer_states s WHERE s.customer = owner;
     old_weight := coalesce(old_weight, {weight_one});
     FOR f IN SELECT o.level FROM {schema}.flows o
         WHERE o.customer = owner AND o.folded > 0 AND NOT o.held AND o.generation = t.generation
     LOOP
         t.weights[f.level] := t.weights[f.level] + new_weight - old_weight;
     END LOOP;
-    INSERT INTO {schema}.standings AS s (customer, weight, running_max, paused, recent_costs)
+    INSERT INTO {schema}.customer_states AS s (customer, weight, running_max, paused, recent_costs)
     VALUES (owner, new_weight, new_limit, new_paused, '{{}}')
     ON CONFLICT (customer) DO UPDATE SET weight = excluded.weight,
         running_max = excluded.running_max, paused = excluded.paused;
-    DELETE FROM {schema}.standings s
+    DELETE FROM {schema}.customer_states s
     WHERE s.customer = owner AND s.weight = {weight_one} AND s.running_max IS NULL AND NOT s.paused
         AND s.recent_costs = '{{}}';
     IF new_limit IS NOT NULL THEN
@@ -433,11 +444,11 @@ BEGIN
 END
 $$;
 
--- Count the running documents of a customer that gets a limit: without a limit this number is not kept. Attempts
--- whose ends are recorded and not applied yet count as running.
+-- Count the running documents of a customer that gets a limit: without a limit there is no counter. Attempts whose end
+-- is an unapplied event count as running.
 CREATE OR REPLACE FUNCTION {schema}.count_running(
-    t {schema}.turns, q {schema}.queue, owner bigint, at bigint, later text[]
-) RETURNS {schema}.turns LANGUAGE plpgsql AS $$
+    t {schema}.scheduler_states, q {schema}.queue, owner bigint, at bigint, later text[]
+) RETURNS {schema}.scheduler_states LANGUAGE plpgsql AS $$
 DECLARE
     r record;
 BEGIN
@@ -453,7 +464,7 @@ BEGIN
             UNION ALL
             SELECT (v ->> 2)::smallint, CASE WHEN v ->> 0 = '2' THEN (v ->> 3)::bigint ELSE 1 END
             FROM (
-                SELECT e.events FROM {schema}.recorded e
+                SELECT e.events FROM {schema}.event_log e
                 WHERE e.events IS NOT NULL AND owner = ANY (e.customers)
                 UNION ALL
                 SELECT unnest(later)) e CROSS JOIN LATERAL jsonb_array_elements(e.events::jsonb) v
@@ -468,27 +479,27 @@ BEGIN
 END
 $$;
 
--- Nothing is left of a customer.
-CREATE OR REPLACE FUNCTION {schema}.forget_customer(t {schema}.turns, owner bigint)
-RETURNS {schema}.turns LANGUAGE plpgsql AS $$
+-- Delete the scheduler state of a purged customer.
+CREATE OR REPLACE FUNCTION {schema}.forget_customer(t {schema}.scheduler_states, owner bigint)
+RETURNS {schema}.scheduler_states LANGUAGE plpgsql AS $$
 DECLARE
     f record;
-    its_weight integer;
+    customer_weight integer;
 BEGIN
     IF t.levels_to > 0 AND owner = coalesce({schema}.next_unconverted(t), t.postponed[1]) THEN
-        t.levels_to := 0;           -- it was the position in this customer
+        t.levels_to := 0;           -- it is a position within this customer
     END IF;
     t.postponed := array_remove(t.postponed, owner);
-    SELECT s.weight INTO its_weight FROM {schema}.standings s WHERE s.customer = owner;
+    SELECT s.weight INTO customer_weight FROM {schema}.customer_states s WHERE s.customer = owner;
     FOR f IN DELETE FROM {schema}.flows o WHERE o.customer = owner
         RETURNING o.level, o.folded, o.held, o.generation
     LOOP
         IF f.folded > 0 AND NOT f.held AND f.generation = t.generation THEN
-            t.weights[f.level] := t.weights[f.level] - coalesce(its_weight, {weight_one});
+            t.weights[f.level] := t.weights[f.level] - coalesce(customer_weight, {weight_one});
         END IF;
     END LOOP;
-    DELETE FROM {schema}.standings s WHERE s.customer = owner;
-    DELETE FROM {schema}.limited l WHERE l.customer = owner;
+    DELETE FROM {schema}.customer_states s WHERE s.customer = owner;
+    DELETE FROM {schema}.limited_customers l WHERE l.customer = owner;
     RETURN t;
 END
 $$;

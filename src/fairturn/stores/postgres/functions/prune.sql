@@ -1,6 +1,5 @@
--- Forget one batch: ended documents past their age, then old keys and workers and idle customers. A round goes
--- through all documents and all customers, batch by batch. `finished`: the round is over, and its last batch has
--- found nothing.
+-- Delete one batch: ended documents past their retention, then old keys, workers and idle customers. A round passes all
+-- documents and all customers, batch by batch. `finished`: the round has ended, and its last batch found nothing.
 CREATE OR REPLACE FUNCTION {schema}.prune(
     moment bigint, budget integer,
     completed_kept bigint, dead_kept bigint, cancelled_kept bigint,
@@ -11,36 +10,36 @@ SET lock_timeout = '{lock_timeout}'
 AS $$
 DECLARE
     done constant bigint := -1;
-    its_now bigint;
+    now_us bigint;
     next_document bigint;
     next_customer bigint;
-    looked bigint[];
+    scanned bigint[];
     old bigint[];
     gone bigint[];
-    is_all boolean;
+    is_last boolean;
     changed bigint := 0;
     n bigint;
 BEGIN
     contents := '{{}}';
     PERFORM pg_advisory_xact_lock_shared(hashtext('{schema}.'), 1);
-    SELECT p.documents, p.customers INTO next_document, next_customer FROM {schema}.pruning p FOR UPDATE;
-    its_now := coalesce(moment, {now});
+    SELECT p.documents, p.customers INTO next_document, next_customer FROM {schema}.prune_cursor p FOR UPDATE;
+    now_us := coalesce(moment, {now});
     IF next_document <> done THEN
-        -- By the primary key, from where the last batch ended. Documents that were submitted later than
-        -- the youngest that may be past its age follow each other, but for steps of the clock.
+        -- By the primary key, from the end of the last batch. It stops at the first document that is too young,
+        -- with a day's margin: numbers follow the time of submission, except after steps of the clock.
         SELECT array_agg(d.number ORDER BY d.number),
             (array_agg(d.number ORDER BY d.number) FILTER (WHERE d.is_old))[:budget],
             count(*) < 10 * budget
-        INTO looked, old, is_all
+        INTO scanned, old, is_last
         FROM (
             SELECT o.number, CASE o.state
-                WHEN {completed} THEN o.ended_at < its_now - completed_kept
-                WHEN {dead} THEN o.ended_at < its_now - dead_kept
-                WHEN {cancelled} THEN o.ended_at < its_now - cancelled_kept
+                WHEN {completed} THEN o.ended_at < now_us - completed_kept
+                WHEN {dead} THEN o.ended_at < now_us - dead_kept
+                WHEN {cancelled} THEN o.ended_at < now_us - cancelled_kept
                 ELSE false END AS is_old,
-                bool_or(o.submitted_at >= its_now + {day}
+                bool_or(o.submitted_at >= now_us + {day}
                     - least(completed_kept, dead_kept, cancelled_kept)
-                    AND o.submitted_at <= its_now + {day})  -- later: the clock was wrong
+                    AND o.submitted_at <= now_us + {day})   -- later: the clock was wrong
                     OVER (ORDER BY o.number) AS is_young
             FROM (
                 SELECT * FROM {schema}.documents WHERE number > next_document
@@ -50,9 +49,9 @@ BEGIN
         WITH deleted AS (
             DELETE FROM {schema}.documents d
             WHERE d.number = ANY (old) AND CASE d.state
-                WHEN {completed} THEN d.ended_at < its_now - completed_kept
-                WHEN {dead} THEN d.ended_at < its_now - dead_kept
-                WHEN {cancelled} THEN d.ended_at < its_now - cancelled_kept
+                WHEN {completed} THEN d.ended_at < now_us - completed_kept
+                WHEN {dead} THEN d.ended_at < now_us - dead_kept
+                WHEN {cancelled} THEN d.ended_at < now_us - cancelled_kept
                 ELSE false END
             RETURNING d.number, d.content_name)
         SELECT array_agg(d.number), array_agg(d.content_name) FILTER (WHERE d.content_name IS NOT NULL)
@@ -66,33 +65,33 @@ BEGIN
         changed := coalesce(cardinality(gone), 0);
         IF cardinality(old) = budget THEN
             next_document := old[budget];
-        ELSIF is_all THEN
+        ELSIF is_last THEN
             next_document := done;
         ELSE
-            next_document := looked[cardinality(looked)];
+            next_document := scanned[cardinality(scanned)];
         END IF;
     END IF;
     IF next_document = done THEN
-        DELETE FROM {schema}.keys k WHERE (k.customer, k.key) IN (
-            SELECT o.customer, o.key FROM {schema}.keys o
-            WHERE o.submitted_at < its_now - {key_kept} LIMIT budget);
+        DELETE FROM {schema}.idempotency_keys k WHERE (k.customer, k.key) IN (
+            SELECT o.customer, o.key FROM {schema}.idempotency_keys o
+            WHERE o.submitted_at < now_us - {key_kept} LIMIT budget);
         GET DIAGNOSTICS n = ROW_COUNT;
         changed := changed + n;
-        DELETE FROM {schema}.workers w WHERE w.seen_at < its_now - {workers_kept};
+        DELETE FROM {schema}.workers w WHERE w.seen_at < now_us - {workers_kept};
         GET DIAGNOSTICS n = ROW_COUNT;
         changed := changed + n;
         DELETE FROM {schema}.children c WHERE c.parent IN (
             SELECT o.parent FROM {schema}.children o
             WHERE NOT EXISTS (SELECT FROM {schema}.documents d WHERE d.number = o.parent) LIMIT budget);
         SELECT p.next, changed + p.n INTO next_customer, changed
-        FROM {schema}.prune_customers(its_now, next_customer, budget) p;
+        FROM {schema}.prune_customers(now_us, next_customer, budget) p;
     END IF;
     finished := next_document = done AND next_customer = done;
     IF finished THEN
         next_document := 0;
         next_customer := 0;
     END IF;
-    UPDATE {schema}.pruning SET documents = next_document, customers = next_customer;
+    UPDATE {schema}.prune_cursor SET documents = next_document, customers = next_customer;
     finished := finished AND changed = 0;
     IF changed > 0 THEN
         PERFORM {schema}.count_arrived(0, array_fill(0::bigint, ARRAY[9]), 0);
@@ -100,16 +99,16 @@ BEGIN
 END
 $$;
 
--- Forget the idle ones among the next customers; where the next batch begins, and how many rows were changed. A
--- customer is not idle while documents of it run, or while something of it is recorded for the next claim.
+-- Delete the idle customers of the next batch. Returns the start of the batch after it, and the number of changed rows.
+-- A customer with running documents, unapplied events or counter changes is not idle.
 CREATE OR REPLACE FUNCTION {schema}.prune_customers(
     its_now bigint, begin bigint, budget integer, OUT next bigint, OUT n bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
     q {schema}.queue;
-    its_clocks bigint[];
-    its_generation bigint;
-    owed bigint := 0;               -- how far corrections of costs may still set a clock back
+    level_clocks bigint[];
+    current_generation bigint;
+    owed bigint := 0;               -- the most by which corrections of costs may set a clock back
     customers bigint[];
     idle bigint[];
     rows bigint;
@@ -118,12 +117,11 @@ BEGIN
     customers := ARRAY(SELECT c.number FROM {schema}.customers c WHERE c.number > begin
         ORDER BY c.number LIMIT budget);
     next := CASE WHEN cardinality(customers) = budget THEN customers[budget] ELSE -1 END;
-    -- A customer with unapplied events is kept. With a large backlog, leave all customers to the next round instead
-    -- of reading every event.
-    IF EXISTS (SELECT FROM {schema}.recorded OFFSET budget) THEN
+    -- With a large backlog of events, leave all customers to the next round instead of reading every event.
+    IF EXISTS (SELECT FROM {schema}.event_log OFFSET budget) THEN
         RETURN;
     END IF;
-    -- Customers that are submitted for are not idle.
+    -- A submission in flight locks its customers: they are not idle.
     idle := ARRAY(
         SELECT l.number FROM (
             SELECT c.number FROM {schema}.customers c WHERE c.number = ANY (customers)
@@ -137,40 +135,40 @@ BEGIN
             JOIN {schema}.documents d ON d.number = u.number AND d.fence = l.fence
         WHERE d.state = {running}
         EXCEPT
-        SELECT unnest(r.customers) FROM {schema}.recorded r
+        SELECT unnest(r.customers) FROM {schema}.event_log r
         EXCEPT
-        SELECT m.customer FROM {schema}.moved m);
-    SELECT t.clocks, t.generation INTO its_clocks, its_generation
-    FROM {schema}.turns t ORDER BY t.version DESC LIMIT 1;
+        SELECT m.customer FROM {schema}.counter_changes m);
+    SELECT t.clocks, t.generation INTO level_clocks, current_generation
+    FROM {schema}.scheduler_states t ORDER BY t.version DESC LIMIT 1;
     IF q.costs = 'learned' THEN
         SELECT coalesce(sum(d.charged_cost), 0) * 100 INTO owed     -- the lowest weight is 10
         FROM {schema}.leases l CROSS JOIN LATERAL unnest(l.documents) AS u(number)
             JOIN {schema}.documents d ON d.number = u.number AND d.fence = l.fence
         WHERE d.state = {running};
     END IF;
-    -- A flow may be forgotten when that changes nothing. What was taken in it goes with it, and what had arrived.
-    WITH forgotten AS (
+    -- A flow can be deleted if a new one would get the same place. Its `taken` is subtracted from `arrived`.
+    WITH deleted AS (
         DELETE FROM {schema}.flows f WHERE f.customer = ANY (idle) AND f.folded = 0
-            AND f.generation = its_generation AND (q.mode = 'levels' OR f.place <= its_clocks[f.level] - owed)
+            AND f.generation = current_generation AND (q.mode = 'levels' OR f.place <= level_clocks[f.level] - owed)
         RETURNING f.customer, f.taken)
     UPDATE {schema}.customers c SET arrived = ARRAY(
-        SELECT a.n - (SELECT sum(f.taken[a.priority]) FROM forgotten f WHERE f.customer = c.number)::bigint
+        SELECT a.n - (SELECT sum(f.taken[a.priority]) FROM deleted f WHERE f.customer = c.number)::bigint
         FROM unnest(c.arrived) WITH ORDINALITY AS a(n, priority) ORDER BY a.priority)
-    WHERE c.number IN (SELECT f.customer FROM forgotten f);
+    WHERE c.number IN (SELECT f.customer FROM deleted f);
     GET DIAGNOSTICS rows = ROW_COUNT;
     n := n + rows;
-    DELETE FROM {schema}.limited l WHERE l.customer = ANY (idle) AND NOT EXISTS (
+    DELETE FROM {schema}.limited_customers l WHERE l.customer = ANY (idle) AND NOT EXISTS (
         SELECT FROM {schema}.customers c WHERE c.number = l.customer AND c.running_max IS NOT NULL);
-    WITH forgotten AS (
+    WITH deleted AS (
         DELETE FROM {schema}.customers c WHERE c.number = ANY (idle)
             AND c.weight = {weight_one} AND c.running_max IS NULL AND NOT c.paused
             AND (c.count_updated_at IS NULL OR c.count_updated_at < its_now - q.reset_interval
                 OR c.count_updated_at > its_now + {clock_ahead_max})
             AND NOT EXISTS (SELECT FROM {schema}.documents d WHERE d.customer = c.number)
             AND NOT EXISTS (SELECT FROM {schema}.flows f WHERE f.customer = c.number)
-            AND NOT EXISTS (SELECT FROM {schema}.keys k WHERE k.customer = c.number)
+            AND NOT EXISTS (SELECT FROM {schema}.idempotency_keys k WHERE k.customer = c.number)
         RETURNING c.number)
-    DELETE FROM {schema}.standings s WHERE s.customer IN (SELECT f.number FROM forgotten f);
+    DELETE FROM {schema}.customer_states s WHERE s.customer IN (SELECT d.number FROM deleted d);
     SELECT count(*) INTO rows FROM unnest(idle) i
     WHERE NOT EXISTS (SELECT FROM {schema}.customers c WHERE c.number = i);
     n := n + rows;

@@ -1,10 +1,10 @@
--- Repairs of what the recounts of audit.sql find, for `fairturn doctor --thorough --repair`. Each call locks the
--- settings and the row of `queue`: no other operation runs meanwhile, so each call repairs only a batch. A repeated
--- call changes nothing more. A call that returns false has only applied recorded events, and is to be repeated.
+-- Repairs of the findings of audit.sql, for `fairturn doctor --thorough --repair`. Each call locks the settings and the
+-- row of `queue` and blocks all other operations, so it repairs only a batch. A repeated call changes nothing more. A
+-- call that returns false has only applied events, and must be repeated.
 
--- Lock the queue, and apply at most `budget` rows of recorded events. No lease expires and no document becomes due
--- here: that depends on the clock of the claims.
-CREATE OR REPLACE FUNCTION {schema}.begin_repair(budget integer, OUT t {schema}.turns, OUT more boolean)
+-- Lock the queue, and apply about `budget` events. No lease expires and no document becomes due here: that depends on
+-- the clock of the claims.
+CREATE OR REPLACE FUNCTION {schema}.begin_repair(budget integer, OUT t {schema}.scheduler_states, OUT more boolean)
 LANGUAGE plpgsql AS $$
 DECLARE
     q {schema}.queue;
@@ -12,7 +12,7 @@ DECLARE
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('{schema}.'), 1);
     SELECT * INTO q FROM {schema}.queue FOR NO KEY UPDATE;
-    SELECT * INTO t FROM {schema}.turns ORDER BY version DESC LIMIT 1;
+    SELECT * INTO t FROM {schema}.scheduler_states ORDER BY version DESC LIMIT 1;
     t.version := t.version + 1;
     t.events_from := '0';
     t.events_late := '{{}}';
@@ -25,38 +25,38 @@ BEGIN
 END
 $$;
 
--- Write the turns; if the repair is complete, with sums of weights and lower bounds that agree with the flows.
-CREATE OR REPLACE FUNCTION {schema}.end_repair(t {schema}.turns, is_complete boolean) RETURNS void
+-- Write the scheduler state; if the repair is complete, with new sums of weights and no lower bounds.
+CREATE OR REPLACE FUNCTION {schema}.end_repair(t {schema}.scheduler_states, is_complete boolean) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    DELETE FROM {schema}.turns o WHERE o.version < t.version;
+    DELETE FROM {schema}.scheduler_states o WHERE o.version < t.version;
     IF NOT is_complete THEN
-        INSERT INTO {schema}.turns SELECT t.*;
+        INSERT INTO {schema}.scheduler_states SELECT t.*;
         RETURN;
     END IF;
     t.weights := ARRAY(
         SELECT coalesce(a.weight, 0)::bigint
         FROM generate_series(1, 9) l LEFT JOIN (
             SELECT f.level, sum(coalesce(s.weight, {weight_one})) AS weight
-            FROM {schema}.flows f LEFT JOIN {schema}.standings s ON s.customer = f.customer
+            FROM {schema}.flows f LEFT JOIN {schema}.customer_states s ON s.customer = f.customer
             WHERE f.folded > 0 AND NOT f.held AND f.generation = t.generation GROUP BY f.level) a
             ON a.level = l
         ORDER BY l);
     t.places_from := array_fill(-9223372036854775807, ARRAY[9]);
     t.heads_from := -9223372036854775807;
     t.leases_from := -9223372036854775807;
-    INSERT INTO {schema}.turns SELECT t.*;
+    INSERT INTO {schema}.scheduler_states SELECT t.*;
 END
 $$;
 
 -- Correct the counters and the bounds of the whole queue. The documents are counted before the queue is locked: other
--- operations leave the difference between a counter and the documents as it is, and a second repair waits.
+-- operations do not change the difference between a counter and the documents, and a second repair waits for this one.
 CREATE OR REPLACE FUNCTION {schema}.repair_queue(budget integer) RETURNS boolean LANGUAGE plpgsql
-SET lock_timeout = '{settings_lock_timeout}'    -- submissions wait behind this call while it waits
+SET lock_timeout = '{settings_lock_timeout}'    -- submissions wait while this call waits
 AS $$
 DECLARE
-    wrong jsonb;                    -- by how much the counters are too high; delayed documents are 0
-    t {schema}.turns;
+    wrong jsonb;                    -- the excess of each counter, by priority; delayed documents have the key 0
+    t {schema}.scheduler_states;
     r record;
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('{schema}.'), 5);
@@ -73,30 +73,30 @@ BEGIN
 END
 $$;
 
--- Rebuild what is derived from the documents of some customers: flags of the documents, flows, scheduler settings. Of
--- customers that do not exist nothing is left.
+-- Rebuild the derived values of some customers from their documents: flags of the documents, flows, scheduler state.
+-- Rows of customers that do not exist are deleted.
 CREATE OR REPLACE FUNCTION {schema}.repair_customers(owners bigint[], budget integer) RETURNS boolean
 LANGUAGE plpgsql
 SET lock_timeout = '{settings_lock_timeout}'
 AS $$
 DECLARE
-    t {schema}.turns;
+    t {schema}.scheduler_states;
     r record;
-    its_mode text;
+    queue_mode text;
     owner bigint;
 BEGIN
     SELECT * INTO r FROM {schema}.begin_repair(budget);
     t := r.t;
     IF NOT r.more THEN
-        SELECT q.mode INTO its_mode FROM {schema}.queue q;
-        PERFORM {schema}.repair_documents(owners, its_mode);
+        SELECT q.mode INTO queue_mode FROM {schema}.queue q;
+        PERFORM {schema}.repair_documents(owners, queue_mode);
         FOREACH owner IN ARRAY owners LOOP
             t.repairs := t.repairs + 1;
             IF EXISTS (SELECT FROM {schema}.customers c WHERE c.number = owner) THEN
-                t := {schema}.repair_customer(t, its_mode, owner);
+                t := {schema}.repair_customer(t, queue_mode, owner);
             ELSE
                 t := {schema}.forget_customer(t, owner);
-                DELETE FROM {schema}.keys k WHERE k.customer = owner;
+                DELETE FROM {schema}.idempotency_keys k WHERE k.customer = owner;
             END IF;
         END LOOP;
     END IF;
@@ -105,7 +105,7 @@ BEGIN
 END
 $$;
 
--- Set the columns of the customers' documents that follow from the state.
+-- Recompute the columns of the customers' documents that are derived from the state.
 CREATE OR REPLACE FUNCTION {schema}.repair_documents(owners bigint[], its_mode text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -133,27 +133,27 @@ END
 $$;
 
 -- Rebuild the scheduler state of one customer. Flows that stay active keep their place in the order of service.
-CREATE OR REPLACE FUNCTION {schema}.repair_customer(t {schema}.turns, its_mode text, owner bigint)
-RETURNS {schema}.turns LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION {schema}.repair_customer(t {schema}.scheduler_states, its_mode text, owner bigint)
+RETURNS {schema}.scheduler_states LANGUAGE plpgsql AS $$
 DECLARE
     c {schema}.customers;
     r record;
     f {schema}.flows;
     was_active boolean;
     is_held boolean;
-    its_head bigint;
-    its_since bigint;
+    customer_head bigint;
+    customer_since bigint;
 BEGIN
     SELECT * INTO c FROM {schema}.customers o WHERE o.number = owner;
-    INSERT INTO {schema}.standings AS s (customer, weight, running_max, paused, recent_costs)
+    INSERT INTO {schema}.customer_states AS s (customer, weight, running_max, paused, recent_costs)
     VALUES (owner, c.weight, c.running_max, c.paused, '{{}}')
     ON CONFLICT (customer) DO UPDATE SET weight = excluded.weight,
         running_max = excluded.running_max, paused = excluded.paused;
-    DELETE FROM {schema}.standings s
+    DELETE FROM {schema}.customer_states s
     WHERE s.customer = owner AND s.weight = {weight_one} AND s.running_max IS NULL AND NOT s.paused
         AND s.recent_costs = '{{}}';
     IF c.running_max IS NOT NULL THEN
-        INSERT INTO {schema}.limited (customer) VALUES (owner) ON CONFLICT DO NOTHING;
+        INSERT INTO {schema}.limited_customers (customer) VALUES (owner) ON CONFLICT DO NOTHING;
     END IF;
     DELETE FROM {schema}.flows o WHERE o.customer = owner AND EXISTS (
         SELECT FROM {schema}.flows x
@@ -161,8 +161,8 @@ BEGIN
 
     SELECT c.paused OR coalesce(count(*) FILTER (WHERE d.state = {running}) >= c.running_max, false),
         min(d.order_number) FILTER (WHERE d.state = {waiting})
-    INTO is_held, its_head FROM {schema}.documents d WHERE d.customer = owner;
-    SELECT max(o.head_since) INTO its_since FROM {schema}.flows o WHERE o.customer = owner;
+    INTO is_held, customer_head FROM {schema}.documents d WHERE d.customer = owner;
+    SELECT max(o.head_since) INTO customer_since FROM {schema}.flows o WHERE o.customer = owner;
     FOR r IN
         WITH counted AS MATERIALIZED (
             SELECT o.priority, count(*) FILTER (WHERE o.state = {waiting}) AS waiting,
@@ -173,7 +173,7 @@ BEGIN
             WHERE o.customer = owner AND o.state IN ({waiting}, {running}) GROUP BY o.priority)
         SELECT a.level, a.taken, a.waiting, a.running, a.head, a.head_new
         FROM (
-            -- What arrived and does not wait was taken.
+            -- Taken are the arrivals that do not wait.
             SELECT l AS level, array_agg(CASE WHEN x.level = l THEN x.taken ELSE 0 END ORDER BY x.priority)
                     AS taken,
                 coalesce(sum(x.waiting) FILTER (WHERE x.level = l), 0)::bigint AS waiting,
@@ -202,7 +202,7 @@ BEGIN
         f.taken := r.taken;
         f.claimed_to := least(f.claimed_to, r.head_new - 1);
         f.head_order := r.head;
-        f.head_since := CASE WHEN r.head = its_head THEN coalesce(its_since, t.at) END;
+        f.head_since := CASE WHEN r.head = customer_head THEN coalesce(customer_since, t.at) END;
         f.next_elsewhere := NULL;
         f.held := is_held;
         IF its_mode = 'levels' THEN
@@ -218,14 +218,14 @@ BEGIN
 END
 $$;
 
--- Rebuild the leases of some fences from the running documents with these fences. A fence without a lease gets one that
--- has expired: the next claim looks at its documents, and takes back those whose own lease has expired.
+-- Rebuild the leases of some fences from the running documents with these fences. Their expiry is set to 0, so that the
+-- next claim checks their documents and takes back those whose own lease has expired.
 CREATE OR REPLACE FUNCTION {schema}.repair_leases(fences bigint[], numbers bigint[], budget integer)
 RETURNS boolean LANGUAGE plpgsql
 SET lock_timeout = '{settings_lock_timeout}'
 AS $$
 DECLARE
-    t {schema}.turns;
+    t {schema}.scheduler_states;
     r record;
 BEGIN
     SELECT * INTO r FROM {schema}.begin_repair(budget);

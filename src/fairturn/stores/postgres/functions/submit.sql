@@ -1,25 +1,25 @@
--- Submit documents: all of them or none. It applies the rule of fairturn.priority and the admission of
--- fairturn.stores.admission; tests hold it to both. Nothing is written before everything is decided. It locks the
--- rows of the customers, in the order of their names, and nothing that a claim needs.
+-- Submit documents, all or none, by the rule of fairturn.priority and the admission of fairturn.stores.admission;
+-- tests compare both with this function. It writes after all checks. It locks the rows of the customers, in the order
+-- of their names, and nothing that a claim needs.
 --
--- The answers are 0: accepted, 1: known key, 2: key of another document, 3: customer full, 4: queue full,
--- 5: no such parent, 6: not the queue that the caller means,
--- 7: a new epoch is to begin first, by `check_epoch` in a transaction of its own. From 2 on nothing is stored, and `refused` is the position of the document.
+-- `answer` is 0: accepted, 2: the key belongs to another document, 3: customer full, 4: queue full, 5: no such parent,
+-- 6: another queue than `its_key` names, 7: `check_epoch` must begin a new epoch first, in a transaction of its own.
+-- From 2 on nothing is stored, and `refused` is the position of the refused document.
 CREATE OR REPLACE FUNCTION {schema}.submit(
     moment bigint,                  -- NULL: the clock of the server
-    its_key bigint,                 -- the id_key of the queue that the caller means
-    shard integer,                  -- of `totals`, which to try first
-    customers text[], body_texts text[], body_bytes bytea[], are_payloads boolean[],
+    its_key bigint,                 -- the id_key that the queue must have
+    shard integer,                  -- of arrival_counters: the first to try
+    customers text[], body_texts text[], body_bytes bytea[], body_types text[],
     sizes bigint[], hashes bytea[], content_names text[], names text[], metadata text[],
     costs bigint[], due_ats bigint[], keys text[], digests bytea[], parents bigint[],
     OUT answer smallint, OUT refused integer,
-    OUT pending bigint, OUT maximum bigint,         -- if a limit is reached: how many wait, and may wait
+    OUT pending bigint, OUT maximum bigint,         -- if a limit is reached: waiting and delayed documents, the limit
     OUT refused_number bigint,                      -- the document that has the key
     OUT its_now bigint,
-    -- For each document 13 bytes: its number (8), count (4), and priority, plus 16 if its key was known (1). The
-    -- server sends a reply before it commits: a small one goes out even if the client does not read it.
+    -- 13 bytes for each document: number (8), count (4), priority (1, plus 16 if replayed). The server sends the
+    -- reply before it commits: a small one fits into its buffers even if the client does not read.
     OUT receipts bytea,
-    OUT replayed_at bigint[]                        -- when those whose keys were known were submitted
+    OUT replayed_at bigint[]                        -- when the replayed documents were submitted
 ) LANGUAGE plpgsql
 SET lock_timeout = '{submit_lock_timeout}'
 {planned_by_indexes}
@@ -37,20 +37,22 @@ DECLARE
     new_customers bigint[];
     -- By position among distinct_names.
     owners bigint[] := '{{}}';
-    its_counts bigint[] := '{{}}';
+    customer_counts bigint[] := '{{}}';
     updated_ats bigint[] := '{{}}';
     submitted_before bigint[] := '{{}}';
     added bigint[] := '{{}}';
-    came bigint[] := '{{}}';     -- nine for each
-    of_whom integer[];              -- by position of the document
+    arrivals bigint[] := '{{}}';    -- by priority, nine for each customer
+    -- By position of the document.
+    customer_indexes integer[];
     firsts integer[];               -- the first position of the same customer and key
     levels smallint[] := '{{}}';
-    is_new boolean[] := '{{}}';     -- by position of the document: whether it is to be written
+    is_new boolean[] := '{{}}';     -- not replayed
     total_arrived bigint[] := array_fill(0::bigint, ARRAY[9]);
     total_delayed bigint := 0;
-    made jsonb := '{{}}';           -- children of each parent
-    its_made integer;
-    who integer;
+    child_counts jsonb := '{{}}';   -- by number of the parent
+    child_count integer;
+    customer_index integer;
+    arrival_index integer;
     p record;
     k record;
     is_inherited boolean;
@@ -66,14 +68,14 @@ BEGIN
         RETURN;
     END IF;
     IF {schema}.pending() + n > q.waiting_max - greatest(q.waiting_max / 10, 10000) THEN
-        PERFORM pg_advisory_xact_lock(hashtext('{schema}.'), 3);    -- so that the limit is exact
+        PERFORM pg_advisory_xact_lock(hashtext('{schema}.'), 3);    -- makes the limit exact
     END IF;
     PERFORM pg_advisory_xact_lock_shared(hashtext('{schema}.'), 1);
     SELECT * INTO q FROM {schema}.queue;
     distinct_names := ARRAY(SELECT DISTINCT u COLLATE "C" FROM unnest(customers) u ORDER BY 1);
     LOOP
         owners := '{{}}';
-        its_counts := '{{}}';
+        customer_counts := '{{}}';
         updated_ats := '{{}}';
         submitted_before := '{{}}';
         FOR c IN
@@ -81,18 +83,18 @@ BEGIN
             WHERE o.name = ANY (distinct_names) ORDER BY o.name FOR NO KEY UPDATE
         LOOP
             owners := owners || c.number;
-            its_counts := its_counts || c.count;
+            customer_counts := customer_counts || c.count;
             updated_ats := updated_ats || c.count_updated_at;
             submitted_before := submitted_before || c.submitted;
         END LOOP;
         EXIT WHEN cardinality(owners) = cardinality(distinct_names);
-        WITH made AS (
+        WITH inserted AS (
             INSERT INTO {schema}.customers (name) SELECT u FROM unnest(distinct_names) u ORDER BY u
             ON CONFLICT (name) DO NOTHING RETURNING number)
-        SELECT array_agg(number) INTO new_customers FROM made;
+        SELECT array_agg(number) INTO new_customers FROM inserted;
     END LOOP;
     its_now := coalesce(moment, {now});
-    of_whom := ARRAY(
+    customer_indexes := ARRAY(
         SELECT w.rank FROM (
             SELECT u.position, dense_rank() OVER (ORDER BY u.name COLLATE "C") AS rank
             FROM unnest(customers) WITH ORDINALITY AS u(name, position)) w
@@ -103,7 +105,7 @@ BEGIN
             FROM unnest(customers, keys) WITH ORDINALITY AS u(name, key, position)) w
         ORDER BY w.position);
     added := array_fill(0::bigint, ARRAY[cardinality(owners)]);
-    came := array_fill(0::bigint, ARRAY[9 * cardinality(owners)]);
+    arrivals := array_fill(0::bigint, ARRAY[9 * cardinality(owners)]);
     numbers := array_fill(NULL::bigint, ARRAY[n]);
     counts := numbers;
     moments := array_fill(its_now, ARRAY[n]);
@@ -113,11 +115,11 @@ BEGIN
     is_new := array_fill(true, ARRAY[n]);
 
     FOR i IN 1 .. n LOOP
-        who := of_whom[i];
+        customer_index := customer_indexes[i];
         IF keys[i] IS NOT NULL THEN
             SELECT o.document, o.count, o.priority, o.submitted_at, o.digest INTO k
-            FROM {schema}.keys o
-            WHERE o.customer = owners[who] AND o.key = keys[i] AND o.submitted_at >= its_now - {key_kept};
+            FROM {schema}.idempotency_keys o
+            WHERE o.customer = owners[customer_index] AND o.key = keys[i] AND o.submitted_at >= its_now - {key_kept};
             IF FOUND THEN
                 numbers[i] := k.document;
                 counts[i] := k.count;
@@ -147,44 +149,45 @@ BEGIN
             SELECT d.customer, d.count, d.priority, coalesce(o.made, 0) AS made INTO p
             FROM {schema}.documents d LEFT JOIN {schema}.children o ON o.parent = d.number
             WHERE d.number = parents[i];
-            IF p.customer IS DISTINCT FROM owners[who] THEN
+            IF p.customer IS DISTINCT FROM owners[customer_index] THEN
                 answer := 5;
                 refused := i;
                 EXIT;
             END IF;
-            its_made := coalesce((made ->> parents[i]::text)::integer, p.made);
-            made := made || jsonb_build_object(parents[i]::text, its_made + 1);
-            is_inherited := its_made < {children_unchecked_max};
+            child_count := coalesce((child_counts ->> parents[i]::text)::integer, p.made);
+            child_counts := child_counts || jsonb_build_object(parents[i]::text, child_count + 1);
+            is_inherited := child_count < {children_unchecked_max};
         END IF;
         IF is_inherited THEN
             counts[i] := p.count;
             priorities[i] := p.priority;
         ELSE
-            IF its_counts[who] IS NULL OR its_now - updated_ats[who] > q.reset_interval
-                OR updated_ats[who] - its_now > {clock_ahead_max}
+            IF customer_counts[customer_index] IS NULL OR its_now - updated_ats[customer_index] > q.reset_interval
+                OR updated_ats[customer_index] - its_now > {clock_ahead_max}
             THEN
-                its_counts[who] := 0;
-                updated_ats[who] := its_now;
+                customer_counts[customer_index] := 0;
+                updated_ats[customer_index] := its_now;
             ELSE
-                its_counts[who] := its_counts[who] - 1;
-                IF NOT q.periodic AND its_now > updated_ats[who] THEN
-                    updated_ats[who] := its_now;
+                customer_counts[customer_index] := customer_counts[customer_index] - 1;
+                IF NOT q.periodic AND its_now > updated_ats[customer_index] THEN
+                    updated_ats[customer_index] := its_now;
                 END IF;
             END IF;
-            counts[i] := its_counts[who];
-            priorities[i] := 1 + width_bucket(-its_counts[who] - 1, q.depths);
+            counts[i] := customer_counts[customer_index];
+            priorities[i] := 1 + width_bucket(-customer_counts[customer_index] - 1, q.depths);
         END IF;
         levels[i] := CASE WHEN q.one_level THEN 1 ELSE priorities[i] END;
-        added[who] := added[who] + 1;
+        added[customer_index] := added[customer_index] + 1;
         IF due_ats[i] > its_now THEN
             total_delayed := total_delayed + 1;
         ELSE
-            came[9 * (who - 1) + priorities[i]] := came[9 * (who - 1) + priorities[i]] + 1;
+            arrival_index := 9 * (customer_index - 1) + priorities[i];
+            arrivals[arrival_index] := arrivals[arrival_index] + 1;
             total_arrived[priorities[i]] := total_arrived[priorities[i]] + 1;
         END IF;
     END LOOP;
 
-    -- A customer has no more documents waiting or delayed than it ever had: that is enough as a rule.
+    -- Fewer documents wait or are delayed than were ever submitted: usually this cheap check is enough.
     FOR i IN 1 .. cardinality(owners) LOOP
         EXIT WHEN answer <> 0;
         IF added[i] > 0 AND submitted_before[i] + added[i] > q.waiting_per_customer_max THEN
@@ -192,7 +195,7 @@ BEGIN
             FROM {schema}.customers o WHERE o.number = owners[i];
             IF pending + added[i] > q.waiting_per_customer_max THEN
                 answer := 3;
-                refused := array_position(of_whom, i);
+                refused := array_position(customer_indexes, i);
                 maximum := q.waiting_per_customer_max;
             END IF;
         END IF;
@@ -208,7 +211,7 @@ BEGIN
         DELETE FROM {schema}.customers o WHERE o.number = ANY (new_customers);
         RETURN;
     END IF;
-    -- What came before leaves a customer that is new as it was: unknown.
+    -- A new customer of which no document is stored is not created.
     DELETE FROM {schema}.customers o WHERE o.number = ANY (new_customers)
         AND added[array_position(owners, o.number)] = 0;
 
@@ -216,34 +219,33 @@ BEGIN
         IF is_new[i] THEN
             numbers[i] := nextval('{schema}.document_numbers');
         ELSIF numbers[i] < 0 THEN
-            who := -numbers[i];
-            numbers[i] := numbers[who];
-            counts[i] := counts[who];
-            priorities[i] := priorities[who];
-            moments[i] := moments[who];
+            numbers[i] := numbers[firsts[i]];
+            counts[i] := counts[firsts[i]];
+            priorities[i] := priorities[firsts[i]];
+            moments[i] := moments[firsts[i]];
         END IF;
     END LOOP;
     WITH given AS MATERIALIZED (
-        SELECT u.*, owners[of_whom[u.position]] AS owner, u.due_at > its_now AS is_delayed
-        FROM unnest(numbers, counts, priorities, levels, is_new, body_texts, body_bytes, are_payloads,
+        SELECT u.*, owners[customer_indexes[u.position]] AS owner, u.due_at > its_now AS is_delayed
+        FROM unnest(numbers, counts, priorities, levels, is_new, body_texts, body_bytes, body_types,
                 sizes, hashes, content_names, names, metadata, costs, due_ats, keys, digests,
                 parents) WITH ORDINALITY
-            AS u(number, count, priority, level, is_new, body_text, body_bytes, is_payload,
+            AS u(number, count, priority, level, is_new, body_text, body_bytes, body_type,
                 size_bytes, sha256, content_name, name, metadata, cost, due_at, key, digest, parent,
                 position)
         WHERE u.is_new),
     documents AS (
         INSERT INTO {schema}.documents (number, customer, order_number, count, submitted_at,
-            size_bytes, level, priority, state, is_payload, due_at, delayed_until, cost, parent, name,
+            size_bytes, level, priority, state, body_type, due_at, delayed_until, cost, parent, name,
             metadata, content_name, sha256, body_text, body_bytes)
         SELECT g.number, g.owner, CASE WHEN g.is_delayed THEN NULL ELSE g.number END, g.count, its_now,
             g.size_bytes, g.level, g.priority,
-            CASE WHEN g.is_delayed THEN {delayed} ELSE {waiting} END, g.is_payload, g.due_at,
+            CASE WHEN g.is_delayed THEN {delayed} ELSE {waiting} END, g.body_type, g.due_at,
             CASE WHEN g.is_delayed THEN g.due_at END, g.cost, g.parent, g.name, g.metadata,
             g.content_name, g.sha256, g.body_text, g.body_bytes
         FROM given g),
     keyed AS (
-        INSERT INTO {schema}.keys (customer, key, digest, document, count, priority, submitted_at)
+        INSERT INTO {schema}.idempotency_keys (customer, key, digest, document, count, priority, submitted_at)
         SELECT g.owner, g.key, g.digest, g.number, g.count, g.priority, its_now FROM given g
         WHERE g.key IS NOT NULL
         ON CONFLICT (customer, key) DO UPDATE SET digest = excluded.digest,
@@ -252,17 +254,17 @@ BEGIN
     flows AS (
         SELECT g.owner, g.level, min(g.number) AS head, count(*)::integer AS size FROM given g
         WHERE g.is_delayed IS NOT TRUE GROUP BY g.owner, g.level)
-    INSERT INTO {schema}.recorded (at, customers, levels, heads, sizes)
+    INSERT INTO {schema}.event_log (at, customers, levels, heads, sizes)
     SELECT its_now, array_agg(f.owner ORDER BY f.head), array_agg(f.level ORDER BY f.head),
         array_agg(f.head ORDER BY f.head), array_agg(f.size ORDER BY f.head)
     FROM flows f HAVING count(*) > 0;
     INSERT INTO {schema}.children AS o (parent, made)
-    SELECT key::bigint, value::text::integer FROM jsonb_each(made)
+    SELECT key::bigint, value::text::integer FROM jsonb_each(child_counts)
     ON CONFLICT (parent) DO UPDATE SET made = excluded.made;
     UPDATE {schema}.customers o SET count = u.count, count_updated_at = u.updated_at,
         submitted = o.submitted + u.added, arrived = ARRAY(
-            SELECT o.arrived[l] + came[9 * (u.position - 1) + l] FROM generate_series(1, 9) l)
-    FROM unnest(owners, its_counts, updated_ats, added) WITH ORDINALITY
+            SELECT o.arrived[l] + arrivals[9 * (u.position - 1) + l] FROM generate_series(1, 9) l)
+    FROM unnest(owners, customer_counts, updated_ats, added) WITH ORDINALITY
         AS u(number, count, updated_at, added, position)
     WHERE o.number = u.number AND u.added > 0;
     IF (SELECT sum(a) FROM unnest(added) a) > 0 THEN

@@ -1,5 +1,5 @@
-"""The store contract as a program that can be run: everything in this process, for tests,
-simulation, and queues that may forget. The other stores are measured against it."""
+"""The reference implementation of the store contract, in memory: for tests, simulations and queues
+that need not survive their process. Tests compare the other stores with it."""
 
 import threading
 from collections import Counter, defaultdict, deque
@@ -12,7 +12,13 @@ from typing import Any
 from fairturn import ids
 from fairturn.access.keys import ACCESS_KEYS_MAX, AccessKey
 from fairturn.clock import Clock, SystemClock
-from fairturn.explain.snapshot import WORKERS_KEPT_US, WORKERS_MAX, Line, Seen, Situation
+from fairturn.explain.snapshot import (
+    WORKERS_KEPT_US,
+    WORKERS_MAX,
+    DocumentSnapshot,
+    WaitingLine,
+    WorkerHeartbeat,
+)
 from fairturn.model import (
     CANCELS_KEPT_MAX,
     CANCELS_REPORTED_MAX,
@@ -49,25 +55,32 @@ from fairturn.model import (
 )
 from fairturn.priority import Count
 from fairturn.scheduling.flows import (
-    Arrived,
+    ArrivalEvent,
     Backlog,
-    Changed,
-    Ended,
+    CancelEvent,
+    EndEvent,
     Event,
-    Left,
+    EventBatch,
     Pick,
-    Purged,
-    Recorded,
-    Resumed,
+    PurgeEvent,
+    RunningEvent,
+    SettingsEvent,
 )
 from fairturn.scheduling.turns import Turns
-from fairturn.stores.admission import CustomerBook, KnownKey, ParentBook, admit
+from fairturn.stores.admission import AdmissionCustomer, AdmissionParent, KnownKey, admit
 from fairturn.stores.contract import UNREFERENCED_S
-from fairturn.stores.epoch import jump
-from fairturn.stores.estimates import Kept, KeptCustomer, foresee, situation
-from fairturn.stores.lanes import Next, by_lane, levels_of, lines_in_turn, take_turns
-from fairturn.stores.outcome_counters import Ends, to_summary
-from fairturn.stores.transitions import Attempt, Ending, end_of, end_of_lease, has_ended
+from fairturn.stores.estimates import Kept, KeptCustomer, foresee, make_snapshot
+from fairturn.stores.snapshot import Next, by_lane, levels_of, lines_in_turn, take_turns
+from fairturn.stores.transitions import (
+    Attempt,
+    Ending,
+    OutcomeCounters,
+    end_of,
+    end_of_lease,
+    has_ended,
+    to_summary,
+)
+from fairturn.stores.values import jump
 from fairturn.validation.text import small, spellings
 
 
@@ -81,7 +94,7 @@ class _Customer:
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """A document, as it is kept."""
+    """A document. It has more than 15 attributes because it has all columns of a document."""
 
     number: int
     new: NewDocument
@@ -93,7 +106,7 @@ class _Row:
     state: State
     due_at: int | None
     order: int | None
-    retry_at: int | None = None  # on the clock of the boot that leases count from
+    retry_at: int | None = None  # on the boot clock, as leases are
     attempts: int = 0
     fence: int = 0
     children: int = 0
@@ -110,52 +123,50 @@ class _Row:
     real_cost: int | None = None
 
     def attempt(self) -> Attempt:
-        """It, while it is running."""
         assert self.order is not None
         assert self.claimed_at is not None
         charged = (self.pick.cost, self.pick.weight, self.pick.charge) if self.pick else ()
-        asked = self.cancel_requested
-        flow = (self.customer.number, self.level)
-        return Attempt(*flow, self.order, self.attempts, asked, self.claimed_at, *charged)
+        flow, requested = (self.customer.number, self.level), self.cancel_requested
+        return Attempt(*flow, self.order, self.attempts, requested, self.claimed_at, *charged)
 
 
-class _Books:
-    """The store as admission sees it."""
+class _MemoryState:
+    """The `AdmissionState` of one call."""
 
     def __init__(self, store: "MemoryStore", now: int) -> None:
         self._store = store
         self._now = now
-        self._customers: dict[str, CustomerBook] = {}
-        self._parents: dict[str, ParentBook | None] = {}
+        self._customers: dict[str, AdmissionCustomer] = {}
+        self._parents: dict[str, AdmissionParent | None] = {}
         self.pending = sum(row.state in _PENDING for row in store._documents.values())
         self.next_number = store._next_number
 
-    def customer(self, name: str) -> CustomerBook:
+    def customer(self, name: str) -> AdmissionCustomer:
         if name not in self._customers:
             known = self._store._customers.get(name)
             if known is None:
-                self._customers[name] = CustomerBook(self._store._next_customer, None, 0)
+                self._customers[name] = AdmissionCustomer(self._store._next_customer, None, 0)
                 self._store._next_customer += 1
             else:
                 pending = sum(
                     row.customer is known and row.state in _PENDING
                     for row in self._store._documents.values()
                 )
-                self._customers[name] = CustomerBook(known.number, known.count, pending)
+                self._customers[name] = AdmissionCustomer(known.number, known.count, pending)
         return self._customers[name]
 
     def key(self, customer: int, key: str) -> KnownKey | None:
         known = self._store._keys.get((customer, key))
-        if known is None or self._now - known.receipt.submitted_at > KEY_KEPT_US:
+        if known is None or self._now - known.receipt.submitted_at_us > KEY_KEPT_US:
             return None
         return known
 
-    def parent(self, id: str) -> ParentBook | None:
+    def parent(self, id: str) -> AdmissionParent | None:
         if id not in self._parents:
             row = self._store._row(id)
             self._parents[id] = None
             if row is not None:
-                self._parents[id] = ParentBook(
+                self._parents[id] = AdmissionParent(
                     row.number, row.customer.number, row.count, row.priority, row.children
                 )
         return self._parents[id]
@@ -165,9 +176,10 @@ _PENDING = (State.WAITING, State.DELAYED)
 
 
 class MemoryStore:
-    """A store that lives and ends with its process."""
+    """A store in memory. It has more than 15 attributes and 20 methods because it is the executable
+    specification of the whole contract."""
 
-    one_writer = True
+    single_writer = True
 
     def __init__(
         self,
@@ -184,19 +196,19 @@ class MemoryStore:
         self._documents: dict[int, _Row] = {}
         self._customers: dict[str, _Customer] = {}
         self._keys: dict[tuple[int, str], KnownKey] = {}
-        self._orders: dict[int, _Row] = {}  # of the documents that wait
+        self._orders: dict[int, _Row] = {}  # waiting documents by order
         self._next_number = 1
         self._next_customer = 1
         self._boot = self._clock.uptime().boot
-        self._fence = 0  # of the last claim that took something
-        self._ends = Ends()
-        self._recorded: list[Recorded] = []
+        self._fence = 0  # of the last claim
+        self._outcome_counters = OutcomeCounters()
+        self._events: list[EventBatch] = []
         self._delayed: list[tuple[int, int]] = []  # (due_at, number), a heap
-        self._retried: set[int] = set()  # documents that are due at their retry_at
+        self._retried: set[int] = set()  # documents that become due at their retry_at
         self._unreported_cancels: deque[int] = deque(maxlen=CANCELS_KEPT_MAX)
         self._backlog = Backlog()
         self._turns = self._new_turns()
-        self._workers: dict[str, Seen] = {}
+        self._workers: dict[str, WorkerHeartbeat] = {}
         self._access_keys: dict[str, AccessKey] = {}
 
     # ── Settings ─────────────────────────────────────────────────────────────────────────────────
@@ -208,15 +220,15 @@ class MemoryStore:
         with self._changed:
             if expected is not None and expected != self._settings:
                 return False
-            another_mode = settings.mode is not self._settings.mode
-            if another_mode:
+            mode_changes = settings.mode is not self._settings.mode
+            if mode_changes:
                 self._fold(self._clock.now())
             self._settings = settings
             self._turns.costs = settings.costs
             self._turns.patience_us = settings.patience_us
-            if another_mode:
+            if mode_changes:
                 self._rebuild()
-            self._note()
+            self._notify()
             return True
 
     def _new_turns(self) -> Turns:
@@ -228,7 +240,7 @@ class MemoryStore:
         )
 
     def _rebuild(self) -> None:
-        """Put the waiting documents into new flows in their order, with all clocks at 0."""
+        """Move the waiting documents to new flows in their order, with all clocks at 0."""
         now = self._clock.now()
         old = self._turns
         self._backlog.clear()
@@ -236,18 +248,18 @@ class MemoryStore:
         self._turns.number = old.number
         for customer in self._customers.values():
             self._turns.apply(_changed(customer), now)
-            before = old.standings.get(customer.number)
+            before = old.customers.get(customer.number)
             if before is not None:
-                self._turns.standings[customer.number].recent_costs = before.recent_costs
+                self._turns.customers[customer.number].recent_costs = before.recent_costs
         for row in self._documents.values():
             row.level = level_of(row.priority, self._settings.mode)
             row.pick = None
             if row.state is State.RUNNING:
-                self._turns.apply(Resumed(row.customer.number, row.level, 1), now)
+                self._turns.apply(RunningEvent(row.customer.number, row.level, 1), now)
         for order, row in sorted(self._orders.items()):
-            since = old.standings[row.customer.number].head_since
+            since = old.customers[row.customer.number].head_since
             self._backlog.add(row.customer.number, row.level, order, row.new.cost)
-            self._turns.apply(Arrived(row.customer.number, row.level, order, 1), since)
+            self._turns.apply(ArrivalEvent(row.customer.number, row.level, order, 1), since)
 
     def adjust(
         self,
@@ -262,22 +274,22 @@ class MemoryStore:
                 return False
             known.settings = settings
             self._record(self._clock.now(), _changed(known))
-            self._note()
+            self._notify()
             return True
 
     # ── Submitting ───────────────────────────────────────────────────────────────────────────────
 
     def submit(self, documents: Sequence[NewDocument], *, connection: Any = None) -> list[Receipt]:
         if connection is not None:
-            raise ValueError("a queue in memory cannot take part in a transaction of yours")
+            raise ValueError("a queue in memory cannot join a transaction; omit connection")
         with self._changed:
             now = self._clock.now()
-            books = _Books(self, now)
-            admission = admit(documents, books, self._settings, now)
-            self._next_number = books.next_number
-            for name, book in books._customers.items():
-                self._customer(name, book.number).count = book.count
-            for parent in books._parents.values():
+            state = _MemoryState(self, now)
+            admission = admit(documents, state, self._settings, now)
+            self._next_number = state.next_number
+            for name, admitted in state._customers.items():
+                self._customer(name, admitted.number).count = admitted.count
+            for parent in state._parents.values():
                 if parent is not None:
                     self._documents[parent.number].children = parent.children
             for position, new in enumerate(admission.documents):
@@ -303,7 +315,7 @@ class MemoryStore:
                 if new.key is not None:
                     receipt = Receipt(self._id(number), new.customer, row.count, row.priority, now)
                     self._keys[row.customer.number, new.key] = KnownKey(new.digest, receipt)
-            self._note()
+            self._notify()
             return admission.receipts(ids.encode_all(admission.numbers, self._key))
 
     def _customer(self, name: str, number: int | None = None) -> _Customer:
@@ -314,13 +326,13 @@ class MemoryStore:
             self._customers[name] = _Customer(number, name, CustomerSettings())
         return self._customers[name]
 
-    def _wait(self, row: _Row) -> Arrived:
-        """Let a document wait, and say so."""
+    def _wait(self, row: _Row) -> ArrivalEvent:
+        """Make a document wait, and return the event."""
         assert row.order is not None
         row.state = State.WAITING
         self._orders[row.order] = row
         self._backlog.add(row.customer.number, row.level, row.order, row.new.cost)
-        return Arrived(row.customer.number, row.level, row.order, 1)
+        return ArrivalEvent(row.customer.number, row.level, row.order, 1)
 
     # ── Claiming ─────────────────────────────────────────────────────────────────────────────────
 
@@ -355,7 +367,7 @@ class MemoryStore:
                 claims.append(Claim(attempt, self._document(row), row.new.body, now + lease_us))
             cancelled = self._report_cancels()
             if claims or outcomes or cancelled:
-                self._note()
+                self._notify()
             return Claimed(claims, lost, cancelled)
 
     def _report_cancels(self) -> list[Document]:
@@ -365,23 +377,23 @@ class MemoryStore:
         return [self._document(row) for row in rows if row is not None]
 
     def sync(self) -> None:
-        """Nothing of this store survives a power cut."""
+        """Do nothing: this store is never durable."""
 
     def begin_epoch(self) -> None:
         with self._changed:
             by = jump()
             self._next_number += by
             self._fence += by
-            self._note()
+            self._notify()
 
     def _fold(self, now: int) -> None:
         if self._clock.uptime().boot != self._boot:
             self._follow_wall_clock()
         expired, due = self._expired(), self._due(now)
-        self._turns.fold(now, expired=expired, recorded=self._recorded, due=due)
-        self._recorded.clear()
+        self._turns.fold(now, expired=expired, events=self._events, due=due)
+        self._events.clear()
         if expired or due:
-            self._note()
+            self._notify()
 
     def _expired(self) -> list[Event]:
         boot, uptime = self._clock.uptime()
@@ -402,7 +414,7 @@ class MemoryStore:
             events.append(ending.event)
         return events
 
-    def _due(self, now: int) -> list[tuple[int, Arrived]]:
+    def _due(self, now: int) -> list[tuple[int, ArrivalEvent]]:
         found = []
         while self._delayed and self._delayed[0][0] <= now:
             due_at, number = heappop(self._delayed)
@@ -419,7 +431,7 @@ class MemoryStore:
         due = []
         for due_at, number in sorted(found):
             row = self._documents[number]
-            row.due_at = min(due_at, now)  # later only if the wall clock has stepped back
+            row.due_at = min(due_at, now)  # due_at is later if the wall clock has stepped back
             if row.order is None:
                 row.order = self._next_number
                 self._next_number += 1
@@ -430,7 +442,7 @@ class MemoryStore:
         return row.retry_at is not None and row.retry_at <= self._clock.uptime().at
 
     def _follow_wall_clock(self) -> None:
-        """Let retries be due at their due_at: the machine was restarted."""
+        """After a reboot, make retries due at their due_at."""
         for number in self._retried:
             row = self._documents.get(number)
             if row is not None and row.state is State.DELAYED:
@@ -463,7 +475,7 @@ class MemoryStore:
         check_outcomes(outcomes)
         with self._changed:
             lost = self._finish(outcomes, self._clock.now())
-            self._note()
+            self._notify()
             return lost
 
     def _finish(self, outcomes: Sequence[Outcome], now: int) -> list[Fence]:
@@ -495,7 +507,7 @@ class MemoryStore:
         return ending.event
 
     def _become(self, row: _Row, ending: Ending, now: int) -> None:
-        self._ends.attempt(ending)
+        self._outcome_counters.attempt(ending)
         if ending.state is State.WAITING:
             self._wait(row)
         elif ending.state is State.DELAYED:
@@ -524,17 +536,17 @@ class MemoryStore:
                     if row.state is State.WAITING:
                         self._record(now, self._leave(row))
                     self._end(row, State.CANCELLED, now)
-                    self._ends.cancel()
+                    self._outcome_counters.cancel()
                     self._unreported_cancels.append(row.number)
                 states.append(None if row is None else row.state)
-            self._note()
+            self._notify()
             return states
 
-    def _leave(self, row: _Row) -> Left:
+    def _leave(self, row: _Row) -> CancelEvent:
         assert row.order is not None
         del self._orders[row.order]
         following = self._backlog.discard(row.customer.number, row.level, row.order)
-        return Left(row.customer.number, row.level, row.order, following)
+        return CancelEvent(row.customer.number, row.level, row.order, following)
 
     def retry(self, ids: Sequence[str]) -> list[State | None]:
         with self._changed:
@@ -548,7 +560,7 @@ class MemoryStore:
                     row.ended_at = None
                     row.level = level_of(row.priority, self._settings.mode)
                     self._record(now, self._wait(row))
-            self._note()
+            self._notify()
             return states
 
     # ── Reading ──────────────────────────────────────────────────────────────────────────────────
@@ -564,7 +576,7 @@ class MemoryStore:
         with self._changed:
             below = self._next_number if after is None else ids.decode(after, self._key) or 0
             lowest = 1
-            if reach is not None:  # from the next document down: an epoch leaves a gap
+            if reach is not None:  # count from an existing document: an epoch leaves a gap
                 highest = max((n for n in self._documents if n < below), default=0)
                 lowest = max(1, highest + 1 - reach)
             matching = [
@@ -613,7 +625,7 @@ class MemoryStore:
             name=customer.name,
             settings=customer.settings,
             count=self._settings.rule.shown(customer.count, self._clock.now()),
-            count_updated_at=customer.count.updated_at if customer.count else None,
+            count_updated_at_us=customer.count.updated_at if customer.count else None,
             waiting=states[State.WAITING],
             waiting_by_priority=by_priority(waiting),
             running=states[State.RUNNING],
@@ -629,21 +641,21 @@ class MemoryStore:
                 delayed=states[State.DELAYED],
                 running=states[State.RUNNING],
                 started=self._turns.number,
-                ends=self._ends,
+                outcome_counters=self._outcome_counters,
             )
 
     def lanes(self, *, size: int = 24) -> Lanes:
         with self._changed:
             documents = [self._kept(each) for each in self._documents.values()]
             now, settings = self._clock.now(), self._settings
-            foreseen = foresee(self._turns, documents, self._recorded, now, self._next_number)
-            in_turn = list(lines_in_turn(foreseen.standings.values(), settings))
+            foreseen = foresee(self._turns, documents, self._events, now, self._next_number)
+            in_turn = list(lines_in_turn(foreseen.customers.values(), settings))
             rows: dict[tuple[int, int], list[Next]] = defaultdict(list)
             for order, row in sorted(self._orders.items()):
                 place = (row.customer.number, row.level)
                 rows[place].append(Next(order, row.number, row.new.cost))
 
-            def waiting(line: Line, most: int) -> list[Next]:
+            def waiting(line: WaitingLine, most: int) -> list[Next]:
                 return rows[line.customer, line.level][:most]
 
             ids = [
@@ -656,7 +668,7 @@ class MemoryStore:
             found = [self._document(row) for row in self._orders.values()]
             return Lanes(self._turns.number, by_lane(found, ids, size))
 
-    def situation(self, id: str) -> Situation | None:
+    def snapshot(self, id: str) -> DocumentSnapshot | None:
         with self._changed:
             row = self._row(id)
             if row is None:
@@ -664,8 +676,8 @@ class MemoryStore:
             now = self._clock.now()
             parent = None if row.new.parent is None else self._row(row.new.parent)
             documents = [self._kept(each) for each in self._documents.values()]
-            return situation(
-                document=self._document(row)._replace(due_at=self._due_at_now(row)),
+            return make_snapshot(
+                document=self._document(row)._replace(due_at_us=self._due_at_now(row)),
                 parent_count=None if parent is None else parent.count,
                 number=row.number,
                 now=now,
@@ -675,17 +687,17 @@ class MemoryStore:
                     KeptCustomer(known.number, known.name, known.settings, known.count)
                     for known in self._customers.values()
                 ],
-                foreseen=foresee(self._turns, documents, self._recorded, now, self._next_number),
+                foreseen=foresee(self._turns, documents, self._events, now, self._next_number),
                 workers=self._workers.values(),
             )
 
-    def workers(self) -> list[Seen]:
+    def workers(self) -> list[WorkerHeartbeat]:
         with self._changed:
             return sorted(self._workers.values())[:WORKERS_MAX]
 
     def sign_on(self, worker: str, slots: int) -> None:
         with self._changed:
-            self._workers[worker] = Seen(worker, self._clock.now(), slots)
+            self._workers[worker] = WorkerHeartbeat(worker, self._clock.now(), slots)
 
     def sign_off(self, worker: str) -> None:
         with self._changed:
@@ -703,15 +715,15 @@ class MemoryStore:
             return oldest
 
     def _due_at_now(self, row: _Row) -> int | None:
-        """When a document is due, as the wall clock is now."""
+        """Return when a document is due by the present wall clock."""
         boot, at = self._clock.uptime()
         if row.state is not State.DELAYED or row.retry_at is None or boot != self._boot:
             return row.due_at
         return self._clock.now() + row.retry_at - at
 
     def _arrives_at(self, row: _Row) -> int | None:
-        """The moment at which the next claim lets a document wait; one that is not due comes later
-        than now."""
+        """Return the moment from which a document waits in the next claim, or a later one than now
+        if it is not due."""
         now, due_at = self._clock.now(), self._due_at_now(row)
         if row.due_at is None or due_at is None or due_at > now:
             return due_at
@@ -750,7 +762,7 @@ class MemoryStore:
             if key.id in self._access_keys:
                 raise ValueError(f"there is a key {key.id} already")
             self._access_keys[key.id] = key
-            self._note()
+            self._notify()
 
     def access_key(self, id: str) -> AccessKey | None:
         return self._access_keys.get(id)
@@ -770,19 +782,19 @@ class MemoryStore:
         with self._changed:
             key = self._access_keys.get(id)
             if key is not None:
-                ends_at = at if key.ends_at is None else min(at, key.ends_at)
-                key = self._access_keys[id] = key._replace(ends_at=ends_at)
-                self._note()
+                ends_at = at if key.ends_at_us is None else min(at, key.ends_at_us)
+                key = self._access_keys[id] = key._replace(ends_at_us=ends_at)
+                self._notify()
             return key
 
     def note_use(self, id: str, at: int) -> None:
         with self._changed:
             key = self._access_keys.get(id)
             if key is not None:
-                used_at = at if key.used_at is None else max(at, key.used_at)
-                self._access_keys[id] = key._replace(used_at=used_at)
+                used_at = at if key.used_at_us is None else max(at, key.used_at_us)
+                self._access_keys[id] = key._replace(used_at_us=used_at)
 
-    # ── Forgetting ───────────────────────────────────────────────────────────────────────────────
+    # ── Retention ────────────────────────────────────────────────────────────────────────────────
 
     def prune(self, *, documents_max: int = 1_000) -> list[str] | None:
         with self._changed:
@@ -798,7 +810,7 @@ class MemoryStore:
             keys = [
                 key
                 for key, known in self._keys.items()
-                if now - known.receipt.submitted_at > KEY_KEPT_US
+                if now - known.receipt.submitted_at_us > KEY_KEPT_US
             ]
             for key in keys:
                 del self._keys[key]
@@ -810,39 +822,41 @@ class MemoryStore:
             for seen in list(self._workers.values()):
                 if seen.seen_at < now - WORKERS_KEPT_US:
                     del self._workers[seen.worker]
-            self._note()
+            self._notify()
             return contents if old or keys or idle else None
 
     def _fold_ends(self, now: int) -> None:
-        """Fold in that documents ended, of customers without a limit: nothing else depends on how
-        many of theirs run, so that it makes no difference when."""
-        counted = {e.customer for _, events in self._recorded for e in events if type(e) is Changed}
-        left: list[Recorded] = []
-        for at, events in self._recorded:
+        """Fold the ends of attempts of customers without a limit. The number of their running
+        documents decides nothing, so these events may be folded in any order."""
+        counted = {
+            e.customer for _, events in self._events for e in events if type(e) is SettingsEvent
+        }
+        left: list[EventBatch] = []
+        for at, events in self._events:
             kept = []
             for event in events:
                 if (
-                    type(event) is Ended
+                    type(event) is EndEvent
                     and event.customer not in counted
-                    and self._turns.standings[event.customer].limit is None
+                    and self._turns.customers[event.customer].limit is None
                 ):
                     self._turns.apply(event, now)
                 else:
                     kept.append(event)
-            left.append(Recorded(at, tuple(kept)))
-        self._recorded = [recorded for recorded in left if recorded.events]
+            left.append(EventBatch(at, tuple(kept)))
+        self._events = [batch for batch in left if batch.events]
 
     def _idle_customers(self, now: int) -> list[str]:
         busy = {row.customer.name for row in self._documents.values()}
-        in_recorded = {event.customer for _, events in self._recorded for event in events}
+        in_events = {event.customer for _, events in self._events for event in events}
         with_keys = {number for number, _ in self._keys}
         return [
             customer.name
             for customer in self._customers.values()
             if customer.name not in busy
             and customer.settings == CustomerSettings()
-            and customer.number not in self._turns.standings
-            and customer.number not in in_recorded
+            and customer.number not in self._turns.customers
+            and customer.number not in in_events
             and customer.number not in with_keys
             and self._settings.rule.shown(customer.count, now) == 0
             and (customer.count is None or now > self._settings.rule.resets_at(customer.count))
@@ -860,11 +874,11 @@ class MemoryStore:
                 if row.state is State.WAITING:
                     self._leave(row)
                 elif row.state is State.RUNNING:
-                    self._ends.purge()
+                    self._outcome_counters.purge()
             contents = self._delete(rows)
             self._keys = {key: k for key, k in self._keys.items() if key[0] != known.number}
-            self._record(self._clock.now(), Purged(known.number))
-            self._note()
+            self._record(self._clock.now(), PurgeEvent(known.number))
+            self._notify()
             return contents
 
     def _delete(self, rows: Sequence[_Row]) -> list[str]:
@@ -896,14 +910,14 @@ class MemoryStore:
             return self._version
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there are no files or connections."""
 
-    def _note(self) -> None:
+    def _notify(self) -> None:
         self._version += 1
         self._changed.notify_all()
 
     def _record(self, at: int, *events: Event) -> None:
-        self._recorded.append(Recorded(at, events))
+        self._events.append(EventBatch(at, events))
 
     def _row(self, id: str) -> _Row | None:
         number = ids.decode(id, self._key)
@@ -919,17 +933,17 @@ class MemoryStore:
             state=row.state,
             priority=row.priority,
             count=row.count,
-            submitted_at=row.submitted_at,
-            due_at=row.due_at,
+            submitted_at_us=row.submitted_at,
+            due_at_us=row.due_at,
             order=row.order,
             attempts=row.attempts,
-            claimed_at=row.claimed_at,
-            ended_at=row.ended_at,
+            claimed_at_us=row.claimed_at,
+            ended_at_us=row.ended_at,
             worker=row.worker,
             error=row.error,
             cancel_requested=row.cancel_requested,
             cost=row.new.cost,
-            kind=row.new.kind,
+            body_type=row.new.body_type,
             size_bytes=row.new.size_bytes,
             sha256=row.new.sha256,
             content_name=row.new.content_name,
@@ -945,7 +959,7 @@ def _has_part(name: str | None, part: str) -> bool:
     return name is not None and any(spelling in small(name) for spelling in spellings(part))
 
 
-def _changed(customer: _Customer) -> Changed:
+def _changed(customer: _Customer) -> SettingsEvent:
     settings = customer.settings
     weight = weight_in_thousandths(settings.weight)
-    return Changed(customer.number, weight, settings.limit, settings.paused)
+    return SettingsEvent(customer.number, weight, settings.limit, settings.paused)
