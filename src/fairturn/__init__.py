@@ -1,23 +1,33 @@
 """A document queue that gives every customer a fair turn.
 
-The errors are in `fairturn.errors`, and all values in `fairturn.model`. A name is loaded when it is
-first used, so that a process that needs one value does not load the whole queue.
+Names are imported on first use: a process that needs one value does not load the whole queue.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    __version__: str
     from fairturn.client.async_client import AsyncClient
     from fairturn.client.sync_client import Client
-    from fairturn.config import Queue
     from fairturn.errors import (
+        BrokerRefused,
+        ContentDamaged,
         FairturnError,
+        HandlerNotLoaded,
         KeyReused,
+        NoQueue,
         NotAllowed,
         NotFound,
         QueueFull,
         Refused,
+        SettingsConflict,
+        StoreBusy,
+        StoreError,
+        StoreFull,
+        StoreRefused,
+        StoreUnavailable,
+        TraceError,
         WrongState,
     )
     from fairturn.model import (
@@ -35,9 +45,10 @@ if TYPE_CHECKING:
         Submission,
         Summary,
     )
+    from fairturn.queue import Queue
     from fairturn.worker import Worker
-    from fairturn.worker.backoff import Delays
-    from fairturn.worker.handler import ClaimedDocument, NeverAgain, ResultFile, TryAgain
+    from fairturn.worker.backoff import Backoff
+    from fairturn.worker.handler import ClaimedDocument, GiveUp, ResultFile, Retry
 
 __all__ = [
     "Queue",
@@ -55,13 +66,14 @@ __all__ = [
     "Stopped",
     "Worker",
     "ClaimedDocument",
-    "TryAgain",
-    "NeverAgain",
+    "Retry",
+    "GiveUp",
     "ResultFile",
-    "Delays",
+    "Backoff",
     "Customer",
     "Summary",
     "Settings",
+    # Errors, to the end of the list; `_HOMES` relies on that.
     "FairturnError",
     "Refused",
     "QueueFull",
@@ -69,34 +81,45 @@ __all__ = [
     "NotFound",
     "NotAllowed",
     "WrongState",
+    "SettingsConflict",
+    "HandlerNotLoaded",
+    "ContentDamaged",
+    "BrokerRefused",
+    "TraceError",
+    "StoreError",
+    "StoreRefused",
+    "NoQueue",
+    "StoreUnavailable",
+    "StoreBusy",
+    "StoreFull",
 ]
 
-# Where a name lives, unless it is one of the values in fairturn.model.
+# The module of each public name that is not defined in `fairturn.model`.
 _HOMES = {
-    "Queue": "fairturn.config",
+    **dict.fromkeys(__all__[__all__.index("FairturnError") :], "fairturn.errors"),
+    "Queue": "fairturn.queue",
     "Client": "fairturn.client.sync_client",
     "AsyncClient": "fairturn.client.async_client",
-    "FairturnError": "fairturn.errors",
-    "Refused": "fairturn.errors",
-    "QueueFull": "fairturn.errors",
-    "KeyReused": "fairturn.errors",
-    "NotFound": "fairturn.errors",
-    "NotAllowed": "fairturn.errors",
-    "WrongState": "fairturn.errors",
     "Worker": "fairturn.worker",
     "ClaimedDocument": "fairturn.worker.handler",
-    "TryAgain": "fairturn.worker.handler",
-    "NeverAgain": "fairturn.worker.handler",
+    "Retry": "fairturn.worker.handler",
+    "GiveUp": "fairturn.worker.handler",
     "ResultFile": "fairturn.worker.handler",
-    "Delays": "fairturn.worker.backoff",
+    "Backoff": "fairturn.worker.backoff",
 }
 
-if not TYPE_CHECKING:  # a checker that saw this would believe in every name
+if not TYPE_CHECKING:  # a type checker that saw `__getattr__` would accept any name
 
     def __getattr__(name: str) -> object:
-        if name not in __all__:
+        if name == "__version__":
+            from importlib.metadata import version
+
+            value = version("fairturn")
+        elif name not in __all__:
             raise AttributeError(f"module 'fairturn' has no attribute {name!r}")
-        value = getattr(import_module(_HOMES.get(name, "fairturn.model")), name)
+        else:
+            home = _HOMES.get(name, "fairturn.model")
+            value = getattr(import_module(home), name)
         globals()[name] = value
         return value
 

@@ -1,7 +1,6 @@
 """The only module that reads the time.
 
-A moment is an integer of microseconds since 1970-01-01 UTC, so that 1500 s means
-1,500,000,000 everywhere. A naive datetime has no meaning here and is refused.
+A moment is an integer: microseconds since 1970-01-01 UTC. Naive datetimes are rejected.
 """
 
 import time
@@ -12,29 +11,29 @@ from typing import NamedTuple, Protocol
 SECOND_US = 1_000_000
 MOMENT_MAX = 1 << 62  # far beyond the year 9999
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# The moment on the clock of a PostgreSQL server, read when it is evaluated: not when the
-# transaction began, which may have waited for a lock since.
+# The current moment on a PostgreSQL server. Not now(), which is the start of the transaction: the
+# transaction may have waited for a lock since.
 SERVER_NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
-NO_BOOT = "wall"  # where nothing tells one boot from another
+NO_BOOT = "wall"  # the boot id where the system provides none
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Uptime(NamedTuple):
-    """Time that no step of the wall clock can move; it compares only within one boot."""
+    """A moment on a monotonic clock. Comparable only within one boot."""
 
     boot: str
     at: int
 
 
 class Clock(Protocol):
-    """Where the time comes from. Everything that needs it is handed one."""
+    """The source of time that code with a notion of time is given."""
 
     def now(self) -> int:
-        """The moment, in microseconds since 1970 UTC. It may step, forwards or back."""
+        """Return the wall-clock time in microseconds since 1970 UTC. It may step either way."""
         ...
 
     def uptime(self) -> Uptime:
-        """For leases on one host: runs on during sleep, never steps."""
+        """Return the time since boot, for leases on one host. It includes sleep and never steps."""
         ...
 
 
@@ -42,8 +41,8 @@ class SystemClock:
     """The clock of this machine."""
 
     def __init__(self) -> None:
-        # Without a boot id and a boot clock (not Linux) leases follow the wall clock: they then
-        # outlive a restart of the machine by at most their length, which is the safe side.
+        # Without a boot id (not Linux), leases follow the wall clock. After a restart of the
+        # machine they are still valid for at most their length, which is safe.
         self._boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
 
     def now(self) -> int:
@@ -56,7 +55,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until it is moved: for tests and simulation."""
+    """A clock that moves only when it is advanced or set, for tests and simulation."""
 
     def __init__(self, at: int = 0, *, boot: str = "boot-1") -> None:
         self._now = at
@@ -69,35 +68,35 @@ class ManualClock:
         return self._uptime
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the wall clock and the uptime."""
         by = round(seconds * SECOND_US)
         self._now += by
         self._uptime = Uptime(self._uptime.boot, self._uptime.at + by)
 
     def step(self, seconds: float) -> None:
-        """Step the wall clock, as an administrator or NTP does, while no time passes."""
+        """Step the wall clock as NTP does; the uptime does not change."""
         self._now += round(seconds * SECOND_US)
 
     def set(self, at: int) -> None:
-        """Put the wall clock to a moment, while no time passes."""
+        """Set the wall clock to a moment; the uptime does not change."""
         self._now = at
 
     def reboot(self, boot: str) -> None:
-        """Restart the machine: another boot id, and the uptime starts at nothing."""
+        """Simulate a restart of the machine: a new boot id, and an uptime of 0."""
         self._uptime = Uptime(boot, 0)
 
 
-# Seconds on a clock that only runs forwards, for waiting and measuring inside one process.
+# Seconds on a monotonic clock, for timeouts and measurements within one process.
 stopwatch = time.monotonic
 
 
 def microseconds(seconds: float) -> int:
-    """A duration in seconds as whole microseconds."""
+    """Return a duration in seconds as whole microseconds."""
     return round(seconds * SECOND_US)
 
 
 def from_datetime(moment: datetime) -> int:
-    """An aware datetime as a moment. A naive one is refused: it says no place on earth."""
+    """Return an aware datetime as a moment; raise `TypeError` for a naive one."""
     if moment.tzinfo is None or moment.utcoffset() is None:
         raise TypeError(
             f"{moment!r} has no time zone; pass an aware datetime, such as datetime.now(UTC)"
@@ -106,7 +105,8 @@ def from_datetime(moment: datetime) -> int:
 
 
 def as_moment(value: datetime | int, what: str) -> int:
-    """A moment that somebody handed in as an aware datetime or as a moment; `what` names it."""
+    """Convert an argument, either an aware datetime or microseconds since 1970 UTC, to
+    microseconds. Errors name it `what`."""
     if isinstance(value, datetime):
         return from_datetime(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -114,10 +114,15 @@ def as_moment(value: datetime | int, what: str) -> int:
             f"{what} is {value!r}; it must be an aware datetime, or microseconds since 1970 UTC"
         )
     if not -MOMENT_MAX < value < MOMENT_MAX:
-        raise ValueError(f"{what} is {value}; that is more microseconds than a store can hold")
+        raise ValueError(f"{what} is {value}; it must be between -2^62 and 2^62 microseconds")
     return value
 
 
 def to_datetime(moment: int) -> datetime:
-    """A moment as an aware datetime in UTC."""
+    """Return a moment as an aware datetime in UTC."""
     return _EPOCH + timedelta(microseconds=moment)
+
+
+def moment_or_none(moment: int | None) -> datetime | None:
+    """Return a moment as an aware datetime in UTC; None for None."""
+    return None if moment is None else to_datetime(moment)

@@ -1,10 +1,8 @@
-"""Named points at the durable boundaries, where a test can kill or stop the process.
+"""Crash points: named places at durable boundaries where a test can kill or stop the process.
 
-In production `point` is a function that does nothing. The environment variable
-FAIRTURN_CRASH_AT=NAME, read once at import, makes the process kill itself with SIGKILL when it
-reaches that point: what is on disk then is all that is left, as after a power cut of the program.
-FAIRTURN_CRASH_AT=NAME:3 lets the point pass twice and kills at the third time.
-FAIRTURN_FREEZE_AT=NAME stops the process with SIGSTOP instead: SIGCONT lets it go on.
+In production `point` does nothing. With the environment variable FAIRTURN_CRASH_AT=NAME, read once
+at import, the process kills itself with SIGKILL when it reaches that point; with NAME:3, the third
+time. FAIRTURN_FREEZE_AT=NAME stops it with SIGSTOP instead, until SIGCONT.
 """
 
 import os
@@ -50,7 +48,7 @@ def _nothing(name: str) -> None:
 def _armed(variable: str, at: str) -> Callable[[str], None]:
     wanted, _, times = at.partition(":")
     if wanted not in POINTS:
-        raise ValueError(f"{variable} names {wanted!r}; the points are {', '.join(POINTS)}")
+        raise ValueError(f"{variable} is {wanted!r}; it must be one of: {', '.join(POINTS)}")
     left = int(times or 1)
 
     def point(name: str) -> None:

@@ -1,45 +1,45 @@
-"""Everything that can go wrong in the world, as one shallow tree.
+"""The exceptions of fairturn.
 
     FairturnError
-    ├── Refused                 a submission was not accepted; nothing was stored, no check was made
-    │   ├── QueueFull           too many documents wait; there will be room later
+    ├── Refused                 a submission was rejected; nothing was stored, no count changed
+    │   ├── QueueFull           too many documents are waiting
     │   └── KeyReused           the idempotency key belongs to another document
     ├── NotFound                no such document or customer
-    ├── NotAllowed              the service does not let this access key do this
-    ├── WrongState              the document's state does not allow this
-    ├── SettingsConflict        the queue was made with other settings
-    ├── HandlerNotLoaded        a worker's child cannot import its handler
+    ├── NotAllowed              the access key is missing, unknown or lacks this permission
+    ├── WrongState              the state of the document or key does not permit the operation
+    ├── SettingsConflict        the queue exists with other settings
+    ├── HandlerNotLoaded        a worker's child process cannot import its handler
     ├── ContentDamaged          stored bytes are missing or differ from their checksum
-    ├── BrokerRefused           an app's broker would ignore or fold the priorities
-    ├── TraceError              a trace file is not what it should be
-    └── StoreError              the store cannot do its work
+    ├── BrokerRefused           an app's broker would ignore or merge the priorities
+    ├── TraceError              a trace file is malformed
+    └── StoreError              a store failed
         ├── StoreRefused        this file, engine or schema must not be used
-        │   └── NoQueue         there is no queue in this database
-        └── StoreUnavailable    closed or out of reach; try again later
+        │   └── NoQueue         the database contains no queue
+        └── StoreUnavailable    closed or unreachable; retry later
             ├── StoreBusy       another process holds the lock; nothing was stored
             └── StoreFull       no space left on the device; nothing was stored
 
-Misuse of a function is a `ValueError` or a `TypeError`, as everywhere in Python.
+Misuse of a function raises `ValueError` or `TypeError`.
 """
 
 
 class FairturnError(Exception):
-    """The root: catch this to catch everything that fairturn raises about the world."""
+    """The base class of all exceptions of fairturn, except those for misuse of a function."""
 
 
 class Refused(FairturnError):
-    """A submission was not accepted. Nothing was stored and the customer's count did not move."""
+    """A submission was rejected. Nothing was stored and the customer's count did not change."""
 
 
 class QueueFull(Refused):
-    """Too many documents wait, for the customer or in all; `Queue.wait_for_room` waits for less."""
+    """The customer, or the queue, has too many waiting documents. See `Queue.wait_for_room`."""
 
     def __init__(self, *, limit: str, maximum: int, waiting: int, customer: str | None) -> None:
         whose = f"customer {customer!r} has" if customer is not None else "the queue has"
         documents = "document" if waiting == 1 else "documents"
         super().__init__(
             f"{whose} {waiting:,} {documents} waiting and the limit {limit} is {maximum:,}; "
-            f"submit again when some are done, or raise {limit}"
+            f"retry when fewer are waiting, or raise {limit}"
         )
         self.limit = limit
         self.maximum = maximum
@@ -48,7 +48,7 @@ class QueueFull(Refused):
 
 
 class KeyReused(Refused):
-    """An idempotency key came again with another content, metadata, cost or due time."""
+    """An idempotency key was reused for a document that differs in more than name and parent."""
 
 
 class NotFound(FairturnError):
@@ -56,52 +56,52 @@ class NotFound(FairturnError):
 
 
 class NotAllowed(FairturnError):
-    """The service asks for an access key, does not know this one, or has not made it for this."""
+    """The access key is missing, unknown, expired, or does not permit the operation."""
 
 
 class WrongState(FairturnError):
-    """The document's state does not allow what was asked for."""
+    """The state of the document or access key does not permit the operation."""
 
 
 class SettingsConflict(FairturnError):
-    """A process was configured otherwise than the queue that it opened."""
+    """The queue exists with settings other than those that were passed."""
 
 
 class HandlerNotLoaded(FairturnError):
-    """A child process of a worker cannot import the handler; no document was touched."""
+    """A child process of a worker cannot import the handler. No document was affected."""
 
 
 class ContentDamaged(FairturnError):
-    """Stored bytes are missing, or they differ from the checksum taken when they came in."""
+    """Stored bytes are missing, or differ from the checksum taken when they were stored."""
 
 
 class BrokerRefused(FairturnError):
-    """An app or its broker would make priorities meaningless; the message says what to set."""
+    """An app or its broker would ignore or merge the priorities; the message names the setting."""
 
 
 class TraceError(FairturnError):
-    """A trace file is not what it should be; the message names file and line."""
+    """A trace file is malformed; the message contains the file and the line."""
 
 
 class StoreError(FairturnError):
-    """The store cannot do its work."""
+    """A store failed."""
 
 
 class StoreRefused(StoreError):
-    """This file, engine or schema must not be used; it was left untouched."""
+    """This file, engine or schema must not be used. It was not changed."""
 
 
 class NoQueue(StoreRefused):
-    """There is no queue in this database, and the caller did not ask to make one."""
+    """The database contains no queue, and the call does not create one."""
 
 
 class StoreUnavailable(StoreError):
-    """The store is busy, closed or out of reach; the same call may succeed later."""
+    """The store is busy, closed or unreachable; a retry may succeed."""
 
 
 class StoreBusy(StoreUnavailable):
-    """Another process held the lock for as long as this call may wait. It stored nothing."""
+    """Another process held the lock until this call timed out. The call stored nothing."""
 
 
 class StoreFull(StoreUnavailable):
-    """No space is left on the device. What was accepted is safe; this call stored nothing."""
+    """No space is left on the device. The call stored nothing; accepted documents are safe."""

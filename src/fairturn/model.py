@@ -1,7 +1,7 @@
-"""The nouns: documents, customers, claims, outcomes. Frozen values without I/O.
+"""Documents, customers, claims, outcomes and settings: frozen values, without I/O.
 
-Moments are integers of microseconds since 1970 UTC and end in `_at`; `fairturn.clock.to_datetime`
-turns one into a datetime. Values that are made by the thousand are named tuples.
+Fields that end in `_at_us` are moments: microseconds since 1970 UTC, as in `fairturn.clock`.
+Values created in large numbers are named tuples, which are faster to construct.
 """
 
 import json
@@ -12,10 +12,11 @@ from enum import StrEnum
 from math import isfinite
 from os import PathLike
 from types import MappingProxyType
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypedDict
 
+from fairturn.clock import moment_or_none, to_datetime
 from fairturn.errors import StoreRefused
-from fairturn.priority import BOUNDS, LEVELS, RESET_INTERVAL_US, Reset, Rule
+from fairturn.priority import BOUNDS, LEVELS, RESET_INTERVAL_US, Count, Reset, Rule
 from fairturn.scheduling.flows import (
     COST_ONE,
     PATIENCE_US,
@@ -27,14 +28,13 @@ from fairturn.scheduling.flows import (
 )
 from fairturn.validation.text import identity, storable
 
-# Limits. Each has a name, so that an error can say which one was reached.
 CUSTOMER_BYTES_MAX = 255
 KEY_BYTES_MAX = 255
 NAME_BYTES_MAX = 1_024
 METADATA_BYTES_MAX = 65_536
 METADATA_KEYS_MAX = 64
-TRACEPARENT = "traceparent"  # in metadata: the trace that a submission belongs to
-INLINE_BYTES_MAX = 65_536  # more than this goes to a folder beside the database
+TRACEPARENT = "traceparent"  # the metadata key of a submission's trace context (W3C)
+INLINE_BYTES_MAX = 65_536  # larger bodies are stored outside the database
 PAYLOAD_BYTES_MAX = 16 * 1_048_576
 CONTENT_BYTES_MAX = 8 * 1_073_741_824
 ERROR_BYTES_MAX = 8_192
@@ -42,31 +42,31 @@ WORKER_BYTES_MAX = 255
 SUBMIT_DOCUMENTS_MAX = 10_000
 CLAIM_DOCUMENTS_MAX = 1_000
 PAGE_MAX = 1_000
-CANCELS_REPORTED_MAX = 1_000  # by one claim
-CANCELS_KEPT_MAX = 10_000  # until a claim reports them; the oldest are dropped
-COST_MAX = 1_000_000.0  # so that no claim comes near the end of 64 bits
-SECONDS_MAX = 1e10  # some 300 years, for every setting that is a time
+CANCELS_REPORTED_MAX = 1_000  # per claim
+CANCELS_KEPT_MAX = 10_000  # not yet reported by a claim; beyond it the oldest are dropped
+COST_MAX = 1_000_000.0  # keeps virtual times far below 2^63
+SECONDS_MAX = 1e10  # about 300 years, for every setting in seconds
 CHILDREN_UNCHECKED_MAX = 20
 KEY_KEPT_US = 24 * 3_600 * 1_000_000
 RESULT_BYTES_MAX = 16 * 1_048_576
 LEASE_US_MIN, LEASE_US_MAX = 1, 24 * 3_600 * 1_000_000
 RETRY_US_MAX = 366 * 24 * 3_600 * 1_000_000
-RUNNING_MAX = 1_000_000  # the highest limit of a customer
+RUNNING_MAX = 1_000_000  # the highest concurrency limit of a customer
 
 
 class State(StrEnum):
-    """Where a document is on its road."""
+    """The state of a document."""
 
-    DELAYED = "delayed"  # not due yet, or between two attempts
+    DELAYED = "delayed"  # not due yet, or waiting for a retry
     WAITING = "waiting"
     RUNNING = "running"
     COMPLETED = "completed"
-    DEAD = "dead"  # its attempts are used up, or an error said "never again"
+    DEAD = "dead"  # failed without attempts left, or with `GiveUp`
     CANCELLED = "cancelled"
 
 
 LEASE_RAN_OUT = "the lease ran out: the worker crashed, hung or lost its connection"
-# What each state may become. Every list of states, in Python and in SQL, derives from this table.
+# `ENDED` and `FAILED`, and the lists of ended and failed states in SQL, derive from this table.
 TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
     {
         State.DELAYED: frozenset({State.WAITING, State.CANCELLED}),
@@ -79,20 +79,17 @@ TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
         State.CANCELLED: frozenset(),
     }
 )
-# A document that can no longer be cancelled has ended.
 ENDED = tuple(state for state, to in TRANSITIONS.items() if State.CANCELLED not in to)
 FAILED = tuple(state for state in ENDED if state is not State.COMPLETED)
 
 
-class Kind(StrEnum):
-    """What a document carries."""
-
+class BodyType(StrEnum):
     PAYLOAD = "payload"  # a JSON value
     CONTENT = "content"  # bytes
 
 
 class ContentRef(NamedTuple):
-    """Bytes that lie outside the database, written and synced."""
+    """A reference to bytes outside the database, already durable."""
 
     name: str
     size_bytes: int
@@ -100,7 +97,7 @@ class ContentRef(NamedTuple):
 
 
 class Submission(NamedTuple):
-    """One document to submit with `Queue.submit_many`; `Queue.submit` takes the same words."""
+    """One document for `Queue.submit_many`; `Queue.submit` accepts the same fields."""
 
     customer: str
     payload: Any = None
@@ -112,15 +109,29 @@ class Submission(NamedTuple):
     cost: float | None = None
     due_at: datetime | int | None = None  # an aware datetime, or a moment
     parent: str | None = None
-    written: ContentRef | None = None  # a content that `Contents.begin` has put there already
+    written: ContentRef | None = None  # a content already stored through `Contents.begin`
+
+
+class SubmissionFields(TypedDict, total=False):
+    """The keyword arguments of `submit`: the fields of `Submission` except the customer."""
+
+    payload: Any
+    content: bytes | BinaryIO | None
+    file: str | PathLike[str] | None
+    name: str | None
+    metadata: Mapping[str, Any] | None
+    key: str | None
+    cost: float | None
+    due_at: datetime | int | None
+    parent: str | None
 
 
 class NewDocument(NamedTuple):
-    """A submission that was checked and encoded: what a store takes."""
+    """A validated and encoded submission, as stores accept it."""
 
     customer: str
-    body: str | bytes | None  # JSON text, or bytes; None if it lies outside
-    kind: Kind = Kind.PAYLOAD
+    body: str | bytes | None  # JSON text, or bytes; None if stored outside the database
+    body_type: BodyType = BodyType.PAYLOAD
     size_bytes: int = 0
     sha256: bytes | None = None
     content_name: str | None = None
@@ -134,47 +145,70 @@ class NewDocument(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """What a submission is answered with. `repeated`: the idempotency key was known already."""
+    """The answer to a submission. `repeated` is true if the idempotency key replayed it."""
 
     id: str
     customer: str
-    count: int  # type: ignore[assignment]  # the rule's word; nobody counts a tuple's items
+    count: int  # type: ignore[assignment]  # hides tuple.count
     priority: int
-    submitted_at: int
+    submitted_at_us: int
     repeated: bool = False
+
+    @property
+    def submitted_at(self) -> datetime:
+        return to_datetime(self.submitted_at_us)
 
 
 class Document(NamedTuple):
-    """A document and what became of it so far."""
+    """A document and its progress through the queue.
+
+    It has more than 15 attributes because it is the public view of one row: queries, the HTTP API
+    and the command line show every field.
+    """
 
     id: str
     customer: str
     state: State
     priority: int
-    count: int  # type: ignore[assignment]  # the rule's word; nobody counts a tuple's items
-    submitted_at: int
-    due_at: int | None
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    submitted_at_us: int
+    due_at_us: int | None
     order: int | None
     attempts: int
-    claimed_at: int | None
-    ended_at: int | None
+    claimed_at_us: int | None
+    ended_at_us: int | None
     worker: str | None
     error: str | None
     cancel_requested: bool
     cost: int | None
-    kind: Kind
+    body_type: BodyType
     size_bytes: int
     sha256: bytes | None
     content_name: str | None
     name: str | None
     metadata_json: str | None
     parent: str | None
-    real_cost: int | None = None  # of a completed one, as its worker said: the time that it ran
+    real_cost: int | None = None  # reported by the worker on completion
     progress: "Progress | None" = None
 
     @property
+    def submitted_at(self) -> datetime:
+        return to_datetime(self.submitted_at_us)
+
+    @property
+    def due_at(self) -> datetime | None:
+        return moment_or_none(self.due_at_us)
+
+    @property
+    def claimed_at(self) -> datetime | None:
+        return moment_or_none(self.claimed_at_us)
+
+    @property
+    def ended_at(self) -> datetime | None:
+        return moment_or_none(self.ended_at_us)
+
+    @property
     def metadata(self) -> dict[str, Any]:
-        """What the submitter attached."""
         return json.loads(self.metadata_json) if self.metadata_json else {}
 
     @property
@@ -184,19 +218,18 @@ class Document(NamedTuple):
 
 
 class Fence(NamedTuple):
-    """One attempt at one document. The number only ever rises, so that an outside system can
-    refuse what an overtaken attempt still sends."""
+    """The fencing token of one attempt. Numbers only increase, so that an external system can
+    reject requests of a stale attempt."""
 
     document: str
     number: int
 
     def __str__(self) -> str:
-        """As one word: a key for an outside system."""
         return f"{self.document}-{self.number}"
 
 
 class Progress(NamedTuple):
-    """How far a handler says that it is; without a total, only how much is done."""
+    """The progress that a handler reports; the total may be unknown."""
 
     done: float
     total: float | None = None
@@ -206,17 +239,21 @@ NO_PROGRESS: Mapping[Fence, Progress] = MappingProxyType({})
 
 
 class Claim(NamedTuple):
-    """The right to work on a document until its lease ends."""
+    """The right to work on a document until its lease expires."""
 
     fence: Fence
     document: Document
     body: str | bytes | None
-    lease_ends_at: int
+    lease_ends_at_us: int
+
+    @property
+    def lease_ends_at(self) -> datetime:
+        return to_datetime(self.lease_ends_at_us)
 
 
 class Completed(NamedTuple):
-    """The attempt did its work. `real_cost` is what it took, in millionths; a worker says how many
-    seconds. It is kept with the document, and counts where costs are learned."""
+    """The attempt succeeded. `real_cost`, in millionths, is stored with the document and used where
+    costs are learned; workers report the run time in seconds."""
 
     fence: Fence
     result: str | None = None  # JSON text
@@ -225,8 +262,8 @@ class Completed(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The attempt failed. Without a delay the document is dead; otherwise it is tried again after
-    the delay, unless its attempts are used up."""
+    """The attempt failed. The document is retried after `retry_in_us`; with None, or without
+    attempts left, it is dead."""
 
     fence: Fence
     error: str
@@ -234,13 +271,14 @@ class Failed(NamedTuple):
 
 
 class Released(NamedTuple):
-    """The attempt gives the document back untouched: attempt and charge are given back too."""
+    """The attempt returns the document unprocessed. It does not count as an attempt, and its cost
+    is refunded."""
 
     fence: Fence
 
 
 class Stopped(NamedTuple):
-    """The attempt ended because the document was cancelled."""
+    """The attempt stopped because the document was cancelled."""
 
     fence: Fence
 
@@ -249,8 +287,8 @@ Outcome = Completed | Failed | Released | Stopped
 
 
 class Claimed(NamedTuple):
-    """What a claim gives: documents to work on, the outcomes that came too late, and documents that
-    were cancelled while they waited or were delayed."""
+    """The result of a claim: claims, the fences of stale outcomes, and documents cancelled while
+    waiting or delayed."""
 
     claims: list[Claim]
     lost: list[Fence]
@@ -258,14 +296,15 @@ class Claimed(NamedTuple):
 
 
 class Renewed(NamedTuple):
-    """What a renewal tells: attempts that lost their lease, and documents to stop working on."""
+    """The result of a renewal: attempts that lost their lease, and attempts to stop because their
+    document was cancelled."""
 
     lost: list[Fence]
     cancelled: list[Fence]
 
 
 class Stored(NamedTuple):
-    """A document with all that belongs to it."""
+    """A document with its body and its result."""
 
     document: Document
     body: str | bytes | None
@@ -275,20 +314,20 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which documents to list; what is None does not matter."""
+    """Criteria for listing documents; None matches everything."""
 
     customer: str | None = None
     states: tuple[State, ...] | None = None
     priorities: tuple[int, ...] | None = None
     name: str | None = None
-    name_part: str | None = None  # somewhere in the name; see `text.spellings`
+    name_part: str | None = None  # a substring of the name; see `text.spellings`
     submitted_from: int | None = None
     submitted_before: int | None = None
     ids: tuple[str, ...] | None = None
 
 
 class Page(NamedTuple):
-    """Documents, newest first, and where the next page starts (None: this was the last)."""
+    """Documents, newest first, and the cursor of the next page (None on the last)."""
 
     documents: list[Document]
     next: str | None
@@ -296,43 +335,84 @@ class Page(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomerSettings:
-    """What an operator sets for one customer."""
+    """The settings of one customer."""
 
     weight: float = 1.0
-    limit: int | None = None  # of documents running at once
+    limit: int | None = None  # of concurrently running documents
     paused: bool = False
 
     def __post_init__(self) -> None:
         weight_in_thousandths(self.weight)
         if self.limit is not None and not 1 <= self.limit <= RUNNING_MAX:
             raise ValueError(
-                f"limit is {self.limit}; it must be from 1 to {RUNNING_MAX:,} (pause to stop)"
+                f"limit is {self.limit}; it must be from 1 to {RUNNING_MAX:,} (to stop a customer, "
+                "pause it)"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Customer:
-    """A customer: its settings, its count, and how many of its documents wait and run."""
+    """A customer: its settings, its count, and its waiting, running and delayed documents."""
 
     name: str
     settings: CustomerSettings
     count: int
-    count_updated_at: int | None
+    count_updated_at_us: int | None
     waiting: int
     waiting_by_priority: tuple[int, ...]
     running: int
     delayed: int
 
+    @property
+    def count_updated_at(self) -> datetime | None:
+        return moment_or_none(self.count_updated_at_us)
+
+
+class CustomerSummary(NamedTuple):
+    """A customer's pending documents count, and its waiting, running and delayed documents.
+
+    The count is reset to 0 after `resets_at` unless a document is submitted before.
+    """
+
+    name: str
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    priority_of_next: int = 1
+    resets_at_us: int | None = None
+    waiting: int = 0
+    waiting_by_priority: tuple[int, ...] = (0,) * LEVELS
+    running: int = 0
+    delayed: int = 0
+
+    @staticmethod
+    def of(customer: Customer, rule: Rule, now: int) -> "CustomerSummary":
+        updated_at = customer.count_updated_at_us
+        last = None if updated_at is None else Count(customer.count, updated_at)
+        resets_at = None if last is None else rule.resets_at(last)
+        return CustomerSummary(
+            name=customer.name,
+            count=customer.count,
+            priority_of_next=rule.priority(rule.check(last, now).value),
+            resets_at_us=None if resets_at is None or now > resets_at else resets_at,
+            waiting=customer.waiting,
+            waiting_by_priority=customer.waiting_by_priority,
+            running=customer.running,
+            delayed=customer.delayed,
+        )
+
+    @property
+    def resets_at(self) -> datetime | None:
+        return moment_or_none(self.resets_at_us)
+
 
 class CustomerPage(NamedTuple):
-    """Customers by name, and where the next page starts (None: this was the last)."""
+    """Customers by name, and the cursor of the next page (None on the last)."""
 
     customers: list[Customer]
     next: str | None
 
 
 class Pruned(NamedTuple):
-    """How much was forgotten."""
+    """How many documents and contents a prune deleted."""
 
     documents: int
     contents: int
@@ -340,26 +420,25 @@ class Pruned(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The whole queue in a few numbers."""
+    """The queue in numbers. `started` and the fields after it count since the queue was created."""
 
     waiting_by_priority: tuple[int, ...]
     delayed: int
     running: int
-    started: int  # how many attempts were ever begun
-    completed: int  # how many documents ever completed,
-    dead: int  # died, each time that one did,
-    cancelled: int  # and were cancelled
-    retried: int  # how many attempts failed, or lost their lease, without being the last
-    repairs: int = 0  # how often a claim has repaired flows that did not agree with the documents
+    started: int  # attempts
+    completed: int
+    dead: int  # a document that is retried and dies again counts twice
+    cancelled: int
+    retried: int  # attempts that failed or lost their lease, and were followed by another
+    repairs: int = 0  # by claims, of flows that did not agree with the documents
 
     @property
     def waiting(self) -> int:
-        """How many documents wait, in all."""
         return sum(self.waiting_by_priority)
 
 
 class Lanes(NamedTuple):
-    """What comes next in each of the nine priorities, and how many attempts were ever begun."""
+    """The next documents of each priority, and the number of attempts ever started."""
 
     started: int
     upcoming: tuple[tuple[Document, ...], ...]
@@ -367,7 +446,7 @@ class Lanes(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of a queue. They are kept in its database and hold for every process."""
+    """The settings of a queue. They are stored in its database and apply to every process."""
 
     mode: Mode = Mode.FAIR
     costs: Costs = Costs.EQUAL
@@ -403,27 +482,25 @@ class Settings:
 
     @property
     def patience_us(self) -> int:
-        """The patience in microseconds."""
         return round(self.patience_s * 1_000_000)
 
     def kept_us(self, state: State) -> int:
-        """How long an ended document is kept."""
+        """Return how long a document in an ended state is kept."""
         kept_s: float = getattr(self, f"{state.value}_kept_s")
         return round(kept_s * 1_000_000)
 
     def to_json(self) -> str:
-        """The settings as a JSON object."""
         return json.dumps({name: getattr(self, name) for name in SETTING_NAMES})
 
     @staticmethod
     def from_json(text: str) -> "Settings":
-        """The settings in a JSON object, defaults where it has none. One that this version does
-        not know must not be ignored: the queue would be served otherwise than it was meant."""
+        """Parse settings; missing ones have their defaults. Raise `StoreRefused` for an unknown
+        one: ignoring it would serve the queue in another order than configured."""
         values: dict[str, Any] = json.loads(text)
         unknown = sorted(set(values) - set(SETTING_NAMES))
         if unknown:
             raise StoreRefused(
-                f"the queue has settings that this fairturn does not know: {', '.join(unknown)}; "
+                f"the queue has settings that this release does not support: {', '.join(unknown)}; "
                 "install the newer fairturn that wrote them"
             )
         return Settings(**values)
@@ -454,7 +531,7 @@ def _seconds(name: str, value: float) -> None:
 
 
 def weight_in_thousandths(weight: float) -> int:
-    """A weight for people as the integer that turns are divided by."""
+    """Return a weight as an integer of thousandths; raise `ValueError` if out of range."""
     thousandths = round(weight * WEIGHT_ONE) if isfinite(weight) else 0
     if not WEIGHT_MIN <= thousandths <= WEIGHT_MAX:
         low, high = WEIGHT_MIN / WEIGHT_ONE, WEIGHT_MAX / WEIGHT_ONE
@@ -463,7 +540,7 @@ def weight_in_thousandths(weight: float) -> int:
 
 
 def cost_in_millionths(cost: float) -> int:
-    """A cost for people as the integer that turns are charged with."""
+    """Return a cost as an integer of millionths; raise `ValueError` if out of range."""
     if not 0 <= cost <= COST_MAX:
         raise ValueError(f"cost is {cost:,}; it must be between 0 and {COST_MAX:,.0f}")
     return round(cost * COST_ONE)
@@ -473,19 +550,19 @@ REAL_COST_MAX = cost_in_millionths(COST_MAX)
 
 
 def real_cost_within(real_cost: int) -> int:
-    """What a finished document really cost, within what a document may cost."""
+    """Return a real cost, clamped to the range of costs."""
     if 0 <= real_cost <= REAL_COST_MAX:
         return real_cost
     return 0 if real_cost < 0 else REAL_COST_MAX
 
 
 def kept_cost(completed: Completed) -> int | None:
-    """What is kept with a document about its cost."""
+    """Return the real cost to store with a completed document."""
     return None if completed.real_cost is None else real_cost_within(completed.real_cost)
 
 
 def check_claim(n: int, worker: str, lease_us: int) -> None:
-    """Refuse a claim that is out of bounds."""
+    """Raise `ValueError` if the arguments of a claim are out of range."""
     if not 0 <= n <= CLAIM_DOCUMENTS_MAX:
         raise ValueError(f"n is {n}; a claim takes from 0 to {CLAIM_DOCUMENTS_MAX:,} documents")
     identity(worker, "worker", WORKER_BYTES_MAX)
@@ -493,16 +570,16 @@ def check_claim(n: int, worker: str, lease_us: int) -> None:
 
 
 def check_lease(lease_us: int) -> None:
-    """Refuse a lease that is too short to be renewed, or endless."""
+    """Raise `ValueError` if the length of a lease is out of range."""
     if not LEASE_US_MIN <= lease_us <= LEASE_US_MAX:
         raise ValueError(
-            f"lease_us is {lease_us}; a lease lasts from {LEASE_US_MIN / 1_000_000:g} s "
-            f"to {LEASE_US_MAX / 3_600_000_000:g} hours"
+            f"lease_us is {lease_us}; it must be from {LEASE_US_MIN} to {LEASE_US_MAX} "
+            f"({LEASE_US_MAX / 3_600_000_000:g} hours)"
         )
 
 
 def check_outcomes(outcomes: Iterable[Outcome]) -> None:
-    """Refuse outcomes that no store could keep, before anything of the call is recorded."""
+    """Raise `ValueError` for an outcome that cannot be stored, before anything is recorded."""
     for outcome in outcomes:
         if isinstance(outcome, Completed):
             if outcome.result is None:
@@ -518,14 +595,14 @@ def check_outcomes(outcomes: Iterable[Outcome]) -> None:
                     f"at most {RESULT_BYTES_MAX:,} are allowed"
                 )
         elif isinstance(outcome, Failed) and (outcome.retry_in_us or 0) > RETRY_US_MAX:
-            raise ValueError(f"retry_in_us is {outcome.retry_in_us}; at most a year is allowed")
+            raise ValueError(f"retry_in_us is {outcome.retry_in_us}; at most 366 days are allowed")
 
 
 def level_of(priority: int, mode: Mode) -> int:
-    """The level in which a document waits: its priority, or the one level of mode `equal`."""
+    """Return the level in which a document waits: its priority, or 1 in mode `equal`."""
     return 1 if mode is Mode.EQUAL else priority
 
 
 def by_priority(counts: Mapping[int, int]) -> tuple[int, ...]:
-    """Numbers per priority as a tuple of nine."""
+    """Return counts per priority as a tuple of nine."""
     return tuple(counts.get(priority, 0) for priority in range(1, LEVELS + 1))

@@ -1,23 +1,23 @@
-"""The front door: submit documents, look at them, wait for them, and run the queue.
+"""The API of a queue.
 
-A `Queue` is a store, the contents beside it, and nothing else: every call reads or writes there, so
-that several of them, in several processes, are one queue.
+A `Queue` has no state but its store and contents, so any number of instances, in any number of
+processes, are one queue.
 """
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 from itertools import islice
 from operator import attrgetter
 from types import TracebackType
-from typing import Any, BinaryIO, Self, TypedDict, Unpack, overload
+from typing import Any, BinaryIO, Self, Unpack, overload
 
-from fairturn import crash, ids
-from fairturn.clock import Clock, SystemClock, stopwatch
+from fairturn import config, crash, ids
+from fairturn.access.registry import KeyRegistry
+from fairturn.clock import Clock, SystemClock, microseconds, stopwatch
 from fairturn.contents import local
 from fairturn.contents.local import DISCARD_S, Contents
 from fairturn.errors import NotFound, Refused, StoreError, StoreFull, WrongState
@@ -25,24 +25,31 @@ from fairturn.explain.analysis import Audience, Explanation, explain
 from fairturn.model import (
     CUSTOMER_BYTES_MAX,
     ENDED,
+    NO_PROGRESS,
     PAGE_MAX,
     SUBMIT_DOCUMENTS_MAX,
+    Claimed,
     Customer,
     CustomerPage,
     CustomerSettings,
     Document,
+    Fence,
     NewDocument,
+    Outcome,
     Page,
+    Progress,
     Pruned,
     Receipt,
+    Renewed,
     Settings,
     State,
     Stored,
     Submission,
+    SubmissionFields,
     Summary,
 )
 from fairturn.priority import Rule
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import Checkable, Interruptible, QueryStore, QueueStore
 from fairturn.validation import text
 from fairturn.validation.changes import (
     UNCHANGED,
@@ -52,100 +59,124 @@ from fairturn.validation.changes import (
     customer_changes,
 )
 from fairturn.validation.filters import Filters, page_size, to_filter
-from fairturn.validation.submission import Encoder
+from fairturn.validation.submission import SubmissionEncoder
 
-# Contents are swept an hour after they were written; a call that takes this long gives up before.
+# The sweep deletes unreferenced contents after an hour; a longer call must fail before.
 SUBMIT_S_MAX = 1_800.0
-_LATE_FROM = 50  # documents of a call that are encoded while a store is at work on others
-_WAIT_S = 3_600.0  # at a time, because a wait without an end is too long for some clocks
+_WAIT_S = 3_600.0  # of one wait: some clocks reject an infinite timeout
 _REPEATED = attrgetter("repeated")
-_BATCH = 1_000  # of documents to cancel or retry in one transaction
-# What a store raises when it has stored nothing. After another error the documents may have been
-# stored all the same, for example if a connection was lost during the commit: the sweep decides.
+_BATCH = 1_000  # documents to cancel or retry in one transaction
+# Errors after which nothing was stored. After any other, such as a connection lost during the
+# commit, the documents may have been stored, and their contents are left to the sweep.
 _STORED_NOTHING = (Refused, NotFound, StoreFull, ValueError, TypeError)
-
-
-class SubmissionFields(TypedDict, total=False):
-    """What `submit` takes beside the customer."""
-
-    payload: Any
-    content: bytes | BinaryIO | None
-    file: str | os.PathLike[str] | None
-    name: str | None
-    metadata: Mapping[str, Any] | None
-    key: str | None
-    cost: float | None
-    due_at: datetime | int | None
-    parent: str | None
-    connection: Any
 
 
 Receipts = list[Receipt]
 States = list[State | None]
+Fences = list[Fence]
 
 
 class Queue:
-    """A fair document queue."""
+    """A fair document queue in a database.
 
-    def __init__(self, store: Store, contents: Contents, *, clock: Clock | None = None) -> None:
+    `Queue("documents.db")` opens or creates an SQLite file, with a folder `documents.db.contents`
+    for documents of more than 64 KiB. `Queue(":memory:")` ends with its process. Settings given as
+    keywords apply to a new queue; with an existing queue, a keyword that differs from its settings
+    raises `SettingsConflict`.
+
+    `synchronous="NORMAL"` is faster and may lose the last documents in a power cut;
+    `allow_network=True` permits a file on a network file system, which is slow and risks
+    corruption. `contents_shared=True` gives the group of the contents folder access to it.
+
+    `Queue("postgresql://...")` opens the schema `fairturn`, or `schema`, of a PostgreSQL database,
+    which is created or migrated unless `migrate=False`. Documents of more than 64 KiB need
+    `contents=Folder(...)`, shared by all machines, or `contents=Bucket("s3://...")`. `listen_url`
+    is a direct connection for LISTEN, for use with a connection pooler.
+
+    It has more than 20 methods because it is the one object that users hold. `queries` has the
+    reads of pages and metrics, `keys` the access keys of the service.
+    """
+
+    def __init__(
+        self,
+        database: str | os.PathLike[str] | QueueStore,
+        *,
+        contents: Contents | None = None,
+        contents_shared: bool = False,
+        clock: Clock | None = None,
+        synchronous: str = "FULL",
+        allow_network: bool = False,
+        migrate: bool = True,
+        listen_url: str | None = None,
+        schema: str | None = None,
+        **settings: Unpack[SettingChanges],
+    ) -> None:
+        wanted = changed(Settings(), settings)
+        if contents is not None and contents_shared:
+            raise ValueError(
+                "contents_shared applies only to the default folder, and contents was given; "
+                "use contents=Folder(..., shared=True)"
+            )
+        if isinstance(database, str | os.PathLike):
+            store = config.open_store(
+                os.fspath(database),
+                wanted,
+                clock=clock,
+                synchronous=synchronous,
+                allow_network=allow_network,
+                migrate=migrate,
+                listen_url=listen_url,
+                schema=schema,
+            )
+        else:
+            store = database
+        try:
+            config.refuse_conflict(store.settings(), wanted, settings)
+            self.contents = contents or config.contents_of(store, clock, shared=contents_shared)
+        except BaseException:
+            if store is not database:
+                store.close()
+            raise
         self.store = store
-        self.contents = contents
+        self.queries: QueryStore = store
+        self.keys = KeyRegistry(store, clock=clock)
         self._clock = clock or SystemClock()
 
-    # ── Submitting ───────────────────────────────────────────────────────────────────────────────
+    # ── Submit ───────────────────────────────────────────────────────────────────────────────────
 
     def submit(
-        self,
-        customer: str,
-        *,
-        payload: Any = None,
-        content: bytes | BinaryIO | None = None,
-        file: str | os.PathLike[str] | None = None,
-        name: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        key: str | None = None,
-        cost: float | None = None,
-        due_at: datetime | int | None = None,
-        parent: str | None = None,
-        connection: Any = None,
+        self, customer: str, *, connection: Any = None, **fields: Unpack[SubmissionFields]
     ) -> Receipt:
-        """Accept one document: a JSON payload, content from bytes or a binary stream, or a file.
+        """Submit one document: a JSON payload, content from bytes or a binary stream, or a file.
 
-        When this returns, the document is on stable storage. A file is copied in. The same `key`
-        within 24 hours gives the first receipt again; with another content, metadata, cost or due
-        time it raises `KeyReused`. Too many waiting documents raise `QueueFull`. With every kind of
-        `Refused` nothing was stored and the customer's count did not move. After a `StoreError`
-        submit again with the same key: the document is there once, whatever had happened.
+        The document is durable when this returns; a file is copied. The idempotency `key` is valid
+        for 24 hours: a submission with the same key is replayed and returns the first receipt.
+
+        Raises `KeyReused` if the key belongs to a document that differs in more than name and
+        parent, and `QueueFull` if too many documents wait. After these and every other `Refused`,
+        nothing was stored and the customer's count is unchanged. After a `StoreError`, submit again
+        with the same key: the document is stored once.
         """
-        submission = Submission(
-            customer=customer,
-            payload=payload,
-            content=content,
-            file=file,
-            name=name,
-            metadata=metadata,
-            key=key,
-            cost=cost,
-            due_at=due_at,
-            parent=parent,
-        )
-        return self._submit([Encoder(self.contents).encode(submission)], connection)[0]
+        submission = Submission(customer, **fields)
+        return self._submit([SubmissionEncoder(self.contents).encode(submission)], connection)[0]
 
-    async def asubmit(self, customer: str, **fields: Unpack[SubmissionFields]) -> Receipt:
-        """`submit` for an application that runs an event loop: in a thread, so that the loop does
-        not wait for the disk. Who is cancelled meanwhile may find the document stored."""
+    async def asubmit(
+        self, customer: str, *, connection: Any = None, **fields: Unpack[SubmissionFields]
+    ) -> Receipt:
+        """`submit` in a thread, for an application with an event loop. If the task is cancelled,
+        the document may still be stored."""
         from asyncio import to_thread
 
-        return await to_thread(self.submit, customer, **fields)
+        return await to_thread(self.submit, customer, connection=connection, **fields)
 
     def submit_many(self, submissions: Iterable[Submission], *, connection: Any = None) -> Receipts:
-        """Accept all of the documents or none, in the order given; at most 10,000 in one call."""
+        """Submit all of the documents or none, in order; at most 10,000 in one call."""
         documents = self._encode_all(submissions)
         return self._submit(documents, connection) if documents else []
 
     def _encode_all(self, submissions: Iterable[Submission]) -> list[NewDocument]:
         begun = stopwatch()
-        encode = Encoder(self.contents).encode
+        encode = SubmissionEncoder(self.contents).encode
         documents: list[NewDocument] = []
         try:
             for submission in submissions:
@@ -165,7 +196,7 @@ class Queue:
                     f"{SUBMIT_S_MAX / 60:g} minutes; submit fewer in one call"
                 )
         except BaseException:
-            self._take_back(documents)
+            self._discard_contents(documents)
             raise
         return documents
 
@@ -173,23 +204,24 @@ class Queue:
         try:
             receipts = self.store.submit(documents, connection=connection)
         except _STORED_NOTHING:
-            self._take_back(documents, connection)
+            self._discard_contents(documents, connection)
             raise
         if any(map(_REPEATED, receipts)):
-            answered = zip(documents, receipts, strict=True)
-            replayed = [document for document, receipt in answered if receipt.repeated]
-            self._take_back(replayed, connection)
+            pairs = zip(documents, receipts, strict=True)
+            replayed = [document for document, receipt in pairs if receipt.repeated]
+            self._discard_contents(replayed, connection)
         return receipts
 
-    def _take_back(self, documents: list[NewDocument], connection: Any = None) -> None:
+    def _discard_contents(self, documents: list[NewDocument], connection: Any = None) -> None:
         names = [d.content_name for d in documents if d.content_name is not None]
-        # The caller's own transaction is in flight until this call returns.
+        # The caller's own transaction stays open until this call returns: do not wait for it.
         self.discard(names, timeout_s=DISCARD_S if connection is None else 0.0)
 
     def discard(self, content_names: list[str], *, timeout_s: float = DISCARD_S) -> None:
-        """Delete contents of a submission or an attempt that was not accepted, unless a document
-        refers to them. The next sweep deletes what cannot be deleted now; no error of the store or
-        the contents is raised."""
+        """Delete contents of a rejected submission or attempt, unless a document refers to them.
+
+        Errors of the store and the contents are ignored: the next sweep deletes the rest.
+        """
         unreferenced = partial(self.store.unreferenced, timeout_s=timeout_s)
         with suppress(StoreError):
             local.delete_unreferenced(self.contents, unreferenced, content_names)
@@ -197,12 +229,11 @@ class Queue:
     def wait_for_room(
         self, customer: str | None = None, n: int = 1, timeout_s: float | None = None
     ) -> bool:
-        """Wait until `n` more documents, of this customer, would be accepted: after `QueueFull`.
+        """Wait until `n` more documents, of this customer, would be accepted; False on timeout.
 
-        False if there is no room when the time is over. Another producer may be faster, so a
-        submission that follows can be refused again.
+        Another producer may be faster, so the next submission can still raise `QueueFull`.
         """
-        return any(self.has_room(customer, n) for _ in self._looks(timeout_s))
+        return any(self.has_room(customer, n) for _ in self._polls(timeout_s))
 
     def has_room(self, customer: str | None = None, n: int = 1) -> bool:
         """Whether `n` more documents, of this customer, would be accepted now."""
@@ -215,7 +246,7 @@ class Queue:
         if customer is not None:
             maximum = min(maximum, settings.waiting_per_customer_max)
         if n > maximum:
-            raise ValueError(f"n is {n:,}; more than {maximum:,} documents may never wait")
+            raise ValueError(f"n is {n:,}; it must be at most {maximum:,}, the limit of the queue")
         summary = self.store.summary()
         if summary.waiting + summary.delayed + n > settings.waiting_max:
             return False
@@ -226,42 +257,50 @@ class Queue:
             for known in self.store.customers(names=[customer]).customers
         )
 
-    # ── Looking ──────────────────────────────────────────────────────────────────────────────────
+    # ── Query ────────────────────────────────────────────────────────────────────────────────────
 
     def get(self, id: str) -> Document:
-        """The document as it is now."""
+        """Return the document; raises `NotFound`, like all methods with an id."""
         return self._stored(id).document
 
     def payload(self, id: str) -> Any:
-        """The JSON value that the document carries."""
+        """Return the payload of the document; raises `ValueError` if it has a content."""
         document, body, *_ = self._stored(id)
         return local.payload_of(document, body, self.contents)
 
     def open(self, id: str) -> BinaryIO:
-        """The content that the document carries, as a stream; it is checked before."""
+        """Open the content of the document, after verifying its SHA-256.
+
+        Raises `ValueError` if it has a payload, `ContentDamaged` if it does not match.
+        """
         document, body, *_ = self._stored(id)
         return local.open_content(document, body, self.contents)
 
     def read(self, id: str) -> bytes:
-        """The content that the document carries, whole."""
+        """Return the content of the document, verified as in `open`."""
         with self.open(id) as stream:
             return stream.read()
 
     def result(self, id: str) -> Any:
-        """What the handler gave back for a completed document; with a file, the value beside it."""
+        """Return the value that the handler returned, also beside a file.
+
+        Raises `WrongState` if the document is not completed.
+        """
         result = self._completed(id).result
         return None if result is None else json.loads(result)
 
     def open_result(self, id: str) -> BinaryIO:
-        """The file that the handler gave back, as a stream; it is checked before. `NotFound` if it
-        gave none."""
+        """Open the file that the handler returned, after verifying its SHA-256.
+
+        Raises `NotFound` if it returned none, `WrongState` if the document is not completed.
+        """
         content = self._completed(id).result_content
         if content is None:
-            raise NotFound(f"document {id} has no file as its result; see result()")
+            raise NotFound(f"document {id} has no result file; call result()")
         return self.contents.open(content)
 
     def result_file_bytes(self, id: str) -> int | None:
-        """The size of the file that the handler gave back; None if it gave none, or not yet."""
+        """Return the size of the file that the handler returned; None if there is none."""
         content = self._stored(id).result_content
         return None if content is None else content.size_bytes
 
@@ -281,15 +320,16 @@ class Queue:
     def list(
         self, *, after: str | None = None, size: int = 100, **filters: Unpack[Filters]
     ) -> Page:
-        """One page of the documents that match, the newest first; `after` is the `next` of the
-        page before."""
+        """Return one page of the documents that match, newest first.
+
+        `after` is the `next` of the previous page.
+        """
         if after is not None and ids.decode(after, 0) is None:
             raise ValueError(f"after is {after!r}; it must be the `next` of a page")
         return self.store.find(to_filter(filters), after=after, size=page_size(size))
 
     def iterate(self, **filters: Unpack[Filters]) -> Iterator[Document]:
-        """All documents that match, the newest first; those that come meanwhile are not among
-        them."""
+        """Iterate over all documents that match, newest first, without later submissions."""
         wanted = to_filter(filters)
         after = None
         while True:
@@ -299,30 +339,30 @@ class Queue:
                 return
 
     def wait(self, id: str, timeout_s: float | None = None) -> Document:
-        """Wait until the document has ended: completed, dead or cancelled.
+        """Wait until the document is completed, dead or cancelled, and return it.
 
-        `TimeoutError` says in which state it still is when the time is over.
+        Raises `TimeoutError` after `timeout_s`.
         """
-        for _ in self._looks(timeout_s):
+        for _ in self._polls(timeout_s):
             document = self.get(id)
             if document.ended:
                 return document
         raise TimeoutError(f"document {id} is still {document.state} after {timeout_s} s")
 
     def explain(self, id: str, audience: Audience | str = Audience.OPERATOR) -> Explanation:
-        """Why the document has its priority, what is before it, and when it will start; or what
-        happened to it. `fairturn.explain.sentences.tell` makes sentences of it.
+        """Return why the document has its priority, the documents ahead of it and when it is
+        expected to start; or how it ended. `fairturn.explain.sentences.tell` makes sentences of it.
 
-        What is made for a `"customer"` says of other customers only how many they are.
+        For the audience `"customer"`, other customers are counted but not named.
         """
         audience = Audience(audience)
-        situation = self.store.situation(id)
-        if situation is None:
+        snapshot = self.store.snapshot(id)
+        if snapshot is None:
             raise NotFound(f"there is no document {id!r}")
-        return explain(situation, audience)
+        return explain(snapshot, audience)
 
-    def _looks(self, timeout_s: float | None) -> Iterator[None]:
-        """Once at once, then again whenever the store has changed, until the time is over."""
+    def _polls(self, timeout_s: float | None) -> Iterator[None]:
+        """Yield at once, then after each change of the store, until the timeout."""
         until = None if timeout_s is None else stopwatch() + timeout_s
         while True:
             version = self.store.version()
@@ -332,19 +372,78 @@ class Queue:
                 return
             self.store.wait(version, left)
 
-    # ── Changing the course ──────────────────────────────────────────────────────────────────────
+    # ── Claim, renew, finish ─────────────────────────────────────────────────────────────────────
 
-    # A text is a collection of texts too; who has one id in it means one document.
+    @property
+    def single_writer(self) -> bool:
+        """Whether only one transaction can write at a time, as in an SQLite file."""
+        return self.store.single_writer
+
+    def claim(
+        self,
+        n: int = 1,
+        *,
+        worker: str,
+        lease_s: float,
+        outcomes: Sequence[Outcome] = (),
+        synced: bool = True,
+    ) -> Claimed:
+        """Record the outcomes, then claim up to `n` documents in the order of service.
+
+        `Worker` calls this. A claim is valid until its lease expires: `renew` it, and `finish` it
+        with one outcome. With `synced=False` a power cut may undo the claim until `sync` returns.
+        """
+        return self.store.claim(
+            n, worker=worker, lease_us=microseconds(lease_s), outcomes=outcomes, synced=synced
+        )
+
+    def renew(
+        self,
+        fences: Sequence[Fence],
+        *,
+        lease_s: float,
+        progress: Mapping[Fence, Progress] = NO_PROGRESS,
+    ) -> Renewed:
+        """Extend the leases of attempts to `lease_s` from now, and store their progress."""
+        return self.store.renew(fences, lease_us=microseconds(lease_s), progress=progress)
+
+    def finish(self, outcomes: Sequence[Outcome]) -> Fences:
+        """Record outcomes, each exactly once; return the attempts that had lost their lease."""
+        return self.store.finish(outcomes)
+
+    def sync(self) -> None:
+        """Make every claim durable."""
+        self.store.sync()
+
+    def sign_on(self, worker: str, slots: int) -> None:
+        """Record a worker's heartbeat and its number of slots."""
+        self.store.sign_on(worker, slots)
+
+    def sign_off(self, worker: str) -> None:
+        """Remove a stopped worker from the list of workers."""
+        self.store.sign_off(worker)
+
+    def version(self) -> int:
+        """Return a number that changes with every change that any process makes."""
+        return self.store.version()
+
+    def wait_for_change(self, version: int, timeout_s: float, *, certain: bool = True) -> int:
+        """Wait up to `timeout_s` until the version is not `version`; return it."""
+        return self.store.wait(version, timeout_s, certain=certain)
+
+    # ── Cancel, retry ────────────────────────────────────────────────────────────────────────────
+
+    # A str is an Iterable[str] too, hence the overlapping overloads.
     @overload
     def cancel(self, ids: str) -> State: ...  # type: ignore[overload-overlap]
     @overload
     def cancel(self, ids: Iterable[str]) -> States: ...
     def cancel(self, ids: str | Iterable[str]) -> State | States:
-        """End documents that have not begun, and ask running ones to stop.
+        """Cancel documents that have not started, and request running ones to stop.
 
-        Answers with the state afterwards: a running document stays `running` until its worker
-        hears of it. For one id, `NotFound` and `WrongState` (it has ended otherwise) are raised;
-        in the answer for several, None says that there is no such document.
+        Return the state afterwards: a running document stays `running` until its worker stops it;
+        in a list, None for an id that does not exist. For a single id, raises `NotFound`, and
+        `WrongState` if the document is completed or dead.
         """
         if not isinstance(ids, str):
             return [state for batch in _batches(ids) for state in self.store.cancel(batch)]
@@ -352,7 +451,7 @@ class Queue:
         if state is None:
             raise NotFound(f"there is no document {ids!r}")
         if state in ENDED and state is not State.CANCELLED:
-            raise WrongState(f"document {ids} is {state} already; it cannot be cancelled")
+            raise WrongState(f"document {ids} is already {state}; it cannot be cancelled")
         return state
 
     @overload
@@ -360,12 +459,12 @@ class Queue:
     @overload
     def retry(self, ids: Iterable[str]) -> States: ...
     def retry(self, ids: str | Iterable[str]) -> States | None:
-        """Let dead documents wait again, with their old priority and all their attempts.
+        """Return dead documents to the queue, with their priority and a full set of attempts.
 
-        A repeated call is harmless: a document that waits and has used no attempts stays as it is.
-        For one id, `NotFound` and `WrongState` (it is in another state) are raised. For several,
-        the answer is the state of each before: those that were `dead` wait again, None says that
-        there is no such document, and all others stay as they are.
+        Idempotent: a waiting document without attempts is left unchanged. For a single id, raises
+        `NotFound`, and `WrongState` in any other state. For several, return the state of each
+        before: those that were `dead` wait again, None is an id that does not exist, and all
+        others are left unchanged.
         """
         if not isinstance(ids, str):
             return [state for batch in _batches(ids) for state in self.store.retry(batch)]
@@ -374,24 +473,27 @@ class Queue:
             raise NotFound(f"there is no document {ids!r}")
         if state is State.DEAD or (state is State.WAITING and self._is_unattempted(ids)):
             return None
-        raise WrongState(f"document {ids} is {state}; only a dead one can be tried again")
+        raise WrongState(f"document {ids} is {state}; only a dead document can be retried")
 
     def _is_unattempted(self, id: str) -> bool:
-        """Whether a document that waited a moment ago had used no attempts, as after a retry. A
-        worker may have claimed it since."""
+        """Whether a document that was just waiting had no attempts, as after a retry; a worker may
+        have claimed it since."""
         document = self.get(id)
         return document.attempts == (0 if document.state is State.WAITING else 1)
 
     # ── Customers ────────────────────────────────────────────────────────────────────────────────
 
     def customers(self, *, after: str | None = None, size: int = 100) -> CustomerPage:
-        """Customers by name, with their counts and how many of their documents wait and run."""
+        """Return one page of the customers, by name; `after` is the `next` of the previous page."""
         if after is not None:
             text.identity(after, "after", CUSTOMER_BYTES_MAX)
         return self.store.customers(after=after, size=page_size(size))
 
     def customer(self, name: str) -> Customer:
-        """One customer. Who is idle for long and has no settings may be forgotten: `NotFound`."""
+        """Return one customer.
+
+        Raises `NotFound`, also for an idle customer without settings that `prune` has deleted.
+        """
         text.identity(name, "customer", CUSTOMER_BYTES_MAX)
         for customer in self.store.customers(names=[name]).customers:
             return customer
@@ -405,58 +507,58 @@ class Queue:
         limit: int | Unchanged | None = UNCHANGED,
         paused: bool | Unchanged = UNCHANGED,
     ) -> Customer:
-        """Change a customer's share, its limit of running documents (None: no limit), or pause it.
+        """Change a customer's weight or concurrency limit (None: no limit), or pause it.
 
-        What is not given stays as it is. A name that is new becomes known by this.
+        Parameters that are not given stay as they are. A new name creates the customer.
         """
         text.identity(name, "customer", CUSTOMER_BYTES_MAX)
         changes = customer_changes(weight, limit, paused)
         while True:
             known = self.store.customers(names=[name]).customers
             settings = known[0].settings if known else CustomerSettings()
-            # Repeated if another process has changed the settings in between.
+            # Retry if another process has changed the settings in between.
             if self.store.adjust(name, replace(settings, **changes), expected=settings):
                 return self.customer(name)
 
     def purge(self, customer: str) -> None:
-        """Delete a customer with every document, setting and count; running work is lost."""
+        """Delete a customer with its documents, settings and count; running work is lost."""
         name = self.customer(customer).name
         names = self.store.purge(name)
         crash.point("prune-after-delete")
-        # A submission whose reply was lost may have stored its document again since.
+        # A retried submission may have stored its document again in the meantime.
         local.delete_unreferenced(self.contents, self.store.unreferenced, names)
 
-    # ── The queue itself ─────────────────────────────────────────────────────────────────────────
+    # ── Administration ───────────────────────────────────────────────────────────────────────────
 
     def summary(self) -> Summary:
-        """How many documents wait in each priority, are delayed, and run."""
+        """Return how many documents wait at each priority, are delayed, run and have ended."""
         return self.store.summary()
 
     @property
     def settings(self) -> Settings:
-        """The settings in force, the same for every process."""
+        """The current settings, the same for every process."""
         return self.store.settings()
 
     @property
     def rule(self) -> Rule:
-        """The priority rule in force."""
+        """The current priority rule."""
         return self.settings.rule
 
     def configure(self, **changes: Unpack[SettingChanges]) -> Settings:
-        """Change settings, for every process. Priorities and counts stay what they are."""
+        """Change settings for every process. Existing priorities and counts stay as they are."""
         while True:
             settings = self.store.settings()
-            # Repeated if another process has changed the settings in between.
+            # Retry if another process has changed the settings in between.
             if self.store.configure(changed(settings, changes), expected=settings):
                 return changed(settings, changes)
 
     def prune(self, progress: Callable[[int], None] = lambda batches: None) -> Pruned:
-        """Forget what nobody needs any more: ended documents past their age, old keys, idle
-        customers, contents without a document. `progress` hears how many batches are done.
+        """Delete expired data: ended documents past their retention, old idempotency keys, idle
+        customers, unreferenced contents. `progress` is called with the number of batches done.
 
-        Answers with how many documents were past their age, and how many contents were deleted.
+        Return how many documents had expired, and how many contents were deleted.
         """
-        documents = self._past_their_age()
+        documents = self._count_expired()
         batches = contents = 0
         while (names := self.store.prune()) is not None:
             crash.point("prune-after-delete")
@@ -466,24 +568,40 @@ class Queue:
             progress(batches)
         return Pruned(documents, contents + self.sweep())
 
-    def _past_their_age(self) -> int:
+    def _count_expired(self) -> int:
         settings, now = self.settings, self._clock.now()
         number = 0
         for state in ENDED:
             before = now - settings.kept_us(state)
             if before > 0:
                 number += sum(
-                    document.ended_at is not None and document.ended_at < before
+                    document.ended_at_us is not None and document.ended_at_us < before
                     for document in self.iterate(states=state, submitted_before=before)
                 )
         return number
 
     def sweep(self) -> int:
-        """Delete contents, left by crashes, that no document refers to; answers how many."""
+        """Delete unreferenced contents, which crashes leave behind; return how many."""
         return local.sweep(self.contents, self.store.unreferenced, self._clock.now())
 
+    def begin_epoch(self) -> None:
+        """Skip all numbers and fences that were issued after a restored backup was made."""
+        self.store.begin_epoch()
+
+    def check(self) -> None:
+        """Raise `StoreError` if the store is unusable."""
+        self.store.summary()
+        if isinstance(self.store, Checkable):
+            self.store.check()
+
+    def interrupt(self) -> None:
+        """Make waits for locks of other processes raise `StoreBusy`. Callable from any thread or a
+        signal handler."""
+        if isinstance(self.store, Interruptible):
+            self.store.interrupt()
+
     def close(self) -> None:
-        """Give back files and connections. Calling it twice does no harm."""
+        """Close files and connections. Idempotent."""
         self.store.close()
         self.contents.close()
 
@@ -500,10 +618,10 @@ class Queue:
 
 
 def not_completed(document: Document) -> WrongState:
-    """What there is to say about the result of a document that has none."""
+    """Return the error for the result of a document that is not completed."""
     why = f" ({document.error})" if document.error else ""
     return WrongState(
-        f"document {document.id} is {document.state}{why}; only a completed one has a result"
+        f"document {document.id} is {document.state}{why}; only a completed document has a result"
     )
 
 

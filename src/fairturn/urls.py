@@ -1,10 +1,11 @@
-"""Which names of a queue are addresses, and how they may be shown."""
+"""URLs of databases: detection, and display without passwords."""
 
 import re
 
+SCHEMA = "fairturn"  # of a queue in PostgreSQL, by default
 POSTGRES = ("postgresql", "postgres")
-# Also what was meant as an address of PostgreSQL: with a slash or a colon too few, or in the words
-# of its driver. As the name of a file it would take a password into a folder.
+# Also matches mistyped PostgreSQL URLs (a missing slash or colon) and key=value DSNs: used as a
+# file name, one would write its password into a directory.
 _ADDRESS = re.compile(
     r"\s*(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://"
     r"|(?i:postgres(?:ql)?)(?::|//)"
@@ -15,12 +16,12 @@ _PASSWORD_BY_NAME = re.compile(r"((?:ssl)?password\s*=\s*)(?:'[^']*'|[^&#\s]*)")
 
 
 def is_address(name: str) -> bool:
-    """Whether a database is named by an address, and not by a file."""
+    """Return whether the name of a database is a URL or a DSN, not a file name."""
     return _ADDRESS.match(name) is not None
 
 
 def scheme_of(name: str) -> str | None:
-    """What stands before the :// of an address; None if it is none."""
+    """Return the scheme of a URL, `postgresql` for a DSN, None for a file name."""
     found = _ADDRESS.match(name)
     if found is None:
         return None
@@ -28,7 +29,7 @@ def scheme_of(name: str) -> str | None:
 
 
 def without_password(name: str) -> str:
-    """A name as it may be shown. Rather too much is hidden than too little."""
+    """Return a URL with its passwords masked. In doubt it masks more than the password."""
     if not is_address(name):
         return name
     return _PASSWORD_BY_NAME.sub(r"\1***", _PASSWORD.sub(r"\1:***@", name))

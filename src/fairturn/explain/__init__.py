@@ -1,1 +1,1 @@
-"""Why a document waits: the snapshot, its analysis, reason codes, and the sentences people read."""
+"""Why a document waits: the snapshot, its analysis, reason codes, and their text."""

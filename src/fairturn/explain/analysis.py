@@ -1,42 +1,43 @@
-"""Why a document has its priority, what is before it and when it will start. Pure, on a snapshot.
+"""Why a document has its priority, what is ahead of it and when it will start. Pure.
 
-An explanation is a value: reasons with stable codes and parameters. `sentences.py` makes text of
-them. What is not meant for a customer is left out of it here, so that it cannot come out elsewhere.
+An explanation is a value: reasons with stable codes and parameters, which `sentences.py` turns into
+text. Data that a customer must not see is removed here, so that no other module can reveal it.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from enum import StrEnum
 from heapq import nsmallest
 
-from fairturn.clock import SECOND_US
+from fairturn.clock import SECOND_US, to_datetime
 from fairturn.explain.reasons import Code, Reason, Value, reason
-from fairturn.explain.snapshot import Situation, waiting_since
+from fairturn.explain.snapshot import DocumentSnapshot, waiting_since
 from fairturn.model import State
 from fairturn.priority import Reset
 from fairturn.scheduling.flows import Mode
 from fairturn.scheduling.forecast import CONFIDENCE, Forecast, alive, forecast
 from fairturn.scheduling.position import Position, position
 
-LARGEST = 5  # customers who are named to an operator
+LARGEST = 5  # the most customers that an explanation names
 
 
 class Audience(StrEnum):
-    """Who reads an explanation."""
+    """The reader of an explanation."""
 
-    CUSTOMER = "customer"  # is told of other customers only how many they are
+    CUSTOMER = "customer"  # no names of other customers or of workers, only numbers
     OPERATOR = "operator"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Everything that can be said about why a document is where it is.
+    """The priority, position, expected start and history of a document, with reasons.
 
-    `position` and `forecast` are None for a document that does not wait, and where nobody can say.
+    `position` and `forecast` are None if the document does not wait or neither can be computed.
     """
 
     id: str
-    at: int
+    at_us: int
     state: State
     priority: int
     count: int
@@ -44,23 +45,29 @@ class Explanation:
     forecast: Forecast | None
     reasons: tuple[Reason, ...]
 
+    @property
+    def at(self) -> datetime:
+        return to_datetime(self.at_us)
 
-def explain(situation: Situation, audience: Audience | str = Audience.OPERATOR) -> Explanation:
-    """The explanation of a document."""
+
+def explain(
+    snapshot: DocumentSnapshot, audience: Audience | str = Audience.OPERATOR
+) -> Explanation:
+    """Explain the state of a document to this audience."""
     audience = Audience(audience)
-    found = _position(situation)
-    starts = _forecast(situation, found)
+    found = _position(snapshot)
+    starts = _forecast(snapshot, found)
     reasons = [
-        *_priority(situation),
-        *_obstacles(situation, found),
-        *_place(situation, found),
-        *_start(situation, found, starts),
-        *_history(situation),
+        *_priority(snapshot),
+        *_obstacles(snapshot, found),
+        *_place(snapshot, found),
+        *_start(snapshot, found, starts),
+        *_history(snapshot),
     ]
-    document = situation.document
+    document = snapshot.document
     explanation = Explanation(
         id=document.id,
-        at=situation.at,
+        at_us=snapshot.at,
         state=document.state,
         priority=document.priority,
         count=document.count,
@@ -72,7 +79,7 @@ def explain(situation: Situation, audience: Audience | str = Audience.OPERATOR) 
 
 
 def for_customer(explanation: Explanation) -> Explanation:
-    """The same without the names of others: for readers who are told only how many they are."""
+    """Return the explanation without the names of other customers and of workers."""
     found = explanation.position
     return replace(
         explanation,
@@ -101,13 +108,12 @@ _OF_POSITION = {
 
 
 def without_position(explanation: Explanation) -> Explanation:
-    """The same for readers who are not to know how many others there are."""
+    """Return the explanation without the position, which reveals the load of the queue."""
     reasons = tuple(each for each in explanation.reasons if each.code not in _OF_POSITION)
     return replace(explanation, position=None, reasons=reasons)
 
 
 def _for_customer(full: Reason) -> Reason:
-    """A reason without the names of others."""
     hidden: dict[str, Value] = {"largest": (), "worker": None}
     shown = {name: hidden.get(name, value) for name, value in full.parameters.items()}
     return Reason(full.code, shown)
@@ -116,10 +122,10 @@ def _for_customer(full: Reason) -> Reason:
 # ── The priority ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _priority(situation: Situation) -> Iterator[Reason]:
-    document = situation.document
-    # A parent that is no longer kept is taken for the reason too: only its 21st is checked itself.
-    if document.parent is not None and situation.parent_count in (None, document.count):
+def _priority(snapshot: DocumentSnapshot) -> Iterator[Reason]:
+    document = snapshot.document
+    # A deleted parent is assumed to be the reason: only from its 21st child on is a child counted.
+    if document.parent is not None and snapshot.parent_count in (None, document.count):
         yield reason(
             Code.PRIORITY_OF_PARENT,
             priority=document.priority,
@@ -135,9 +141,9 @@ def _priority(situation: Situation) -> Iterator[Reason]:
             count=document.count,
             document=1 - document.count,
         )
-    rule, last = situation.settings.rule, situation.count
-    shown = rule.shown(last, situation.at)
-    if last is None or situation.at > rule.resets_at(last):
+    rule, last = snapshot.settings.rule, snapshot.count
+    shown = rule.shown(last, snapshot.at)
+    if last is None or snapshot.at > rule.resets_at(last):
         yield reason(Code.COUNT_IS_RESET)
     else:
         resets_at = rule.resets_at(last)
@@ -145,43 +151,43 @@ def _priority(situation: Situation) -> Iterator[Reason]:
             Code.COUNT_RESETS,
             count=shown,
             resets_at=resets_at,
-            resets_in_us=resets_at - situation.at,
+            resets_in_us=resets_at - snapshot.at,
             reset=Reset(rule.reset).value,
         )
     if document.state in (State.WAITING, State.DELAYED):
-        if situation.settings.mode is Mode.EQUAL:
+        if snapshot.settings.mode is Mode.EQUAL:
             yield reason(Code.MODE_EQUAL)
-        elif situation.settings.mode is Mode.LEVELS:
+        elif snapshot.settings.mode is Mode.LEVELS:
             yield reason(Code.MODE_LEVELS)
 
 
 # ── Why it waits ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _position(situation: Situation) -> Position | None:
-    settings = situation.settings
-    if situation.lineup is None:
+def _position(snapshot: DocumentSnapshot) -> Position | None:
+    settings = snapshot.settings
+    if snapshot.queue_view is None:
         return None
-    return position(situation.lineup, mode=settings.mode, costs=settings.costs)
+    return position(snapshot.queue_view, mode=settings.mode, costs=settings.costs)
 
 
-def _forecast(situation: Situation, found: Position | None) -> Forecast | None:
-    if found is None or situation.lineup is None or not found.reached:
+def _forecast(snapshot: DocumentSnapshot, found: Position | None) -> Forecast | None:
+    if found is None or snapshot.queue_view is None or not found.reached:
         return None
     return forecast(
-        situation.lineup,
+        snapshot.queue_view,
         found,
-        situation.service,
-        mode=situation.settings.mode,
-        patience_us=situation.settings.patience_us,
-        at=situation.at,
+        snapshot.service,
+        mode=snapshot.settings.mode,
+        patience_us=snapshot.settings.patience_us,
+        at=snapshot.at,
     )
 
 
-def _obstacles(situation: Situation, found: Position | None) -> Iterator[Reason]:
-    """What keeps the document from being claimed, whatever its turn."""
-    document, at = situation.document, situation.at
-    due_at = document.due_at
+def _obstacles(snapshot: DocumentSnapshot, found: Position | None) -> Iterator[Reason]:
+    """Yield what prevents a claim of the document, regardless of its turn."""
+    document, at = snapshot.document, snapshot.at
+    due_at = document.due_at_us
     if document.state is State.DELAYED and due_at is not None and due_at > at:
         if document.attempts:
             yield reason(
@@ -195,29 +201,29 @@ def _obstacles(situation: Situation, found: Position | None) -> Iterator[Reason]
     if document.ended:
         return
     if document.state is State.RUNNING:
-        if situation.leased:
+        if snapshot.leased:
             return
-        if situation.lineup is None:
+        if snapshot.queue_view is None:
             yield reason(Code.LEASE_RAN_OUT_LAST, attempts=document.attempts)
             return
         yield reason(Code.LEASE_RAN_OUT, attempts=document.attempts)
-    settings = situation.customer_settings
+    settings = snapshot.customer_settings
     if settings.paused:
         yield reason(Code.CUSTOMER_PAUSED)
-    # What has lost its lease counts no more: the next claim takes it back first.
-    working = situation.service.running
-    running = sum(work.alive and work.customer == situation.customer for work in working)
+    # Documents with an expired lease do not count: the next claim requeues them first.
+    working = snapshot.service.running
+    running = sum(work.alive and work.customer == snapshot.customer for work in working)
     if settings.limit is not None and running >= settings.limit:
         yield reason(Code.LIMIT_REACHED, limit=settings.limit)
     elif settings.limit is not None and found is not None and not found.reached:
         yield reason(Code.LIMIT_AHEAD, limit=settings.limit)
-    if not alive(situation.service, at):
-        seen_at = max((seen.seen_at for seen in situation.service.workers), default=None)
+    if not alive(snapshot.service, at):
+        seen_at = max((seen.seen_at for seen in snapshot.service.workers), default=None)
         ago = None if seen_at is None else max(0, at - seen_at)
         yield reason(Code.NO_WORKER, seen_at=seen_at, seen_us=ago)
 
 
-def _place(situation: Situation, found: Position | None) -> Iterator[Reason]:
+def _place(snapshot: DocumentSnapshot, found: Position | None) -> Iterator[Reason]:
     if found is None:
         return
     least, most = found.bounds
@@ -234,8 +240,8 @@ def _place(situation: Situation, found: Position | None) -> Iterator[Reason]:
         yield reason(
             Code.BEFORE_OTHER_CUSTOMERS,
             documents=before.other_turns,
-            customers=_customers_before(situation, found),
-            largest=_largest(situation, found.turns),
+            customers=_customers_before(snapshot, found),
+            largest=_largest(snapshot, found.turns),
         )
     if before.longest_waiting:
         yield reason(Code.BEFORE_LONGEST_WAITING, documents=before.longest_waiting)
@@ -243,47 +249,54 @@ def _place(situation: Situation, found: Position | None) -> Iterator[Reason]:
         yield reason(Code.BEFORE_OWN, documents=before.own)
     for cause in found.causes:
         yield reason(Code(f"between_{cause}"))
-    if situation.customer_settings.weight != 1 and situation.settings.mode is not Mode.LEVELS:
-        yield reason(Code.WEIGHT, weight=situation.customer_settings.weight)
-    yield from _patience(situation)
+    if snapshot.customer_settings.weight != 1 and snapshot.settings.mode is not Mode.LEVELS:
+        yield reason(Code.WEIGHT, weight=snapshot.customer_settings.weight)
+    yield from _patience(snapshot)
 
 
-def _customers_before(situation: Situation, found: Position) -> int:
-    """How many other customers have turns before it. Of a crowd only the largest are in `turns`."""
-    assert situation.lineup is not None
-    crowd = situation.lineup.crowd
-    return len(found.turns) + (0 if crowd is None else crowd.customers - len(crowd.largest))
+def _customers_before(snapshot: DocumentSnapshot, found: Position) -> int:
+    """Return how many other customers have turns ahead; `turns` has only the largest of many."""
+    assert snapshot.queue_view is not None
+    other_lines = snapshot.queue_view.other_lines
+    return len(found.turns) + (
+        0 if other_lines is None else other_lines.customers - len(other_lines.largest)
+    )
 
 
-def _patience(situation: Situation) -> Iterator[Reason]:
-    lineup = situation.lineup
-    assert lineup is not None
-    for place, front in enumerate(lineup.fronts):
-        if (front.customer, front.level) == (lineup.customer, lineup.level):
-            if lineup.rank.most == 0:
+def _patience(snapshot: DocumentSnapshot) -> Iterator[Reason]:
+    queue_view = snapshot.queue_view
+    assert queue_view is not None
+    for place, head in enumerate(queue_view.overdue):
+        if (head.customer, head.level) == (queue_view.customer, queue_view.level):
+            if queue_view.rank.most == 0:
                 yield reason(
                     Code.PATIENCE_OVER,
-                    since_at=front.since,
-                    since_us=situation.at - front.since,
-                    customers=place + (0 if lineup.crowd is None else lineup.crowd.fronts_ahead),
+                    since_at=head.since,
+                    since_us=snapshot.at - head.since,
+                    customers=place
+                    + (
+                        0
+                        if queue_view.other_lines is None
+                        else queue_view.other_lines.overdue_ahead
+                    ),
                 )
             return
 
 
 def _start(
-    situation: Situation, found: Position | None, starts: Forecast | None
+    snapshot: DocumentSnapshot, found: Position | None, starts: Forecast | None
 ) -> Iterator[Reason]:
-    if situation.lineup is None or found is None:
+    if snapshot.queue_view is None or found is None:
         return
-    workers, at = alive(situation.service, situation.at), situation.at
-    running = sum(working.alive for working in situation.service.running)
+    workers, at = alive(snapshot.service, snapshot.at), snapshot.at
+    running = sum(working.alive for working in snapshot.service.running)
     if workers:
         yield reason(Code.WORKERS, workers=len(workers), running=running)
     if starts is None:
         if workers and found.reached:
             yield reason(Code.START_UNKNOWN)
         return
-    earliest, latest = starts.earliest_at, starts.latest_at
+    earliest, latest = starts.earliest_at_us, starts.latest_at_us
     if latest is None:
         yield reason(
             Code.STARTS_AFTER,
@@ -311,38 +324,38 @@ def _start(
 # ── What happened ────────────────────────────────────────────────────────────────────────────────
 
 
-def _history(situation: Situation) -> Iterator[Reason]:
-    document = situation.document
-    yield from _last_event(situation)
-    began = document.ended or (document.state is State.RUNNING and situation.leased)
+def _history(snapshot: DocumentSnapshot) -> Iterator[Reason]:
+    document = snapshot.document
+    yield from _last_event(snapshot)
+    began = document.ended or (document.state is State.RUNNING and snapshot.leased)
     if document.attempts > began:
         yield reason(
             Code.ATTEMPTS,
             attempts=document.attempts,
-            attempts_max=situation.settings.attempts_max,
+            attempts_max=snapshot.settings.attempts_max,
         )
     if document.error is not None and not document.ended:
         yield reason(Code.LAST_ERROR, error=document.error)
-    if document.claimed_at is None or not began:
+    if document.claimed_at_us is None or not began:
         return
-    waited = max(0, document.claimed_at - waiting_since(document))
+    waited = max(0, document.claimed_at_us - waiting_since(document))
     yield reason(Code.WAITED, waited_us=waited, attempts=document.attempts)
-    served = situation.served
+    served = snapshot.served
     if served is not None and served.by_customer:
         yield reason(
             Code.SERVED_MEANWHILE if served.complete else Code.SERVED_AT_LEAST,
             documents=sum(served.by_customer.values()),
             customers=len(served.by_customer),
-            largest=_largest(situation, served.by_customer),
+            largest=_largest(snapshot, served.by_customer),
         )
 
 
-def _last_event(situation: Situation) -> Iterator[Reason]:
-    """Since when it runs, or how it ended."""
-    document, at = situation.document, situation.at
-    claimed_at, ended_at = document.claimed_at, document.ended_at
+def _last_event(snapshot: DocumentSnapshot) -> Iterator[Reason]:
+    """Yield since when the document has been running, or how it ended."""
+    document, at = snapshot.document, snapshot.at
+    claimed_at, ended_at = document.claimed_at_us, document.ended_at_us
     if document.state is State.RUNNING and claimed_at is not None:
-        if situation.leased:
+        if snapshot.leased:
             yield reason(
                 Code.RUNNING,
                 claimed_at=claimed_at,
@@ -376,8 +389,10 @@ def _last_event(situation: Situation) -> Iterator[Reason]:
         yield reason(Code.CANCELLED, ended_at=ended_at, ended_us=ago)
 
 
-def _largest(situation: Situation, documents: Mapping[int, int]) -> tuple[tuple[str, int], ...]:
-    """The customers with most documents, by name."""
+def _largest(
+    snapshot: DocumentSnapshot, documents: Mapping[int, int]
+) -> tuple[tuple[str, int], ...]:
+    """Return the names of the customers with the most documents, and the numbers."""
     most = nsmallest(LARGEST, ((-n, customer) for customer, n in documents.items()))
-    names = situation.names
+    names = snapshot.names
     return tuple((names[customer], -n) for n, customer in most if customer in names)

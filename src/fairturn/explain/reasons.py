@@ -1,4 +1,4 @@
-"""What an explanation can say: stable codes, and what comes with each of them."""
+"""The reasons in explanations: stable codes, and the parameters of each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from enum import StrEnum
 
 
 class Code(StrEnum):
-    """What a reason says. Codes are stable: programs may rely on them. `PARAMETERS` has the names
-    of what comes with each; moments end in `_at`, durations in `_us`."""
+    """The code of a reason. Codes are stable: programs may rely on them. `PARAMETERS` has the
+    names of their parameters; moments end in `_at`, durations in `_us`."""
 
     # The priority.
     PRIORITY_FIRST = "priority_first"
@@ -114,13 +114,13 @@ PARAMETERS: Mapping[Code, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One thing that is so, as a code and what belongs to it."""
+    """One fact about a document: a code and its parameters."""
 
     code: Code
     parameters: Mapping[str, Value]
 
 
 def reason(code: Code, **parameters: Value) -> Reason:
-    """A reason with exactly the parameters of its code."""
+    """Return a reason with exactly the parameters of its code, in their order."""
     assert tuple(parameters) == PARAMETERS[code], code
     return Reason(code, parameters)

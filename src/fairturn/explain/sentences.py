@@ -1,8 +1,7 @@
-"""Explanations as sentences for people. This is the one place that turns codes into text.
+"""Explanations as sentences. This is the only module that turns codes into text.
 
-The messages below are English and stand for themselves; `i18n/` has the other languages. Text
-that came from outside, such as names and errors, is in the sentences as it came: who prints them
-escapes what a terminal or a page must not see.
+The English messages below are also the keys of the catalogues in `i18n/`. Sentences contain names
+and errors unchanged: the caller escapes them for a terminal or a page.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from fairturn.model import State
 
 
 class Message(NamedTuple):
-    """A sentence, or two: for one of something and for many, by the parameter of this name."""
+    """A sentence, with a plural form that the parameter named `by` selects."""
 
     one: str
     many: str | None = None
@@ -202,44 +201,44 @@ _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 
 
 def tell(explanation: Explanation, language: str = "en") -> list[str]:
-    """The explanation as sentences, the first one with the state of the document."""
-    teller = _Teller(load(language))
-    sentences = [teller.say(STATES[_state(explanation)], {"id": explanation.id})]
+    """Return the explanation as sentences; the first states the state of the document."""
+    formatter = _Formatter(load(language))
+    sentences = [formatter.format(STATES[_state(explanation)], {"id": explanation.id})]
     for reason in explanation.reasons:
-        sentences += teller.tell(reason)
+        sentences += formatter.sentences(reason)
     return sentences
 
 
 def duration(us: int, language: Language) -> str:
-    """A duration in words."""
-    return _Teller(language).duration(us)
+    """Return a duration in words."""
+    return _Formatter(language).duration(us)
 
 
-class _Teller:
-    """Makes sentences in one language."""
+class _Formatter:
+    """Formats sentences in one language."""
 
     def __init__(self, language: Language) -> None:
         self._language = language
 
-    def tell(self, reason: Reason) -> Iterator[str]:
-        """A reason as a sentence; where customers are named, with another one for them."""
+    def sentences(self, reason: Reason) -> Iterator[str]:
+        """Yield a reason as a sentence, and a second sentence with customers' names, if any."""
         values = reason.parameters
         message = MESSAGES[_variant(reason.code, values)]
-        yield self.say(message, self._shown(values), values.get(message.by))
+        yield self.format(message, self._shown(values), values.get(message.by))
         largest = values.get("largest")
         if isinstance(largest, tuple) and largest:
             names = ", ".join(f"{name} ({self.number(n)})" for name, n in largest)
             phrase = "largest" if len(largest) == values["customers"] else "largest_of_many"
-            yield self.say(PHRASES[phrase], {"names": names})
+            yield self.format(PHRASES[phrase], {"names": names})
 
-    def say(self, message: Message, values: Mapping[str, str], n: Value = 1) -> str:
-        """The message in the language, with the values in it."""
+    def format(self, message: Message, values: Mapping[str, str], n: Value = 1) -> str:
+        """Return the translated message with these values."""
         one, many, _ = message
         n = n if isinstance(n, int) else 1
         return self._language.find(one, many, n).format_map(values)
 
     def _shown(self, values: Mapping[str, Value]) -> dict[str, str]:
-        """The parameters as they stand in sentences: durations lose their unit in the name."""
+        """Return the parameters as text; the names of durations lose their unit."""
         shown: dict[str, str] = {}
         for name, value in values.items():
             if name.endswith("_us") and isinstance(value, int):
@@ -257,18 +256,16 @@ class _Teller:
         return shown
 
     def counted(self, phrase: str, n: int) -> str:
-        """So many of something."""
-        return self.say(PHRASES[phrase], {"n": self.number(n)}, n)
+        return self.format(PHRASES[phrase], {"n": self.number(n)}, n)
 
     def number(self, value: float) -> str:
-        """A number as people write it in the language."""
         return self._language.number(value)
 
     def duration(self, us: int) -> str:
-        """A duration in its two largest units, or only one if there are ten of it or more."""
+        """Return a duration in its two largest units, or one if its number is 10 or more."""
         seconds = round(us / SECOND_US)
         if seconds == 0:
-            return self.say(PHRASES["moment"], {})
+            return self.format(PHRASES["moment"], {})
         parts = []
         for unit, length in _UNITS:
             n, seconds = divmod(seconds, length)
@@ -278,19 +275,18 @@ class _Teller:
                 break
         if len(parts) == 1:
             return parts[0]
-        return self.say(PHRASES["two_units"], {"first": parts[0], "second": parts[1]})
+        return self.format(PHRASES["two_units"], {"first": parts[0], "second": parts[1]})
 
 
 def _state(explanation: Explanation) -> str:
-    """What it does: as the next claim will find it, which lets documents wait whose delays are over
-    and takes back those whose leases ran out."""
+    """Return the state after the next claim has folded due documents and expired leases."""
     codes = {reason.code for reason in explanation.reasons}
     late = explanation.state is State.DELAYED and not codes & {Code.NOT_DUE, Code.RETRIED_LATER}
     return State.WAITING if late or Code.LEASE_RAN_OUT in codes else explanation.state
 
 
 def _variant(code: Code, values: Mapping[str, Value]) -> str:
-    """The message of a reason: for some, it depends on what is known."""
+    """Return the key of the message for a reason, which may depend on its parameters."""
     if code is Code.COUNT_RESETS and values["reset"] == "periodic":
         return "count_resets_anyway"
     if code is Code.NO_WORKER and values["seen_us"] is not None:
@@ -301,7 +297,7 @@ def _variant(code: Code, values: Mapping[str, Value]) -> str:
         return "running_on"
     if code is Code.COMPLETED and values["worker"] is not None:
         return "completed_on"
-    if code is Code.STARTS_AFTER and not _told_in_seconds(values["earliest_us"]):
+    if code is Code.STARTS_AFTER and not _at_least_a_second(values["earliest_us"]):
         return "starts_sometime"
     if code is Code.DEAD and values["error"] is None:
         return "dead_without_error"
@@ -310,5 +306,5 @@ def _variant(code: Code, values: Mapping[str, Value]) -> str:
     return code
 
 
-def _told_in_seconds(us: Value) -> bool:
+def _at_least_a_second(us: Value) -> bool:
     return isinstance(us, int) and us >= SECOND_US

@@ -1,8 +1,8 @@
-"""What an explanation is made from: a document and what stands around it, from one snapshot.
+"""The input of explanations: a document and the queue around it, from one snapshot.
 
-A store fills these values in, with everything folded in that the next claim would fold in first;
-`position/`, `forecast.py` and `analysis.py` read nothing else. Customers are numbers here, because
-whoever reads an explanation may not be meant to know their names.
+A store fills in these values after it has folded, in memory, the events that the next claim would
+fold. `position/`, `forecast.py` and `analysis.py` read nothing else. Customers are numbers here,
+because the reader of an explanation may not be allowed to see their names.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from fairturn.model import CustomerSettings, Document, Settings
 from fairturn.priority import Count
-from fairturn.scheduling.flows import COST_ONE, Costs, Mode, Standing
+from fairturn.scheduling.flows import COST_ONE, Costs, CustomerState, Mode
 
-# So many of each are enough for a forecast, and few enough to be read in a moment.
+# Samples for a forecast: enough for an estimate, few enough to read in milliseconds.
 ATTEMPTS_MAX = 128
 ARRIVALS_MAX = 512
 WORKERS_MAX = 1_000
-# How far around a document that was claimed the others are looked for that were served meanwhile.
+# Documents before and after a claimed one that are searched for those served while it waited.
 NEIGHBOURS_MAX = 2_000
 # The interval of a worker's heartbeats. A worker whose last one is older than ALIVE_US is gone.
 SIGN_ON_EVERY_US = 5_000_000
@@ -25,20 +25,20 @@ ALIVE_US = 3 * SIGN_ON_EVERY_US
 WORKERS_KEPT_US = 24 * 3_600 * 1_000_000
 
 
-class Line(NamedTuple):
-    """Documents of one customer that wait in one level, and the turn that they have."""
+class WaitingLine(NamedTuple):
+    """The waiting documents of one customer in one level, and their next turn."""
 
     level: int
     virtual_time: int
     tick: int
     customer: int
-    waiting: int  # in mode `levels`, in the document's own level: only those before it
-    charge: int  # what one turn costs; 0 in mode `levels`, where there are no turns
-    room: int | None = None  # how many more of the customer may run; None: no limit
+    waiting: int  # in mode `levels`, in the document's own level: only those ahead
+    charge: int  # for one turn; 0 in mode `levels`, where there are no turns
+    capacity: int | None = None  # how many more of the customer may run; None: no limit
 
 
-class Front(NamedTuple):
-    """The oldest document of a customer whose patience has run out."""
+class OverdueHead(NamedTuple):
+    """The head of a customer that has waited longer than the patience."""
 
     since: int
     order: int
@@ -46,8 +46,8 @@ class Front(NamedTuple):
     level: int
 
 
-class Between(NamedTuple):
-    """A number that is known exactly, or only between two bounds."""
+class CountRange(NamedTuple):
+    """A number that is known exactly, or a range."""
 
     least: int
     most: int
@@ -57,36 +57,36 @@ class Between(NamedTuple):
         return self.least == self.most
 
 
-class Crowd(NamedTuple):
-    """The other lines of a level together, where they are too many to read one by one."""
+class LineSummary(NamedTuple):
+    """The other lines of a level in sum, where they are too many to read one by one."""
 
     lines: int
     waiting: int  # documents in them
-    before: Mapping[int, int]  # of these, before a document with that rank in its own line
-    customers: int  # with any before the document
-    largest: Mapping[int, int]  # those with most of them, by customer
-    fronts: int  # customers beyond their patience, in every level
-    fronts_ahead: int  # of these, with an older document than the document's own customer
+    before: Mapping[int, int]  # of these, ahead of a document, by its rank in its own line
+    customers: int  # with documents ahead
+    largest: Mapping[int, int]  # the largest numbers of documents ahead, by customer
+    overdue: int  # customers with an overdue head, in every level
+    overdue_ahead: int  # of these, with an older head than the document's own customer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lineup:
-    """All that decides when a waiting document has its turn."""
+class QueueView:
+    """The waiting documents and turns that decide the position of a document."""
 
     customer: int
     level: int
-    rank: Between  # documents of its own line that come before it
+    rank: CountRange  # documents of its own line that are ahead
     number: int  # of the last claim
-    clock: int  # of its level: where newcomers start
-    lines: tuple[Line, ...]  # of its level, and of those better levels where it matters whose
-    own: Line | None = field(init=False, compare=False)  # its own; None while it is paused
-    crowds: Mapping[int, int]  # in better levels: documents of all other lines
-    fronts: tuple[Front, ...]  # in every level, in their order, but for those of the crowd
-    stalled: tuple[Front, ...]  # the same of customers at their limit: until something ends
-    waiting: int  # documents in the whole queue, itself included, of customers who are not paused
-    uncounted: int = 0  # more documents that may be before it; where there were too many to count
-    folded: bool = True  # whether all that was recorded could be folded in
-    crowd: Crowd | None = None  # the lines of its level that are not among `lines`
+    clock: int  # of its level: where new customers start
+    lines: tuple[WaitingLine, ...]  # of its level, and of the levels of `levels_by_line`
+    own: WaitingLine | None = field(init=False, compare=False)  # None while the customer is paused
+    others_by_level: Mapping[int, int]  # in better levels: documents of all other lines
+    overdue: tuple[OverdueHead, ...]  # in every level, in order, without those of `other_lines`
+    stalled: tuple[OverdueHead, ...]  # the same of customers at their limit
+    waiting: int  # documents in the queue, itself included, of customers that are not paused
+    uncounted: int = 0  # more documents that may be ahead, where there are too many to count
+    folded: bool = True  # whether all events since the last claim could be folded
+    other_lines: LineSummary | None = None  # the lines of its level that are not in `lines`
 
     def __post_init__(self) -> None:
         place = (self.customer, self.level)
@@ -95,18 +95,18 @@ class Lineup:
 
     @property
     def lines_in_level(self) -> int:
-        """How many customers have documents in its level."""
+        """The number of customers with documents in its level."""
         known = sum(line.level == self.level for line in self.lines)
-        return known + (0 if self.crowd is None else self.crowd.lines)
+        return known + (0 if self.other_lines is None else self.other_lines.lines)
 
     @property
     def beyond_patience(self) -> int:
-        """How many customers wait for a turn for the longest waiting."""
-        return len(self.fronts) + (0 if self.crowd is None else self.crowd.fronts)
+        """The number of customers with an overdue head."""
+        return len(self.overdue) + (0 if self.other_lines is None else self.other_lines.overdue)
 
 
-class Working(NamedTuple):
-    """A document that runs: by whom, since when, whose, and whether its lease still holds."""
+class RunningDocument(NamedTuple):
+    """A running document; `alive` is False if its lease has expired."""
 
     worker: str
     claimed_at: int
@@ -114,8 +114,8 @@ class Working(NamedTuple):
     alive: bool
 
 
-class Seen(NamedTuple):
-    """A worker, its last heartbeat, and how many documents it runs at the same time."""
+class WorkerHeartbeat(NamedTuple):
+    """A worker's last heartbeat."""
 
     worker: str
     seen_at: int
@@ -123,74 +123,74 @@ class Seen(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A document that was submitted lately."""
+    """A recently submitted document."""
 
     at: int
     customer: int
     level: int
 
 
-class Attempt(NamedTuple):
-    """An attempt that ended lately: whose document it was, and how long it took. Of an attempt
-    that is to be repeated that is not kept."""
+class AttemptSample(NamedTuple):
+    """An attempt that ended recently."""
 
     customer: int
-    duration: int | None
+    duration: int | None  # None if the attempt failed and is retried: it is not stored then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
-    """How the queue is served: what runs, who works, how long it takes, how much comes in."""
+class QueueActivity:
+    """Running documents, workers, recent attempts and recent arrivals."""
 
-    running: tuple[Working, ...]
-    workers: tuple[Seen, ...]
-    attempts: tuple[Attempt, ...]  # some that ended lately
-    arrivals: tuple[Arrival, ...]  # the newest first
+    running: tuple[RunningDocument, ...]
+    workers: tuple[WorkerHeartbeat, ...]
+    attempts: tuple[AttemptSample, ...]
+    arrivals: tuple[Arrival, ...]  # newest first
 
 
-class Served(NamedTuple):
-    """Documents claimed while another one waited, by customer. There may have been more, unless
-    `complete`: only those submitted shortly before or after it are looked at, and of each of them
-    only the last claim is known."""
+class ServedCounts(NamedTuple):
+    """Documents claimed while another one waited, by customer.
+
+    A lower bound unless `complete`: only `NEIGHBOURS_MAX` documents before and after it are read,
+    and only the last claim of each is stored."""
 
     by_customer: Mapping[int, int]
     complete: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
-    """A document, its customer, and what stands around them, at one moment."""
+class DocumentSnapshot:
+    """A document, its customer and the queue around them, at one moment."""
 
     at: int
     settings: Settings
     document: Document
-    parent_count: int | None  # of the document that made it, if that is kept
+    parent_count: int | None  # of its parent document, if that is still stored
     customer: int
     customer_settings: CustomerSettings
-    count: Count | None  # of the customer, as it is kept
+    count: Count | None  # of the customer, as stored
     waiting: int  # documents of the customer
     running: int
     delayed: int
-    leased: bool  # it runs, and its lease has not run out
-    lineup: Lineup | None  # None: the next claim will not find it waiting
-    service: Service
-    served: Served | None  # only for a document that was claimed
-    names: Mapping[int, str]  # of customers, as far as the answer may need them
+    leased: bool  # it is running, and its lease has not expired
+    queue_view: QueueView | None  # None if it will not be waiting after the next fold
+    service: QueueActivity
+    served: ServedCounts | None  # None for a document that was never claimed
+    names: Mapping[int, str]  # of the customers that the explanation may name
 
 
 def waiting_since(document: Document) -> int:
-    """When a document that was claimed began to wait: it was submitted, or became due. Of several
-    attempts nobody knows more than when the first wait began."""
-    if document.due_at is None or document.attempts > 1:
-        return document.submitted_at
-    return max(document.submitted_at, document.due_at)
+    """Return when a claimed document began to wait: when it was submitted or became due. After
+    several attempts, only the start of the first wait is known."""
+    if document.due_at_us is None or document.attempts > 1:
+        return document.submitted_at_us
+    return max(document.submitted_at_us, document.due_at_us)
 
 
 # ── For stores ───────────────────────────────────────────────────────────────────────────────────
 
 
 def charge_of(settings: Settings, weight: int, recent_costs: tuple[int, ...]) -> int:
-    """What the next turn of a customer costs, as far as that is known before a document is read."""
+    """Return the expected charge for a customer's next turn, without reading a document."""
     if settings.mode is Mode.LEVELS:
         return 0
     cost, costs = COST_ONE, settings.costs
@@ -199,70 +199,71 @@ def charge_of(settings: Settings, weight: int, recent_costs: tuple[int, ...]) ->
     return max(1, cost * 1000 // weight)
 
 
-def room_of(standing: Standing) -> int | None:
-    """How many more documents of the customer may run; None if there is no limit."""
-    return None if standing.limit is None else max(0, standing.limit - standing.running)
+def capacity_of(state: CustomerState) -> int | None:
+    """Return how many more documents of the customer may run; None if it has no limit."""
+    return None if state.limit is None else max(0, state.limit - state.running)
 
 
-def lines_of(standing: Standing, settings: Settings) -> Iterator[Line]:
-    """The lines of one customer, unless it is paused."""
-    if standing.paused:
+def lines_of(state: CustomerState, settings: Settings) -> Iterator[WaitingLine]:
+    """Yield the lines of a customer, none if it is paused."""
+    if state.paused:
         return
-    charge = charge_of(settings, standing.weight, standing.recent_costs)
-    room = room_of(standing)
-    for flow in standing.flows.values():
+    charge = charge_of(settings, state.weight, state.recent_costs)
+    capacity = capacity_of(state)
+    for flow in state.flows.values():
         if flow.waiting > 0:
-            yield Line(
+            yield WaitingLine(
                 flow.level,
                 flow.virtual_time,
                 flow.tick,
                 flow.customer,
                 flow.waiting,
                 charge,
-                room,
+                capacity,
             )
 
 
-def front_of(standing: Standing, settings: Settings, now: int) -> Front | None:
-    """The customer's oldest document, if its patience has run out and it is not paused."""
-    since, order = standing.head_since, standing.head_order
-    if settings.mode is Mode.LEVELS or standing.paused or order is None:
+def overdue_head(state: CustomerState, settings: Settings, now: int) -> OverdueHead | None:
+    """Return the head of a customer that is not paused, if it is overdue."""
+    since, order = state.head_since, state.head_order
+    if settings.mode is Mode.LEVELS or state.paused or order is None:
         return None
     if now - since <= settings.patience_us:
         return None
-    level = next(flow.level for flow in standing.flows.values() if flow.head_order == order)
-    return Front(since, order, standing.customer, level)
+    level = next(flow.level for flow in state.flows.values() if flow.head_order == order)
+    return OverdueHead(since, order, state.customer, level)
 
 
-def fronts_of(
-    standings: Iterable[Standing], settings: Settings, now: int
-) -> tuple[list[Front], list[Front]]:
-    """Those of them that may have the next turn for the longest waiting, in their order; and those
-    whose customers are at their limit."""
-    fronts: list[Front] = []
-    stalled: list[Front] = []
-    for standing in standings:
-        front = front_of(standing, settings, now)
-        if front is not None:
-            (stalled if standing.held else fronts).append(front)
-    return sorted(fronts), sorted(stalled)
+def overdue_heads(
+    states: Iterable[CustomerState], settings: Settings, now: int
+) -> tuple[list[OverdueHead], list[OverdueHead]]:
+    """Return the overdue heads in the order of their turns: of customers that are not held, and of
+    customers at their limit."""
+    overdue: list[OverdueHead] = []
+    stalled: list[OverdueHead] = []
+    for state in states:
+        head = overdue_head(state, settings, now)
+        if head is not None:
+            (stalled if state.held else overdue).append(head)
+    return sorted(overdue), sorted(stalled)
 
 
-def told_apart(
-    fronts: Iterable[Front], lines: Iterable[Line], customer: int, level: int
+def levels_by_line(
+    overdue: Iterable[OverdueHead], lines: Iterable[WaitingLine], customer: int, level: int
 ) -> Set[int]:
-    """The levels whose lines are to be told apart: the document's own, and better ones in which it
-    matters who comes when. That is where some oldest document may have its turn as such; where a
-    customer with a limit has documents, and its oldest one in another level; or where its own
-    customer has some, and the oldest one in its own level, which may be the document itself.
+    """Return the levels whose lines are needed one by one: the document's own, and better levels
+    - with an overdue head;
+    - with documents of a limited customer whose overdue head is in another level;
+    - with documents of its own customer, if that has an overdue head in the document's level,
+      which may be the document itself.
 
-    Given are the lines of its own customer and of those with a limit."""
-    at_front = {front.customer: front.level for front in fronts}
-    levels = {level, *at_front.values()}
+    `lines` are those of its own customer and of customers with a limit."""
+    overdue_levels = {head.customer: head.level for head in overdue}
+    levels = {level, *overdue_levels.values()}
     for line in lines:
-        at = at_front.get(line.customer, line.level)
+        at = overdue_levels.get(line.customer, line.level)
         if at != line.level and (
-            line.room is not None or (line.customer == customer and at == level)
+            line.capacity is not None or (line.customer == customer and at == level)
         ):
             levels.add(line.level)
     return {each for each in levels if each <= level}

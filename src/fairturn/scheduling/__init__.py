@@ -1,1 +1,1 @@
-"""Which document is next, and when: flows, turns, queue positions, forecasts. Pure."""
+"""Which document is next, and when: flows, turns, queue positions, forecasts. No I/O."""

@@ -1,7 +1,7 @@
-"""What the order of service works on: flows, standings, and what happens to them. Pure values.
+"""The data of the scheduler: flows, customer states, and the events that change them. Pure values.
 
 A flow is one customer in one level (in mode `equal`: one customer). All virtual quantities are
-integers: a document of cost 1 is 1,000,000, a weight of 1 is 1000. `turns.py` decides over them.
+integers: a document of cost 1 is 1,000,000, a weight of 1 is 1000.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,33 +17,33 @@ PATIENCE_US = 120_000_000
 
 
 class Mode(StrEnum):
-    """What decides the order."""
+    """The order of service."""
 
-    LEVELS = "levels"  # priority, then order of submission, and nothing else
-    FAIR = "fair"  # levels first; inside a level customers take turns
-    EQUAL = "equal"  # everybody in one level
+    LEVELS = "levels"  # priority, then order of submission
+    FAIR = "fair"  # priority; inside a level customers take turns
+    EQUAL = "equal"  # all customers take turns in one level
 
 
 class Costs(StrEnum):
-    """What a document counts for when turns are divided."""
+    """The cost that a document is charged when customers take turns."""
 
-    EQUAL = "equal"  # every document costs 1
-    KNOWN = "known"  # what the submitter said, 1 if nothing
-    LEARNED = "learned"  # the mean of the customer's last finished documents, corrected at the end
+    EQUAL = "equal"  # 1
+    KNOWN = "known"  # the submitted cost, 1 by default
+    LEARNED = "learned"  # the mean of the customer's last documents, corrected on completion
 
 
 class FlowMismatch(Exception):
-    """A stored flow does not agree with the documents: the store repairs it, and claims again."""
+    """A stored flow does not agree with the documents. The store repairs it and claims again."""
 
     def __init__(self, customer: int) -> None:
         super().__init__(f"the flows of customer number {customer} do not agree with its documents")
         self.customer = customer
 
 
-# ── What happened since the last claim, as values ────────────────────────────────────────────────
+# ── Events since the last claim ──────────────────────────────────────────────────────────────────
 
 
-class Arrived(NamedTuple):
+class ArrivalEvent(NamedTuple):
     """`n` documents began to wait in one flow; the lowest of their orders is `order`."""
 
     customer: int
@@ -52,8 +52,8 @@ class Arrived(NamedTuple):
     n: int
 
 
-class Left(NamedTuple):
-    """A waiting document was cancelled; `next_order` is what was the flow's lowest after that."""
+class CancelEvent(NamedTuple):
+    """A waiting document was cancelled; `next_order` was the lowest order of its flow then."""
 
     customer: int
     level: int
@@ -61,16 +61,16 @@ class Left(NamedTuple):
     next_order: int | None
 
 
-class Ended(NamedTuple):
-    """`n` running documents of one flow are no longer running."""
+class EndEvent(NamedTuple):
+    """`n` running documents of one flow ended."""
 
     customer: int
     level: int
     n: int
 
 
-class Finished(NamedTuple):
-    """One finished where costs are learned. Without a cost, it had a turn as longest waiting."""
+class CompletionEvent(NamedTuple):
+    """A document completed while costs are learned. A turn for the longest waiting has no cost."""
 
     customer: int
     level: int
@@ -79,8 +79,8 @@ class Finished(NamedTuple):
     real_cost: int
 
 
-class Returned(NamedTuple):
-    """A running document waits again: its lease ran out (no refund) or it was released."""
+class RequeueEvent(NamedTuple):
+    """A running document waits again: its lease expired (no refund) or it was released."""
 
     customer: int
     level: int
@@ -88,7 +88,7 @@ class Returned(NamedTuple):
     refund: int
 
 
-class Changed(NamedTuple):
+class SettingsEvent(NamedTuple):
     """A customer's settings changed."""
 
     customer: int
@@ -97,33 +97,43 @@ class Changed(NamedTuple):
     paused: bool
 
 
-class Purged(NamedTuple):
-    """Everything of a customer is gone."""
+class PurgeEvent(NamedTuple):
+    """All documents of a customer were deleted."""
 
     customer: int
 
 
-class Resumed(NamedTuple):
-    """`n` documents of one flow are running already: for flows that are built anew."""
+class RunningEvent(NamedTuple):
+    """`n` documents of one flow are already running; for flows that are rebuilt."""
 
     customer: int
     level: int
     n: int
 
 
-class Counted(NamedTuple):
-    """How many documents of a customer run in each level: for stores that keep this number only
-    for customers with a limit, before a customer gets one."""
+class RunningCountsEvent(NamedTuple):
+    """The running documents of a customer by level. A store that counts them only for customers
+    with a limit records this event before it sets the first limit."""
 
     customer: int
     running: Mapping[int, int]
 
 
-Event = Arrived | Left | Ended | Finished | Returned | Changed | Purged | Resumed | Counted
+Event = (
+    ArrivalEvent
+    | CancelEvent
+    | EndEvent
+    | CompletionEvent
+    | RequeueEvent
+    | SettingsEvent
+    | PurgeEvent
+    | RunningEvent
+    | RunningCountsEvent
+)
 
 
-class Recorded(NamedTuple):
-    """Events that were recorded together, at one moment."""
+class EventBatch(NamedTuple):
+    """Events of one transaction."""
 
     at: int
     events: tuple[Event, ...]
@@ -134,7 +144,7 @@ class Recorded(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """One customer in one level, as the claims have seen it so far."""
+    """One customer in one level, as of the last fold or pick."""
 
     customer: int
     level: int
@@ -144,15 +154,16 @@ class Flow:
     running: int = 0
     head_order: int | None = None
     active: bool = False
-    entry: "Place | None" = None  # what stands for it among the places
+    entry: "TurnEntry | None" = None  # its current entry in the heap of turns
 
 
 @dataclass(slots=True, eq=False)
-class Standing:
-    """A customer with its flows. `head_since`: when its lowest waiting document became that.
+class CustomerState:
+    """A customer with its flows. `head_since` is when its present head became the head.
 
-    One without a limit and not paused may be loaded with the flow that has its turn alone, if its
-    head is there. Then it is not `whole`, and `elsewhere` is the lowest order in its other flows.
+    A customer that is neither limited nor paused may be loaded with only the flow of its next
+    turn, if that contains the head. It is then not `whole`, and `elsewhere` is the lowest order in
+    the other flows.
     """
 
     customer: int
@@ -164,30 +175,30 @@ class Standing:
     head_since: int = 0
     recent_costs: tuple[int, ...] = ()
     running: int = 0
-    entry: "Head | None" = None  # what stands for it among the heads
+    entry: "HeadEntry | None" = None  # its current entry in the heap of heads
     whole: bool = True
     elsewhere: int | None = None
-    rest: int = 0  # no flow but that of the head has a document before this order
+    rest: int = 0  # lower bound of the orders in all flows but that of the head
 
     @property
     def held(self) -> bool:
-        """Paused, or at its limit of running documents."""
+        """Whether the customer is paused or at its limit of running documents."""
         return self.paused or (self.limit is not None and self.running >= self.limit)
 
 
-# Entries name flows and customers and do not hold them: an engine that is dropped is gone at once,
-# without a search for cycles among what may be 100,000 objects.
+# Entries contain the numbers of customers, not references: without reference cycles, a dropped
+# engine of up to 100,000 objects is freed without a garbage collection.
 
 # (level, virtual time or lowest order, tick, customer).
-Place = tuple[int, int, int, int]
-# (head_since, head_order, customer), or something that comes before that.
-Head = tuple[int, int, int]
+TurnEntry = tuple[int, int, int, int]
+# (head_since, head_order, customer), or a lower bound of it.
+HeadEntry = tuple[int, int, int]
 
 
 class Pick(NamedTuple):
-    """One claim: the flow's lowest document, and what it was charged.
+    """One claim: the head of a flow, and what the flow was charged.
 
-    A turn for the longest waiting charges nothing, so that its cost and weight are None."""
+    A turn for the longest waiting is not charged; its cost and weight are None."""
 
     customer: int
     level: int
@@ -197,75 +208,72 @@ class Pick(NamedTuple):
     charge: int
 
 
-class Shelf(Protocol):
-    """What `Turns` reads while it works. A store that keeps all in memory yields no turns or heads
-    of its own: there every customer is loaded already."""
+class FlowSource(Protocol):
+    """Stored flows and documents, as `Turns` reads them. A source without stored state yields no
+    turns and no heads: events load every customer."""
 
-    def standing(self, customer: int) -> Standing:
-        """The customer as the last claim left it, with all its flows or not `whole`."""
+    def customer_state(self, customer: int) -> CustomerState:
+        """Return the customer as of the last claim, with all its flows or not `whole`."""
         ...
 
     def flows(self, customer: int) -> Iterable[Flow]:
-        """All flows of a customer that was not loaded as a whole, as the last claim left them."""
+        """Return all flows, as of the last claim, of a customer that is not loaded `whole`."""
         ...
 
     def flow(self, customer: int, level: int) -> Flow:
-        """A flow that the customer did not have when it was read."""
+        """Return a flow that was not among those of the customer."""
         ...
 
-    def turns(self) -> Iterator[tuple[int, int, int, int]]:
-        """(level, place, tick, customer) of the stored active flows, in that order.
+    def turns(self) -> Iterator[TurnEntry]:
+        """Yield the entries of the stored active flows in ascending order.
 
-        It is read on and on, while what was loaded changes; whoever is not loaded stays."""
+        The iterator is consumed lazily, while loaded flows change; other flows must not."""
         ...
 
-    def heads(self) -> Iterator[tuple[int, int, int]]:
-        """(head_since, head_order, customer) of the stored customers not held, in that order; or
-        something before that, as long as it is in order too."""
+    def heads(self) -> Iterator[HeadEntry]:
+        """Yield the entries of the stored customers that are not held, in ascending order."""
         ...
 
     def order_after(self, flow: Flow, order: int) -> int | None:
-        """The lowest order above `order` that waits in the flow."""
+        """Return the lowest order above `order` that waits in the flow."""
         ...
 
     def cost(self, flow: Flow) -> int | None:
-        """What the submitter said that the flow's first document costs."""
+        """Return the submitted cost of the flow's head, if any."""
         ...
 
 
 class Backlog:
-    """A `Shelf` that keeps everything in memory: waiting orders and their costs, per flow."""
+    """A `FlowSource` in memory: waiting orders of each flow, and their costs."""
 
     def __init__(self) -> None:
         self._orders: dict[tuple[int, int], list[int]] = {}
         self._costs: dict[int, int] = {}
-        self._gone: set[int] = set()  # cancelled, and still somewhere inside a heap
+        self._cancelled: set[int] = set()  # orders that are still inside a heap
 
     def add(self, customer: int, level: int, order: int, cost: int | None = None) -> None:
-        """A document waits."""
         heappush(self._orders.setdefault((customer, level), []), order)
         if cost is not None:
             self._costs[order] = cost
 
     def discard(self, customer: int, level: int, order: int) -> int | None:
-        """A document was cancelled for good. Answers with the lowest order that is left."""
-        self._gone.add(order)
+        """Remove a cancelled document and return the lowest order left in its flow."""
+        self._cancelled.add(order)
         return self._lowest(self._orders[customer, level])
 
     def clear(self) -> None:
-        """Nothing waits any more."""
         self._orders.clear()
         self._costs.clear()
-        self._gone.clear()
+        self._cancelled.clear()
 
     def _lowest(self, orders: list[int]) -> int | None:
-        while orders and orders[0] in self._gone:
-            self._gone.remove(orders[0])
+        while orders and orders[0] in self._cancelled:
+            self._cancelled.remove(orders[0])
             self._costs.pop(heappop(orders), None)
         return orders[0] if orders else None
 
-    def standing(self, customer: int) -> Standing:
-        return Standing(customer)
+    def customer_state(self, customer: int) -> CustomerState:
+        return CustomerState(customer)
 
     def flows(self, customer: int) -> Iterable[Flow]:
         return ()
@@ -273,10 +281,10 @@ class Backlog:
     def flow(self, customer: int, level: int) -> Flow:
         return Flow(customer, level)
 
-    def turns(self) -> Iterator[tuple[int, int, int, int]]:
+    def turns(self) -> Iterator[TurnEntry]:
         return iter(())
 
-    def heads(self) -> Iterator[tuple[int, int, int]]:
+    def heads(self) -> Iterator[HeadEntry]:
         return iter(())
 
     def order_after(self, flow: Flow, order: int) -> int | None:

@@ -1,57 +1,65 @@
-"""When a waiting document will start: between which moments, at 90 %. Pure.
+"""When a waiting document is expected to start: a 90 % prediction interval. Pure.
 
-The claims before it come at the pace at which documents end: as many at once as run now, each as
-long as those of its customer took lately. To that comes what fails and comes back, and what is
-likely to be submitted meanwhile and to have its turn first. docs/explain.md has the method, and
-what it reached in simulated workloads.
+The work ahead, estimated from recent attempts, is divided by the slots of the workers. Retries and
+likely arrivals with an earlier turn are added. docs/explain.md describes the method and its
+accuracy in simulated workloads.
 """
 
 from collections import Counter
 from dataclasses import dataclass
+from datetime import datetime
 from math import ceil, sqrt
 from statistics import fmean, pvariance
 from typing import NamedTuple
 
-from fairturn.explain.snapshot import ALIVE_US, Lineup, Seen, Service
+from fairturn.clock import moment_or_none, to_datetime
+from fairturn.explain.snapshot import ALIVE_US, QueueActivity, QueueView, WorkerHeartbeat
 from fairturn.scheduling.flows import Mode
 from fairturn.scheduling.position import Cause, Position
 from fairturn.scheduling.turns import PATIENCE_EVERY
 
 CONFIDENCE = 0.9
-_Z = 1.645  # of a normal distribution: one in twenty is further out on either side
-_SHORTEST_US = 1_000  # a worker needs so long for a document, whatever it does
-_LOOK_US = 2_000_000  # until a worker with nothing to do sees a document, at most
-_RECENT_US, _WINDOW_US_MIN = 600_000_000, 60_000_000  # how far back arrivals are counted
-_UNSURE = 0.1  # of what is expected: durations and workers change
-_DIFFER = 1.5  # times the mean, squared: the variance from which documents differ much
-_KNOWN_FROM = 4  # attempts of one customer, from which its own durations count
-_FAILING_MAX = 0.8  # the share of attempts that fail, beyond which nothing can be said
-_BUSY_MAX = 0.95  # the share of the workers that what comes in may take up
+_Z = 1.645  # 95th percentile of the normal distribution
+_SHORTEST_US = 1_000  # a worker's overhead for a document
+_IDLE_START_US = 2_000_000  # within which an idle worker claims a new document
+_RECENT_US, _WINDOW_US_MIN = 600_000_000, 60_000_000  # window in which arrivals are counted
+_RELATIVE_ERROR = 0.1  # durations and workers change
+_VARIANCE_MAX = 1.5  # times the squared mean; above it durations vary widely
+_SAMPLES_MIN = 4  # attempts of a customer; with fewer, the durations of all customers are used
+_FAILURE_RATE_MAX = 0.8
+_ARRIVALS_MAX = 0.95  # share of the slots that arrivals may use; above it there is no latest start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """The moments between which a document will start; `latest_at` is None if nobody can say,
-    because as much comes in before it as is done."""
+    """The prediction interval of a start. `latest_at` is None if documents arrive ahead of this one
+    as fast as they are processed."""
 
-    earliest_at: int
-    latest_at: int | None
+    earliest_at_us: int
+    latest_at_us: int | None
+
+    @property
+    def earliest_at(self) -> datetime:
+        return to_datetime(self.earliest_at_us)
+
+    @property
+    def latest_at(self) -> datetime | None:
+        return moment_or_none(self.latest_at_us)
 
 
 class _Durations(NamedTuple):
-    """How long documents take: the mean and the variance, of each customer and of all."""
+    """Mean and variance of the durations of attempts, by customer and overall."""
 
     of: dict[int, tuple[float, float]]
     all: tuple[float, float]
-    known: int
+    samples: int
 
     @property
-    def differ(self) -> bool:
-        """Whether some documents take much longer than most: the deviation is above the mean."""
-        return self.all[1] > _DIFFER * self.all[0] ** 2
+    def vary_widely(self) -> bool:
+        return self.all[1] > _VARIANCE_MAX * self.all[0] ** 2
 
     def work(self, turns: dict[int, int], others: int) -> tuple[float, float]:
-        """The mean and the variance of the time that these documents take, one after the other."""
+        """Return mean and variance of the total duration of these documents."""
         mean, variance = others * self.all[0], others * self.all[1]
         for customer, n in turns.items():
             one = self.of.get(customer, self.all)
@@ -59,19 +67,19 @@ class _Durations(NamedTuple):
         return mean, variance
 
 
-def alive(service: Service, at: int) -> list[str]:
-    """The workers that are running: they hold a document, or were seen lately."""
+def alive(service: QueueActivity, at: int) -> list[str]:
+    """Return the workers that hold a document under a lease or sent a heartbeat recently."""
     busy = {working.worker for working in service.running if working.alive}
     return sorted(busy | {seen.worker for seen in _seen_lately(service, at)})
 
 
-def _seen_lately(service: Service, at: int) -> list[Seen]:
+def _seen_lately(service: QueueActivity, at: int) -> list[WorkerHeartbeat]:
     return [seen for seen in service.workers if abs(at - seen.seen_at) <= ALIVE_US]
 
 
-def _slots(service: Service, at: int) -> tuple[int, int]:
-    """How many documents the workers run at the same time, and how many slots are free. A worker
-    without a heartbeat has as many as it holds documents."""
+def _slots(service: QueueActivity, at: int) -> tuple[int, int]:
+    """Return the number of worker slots and how many of them are free. A worker without a heartbeat
+    counts with the documents that it holds."""
     held = Counter(working.worker for working in service.running if working.alive)
     known = {seen.worker: seen.slots for seen in _seen_lately(service, at) if seen.slots}
     slots = sum(known.values()) + sum(n for worker, n in held.items() if worker not in known)
@@ -79,54 +87,59 @@ def _slots(service: Service, at: int) -> tuple[int, int]:
 
 
 def forecast(
-    lineup: Lineup, position: Position, service: Service, *, mode: Mode, patience_us: int, at: int
+    view: QueueView,
+    position: Position,
+    service: QueueActivity,
+    *,
+    mode: Mode,
+    patience_us: int,
+    at: int,
 ) -> Forecast | None:
-    """Between which moments the document will start; None if no worker is running, or if nothing
-    has ended yet from which one could tell."""
+    """Return when the document is expected to start; None if no worker is running or no attempt
+    has ended yet."""
     if not alive(service, at):
         return None
     before = position.before
     slots, idle = _slots(service, at)
     if before.total < idle:
-        return Forecast(earliest_at=at, latest_at=at + _LOOK_US)
+        return Forecast(earliest_at_us=at, latest_at_us=at + _IDLE_START_US)
     ages = [max(0, at - running.claimed_at) for running in service.running if running.alive]
     slots = max(1, slots)
     durations = _durations(service, at)
     if durations is None:
         return None
-    turns = {**position.turns, lineup.customer: before.own}
-    # The first claim comes when one of those that run ends.
-    unnamed = before.other_turns - sum(position.turns.values())  # of customers in a crowd
-    ahead = before.better_levels + before.longest_waiting + unnamed + 1
+    turns = {**position.turns, view.customer: before.own}
+    summarized = before.other_turns - sum(position.turns.values())
+    # One more: the first claim waits for a running document to end.
+    ahead = before.better_levels + before.longest_waiting + summarized + 1
     mean, variance = durations.work(turns, ahead)
-    error = (_UNSURE + sqrt(durations.all[1] / durations.known) / durations.all[0]) * mean
+    error = (_RELATIVE_ERROR + sqrt(durations.all[1] / durations.samples) / durations.all[0]) * mean
     spread = _Z * sqrt(variance + error**2)
-    if Cause.COSTS in position.causes or durations.differ:
-        spread *= 2  # what ended lately is then no good measure of what comes next
+    if Cause.COSTS in position.causes or durations.vary_widely:
+        spread *= 2  # recent durations then predict the next ones poorly
     fewest = (position.bounds.least + 1) / (before.total + 1)
     at_once = idle * durations.all[0]
     earliest = max(0.0, (mean * fewest - at_once - spread) / slots)
-    # What fails comes back, and one more customer may come who has as many turns as this one.
-    own, _ = durations.work({lineup.customer: before.own}, 0)
-    again = (mean - own) / (1 - _failing(service))
-    again += own / (1 - _failing_at_most(service, lineup.customer))
-    joining, its_variance = durations.work(
-        {}, lineup.rank.most + 1 if _newcomers_first(lineup) else 0
-    )
+    # Failed attempts are retried, and one more customer may arrive with as many turns as this one.
+    own, _ = durations.work({view.customer: before.own}, 0)
+    again = (mean - own) / (1 - _failure_rate(service))
+    again += own / (1 - _failure_rate_bound(service, view.customer))
+    joining, its_variance = durations.work({}, view.rank.most + 1 if _newcomers_first(view) else 0)
     most = again + joining + spread + _Z * sqrt(its_variance) + slots * min(ages, default=0)
-    overtaking = _overtaking(lineup, position, service, at) * durations.all[0]
-    latest = most / (slots - overtaking) if overtaking < _BUSY_MAX * slots else None
+    overtaking = _overtaking_rate(view, position, service, at) * durations.all[0]
+    latest = most / (slots - overtaking) if overtaking < _ARRIVALS_MAX * slots else None
     if mode is not Mode.LEVELS:
-        latest = _with_patience(latest, lineup, patience_us, durations.all[0] / slots)
+        latest = _with_patience(latest, view, patience_us, durations.all[0] / slots)
     return Forecast(
-        earliest_at=at + int(earliest),
-        latest_at=None if latest is None else at + ceil(max(latest, earliest + _LOOK_US)),
+        earliest_at_us=at + int(earliest),
+        latest_at_us=None if latest is None else at + ceil(max(latest, earliest + _IDLE_START_US)),
     )
 
 
-def _durations(service: Service, at: int) -> _Durations | None:
-    """Of what ended lately. What runs is half done, on average; where that makes it longer than
-    what ended, it counts too: a queue that has changed shows there first."""
+def _durations(service: QueueActivity, at: int) -> _Durations | None:
+    """Return the durations of recent attempts; None if there are none. A running document is half
+    done on average: it counts with twice its age where that is longer than the mean, because a
+    change in durations shows there first."""
     by_customer: dict[int, list[int]] = {}
     for attempt in service.attempts:
         if attempt.duration is not None:
@@ -146,35 +159,35 @@ def _durations(service: Service, at: int) -> _Durations | None:
         of={
             customer: (fmean(durations), pvariance(durations))
             for customer, durations in by_customer.items()
-            if len(durations) >= _KNOWN_FROM
+            if len(durations) >= _SAMPLES_MIN
         },
         all=(fmean(everything), pvariance(everything)),
-        known=len(everything),
+        samples=len(everything),
     )
 
 
-def _failing(service: Service) -> float:
-    """The share of attempts that fail, and are repeated."""
+def _failure_rate(service: QueueActivity) -> float:
+    """Return the share of recent attempts that failed and are retried."""
     if not service.attempts:
         return 0.0
     failed = sum(attempt.duration is None for attempt in service.attempts)
-    return min(_FAILING_MAX, failed / len(service.attempts))
+    return min(_FAILURE_RATE_MAX, failed / len(service.attempts))
 
 
-def _failing_at_most(service: Service, customer: int) -> float:
-    """The share of one customer's attempts that fail, at most: as long as few have ended, nobody
-    knows. What a customer sends together is likely to fail together."""
+def _failure_rate_bound(service: QueueActivity, customer: int) -> float:
+    """Return an upper bound of one customer's failure rate: of a beta distribution with a uniform
+    prior, because documents sent together fail together and a first upload has no history."""
     ended = [a.duration for a in service.attempts if a.customer == customer]
     failed, done = ended.count(None) + 1, len(ended) - ended.count(None) + 1
-    n = failed + done  # a beta distribution, from a share of which nothing is known
+    n = failed + done
     deviation = sqrt(failed * done / (n + 1)) / n
-    return min(_FAILING_MAX, failed / n + _Z * deviation)
+    return min(_FAILURE_RATE_MAX, failed / n + _Z * deviation)
 
 
-def _overtaking(lineup: Lineup, position: Position, service: Service, at: int) -> float:
-    """How many documents come in, per microsecond, that have their turn first, as it was lately.
+def _overtaking_rate(view: QueueView, position: Position, service: QueueActivity, at: int) -> float:
+    """Return the rate, per microsecond, of recent arrivals that would have their turn first.
 
-    Of a customer who has more waiting in the level than it has turns, one more changes nothing."""
+    A further document of a customer that has more waiting in the level than turns does not."""
     recent = [arrival for arrival in service.arrivals if at - arrival.at <= _RECENT_US]
     if not recent:
         return 0.0
@@ -182,34 +195,32 @@ def _overtaking(lineup: Lineup, position: Position, service: Service, at: int) -
     window = max(_WINDOW_US_MIN, at - recent[-1].at if cut else _RECENT_US)
     full = {
         line.customer
-        for line in lineup.lines
-        if line.level == lineup.level and line.waiting > position.turns.get(line.customer, 0)
+        for line in view.lines
+        if line.level == view.level and line.waiting > position.turns.get(line.customer, 0)
     }
-    level = lineup.level if _newcomers_first(lineup) else lineup.level - 1
+    level = view.level if _newcomers_first(view) else view.level - 1
     first = sum(
-        arrival.customer != lineup.customer
+        arrival.customer != view.customer
         and (
-            arrival.level < lineup.level
-            or (arrival.level <= level and arrival.customer not in full)
+            arrival.level < view.level or (arrival.level <= level and arrival.customer not in full)
         )
         for arrival in recent
     )
     return first / window
 
 
-def _newcomers_first(lineup: Lineup) -> bool:
-    """Whether somebody who comes now has a turn in the level before the document. In mode `levels`
-    nobody has."""
-    own = lineup.own
-    return own is not None and own.virtual_time + lineup.rank.most * own.charge > lineup.clock
+def _newcomers_first(view: QueueView) -> bool:
+    """Whether a new customer in the level has a turn before the document; not in mode `levels`."""
+    own = view.own
+    return own is not None and own.virtual_time + view.rank.most * own.charge > view.clock
 
 
 def _with_patience(
-    latest: float | None, lineup: Lineup, patience_us: int, claim_us: float
+    latest: float | None, view: QueueView, patience_us: int, claim_us: float
 ) -> float:
-    """Nobody waits longer than until the turn for the longest waiting comes round to them, and to
-    each of their documents after the other."""
-    customers = max(lineup.lines_in_level, lineup.beyond_patience)
+    """Cap the latest start by the turns for the longest waiting, one for each of the customer's
+    documents up to this one."""
+    customers = max(view.lines_in_level, view.beyond_patience)
     turn = patience_us + PATIENCE_EVERY * (1 + customers) * claim_us
-    patient = (lineup.rank.most + 1) * turn
+    patient = (view.rank.most + 1) * turn
     return patient if latest is None else min(latest, patient)

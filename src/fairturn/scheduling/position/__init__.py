@@ -1,75 +1,74 @@
-"""How many documents will be claimed before a waiting one. Pure.
+"""The queue position of a document: how many documents will be claimed before it. Pure.
 
-The answer assumes that nothing new comes, that nothing that runs ends, and that time stands still.
-Turns are counted, not taken: the k-th turn of a line has the place `virtual_time + (k - 1) *
-charge`, so that one division says how many turns of a line come before a place (`closed_form.py`).
-Only while a customer may get a turn as the longest waiting are turns taken one by one
-(`turn_by_turn.py`).
+The position assumes that no document arrives, no running document ends, and no time passes. The
+k-th turn of a line has the place `virtual_time + (k - 1) * charge`, so one division yields the
+number of its turns before a place (`closed_form.py`). Turns are taken one by one
+(`turn_by_turn.py`) only while a customer may have a turn as the longest waiting.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from fairturn.explain.snapshot import Between, Line, Lineup
+from fairturn.explain.snapshot import CountRange, QueueView, WaitingLine
 from fairturn.scheduling.flows import Costs, Mode
 from fairturn.scheduling.position.closed_form import (
-    Before,
-    Counted,
+    DocumentsAhead,
+    TurnCount,
     count,
-    slots_within,
-    until_slot,
+    patience_turns_within,
+    until_patience_turn,
 )
 from fairturn.scheduling.position.turn_by_turn import STEPS_MAX, walk
 
 
 class Cause(StrEnum):
-    """Why a position is known only between two bounds."""
+    """Why a position is a range."""
 
-    LIMITS = "limits"  # what ends makes room for documents that may not run now
-    COSTS = "costs"  # how many turns somebody gets depends on what each document costs
-    MANY_TURNS = "many_turns"  # for the longest waiting: too many to take one by one
+    LIMITS = "limits"  # turns of a customer with a limit depend on when running documents end
+    COSTS = "costs"  # the number of turns of a customer depends on the cost of each document
+    MANY_TURNS = "many_turns"  # too many turns for the longest waiting to take one by one
     MANY_DOCUMENTS = "many_documents"  # too many to count
-    UNFOLDED = "unfolded"  # too much has happened since the last claim
+    UNFOLDED = "unfolded"  # too many events since the last claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """How many documents will be claimed before one.
+    """The documents ahead of one.
 
-    `before` is how it comes out if nothing ends meanwhile and every document costs what is
-    expected. If the bounds are equal it is exact, whatever ends. `reached` is False if its customer
-    comes to its limit before: then something must end first. `turns` are those of other customers
-    before it in its own level, by customer; of more customers than are read, only of the largest.
+    `before` assumes that no running document ends and every document has its expected cost. If the
+    bounds are equal it is exact, whichever documents end. `reached` is False if the customer
+    reaches its limit first, so that a running document must end. `turns` are the turns of other
+    customers ahead in the same level, by customer; in a `LineSummary`, only of the largest.
     """
 
-    bounds: Between
-    before: Before
+    bounds: CountRange
+    before: DocumentsAhead
     reached: bool
     turns: Mapping[int, int]
     causes: tuple[Cause, ...]
 
 
 def position(
-    lineup: Lineup, *, mode: Mode, costs: Costs, steps_max: int = STEPS_MAX
+    view: QueueView, *, mode: Mode, costs: Costs, steps_max: int = STEPS_MAX
 ) -> Position | None:
-    """The position of a waiting document; None while its customer is paused."""
-    own = lineup.own
+    """Return the position of a waiting document; None while its customer is paused."""
+    own = view.own
     if own is None:
         return None
-    causes = [cause for cause, applies in _known_causes(lineup, mode, costs) if applies]
-    taken = walk(lineup, steps_max=steps_max) if lineup.beyond_patience else count(lineup)
+    causes = [cause for cause, applies in _known_causes(view, mode, costs) if applies]
+    taken = walk(view, steps_max=steps_max) if view.beyond_patience else count(view)
     if taken is None:
         causes.append(Cause.MANY_TURNS)
-        taken = _with_slots(lineup, count(lineup))
+        taken = _with_patience_turns(view, count(view))
     if not taken.reached:
         causes.append(Cause.LIMITS)
-        free = replace(lineup, lines=tuple(_unlimited(lineup, own.customer)))
-        taken = _with_slots(free, count(free))._replace(reached=False)
-    elif _limits_matter(lineup):
+        free = replace(view, lines=tuple(_unlimited(view, own.customer)))
+        taken = _with_patience_turns(free, count(free))._replace(reached=False)
+    elif _limits_matter(view):
         causes.append(Cause.LIMITS)
     total = taken.before.total
-    bounds = _bounds(lineup, own, causes, total) if causes else Between(total, total)
+    bounds = _bounds(view, own, causes, total) if causes else CountRange(total, total)
     return Position(
         bounds=bounds,
         before=taken.before,
@@ -79,105 +78,103 @@ def position(
     )
 
 
-def _known_causes(lineup: Lineup, mode: Mode, costs: Costs) -> list[tuple[Cause, bool]]:
+def _known_causes(view: QueueView, mode: Mode, costs: Costs) -> list[tuple[Cause, bool]]:
     turns = costs is not Costs.EQUAL and mode is not Mode.LEVELS
     return [
-        (Cause.COSTS, turns and lineup.lines_in_level > 1),
-        (Cause.MANY_DOCUMENTS, not lineup.rank.exact or lineup.uncounted > 0),
-        (Cause.UNFOLDED, not lineup.folded),
+        (Cause.COSTS, turns and view.lines_in_level > 1),
+        (Cause.MANY_DOCUMENTS, not view.rank.exact or view.uncounted > 0),
+        (Cause.UNFOLDED, not view.folded),
     ]
 
 
-def _unlimited(lineup: Lineup, customer: int | None = None) -> list[Line]:
-    """The lines as if this customer, or nobody, had a limit."""
+def _unlimited(view: QueueView, customer: int | None = None) -> list[WaitingLine]:
+    """Return the lines without the limit of this customer, or without any limit."""
     return [
-        line._replace(room=None) if customer in (None, line.customer) else line
-        for line in lineup.lines
+        line._replace(capacity=None) if customer in (None, line.customer) else line
+        for line in view.lines
     ]
 
 
-def _limits_matter(lineup: Lineup) -> bool:
-    """Whether another customer may come to its limit before the document, or is at it and would
-    have turns before it."""
-    limited = [line for line in lineup.lines if line.room is not None]
-    stalled = [front for front in lineup.stalled if front.customer != lineup.customer]
+def _limits_matter(view: QueueView) -> bool:
+    """Whether another customer reaches its limit before the document, or is at its limit and would
+    otherwise have a turn before it."""
+    limited = [line for line in view.lines if line.capacity is not None]
+    stalled = [head for head in view.stalled if head.customer != view.customer]
     if not limited and not stalled:
         return False
-    counted = count(replace(lineup, lines=tuple(_unlimited(lineup))))
-    if stalled and slots_within(lineup.number, counted.before.total, 1):
+    counted = count(replace(view, lines=tuple(_unlimited(view))))
+    if stalled and patience_turns_within(view.number, counted.before.total, 1):
         return True
     wanted = dict(counted.turns)
     for line in limited:
-        if line.level < lineup.level:
+        if line.level < view.level:
             wanted[line.customer] = wanted.get(line.customer, 0) + line.waiting
-    at_front = {front.customer for front in lineup.fronts}
+    overdue = {head.customer for head in view.overdue}
     return any(
-        line.room is not None
-        and line.customer != lineup.customer
-        and wanted.get(line.customer, 0) + (line.customer in at_front) > line.room
+        line.capacity is not None
+        and line.customer != view.customer
+        and wanted.get(line.customer, 0) + (line.customer in overdue) > line.capacity
         for line in limited
     )
 
 
-def _with_slots(lineup: Lineup, counted: Counted) -> Counted:
-    """Add the turns for the longest waiting, as many as there can be."""
-    slots = slots_within(lineup.number, counted.before.total, lineup.beyond_patience)
-    return counted._replace(before=counted.before._replace(longest_waiting=slots))
+def _with_patience_turns(view: QueueView, counted: TurnCount) -> TurnCount:
+    """Add the largest possible number of turns for the longest waiting."""
+    n = patience_turns_within(view.number, counted.before.total, view.beyond_patience)
+    return counted._replace(before=counted.before._replace(longest_waiting=n))
 
 
-def _bounds(lineup: Lineup, own: Line, causes: list[Cause], total: int) -> Between:
-    """Bounds that hold whatever ends and whatever documents cost, as far as the causes say that
-    it matters."""
-    return Between(min(total, _least(lineup, own, causes)), max(total, _most(lineup, own, causes)))
+def _bounds(view: QueueView, own: WaitingLine, causes: list[Cause], total: int) -> CountRange:
+    """Return bounds that hold whichever documents end and whatever they cost, as far as `causes`
+    contains these."""
+    return CountRange(min(total, _least(view, own, causes)), max(total, _most(view, own, causes)))
 
 
-def _least(lineup: Lineup, own: Line, causes: list[Cause]) -> int:
+def _least(view: QueueView, own: WaitingLine, causes: list[Cause]) -> int:
     if Cause.UNFOLDED in causes:
         return 0
-    rank = lineup.rank.least
-    at_front = _front_level(lineup) == own.level
-    if at_front and rank:
-        rank -= 1  # the first of them may have its turn as the longest waiting, free of charge
-    lines = _unlimited(lineup, own.customer)
+    rank = view.rank.least
+    overdue = _overdue_level(view) == own.level
+    if overdue and rank:
+        rank -= 1  # the head may have a turn as the longest waiting, which is not charged
+    lines = _unlimited(view, own.customer)
     if Cause.COSTS in causes:
         lines = [line for line in lines if line.level < own.level or line.customer == own.customer]
-    least = count(replace(lineup, lines=tuple(lines), rank=Between(rank, rank))).before.total
-    if at_front and not lineup.rank.least:
-        least = min(least, until_slot(lineup.number))
+    least = count(replace(view, lines=tuple(lines), rank=CountRange(rank, rank))).before.total
+    if overdue and not view.rank.least:
+        least = min(least, until_patience_turn(view.number))
     return least
 
 
-def _most(lineup: Lineup, own: Line, causes: list[Cause]) -> int:
-    if Cause.UNFOLDED in causes or _may_stall(lineup, own):
-        return lineup.waiting - (
-            own.waiting - lineup.rank.most
-        )  # all but itself and its line's rest
-    lines = _unlimited(lineup)
+def _most(view: QueueView, own: WaitingLine, causes: list[Cause]) -> int:
+    if Cause.UNFOLDED in causes or _may_stall(view, own):
+        return view.waiting - (own.waiting - view.rank.most)  # all but it and those behind it
+    lines = _unlimited(view)
     if Cause.COSTS in causes:
         place = (own.customer, own.level)
         most = sum(line.waiting for line in lines if (line.customer, line.level) != place)
-        most += lineup.rank.most + sum(lineup.crowds.values())
-        most += 0 if lineup.crowd is None else lineup.crowd.waiting
+        most += view.rank.most + sum(view.others_by_level.values())
+        most += 0 if view.other_lines is None else view.other_lines.waiting
     else:
-        all_of_it = replace(lineup, lines=tuple(lines), rank=Between(*[lineup.rank.most] * 2))
+        all_of_it = replace(view, lines=tuple(lines), rank=CountRange(*[view.rank.most] * 2))
         most = count(all_of_it).before.total
-    most += lineup.uncounted
-    return most + slots_within(lineup.number, most, lineup.beyond_patience + len(lineup.stalled))
+    most += view.uncounted
+    return most + patience_turns_within(view.number, most, view.beyond_patience + len(view.stalled))
 
 
-def _may_stall(lineup: Lineup, own: Line) -> bool:
-    """Whether its customer may come to its limit before the document. Then anything that waits in
-    the queue can be claimed until something of this customer ends."""
-    if own.room is None:
+def _may_stall(view: QueueView, own: WaitingLine) -> bool:
+    """Whether the document's customer may reach its limit first. Any waiting document may then be
+    claimed before a running one of the customer ends."""
+    if own.capacity is None:
         return False
-    mine = [line for line in lineup.lines if line.customer == own.customer]
+    mine = [line for line in view.lines if line.customer == own.customer]
     better = sum(line.waiting for line in mine if line.level < own.level)
-    # Its oldest may have a turn as the longest waiting, in a worse level too.
-    worse = _front_level(lineup) > own.level
-    return lineup.rank.most + better + worse >= own.room
+    # Its head may have a turn as the longest waiting, even in a worse level.
+    worse = _overdue_level(view) > own.level
+    return view.rank.most + better + worse >= own.capacity
 
 
-def _front_level(lineup: Lineup) -> int:
-    """The level of its customer's oldest document, if that has waited beyond the patience."""
-    fronts = (*lineup.fronts, *lineup.stalled)
-    return next((front.level for front in fronts if front.customer == lineup.customer), 0)
+def _overdue_level(view: QueueView) -> int:
+    """Return the level of the customer's head if that is overdue, otherwise 0."""
+    overdue = (*view.overdue, *view.stalled)
+    return next((head.level for head in overdue if head.customer == view.customer), 0)

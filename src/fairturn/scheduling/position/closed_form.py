@@ -1,35 +1,34 @@
-"""Counting ordinary turns without taking them: those before a document, by division."""
+"""The number of ordinary turns before a document, by division."""
 
 from typing import NamedTuple
 
-from fairturn.explain.snapshot import Line, Lineup
+from fairturn.explain.snapshot import QueueView, WaitingLine
 from fairturn.scheduling.turns import PATIENCE_EVERY
 
 
-class Before(NamedTuple):
-    """The documents before one, by why they are before it."""
+class DocumentsAhead(NamedTuple):
+    """The number of documents ahead of one, by reason."""
 
     better_levels: int = 0  # of other customers
-    other_turns: int = 0  # of other customers in its own level
-    longest_waiting: int = 0  # of anybody, in any level
-    own: int = 0  # of its own customer, in its level or a better one
+    other_turns: int = 0  # of other customers in the same level
+    longest_waiting: int = 0  # of any customer, in any level
+    own: int = 0  # of the same customer, in the same level or a better one
 
     @property
     def total(self) -> int:
         return sum(self)
 
 
-class Counted(NamedTuple):
-    """Documents before one, the turns of others in its level (of a crowd, only of the largest), and
-    whether it is reached at all."""
+class TurnCount(NamedTuple):
+    """The fields of the same names in `Position`."""
 
-    before: Before
+    before: DocumentsAhead
     turns: dict[int, int]
-    reached: bool  # before its customer comes to its limit
+    reached: bool
 
 
-def turns_before(line: Line, place: int, tick: int) -> int:
-    """How many turns the line has before (place, tick), if enough documents wait in it."""
+def turns_before(line: WaitingLine, place: int, tick: int) -> int:
+    """Return how many turns an endless line would have before (place, tick)."""
     distance = place - line.virtual_time
     if distance < 0:
         return 0
@@ -37,57 +36,59 @@ def turns_before(line: Line, place: int, tick: int) -> int:
     return whole + (rest > 0 or line.tick < tick)
 
 
-def count(lineup: Lineup) -> Counted:
-    """The documents before one, without turns for the longest waiting."""
-    own, own_level = lineup.own, lineup.level
+def count(view: QueueView) -> TurnCount:
+    """Count the documents ahead, without turns for the longest waiting."""
+    own, own_level = view.own, view.level
     assert own is not None
-    place, tick = own.virtual_time + lineup.rank.least * own.charge, own.tick
-    better = sum(lineup.crowds.values())
+    place, tick = own.virtual_time + view.rank.least * own.charge, own.tick
+    better = sum(view.others_by_level.values())
     turns: dict[int, int] = {}
-    special: list[tuple[Line, int]] = []  # with a limit, or its own
-    for line in lineup.lines:
-        level, _, _, customer, waiting, charge, room = line
+    special: list[tuple[WaitingLine, int]] = []  # with a limit, or of the same customer
+    for line in view.lines:
+        level, _, _, customer, waiting, charge, capacity = line
         if level < own_level or not charge:
-            n = waiting  # in mode `levels` only those before it are told
+            n = waiting  # mode `levels`: the view contains only documents ahead
         else:
             n = min(waiting, turns_before(line, place, tick))
-        if room is not None or customer == lineup.customer:
-            special.append((line, lineup.rank.least if line is own else n))
+        if capacity is not None or customer == view.customer:
+            special.append((line, view.rank.least if line is own else n))
         elif level < own_level:
             better += n
         elif n:
             turns[customer] = n
     mine = 0
-    rooms: dict[int, int] = {}
-    for line, wanted in sorted(special):  # better levels come first, and use up room first
+    capacities: dict[int, int] = {}
+    for line, wanted in sorted(special):  # better levels use the capacity first
         n = wanted
-        if line.room is not None:
-            left = rooms.get(line.customer, line.room)
+        if line.capacity is not None:
+            left = capacities.get(line.customer, line.capacity)
             n = min(wanted, left)
-            rooms[line.customer] = left - n
-        if line.customer == lineup.customer:
+            capacities[line.customer] = left - n
+        if line.customer == view.customer:
             mine += n
         elif line.level < own_level:
             better += n
         elif n:
             turns[line.customer] = n
-    reached = own.room is None or mine < own.room
+    reached = own.capacity is None or mine < own.capacity
     others = sum(turns.values())
-    if lineup.crowd is not None:
-        others += lineup.crowd.before[lineup.rank.least]
-        turns.update(lineup.crowd.largest)
-    return Counted(Before(better_levels=better, other_turns=others, own=mine), turns, reached)
+    if view.other_lines is not None:
+        others += view.other_lines.before[view.rank.least]
+        turns.update(view.other_lines.largest)
+    return TurnCount(
+        DocumentsAhead(better_levels=better, other_turns=others, own=mine), turns, reached
+    )
 
 
-def until_slot(number: int) -> int:
-    """Ordinary claims after the one of this number, until the next is for the longest waiting."""
+def until_patience_turn(number: int) -> int:
+    """Return how many ordinary claims precede the next turn for the longest waiting."""
     return PATIENCE_EVERY - 1 - number % PATIENCE_EVERY
 
 
-def slots_within(number: int, ordinary: int, fronts: int) -> int:
-    """How many turns for the longest waiting there are among so many ordinary ones and just before
-    the next, after the claim of this number, if so many customers are waiting for one."""
-    until = until_slot(number)
+def patience_turns_within(number: int, ordinary: int, overdue: int) -> int:
+    """Return how many of `overdue` turns for the longest waiting fall between claim `number` and
+    the ordinary claim that follows `ordinary` others."""
+    until = until_patience_turn(number)
     if ordinary < until:
         return 0
-    return min(fronts, 1 + (ordinary - until) // (PATIENCE_EVERY - 1))
+    return min(overdue, 1 + (ordinary - until) // (PATIENCE_EVERY - 1))
