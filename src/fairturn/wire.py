@@ -1,12 +1,182 @@
-"""What the service and its clients have to agree on: types of bodies, headers, limits."""
+"""The JSON of documents, receipts, customers and access keys, and the constants of HTTP requests.
+
+Each entity has one list of fields. The service and its OpenAPI description, the clients, the
+command line (`--json`) and the CSV export derive from it: a field that is added here appears in all
+of them. Moments are integers of microseconds since 1970 UTC.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from fairturn.access.keys import Role
+from fairturn.model import BodyType, Progress, State
+from fairturn.scheduling.flows import COST_ONE
 
 JSON, LINES = "application/json", "application/x-ndjson"
 BINARY, PROBLEM = "application/octet-stream", "application/problem+json"
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
-REPEATED = "Idempotency-Replayed"  # of an answer: the key was known
+REPEATED = "Idempotency-Replayed"  # header of a response: the key was known
 
-JSON_BYTES_MAX = 1_048_576  # of a payload or a request; what is larger is a content
+JSON_BYTES_MAX = 1_048_576  # of a payload or a request; a larger body must be a content
 BATCH_BYTES_MAX = 32 * 1_048_576
-IDS_MAX = 500  # in the query of a list, which has to fit into the head of a request
+IDS_MAX = 500  # in the query of a list: a request line has to fit into the server's buffer
 WAIT_S_MAX = 60.0  # of a long poll
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FieldType:
+    """How a field is converted. None converts to None and is never passed to these functions."""
+
+    schema: Any  # the type in the OpenAPI description
+    encode: Callable[[Any], Any] | None = None  # from the Python value; None: as it is
+    decode: Callable[[Any], Any] | None = None  # from JSON
+
+
+class JsonField(NamedTuple):
+    """One field of an entity."""
+
+    name: str  # in JSON and CSV
+    attribute: str  # of the Python value
+    type: FieldType
+    optional: bool = False  # may be None
+    description: str = ""
+    in_csv: bool = False
+    operators_only: bool = False  # None in the responses for customers
+
+
+def _json_or_none(value: Any) -> str | None:
+    return json.dumps(value, separators=(",", ":")) if value else None
+
+
+def _progress(value: Mapping[str, Any]) -> Progress:
+    return Progress(value["done"], value["total"])
+
+
+TEXT, INTEGER, NUMBER, BOOLEAN = map(FieldType, (str, int, float, bool))
+MOMENT = FieldType(int)
+PRIORITY = FieldType(int)
+STATE = FieldType(State, decode=State)
+BODY_TYPE = FieldType(BodyType, decode=BodyType)
+ROLE = FieldType(Role, decode=Role)
+COST = FieldType(float, lambda cost: cost / COST_ONE, lambda cost: round(cost * COST_ONE))
+HEX = FieldType(str, bytes.hex, bytes.fromhex)
+METADATA = FieldType(dict[str, Any], decode=_json_or_none)
+PROGRESS = FieldType(dict[str, float | None], Progress._asdict, _progress)
+INTEGERS = FieldType(list[int], list, tuple)
+JSON_TEXT = FieldType(Any, json.loads)
+
+
+def _field(name: str, type: FieldType, attribute: str = "", **more: Any) -> JsonField:
+    """A field whose attribute has its name; moments are integers in `NAME_us`."""
+    return JsonField(name, attribute or (f"{name}_us" if type is MOMENT else name), type, **more)
+
+
+DOCUMENT = (
+    _field("id", TEXT, in_csv=True),
+    _field("customer", TEXT, in_csv=True),
+    _field("state", STATE, in_csv=True),
+    _field("priority", PRIORITY, in_csv=True),
+    _field("count", INTEGER, in_csv=True),
+    _field("name", TEXT, optional=True, in_csv=True),
+    _field("body_type", BODY_TYPE),
+    _field("size_bytes", INTEGER, in_csv=True),
+    _field("sha256", HEX, optional=True),
+    _field("metadata", METADATA),
+    _field("parent", TEXT, optional=True),
+    _field("submitted_at", MOMENT, in_csv=True),
+    _field("due_at", MOMENT, optional=True, in_csv=True),
+    _field("claimed_at", MOMENT, optional=True, in_csv=True),
+    _field("ended_at", MOMENT, optional=True, in_csv=True),
+    _field("attempts", INTEGER, in_csv=True),
+    _field(
+        "worker",
+        TEXT,
+        optional=True,
+        in_csv=True,
+        operators_only=True,
+        description="Only for operators and readers.",
+    ),
+    _field("error", TEXT, optional=True, in_csv=True),
+    _field("cancel_requested", BOOLEAN),
+    _field("cost", COST, optional=True),
+    _field("real_cost", COST, optional=True),
+    _field("progress", PROGRESS, optional=True),
+)
+# What a submission states beside its customer, its key and its body.
+SUBMISSION = (
+    _field("name", TEXT),
+    _field("metadata", JSON_TEXT),
+    _field("cost", COST),
+    _field("due_at", INTEGER),
+    _field("parent", TEXT),
+)
+RECEIPT = (
+    _field("id", TEXT),
+    _field("customer", TEXT),
+    _field("count", INTEGER),
+    _field("priority", PRIORITY),
+    _field("submitted_at", MOMENT),
+)
+ACCESS_KEY = (
+    _field("id", TEXT),
+    _field("role", ROLE),
+    _field("customer", TEXT, optional=True),
+    _field("name", TEXT),
+    _field("made_at", MOMENT),
+    _field("used_at", MOMENT, optional=True),
+    _field("ends_at", MOMENT, optional=True),
+)
+# The settings of a customer are in `Customer.settings`.
+CUSTOMER_SETTINGS = (
+    _field("weight", NUMBER),
+    _field("limit", INTEGER, optional=True),
+    _field("paused", BOOLEAN),
+)
+_CUSTOMER_COUNTERS = (
+    _field("name", TEXT),
+    _field("count", INTEGER, description="The pending documents count."),
+    _field("waiting", INTEGER),
+    _field("waiting_by_priority", INTEGERS),
+    _field("running", INTEGER),
+    _field("delayed", INTEGER),
+)
+CUSTOMER = (
+    *_CUSTOMER_COUNTERS,
+    _field("count_updated_at", MOMENT, optional=True, description="When the count changed last."),
+)
+CUSTOMER_SUMMARY = (
+    *_CUSTOMER_COUNTERS,
+    _field("priority_of_next", PRIORITY, description="Of a document submitted now."),
+    _field(
+        "resets_at",
+        MOMENT,
+        optional=True,
+        description="The count is 0 after this moment, unless a document is submitted before.",
+    ),
+)
+
+
+def to_json(
+    fields: Iterable[JsonField], value: Any, *, for_customer: bool = False
+) -> dict[str, Any]:
+    """Return the fields of a value as a JSON object."""
+    found = {}
+    for name, attribute, type, _, _, _, operators_only in fields:
+        plain = None if for_customer and operators_only else getattr(value, attribute)
+        found[name] = plain if plain is None or type.encode is None else type.encode(plain)
+    return found
+
+
+def from_json(fields: Iterable[JsonField], value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a value, from a JSON object. Unknown keys are ignored: a newer
+    service may send more."""
+    found = {}
+    for field in fields:
+        plain, decode = value[field.name], field.type.decode
+        # Objects and lists are stored as JSON text, in `NAME_json`.
+        attribute = f"{field.attribute}_json" if decode is _json_or_none else field.attribute
+        found[attribute] = plain if plain is None or decode is None else decode(plain)
+    return found

@@ -1,17 +1,20 @@
 """The queue over HTTP: the methods and values of `Queue`, for programs on other machines.
 
-Each method is written once, as an exchange: a generator that says what to ask, gets the answer, and
-knows neither sockets nor event loops. `Client` and `AsyncClient` do what it says (decision 0032).
+An operation is written once, as a generator that performs no I/O; `Client` and `AsyncClient` run it
+with a blocking and an async transport (decision 0024).
 
-    calling, awaiting, connecting   the two clients; what both need of httpx
-    documents, operating            the exchanges: of everybody, of operators
-    asking, refusing                asking again when it may help; refusals as errors
-    uploading, downloading          what is sent piece by piece; what is checked before it is given
-    values                          the service's JSON as the values of the queue
+    sync_client, async_client   the typed methods of the two clients
+    operations                  what each method does
+    upload                      submissions as requests
+    request                     requests, streams, retries
+    response                    responses, and the errors for them
+    values                      JSON as the values of the queue
+    transport                   the only module that uses httpx
 """
 
-from fairturn.client.exchange import Tries
-from fairturn.client.upload import Progress
-from fairturn.client.values import Me, Standing
+from fairturn.client.request import RetryPolicy
+from fairturn.client.upload import ProgressCallback
+from fairturn.client.values import Identity
+from fairturn.model import CustomerSummary
 
-__all__ = ["Tries", "Progress", "Me", "Standing"]
+__all__ = ["RetryPolicy", "ProgressCallback", "Identity", "CustomerSummary"]

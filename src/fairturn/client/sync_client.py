@@ -1,30 +1,22 @@
-"""`Client`: the queue of a service, for programs that wait for each answer."""
+"""`Client`: a queue behind a service, for programs with threads."""
 
-import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
-from datetime import datetime
-from types import TracebackType
-from typing import Any, BinaryIO, Self, TypeVar, Unpack, overload
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, BinaryIO, Self, Unpack, overload
 
 from fairturn.access.keys import AccessKey, Role
 from fairturn.access.registry import NewKey
-from fairturn.client.administration import KeyExchanges, Operating
-from fairturn.client.documents import Documents
-from fairturn.client.exchange import Ask, Exchange, Pause, Step, Tries, Upload
-from fairturn.client.problems import Answer, Broken
-from fairturn.client.transport import (
-    CHUNK_BYTES,
-    answer_of,
-    arguments_of,
-    broken_by,
-    connection,
-    load_httpx,
-    random_name,
+from fairturn.client.operations import (
+    AccessKeys,
+    AdminOperations,
+    DocumentOperations,
+    KeyOperations,
+    Receipts,
+    States,
 )
-from fairturn.client.upload import NewName, Progress
-from fairturn.client.values import Me
+from fairturn.client.request import RetryPolicy, ServiceSession
+from fairturn.client.transport import SyncTransport, connection_to, random_id
+from fairturn.client.upload import NewId, ProgressCallback
+from fairturn.client.values import Identity
 from fairturn.explain.analysis import Audience, Explanation
 from fairturn.model import (
     PAGE_MAX,
@@ -36,25 +28,26 @@ from fairturn.model import (
     Settings,
     State,
     Submission,
+    SubmissionFields,
     Summary,
 )
 from fairturn.priority import Rule
 from fairturn.validation.changes import UNCHANGED, SettingChanges, Unchanged
 from fairturn.validation.filters import Filters
 
-T = TypeVar("T")
-Receipts = list[Receipt]
-States = list[State | None]
-Keys = list[AccessKey]
-
 
 class Client:
-    """A fair document queue at a url: the methods and values of `Queue`, over HTTP.
+    """A fair document queue at a URL: the methods, values and errors of `Queue`, over HTTP.
 
-    `ca` is a file with the certificates of an authority of one's own; `allow_http=True` lets a key
-    travel unencrypted, which only makes sense where something else encrypts it. A service that
-    does not answer within `timeout_s`, or for the moment not at all, is asked again as `tries` say.
-    Any number of threads may use one client.
+    `ca` is a file with the certificates of a private authority. `allow_http=True` permits sending
+    the access key unencrypted; use it only where something else encrypts the connection. A request
+    that gets no response within `timeout_s`, or that fails temporarily, is retried by
+    `retry_policy`. Threads can share one client.
+
+    Every method raises `NotAllowed` if the access key does not permit it, `StoreUnavailable` if
+    the service does not respond, and `StoreRefused` if the URL is not of a fairturn service.
+
+    It has more than 20 methods because it offers those of `Queue`.
     """
 
     def __init__(
@@ -64,148 +57,134 @@ class Client:
         *,
         ca: str | None = None,
         timeout_s: float = 60.0,
-        tries: Tries | None = None,
+        retry_policy: RetryPolicy | None = None,
         allow_http: bool = False,
-        pause: Callable[[float], object] = time.sleep,
-        new_name: NewName = random_name,
+        sleep: Callable[[float], object] | None = None,
+        new_id: NewId = random_id,
     ) -> None:
-        made = connection(url, key, ca=ca, timeout_s=timeout_s, allow_http=allow_http)
-        self._httpx = load_httpx()
-        self._http = self._httpx.Client(**made.options)
-        self._timeout_s = timeout_s
-        self._pause = pause
-        self._asker = made.asker(tries)
-        self._documents = Documents(self._asker, new_name)
-        self._operating = Operating(self._asker)
-        self.url = made.place.url
-        self.keys = ClientKeys(self._run, KeyExchanges(self._asker))
+        connection = connection_to(url, key, ca=ca, timeout_s=timeout_s, allow_http=allow_http)
+        self.url = connection.endpoint.url
+        self._transport = SyncTransport(connection, sleep)
+        self._run = self._transport.run
+        self._session = ServiceSession(connection.endpoint, retry_policy or RetryPolicy())
+        self._documents = DocumentOperations(self._session, new_id)
+        self._admin = AdminOperations(self._session)
+        self.keys = ClientKeys(self._transport, KeyOperations(self._session))
 
     def __repr__(self) -> str:
         return f"Client({self.url!r})"
 
-    # ── Submitting ───────────────────────────────────────────────────────────────────────────────
+    # ── Submit ───────────────────────────────────────────────────────────────────────────────────
 
     def submit(
         self,
         customer: str | None = None,
         *,
-        payload: Any = None,
-        content: bytes | BinaryIO | None = None,
-        file: str | os.PathLike[str] | None = None,
-        name: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        key: str | None = None,
-        cost: float | None = None,
-        due_at: datetime | int | None = None,
-        parent: str | None = None,
-        progress: Progress | None = None,
+        progress: ProgressCallback | None = None,
+        **fields: Unpack[SubmissionFields],
     ) -> Receipt:
         """Submit one document: a JSON payload, content from bytes or a binary stream, or a file.
 
-        When this returns, the document is on stable storage of the service. A customer's key says
-        by itself who the customer is; with another one it is named. A connection that breaks is
-        tried again, and the document is stored once, with or without a `key`; only a stream that
-        cannot be read twice is not tried again. Bytes are sent as they are read; `progress` hears
-        how many are sent, and of how many.
+        When this returns, the document is on the service's stable storage. A customer's key
+        implies the customer; with any other key, name it. Retries store the document once, with or
+        without an idempotency `key`. A stream that cannot seek is sent only once. Contents are
+        streamed; `progress` is called with the bytes sent and their total (None if unknown).
         """
-        submission = Submission(
-            customer=customer or "",
-            payload=payload,
-            content=content,
-            file=file,
-            name=name,
-            metadata=metadata,
-            key=key,
-            cost=cost,
-            due_at=due_at,
-            parent=parent,
-        )
+        submission = Submission(customer or "", **fields)
         return self._run(self._documents.submit(customer, submission, progress))
 
     def submit_many(
-        self, submissions: Iterable[Submission], *, progress: Progress | None = None
+        self, submissions: Iterable[Submission], *, progress: ProgressCallback | None = None
     ) -> Receipts:
-        """Submit all of the documents or none, in the order given; at most 10,000 and 32 MiB in one
-        call. One alone may be of any size."""
+        """Submit all of the documents or none, in order: at most 10,000 and 32 MiB in one call.
+
+        A single document may have any size.
+        """
         return self._run(self._documents.submit_many(submissions, progress))
 
     def wait_for_room(
         self, customer: str | None = None, n: int = 1, timeout_s: float | None = None
     ) -> bool:
-        """Wait until `n` more documents would be accepted; False if there is no room then."""
+        """Wait until the queue would accept `n` more documents; False after `timeout_s`."""
         return self._run(self._documents.wait_for_room(customer, n, timeout_s))
 
     def has_room(self, customer: str | None = None, n: int = 1) -> bool:
-        """Whether `n` more documents would be accepted now."""
+        """Whether the queue would accept `n` more documents now."""
         return self._run(self._documents.has_room(customer, n))
 
-    # ── Looking ───────────────────────────────────────────────────────────────────────────────────
+    # ── Query ────────────────────────────────────────────────────────────────────────────────────
 
     def get(self, id: str) -> Document:
-        """The document as it is now."""
+        """Return the document as it is now; `NotFound` if it does not exist."""
         return self._run(self._documents.get(id))
 
     def payload(self, id: str) -> Any:
-        """The JSON value that the document carries."""
+        """Return the JSON payload of the document."""
         return self._run(self._documents.payload(id))
 
     def open(self, id: str) -> BinaryIO:
-        """The content that the document carries, as a stream. All of it has come, to a temporary
-        file if it is large, and was checked before."""
+        """Return the content of the document as a stream, downloaded and verified.
+
+        A large content is in a temporary file, which closing the stream deletes.
+        """
         return self._run(self._documents.open(id))
 
     def read(self, id: str) -> bytes:
-        """The content that the document carries, whole."""
+        """Return the content of the document as bytes."""
         return self._run(self._documents.read(id))
 
     def result(self, id: str) -> Any:
-        """What the handler gave back for a completed document; with a file, the value beside it."""
+        """Return the value that the handler returned for a completed document."""
         return self._run(self._documents.result(id))
 
     def open_result(self, id: str) -> BinaryIO:
-        """The file that the handler gave back, as a stream; it is checked before."""
+        """Return the file that the handler returned as a stream, downloaded and verified."""
         return self._run(self._documents.open_result(id))
 
     def result_file_bytes(self, id: str) -> int | None:
-        """The size of the file that the handler gave back; None if it gave none, or not yet."""
+        """Return the size of the file that the handler returned; None if there is none."""
         return self._run(self._documents.result_file_bytes(id))
 
     def list(
         self, *, after: str | None = None, size: int = 100, **filters: Unpack[Filters]
     ) -> Page:
-        """One page of the documents that match, the newest first; `after` is the `next` of the
-        page before."""
+        """Return one page of the documents that match, newest first.
+
+        `after` is the `next` of the page before.
+        """
         return self._run(self._documents.list(after, size, filters))
 
     def iterate(self, **filters: Unpack[Filters]) -> Iterator[Document]:
-        """All documents that match, the newest first; those that come meanwhile are not among
-        them."""
-        after = None
-        while True:
-            documents, after = self.list(after=after, size=PAGE_MAX, **filters)
-            yield from documents
-            if after is None:
-                return
+        """Iterate over all documents that match, newest first, without later submissions."""
+        page = self.list(size=PAGE_MAX, **filters)
+        yield from page.documents
+        while page.next is not None:
+            page = self.list(after=page.next, size=PAGE_MAX, **filters)
+            yield from page.documents
 
     def wait(self, id: str, timeout_s: float | None = None) -> Document:
-        """Wait until the document has ended, by long polls; `TimeoutError` if it has not."""
+        """Wait until the document has ended, by long polling; `TimeoutError` after `timeout_s`."""
         return self._run(self._documents.wait(id, timeout_s))
 
     def explain(self, id: str, audience: Audience | str = Audience.OPERATOR) -> Explanation:
-        """Return why the document is where it is. `fairturn.explain.sentences.tell` turns it into
-        sentences, in any language. A customer's key gets only what a customer may see."""
+        """Return why the document is in its state, and its queue position.
+
+        `fairturn.explain.sentences.tell` turns an explanation into sentences in a language. With a
+        customer's key, other customers are not named.
+        """
         return self._run(self._documents.explain(id, audience))
 
-    # ── Changing the course ───────────────────────────────────────────────────────────────────────
+    # ── Cancel, retry ────────────────────────────────────────────────────────────────────────────
 
     @overload
     def cancel(self, ids: str) -> State: ...  # type: ignore[overload-overlap]
     @overload
     def cancel(self, ids: Iterable[str]) -> States: ...
     def cancel(self, ids: str | Iterable[str]) -> State | States:
-        """End documents that have not begun, and ask running ones to stop; the state afterwards."""
-        if not isinstance(ids, str):
-            return self._run(self._documents.cancel_many(ids))
+        """End documents that have not started, and ask the workers of running ones to stop.
+
+        Return the state afterwards; in a list, None for an id that does not exist.
+        """
         return self._run(self._documents.cancel(ids))
 
     @overload
@@ -213,25 +192,22 @@ class Client:
     @overload
     def retry(self, ids: Iterable[str]) -> States: ...
     def retry(self, ids: str | Iterable[str]) -> States | None:
-        """Let dead documents wait again, with their old priority and all their attempts."""
-        if not isinstance(ids, str):
-            return self._run(self._documents.retry_many(ids))
-        self._run(self._documents.retry(ids))
-        return None
+        """Return dead documents to the queue, with their priority and a full set of attempts."""
+        return self._run(self._documents.retry(ids))
 
-    # ── Customers ─────────────────────────────────────────────────────────────────────────────────
+    # ── Customers ────────────────────────────────────────────────────────────────────────────────
 
-    def me(self) -> Me:
-        """Who the access key says that one is; of a customer's, where the customer stands."""
-        return self._run(self._asker.me_now())
+    def me(self) -> Identity:
+        """Return the identity behind the access key, with the numbers of its customer."""
+        return self._run(self._session.fetch_identity())
 
     def customers(self, *, after: str | None = None, size: int = 100) -> CustomerPage:
-        """Customers by name, with their counts and how many of their documents wait and run."""
-        return self._run(self._operating.customers(after, size))
+        """Return one page of the customers, by name."""
+        return self._run(self._admin.customers(after, size))
 
     def customer(self, name: str) -> Customer:
-        """One customer."""
-        return self._run(self._operating.customer(name))
+        """Return one customer; `NotFound` if there is none of this name."""
+        return self._run(self._admin.customer(name))
 
     def set_customer(
         self,
@@ -241,115 +217,68 @@ class Client:
         limit: int | Unchanged | None = UNCHANGED,
         paused: bool | Unchanged = UNCHANGED,
     ) -> Customer:
-        """Change a customer's share, its limit of running documents (None: no limit), or pause it.
+        """Change a customer's weight or concurrency limit (None: no limit), or pause it.
 
-        What is not given stays as it is. A name that is new becomes known by this.
+        Parameters that are not given stay as they are. A new name creates the customer.
         """
-        return self._run(self._operating.set_customer(name, weight, limit, paused))
+        return self._run(self._admin.set_customer(name, weight, limit, paused))
 
     def purge(self, customer: str) -> None:
-        """Delete a customer with every document, setting, count and key; running work is lost."""
-        self._run(self._operating.purge(customer))
+        """Delete a customer with its documents, settings, count and keys; running work is lost."""
+        self._run(self._admin.purge(customer))
 
-    # ── The queue itself ──────────────────────────────────────────────────────────────────────────
+    # ── The whole queue ──────────────────────────────────────────────────────────────────────────
 
     def summary(self) -> Summary:
-        """How many documents wait in each priority, are delayed, and run."""
-        return self._run(self._operating.summary())
+        """Return how many documents wait at each priority, are delayed, run and have ended."""
+        return self._run(self._admin.summary())
 
     @property
     def settings(self) -> Settings:
-        """The settings in force, the same for every process."""
-        return self._run(self._operating.settings())
+        """The current settings of the queue."""
+        return self._run(self._admin.settings())
 
     @property
     def rule(self) -> Rule:
-        """The priority rule in force; it needs no key."""
-        return self._run(self._operating.rule())
+        """The current priority rule; it needs no access key."""
+        return self._run(self._admin.rule())
 
     def configure(self, **changes: Unpack[SettingChanges]) -> Settings:
-        """Change settings, for every process. Priorities and counts stay what they are."""
-        return self._run(self._operating.configure(changes))
+        """Change settings for every process. Existing priorities and counts stay as they are."""
+        return self._run(self._admin.configure(changes))
 
     def close(self) -> None:
-        """Give back the connections. Calling it twice does no harm."""
-        self._http.close()
+        """Close the connections; a second call has no effect."""
+        self._transport.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-    # ── Doing what an exchange says ──────────────────────────────────────────────────────────────
-
-    def _run(self, exchange: Exchange[T]) -> T:
-        with closing(exchange):
-            try:
-                step = next(exchange)
-                while True:
-                    try:
-                        given = self._do(step)
-                    except BaseException as error:
-                        step = exchange.throw(error)  # who asked for it knows what it means
-                    else:
-                        step = exchange.send(given)
-            except StopIteration as stop:
-                result: T = stop.value
-                return result
-
-    def _do(self, step: Step) -> Any:
-        if isinstance(step, Ask):
-            return self._ask(step)
-        if isinstance(step, Pause):
-            return self._pause(step.seconds)
-        return step.do()
-
-    def _ask(self, ask: Ask) -> Answer | Broken:
-        body = ask.body.pieces() if isinstance(ask.body, Upload) else ask.body
-        try:
-            request = self._http.build_request(**arguments_of(ask, self._timeout_s), content=body)
-            with closing(self._http.send(request, stream=True)) as response:
-                if ask.into is None or not response.is_success:
-                    return answer_of(response, response.read())
-                ask.into.begin()
-                for chunk in response.iter_bytes(CHUNK_BYTES):
-                    ask.into.write(chunk)
-                return answer_of(response, b"")
-        except self._httpx.RequestError as error:
-            return broken_by(error)
 
 
 class ClientKeys:
-    """Access keys, by the methods of `fairturn.access.registry.Keys`: for operators."""
+    """The access keys of a service, with the methods of `fairturn.access.registry.KeyRegistry`."""
 
-    def __init__(self, run: Callable[[Exchange[Any]], Any], exchanges: KeyExchanges) -> None:
-        self._run = run
-        self._exchanges = exchanges
+    def __init__(self, transport: SyncTransport, operations: KeyOperations) -> None:
+        self._run = transport.run
+        self._operations = operations
 
     def make(self, role: Role | str, *, name: str = "", customer: str | None = None) -> NewKey:
-        """A new key. `shown` is the key itself; nobody can ask for it again."""
-        made: NewKey = self._run(self._exchanges.make(role, name, customer))
-        return made
+        """Create an access key. Its text, `shown`, cannot be retrieved later."""
+        return self._run(self._operations.make(role, name, customer))
 
     def list(
         self, *, customer: str | None = None, after: str | None = None, size: int = 100
-    ) -> Keys:
-        """Keys by their ids, also those that have ended."""
-        found: Keys = self._run(self._exchanges.list(customer, after, size))
-        return found
+    ) -> AccessKeys:
+        """Return keys by id, including those that have expired or were revoked."""
+        return self._run(self._operations.list(customer, after, size))
 
     def rotate(self, id: str, *, overlap_s: float = 0.0) -> NewKey:
-        """A new key in place of one, which ends after the overlap."""
-        made: NewKey = self._run(self._exchanges.rotate(id, overlap_s))
-        return made
+        """Create a key that replaces one; the old key expires after `overlap_s`."""
+        return self._run(self._operations.rotate(id, overlap_s))
 
     def revoke(self, id: str) -> AccessKey:
-        """Let a key end now."""
-        ended: AccessKey = self._run(self._exchanges.revoke(id))
-        return ended
+        """Revoke a key now."""
+        return self._run(self._operations.revoke(id))

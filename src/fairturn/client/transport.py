@@ -1,48 +1,223 @@
-"""What both clients need of httpx: where it connects to, and its errors in our words."""
+"""The two transports: they perform the steps of operations, blocking or on an event loop.
+
+Nothing else in the client uses httpx. Its errors become a `NoResponse`.
+"""
 
 import os
 import secrets
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import closing
 from importlib.metadata import version
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from fairturn.access.keys import read_key
-from fairturn.client.exchange import Ask, Asker, Tries, Upload
-from fairturn.client.problems import Answer, Broken, Place, Trouble
-from fairturn.errors import StoreRefused
+from fairturn.client.request import HttpRequest, Operation, Sleep, Step, Upload
+from fairturn.client.response import Endpoint, FailureKind, HttpResponse, NoResponse
+from fairturn.errors import StoreRefused, StoreUnavailable
 
 if TYPE_CHECKING:
     import httpx
 
 CONNECT_S = 10.0
-# Shorter than the service keeps a connection that nobody uses, so that none is used that it has
-# just closed.
-KEEP_S = 3.0
+# Shorter than the keep-alive timeout of the service, so that the client never sends a request on a
+# connection that the service is closing.
+KEEP_ALIVE_S = 3.0
 CHUNK_BYTES = 262_144
 
+T = TypeVar("T")
 
-class Connection(NamedTuple):
-    """A service, and how to connect to it."""
 
-    place: Place
-    options: Mapping[str, Any]  # of a client of httpx
+class ServiceConnection(NamedTuple):
+    """The checked parameters of a client."""
+
+    endpoint: Endpoint
     timeout_s: float
+    options: dict[str, Any]  # of `httpx.Client` and `httpx.AsyncClient`; contains the access key
 
-    def asker(self, tries: Tries | None) -> Asker:
-        return Asker(self.place, tries or Tries())
+    def open(self, http_client: Callable[..., T]) -> T:
+        import httpx
+
+        try:
+            return http_client(**self.options)
+        except (httpx.InvalidURL, ValueError, ImportError) as error:
+            raise ValueError(
+                f"{self.endpoint.url} or a proxy in the environment cannot be used: {error}"
+            ) from error
 
 
-def random_name() -> str:
-    """A name that nothing else has: for idempotency keys, and what stands between parts."""
+class SyncTransport:
+    """Performs the steps of operations in the calling thread."""
+
+    def __init__(
+        self, connection: ServiceConnection, sleep: Callable[[float], object] | None
+    ) -> None:
+        import httpx
+
+        self._http = connection.open(httpx.Client)
+        self._url, self._timeout_s = connection.endpoint.url, connection.timeout_s
+        self._sleep = sleep or time.sleep
+
+    def run(self, operation: Operation[T]) -> T:
+        """Return the result of an operation."""
+        with closing(operation):
+            result: Any = None
+            while True:
+                try:
+                    step = operation.send(result)
+                except StopIteration as stop:
+                    returned: T = stop.value
+                    return returned
+                result = self._perform(step)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _perform(self, step: Step) -> Any:
+        if isinstance(step, HttpRequest):
+            return self._send(step)
+        if isinstance(step, Sleep):
+            return self._sleep(step.seconds)
+        return step.function()
+
+    def _send(self, request: HttpRequest) -> HttpResponse | NoResponse:
+        if self._http.is_closed:
+            raise StoreUnavailable(f"the client of {self._url} was closed")
+        arguments = _arguments(request, self._timeout_s)
+        if isinstance(request.body, Upload):
+            arguments["content"] = request.body.chunks()
+        try:
+            with self._http.stream(**arguments) as response:
+                if request.download is None or not response.is_success:
+                    return _response_of(response, response.read())
+                request.download.begin()
+                for chunk in response.iter_bytes(CHUNK_BYTES):
+                    request.download.write(chunk)
+                return _response_of(response, b"")
+        except _errors() as error:
+            return _failure_of(error)
+
+
+class AsyncTransport:
+    """Performs the steps of operations on an event loop; files are read and written in threads."""
+
+    def __init__(
+        self, connection: ServiceConnection, sleep: Callable[[float], Awaitable[object]] | None
+    ) -> None:
+        import anyio  # a dependency of httpx
+        import httpx
+
+        self._http = connection.open(httpx.AsyncClient)
+        self._url, self._timeout_s = connection.endpoint.url, connection.timeout_s
+        self._sleep = sleep or anyio.sleep
+        self._in_thread = anyio.to_thread.run_sync
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Return the result of an operation."""
+        with closing(operation):
+            result: Any = None
+            while True:
+                try:
+                    step = operation.send(result)
+                except StopIteration as stop:
+                    returned: T = stop.value
+                    return returned
+                result = await self._perform(step)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _perform(self, step: Step) -> Any:
+        if isinstance(step, HttpRequest):
+            return await self._send(step)
+        if isinstance(step, Sleep):
+            return await self._sleep(step.seconds)
+        return await self._in_thread(step.function)
+
+    async def _send(self, request: HttpRequest) -> HttpResponse | NoResponse:
+        if self._http.is_closed:
+            raise StoreUnavailable(f"the client of {self._url} was closed")
+        arguments = _arguments(request, self._timeout_s)
+        if isinstance(request.body, Upload):
+            arguments["content"] = self._chunks(request.body)
+        try:
+            async with self._http.stream(**arguments) as response:
+                if request.download is None or not response.is_success:
+                    return _response_of(response, await response.aread())
+                request.download.begin()
+                async for chunk in response.aiter_bytes(CHUNK_BYTES):
+                    await self._in_thread(request.download.write, chunk)
+                return _response_of(response, b"")
+        except _errors() as error:
+            return _failure_of(error)
+
+    async def _chunks(self, upload: Upload) -> AsyncIterator[bytes]:
+        chunks = upload.chunks()
+        while (chunk := await self._in_thread(next, chunks, None)) is not None:
+            yield chunk
+
+
+def connection_to(
+    url: str, key: str | None, *, ca: str | None, timeout_s: float, allow_http: bool
+) -> ServiceConnection:
+    """Check the parameters of a client; `ValueError` for a wrong one."""
+    httpx = _load_httpx()
+    url, key_id = check_url(url), None
+    headers = {"User-Agent": f"fairturn/{version('fairturn')}", "Accept": "*/*"}
+    if key is not None:
+        presented = read_key(key) if isinstance(key, str) else None
+        if presented is None:
+            raise ValueError(
+                "the access key does not have the form ft_ID_SECRET that `fairturn keys make` "
+                "prints; check that it is complete"
+            )
+        if not allow_http and not url.startswith("https:") and not _is_local(url):
+            raise ValueError(
+                f"an access key must not be sent unencrypted to {url}: use an https:// url, or "
+                "pass allow_http=True if something else encrypts the connection"
+            )
+        key_id = presented.id
+        headers["Authorization"] = f"Bearer {key}"
+    if not 0 < timeout_s < float("inf"):
+        raise ValueError(f"timeout_s is {timeout_s}; it must be a number of seconds above 0")
+    options = {
+        "base_url": url,
+        "headers": headers,
+        "verify": _certificates(url, ca),
+        "trust_env": not _is_local(url),  # a proxy of the environment is not for localhost
+        "limits": httpx.Limits(max_connections=100, keepalive_expiry=KEEP_ALIVE_S),
+        "follow_redirects": False,  # the access key is for this service only
+    }
+    return ServiceConnection(Endpoint(url, key_id), timeout_s, options)
+
+
+def check_url(url: str) -> str:
+    """Return the URL of a service without a trailing slash; `ValueError` for any other text."""
+    if not isinstance(url, str):
+        raise TypeError(f"url must be a text, not {type(url).__name__}")
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise ValueError(f"url is {url!r}, which is not a valid url: {error}") from None
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("the url contains a user name or password; pass the access key instead")
+    if parts.scheme not in ("http", "https") or not host:
+        raise ValueError(f"url is {url!r}; it must have the form http://localhost:8750")
+    if parts.query or parts.fragment:
+        raise ValueError(f"url is {url!r}; it must not contain ? or #")
+    return url.rstrip("/")
+
+
+def random_id() -> str:
     return secrets.token_hex(16)
 
 
-def load_httpx() -> Any:
-    """The library, which is an extra: loaded when a client is made, and not before."""
+def _load_httpx() -> Any:
     try:
         import httpx
     except ModuleNotFoundError as error:
@@ -53,61 +228,7 @@ def load_httpx() -> Any:
     return httpx
 
 
-def connection(
-    url: str, key: str | None, *, ca: str | None, timeout_s: float, allow_http: bool
-) -> Connection:
-    """What is needed to connect, or the error that says what is wrong with it."""
-    httpx = load_httpx()
-    url, key_id = check_url(url), None
-    headers = {"User-Agent": f"fairturn/{version('fairturn')}", "Accept": "*/*"}
-    if key is not None:
-        presented = read_key(key) if isinstance(key, str) else None
-        if presented is None:
-            raise ValueError(
-                "the access key does not read ft_ID_SECRET, as `fairturn keys make` shows it; "
-                "perhaps a part of it is missing"
-            )
-        if not allow_http and not url.startswith("https:") and not _is_local(url):
-            raise ValueError(
-                f"an access key must not travel unencrypted to {url}: use https://, or say "
-                "allow_http=True where something else encrypts it"
-            )
-        key_id = presented.id
-        headers["Authorization"] = f"Bearer {key}"
-    if not 0 < timeout_s < float("inf"):
-        raise ValueError(f"timeout_s is {timeout_s}; it must be a number of seconds above 0")
-    options = {
-        "base_url": url,
-        "headers": headers,
-        "verify": _trusted(url, ca),
-        # What stays on this machine must not go through a proxy that the environment names.
-        "trust_env": not _is_local(url),
-        "limits": httpx.Limits(max_connections=100, keepalive_expiry=KEEP_S),
-        "follow_redirects": False,  # the key is for this service, and not for wherever it leads
-    }
-    return Connection(Place(url, key_id), options, timeout_s)
-
-
-def check_url(url: str) -> str:
-    """The address of a service without a slash at its end, if it is one."""
-    if not isinstance(url, str):
-        raise TypeError(f"url must be a text, not {type(url).__name__}")
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError as error:
-        raise ValueError(f"url is {url!r}, which is no address: {error}") from None
-    if parts.username is not None or parts.password is not None:
-        raise ValueError("the url has a name or a password in it; the access key is all it needs")
-    if parts.scheme not in ("http", "https") or not host:
-        raise ValueError(f"url is {url!r}; it must begin as in http://localhost:8750")
-    if parts.query or parts.fragment:
-        raise ValueError(f"url is {url!r}; the address of a service ends before ? and #")
-    return url.rstrip("/")
-
-
 def _is_local(url: str) -> bool:
-    """Whether it is a service of this machine, so that nobody can listen on the way."""
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ip_address(host).is_loopback
@@ -115,50 +236,63 @@ def _is_local(url: str) -> bool:
         return False
 
 
-def _trusted(url: str, ca: str | None) -> ssl.SSLContext | bool:
+def _certificates(url: str, ca: str | None) -> ssl.SSLContext | bool:
     if ca is None and url.startswith("http:"):
-        # It is not used. To load all the authorities of the world takes longer than a request.
+        # Not used; loading the system's certificates would take longer than a request.
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    named = ca or (os.environ.get("SSL_CERT_FILE") if _is_local(url) else None)
-    return True if named is None else ssl.create_default_context(cafile=named)
+    file = ca or (os.environ.get("SSL_CERT_FILE") if _is_local(url) else None)
+    if file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=file)
+    except ssl.SSLError as error:
+        raise ValueError(f"{file} has no certificates in PEM format: {error}") from None
 
 
-def arguments_of(ask: Ask, timeout_s: float) -> dict[str, Any]:
-    """A request for `build_request`, without its body."""
-    httpx = load_httpx()
-    headers = dict(ask.headers)
-    if isinstance(ask.body, Upload) and ask.body.size_bytes is not None:
-        headers["Content-Length"] = str(ask.body.size_bytes)
+def _arguments(request: HttpRequest, timeout_s: float) -> dict[str, Any]:
+    """The arguments of `httpx.Client.stream`."""
+    import httpx
+
+    headers, body = dict(request.headers), request.body
+    if isinstance(body, Upload) and body.size_bytes is not None:
+        headers["Content-Length"] = str(body.size_bytes)
     return {
-        "method": ask.method,
-        "url": ask.path,
-        "params": list(ask.query) or None,
+        "method": request.method,
+        "url": request.path,
+        "params": list(request.query) or None,
         "headers": headers,
+        "content": body,
         "timeout": httpx.Timeout(
-            timeout_s, connect=min(CONNECT_S, timeout_s), read=timeout_s + ask.wait_s, pool=None
+            timeout_s, connect=min(CONNECT_S, timeout_s), read=timeout_s + request.wait_s, pool=None
         ),
     }
 
 
-def answer_of(response: "httpx.Response", body: bytes) -> Answer:
+def _response_of(response: "httpx.Response", body: bytes) -> HttpResponse:
     headers = {name.lower(): value for name, value in response.headers.items()}
-    return Answer(response.status_code, headers, body)
+    return HttpResponse(response.status_code, headers, body)
 
 
-def broken_by(error: "httpx.RequestError") -> Broken:
-    """Why there is no answer."""
-    httpx = load_httpx()
+def _errors() -> tuple[type[Exception], ...]:
+    import httpx
+
+    return httpx.RequestError, ssl.SSLError  # anyio passes on some TLS errors as they are
+
+
+def _failure_of(error: Exception) -> NoResponse:
+    import httpx
+
     causes = list(_causes(error))
-    said = next((str(cause) for cause in reversed(causes) if str(cause)), type(error).__name__)
+    detail = next((str(cause) for cause in reversed(causes) if str(cause)), type(error).__name__)
     if any(isinstance(cause, ssl.SSLError) for cause in causes):
-        return Broken(Trouble.TLS, said)
+        return NoResponse(FailureKind.TLS, detail)
     if any(isinstance(cause, socket.gaierror) for cause in causes):
-        return Broken(Trouble.UNKNOWN_NAME, said)
+        return NoResponse(FailureKind.UNKNOWN_HOST, detail)
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError):
-        return Broken(Trouble.UNREACHABLE, said)
+        return NoResponse(FailureKind.UNREACHABLE, detail)
     if isinstance(error, httpx.TimeoutException):
-        return Broken(Trouble.SLOW, said)
-    return Broken(Trouble.CUT, said)
+        return NoResponse(FailureKind.TIMEOUT, detail)
+    return NoResponse(FailureKind.DISCONNECTED, detail)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -1,18 +1,20 @@
-"""Submissions as requests: in which form each is sent, and its bytes piece by piece.
+"""Submissions as requests.
 
-What is wrong with a submission is found here by the queue's own checks, before anything is sent, so
-that it is told in the same words. Nothing larger than a batch is ever in memory.
+Submissions are validated here, by the queue's own checks and with its messages, before anything is
+sent. A content is streamed; only a batch is held in memory.
 """
 
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from io import BytesIO
+from itertools import chain, islice
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urlencode
 
-from fairturn.client.exchange import Ask, Upload
-from fairturn.client.problems import Answer
+from fairturn.client.request import HttpRequest, Upload, query_of
 from fairturn.client.values import receipt_of
 from fairturn.model import (
     CUSTOMER_BYTES_MAX,
@@ -22,9 +24,8 @@ from fairturn.model import (
     Receipt,
     Submission,
 )
-from fairturn.scheduling.flows import COST_ONE
 from fairturn.validation import text
-from fairturn.validation.submission import Described, describe, source_of, to_json
+from fairturn.validation.submission import describe, encode_json, source_of
 from fairturn.wire import (
     BATCH_BYTES_MAX,
     BINARY,
@@ -33,60 +34,68 @@ from fairturn.wire import (
     JSON_BYTES_MAX,
     LINES,
     REPEATED,
+    SUBMISSION,
+    to_json,
 )
 
-PIECE_BYTES = 262_144
-# What is longer than this does not belong into the first line of a request.
-_QUERY_BYTES_MAX = 4_096
+CHUNK_BYTES = 262_144
+_QUERY_BYTES_MAX = 4_096  # proxies limit the length of a request line
 
-Progress = Callable[[int, int | None], None]  # hears how many bytes are sent, and of how many
-NewName = Callable[[], str]  # 32 random characters that nothing else has
+ProgressCallback = Callable[[int, int | None], None]  # bytes sent, bytes in all (None: unknown)
+NewId = Callable[[], str]  # returns a new random id
 
 
-class Prepared(NamedTuple):
-    """A request with documents, and what belongs to it."""
+class PreparedUpload(NamedTuple):
+    """A request that submits documents."""
 
-    ask: Ask
-    own_keys: tuple[bool, ...]  # of each document: whether its key was made here
-    file: BinaryIO | None = None  # to be closed when it was sent
+    request: HttpRequest
+    own_keys: tuple[bool, ...]  # for each document: whether the client generated its key
+    file: BinaryIO | None = None  # the file that the request reads
 
-    def receipts(self, answer: Answer) -> list[Receipt]:
-        """What the answer says. A key that was made here is repeated only by this client."""
-        value = answer.json
+    def receipts(self, value: Any, headers: Mapping[str, str]) -> list[Receipt]:
+        """The receipts in a response. With a generated key, a replay is a retry of this client:
+        the caller sees an ordinary receipt."""
         if "receipts" not in value:
-            value["repeated"] = REPEATED.lower() in answer.headers
-            value = {"receipts": [value]}
-        answered = zip(value["receipts"], self.own_keys, strict=True)
-        return [receipt_of(each, repeated=each["repeated"] and not own) for each, own in answered]
+            value = {"receipts": [{**value, "repeated": REPEATED.lower() in headers}]}
+        pairs = zip(value["receipts"], self.own_keys, strict=True)
+        return [receipt_of(each, repeated=each["repeated"] and not own) for each, own in pairs]
 
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
 
 
-class _Checked(NamedTuple):
-    """A submission that was found to be right."""
-
-    customer: str | None  # None: the key says it
-    described: Described
+class _ValidSubmission(NamedTuple):
+    fields: dict[str, Any]  # JSON values of the fields that are set, except key and body
     key: str
-    own_key: bool
+    is_own_key: bool
+
+    @property
+    def messages(self) -> dict[str, str]:
+        """The messages of the queue for problem codes of a submission."""
+        customer = self.fields.get("customer")
+        owner = "the customer" if customer is None else f"customer {customer!r}"
+        return {
+            "key_reused": f"the idempotency key {self.key!r} of {owner} belongs to another "
+            "document, which differs in more than name and parent",
+            "parent_unknown": f"{owner} has no document {self.fields.get('parent')!r} to be the "
+            "parent",
+        }
 
 
 def prepare(
-    s: Submission, customer: str | None, progress: Progress | None, new_name: NewName
-) -> Prepared:
-    """One document: whatever its size, never more than a piece of it is in memory."""
-    _check_customer(customer)
-    if s.content is None and s.file is None and s.written is None:
-        body = to_json(s.payload, "payload", PAYLOAD_BYTES_MAX).encode()
-        return _with_payload(_check(s, customer, new_name), body)
+    s: Submission, customer: str | None, progress: ProgressCallback | None, new_id: NewId
+) -> PreparedUpload:
+    """The request for one document of any size; a content is read once for its SHA-256."""
+    if _has_payload(s):
+        payload = encode_json(s.payload, "payload", PAYLOAD_BYTES_MAX).encode()
+        return _payload_upload(_validate(s, customer, new_id), payload)
     source = _source(s)
-    file = source if s.file is not None and not isinstance(source, bytes) else None
+    file = source if s.file is not None else None
     try:
-        checked = _check(s, customer, new_name)
-        upload, sha256 = _upload(source, progress or (lambda sent, total: None))
-        return _with_content(checked, upload, sha256, new_name)._replace(file=file)
+        valid = _validate(s, customer, new_id)
+        upload, sha256 = _streamed(source, progress or (lambda sent, total: None))
+        return _content_upload(valid, upload, sha256, new_id)._replace(file=file)
     except BaseException:
         if file is not None:
             file.close()
@@ -96,248 +105,218 @@ def prepare(
 def prepare_many(
     submissions: Iterable[Submission],
     customer_of: Callable[[str | None], str | None],
-    new_name: NewName,
-) -> Prepared:
-    """Many documents in one request, which are stored together or not at all."""
+    progress: ProgressCallback | None,
+    new_id: NewId,
+) -> PreparedUpload | None:
+    """The request for all of the documents; None if there are none."""
+    rest = iter(submissions)
+    first = list(islice(rest, 2))
+    if len(first) == 1:  # one document is not limited to the size of a batch
+        with _submission_number(0):
+            _check_type(first[0])
+            return prepare(first[0], customer_of(first[0].customer), progress, new_id)
     lines: list[bytes] = []
     own_keys: list[bool] = []
     size_bytes = 0
-    for n, submission in enumerate(submissions):
+    for n, submission in enumerate(chain(first, rest)):
         if n == SUBMIT_DOCUMENTS_MAX:
             raise ValueError(f"at most {SUBMIT_DOCUMENTS_MAX:,} documents are accepted in one call")
-        try:
-            if not isinstance(submission, Submission):
-                raise TypeError(f"{submission!r:.100} is not a Submission")
-            customer = _check_customer(customer_of(submission.customer))
-            carried = _carried(submission, BATCH_BYTES_MAX - size_bytes)
-            checked = _check(submission, customer, new_name)
-            line = _line(checked, carried)
-        except TypeError as error:
-            raise TypeError(f"submission {n}: {error}") from error
-        except ValueError as error:
-            raise ValueError(f"submission {n}: {error}") from error
-        lines.append(line)
-        own_keys.append(checked.own_key)
-        size_bytes += len(line)
-        if size_bytes > BATCH_BYTES_MAX:
-            raise ValueError(_too_much(n))
-    return Prepared(_lines(lines), tuple(own_keys))
+        with _submission_number(n):
+            _check_type(submission)
+            body = _line_body(submission, BATCH_BYTES_MAX - size_bytes)
+            valid = _validate(submission, customer_of(submission.customer), new_id)
+            lines.append(_line(valid, *body))
+            size_bytes += len(lines[-1])
+            if size_bytes > BATCH_BYTES_MAX:
+                raise ValueError(
+                    f"over HTTP one call takes {BATCH_BYTES_MAX:,} bytes; submit fewer documents "
+                    "in one call, and large ones one by one"
+                )
+        own_keys.append(valid.is_own_key)
+    return PreparedUpload(_batch(lines), tuple(own_keys)) if lines else None
 
 
-def _too_much(n: int) -> str:
-    return (
-        f"submission {n}: over HTTP one call takes {BATCH_BYTES_MAX:,} bytes; submit fewer in one "
-        "call, and large documents one by one"
-    )
+@contextmanager
+def _submission_number(n: int) -> Iterator[None]:
+    """Prefix errors with the number of the submission."""
+    try:
+        yield
+    except TypeError as error:
+        raise TypeError(f"submission {n}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"submission {n}: {error}") from error
 
 
-def _check_customer(customer: str | None) -> str | None:
-    return None if customer is None else text.identity(customer, "customer", CUSTOMER_BYTES_MAX)
+def _check_type(submission: Submission) -> None:
+    if not isinstance(submission, Submission):
+        raise TypeError(f"{submission!r:.100} is not a Submission")
 
 
-def _check(s: Submission, customer: str | None, new_name: NewName) -> _Checked:
-    """A submission without an idempotency key gets one: sent twice, it is stored once."""
+def _validate(s: Submission, customer: str | None, new_id: NewId) -> _ValidSubmission:
+    """Check the fields, and generate an idempotency key if there is none: a retry of the request
+    must not store the document twice."""
+    if customer is not None:
+        text.identity(customer, "customer", CUSTOMER_BYTES_MAX)
     described = describe(s)
-    key = described.key or f"client-{new_name()}"
-    return _Checked(customer, described, key, described.key is None)
+    fields = {"customer": customer, **to_json(SUBMISSION, described)}
+    given = {field: value for field, value in fields.items() if value is not None}
+    key = described.key
+    return _ValidSubmission(given, key or f"client-{new_id()}", key is None)
 
 
-def _source(s: Submission) -> bytes | BinaryIO:
+def _has_payload(s: Submission) -> bool:
+    return s.content is None and s.file is None and s.written is None
+
+
+def _source(s: Submission) -> BinaryIO:
     source = source_of(s)
     if isinstance(source, ContentRef):
-        raise ValueError("written is a content beside the queue itself; give content or file")
-    return source
+        raise ValueError("written refers to a content in the store; pass content or file instead")
+    return BytesIO(source) if isinstance(source, bytes) else source
 
 
 # ── The forms of a request ───────────────────────────────────────────────────────────────────────
 
 
-def _with_payload(checked: _Checked, body: bytes) -> Prepared:
-    fields = _fields(checked)
-    if len(body) > JSON_BYTES_MAX or not _fit(fields, checked.key):
-        return Prepared(_lines([_line(checked, ("payload", body))]), (checked.own_key,))
-    ask = Ask(
-        "POST",
-        "/v1/documents",
-        query=tuple(fields.items()),
-        headers={"Content-Type": JSON, IDEMPOTENCY_KEY: checked.key},
-        body=body,
-        said=_said(checked),
-    )
-    return Prepared(ask, (checked.own_key,))
+def _payload_upload(valid: _ValidSubmission, payload: bytes) -> PreparedUpload:
+    """The payload as the body, and the fields in the query; if they do not fit, a batch of one."""
+    query = _query(valid)
+    if query is None or len(payload) > JSON_BYTES_MAX:
+        return PreparedUpload(_batch([_line(valid, "payload", payload)]), (valid.is_own_key,))
+    headers = {"Content-Type": JSON, IDEMPOTENCY_KEY: valid.key}
+    return _one_document(valid, query, headers, payload)
 
 
-def _with_content(
-    checked: _Checked, upload: Upload, sha256: str | None, new_name: NewName
-) -> Prepared:
-    fields = _fields(checked)
+def _content_upload(
+    valid: _ValidSubmission, upload: Upload, sha256: str | None, new_id: NewId
+) -> PreparedUpload:
+    """The content as the body, and the fields in the query; if they do not fit, a form."""
     if sha256 is not None:
-        fields["sha256"] = sha256
-    headers = {"Content-Type": BINARY, IDEMPOTENCY_KEY: checked.key}
-    if not _fit(fields, checked.key):
-        boundary = f"fairturn-{new_name()}"
-        upload = _form({**fields, "key": checked.key}, upload, boundary)
-        headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
-        fields = {}
-    ask = Ask(
+        valid.fields["sha256"] = sha256
+    query = _query(valid)
+    if query is not None:
+        headers = {"Content-Type": BINARY, IDEMPOTENCY_KEY: valid.key}
+        return _one_document(valid, query, headers, upload)
+    boundary = f"fairturn-{new_id()}"
+    headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+    return _one_document(valid, {}, headers, _form(valid, upload, boundary))
+
+
+def _one_document(
+    valid: _ValidSubmission, query: dict[str, str], headers: dict[str, str], body: bytes | Upload
+) -> PreparedUpload:
+    request = HttpRequest(
         "POST",
         "/v1/documents",
-        query=tuple(fields.items()),
+        query=query_of(**query),
         headers=headers,
-        body=upload,
-        said=_said(checked),
+        body=body,
+        messages=valid.messages,
     )
-    return Prepared(ask, (checked.own_key,))
+    return PreparedUpload(request, (valid.is_own_key,))
 
 
-def _fields(checked: _Checked) -> dict[str, str]:
-    name, metadata, _, cost, due_at, parent = checked.described
-    given = {
-        "customer": checked.customer,
-        "name": name,
-        "metadata": metadata,
-        "cost": None if cost is None else repr(cost / COST_ONE),
-        "due_at": None if due_at is None else str(due_at),
-        "parent": parent,
-    }
-    return {field: value for field, value in given.items() if value is not None}
+def _query(valid: _ValidSubmission) -> dict[str, str] | None:
+    """The fields as query parameters; None if they are too long, or if the key cannot be a header:
+    HTTP strips spaces at the ends of a header and allows only ASCII."""
+    key, query = valid.key, _texts(valid.fields)
+    is_header = key.isascii() and key.isprintable() and key == key.strip()
+    return query if is_header and len(urlencode(query)) <= _QUERY_BYTES_MAX else None
 
 
-def _fit(fields: dict[str, str], key: str) -> bool:
-    """Whether the fields can go into the query, and the key into a header: there, spaces at its
-    ends would be lost, and other characters than those of ASCII changed."""
-    plain = key.isascii() and key.isprintable() and key == key.strip()
-    return plain and len(urlencode(fields)) <= _QUERY_BYTES_MAX
-
-
-def _said(checked: _Checked) -> dict[str, str]:
-    """What the queue itself would say."""
-    described = checked.described
-    whose = "the customer" if checked.customer is None else f"customer {checked.customer!r}"
+def _texts(fields: dict[str, Any]) -> dict[str, str]:
     return {
-        "key_reused": f"the idempotency key {checked.key!r} of {whose} belongs to another document,"
-        " which has another content, metadata, cost or due time",
-        "parent_unknown": f"{whose} has no document {described.parent!r} to be the parent",
+        field: value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+        for field, value in fields.items()
     }
 
 
-def _lines(lines: list[bytes]) -> Ask:
-    return Ask(
-        "POST", "/v1/documents/batch", headers={"Content-Type": LINES}, body=b"\n".join(lines)
-    )
-
-
-def _carried(s: Submission, size_bytes_max: int) -> tuple[str, bytes]:
-    """What a line carries: the name of the field, and its value as JSON."""
-    if s.content is None and s.file is None and s.written is None:
-        return "payload", to_json(s.payload, "payload", PAYLOAD_BYTES_MAX).encode()
-    source = _source(s)
-    if isinstance(source, bytes):
-        content = source
-    else:
-        try:
-            content = b"".join(_read(source, max(0, size_bytes_max) + 1))
-        finally:
-            if s.file is not None:
-                source.close()
-    return "content", b'"' + base64.b64encode(content) + b'"'
-
-
-def _line(checked: _Checked, carried: tuple[str, bytes]) -> bytes:
-    name, metadata, _, cost, due_at, parent = checked.described
-    given: dict[str, Any] = {
-        "customer": checked.customer,
-        "name": name,
-        "metadata": None if metadata is None else json.loads(metadata),
-        "key": checked.key,
-        "cost": None if cost is None else cost / COST_ONE,
-        "due_at": due_at,
-        "parent": parent,
-    }
-    fields = {field: value for field, value in given.items() if value is not None}
-    word, value = carried
-    head = json.dumps(fields, separators=(",", ":"))[:-1].encode()
-    return b'%s,"%s":%s}' % (head, word.encode(), value)
-
-
-# ── Bytes ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _upload(source: bytes | BinaryIO, progress: Progress) -> tuple[Upload, str | None]:
-    """The bytes of a content, and their checksum if they can be read before they are sent."""
-    if isinstance(source, bytes):
-        view = memoryview(source)
-
-        def of_bytes() -> Iterator[bytes]:
-            parts = range(0, len(view), PIECE_BYTES)
-            return (bytes(view[start : start + PIECE_BYTES]) for start in parts)
-
-        pieces = _told(of_bytes, len(view), progress)
-        return Upload(pieces, len(view)), hashlib.sha256(view).hexdigest()
-    if not source.seekable():
-        return Upload(_told(lambda: _read(source), None, progress), None, again=False), None
-    start, size_bytes, digest = source.tell(), 0, hashlib.sha256()
-    for piece in _read(source):
-        size_bytes += len(piece)
-        digest.update(piece)
-
-    def of_file() -> Iterator[bytes]:
-        source.seek(start)
-        return _read(source, size_bytes)
-
-    return Upload(_told(of_file, size_bytes, progress), size_bytes), digest.hexdigest()
-
-
-def _read(source: BinaryIO, size_bytes_max: int | None = None) -> Iterator[bytes]:
-    left = size_bytes_max
-    while left is None or left > 0:
-        piece = source.read(PIECE_BYTES if left is None else min(left, PIECE_BYTES))
-        if not piece:
-            return
-        if not isinstance(piece, bytes):
-            raise TypeError(
-                f"the content gives {type(piece).__name__}; it must be opened as binary"
-            )
-        left = None if left is None else left - len(piece)
-        yield piece
-
-
-def _told(
-    pieces: Callable[[], Iterator[bytes]], total: int | None, progress: Progress
-) -> Callable[[], Iterator[bytes]]:
-    """The same, and `progress` hears of each piece that was taken."""
-
-    def told() -> Iterator[bytes]:
-        sent = 0
-        for piece in pieces():
-            yield piece
-            sent += len(piece)
-            progress(sent, total)
-        if total is not None and sent != total:
-            raise ValueError(
-                f"the content changed while it was sent: it had {total:,} bytes, then {sent:,}"
-            )
-
-    return told
-
-
-def _form(fields: dict[str, str], upload: Upload, boundary: str) -> Upload:
-    """The same bytes as the file of a form, with fields that fit nowhere else."""
+def _form(valid: _ValidSubmission, upload: Upload, boundary: str) -> Upload:
+    """A multipart form with the fields and the key, and the content as its file."""
     parts = [
         f'--{boundary}\r\nContent-Disposition: form-data; name="{field}"\r\n\r\n{value}\r\n'
-        for field, value in fields.items()
+        for field, value in _texts({**valid.fields, "key": valid.key}).items()
     ]
     parts.append(
         f'--{boundary}\r\nContent-Disposition: form-data; name="file"\r\n'
         f"Content-Type: {BINARY}\r\n\r\n"
     )
     head, tail = "".join(parts).encode(), f"\r\n--{boundary}--\r\n".encode()
-
-    def pieces() -> Iterator[bytes]:
-        yield head
-        yield from upload.pieces()
-        yield tail
-
     size_bytes = upload.size_bytes
-    whole = None if size_bytes is None else len(head) + size_bytes + len(tail)
-    return Upload(pieces, whole, upload.again)
+    if size_bytes is not None:
+        size_bytes += len(head) + len(tail)
+    return Upload(lambda: chain([head], upload.chunks(), [tail]), size_bytes, upload.is_repeatable)
+
+
+def _batch(lines: list[bytes]) -> HttpRequest:
+    headers, body = {"Content-Type": LINES}, b"\n".join(lines)
+    return HttpRequest("POST", "/v1/documents/batch", headers=headers, body=body)
+
+
+def _line_body(s: Submission, size_bytes_max: int) -> tuple[str, bytes]:
+    """The field of a line that has the body, and its JSON; reads little more than the maximum."""
+    if _has_payload(s):
+        return "payload", encode_json(s.payload, "payload", PAYLOAD_BYTES_MAX).encode()
+    source = _source(s)
+    try:
+        content = b"".join(_chunks(source, max(0, size_bytes_max) + 1))
+    finally:
+        if s.file is not None:
+            source.close()
+    return "content", b'"' + base64.b64encode(content) + b'"'
+
+
+def _line(valid: _ValidSubmission, field: str, body: bytes) -> bytes:
+    head = json.dumps({**valid.fields, "key": valid.key}, separators=(",", ":"))[:-1].encode()
+    return b'%s,"%s":%s}' % (head, field.encode(), body)
+
+
+# ── Bytes ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _streamed(source: BinaryIO, progress: ProgressCallback) -> tuple[Upload, str | None]:
+    """The bytes of a content, and their SHA-256 if they can be read twice."""
+    if not (hasattr(source, "seekable") and source.seekable()):
+        chunks = _reported(lambda: _chunks(source), None, progress)
+        return Upload(chunks, None, is_repeatable=False), None
+    start, size_bytes, digest = source.tell(), 0, hashlib.sha256()
+    for chunk in _chunks(source):
+        size_bytes += len(chunk)
+        digest.update(chunk)
+
+    def from_start() -> Iterator[bytes]:
+        source.seek(start)
+        return _chunks(source, size_bytes)
+
+    return Upload(_reported(from_start, size_bytes, progress), size_bytes), digest.hexdigest()
+
+
+def _chunks(source: BinaryIO, size_bytes_max: int | None = None) -> Iterator[bytes]:
+    left = size_bytes_max
+    while left is None or left > 0:
+        chunk = source.read(CHUNK_BYTES if left is None else min(left, CHUNK_BYTES))
+        if not chunk:
+            return
+        if not isinstance(chunk, bytes):
+            raise TypeError(f"the content yields {type(chunk).__name__}; open it in binary mode")
+        left = None if left is None else left - len(chunk)
+        yield chunk
+
+
+def _reported(
+    chunks: Callable[[], Iterator[bytes]], total: int | None, progress: ProgressCallback
+) -> Callable[[], Iterator[bytes]]:
+    """The same chunks, with a call of `progress` after each; `ValueError` if some are missing."""
+
+    def reported() -> Iterator[bytes]:
+        sent = 0
+        for chunk in chunks():
+            yield chunk
+            sent += len(chunk)
+            progress(sent, total)
+        if total is not None and sent != total:
+            raise ValueError(
+                f"the content changed while it was sent: it had {total:,} bytes, then {sent:,}"
+            )
+
+    return reported

@@ -1,121 +1,73 @@
-"""The service's JSON as the values of the queue. A field that a newer service has added is passed
-over."""
+"""The service's JSON as the values of the queue. Fields that a newer service adds are ignored."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
 from fairturn.access.keys import AccessKey, Role
 from fairturn.access.registry import NewKey
+from fairturn.clock import SECOND_US
 from fairturn.explain.analysis import Explanation
-from fairturn.explain.reasons import Code, Reason, Value
-from fairturn.explain.snapshot import Between
+from fairturn.explain.reasons import Code, Reason
+from fairturn.explain.snapshot import CountRange
 from fairturn.model import (
     SETTING_NAMES,
     Customer,
     CustomerPage,
     CustomerSettings,
+    CustomerSummary,
     Document,
-    Kind,
     Page,
-    Progress,
     Receipt,
     Settings,
     State,
     Summary,
 )
 from fairturn.priority import Reset, Rule
-from fairturn.scheduling.flows import COST_ONE
 from fairturn.scheduling.forecast import Forecast
 from fairturn.scheduling.position import Cause, Position
-from fairturn.scheduling.position.closed_form import Before
+from fairturn.scheduling.position.closed_form import DocumentsAhead
+from fairturn.wire import (
+    ACCESS_KEY,
+    CUSTOMER,
+    CUSTOMER_SETTINGS,
+    CUSTOMER_SUMMARY,
+    DOCUMENT,
+    RECEIPT,
+    from_json,
+)
 
 Json = Mapping[str, Any]
 
 
-class Standing(NamedTuple):
-    """Where a customer stands. After `resets_at` the count is 0, if nothing comes in."""
-
-    name: str
-    count: int  # type: ignore[assignment]  # the rule's word; nobody counts a tuple's items
-    priority_of_next: int
-    resets_at: int | None
-    waiting: int
-    waiting_by_priority: tuple[int, ...]
-    running: int
-    delayed: int
-
-
-class Me(NamedTuple):
-    """Who the access key says that one is."""
+class Identity(NamedTuple):
+    """The identity behind an access key; `customer` is None unless it is a customer's key."""
 
     role: Role
     key_id: str | None
     key_name: str | None
-    customer: Standing | None  # of a customer's key: whose it is
+    customer: CustomerSummary | None
 
 
-def me_of(value: Json) -> Me:
-    standing = value["customer"]
-    return Me(
+def identity_of(value: Json) -> Identity:
+    customer = value["customer"]
+    return Identity(
         role=Role(value["role"]),
         key_id=value["key"],
         key_name=value["key_name"],
-        customer=None if standing is None else _standing_of(standing),
+        customer=None
+        if customer is None
+        else CustomerSummary(**from_json(CUSTOMER_SUMMARY, customer)),
     )
-
-
-def _standing_of(value: Json) -> Standing:
-    known = {name: value[name] for name in Standing._fields}
-    known["waiting_by_priority"] = tuple(known["waiting_by_priority"])
-    return Standing(**known)
 
 
 def receipt_of(value: Json, *, repeated: bool) -> Receipt:
-    return Receipt(
-        id=value["id"],
-        customer=value["customer"],
-        count=value["count"],
-        priority=value["priority"],
-        submitted_at=value["submitted_at"],
-        repeated=repeated,
-    )
+    return Receipt(**from_json(RECEIPT, value), repeated=repeated)
 
 
 def document_of(value: Json) -> Document:
-    """A document. Where it lies in the store (`order`, `content_name`) is not told to anybody."""
-    metadata, sha256, progress = value["metadata"], value["sha256"], value["progress"]
-    return Document(
-        id=value["id"],
-        customer=value["customer"],
-        state=State(value["state"]),
-        priority=value["priority"],
-        count=value["count"],
-        submitted_at=value["submitted_at"],
-        due_at=value["due_at"],
-        order=None,
-        attempts=value["attempts"],
-        claimed_at=value["claimed_at"],
-        ended_at=value["ended_at"],
-        worker=value["worker"],
-        error=value["error"],
-        cancel_requested=value["cancel_requested"],
-        cost=_millionths(value["cost"]),
-        kind=Kind(value["kind"]),
-        size_bytes=value["size_bytes"],
-        sha256=None if sha256 is None else bytes.fromhex(sha256),
-        content_name=None,
-        name=value["name"],
-        metadata_json=json.dumps(metadata, separators=(",", ":")) if metadata else None,
-        parent=value["parent"],
-        real_cost=_millionths(value["real_cost"]),
-        progress=None if progress is None else Progress(progress["done"], progress["total"]),
-    )
-
-
-def _millionths(cost: float | None) -> int | None:
-    return None if cost is None else round(cost * COST_ONE)
+    """A document without `order` and `content_name`, which the service does not expose."""
+    return Document(**from_json(DOCUMENT, value), order=None, content_name=None)
 
 
 def page_of(value: Json) -> Page:
@@ -123,62 +75,41 @@ def page_of(value: Json) -> Page:
 
 
 def explanation_of(value: Json) -> Explanation:
-    """The explanation of a document, which comes along. Whose turns are before it is not told by
-    numbers of the store, as `Position.turns` has them; the reasons name whom they may."""
+    """The explanation inside a document. `Position.turns` is empty: it has keys of the store."""
     explained = value["explanation"]
     position, forecast = explained["position"], explained["forecast"]
     return Explanation(
         id=value["id"],
-        at=explained["at"],
+        at_us=explained["at"],
         state=State(value["state"]),
         priority=value["priority"],
         count=value["count"],
         position=None if position is None else _position_of(position),
         forecast=None
         if forecast is None
-        else Forecast(earliest_at=forecast["earliest_at"], latest_at=forecast["latest_at"]),
+        else Forecast(earliest_at_us=forecast["earliest_at"], latest_at_us=forecast["latest_at"]),
         reasons=tuple(
-            Reason(
-                Code(each["code"]),
-                {name: _value_of(given) for name, given in each["parameters"].items()},
-            )
+            Reason(Code(each["code"]), {n: _tuples(v) for n, v in each["parameters"].items()})
             for each in explained["reasons"]
-            if each["code"] in list(Code)  # a newer service may know more of them
+            if each["code"] in list(Code)  # a newer service may have more
         ),
     )
 
 
 def _position_of(value: Json) -> Position:
-    before = value["before"]
     return Position(
-        bounds=Between(value["least"], value["most"]),
-        before=Before(**{name: before[name] for name in Before._fields}),
+        bounds=CountRange(value["least"], value["most"]),
+        before=DocumentsAhead(**_pick(value["before"], DocumentsAhead._fields)),
         reached=value["reached"],
         turns={},
         causes=tuple(Cause(each) for each in value["causes"] if each in list(Cause)),
     )
 
 
-def _value_of(given: Any) -> Value:
-    """JSON knows no tuples: customers with their numbers come as lists."""
-    if isinstance(given, list):
-        return tuple((name, n) for name, n in given)
-    value: Value = given
-    return value
-
-
 def customer_of(value: Json) -> Customer:
     return Customer(
-        name=value["name"],
-        settings=CustomerSettings(
-            weight=value["weight"], limit=value["limit"], paused=value["paused"]
-        ),
-        count=value["count"],
-        count_updated_at=value["count_updated_at"],
-        waiting=value["waiting"],
-        waiting_by_priority=tuple(value["waiting_by_priority"]),
-        running=value["running"],
-        delayed=value["delayed"],
+        settings=CustomerSettings(**from_json(CUSTOMER_SETTINGS, value)),
+        **from_json(CUSTOMER, value),
     )
 
 
@@ -187,35 +118,34 @@ def customers_of(value: Json) -> CustomerPage:
 
 
 def summary_of(value: Json) -> Summary:
-    known = {field.name: value[field.name] for field in fields(Summary)}
-    return Summary(**{**known, "waiting_by_priority": tuple(value["waiting_by_priority"])})
+    return Summary(**_pick(value, (each.name for each in fields(Summary))))
 
 
 def settings_of(value: Json) -> Settings:
-    return Settings(**{name: value[name] for name in SETTING_NAMES})
+    return Settings(**_pick(value, SETTING_NAMES))
 
 
 def rule_of(value: Json) -> Rule:
     return Rule(
         bounds=tuple(value["bounds"]),
-        reset_interval_us=round(value["reset_interval_s"] * 1_000_000),
+        reset_interval_us=round(value["reset_interval_s"] * SECOND_US),
         reset=Reset(value["reset"]),
     )
 
 
 def key_of(value: Json) -> AccessKey:
-    """A key without the hash of its secret, which nobody is told."""
-    return AccessKey(
-        id=value["id"],
-        role=Role(value["role"]),
-        customer=value["customer"],
-        name=value["name"],
-        digest=b"",
-        made_at=value["made_at"],
-        used_at=value["used_at"],
-        ends_at=value["ends_at"],
-    )
+    """An access key without the hash of its secret, which the service does not expose."""
+    return AccessKey(**from_json(ACCESS_KEY, value), digest=b"")
 
 
 def new_key_of(value: Json) -> NewKey:
     return NewKey(key_of(value), value["shown"])
+
+
+def _pick(value: Json, names: Iterable[str]) -> dict[str, Any]:
+    return {name: _tuples(value[name]) for name in names}
+
+
+def _tuples(value: Any) -> Any:
+    """The value with tuples in place of lists, as the values of the queue have them."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,13 +1,13 @@
-"""The HTTP service: the queue for those who are on another machine, or speak another language.
+"""The HTTP service: a queue for clients on other machines or in other languages.
 
-`app.make_app` makes it of a queue; `server.py` has the server of `fairturn serve` and `up`. Work
-on the store happens in threads; the event loop only moves bytes and waits (decision 0030).
+`app.make_app` builds the application for a queue; `server.py` runs it for `fairturn serve` and
+`up`. Store calls run in threads; the event loop only moves bytes and waits (decision 0022).
 
-    connections, guarding, callers, rates    around every request: limits; who asks, from the key
-    submitting, lines, uploads, forms, collecting    documents as they come in
-    documents, changing, room, customers, operating, keyring    routes, by their noun
-    health, metrics, pages          the same, about the service itself
-    shapes, responses, problems, languages, logs    what goes over the wire, and into the log
-    watching, events                one thread that waits for changes, for all who wait
-    service, plan                   what every request needs; what the process was told
+    connections, middleware, callers, rates           every request: limits, authentication
+    submissions, ndjson, forms, uploads, batcher      submitting documents
+    documents, bulk, room, customers, administration, access_keys, events   the other routes
+    health, metrics, api_docs                         routes about the service itself
+    shapes, responses, problems, languages, logs      JSON, errors, the access log
+    change_feed                                       one thread that polls the store for changes
+    service, options                                  what requests share; limits
 """

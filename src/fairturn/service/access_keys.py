@@ -1,113 +1,106 @@
-"""Access keys over HTTP: for operators."""
+"""Routes that manage access keys, for operators."""
 
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
-from fairturn.access.keys import KEY_NAME_BYTES_MAX, AccessKey, Role
-from fairturn.access.registry import OVERLAP_S_MAX
-from fairturn.access.registry import NewKey as MadeKey
+from fairturn.access.keys import KEY_NAME_BYTES_MAX, Role
+from fairturn.access.registry import OVERLAP_S_MAX, NewKey
 from fairturn.errors import WrongState
 from fairturn.service import shapes
 from fairturn.service.callers import Operator
 from fairturn.service.problems import refusing_misuse
 from fairturn.service.responses import problems
 from fairturn.service.service import service_of
+from fairturn.wire import ACCESS_KEY, to_json
 
 router = APIRouter(tags=["keys"])
 
 
-class Key(shapes.Shape):
-    """An access key, without its secret."""
-
-    id: str
-    role: Role
-    customer: str | None
-    name: str
-    made_at: shapes.Moment
-    used_at: shapes.Moment | None
-    ends_at: shapes.Moment | None
-
-    @staticmethod
-    def of(key: AccessKey) -> "Key":
-        return Key(**{name: getattr(key, name) for name in Key.model_fields})
+AccessKeyJson = shapes.json_model("AccessKeyJson", "An access key, without its secret.", ACCESS_KEY)
 
 
-class NewKey(Key):
-    """A key that was made just now."""
+class NewKeyJson(AccessKeyJson):  # type: ignore[misc, valid-type]  # a model made from a list
+    """A new access key, with its secret."""
 
-    shown: Annotated[str, Field(description="The key itself. It is shown this once.")]
+    shown: Annotated[str, Field(description="The key itself. It is never returned again.")]
 
 
-class Keys(shapes.Shape):
-    """One page, by id."""
+class AccessKeysJson(shapes.ResponseJson):
+    """A page of access keys, ordered by id."""
 
-    keys: list[Key]
+    keys: list[AccessKeyJson]  # type: ignore[valid-type]
     next: str | None
 
 
-class WantedKeys(shapes.Asked):
+class KeysQuery(shapes.RequestFields):
     customer: shapes.CustomerName | None = None
-    after: Annotated[str | None, Field(description="The `next` of the page before.")] = None
+    after: Annotated[str | None, Field(description="The `next` of the previous page.")] = None
     size: shapes.PageSize = 100
 
 
-class KeyToMake(shapes.Asked):
+class KeyRequestJson(shapes.RequestFields):
     role: Role
     customer: Annotated[
-        shapes.CustomerName | None, Field(description="For the role customer: whose.")
+        shapes.CustomerName | None,
+        Field(description="The customer of the key; required for the role `customer`."),
     ] = None
-    name: Annotated[str, Field(max_length=KEY_NAME_BYTES_MAX, description="For people.")] = ""
+    name: Annotated[
+        str, Field(max_length=KEY_NAME_BYTES_MAX, description="A label for operators.")
+    ] = ""
 
 
-class Rotation(shapes.Asked):
+class RotationJson(shapes.RequestFields):
     overlap_s: Annotated[
         shapes.Number,
-        Field(ge=0, le=OVERLAP_S_MAX, description="How long the old key still opens."),
+        Field(ge=0, le=OVERLAP_S_MAX, description="Seconds until the old key expires."),
     ] = 0.0
 
 
-@router.get("/v1/keys", response_model=Keys, responses=problems())
-def list_keys(request: Request, caller: Operator, wanted: Annotated[WantedKeys, Query()]) -> Any:
-    """List access keys, also those that have ended, without their secrets."""
+@router.get("/v1/keys", response_model=AccessKeysJson, responses=problems())
+def list_keys(request: Request, caller: Operator, query: Annotated[KeysQuery, Query()]) -> Any:
+    """List access keys, including expired and revoked ones, without their secrets."""
     with refusing_misuse():
         keys = service_of(request).keys.list(
-            customer=wanted.customer, after=wanted.after, size=wanted.size
+            customer=query.customer, after=query.after, size=query.size
         )
-    next_one = keys[-1].id if len(keys) == wanted.size else None
-    return Keys(keys=[Key.of(key) for key in keys], next=next_one)
+    next_id = keys[-1].id if len(keys) == query.size else None
+    return AccessKeysJson(keys=[to_json(ACCESS_KEY, key) for key in keys], next=next_id)
 
 
-@router.post("/v1/keys", status_code=201, response_model=NewKey, responses=problems(409))
-def make_key(request: Request, caller: Operator, wanted: KeyToMake) -> Any:
-    """Make an access key. It is shown in this answer and never again."""
+@router.post("/v1/keys", status_code=201, response_model=NewKeyJson, responses=problems(409))
+def make_key(request: Request, caller: Operator, body: KeyRequestJson) -> Any:
+    """Create an access key. The key itself is only in this response."""
     keys = service_of(request).keys
-    if caller.key is None and wanted.role is not Role.OPERATOR:
-        raise WrongState("the first key is an operator's: without one nobody could make another")
+    if caller.key is None and body.role is not Role.OPERATOR:
+        raise WrongState(
+            f"the first key has the role {body.role}; create an operator's key first: "
+            "only operators can create keys"
+        )
     with refusing_misuse():
-        made = keys.make(wanted.role, name=wanted.name, customer=wanted.customer)
+        made = keys.make(body.role, name=body.name, customer=body.customer)
     return _shown(made)
 
 
 @router.post(
     "/v1/keys/{id}/rotate",
     status_code=201,
-    response_model=NewKey,
+    response_model=NewKeyJson,
     responses=problems(404, 409),
 )
-def rotate_key(request: Request, caller: Operator, id: str, rotation: Rotation) -> Any:
-    """Make a new key in place of one; the old one ends after the overlap."""
+def rotate_key(request: Request, caller: Operator, id: str, rotation: RotationJson) -> Any:
+    """Replace an access key. The old key expires after `overlap_s`."""
     with refusing_misuse():
         made = service_of(request).keys.rotate(id, overlap_s=rotation.overlap_s)
     return _shown(made)
 
 
-@router.post("/v1/keys/{id}/revoke", response_model=Key, responses=problems(404))
+@router.post("/v1/keys/{id}/revoke", response_model=AccessKeyJson, responses=problems(404))
 def revoke_key(request: Request, caller: Operator, id: str) -> Any:
-    """Let a key end now."""
-    return Key.of(service_of(request).keys.revoke(id))
+    """Revoke an access key immediately."""
+    return to_json(ACCESS_KEY, service_of(request).keys.revoke(id))
 
 
-def _shown(made: MadeKey) -> NewKey:
-    return NewKey(**Key.of(made.key).model_dump(), shown=made.shown)
+def _shown(made: NewKey) -> NewKeyJson:
+    return NewKeyJson(**to_json(ACCESS_KEY, made.key), shown=made.shown)

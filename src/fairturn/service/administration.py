@@ -1,4 +1,4 @@
-"""The whole queue: its rule, its numbers, its workers, its settings, and many documents at once."""
+"""Routes about the whole queue: the rule, the summary, workers, settings and bulk actions."""
 
 from itertools import islice
 from typing import Annotated, Any, Literal
@@ -12,7 +12,7 @@ from fairturn.priority import LEVELS, Reset
 from fairturn.scheduling.flows import Costs, Mode
 from fairturn.service import shapes
 from fairturn.service.callers import Operator, Overseer
-from fairturn.service.documents import Wanted
+from fairturn.service.documents import DocumentFilterQuery
 from fairturn.service.options import BULK_MAX
 from fairturn.service.problems import refusing_misuse
 from fairturn.service.responses import problems
@@ -25,8 +25,8 @@ Seconds = Annotated[shapes.Number | None, Field(ge=0, le=SECONDS_MAX)]
 Limit = Annotated[shapes.Whole | None, Field(ge=1, le=1 << 53)]
 
 
-class Rule(shapes.Shape):
-    """The priority rule in force."""
+class RuleJson(shapes.ResponseJson):
+    """The current priority rule."""
 
     reset: Reset
     reset_interval_s: float
@@ -35,11 +35,11 @@ class Rule(shapes.Shape):
     mode: Mode
 
 
-@router.get("/v1/rule", response_model=Rule, responses=problems())
+@router.get("/v1/rule", response_model=RuleJson, responses=problems())
 def get_rule(request: Request) -> Any:
-    """The priority rule in force. It needs no key: everybody may know it."""
+    """Retrieve the current priority rule. No access key is required."""
     settings = service_of(request).queue.settings
-    return Rule(
+    return RuleJson(
         reset=settings.reset,
         reset_interval_s=settings.reset_interval_s,
         bounds=list(settings.bounds),
@@ -48,17 +48,17 @@ def get_rule(request: Request) -> Any:
     )
 
 
-@router.get("/v1/summary", response_model=shapes.Summary, responses=problems())
+@router.get("/v1/summary", response_model=shapes.SummaryJson, responses=problems())
 def get_summary(request: Request, caller: Overseer) -> Any:
-    """The whole queue in a few numbers."""
+    """Retrieve the counters of the queue."""
     return summary_of(service_of(request))
 
 
-def summary_of(service: Service) -> shapes.Summary:
-    """What waits, is delayed and runs; who works; since when the oldest waits."""
-    store = service.queue.store
+def summary_of(service: Service) -> shapes.SummaryJson:
+    """Return the counters of the queue, live workers and the age of the oldest document."""
+    store = service.queue.queries
     summary = store.summary()
-    return shapes.Summary(
+    return shapes.SummaryJson(
         waiting=summary.waiting,
         waiting_by_priority=list(summary.waiting_by_priority),
         delayed=summary.delayed,
@@ -74,28 +74,27 @@ def summary_of(service: Service) -> shapes.Summary:
     )
 
 
-@router.get("/v1/workers", response_model=shapes.Workers, responses=problems())
+@router.get("/v1/workers", response_model=shapes.WorkersJson, responses=problems())
 def list_workers(request: Request, caller: Overseer) -> Any:
-    """The workers that signed on within a day and have not stopped."""
-    return shapes.Workers(workers=workers_of(service_of(request)))
+    """List workers with a heartbeat in the last 24 hours that have not stopped."""
+    return shapes.WorkersJson(workers=workers_of(service_of(request)))
 
 
-def workers_of(service: Service) -> list[shapes.Worker]:
-    """The workers that are known."""
+def workers_of(service: Service) -> list[shapes.WorkerJson]:
     now = service.clock.now()
     return [
-        shapes.Worker(
+        shapes.WorkerJson(
             name=seen.worker,
             seen_at=seen.seen_at,
             slots=seen.slots,
             alive=now - seen.seen_at <= ALIVE_US,
         )
-        for seen in service.queue.store.workers()
+        for seen in service.queue.queries.workers()
     ]
 
 
-class Settings(shapes.Shape):
-    """The settings of the queue, in force for every process."""
+class SettingsJson(shapes.ResponseJson):
+    """The settings of the queue, the same for every process."""
 
     mode: Mode
     costs: Costs
@@ -111,8 +110,8 @@ class Settings(shapes.Shape):
     dead_kept_s: float
 
 
-class SettingsChange(shapes.Asked):
-    """Settings to change; what is left out stays as it is."""
+class SettingsChangeJson(shapes.RequestFields):
+    """Settings to change. Omitted settings keep their values."""
 
     mode: Mode | None = None
     costs: Costs | None = None
@@ -128,15 +127,15 @@ class SettingsChange(shapes.Asked):
     dead_kept_s: Seconds = None
 
 
-@router.get("/v1/settings", response_model=Settings, responses=problems())
+@router.get("/v1/settings", response_model=SettingsJson, responses=problems())
 def get_settings(request: Request, caller: Overseer) -> Any:
-    """The settings in force."""
+    """Retrieve the current settings."""
     return _settings(service_of(request))
 
 
-@router.patch("/v1/settings", response_model=Settings, responses=problems())
-def change_settings(request: Request, caller: Operator, change: SettingsChange) -> Any:
-    """Change settings, for every process. Priorities and counts stay what they are."""
+@router.patch("/v1/settings", response_model=SettingsJson, responses=problems())
+def change_settings(request: Request, caller: Operator, change: SettingsChangeJson) -> Any:
+    """Change settings for every process. Existing priorities and counts do not change."""
     service = service_of(request)
     given = change.model_dump(exclude_none=True)
     changes: SettingChanges = given  # type: ignore[assignment]
@@ -145,24 +144,24 @@ def change_settings(request: Request, caller: Operator, change: SettingsChange) 
     return _settings(service)
 
 
-def _settings(service: Service) -> Settings:
+def _settings(service: Service) -> SettingsJson:
     settings = service.queue.settings
-    return Settings(**{name: getattr(settings, name) for name in SETTING_NAMES})
+    return SettingsJson(**{name: getattr(settings, name) for name in SETTING_NAMES})
 
 
-class BulkFilter(Wanted):
-    """Which documents are meant; what is left out does not matter."""
+class BulkFilterJson(DocumentFilterQuery):
+    """Selects documents. An omitted field matches every document."""
 
     priority: Annotated[
         list[Annotated[shapes.Whole, Field(ge=1, le=LEVELS)]], Field(default_factory=list)
     ]
 
 
-class BulkAction(shapes.Asked):
-    """What to do, and with which documents. Nothing happens unless `dry_run` is false."""
+class BulkActionJson(shapes.RequestFields):
+    """An action and the documents to apply it to. Nothing changes unless `dry_run` is false."""
 
     action: Literal["cancel", "retry"]
-    filter: BulkFilter
+    filter: BulkFilterJson
     dry_run: shapes.YesOrNo = True
 
 
@@ -172,12 +171,12 @@ _CHANGEABLE = {
 }
 
 
-@router.post("/v1/bulk", response_model=shapes.Bulk, responses=problems())
-def act_in_bulk(request: Request, caller: Operator, bulk: BulkAction) -> Any:
-    """Cancel or retry all documents that match a filter, up to 100,000 in one call.
+@router.post("/v1/bulk", response_model=shapes.BulkResultJson, responses=problems())
+def act_in_bulk(request: Request, caller: Operator, bulk: BulkActionJson) -> Any:
+    """Cancel or retry all documents that match a filter, up to 100,000 per request.
 
-    Of the documents that match, those are taken that the action can change: waiting, delayed and
-    running ones can be cancelled, dead ones retried.
+    Matching documents that the action cannot change are skipped: `cancel` applies to delayed,
+    waiting and running documents, `retry` to dead ones.
     """
     queue = service_of(request).queue
     filters = bulk.filter.filters(caller)
@@ -193,4 +192,4 @@ def act_in_bulk(request: Request, caller: Operator, bulk: BulkAction) -> Any:
         changed = sum(s in (State.CANCELLED, State.RUNNING) for s in queue.cancel(ids))
     elif not bulk.dry_run:
         changed = sum(s is State.DEAD for s in queue.retry(ids))
-    return shapes.Bulk(matched=len(ids), changed=changed, more=more, dry_run=bulk.dry_run)
+    return shapes.BulkResultJson(matched=len(ids), changed=changed, more=more, dry_run=bulk.dry_run)

@@ -1,7 +1,6 @@
-"""`/docs`: the description of the service to look at and to try out, without another server.
+"""`/docs`: Swagger UI for the OpenAPI description, served from the package fastapi-offline.
 
-The files of Swagger UI come from the installed package fastapi-offline; nothing is loaded from
-elsewhere, and no script stands in the page.
+The page loads nothing from other hosts and contains no inline script.
 """
 
 from importlib import resources
@@ -9,11 +8,11 @@ from importlib import resources
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from fairturn.service.problems import Code, Problem
+from fairturn.service.problems import Problem, ProblemCode
 
 router = APIRouter(include_in_schema=False)
 
-# Swagger UI draws some of its pictures from data: addresses, and sets styles by script.
+# Swagger UI loads some of its images from data: URLs.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -57,7 +56,7 @@ def get_docs_file(name: str) -> Response:
     if name == "begin.js":
         return Response(_BEGIN, media_type="text/javascript", headers=_HEADERS)
     if name not in _FILES:
-        raise Problem(Code.NOT_FOUND)
+        raise Problem(ProblemCode.NOT_FOUND)
     file = resources.files("fastapi_offline") / "static" / name
     headers = {**_HEADERS, "Cache-Control": "public, max-age=86400"}
     return Response(file.read_bytes(), media_type=_FILES[name], headers=headers)

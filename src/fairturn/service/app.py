@@ -1,4 +1,4 @@
-"""The application: routes, problems and limits around a queue."""
+"""The ASGI application: routes, error handlers and limits around a queue."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -9,7 +9,6 @@ from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 from starlette.routing import Route
 
-from fairturn.access.registry import Keys
 from fairturn.clock import Clock, SystemClock
 from fairturn.queue import Queue
 from fairturn.service import (
@@ -28,30 +27,30 @@ from fairturn.service import (
     shapes,
     submissions,
 )
-from fairturn.service.batcher import Collector
-from fairturn.service.change_feed import Watch
-from fairturn.service.logs import Served
+from fairturn.service.batcher import SubmissionBatcher
+from fairturn.service.change_feed import ChangeFeed
+from fairturn.service.logs import AccessLogEntry
 from fairturn.service.middleware import Guard
-from fairturn.service.options import Plan
-from fairturn.service.rates import Rates
+from fairturn.service.options import ServiceLimits
+from fairturn.service.rates import RateLimiter
 from fairturn.service.service import Service
 
 _ABOUT = """
-A queue for documents that gives every customer a fair turn.
+A fair document queue: nine automatic priorities, and turns between customers.
 
-Show an access key as `Authorization: Bearer ft_…`. Moments are microseconds since 1970 UTC. Errors
-are problem documents (RFC 9457): `code` stays, `title` is a sentence in the language that
-`Accept-Language` asks for (en, de, es, pl, pt).
+Authenticate with `Authorization: Bearer ft_…`. Moments are microseconds since 1970 UTC. Errors are
+problem documents (RFC 9457): `code` is stable, `title` is a sentence in the language of
+`Accept-Language` (en, de, es, pl, pt).
 """
 
 
-class _Described(FastAPI):
-    """An application whose description has the form of a problem, which no operation returns."""
+class _DocumentedApp(FastAPI):
+    """Adds `ProblemJson` to the schemas: no route has it as its response model."""
 
     def openapi(self) -> dict[str, Any]:
         description = super().openapi()
         _, form = models_json_schema(
-            [(shapes.Problem, "serialization")], ref_template="#/components/schemas/{model}"
+            [(shapes.ProblemJson, "serialization")], ref_template="#/components/schemas/{model}"
         )
         for name, schema in form["$defs"].items():
             description["components"]["schemas"].setdefault(name, schema)
@@ -60,47 +59,47 @@ class _Described(FastAPI):
 
 def make_app(
     queue: Queue,
-    plan: Plan | None = None,
+    plan: ServiceLimits | None = None,
     *,
     clock: Clock | None = None,
-    on_served: Callable[[Served], None] | None = None,
+    on_served: Callable[[AccessLogEntry], None] | None = None,
 ) -> FastAPI:
-    """The service of a queue, as an ASGI application. `on_served` hears of every request."""
+    """Return the ASGI application for a queue. `on_served` is called after every request."""
     from importlib.metadata import version
 
-    plan, clock = plan or Plan(), clock or SystemClock()
+    plan, clock = plan or ServiceLimits(), clock or SystemClock()
     service = Service(
         queue=queue,
-        keys=Keys(queue.store, clock=clock),
+        keys=queue.keys,
         clock=clock,
         plan=plan,
-        rates=Rates(plan.rate, clock),
-        watch=Watch(queue.store),
+        rates=RateLimiter(plan.rate, clock),
+        watch=ChangeFeed(queue),
     )
 
     @asynccontextmanager
-    async def watching(app: FastAPI) -> AsyncIterator[None]:
+    async def run_change_feed(app: FastAPI) -> AsyncIterator[None]:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(service.watch.run)
             yield
             service.watch.close()
             tasks.cancel_scope.cancel()
 
-    app = _Described(
+    app = _DocumentedApp(
         title="fairturn",
         version=version("fairturn"),
         description=_ABOUT,
         docs_url=None,
         redoc_url=None,
-        redirect_slashes=False,  # where to would be taken from a header of the caller
-        lifespan=watching,
+        redirect_slashes=False,  # the target would come from the request's Host header
+        lifespan=run_change_feed,
         separate_input_output_schemas=False,
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.service = service
-    app.state.collector = Collector(service)
-    app.state.looks = events.Looks(service)
-    app.state.readiness = health.Readiness(service)
+    app.state.collector = SubmissionBatcher(service)
+    app.state.looks = events.StateCache(service)
+    app.state.readiness = health.ReadinessCheck(service)
     problems.install(app)
     for routes in (
         submissions,
@@ -117,7 +116,8 @@ def make_app(
         api_docs,
     ):
         app.include_router(routes.router)
-    # Found first, and without what the framework does where it reads the parameters itself.
+    # A plain route, matched first: FastAPI's parameter handling costs more than storing the
+    # document.
     app.router.routes.insert(0, Route("/v1/documents", submissions.submit, methods=["POST"]))
     app.add_middleware(Guard, plan=plan, on_served=on_served, clock=clock)
     return app

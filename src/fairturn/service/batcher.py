@@ -1,8 +1,8 @@
-"""Small documents of many callers, handed over together: one thread, one transaction, one fsync.
+"""Group commit of small submissions: one thread, one transaction, one fsync for many requests.
 
-Where one writes at a time anyway, as into a file, nobody waits longer by that, and a submission
-costs half. A database server takes submissions side by side; there each goes on its own, so that
-nobody waits for the lock of somebody else's customer.
+With a single-writer store (SQLite) this halves the cost of a submission and adds no latency.
+PostgreSQL accepts submissions concurrently: there each one has its own transaction, so that no
+request waits for the row lock of another customer.
 """
 
 import asyncio
@@ -17,61 +17,63 @@ from fairturn.service.uploads import refusing_without_a_place
 
 TOGETHER_MAX = 200
 
-Prepare = Callable[[], Submission]  # checks who asks and what; what it raises is the answer
+Prepare = Callable[[], Submission]  # authenticates and validates; its exception is the response
 
 
-class _Waiting(NamedTuple):
+class _PendingSubmission(NamedTuple):
     prepare: Prepare
     answer: asyncio.Future[Receipt]
 
 
-class Collector:
-    """Takes submissions, and hands over those that have come while others were being stored."""
+class SubmissionBatcher:
+    """Submits together the documents that arrived while the previous batch was being stored."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._waiting: list[_Waiting] = []
-        self._handing_over: asyncio.Task[None] | None = None
+        self._waiting: list[_PendingSubmission] = []
+        self._flushing: asyncio.Task[None] | None = None
 
     async def submit(self, prepare: Prepare) -> Receipt:
-        """The receipt, when the document is stored."""
-        if not self._service.queue.store.one_writer:
+        """Return the receipt once the document is durable."""
+        if not self._service.queue.single_writer:
             return await self._service.run(self._submit_one, prepare)
         answer: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(prepare, answer))
-        if self._handing_over is None:
-            self._handing_over = asyncio.create_task(self._hand_over())
+        self._waiting.append(_PendingSubmission(prepare, answer))
+        if self._flushing is None:
+            self._flushing = asyncio.create_task(self._flush())
         return await answer
 
-    async def _hand_over(self) -> None:
-        taken: list[_Waiting] = []
+    async def _flush(self) -> None:
+        batch: list[_PendingSubmission] = []
         try:
             while self._waiting:
-                taken = self._waiting[:TOGETHER_MAX]
+                batch = self._waiting[:TOGETHER_MAX]
                 del self._waiting[:TOGETHER_MAX]
-                prepares = [each.prepare for each in taken]
+                prepares = [each.prepare for each in batch]
                 answers = await self._service.run(self._submit_all, prepares)
-                for each, answer in zip(taken, answers, strict=True):
+                for each, answer in zip(batch, answers, strict=True):
                     if each.answer.done():
-                        continue  # whoever asked has gone
+                        continue  # the client has disconnected
                     if isinstance(answer, Receipt):
                         each.answer.set_result(answer)
                     else:
                         each.answer.set_exception(answer)
         finally:
-            # In the same step as the last look at who waits: whoever comes next begins anew.
-            self._handing_over = None
-            self._let_go(taken)
+            # No await since the last check of `_waiting`: the next submission starts a new task.
+            self._flushing = None
+            self._fail_pending(batch)
 
-    def _let_go(self, taken: list[_Waiting]) -> None:
-        """Leave nobody waiting for a task that was stopped, or has failed."""
-        left, self._waiting = [*taken, *self._waiting], []
-        for each in left:
-            if not each.answer.done():  # whether it was stored is not known
-                each.answer.set_exception(StoreUnavailable("handing over documents was stopped"))
+    def _fail_pending(self, batch: list[_PendingSubmission]) -> None:
+        """Fail the requests whose batch was cancelled or failed, so that none waits forever."""
+        pending, self._waiting = [*batch, *self._waiting], []
+        for each in pending:
+            if not each.answer.done():  # the document may have been stored
+                each.answer.set_exception(
+                    StoreUnavailable("the submission was interrupted; retry with the same key")
+                )
 
     def _submit_all(self, prepares: list[Prepare]) -> list[Receipt | Exception]:
-        """In a thread. What one caller did wrong is no matter of the others."""
+        """Return a receipt or an error for each; one invalid request does not fail the others."""
         answers: dict[int, Receipt | Exception] = {}
         ready: list[tuple[int, Submission]] = []
         for place, prepare in enumerate(prepares):
@@ -85,14 +87,14 @@ class Collector:
     def _store_all(
         self, ready: list[tuple[int, Submission]], answers: dict[int, Receipt | Exception]
     ) -> None:
-        """Store them together. If one is refused none is stored; halves find out which it was, so
-        that somebody who is always refused does not make all others be stored one by one."""
+        """Store a batch in one transaction. If one document is rejected none is stored: bisect, so
+        that one client's rejected documents do not force one transaction per document."""
         if not ready:
             return
         try:
             receipts = self._store([submission for _, submission in ready])
         except Exception as error:
-            # After an error of the store nobody knows whether they were stored.
+            # After a store error the documents may have been stored: do not submit them again.
             if len(ready) > 1 and not isinstance(error, StoreError):
                 half = len(ready) // 2
                 self._store_all(ready[:half], answers)

@@ -1,4 +1,4 @@
-"""Many documents at once, named by their ids. (All that match a filter: `administration.py`.)"""
+"""Routes that change documents by a list of ids; `administration.py` changes them by a filter."""
 
 from typing import Annotated, Any
 
@@ -14,50 +14,48 @@ from fairturn.service.service import Service, service_of
 router = APIRouter(tags=["documents"])
 
 
-class ToChange(shapes.Asked):
-    """Which documents."""
-
+class DocumentIdsJson(shapes.RequestFields):
     ids: Annotated[list[str], Field(min_length=1, max_length=PAGE_MAX)]
 
 
-class ChangedMany(shapes.Shape):
-    """A state for each id, in their order; null where there is no such document."""
+class DocumentStatesJson(shapes.ResponseJson):
+    """The state of each document, in the order of `ids`; null for an unknown id."""
 
     states: list[State | None]
 
 
-@router.post("/v1/documents/cancel", response_model=ChangedMany, responses=problems())
-def cancel_documents(request: Request, caller: Submitter, wanted: ToChange) -> Any:
-    """Cancel documents by their ids, up to 1,000.
+@router.post("/v1/documents/cancel", response_model=DocumentStatesJson, responses=problems())
+def cancel_documents(request: Request, caller: Submitter, body: DocumentIdsJson) -> Any:
+    """Cancel up to 1,000 documents by id.
 
-    The answer has the state of each afterwards: a running one is asked to stop, and stays `running`
-    until it has; one that had ended stays as it is.
+    The response has the state of each document afterwards. A running document stays `running` until
+    its handler stops. A document that has ended does not change.
     """
     service = service_of(request)
-    own = _own(service, caller, wanted.ids)
-    return _answered(wanted.ids, dict(zip(own, service.queue.cancel(own), strict=True)))
+    own = _own(service, caller, body.ids)
+    return _answered(body.ids, dict(zip(own, service.queue.cancel(own), strict=True)))
 
 
-@router.post("/v1/documents/retry", response_model=ChangedMany, responses=problems())
-def retry_documents(request: Request, caller: Submitter, wanted: ToChange) -> Any:
-    """Try dead documents again by their ids, up to 1,000.
+@router.post("/v1/documents/retry", response_model=DocumentStatesJson, responses=problems())
+def retry_documents(request: Request, caller: Submitter, body: DocumentIdsJson) -> Any:
+    """Retry up to 1,000 dead documents by id.
 
-    The answer has the state of each before: those that were `dead` wait again, all others stay as
-    they are.
+    The response has the state of each document before the request: those that were `dead` are now
+    waiting, all others are unchanged.
     """
     service = service_of(request)
-    own = _own(service, caller, wanted.ids)
-    return _answered(wanted.ids, dict(zip(own, service.queue.retry(own), strict=True)))
+    own = _own(service, caller, body.ids)
+    return _answered(body.ids, dict(zip(own, service.queue.retry(own), strict=True)))
 
 
 def _own(service: Service, caller: Caller, ids: list[str]) -> list[str]:
-    """Those that the caller may change, each once. Another's is like one that is not there."""
-    wanted = tuple(dict.fromkeys(ids))
+    """Return the ids that the caller may change, without duplicates."""
+    unique = tuple(dict.fromkeys(ids))
     if caller.sees_all:
-        return list(wanted)
-    found = service.queue.store.find(Filter(customer=caller.customer, ids=wanted), size=PAGE_MAX)
+        return list(unique)
+    found = service.queue.queries.find(Filter(customer=caller.customer, ids=unique), size=PAGE_MAX)
     return [document.id for document in found.documents]
 
 
-def _answered(ids: list[str], states: dict[str, State | None]) -> ChangedMany:
-    return ChangedMany(states=[states.get(id) for id in ids])
+def _answered(ids: list[str], states: dict[str, State | None]) -> DocumentStatesJson:
+    return DocumentStatesJson(states=[states.get(id) for id in ids])

@@ -1,7 +1,7 @@
-"""Waiting for changes of the store: one thread for all who wait, however many they are.
+"""Wake-ups for requests that wait: one thread polls the store for all of them.
 
-Who waits for a document holds no thread and asks nothing: after a change, one read tells which of
-the documents that anybody waits for have ended.
+A request that waits for a document holds no thread and runs no query. After a change, one query
+returns which of the awaited documents have ended.
 """
 
 import asyncio
@@ -12,17 +12,17 @@ from anyio import CapacityLimiter, to_thread
 
 from fairturn.errors import StoreError
 from fairturn.model import ENDED, PAGE_MAX, Filter
-from fairturn.stores.contract import Store
+from fairturn.queue import Queue
 
-EVERY_S = 0.1  # looks after changes, at most
-_LOOK_S = 0.2  # how long the thread waits at a time: so long may an end of the process take
+EVERY_S = 0.1  # least time between two wake-ups
+_POLL_S = 0.2  # timeout of one wait in the thread, and so the longest delay of a shutdown
 
 
-class Watch:
-    """Tells those who wait that something has changed."""
+class ChangeFeed:
+    """Wakes requests when the store changes."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
         self._thread = CapacityLimiter(1)
         self._changed = asyncio.Event()
         self._waiting: dict[str, set[asyncio.Future[None]]] = defaultdict(set)
@@ -30,14 +30,14 @@ class Watch:
         self.closed = False
 
     async def run(self) -> None:
-        """Watch, until it is cancelled."""
+        """Poll until closed or cancelled."""
         while not self.closed:
             try:
                 version = await to_thread.run_sync(
-                    self._store.wait, self.version, _LOOK_S, limiter=self._thread
+                    self._queue.wait_for_change, self.version, _POLL_S, limiter=self._thread
                 )
             except StoreError:
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_POLL_S)
                 continue
             if version != self.version:
                 self.version = version
@@ -45,7 +45,7 @@ class Watch:
                 await asyncio.sleep(EVERY_S)
 
     def close(self) -> None:
-        """Wake everybody for the last time."""
+        """Wake all waiting requests; later ones return at once."""
         self.closed = True
         self._changed.set()
         for waiting in self._waiting.values():
@@ -54,26 +54,23 @@ class Watch:
                     each.set_result(None)
 
     async def change(self, version: int, timeout_s: float) -> None:
-        """Wait until the version is another one, or the time is over."""
+        """Wait until the version differs, for at most `timeout_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while version == self.version and not self.closed:
                     await self._changed.wait()
 
     async def ended(self, id: str, timeout_s: float) -> None:
-        """Wait until a document has ended or is gone, or the time is over."""
+        """Wait until a document has ended or was deleted, for at most `timeout_s`."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[id].add(waiting)
         try:
-            if not await self._ended_already(id) and not self.closed:
+            if await self._unfinished([id]) and not self.closed:
                 await asyncio.wait([waiting], timeout=timeout_s)
         finally:
             self._waiting[id].discard(waiting)
             if not self._waiting[id]:
                 del self._waiting[id]
-
-    async def _ended_already(self, id: str) -> bool:
-        return not await self._still_going([id])
 
     async def _wake(self) -> None:
         self._changed.set()
@@ -82,16 +79,16 @@ class Watch:
         for start in range(0, len(ids), PAGE_MAX):
             batch = ids[start : start + PAGE_MAX]
             try:
-                going = await self._still_going(batch)
+                unfinished = await self._unfinished(batch)
             except StoreError:
-                return  # the next change tells
-            for id in set(batch) - going:
+                return  # the next change wakes them
+            for id in set(batch) - unfinished:
                 for waiting in self._waiting.get(id, ()):
                     if not waiting.done():
                         waiting.set_result(None)
 
-    async def _still_going(self, ids: list[str]) -> set[str]:
+    async def _unfinished(self, ids: list[str]) -> set[str]:
         page = await to_thread.run_sync(
-            lambda: self._store.find(Filter(ids=tuple(ids)), size=PAGE_MAX)
+            lambda: self._queue.queries.find(Filter(ids=tuple(ids)), size=PAGE_MAX)
         )
         return {document.id for document in page.documents if document.state not in ENDED}

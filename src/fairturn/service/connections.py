@@ -1,5 +1,5 @@
-"""Connections that say nothing, or their request bit by bit, end: they must not take the place of
-others. How fast a body has to come is the matter of `uploads.py`."""
+"""A timeout for request headers, so that slow or idle clients do not exhaust the connection limit.
+Timeouts of request bodies are in `uploads.py` and `middleware.py`."""
 
 import asyncio
 
@@ -8,33 +8,33 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 def protocol_with(headers_s_max: float) -> type[H11Protocol]:
-    """How a server speaks with whoever connects, if a request has to begin within this time."""
+    """Return an HTTP/1.1 protocol that closes a connection whose headers take longer than this."""
 
-    class Hasty(H11Protocol):
-        _late: asyncio.TimerHandle | None = None  # from when on nothing more is waited for
+    class TimeoutProtocol(H11Protocol):
+        _deadline: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self._expect()
+            self._start_timer()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            if self.conn.their_state is h11.IDLE:  # its headers are not complete
-                self._expect()
+            if self.conn.their_state is h11.IDLE:  # the headers are incomplete
+                self._start_timer()
             else:
-                self._expect_no_more()
+                self._stop_timer()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._expect_no_more()
+            self._stop_timer()
             super().connection_lost(exc)
 
-        def _expect(self) -> None:
-            if self._late is None:
-                self._late = self.loop.call_later(headers_s_max, self.transport.close)
+        def _start_timer(self) -> None:
+            if self._deadline is None:
+                self._deadline = self.loop.call_later(headers_s_max, self.transport.close)
 
-        def _expect_no_more(self) -> None:
-            if self._late is not None:
-                self._late.cancel()
-                self._late = None
+        def _stop_timer(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
 
-    return Hasty
+    return TimeoutProtocol

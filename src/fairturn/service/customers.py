@@ -1,5 +1,5 @@
-"""Customers: each one's own view, and what operators set for them. Names are in queries and bodies
-and never in a path, because a name may have any character in it."""
+"""Routes about customers. Names are in queries and bodies, never in a path, because they may
+contain any character."""
 
 from typing import Annotated, Any
 
@@ -7,80 +7,91 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
 from fairturn.errors import NotFound
-from fairturn.model import RUNNING_MAX
+from fairturn.model import RUNNING_MAX, CustomerSummary
 from fairturn.service import shapes
 from fairturn.service.callers import Anybody, Operator, Overseer
 from fairturn.service.problems import refusing_misuse
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
 from fairturn.validation.changes import UNCHANGED
+from fairturn.wire import CUSTOMER_SUMMARY, to_json
 
 router = APIRouter(tags=["customers"])
 
 
-@router.get("/v1/me", response_model=shapes.Me, responses=problems())
+@router.get("/v1/me", response_model=shapes.IdentityJson, responses=problems())
 def get_me(request: Request, caller: Anybody) -> Any:
-    """Who the key says that I am: for a customer with the pending documents count, the priority of
-    the next document, what waits and runs, and when the count resets."""
-    standing = None
+    """Retrieve the identity behind the access key.
+
+    For a customer's key this includes the pending documents count and when it resets, the priority
+    of the next document, and the numbers of waiting and running documents.
+    """
+    summary = None
     if caller.customer is not None:
-        standing = standing_of(service_of(request), caller.customer)
-    return shapes.Me(
+        summary = summary_of(service_of(request), caller.customer)
+    return shapes.IdentityJson(
         role=caller.role,
         key=caller.key,
         key_name=caller.key_name,
-        customer=standing,
+        customer=summary,
         version=request.app.version,
     )
 
 
-def standing_of(service: Service, name: str) -> shapes.Standing:
-    """Where a customer stands; one who is not known has nothing here."""
+def summary_of(service: Service, name: str) -> dict[str, Any]:
+    """Return the fields of `CustomerSummaryJson`; an unknown customer has no documents."""
     try:
         customer = service.queue.customer(name)
     except NotFound:
-        return shapes.Standing.of_nobody_known(name)
-    return shapes.Standing.of(customer, service.queue.settings.rule, service.clock.now())
+        return to_json(CUSTOMER_SUMMARY, CustomerSummary(name, 0))
+    rule, now = service.queue.settings.rule, service.clock.now()
+    return to_json(CUSTOMER_SUMMARY, CustomerSummary.of(customer, rule, now))
 
 
-class WantedCustomers(shapes.Asked):
-    name: Annotated[shapes.CustomerName | None, Field(description="Only this one.")] = None
-    after: Annotated[shapes.CustomerName | None, Field(description="The page after this.")] = None
+class CustomersQuery(shapes.RequestFields):
+    name: Annotated[shapes.CustomerName | None, Field(description="Return only this customer.")] = (
+        None
+    )
+    after: Annotated[
+        shapes.CustomerName | None, Field(description="The `next` of the previous page.")
+    ] = None
     size: shapes.PageSize = 100
 
 
-@router.get("/v1/customers", response_model=shapes.Customers, responses=problems())
+@router.get("/v1/customers", response_model=shapes.CustomersJson, responses=problems())
 def list_customers(
-    request: Request, caller: Overseer, wanted: Annotated[WantedCustomers, Query()]
+    request: Request, caller: Overseer, query: Annotated[CustomersQuery, Query()]
 ) -> Any:
-    """List customers by name, or look one up."""
+    """List customers, ordered by name."""
     service = service_of(request)
-    if wanted.name is None:
+    if query.name is None:
         with refusing_misuse():
-            page = service.queue.customers(after=wanted.after, size=wanted.size)
+            page = service.queue.customers(after=query.after, size=query.size)
     else:
-        page = service.queue.store.customers(names=[wanted.name])
+        page = service.queue.queries.customers(names=[query.name])
     rule, now = service.queue.settings.rule, service.clock.now()
-    return shapes.Customers(
-        customers=[shapes.Customer.seen(each, rule, now) for each in page.customers],
+    return shapes.CustomersJson(
+        customers=[shapes.customer_json(each, rule, now) for each in page.customers],
         next=page.next,
     )
 
 
-class CustomerChange(shapes.Asked):
+class CustomerChangeJson(shapes.RequestFields):
     name: shapes.CustomerName
-    weight: Annotated[shapes.Number | None, Field(ge=0.01, le=100, description="Its share.")] = None
+    weight: Annotated[
+        shapes.Number | None,
+        Field(ge=0.01, le=100, description="Its share of the turns, relative to other customers."),
+    ] = None
     limit: Annotated[
         shapes.Whole | None,
-        Field(ge=0, le=RUNNING_MAX, description="Of documents running at once; 0 for no limit."),
+        Field(ge=0, le=RUNNING_MAX, description="Most running documents; 0 removes the limit."),
     ] = None
     paused: shapes.YesOrNo | None = None
 
 
-@router.post("/v1/customers", response_model=shapes.Customer, responses=problems())
-def set_customer(request: Request, caller: Operator, change: CustomerChange) -> Any:
-    """Create a customer, or change its weight, its limit or its pause. What is not given stays as
-    it is."""
+@router.post("/v1/customers", response_model=shapes.CustomerJson, responses=problems())
+def set_customer(request: Request, caller: Operator, change: CustomerChangeJson) -> Any:
+    """Create a customer, or change its weight, limit or pause. Omitted fields do not change."""
     service = service_of(request)
     with refusing_misuse():
         customer = service.queue.set_customer(
@@ -89,15 +100,17 @@ def set_customer(request: Request, caller: Operator, change: CustomerChange) -> 
             limit=UNCHANGED if change.limit is None else change.limit or None,
             paused=UNCHANGED if change.paused is None else change.paused,
         )
-    return shapes.Customer.seen(customer, service.queue.settings.rule, service.clock.now())
+    return shapes.customer_json(customer, service.queue.settings.rule, service.clock.now())
 
 
-class Purge(shapes.Asked):
+class PurgeJson(shapes.RequestFields):
     name: shapes.CustomerName
-    dry_run: Annotated[shapes.YesOrNo, Field(description="Only say what would be deleted.")] = True
+    dry_run: Annotated[
+        shapes.YesOrNo, Field(description="Report what would be deleted, and delete nothing.")
+    ] = True
 
 
-class Purged(shapes.Shape):
+class PurgeResultJson(shapes.ResponseJson):
     name: str
     dry_run: bool
     waiting: int
@@ -105,18 +118,19 @@ class Purged(shapes.Shape):
     running: int
 
 
-@router.post("/v1/customers/purge", response_model=Purged, responses=problems(404))
-def purge_customer(request: Request, caller: Operator, purge: Purge) -> Any:
-    """Delete a customer with every document, setting, count and key; running work is lost.
+@router.post("/v1/customers/purge", response_model=PurgeResultJson, responses=problems(404))
+def purge_customer(request: Request, caller: Operator, purge: PurgeJson) -> Any:
+    """Delete a customer with all its documents, settings, counts and keys.
 
-    Nothing happens unless `dry_run` is false. The answer says what there was.
+    Running documents lose their leases. Nothing is deleted unless `dry_run` is false. The response
+    has the numbers of documents before the deletion.
     """
     queue = service_of(request).queue
     with refusing_misuse():
         customer = queue.customer(purge.name)
     if not purge.dry_run:
         queue.purge(purge.name)
-    return Purged(
+    return PurgeResultJson(
         name=customer.name,
         dry_run=purge.dry_run,
         waiting=customer.waiting,

@@ -1,4 +1,4 @@
-"""Documents: looking at them, waiting for them, fetching what they carry, changing their course."""
+"""Routes that read, await, download, cancel and retry documents."""
 
 import json
 from io import BytesIO
@@ -9,43 +9,53 @@ from pydantic import Field
 
 from fairturn.contents import local
 from fairturn.explain.analysis import Audience, Explanation, without_position
-from fairturn.model import ENDED, NAME_BYTES_MAX, Document, Filter, Kind, State, Stored
+from fairturn.model import (
+    ENDED,
+    NAME_BYTES_MAX,
+    BodyType,
+    Document,
+    Filter,
+    State,
+    Stored,
+)
 from fairturn.queue import not_completed
 from fairturn.service import shapes
 from fairturn.service.callers import Anybody, Caller, Submitter, scope_of, stored_for
 from fairturn.service.languages import preferred_of
-from fairturn.service.problems import Code, Problem, refusing_misuse
+from fairturn.service.problems import Problem, ProblemCode, refusing_misuse
 from fairturn.service.responses import ATTACHED, attachment, problems
 from fairturn.service.service import Service, service_of
 from fairturn.service.submissions import moment_of
 from fairturn.validation.filters import Filters
-from fairturn.wire import BINARY, IDS_MAX, JSON, WAIT_S_MAX
+from fairturn.wire import BINARY, DOCUMENT, IDS_MAX, JSON, WAIT_S_MAX, to_json
 
 router = APIRouter(tags=["documents"])
 
+MOMENT_FORMAT = "ISO 8601 with a time zone, or microseconds since 1970-01-01 UTC."
 _BINARY: dict[str, Any] = {"content": {BINARY: {"schema": {"type": "string", "format": "binary"}}}}
 
 
-class Wanted(shapes.Asked):
-    """Which documents are meant; what is left out does not matter."""
+class DocumentFilterQuery(shapes.RequestFields):
+    """Selects documents. An omitted field matches every document."""
 
     customer: Annotated[
-        shapes.CustomerName | None, Field(description="Whose; only operators and readers say so.")
+        shapes.CustomerName | None, Field(description="Accepted from operators and readers only.")
     ] = None
     state: Annotated[list[State], Field(default_factory=list)]
     priority: Annotated[list[shapes.Priority], Field(default_factory=list)]
     name: Annotated[str | None, Field(max_length=NAME_BYTES_MAX)] = None
     name_part: Annotated[
-        str | None, Field(max_length=NAME_BYTES_MAX, description="Somewhere in the name.")
+        str | None, Field(max_length=NAME_BYTES_MAX, description="A substring of the name.")
     ] = None
-    submitted_from: Annotated[str | None, Field(description="ISO 8601, or microseconds.")] = None
-    submitted_before: Annotated[str | None, Field(description="ISO 8601, or microseconds.")] = None
+    submitted_from: Annotated[str | None, Field(description=MOMENT_FORMAT)] = None
+    submitted_before: Annotated[str | None, Field(description=MOMENT_FORMAT)] = None
     id: Annotated[
-        list[str], Field(default_factory=list, max_length=IDS_MAX, description="Only of these.")
+        list[str],
+        Field(default_factory=list, max_length=IDS_MAX, description="Match only these ids."),
     ]
 
     def filters(self, caller: Caller) -> Filters:
-        """The same in the words of the queue, within what the caller may see."""
+        """Return the filters of `Queue.list`, limited to what the caller may see."""
         since, before = self.submitted_from, self.submitted_before
         return Filters(
             customer=scope_of(caller, self.customer),
@@ -59,73 +69,80 @@ class Wanted(shapes.Asked):
         )
 
 
-class WantedPage(Wanted):
-    after: Annotated[str | None, Field(description="The `next` of the page before.")] = None
+class DocumentPageQuery(DocumentFilterQuery):
+    after: Annotated[str | None, Field(description="The `next` of the previous page.")] = None
     size: shapes.PageSize = 100
 
 
-class Look(shapes.Asked):
-    explain: Annotated[bool, Field(description="With the explanation.")] = True
+class DocumentQuery(shapes.RequestFields):
+    explain: Annotated[bool, Field(description="Include the explanation.")] = True
     wait_s: Annotated[
-        float, Field(ge=0, le=WAIT_S_MAX, description="Wait so long for it to end.")
+        float,
+        Field(ge=0, le=WAIT_S_MAX, description="Seconds to wait for the document to end."),
     ] = 0.0
 
 
-@router.get("/v1/documents", response_model=shapes.Documents, responses=problems())
+@router.get("/v1/documents", response_model=shapes.DocumentsJson, responses=problems())
 def list_documents(
-    request: Request, caller: Anybody, wanted: Annotated[WantedPage, Query()]
+    request: Request, caller: Anybody, query: Annotated[DocumentPageQuery, Query()]
 ) -> Any:
-    """List documents, the newest first."""
-    service, filters = service_of(request), wanted.filters(caller)
+    """List documents, newest first."""
+    service, filters = service_of(request), query.filters(caller)
     with refusing_misuse():
-        _refuse_foreign(service, caller, wanted.after)
-        page = service.queue.list(after=wanted.after, size=wanted.size, **filters)
-    documents = [shapes.Document.of(each, whole=caller.sees_all) for each in page.documents]
-    return shapes.Documents(documents=documents, next=page.next)
+        _refuse_foreign(service, caller, query.after)
+        page = service.queue.list(after=query.after, size=query.size, **filters)
+    documents = [
+        to_json(DOCUMENT, each, for_customer=not caller.sees_all) for each in page.documents
+    ]
+    return shapes.DocumentsJson(documents=documents, next=page.next)
 
 
 def _refuse_foreign(service: Service, caller: Caller, after: str | None) -> None:
-    """A page after somebody else's document would tell that it exists, and when it came."""
+    """Reject a cursor of another customer, which would reveal that document and its order."""
     if after is None or caller.customer is None:
         return
     own = Filter(customer=caller.customer, ids=(after,))
-    if not service.queue.store.find(own, size=1).documents:
-        raise Problem(Code.INVALID, "after is not the `next` of a page, or that page is gone")
+    if not service.queue.queries.find(own, size=1).documents:
+        raise Problem(
+            ProblemCode.INVALID, "after is not the `next` of a page, or its document was deleted"
+        )
 
 
-@router.get("/v1/documents/{id}", response_model=shapes.ExplainedDocument, responses=problems(404))
+@router.get(
+    "/v1/documents/{id}", response_model=shapes.ExplainedDocumentJson, responses=problems(404)
+)
 async def get_document(
     request: Request,
     response: Response,
     *,
     caller: Anybody,
     id: shapes.DocumentId,
-    look: Annotated[Look, Query()],
+    query: Annotated[DocumentQuery, Query()],
     accept_language: Annotated[str | None, Header()] = None,
 ) -> Any:
-    """Get one document, with the explanation of where it is in the caller's language.
+    """Retrieve a document, with an explanation in the language of `Accept-Language`.
 
-    With `wait_s` the answer comes when the document has ended, or when the time is over.
+    With `wait_s`, the response is delayed until the document has ended, for at most that time.
     """
     service = service_of(request)
     language = preferred_of(accept_language)
     stored = await service.run(stored_for, service, caller, id)
-    if look.wait_s and stored.document.state not in ENDED:
-        await service.watch.ended(stored.document.id, look.wait_s)
+    if query.wait_s and stored.document.state not in ENDED:
+        await service.watch.ended(stored.document.id, query.wait_s)
     response.headers["Content-Language"] = language
     response.headers["Vary"] = "Accept-Language"
-    return await service.run(_shown, service, caller, id, look.explain, language)
+    return await service.run(_shown, service, caller, id, query.explain, language)
 
 
 def _shown(
     service: Service, caller: Caller, id: str, explain: bool, language: str
-) -> shapes.ExplainedDocument:
+) -> shapes.ExplainedDocumentJson:
     document, _, _, file = stored_for(service, caller, id)
     explained = _explained(service, caller, id) if explain else None
-    return shapes.ExplainedDocument(
-        **shapes.fields_of(document, whole=caller.sees_all),
+    return shapes.ExplainedDocumentJson(
+        **to_json(DOCUMENT, document, for_customer=not caller.sees_all),
         result_file_bytes=None if file is None else file.size_bytes,
-        explanation=None if explained is None else shapes.Explanation.of(explained, language),
+        explanation=None if explained is None else shapes.ExplanationJson.of(explained, language),
     )
 
 
@@ -141,16 +158,16 @@ def _explained(service: Service, caller: Caller, id: str) -> Explanation:
     "/v1/documents/{id}/content",
     response_class=Response,
     responses={
-        200: {"description": "The bytes, or the payload as JSON.", **_BINARY},
+        200: {"description": "The content, or the payload as JSON.", **_BINARY},
         **problems(404),
     },
 )
 async def get_content(request: Request, caller: Anybody, id: shapes.DocumentId) -> Response:
-    """Download what was submitted. The bytes are checked before the first is sent."""
+    """Download the submitted content or payload. It is verified before the first byte is sent."""
     service = service_of(request)
     document, body, *_ = await service.run(stored_for, service, caller, id)
     contents = service.queue.contents
-    if document.kind is Kind.PAYLOAD:
+    if document.body_type is BodyType.PAYLOAD:
         value = await service.move(local.payload_of, document, body, contents)
         payload = json.dumps(value).encode()
         name = document.name or f"{document.id}.json"
@@ -163,12 +180,12 @@ async def get_content(request: Request, caller: Anybody, id: shapes.DocumentId) 
     "/v1/documents/{id}/result",
     response_class=Response,
     responses={
-        200: {"description": "The value.", "content": {JSON: {"schema": {}}}},
+        200: {"description": "The result as JSON.", "content": {JSON: {"schema": {}}}},
         **problems(404, 409),
     },
 )
 def get_result(request: Request, caller: Anybody, id: shapes.DocumentId) -> Response:
-    """The JSON value that the handler gave back for a completed document."""
+    """Retrieve the value that the handler of a completed document returned."""
     stored = _completed(service_of(request), caller, id)
     text = "null" if stored.result is None else stored.result
     return Response(text, media_type=JSON, headers=ATTACHED)
@@ -180,11 +197,11 @@ def get_result(request: Request, caller: Anybody, id: shapes.DocumentId) -> Resp
     responses={200: {"description": "The file.", **_BINARY}, **problems(404, 409)},
 )
 async def get_result_file(request: Request, caller: Anybody, id: shapes.DocumentId) -> Response:
-    """Download the file that the handler gave back. 404 if it gave none."""
+    """Download the file that the handler returned; 404 if it returned none."""
     service = service_of(request)
     document, _, _, ref = await service.run(_completed, service, caller, id)
     if ref is None:
-        raise Problem(Code.NOT_FOUND)
+        raise Problem(ProblemCode.NOT_FOUND)
     file = await service.move(service.queue.contents.open, ref)
     return attachment(file, ref.size_bytes, f"result-{document.name or document.id}", ref.sha256)
 
@@ -197,27 +214,31 @@ def _completed(service: Service, caller: Caller, id: str) -> Stored:
 
 
 @router.post(
-    "/v1/documents/{id}/cancel", response_model=shapes.Changed, responses=problems(404, 409)
+    "/v1/documents/{id}/cancel",
+    response_model=shapes.DocumentStateJson,
+    responses=problems(404, 409),
 )
 def cancel_document(request: Request, caller: Submitter, id: shapes.DocumentId) -> Any:
-    """Cancel a document. One that runs is asked to stop, and stays `running` until it has."""
+    """Cancel a document. A running document stays `running` until its handler stops."""
     service = service_of(request)
     document = _own(service, caller, id)
-    return shapes.Changed(id=document.id, state=service.queue.cancel(document.id))
+    return shapes.DocumentStateJson(id=document.id, state=service.queue.cancel(document.id))
 
 
 @router.post(
-    "/v1/documents/{id}/retry", response_model=shapes.Changed, responses=problems(404, 409)
+    "/v1/documents/{id}/retry",
+    response_model=shapes.DocumentStateJson,
+    responses=problems(404, 409),
 )
 def retry_document(request: Request, caller: Submitter, id: shapes.DocumentId) -> Any:
-    """Try a dead document again, with its old priority and all its attempts.
+    """Retry a dead document, with its original priority and the full number of attempts.
 
-    Asked twice, it does the same: a document that waits and has used no attempts stays as it is.
+    The request is idempotent: a document that waits and has used no attempts does not change.
     """
     service = service_of(request)
     document = _own(service, caller, id)
     service.queue.retry(document.id)
-    return shapes.Changed(id=document.id, state=State.WAITING)
+    return shapes.DocumentStateJson(id=document.id, state=State.WAITING)
 
 
 def _own(service: Service, caller: Caller, id: str) -> Document:

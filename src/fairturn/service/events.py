@@ -1,7 +1,7 @@
-"""Server-sent events: what changes, at most four times a second, to whoever may see it.
+"""Server-sent events: changes that the caller may see, at most four times a second.
 
-Events carry states and not differences, so a stream that was cut is resumed by asking again: its
-first event is how things are now, unless `Last-Event-ID` says that nothing has changed since.
+Events carry states, not differences. A client resumes by connecting again: the first event is the
+current state, unless `Last-Event-ID` shows that nothing has changed since.
 """
 
 import asyncio
@@ -17,19 +17,20 @@ from starlette.responses import StreamingResponse
 from fairturn.clock import stopwatch
 from fairturn.errors import StoreError
 from fairturn.model import Filter
-from fairturn.service import customers, shapes
+from fairturn.service import customers
 from fairturn.service.administration import summary_of
 from fairturn.service.callers import Anybody, Caller
 from fairturn.service.options import STREAMS_MAX
-from fairturn.service.problems import Code, Problem
+from fairturn.service.problems import Problem, ProblemCode
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
+from fairturn.wire import DOCUMENT, to_json
 
 EVERY_S = 0.25
-PACE_S_MAX = 10.0  # between two events, however many streams there are
-BEAT_S = 15.0  # a comment, so that nobody in between takes the stream for dead
-DOCUMENTS = 100  # the newest ones are watched
-_SHARE = 4  # a look may take one part in so many of the time
+PACE_S_MAX = 10.0  # most time between two events, with any number of streams
+BEAT_S = 15.0  # between comments, which keep proxies from closing an idle stream
+DOCUMENTS = 100  # newest documents in a state
+_SHARE = 4  # queries may use one part in four of the time
 
 router = APIRouter(tags=["events"])
 
@@ -50,15 +51,15 @@ async def stream_events(
     caller: Anybody,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> StreamingResponse:
-    """Hear of changes as they happen.
+    """Stream changes as server-sent events.
 
-    Each event has the newest 100 documents that the caller may see, as far as they have changed
-    since the event before, and a customer's standing, or for operators the summary of the queue.
+    Each event has those of the newest 100 documents that have changed since the previous event, and
+    the state of the customer; for operators and readers, the summary of the queue.
     """
     service = service_of(request)
-    streams, of_key = service.streams, service.plan.streams_per_key_max
-    if streams.total() >= STREAMS_MAX or streams[caller.key or ""] >= of_key:
-        raise Problem(Code.TOO_MANY_AT_ONCE, retry_after_s=5)
+    streams, per_key_max = service.streams, service.plan.streams_per_key_max
+    if streams.total() >= STREAMS_MAX or streams[caller.key or ""] >= per_key_max:
+        raise Problem(ProblemCode.TOO_MANY_AT_ONCE, retry_after_s=5)
     return StreamingResponse(
         _events(service, request.app.state.looks, caller, last_event_id),
         media_type="text/event-stream",
@@ -67,10 +68,10 @@ async def stream_events(
 
 
 async def _events(
-    service: Service, looks: "Looks", caller: Caller, last_event_id: str | None
+    service: Service, looks: "StateCache", caller: Caller, last_event_id: str | None
 ) -> AsyncIterator[bytes]:
-    streams, who = service.streams, caller.key or ""
-    streams[who] += 1
+    streams, key = service.streams, caller.key or ""
+    streams[key] += 1
     try:
         shown: dict[str, str] = {}
         last = last_event_id
@@ -85,22 +86,22 @@ async def _events(
             if version == service.watch.version:
                 yield b":\n\n"
     finally:
-        streams[who] -= 1
-        if not streams[who]:
-            del streams[who]
+        streams[key] -= 1
+        if not streams[key]:
+            del streams[key]
             looks.forget(caller.customer)
 
 
 def _still_open(service: Service, caller: Caller) -> bool:
-    """Whether the key that opened the stream has not ended meanwhile."""
+    """Return whether the key of the stream has neither expired nor been revoked."""
     if caller.key is None:
         return not service.keys.are_asked_for()
-    key = service.queue.store.access_key(caller.key)
+    key = service.keys.find(caller.key)
     return key is not None and key.opens(service.clock.now())
 
 
-class _Seen:
-    """How things are, for one who looks."""
+class _StreamState:
+    """The state that a stream shows: the summary and the newest documents."""
 
     def __init__(self, about: dict[str, Any], documents: dict[str, str]) -> None:
         self._about = about
@@ -109,82 +110,78 @@ class _Seen:
         self.id = hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def event(self, shown: dict[str, str]) -> bytes:
-        """The event, without the documents that were shown as they are before."""
-        news = [text for id, text in self._documents.items() if shown.get(id) != text]
+        """Return the event, without the documents that `shown` has in their current state."""
+        changed = [text for id, text in self._documents.items() if shown.get(id) != text]
         shown.clear()
         shown.update(self._documents)
         about = json.dumps(self._about)
-        data = f'{about[:-1]}, "documents": [{", ".join(news)}]}}'
+        data = f'{about[:-1]}, "documents": [{", ".join(changed)}]}}'
         return f"id: {self.id}\nevent: state\ndata: {data}\n\n".encode()
 
 
-class _Look(NamedTuple):
-    """What somebody saw, when, and of which version."""
-
-    version: int
+class _CachedState(NamedTuple):
+    version: int  # of the change feed
     at_s: float
-    seen: _Seen | None  # None: the store did not answer; the next change shows it
+    seen: _StreamState | None  # None: the store was unavailable; the next change retries
 
 
-class Looks:
-    """What the streams show: one look serves all that would see the same, and they come one after
-    the other. The more there is to look at, the longer each waits for its next event, so that all
-    looks together take a quarter of a processor at most."""
+class StateCache:
+    """Caches the state for all streams of a customer, and queries one customer at a time. The pace
+    slows down with the number of customers, so that queries use at most a quarter of a core."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._last: dict[str | None, _Look] = {}  # by customer; None: the whole queue
-        self._under_way: dict[str | None, asyncio.Task[_Look]] = {}
+        self._last: dict[str | None, _CachedState] = {}  # by customer; None: the whole queue
+        self._queries: dict[str | None, asyncio.Task[_CachedState]] = {}
         self._thread = CapacityLimiter(1)
-        self._took_s = 0.0  # as a rule
+        self._query_s = 0.0  # moving average
 
     @property
     def pace_s(self) -> float:
-        """How long a stream waits between two events."""
-        return max(EVERY_S, min(PACE_S_MAX, _SHARE * len(self._last) * self._took_s))
+        """Seconds between two events of a stream."""
+        return max(EVERY_S, min(PACE_S_MAX, _SHARE * len(self._last) * self._query_s))
 
-    async def look(self, customer: str | None) -> _Look:
-        """How things are, or were not longer than a pace ago."""
+    async def look(self, customer: str | None) -> _CachedState:
+        """Return the current state, or one that is at most half a pace old."""
         last, version = self._last.get(customer), self._service.watch.version
         if last is not None and (
             last.version == version or stopwatch() - last.at_s < self.pace_s / 2
         ):
             return last
-        looking = self._under_way.get(customer)
-        if looking is None:
-            looking = asyncio.create_task(self._look(customer, version))
-            self._under_way[customer] = looking
-        return await asyncio.shield(looking)
+        query = self._queries.get(customer)
+        if query is None:
+            query = asyncio.create_task(self._refresh(customer, version))
+            self._queries[customer] = query
+        return await asyncio.shield(query)
 
-    async def _look(self, customer: str | None, version: int) -> _Look:
+    async def _refresh(self, customer: str | None, version: int) -> _CachedState:
         try:
-            look = await to_thread.run_sync(self._look_now, customer, version, limiter=self._thread)
+            state = await to_thread.run_sync(self._load, customer, version, limiter=self._thread)
         finally:
-            del self._under_way[customer]
-        self._took_s += (stopwatch() - look.at_s - self._took_s) / 10
-        self._last[customer] = look
-        return look
+            del self._queries[customer]
+        self._query_s += (stopwatch() - state.at_s - self._query_s) / 10
+        self._last[customer] = state
+        return state
 
-    def _look_now(self, customer: str | None, version: int) -> _Look:
+    def _load(self, customer: str | None, version: int) -> _CachedState:
         begun_s = stopwatch()
         try:
-            seen = _seen(self._service, customer)
+            seen = _load_state(self._service, customer)
         except StoreError:
             seen = None
-        return _Look(version, begun_s, seen)
+        return _CachedState(version, begun_s, seen)
 
     def forget(self, customer: str | None) -> None:
-        """Nobody looks at it any more."""
+        """Evict the state of a customer."""
         self._last.pop(customer, None)
 
 
-def _seen(service: Service, customer: str | None) -> _Seen:
-    page = service.queue.store.find(Filter(customer=customer), size=DOCUMENTS)
+def _load_state(service: Service, customer: str | None) -> _StreamState:
+    page = service.queue.queries.find(Filter(customer=customer), size=DOCUMENTS)
     documents = {
-        document.id: json.dumps(shapes.fields_of(document, whole=customer is None))
+        document.id: json.dumps(to_json(DOCUMENT, document, for_customer=customer is not None))
         for document in page.documents
     }
     if customer is None:
-        return _Seen({"summary": summary_of(service).model_dump()}, documents)
-    standing = customers.standing_of(service, customer)
-    return _Seen({"customer": standing.model_dump()}, documents)
+        return _StreamState({"summary": summary_of(service).model_dump()}, documents)
+    return _StreamState({"customer": customers.summary_of(service, customer)}, documents)

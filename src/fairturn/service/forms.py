@@ -1,4 +1,4 @@
-"""Bodies of the type multipart/form-data, as browsers send them: read as they come."""
+"""Streaming parser for multipart/form-data bodies."""
 
 import logging
 from collections.abc import Callable
@@ -10,68 +10,68 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from fairturn.model import METADATA_BYTES_MAX
 from fairturn.service.options import PARTS_MAX
-from fairturn.service.problems import Code, Problem
+from fairturn.service.problems import Problem, ProblemCode
 from fairturn.service.service import Service
-from fairturn.service.uploads import Body, Received, pieces_of
+from fairturn.service.uploads import Received, UploadBody, pieces_of
 
-# What is wrong with a form is told to its sender; a line in the log for each would be noise.
+# Parse errors go to the client; the parser would also log each of them.
 _SILENT = logging.Logger(__name__, logging.CRITICAL)
 FILE = "file"
 _FIELD_BYTES_MAX = METADATA_BYTES_MAX
-_AROUND_BYTES = 1_048_576  # boundaries, headers and fields, beside the file itself
+_OVERHEAD_BYTES = 1_048_576  # boundaries, headers and fields, in addition to the file
 
 
-class Form(NamedTuple):
-    """A form with one file in it."""
-
+class UploadForm(NamedTuple):
     content: Received
     file_name: str | None
     fields: dict[str, str]
 
 
-class _Part(NamedTuple):
+class _FormPart(NamedTuple):
     field: str
     file_name: str | None
 
 
-async def receive_form(request: Request, service: Service) -> Form:
-    """The file of a form, and the fields beside it. Files are not kept in memory."""
+async def receive_form(request: Request, service: Service) -> UploadForm:
+    """Return the file of a form and the other fields. The file is written to the contents as it
+    arrives. Raises `Problem`."""
     _, options = parse_options_header(request.headers.get("content-type", ""))
     boundary = options.get(b"boundary")
     if not boundary:
-        raise Problem(Code.MALFORMED, "the form has no boundary")
-    body = Body(service, service.plan.size_bytes_max)
-    reading = _Reading()
+        raise Problem(ProblemCode.MALFORMED, "the form has no boundary")
+    body = UploadBody(service, service.plan.size_bytes_max)
+    form = _FormParser()
     try:
-        parser = MultipartParser(boundary, reading.callbacks())
+        parser = MultipartParser(boundary, form.callbacks())
         parser.logger = _SILENT
-        async for chunk in pieces_of(request, service, service.plan.size_bytes_max + _AROUND_BYTES):
+        maximum = service.plan.size_bytes_max + _OVERHEAD_BYTES
+        async for chunk in pieces_of(request, service, maximum):
             parser.write(chunk)
-            for piece in reading.take():
+            for piece in form.take():
                 await body.add(piece)
         parser.finalize()
-        if not reading.ended or FILE not in reading.seen:
-            raise Problem(Code.MALFORMED, "the form is not complete, or has no file")
-        return Form(await body.whole(), reading.file_name, reading.texts())
+        if not form.ended or FILE not in form.seen:
+            raise Problem(ProblemCode.MALFORMED, f"the form is incomplete or has no part {FILE!r}")
+        return UploadForm(await body.whole(), form.file_name, form.texts())
     except (MultipartParseError, UnicodeDecodeError) as error:
-        raise Problem(Code.MALFORMED, f"the form cannot be read: {error}") from None
+        raise Problem(ProblemCode.MALFORMED, f"the form cannot be parsed: {error}") from None
     finally:
         await body.abandon()
 
 
-class _Reading:
-    """What the parser has found so far. It is called for every piece, and only notes it."""
+class _FormParser:
+    """Callbacks of `MultipartParser`, which collect fields and pieces of the file."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
         self.file_name: str | None = None
         self.ended = False
         self._fields: dict[str, bytearray] = {}
-        self._pieces: list[bytes] = []  # of the file, not taken yet
+        self._pieces: list[bytes] = []  # of the file, since the last `take`
         self._header = bytearray()
         self._value = bytearray()
         self._disposition = b""
-        self._part: _Part | None = None
+        self._part: _FormPart | None = None
         self._parts = 0
 
     def callbacks(self) -> Any:
@@ -87,18 +87,21 @@ class _Reading:
         return names
 
     def take(self) -> list[bytes]:
-        """The pieces of the file since the last time."""
+        """Return the pieces of the file since the last call."""
         pieces, self._pieces = self._pieces, []
         return pieces
 
     def texts(self) -> dict[str, str]:
-        """The fields that are not the file."""
+        """Return the fields other than the file."""
         return {name: bytes(value).decode() for name, value in self._fields.items()}
 
     def _begin(self) -> None:
         self._parts += 1
         if self._parts > PARTS_MAX:
-            raise Problem(Code.MALFORMED, f"a form has at most {PARTS_MAX} parts")
+            raise Problem(
+                ProblemCode.MALFORMED,
+                f"the form has too many parts; at most {PARTS_MAX} are allowed",
+            )
         self._disposition, self._part = b"", None
 
     def _add_header(self, data: bytes, start: int, end: int) -> None:
@@ -116,10 +119,10 @@ class _Reading:
         _, options = parse_options_header(self._disposition)
         field = options.get(b"name", b"").decode()
         if not field or field in self.seen:
-            raise Problem(Code.MALFORMED, "a part of the form has no name, or one that was there")
+            raise Problem(ProblemCode.MALFORMED, "a part of the form has no name or a repeated one")
         self.seen.add(field)
         file_name = options.get(b"filename")
-        self._part = _Part(field, None if file_name is None else file_name.decode())
+        self._part = _FormPart(field, None if file_name is None else file_name.decode())
         if field == FILE:
             self.file_name = self._part.file_name or None
         else:
@@ -133,7 +136,10 @@ class _Reading:
         value = self._fields[self._part.field]
         value += data[start:end]
         if len(value) > _FIELD_BYTES_MAX:
-            raise Problem(Code.TOO_LARGE, f"a field has at most {_FIELD_BYTES_MAX:,} bytes")
+            raise Problem(
+                ProblemCode.TOO_LARGE,
+                f"{self._part.field!r} has over {_FIELD_BYTES_MAX:,} bytes, the limit of a field",
+            )
 
     def _end(self) -> None:
         self.ended = True

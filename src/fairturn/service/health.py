@@ -1,4 +1,4 @@
-"""Whether the process lives, and whether it can do its work."""
+"""Liveness and readiness."""
 
 import asyncio
 from contextlib import suppress
@@ -12,15 +12,14 @@ from fairturn.errors import FairturnError
 from fairturn.service import shapes
 from fairturn.service.administration import workers_of
 from fairturn.service.service import Service, service_of
-from fairturn.stores.contract import Checkable
 
-LOOK_S = 1.0
+LOOK_S = 1.0  # how long a result is cached
 
 router = APIRouter(tags=["health"])
 
 
-class Ready(shapes.Shape):
-    """Why the service is not ready; what is worth knowing if it is."""
+class ReadinessJson(shapes.ResponseJson):
+    """Reasons why the service is not ready; warnings if it is."""
 
     ready: bool
     reasons: list[str]
@@ -29,68 +28,69 @@ class Ready(shapes.Shape):
 
 @router.get("/livez", response_model=dict[str, bool])
 async def get_live() -> Any:
-    """The process answers. It asks nobody else: a database that is down is no reason to end it."""
+    """Check that the process responds. It does not check the store: restarting the process would
+    not repair a database that is down."""
     return {"live": True}
 
 
 @router.get(
     "/readyz",
-    response_model=Ready,
-    responses={503: {"model": Ready, "description": "Not ready; the reasons say why."}},
+    response_model=ReadinessJson,
+    responses={503: {"model": ReadinessJson, "description": "Not ready, for the given reasons."}},
 )
 async def get_ready(request: Request) -> Any:
-    """Whether documents can be accepted: the store answers, and contents can be written."""
+    """Check that documents can be accepted: the store responds and contents can be written."""
     ready = await readiness_of(request).look()
     if service_of(request).watch.closed:
-        ready = Ready(ready=False, reasons=["stopping: the service ends"], notes=[])
+        ready = ReadinessJson(ready=False, reasons=["service: it is shutting down"], notes=[])
     return JSONResponse(ready.model_dump(), 200 if ready.ready else 503)
 
 
-class Readiness:
-    """How it is, or was a moment ago. Anybody may ask as often as they like, and a look writes a
-    file or asks a bucket, which may take long to say that it is away: one look serves all."""
+class ReadinessCheck:
+    """Caches the result for `LOOK_S`, and runs one check for concurrent requests: the route needs
+    no key, and a check writes a file or calls an object store that may time out."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._last: Ready | None = None
-        self._looked_s = 0.0  # when that was
-        self._looking: asyncio.Task[Ready] | None = None
+        self._last: ReadinessJson | None = None
+        self._checked_s = 0.0
+        self._checking: asyncio.Task[ReadinessJson] | None = None
 
-    async def look(self) -> Ready:
-        if self._last is not None and stopwatch() - self._looked_s <= LOOK_S:
+    async def look(self) -> ReadinessJson:
+        if self._last is not None and stopwatch() - self._checked_s <= LOOK_S:
             return self._last
-        if self._looking is None:
-            self._looking = asyncio.create_task(self._look())
-        return await asyncio.shield(self._looking)
+        if self._checking is None:
+            self._checking = asyncio.create_task(self._check())
+        return await asyncio.shield(self._checking)
 
-    async def _look(self) -> Ready:
+    async def _check(self) -> ReadinessJson:
         try:
             self._last = await self._service.run(_ready, self._service)
-            self._looked_s = stopwatch()
+            self._checked_s = stopwatch()
             return self._last
         finally:
-            self._looking = None
+            self._checking = None
 
 
-def readiness_of(request: Request) -> Readiness:
-    readiness: Readiness = request.app.state.readiness
+def readiness_of(request: Request) -> ReadinessCheck:
+    readiness: ReadinessCheck = request.app.state.readiness
     return readiness
 
 
-def _ready(service: Service) -> Ready:
+def _ready(service: Service) -> ReadinessJson:
     reasons = _reasons(service)
-    return Ready(ready=not reasons, reasons=reasons, notes=[] if reasons else _notes(service))
+    return ReadinessJson(
+        ready=not reasons, reasons=reasons, notes=[] if reasons else _notes(service)
+    )
 
 
 def _reasons(service: Service) -> list[str]:
     reasons = []
-    store = service.queue.store
     try:
-        store.summary()
-        if isinstance(store, Checkable):
-            store.check()
+        service.queue.check()
     except FairturnError:
-        reasons.append("store: it does not answer")  # no path and no address: anybody may ask
+        # Without a path or a host: the route needs no key.
+        reasons.append("store: it does not respond")
     try:
         service.queue.contents.check()
     except FairturnError:

@@ -1,4 +1,4 @@
-"""The language of whoever asks, from `Accept-Language`."""
+"""Content negotiation by `Accept-Language`."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -10,11 +10,10 @@ _RANGES_MAX = 16
 
 
 def preferred_of(header: str | None) -> str:
-    """The language that is wanted most among those that there are, or English. What is no language
-    is passed over: an answer in English serves better than a complaint."""
+    """Return the supported language with the highest quality, or English. Malformed parts of the
+    header are ignored."""
     known = _known()
-    for wanted in sorted(_ranges(header or ""), key=lambda each: -each[1]):
-        tag, quality = wanted
+    for tag, quality in sorted(_ranges(header or ""), key=lambda each: -each[1]):
         if quality > 0 and tag.partition("-")[0] in known:
             return tag.partition("-")[0]
         if quality > 0 and tag == "*":
@@ -40,5 +39,5 @@ def _known() -> tuple[str, ...]:
 
 @cache
 def language(name: str) -> Language:
-    """A language, read once."""
+    """Load a language, cached."""
     return load(name)

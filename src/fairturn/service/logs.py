@@ -1,4 +1,4 @@
-"""What was served, as values; one place turns them into lines."""
+"""The access log, and the server's log as JSON lines."""
 
 import json
 import logging
@@ -8,9 +8,9 @@ from typing import NamedTuple, TextIO
 from fairturn.clock import microseconds
 
 
-class Served(NamedTuple):
-    """A request that was answered. Neither the query nor a header is part of it: a key, a name or
-    a metadata field has no place in a log."""
+class AccessLogEntry(NamedTuple):
+    """A request and its status. It has neither the query nor headers, which may contain access
+    keys, names or metadata."""
 
     at: int
     method: str
@@ -21,10 +21,10 @@ class Served(NamedTuple):
     key: str | None  # the id
 
 
-def json_lines(stream: TextIO) -> Callable[[Served], None]:
-    """A function that writes each as a line of JSON. Control characters are escaped by JSON."""
+def json_lines(stream: TextIO) -> Callable[[AccessLogEntry], None]:
+    """Return a function that writes each entry as a line of JSON."""
 
-    def write(served: Served) -> None:
+    def write(served: AccessLogEntry) -> None:
         line = {"event": "served", **served._asdict(), "seconds": round(served.seconds, 6)}
         stream.write(json.dumps(line) + "\n")
         stream.flush()
@@ -32,9 +32,8 @@ def json_lines(stream: TextIO) -> Callable[[Served], None]:
     return write
 
 
-class JsonFormatter(logging.Formatter):
-    """What the server itself has to say, such as an error of ours with its traceback, as one line
-    of JSON like the rest."""
+class LogFormatter(logging.Formatter):
+    """Formats a log record, with its traceback, as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {

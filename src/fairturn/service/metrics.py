@@ -1,6 +1,6 @@
-"""Numbers for Prometheus, read from the store when they are asked for.
+"""Prometheus metrics, read from the store on each scrape.
 
-Nothing is counted in this process, so it does not matter how many there are, or which is asked.
+Nothing is counted in the process: every process of the service returns the same values.
 """
 
 from collections import Counter
@@ -31,33 +31,31 @@ router = APIRouter(tags=["metrics"])
     response_class=Response,
     responses={
         200: {
-            "description": "In the text format of Prometheus.",
+            "description": "Metrics in the Prometheus text format.",
             "content": {"text/plain": {"schema": {"type": "string"}}},
         },
         **problems(),
     },
 )
 def get_metrics(request: Request, caller: Overseer) -> Response:
-    """The numbers of the queue, for Prometheus. It takes a reader's key."""
+    """Retrieve metrics in the Prometheus text format, with a reader's or an operator's key."""
     registry = CollectorRegistry()
-    registry.register(_Collector(service_of(request)))
+    registry.register(_MetricsCollector(service_of(request)))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE)
 
 
-class _Collector:
-    """Reads the store once for each scrape."""
-
+class _MetricsCollector:
     def __init__(self, service: Service) -> None:
         self._service = service
 
     def describe(self) -> list[Metric]:
-        return []  # or the registry would read the store to find the names
+        return []  # otherwise the registry calls `collect` to find the names
 
     def collect(self) -> Iterator[Metric]:
-        store, now = self._service.queue.store, self._service.clock.now()
+        store, now = self._service.queue.queries, self._service.clock.now()
         summary = store.summary()
-        yield from _present(summary)
-        yield from _since_ever(summary)
+        yield from _gauges(summary)
+        yield from _counters(summary)
         yield _oldest(store.oldest_waiting(), now)
         alive = [worker for worker in workers_of(self._service) if worker.alive]
         yield GaugeMetricFamily("fairturn_workers", "Workers with a recent heartbeat.", len(alive))
@@ -74,26 +72,26 @@ class _Collector:
         yield from self._customers()
 
     def _customers(self) -> Iterator[Metric]:
-        """By customer, if that was asked for: the first so many by name, and no more."""
-        most = self._service.plan.customers_in_metrics
-        if not most:
+        """Yield metrics by customer, for the first `customers_in_metrics` customers by name."""
+        customers_max = self._service.plan.customers_in_metrics
+        if not customers_max:
             return
         waiting = GaugeMetricFamily(
-            "fairturn_customer_waiting_documents", "Documents that wait.", labels=["customer"]
+            "fairturn_customer_waiting_documents", "Waiting documents.", labels=["customer"]
         )
         running = GaugeMetricFamily(
-            "fairturn_customer_running_documents", "Documents in workers.", labels=["customer"]
+            "fairturn_customer_running_documents", "Running documents.", labels=["customer"]
         )
-        for customer in self._service.queue.store.customers(size=most).customers:
+        for customer in self._service.queue.queries.customers(size=customers_max).customers:
             waiting.add_metric([customer.name], customer.waiting)
             running.add_metric([customer.name], customer.running)
         yield waiting
         yield running
 
 
-def _present(summary: Summary) -> Iterator[Metric]:
+def _gauges(summary: Summary) -> Iterator[Metric]:
     waiting = GaugeMetricFamily(
-        "fairturn_waiting_documents", "Documents that wait.", labels=["priority"]
+        "fairturn_waiting_documents", "Waiting documents.", labels=["priority"]
     )
     for priority, n in enumerate(summary.waiting_by_priority, 1):
         waiting.add_metric([str(priority)], n)
@@ -101,15 +99,13 @@ def _present(summary: Summary) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "fairturn_delayed_documents", "Documents that are not due yet.", summary.delayed
     )
-    yield GaugeMetricFamily("fairturn_running_documents", "Documents in workers.", summary.running)
+    yield GaugeMetricFamily("fairturn_running_documents", "Running documents.", summary.running)
 
 
-def _since_ever(summary: Summary) -> Iterator[Metric]:
-    yield CounterMetricFamily(
-        "fairturn_started_documents", "Attempts that were ever begun.", summary.started
-    )
+def _counters(summary: Summary) -> Iterator[Metric]:
+    yield CounterMetricFamily("fairturn_started_documents", "Attempts started.", summary.started)
     ended = CounterMetricFamily(
-        "fairturn_ended_documents", "Documents that ever ended so.", labels=["state"]
+        "fairturn_ended_documents", "Documents that ended, by final state.", labels=["state"]
     )
     ended.add_metric([State.COMPLETED], summary.completed)
     ended.add_metric([State.DEAD], summary.dead)
@@ -117,12 +113,12 @@ def _since_ever(summary: Summary) -> Iterator[Metric]:
     yield ended
     yield CounterMetricFamily(
         "fairturn_retried_attempts",
-        "Attempts that failed, or lost their lease, and were not the last.",
+        "Attempts that failed or lost their lease, and were followed by another one.",
         summary.retried,
     )
     yield CounterMetricFamily(
         "fairturn_repairs",
-        "Repairs that claims made because flows did not agree with the documents.",
+        "Flows that claims corrected because they did not agree with the documents.",
         summary.repairs,
     )
 
@@ -130,7 +126,7 @@ def _since_ever(summary: Summary) -> Iterator[Metric]:
 def _oldest(since: Mapping[int, int], now: int) -> Metric:
     oldest = GaugeMetricFamily(
         "fairturn_oldest_waiting_seconds",
-        "How long the oldest waiting document has waited; 0 where none waits.",
+        "Age of the oldest waiting document; 0 if none waits.",
         labels=["level"],
     )
     for level in range(1, LEVELS + 1):
@@ -139,10 +135,9 @@ def _oldest(since: Mapping[int, int], now: int) -> Metric:
 
 
 def _recent(documents: list[Document]) -> Iterator[Metric]:
-    """Of the 1,000 documents that were submitted last: their states, their waits, and how long
-    their handlers took."""
+    """Yield states, waits and run times of the newest 1,000 documents."""
     states = GaugeMetricFamily(
-        "fairturn_recent_documents", f"Of the last {RECENT:,} submitted.", labels=["state"]
+        "fairturn_recent_documents", f"The newest {RECENT:,} documents.", labels=["state"]
     )
     found = Counter(document.state for document in documents)
     for state in State:
@@ -150,22 +145,24 @@ def _recent(documents: list[Document]) -> Iterator[Metric]:
     yield states
     yield _quantiles(
         "fairturn_recent_wait_seconds",
-        f"Waits of those of the last {RECENT:,} submitted that were started.",
-        [d.claimed_at - waiting_since(d) for d in documents if d.claimed_at is not None],
+        f"Waits of the newest {RECENT:,} documents, as far as they have started.",
+        [d.claimed_at_us - waiting_since(d) for d in documents if d.claimed_at_us is not None],
     )
     yield _quantiles(
         "fairturn_recent_run_seconds",
-        f"How long those of the last {RECENT:,} submitted ran that have completed.",
+        f"Run times of the newest {RECENT:,} documents, as far as they have completed.",
         [
-            d.ended_at - d.claimed_at
+            d.ended_at_us - d.claimed_at_us
             for d in documents
-            if d.state is State.COMPLETED and d.ended_at is not None and d.claimed_at is not None
+            if d.state is State.COMPLETED
+            and d.ended_at_us is not None
+            and d.claimed_at_us is not None
         ],
     )
 
 
 def _quantiles(name: str, about: str, spans_us: list[int]) -> Metric:
-    """Nothing where there is nothing yet: 0 would say that it is fast."""
+    """Return percentiles, or no samples if there are no values: 0 would read as fast."""
     quantiles = GaugeMetricFamily(name, about, labels=["quantile"])
     spans = sorted(max(0, span) for span in spans_us)
     for quantile in _QUANTILES if spans else ():

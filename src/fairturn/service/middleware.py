@@ -1,5 +1,4 @@
-"""Around every request: limits on its body, headers that protect browsers, a problem instead of a
-traceback, and word of what was served."""
+"""The outermost middleware: limits on bodies, security headers, problem documents, access log."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,12 +8,12 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairturn.clock import Clock, stopwatch
-from fairturn.service.logs import Served
-from fairturn.service.options import Plan
-from fairturn.service.problems import Code, answer, problem_of
+from fairturn.service.logs import AccessLogEntry
+from fairturn.service.options import ServiceLimits
+from fairturn.service.problems import ProblemCode, answer, problem_of
 from fairturn.wire import JSON_BYTES_MAX
 
-# These take larger bodies, and count the bytes themselves.
+# These routes accept larger bodies and enforce their own limits.
 _UPLOADS = ("/v1/documents", "/v1/documents/batch", "/mine")
 _HEADERS = {
     "x-content-type-options": "nosniff",
@@ -25,14 +24,12 @@ _HEADERS = {
 
 
 class Guard:
-    """The outermost layer of the application."""
-
     def __init__(
         self,
         app: ASGIApp,
         *,
-        plan: Plan,
-        on_served: Callable[[Served], None] | None,
+        plan: ServiceLimits,
+        on_served: Callable[[AccessLogEntry], None] | None,
         clock: Clock,
     ) -> None:
         self._app = app
@@ -63,23 +60,23 @@ class Guard:
             await self._app(scope, limited, send_on)
         except Exception as error:
             if status:
-                raise  # the answer has begun: a connection that is cut says that it is not whole
+                raise  # the response has begun: only a closed connection shows that it is cut off
             problem = problem_of(error)
             response = answer(problem, Headers(scope=scope).get("accept-language"))
             await response(scope, receive, send_on)
-            if problem.code is Code.INTERNAL:
-                raise  # for the log of the server
+            if problem.code is ProblemCode.INTERNAL:
+                raise  # the server logs it
         finally:
             if self._on_served is not None:
                 self._on_served(self._served(scope, status, stopwatch() - begun))
 
-    def _served(self, scope: Scope, status: int, seconds: float) -> Served:
-        # A plain route is not named, and has no parameters in its path; what no route took is not
-        # worth a name of its own.
+    def _served(self, scope: Scope, status: int, seconds: float) -> AccessLogEntry:
+        # A plain Starlette route is not in the scope and has no path parameters. Unmatched paths
+        # are logged as "", so that clients cannot add arbitrary names to the log.
         unnamed: str = scope["path"] if "endpoint" in scope else ""
         route = str(getattr(scope.get("route"), "path", unnamed))
         client = scope.get("client")
-        return Served(
+        return AccessLogEntry(
             at=self._clock.now(),
             method=scope["method"],
             route=route,
@@ -91,8 +88,8 @@ class Guard:
 
 
 def _limited(receive: Receive, body_s_max: float) -> Receive:
-    """The same, as long as a body is neither too large nor too slow. Starlette passes on this kind
-    of error from inside the reading of a body."""
+    """Wrap `receive` with a size limit and a timeout. It raises `HTTPException`, which Starlette
+    does not convert while it reads a body."""
     size_bytes = 0
     complete = False
     until: float | None = None
@@ -100,7 +97,7 @@ def _limited(receive: Receive, body_s_max: float) -> Receive:
     async def receive_on() -> Message:
         nonlocal size_bytes, complete, until
         if complete:
-            return await receive()  # which tells when the other side goes away
+            return await receive()  # returns the disconnect, without a timeout
         if until is None:
             until = stopwatch() + body_s_max
         try:

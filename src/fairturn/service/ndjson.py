@@ -1,4 +1,4 @@
-"""Handing in thousands of documents at once: a line of JSON for each, all of them or none."""
+"""Submitting a batch of documents as lines of JSON, in one transaction."""
 
 import base64
 import json
@@ -8,10 +8,10 @@ from typing import Annotated, Any, BinaryIO
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from fairturn.model import SUBMIT_DOCUMENTS_MAX, TRACEPARENT, Submission
+from fairturn.model import SUBMIT_DOCUMENTS_MAX, TRACEPARENT, Submission, SubmissionFields
 from fairturn.service import shapes
 from fairturn.service.callers import Caller, Submitter, customer_for
-from fairturn.service.problems import Code, Problem, refusing_misuse, refusing_parents
+from fairturn.service.problems import Problem, ProblemCode, refusing_misuse, refusing_parents
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
 from fairturn.service.submissions import (
@@ -26,40 +26,32 @@ from fairturn.service.uploads import (
     refusing_without_a_place,
 )
 from fairturn.telemetry import carrying, submitting
-from fairturn.wire import BATCH_BYTES_MAX, JSON, LINES
+from fairturn.wire import BATCH_BYTES_MAX, JSON, LINES, RECEIPT, to_json
 
 # The service reads no files of its own machine, whatever a line says.
-_FIELDS = (
-    "customer",
-    "payload",
-    "content",
-    "name",
-    "metadata",
-    "key",
-    "cost",
-    "due_at",
-    "parent",
-)
+_FIELDS = ("customer", *(name for name in SubmissionFields.__annotations__ if name != "file"))
 
 router = APIRouter(tags=["documents"])
 
 
-class LineReceipt(shapes.Receipt):
-    """What a line of many is answered with."""
+class LineReceiptJson(shapes.ReceiptJson):  # type: ignore[misc]  # a model made from a list
+    """The receipt of one line."""
 
-    repeated: Annotated[bool, Field(description="The idempotency key was known already.")]
+    repeated: Annotated[
+        bool, Field(description="Whether the receipt was replayed for a known idempotency key.")
+    ]
 
 
-class Receipts(shapes.Shape):
-    """In the order of the lines."""
+class LineReceiptsJson(shapes.ResponseJson):
+    """Receipts in the order of the lines."""
 
-    receipts: list[LineReceipt]
+    receipts: list[LineReceiptJson]
 
 
 @router.post(
     "/v1/documents/batch",
     status_code=201,
-    response_model=Receipts,
+    response_model=LineReceiptsJson,
     responses=problems(400, 408, 413, 415, 429, 507),
     openapi_extra={
         "requestBody": {
@@ -69,16 +61,16 @@ class Receipts(shapes.Shape):
     },
 )
 async def submit_batch(request: Request, caller: Submitter) -> Response:
-    """Submit many documents at once: all of them, or none.
+    """Submit a batch of up to 10,000 documents, all or none.
 
-    Each line is a JSON object with the fields payload, or content in Base64, name, metadata, key,
-    cost, due_at and parent; from an operator also customer. At most 10,000 lines.
+    Each line is a JSON object with `payload`, or `content` in Base64, and optionally `name`,
+    `metadata`, `key`, `cost`, `due_at` and `parent`. `customer` is required with an operator's key.
     """
     service = service_of(request)
     if media_type_of(request) != LINES:
-        raise Problem(Code.MEDIA_TYPE_UNKNOWN, f"lines have the type {LINES}")
+        raise Problem(ProblemCode.MEDIA_TYPE_UNKNOWN, f"a batch must have the type {LINES}")
     with one_of_its_uploads(service, caller.key):
-        # To disk first: whoever sends slowly must not keep others from their turn in memory.
+        # To disk first: a slow client must not hold one of the few slots for batches in memory.
         file = await receive_to_disk(request, service, BATCH_BYTES_MAX)
         with file, submitting(request.headers.get(TRACEPARENT)) as trace:
             async with service.batches:
@@ -91,10 +83,10 @@ def _submit_lines(service: Service, caller: Caller, file: BinaryIO, trace: str |
     body = file.read()
     submissions = list(_submissions(service, caller, body, trace))
     if not submissions:
-        raise Problem(Code.INVALID, "there is no line with a document")
+        raise Problem(ProblemCode.INVALID, "the batch has no documents")
     with refusing_misuse(), refusing_parents(), refusing_without_a_place():
         receipts = service.queue.submit_many(submissions)
-    answered = [{**shapes.receipt_of(each), "repeated": each.repeated} for each in receipts]
+    answered = [{**to_json(RECEIPT, each), "repeated": each.repeated} for each in receipts]
     return json.dumps({"receipts": answered}).encode()
 
 
@@ -107,20 +99,23 @@ def _submissions(
             continue
         found += 1
         if found > SUBMIT_DOCUMENTS_MAX:
-            raise Problem(Code.INVALID, f"at most {SUBMIT_DOCUMENTS_MAX:,} lines are accepted")
+            raise Problem(
+                ProblemCode.INVALID,
+                f"the batch has over {SUBMIT_DOCUMENTS_MAX:,} documents; split it",
+            )
         try:
             value = parsed(line)
             _refuse_too_large(value, len(line), service.plan.size_bytes_max)
             yield _submission(service, caller, value, trace)
         except Problem as problem:
-            said = f"line {number}" + (f": {problem.detail}" if problem.detail else "")
-            raise Problem(problem.code, said) from None
+            detail = f"line {number}" + (f": {problem.detail}" if problem.detail else "")
+            raise Problem(problem.code, detail) from None
         except (ValueError, TypeError) as error:
-            raise Problem(Code.INVALID, f"line {number}: {error}") from None
+            raise Problem(ProblemCode.INVALID, f"line {number}: {error}") from None
 
 
 def _refuse_too_large(value: Any, line_bytes: int, maximum: int) -> None:
-    """Refuse a document that is larger than one that is submitted alone may be."""
+    """Reject a document over the size limit of a single submission."""
     if line_bytes <= maximum or not isinstance(value, dict):
         return
     content = value.get("content")
@@ -128,21 +123,23 @@ def _refuse_too_large(value: Any, line_bytes: int, maximum: int) -> None:
         len(json.dumps(value.get("payload"))) if content is None else len(_from_base64(content))
     )
     if size_bytes > maximum:
-        raise Problem(Code.TOO_LARGE, f"at most {maximum:,} bytes are accepted")
+        raise Problem(
+            ProblemCode.TOO_LARGE, f"it has {size_bytes:,} bytes; the limit is {maximum:,}"
+        )
 
 
 def _submission(service: Service, caller: Caller, value: Any, trace: str | None) -> Submission:
     if not isinstance(value, dict):
-        raise ValueError('it is not an object, such as {"payload": 1}')
+        raise ValueError('it is not a JSON object, such as {"payload": 1}')
     unknown = sorted(value.keys() - set(_FIELDS))
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is not a field; they are: {', '.join(_FIELDS)}")
+        raise ValueError(f"{unknown[0]!r} is not a field; the fields are {', '.join(_FIELDS)}")
     if isinstance(value.get("due_at"), str):
         value["due_at"] = moment_of(value["due_at"])
     if value.get("content") is not None:
         value["content"] = _from_base64(value["content"])
     metadata = value.get("metadata")
-    if metadata is None or isinstance(metadata, dict):  # another type is refused by the queue
+    if metadata is None or isinstance(metadata, dict):  # the queue rejects other types
         value["metadata"] = carrying(metadata, trace)
     value["customer"] = customer_for(caller, value.get("customer"))
     value["parent"] = own_parent(service, caller, value.get("parent"))

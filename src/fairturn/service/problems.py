@@ -1,7 +1,7 @@
-"""What the service answers when it cannot do what was asked: RFC 9457, with codes that stay.
+"""Errors as problem documents (RFC 9457) with stable codes.
 
-The sentence in `title` is in the caller's language. `detail` has the values, in English, where the
-queue has said them; it never names anybody else's documents.
+`title` is a sentence in the caller's language. `detail` has the values, in English; it never
+contains anything about other customers' documents.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,8 +34,8 @@ TRY_AGAIN_S = 5
 _ERRORS_MAX = 20
 
 
-class Code(StrEnum):
-    """What went wrong. Codes are never renamed."""
+class ProblemCode(StrEnum):
+    """Stable: codes are never renamed."""
 
     MALFORMED = "malformed"
     CUT_OFF = "cut_off"
@@ -63,34 +63,34 @@ class Code(StrEnum):
     INTERNAL = "internal"
 
 
-STATUS: Mapping[Code, int] = {
-    Code.MALFORMED: 400,
-    Code.CUT_OFF: 400,
-    Code.KEY_MISSING: 401,
-    Code.KEY_UNKNOWN: 401,
-    Code.NOT_ALLOWED: 403,
-    Code.HTTPS_NEEDED: 403,
-    Code.ORIGIN_UNKNOWN: 403,
-    Code.NOT_FOUND: 404,
-    Code.METHOD_NOT_ALLOWED: 405,
-    Code.TOO_SLOW: 408,
-    Code.WRONG_STATE: 409,
-    Code.TOO_LARGE: 413,
-    Code.MEDIA_TYPE_UNKNOWN: 415,
-    Code.INVALID: 422,
-    Code.KEY_REUSED: 422,
-    Code.PARENT_UNKNOWN: 422,
-    Code.CHECKSUM_WRONG: 422,
-    Code.RATE_LIMITED: 429,
-    Code.TOO_MANY_AT_ONCE: 429,
-    Code.QUEUE_FULL: 429,
-    Code.STORAGE_FULL: 507,
-    Code.UNAVAILABLE: 503,
-    Code.CONTENT_DAMAGED: 500,
-    Code.INTERNAL: 500,
+STATUS: Mapping[ProblemCode, int] = {
+    ProblemCode.MALFORMED: 400,
+    ProblemCode.CUT_OFF: 400,
+    ProblemCode.KEY_MISSING: 401,
+    ProblemCode.KEY_UNKNOWN: 401,
+    ProblemCode.NOT_ALLOWED: 403,
+    ProblemCode.HTTPS_NEEDED: 403,
+    ProblemCode.ORIGIN_UNKNOWN: 403,
+    ProblemCode.NOT_FOUND: 404,
+    ProblemCode.METHOD_NOT_ALLOWED: 405,
+    ProblemCode.TOO_SLOW: 408,
+    ProblemCode.WRONG_STATE: 409,
+    ProblemCode.TOO_LARGE: 413,
+    ProblemCode.MEDIA_TYPE_UNKNOWN: 415,
+    ProblemCode.INVALID: 422,
+    ProblemCode.KEY_REUSED: 422,
+    ProblemCode.PARENT_UNKNOWN: 422,
+    ProblemCode.CHECKSUM_WRONG: 422,
+    ProblemCode.RATE_LIMITED: 429,
+    ProblemCode.TOO_MANY_AT_ONCE: 429,
+    ProblemCode.QUEUE_FULL: 429,
+    ProblemCode.STORAGE_FULL: 507,
+    ProblemCode.UNAVAILABLE: 503,
+    ProblemCode.CONTENT_DAMAGED: 500,
+    ProblemCode.INTERNAL: 500,
 }
 
-# The sentences, by code; the catalogues of the languages have all of them.
+# Every catalogue has a translation of each.
 MESSAGES: Mapping[str, Message] = {
     "malformed": Message("The request cannot be read."),
     "cut_off": Message("The body of the request ended too early."),
@@ -119,12 +119,12 @@ MESSAGES: Mapping[str, Message] = {
 }
 
 _OF_STATUS = {
-    400: Code.MALFORMED,
-    404: Code.NOT_FOUND,
-    405: Code.METHOD_NOT_ALLOWED,
-    408: Code.TOO_SLOW,
-    413: Code.TOO_LARGE,
-    415: Code.MEDIA_TYPE_UNKNOWN,
+    400: ProblemCode.MALFORMED,
+    404: ProblemCode.NOT_FOUND,
+    405: ProblemCode.METHOD_NOT_ALLOWED,
+    408: ProblemCode.TOO_SLOW,
+    413: ProblemCode.TOO_LARGE,
+    415: ProblemCode.MEDIA_TYPE_UNKNOWN,
 }
 
 
@@ -132,50 +132,50 @@ class Problem(Exception):
     """Ends a request with a problem document."""
 
     def __init__(
-        self, code: Code, detail: str | None = None, *, retry_after_s: int | None = None
+        self, code: ProblemCode, detail: str | None = None, *, retry_after_s: int | None = None
     ) -> None:
         super().__init__(detail or code.value)
         self.code = code
         self.detail = detail
         self.retry_after_s = retry_after_s
         self.errors: list[dict[str, str]] = []
-        self.more: dict[str, str | int | None] = {}  # members that only some codes have
+        self.more: dict[str, str | int | None] = {}  # extension members of some codes
 
 
 def problem_of(error: Exception) -> Problem:
-    """An error of the queue as a problem."""
+    """Convert an exception to a problem; an unexpected one to `INTERNAL`."""
     if isinstance(error, Problem):
         return error
     detail = str(error)
     if isinstance(error, NotFound):
-        # Without the id: a foreign one is answered like a missing one.
-        return Problem(Code.NOT_FOUND)
+        # Without the id, so that another customer's document looks like a missing one.
+        return Problem(ProblemCode.NOT_FOUND)
     if isinstance(error, WrongState):
-        return Problem(Code.WRONG_STATE, detail)
+        return Problem(ProblemCode.WRONG_STATE, detail)
     if isinstance(error, KeyReused):
-        return Problem(Code.KEY_REUSED)
+        return Problem(ProblemCode.KEY_REUSED)
     if isinstance(error, QueueFull):
-        whose = "" if error.customer is None else " of this customer"
-        said = f"{error.waiting:,} documents{whose} are waiting; the limit is {error.maximum:,}"
-        problem = Problem(Code.QUEUE_FULL, said, retry_after_s=TRY_AGAIN_S)
+        scope = "" if error.customer is None else " of this customer"
+        detail = f"{error.waiting:,} documents{scope} are waiting; the limit is {error.maximum:,}"
+        problem = Problem(ProblemCode.QUEUE_FULL, detail, retry_after_s=TRY_AGAIN_S)
         problem.more = {
             name: getattr(error, name) for name in ("limit", "maximum", "waiting", "customer")
         }
         return problem
     if isinstance(error, Refused):
-        return Problem(Code.INVALID, detail)
+        return Problem(ProblemCode.INVALID, detail)
     if isinstance(error, StoreFull):
-        return Problem(Code.STORAGE_FULL, retry_after_s=60)
+        return Problem(ProblemCode.STORAGE_FULL, retry_after_s=60)
     if isinstance(error, StoreUnavailable):
-        return Problem(Code.UNAVAILABLE, retry_after_s=TRY_AGAIN_S)
+        return Problem(ProblemCode.UNAVAILABLE, retry_after_s=TRY_AGAIN_S)
     if isinstance(error, ContentDamaged):
-        return Problem(Code.CONTENT_DAMAGED)
-    return Problem(Code.INTERNAL)
+        return Problem(ProblemCode.CONTENT_DAMAGED)
+    return Problem(ProblemCode.INTERNAL)
 
 
 def invalid(errors: Sequence[Any], *where: str) -> Problem:
-    """What pydantic has found, each with the place of it."""
-    problem = Problem(Code.INVALID)
+    """Convert the errors of pydantic, with the location of each."""
+    problem = Problem(ProblemCode.INVALID)
     problem.errors = [
         {"where": ".".join(map(str, (*where, *each["loc"]))), "what": str(each["msg"])}
         for each in errors[:_ERRORS_MAX]
@@ -185,27 +185,27 @@ def invalid(errors: Sequence[Any], *where: str) -> Problem:
 
 @contextmanager
 def refusing_misuse() -> Iterator[None]:
-    """The queue's own words about a value that the caller sent. Only around calls of the queue: an
-    error like that from elsewhere is a mistake of the service, and must look like one."""
+    """Convert `ValueError` and `TypeError` to `INVALID`. Use it only around calls of the queue:
+    from other code these are bugs, and must end in a 500."""
     try:
         yield
     except ValidationError:
         raise
     except (ValueError, TypeError) as error:
-        raise Problem(Code.INVALID, str(error)) from error
+        raise Problem(ProblemCode.INVALID, str(error)) from error
 
 
 @contextmanager
 def refusing_parents() -> Iterator[None]:
-    """A submission finds everything but, perhaps, its parent."""
+    """Convert `NotFound` of a submission, which can only mean its parent."""
     try:
         yield
     except NotFound as error:
-        raise Problem(Code.PARENT_UNKNOWN) from error
+        raise Problem(ProblemCode.PARENT_UNKNOWN) from error
 
 
 def answer(problem: Problem, accept_language: str | None) -> JSONResponse:
-    """The problem as a response."""
+    """Return the response for a problem."""
     name = preferred_of(accept_language)
     code = problem.code
     content: dict[str, Any] = {
@@ -228,24 +228,26 @@ def answer(problem: Problem, accept_language: str | None) -> JSONResponse:
 
 
 def install(app: FastAPI) -> None:
-    """Let every error of the application end in a problem document."""
+    """Add the exception handlers to an application."""
 
     async def of_ours(request: Request, error: Exception) -> JSONResponse:
         problem = problem_of(error)
-        if problem.code is Code.INTERNAL:
-            raise error  # the guard answers, and the server's log has it
+        if problem.code is ProblemCode.INTERNAL:
+            raise error  # `Guard` responds, and the server logs it
         return _respond(request, problem)
 
     async def of_validation(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
         found = error.errors()
         if any(each["type"] == "json_invalid" for each in found):
-            return _respond(request, Problem(Code.MALFORMED, "the body is not JSON"))
+            return _respond(request, Problem(ProblemCode.MALFORMED, "the body is not JSON"))
         return _respond(request, invalid(found))
 
     async def of_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        response = _respond(request, Problem(_OF_STATUS.get(error.status_code, Code.INVALID)))
+        response = _respond(
+            request, Problem(_OF_STATUS.get(error.status_code, ProblemCode.INVALID))
+        )
         response.headers.update(error.headers or {})
         return response
 

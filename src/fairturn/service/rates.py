@@ -1,4 +1,4 @@
-"""How often a key may ask. The numbers live in this process: two processes allow twice as much."""
+"""Rate limits. Counters are per process: two processes allow twice the rate."""
 
 import threading
 from math import ceil
@@ -10,42 +10,42 @@ from limits.strategies import FixedWindowRateLimiter
 from fairturn.clock import SECOND_US, Clock
 from fairturn.service.options import REFUSED_PER_MINUTE
 
-_WINDOWS_MAX = 10_000  # so many are kept before those that are over are forgotten
+_WINDOWS_MAX = 10_000  # in memory before expired ones are evicted
 
 
-class Rates:
-    """Counts requests by key, and refused keys by address."""
+class RateLimiter:
+    """Counts requests per key, and unknown keys per client address."""
 
     def __init__(self, rate: str, clock: Clock) -> None:
         self._clock = clock
         self._rate = parse(rate)
         self._refused = parse(f"{REFUSED_PER_MINUTE}/minute")
-        self._limiter = FixedWindowRateLimiter(_Windows(clock))
+        self._limiter = FixedWindowRateLimiter(_WindowStorage(clock))
 
     def seconds_to_wait(self, key: str) -> int:
-        """Count a request of a key. 0: it may go on; otherwise after so many seconds."""
+        """Count a request; return 0 if it is allowed, or the seconds until the next one is."""
         if self._limiter.hit(self._rate, "key", key):
             return 0
         return self._left(self._rate, "key", key)
 
     def refuse(self, address: str) -> None:
-        """Count a key that is not known."""
+        """Count a request with an unknown key."""
         self._limiter.hit(self._refused, "refused", address)
 
     def seconds_shut_out(self, address: str) -> int:
-        """0, or after how many seconds an address may show another key."""
+        """Return 0, or the seconds for which all requests of an address are rejected."""
         if self._limiter.test(self._refused, "refused", address):
             return 0
         return self._left(self._refused, "refused", address)
 
-    def _left(self, item: RateLimitItem, *who: str) -> int:
-        stats = self._limiter.get_window_stats(item, *who)
+    def _left(self, item: RateLimitItem, *identifiers: str) -> int:
+        stats = self._limiter.get_window_stats(item, *identifiers)
         return max(1, ceil(stats.reset_time - self._clock.now() / SECOND_US))
 
 
-class _Windows(Storage):
-    """Windows in memory, on the clock that was handed in. That of `limits` starts a thread every
-    hundredth of a second to forget the old ones, which takes longer than all the rest."""
+class _WindowStorage(Storage):
+    """Fixed windows in memory, on the injected clock. The storage of `limits` starts a thread every
+    10 ms to evict old windows, which costs more than everything else here."""
 
     STORAGE_SCHEME = None
 
@@ -53,8 +53,8 @@ class _Windows(Storage):
         super().__init__()
         self._clock = clock
         self._lock = threading.Lock()
-        self._windows: dict[str, tuple[int, float]] = {}  # the count, and the second of the end
-        self._forget_at = _WINDOWS_MAX
+        self._windows: dict[str, tuple[int, float]] = {}  # the count, and the end in seconds
+        self._evict_above = _WINDOWS_MAX
 
     @property
     def base_exceptions(self) -> type[Exception]:
@@ -67,8 +67,8 @@ class _Windows(Storage):
             if end <= now:
                 count, end = 0, now + expiry
             self._windows[key] = (count + amount, end)
-            if len(self._windows) > self._forget_at:
-                self._forget(now)
+            if len(self._windows) > self._evict_above:
+                self._evict(now)
         return count + amount
 
     def get(self, key: str) -> int:
@@ -83,9 +83,9 @@ class _Windows(Storage):
 
     def reset(self) -> int:
         with self._lock:
-            forgotten = len(self._windows)
+            removed = len(self._windows)
             self._windows.clear()
-        return forgotten
+        return removed
 
     def clear(self, key: str) -> None:
         self._windows.pop(key, None)
@@ -93,7 +93,7 @@ class _Windows(Storage):
     def _now(self) -> float:
         return self._clock.now() / SECOND_US
 
-    def _forget(self, now: float) -> None:
-        """Twice as many as are left may come before the next look, so that looking stays rare."""
+    def _evict(self, now: float) -> None:
+        # Evicts again after the number has doubled, so that the amortised cost is constant.
         self._windows = {key: held for key, held in self._windows.items() if held[1] > now}
-        self._forget_at = max(_WINDOWS_MAX, 2 * len(self._windows))
+        self._evict_above = max(_WINDOWS_MAX, 2 * len(self._windows))

@@ -1,4 +1,4 @@
-"""What an operation can answer, for its description, and files as attachments."""
+"""Responses of routes in the OpenAPI description, and downloads."""
 
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -10,25 +10,24 @@ from starlette.responses import StreamingResponse
 from fairturn.contents.local import chunks_of
 from fairturn.wire import BINARY, PROBLEM
 
-# What every operation with a key can answer.
 _ALWAYS = (400, 401, 403, 405, 408, 413, 422, 429, 500, 503)
 _MEANINGS = {
-    400: "The request cannot be read.",
-    401: "No access key, or one that is not known.",
-    403: "The access key is not meant for this.",
-    404: "There is no such thing, or it is somebody else's.",
-    405: "Not at this address.",
-    408: "The body came too slowly.",
-    409: "Not possible in the present state.",
+    400: "The request is malformed.",
+    401: "The access key is missing, unknown, expired or revoked.",
+    403: "The access key does not permit this request.",
+    404: "The resource does not exist, or belongs to another customer.",
+    405: "The method is not allowed.",
+    408: "The body arrived too slowly.",
+    409: "The document or key is not in a state that permits this.",
     413: "The body is too large.",
-    415: "A body of this type is not accepted.",
-    422: "Something is not as it must be.",
-    429: "Too many requests, or too many documents waiting.",
-    500: "Something went wrong.",
-    503: "Not now; try again later.",
-    507: "No storage space is left.",
+    415: "The media type is not supported.",
+    422: "A parameter is invalid.",
+    429: "Too many requests, or too many waiting documents.",
+    500: "Internal error.",
+    503: "The service is unavailable. Retry later.",
+    507: "The storage is full.",
 }
-# Content from outside is never shown by a browser as if it were a page of ours.
+# Browsers must not display submitted content as a page of this origin.
 ATTACHED = {
     "X-Content-Type-Options": "nosniff",
     "Content-Security-Policy": "sandbox; default-src 'none'; frame-ancestors 'none'",
@@ -38,8 +37,8 @@ ATTACHED = {
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The problems that an operation can answer with."""
-    schema = {"$ref": "#/components/schemas/Problem"}
+    """Return the error responses of a route, for the OpenAPI description."""
+    schema = {"$ref": "#/components/schemas/ProblemJson"}
     return {
         status: {
             "description": _MEANINGS[status],
@@ -52,7 +51,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def attachment(
     file: BinaryIO, size_bytes: int, name: str, sha256: bytes | None
 ) -> StreamingResponse:
-    """Bytes to save, under a name that is only a proposal."""
+    """Return a download. It closes the file."""
     headers = {
         **ATTACHED,
         "Content-Disposition": disposition(name),
@@ -69,7 +68,7 @@ def attachment(
 
 
 def disposition(name: str) -> str:
-    """RFC 6266: a name in ASCII for old programs, and the whole one."""
+    """Return a `Content-Disposition` (RFC 6266) with an ASCII name and the full one."""
     last = name.replace("\\", "/").rpartition("/")[2].strip(". ") or "document"
     plain = "".join(c if c.isascii() and (c.isalnum() or c in "._- ") else "_" for c in last)
     whole = quote(last.encode("utf-8", "replace"), safe="")

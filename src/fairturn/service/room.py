@@ -1,4 +1,4 @@
-"""Whether more documents would be accepted: for whoever was told that the queue is full."""
+"""Waiting until a full queue accepts documents again."""
 
 from typing import Annotated, Any
 
@@ -16,33 +16,38 @@ from fairturn.wire import WAIT_S_MAX
 router = APIRouter(tags=["documents"])
 
 
-class WantedRoom(shapes.Asked):
+class RoomQuery(shapes.RequestFields):
     customer: Annotated[
-        shapes.CustomerName | None, Field(description="Whose; only an operator says so.")
+        shapes.CustomerName | None, Field(description="Accepted from operators only.")
     ] = None
-    n: Annotated[int, Field(ge=1, le=1 << 53, description="So many documents.")] = 1
-    wait_s: Annotated[float, Field(ge=0, le=WAIT_S_MAX, description="Wait so long for it.")] = 0.0
+    n: Annotated[int, Field(ge=1, le=1 << 53, description="The number of documents.")] = 1
+    wait_s: Annotated[
+        float, Field(ge=0, le=WAIT_S_MAX, description="Seconds to wait for room.")
+    ] = 0.0
 
 
-class Room(shapes.Shape):
+class RoomJson(shapes.ResponseJson):
     room: bool
 
 
-@router.get("/v1/room", response_model=Room, responses=problems())
+@router.get("/v1/room", response_model=RoomJson, responses=problems())
 async def get_room(
-    request: Request, caller: Submitter, wanted: Annotated[WantedRoom, Query()]
+    request: Request, caller: Submitter, query: Annotated[RoomQuery, Query()]
 ) -> Any:
-    """Whether more documents would be accepted now; with `wait_s`, once they would."""
+    """Check whether the queue would accept `n` more documents.
+
+    With `wait_s`, the response is delayed until it would, for at most that time.
+    """
     service = service_of(request)
-    customer = scope_of(caller, wanted.customer)
-    until = stopwatch() + wanted.wait_s
+    customer = scope_of(caller, query.customer)
+    until = stopwatch() + query.wait_s
     while True:
         version = service.watch.version
-        if await service.run(_has_room, service, customer, wanted.n):
-            return Room(room=True)
+        if await service.run(_has_room, service, customer, query.n):
+            return RoomJson(room=True)
         left = until - stopwatch()
         if left <= 0 or service.watch.closed:
-            return Room(room=False)
+            return RoomJson(room=False)
         await service.watch.change(version, left)
 
 

@@ -1,4 +1,4 @@
-"""Running the service: where it listens, whom it believes, and how it ends."""
+"""The HTTP server: sockets, trusted proxies, graceful shutdown."""
 
 import asyncio
 import errno
@@ -17,15 +17,14 @@ from fastapi import FastAPI
 
 from fairturn.service.connections import protocol_with
 from fairturn.service.service import Service
-from fairturn.stores.contract import Interruptible
 
 CONNECTIONS_MAX = 4_000
 GRACE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
-    """Where to listen, and how it is kept from being overheard."""
+class ListenAddress:
+    """A host and a port, with TLS or trusted proxies."""
 
     host: str = "127.0.0.1"
     port: int = 8750
@@ -35,7 +34,7 @@ class Address:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can connect."""
         try:
             return self.host == "localhost" or ip_address(self.host).is_loopback
         except ValueError:
@@ -43,24 +42,24 @@ class Address:
 
     @property
     def is_private(self) -> bool:
-        """Whether a key can come here from another machine without being overheard."""
+        """Whether keys from other machines arrive encrypted: by TLS here, or at a proxy."""
         return self.certificate is not None or bool(self.trusted_proxies)
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:
-    """Whether a record is worth a line. uvicorn logs a traceback for each request that it cancels
-    when the grace period is over, beside the line that reports their number."""
+    """Return whether to log a record. uvicorn logs a traceback for each request that it cancels
+    after the grace period, in addition to a line with their number."""
     kind = record.exc_info[0] if record.exc_info else None
     return kind is None or not issubclass(kind, asyncio.CancelledError)
 
 
 class Server(uvicorn.Server):
-    """A server that lets go of whoever waits for events when it is told to end."""
+    """A uvicorn server that ends event streams and long polls when it shuts down."""
 
     def __init__(
         self,
         app: FastAPI,
-        address: Address,
+        address: ListenAddress,
         *,
         grace_s: float = GRACE_S,
         on_started: Callable[[str], None] | None = None,
@@ -71,13 +70,12 @@ class Server(uvicorn.Server):
                 app,
                 host=address.host,
                 port=address.port,
-                # By h11: other parsers, if they are installed, have no limit on headers.
+                # h11: uvicorn's other parsers have no limit on the size of headers.
                 http=protocol_with(app.state.service.plan.headers_s_max),
                 ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                # Headers of a proxy count only if they come from one that is trusted.
                 proxy_headers=bool(address.trusted_proxies),
                 forwarded_allow_ips=list(address.trusted_proxies),
                 ssl_certfile=address.certificate,
@@ -97,15 +95,15 @@ class Server(uvicorn.Server):
         self.url = ""
 
     def listen(self) -> None:
-        """Listen at the address from now on; `run` accepts the connections. Raises `OSError`."""
+        """Bind and listen now; `run` accepts the connections. Raises `OSError`."""
         self._sockets = listen_at(self._address.host, self._address.port, self.config.backlog)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until asked to stop."""
+        """Serve until `stop`."""
         super().run(self._sockets if sockets is None else sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then tell where."""
+        """Start, and call `on_started` with the URL."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if not self.started:
@@ -119,16 +117,15 @@ class Server(uvicorn.Server):
             self._on_started(self.url)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal: finish what is being answered; a second one: end at once."""
+        """Shut down gracefully on the first signal, at once on the second."""
         self.stop(now=self.should_exit)
 
     def stop(self, *, now: bool = False) -> None:
-        """Ask the server to end, from any thread."""
+        """Shut down. This is thread-safe."""
         self.should_exit = True
         self.force_exit = self.force_exit or now
-        store = self._service.queue.store
-        if now and isinstance(store, Interruptible):
-            store.interrupt()  # threads may wait for the lock of another process
+        if now:
+            self._service.queue.interrupt()  # threads may wait for another process's lock
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._service.watch.close)
         if self._on_stopping is not None:
@@ -136,17 +133,17 @@ class Server(uvicorn.Server):
 
 
 def listen_at(host: str, port: int, backlog: int) -> list[socket.socket]:
-    """Sockets that listen at every address of the host, all at the same port.
+    """Return listening sockets for every address of the host, all on the same port.
 
-    An address that this machine does not have, such as ::1 without IPv6, is left out if there is
-    another one. Raises `OSError`; then nothing listens.
+    An address that this machine does not have, such as ::1 without IPv6, is skipped unless it is
+    the only one. Raises `OSError` and then leaves no socket open.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     listening: list[socket.socket] = []
     absent: OSError | None = None
     try:
         for family, (ip, _, *scope) in dict.fromkeys((family, at) for family, _, _, _, at in found):
-            # If any port will do, all addresses have that of the first one.
+            # With port 0, all addresses share the port of the first one.
             chosen = listening[0].getsockname()[1] if listening else port
             try:
                 listening.append(_listen(family, (ip, chosen, *scope), backlog))
@@ -164,14 +161,14 @@ def listen_at(host: str, port: int, backlog: int) -> list[socket.socket]:
 
 
 def _listen(family: int, address: Any, backlog: int) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
+    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind(address)
-        made.listen(backlog)
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
+        sock.listen(backlog)
     except OSError:
-        made.close()
+        sock.close()
         raise
-    return made
+    return sock

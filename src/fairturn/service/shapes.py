@@ -1,99 +1,99 @@
-"""What goes over the wire. Fields have the names that they have in Python; moments are whole
-microseconds since 1970 UTC."""
+"""Request and response models. Moments are integers of microseconds since 1970 UTC."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, Strict
+from pydantic import BaseModel, ConfigDict, Field, Strict, create_model
 
-from fairturn import model
+from fairturn import model, wire
 from fairturn.access.keys import Role
-from fairturn.explain.analysis import Explanation as Explained
+from fairturn.explain.analysis import Explanation
 from fairturn.explain.sentences import tell
 from fairturn.model import (
     CUSTOMER_BYTES_MAX,
     PAGE_MAX,
-    Kind,
     State,
 )
-from fairturn.priority import LEVELS, Count, Rule
-from fairturn.scheduling.flows import COST_ONE
-from fairturn.scheduling.position import Cause
-from fairturn.scheduling.position import Position as Positioned
+from fairturn.priority import LEVELS, Rule
+from fairturn.scheduling.position import Cause, Position
 
 Priority = Annotated[int, Field(ge=1, le=LEVELS)]
 Moment = Annotated[int, Field(description="Microseconds since 1970-01-01 UTC.")]
 CustomerName = Annotated[str, Field(min_length=1, max_length=CUSTOMER_BYTES_MAX)]
 DocumentId = Annotated[
-    str, Field(description="The id of a document.", examples=["3f1c52d09ab47e6"])
+    str, Field(description="Unique identifier of the document.", examples=["3f1c52d09ab47e6"])
 ]
-# In a body, a value of another type is refused: 0 for false could delete what was not meant.
+# Strict in bodies: `dry_run: 0` must not be accepted as false.
 YesOrNo = Annotated[bool, Strict()]
 Whole = Annotated[int, Strict()]
 Number = Annotated[float, Strict()]
 PageSize = Annotated[int, Field(ge=1, le=PAGE_MAX)]
 
 
-class Shape(BaseModel):
-    """A value that is answered."""
-
+class ResponseJson(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class Asked(BaseModel):
-    """A value that is asked with: a field that nobody knows is refused, or a slip of the pen would
-    go unnoticed."""
+class RequestFields(BaseModel):
+    """Rejects unknown fields, so that a misspelt one is not ignored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class FieldError(Shape):
+class FieldErrorJson(ResponseJson):
     where: str
     what: str
 
 
-class Problem(Shape):
-    """RFC 9457. `code` stays; `title` is a sentence in the caller's language."""
+class ProblemJson(ResponseJson):
+    """A problem document (RFC 9457). `code` is stable; `title` is in the caller's language."""
 
     type: str
     code: str
     status: int
     title: str
     detail: str | None = None
-    errors: list[FieldError] | None = None
-    limit: Annotated[str | None, Field(description="Of queue_full: which was reached.")] = None
-    maximum: Annotated[int | None, Field(description="Of queue_full: what it is.")] = None
-    waiting: Annotated[int | None, Field(description="Of queue_full: how many wait.")] = None
-    customer: Annotated[str | None, Field(description="Of queue_full: whose, if it is one's.")] = (
-        None
-    )
+    errors: list[FieldErrorJson] | None = None
+    limit: Annotated[
+        str | None, Field(description="With `queue_full`, the setting that was reached.")
+    ] = None
+    maximum: Annotated[int | None, Field(description="With `queue_full`, its value.")] = None
+    waiting: Annotated[
+        int | None, Field(description="With `queue_full`, the number of waiting documents.")
+    ] = None
+    customer: Annotated[
+        str | None, Field(description="With `queue_full`, the customer of a limit per customer.")
+    ] = None
 
 
-class Receipt(Shape):
-    """What a submission is answered with."""
-
-    id: str
-    customer: str
-    count: int
-    priority: Priority
-    submitted_at: Moment
-
-
-def receipt_of(receipt: model.Receipt) -> dict[str, Any]:
-    """The fields of a receipt as they are shown. There are thousands a second, so that they are
-    not checked against their form."""
-    return {name: getattr(receipt, name) for name in _RECEIPT}
-
-
-_RECEIPT = tuple(Receipt.model_fields)
-
-
-class Progress(Shape):
+class ProgressJson(ResponseJson):
     done: float
     total: float | None
 
 
-class Before(Shape):
-    """The documents before it, by why they are before it."""
+_ANNOTATED = {wire.MOMENT: Moment, wire.PRIORITY: Priority, wire.PROGRESS: ProgressJson}
+
+
+def json_model(
+    name: str,
+    description: str,
+    fields: Iterable[wire.JsonField],
+    base: type[ResponseJson] = ResponseJson,
+) -> Any:
+    """Return a model with the given list of fields."""
+    members: dict[str, Any] = {}
+    for field in fields:
+        plain = _ANNOTATED.get(field.type, field.type.schema)
+        about = Field(description=field.description) if field.description else Field()
+        members[field.name] = (Annotated[plain | None if field.optional else plain, about], ...)
+    return create_model(name, __base__=base, __doc__=description, **members)
+
+
+ReceiptJson = json_model("ReceiptJson", "The response to a submission.", wire.RECEIPT)
+
+
+class DocumentsAheadJson(ResponseJson):
+    """The documents ahead, by reason."""
 
     better_levels: int
     other_turns: int
@@ -101,271 +101,170 @@ class Before(Shape):
     own: int
 
 
-class Position(Shape):
-    """How many documents will be started before it."""
+class PositionJson(ResponseJson):
+    """The queue position: the number of documents ahead, between `least` and `most`."""
 
     least: int
     most: int
-    before: Before
-    reached: Annotated[bool, Field(description="False: its customer's limit comes before it.")]
-    causes: Annotated[list[Cause], Field(description="Why least and most differ.")]
+    before: DocumentsAheadJson
+    reached: Annotated[
+        bool, Field(description="False if its customer's limit blocks it before its turn.")
+    ]
+    causes: Annotated[list[Cause], Field(description="Why `least` and `most` differ.")]
 
     @staticmethod
-    def of(position: Positioned) -> "Position":
-        return Position(
+    def of(position: Position) -> "PositionJson":
+        return PositionJson(
             **position.bounds._asdict(),
-            before=Before(**position.before._asdict()),
+            before=DocumentsAheadJson(**position.before._asdict()),
             reached=position.reached,
             causes=list(position.causes),
         )
 
 
-class Forecast(Shape):
-    """Between which moments it will start; without the later one nobody can say."""
+class ForecastJson(ResponseJson):
+    """The prediction interval of the start; `latest_at` is null if there is no upper estimate."""
 
     earliest_at: Moment
     latest_at: Moment | None
 
 
-class Reason(Shape):
+class ReasonJson(ResponseJson):
     code: str
     parameters: dict[str, Any]
 
 
-class Explanation(Shape):
-    """Why the document is where it is: the reasons with codes, and in sentences."""
+class ExplanationJson(ResponseJson):
+    """Why the document is in its state: reasons as codes, and as sentences."""
 
     at: Moment
     language: str
-    position: Position | None
-    forecast: Forecast | None
-    reasons: list[Reason]
+    position: PositionJson | None
+    forecast: ForecastJson | None
+    reasons: list[ReasonJson]
     sentences: list[str]
 
     @staticmethod
-    def of(explained: Explained, language: str) -> "Explanation":
+    def of(explained: Explanation, language: str) -> "ExplanationJson":
         position, forecast = explained.position, explained.forecast
-        return Explanation(
-            at=explained.at,
+        return ExplanationJson(
+            at=explained.at_us,
             language=language,
-            position=None if position is None else Position.of(position),
+            position=None if position is None else PositionJson.of(position),
             forecast=None
             if forecast is None
-            else Forecast(earliest_at=forecast.earliest_at, latest_at=forecast.latest_at),
+            else ForecastJson(earliest_at=forecast.earliest_at_us, latest_at=forecast.latest_at_us),
             reasons=[
-                Reason(code=reason.code.value, parameters=dict(reason.parameters))
+                ReasonJson(code=reason.code.value, parameters=dict(reason.parameters))
                 for reason in explained.reasons
             ],
             sentences=tell(explained, language),
         )
 
 
-class Document(Shape):
-    """A document and what became of it so far."""
-
-    id: str
-    customer: str
-    state: State
-    priority: Priority
-    count: int
-    submitted_at: Moment
-    due_at: Moment | None
-    attempts: int
-    claimed_at: Moment | None
-    ended_at: Moment | None
-    worker: Annotated[str | None, Field(description="Shown to operators.")]
-    error: str | None
-    cancel_requested: bool
-    cost: float | None
-    real_cost: float | None
-    kind: Kind
-    size_bytes: int
-    sha256: str | None
-    name: str | None
-    metadata: dict[str, Any]
-    parent: str | None
-    progress: Progress | None
-
-    @staticmethod
-    def of(document: model.Document, *, whole: bool) -> "Document":
-        """`whole`: with what only operators see."""
-        return Document(**fields_of(document, whole=whole))
+DocumentJson = json_model("DocumentJson", "A document and its current state.", wire.DOCUMENT)
 
 
-def fields_of(document: model.Document, *, whole: bool) -> dict[str, Any]:
-    """The fields of a document as they are shown."""
-    sha256, progress = document.sha256, document.progress
-    return {
-        "id": document.id,
-        "customer": document.customer,
-        "state": document.state,
-        "priority": document.priority,
-        "count": document.count,
-        "submitted_at": document.submitted_at,
-        "due_at": document.due_at,
-        "attempts": document.attempts,
-        "claimed_at": document.claimed_at,
-        "ended_at": document.ended_at,
-        "worker": document.worker if whole else None,
-        "error": document.error,
-        "cancel_requested": document.cancel_requested,
-        "cost": None if document.cost is None else document.cost / COST_ONE,
-        "real_cost": None if document.real_cost is None else document.real_cost / COST_ONE,
-        "kind": document.kind,
-        "size_bytes": document.size_bytes,
-        "sha256": None if sha256 is None else sha256.hex(),
-        "name": document.name,
-        "metadata": document.metadata,
-        "parent": document.parent,
-        "progress": None if progress is None else progress._asdict(),
-    }
-
-
-class ExplainedDocument(Document):
-    """A document with its explanation, if that was asked for."""
+class ExplainedDocumentJson(DocumentJson):  # type: ignore[misc, valid-type]  # a model made from a list
+    """A document with its explanation, if requested."""
 
     result_file_bytes: Annotated[
-        int | None, Field(description="Of a completed one: the size of its file, if it has one.")
+        int | None, Field(description="Size of the result file of a completed document, if any.")
     ]
-    explanation: Explanation | None
+    explanation: ExplanationJson | None
 
 
-class Documents(Shape):
-    """One page, the newest first; `next` is the `after` of the page that follows."""
+class DocumentsJson(ResponseJson):
+    """A page of documents, newest first. Pass `next` as `after` to request the next page."""
 
-    documents: list[Document]
+    documents: list[DocumentJson]  # type: ignore[valid-type]
     next: str | None
 
 
-class Changed(Shape):
+class DocumentStateJson(ResponseJson):
     """The state of the document afterwards."""
 
     id: str
     state: State
 
 
-class Standing(Shape):
-    """Where a customer stands."""
-
-    name: str
-    count: Annotated[int, Field(description="The pending documents count.")]
-    priority_of_next: Annotated[Priority, Field(description="Of a document submitted now.")]
-    resets_at: Annotated[
-        Moment | None, Field(description="After this moment the count is 0, if nothing comes in.")
-    ]
-    waiting: int
-    waiting_by_priority: Annotated[list[int], Field(min_length=LEVELS, max_length=LEVELS)]
-    running: int
-    delayed: int
-
-    @staticmethod
-    def of(customer: model.Customer, rule: Rule, now: int) -> "Standing":
-        return Standing(**_standing(customer, rule, now))
-
-    @staticmethod
-    def of_nobody_known(name: str) -> "Standing":
-        """Of a customer who has nothing here now."""
-        return Standing(
-            name=name,
-            count=0,
-            priority_of_next=1,
-            resets_at=None,
-            waiting=0,
-            waiting_by_priority=[0] * LEVELS,
-            running=0,
-            delayed=0,
-        )
+CustomerSummaryJson = json_model(
+    "CustomerSummaryJson", "The state of a customer.", wire.CUSTOMER_SUMMARY
+)
 
 
-def _standing(customer: model.Customer, rule: Rule, now: int) -> dict[str, Any]:
-    updated_at = customer.count_updated_at
-    last = None if updated_at is None else Count(customer.count, updated_at)
-    resets = last is not None and now <= rule.resets_at(last)
-    return {
-        "name": customer.name,
-        "count": customer.count,
-        "priority_of_next": rule.priority(rule.check(last, now).value),
-        "resets_at": rule.resets_at(last) if last is not None and resets else None,
-        "waiting": customer.waiting,
-        "waiting_by_priority": list(customer.waiting_by_priority),
-        "running": customer.running,
-        "delayed": customer.delayed,
-    }
-
-
-class Me(Shape):
-    """Who asks: the role of the key, and where its customer stands."""
+class IdentityJson(ResponseJson):
+    """The role of the access key, and the state of its customer."""
 
     role: Role
     key: str | None
     key_name: str | None
-    customer: Standing | None
-    version: Annotated[str, Field(description="Of the fairturn that answers.")]
+    customer: CustomerSummaryJson | None  # type: ignore[valid-type]
+    version: Annotated[str, Field(description="The version of the service.")]
 
 
-class Customer(Standing):
-    """A customer as an operator sees it."""
-
-    weight: float
-    limit: int | None
-    paused: bool
-    count_updated_at: Annotated[Moment | None, Field(description="When the count moved last.")]
-
-    @staticmethod
-    def seen(customer: model.Customer, rule: Rule, now: int) -> "Customer":
-        settings = customer.settings
-        return Customer(
-            **_standing(customer, rule, now),
-            weight=settings.weight,
-            limit=settings.limit,
-            paused=settings.paused,
-            count_updated_at=customer.count_updated_at,
-        )
+CustomerJson = json_model(
+    "CustomerJson",
+    "A customer as operators see it: its state and its settings.",
+    (*wire.CUSTOMER_SUMMARY, *wire.CUSTOMER_SETTINGS, *wire.CUSTOMER),
+)
 
 
-class Customers(Shape):
-    """One page, by name."""
+def customer_json(customer: model.Customer, rule: Rule, now: int) -> dict[str, Any]:
+    """Return the fields of `CustomerJson`."""
+    return {
+        **wire.to_json(wire.CUSTOMER, customer),
+        **wire.to_json(wire.CUSTOMER_SUMMARY, model.CustomerSummary.of(customer, rule, now)),
+        **wire.to_json(wire.CUSTOMER_SETTINGS, customer.settings),
+    }
 
-    customers: list[Customer]
+
+class CustomersJson(ResponseJson):
+    """A page of customers, ordered by name."""
+
+    customers: list[CustomerJson]  # type: ignore[valid-type]
     next: str | None
 
 
-class Summary(Shape):
-    """The whole queue in a few numbers."""
+class SummaryJson(ResponseJson):
+    """The counters of the queue."""
 
     waiting: int
     waiting_by_priority: list[int]
     delayed: int
     running: int
-    started: Annotated[int, Field(description="Attempts that were ever begun.")]
-    completed: Annotated[int, Field(description="Documents that ever completed.")]
-    dead: Annotated[int, Field(description="Documents that ever died, each time.")]
-    cancelled: Annotated[int, Field(description="Documents that ever were cancelled.")]
+    started: Annotated[int, Field(description="Attempts started since the queue was created.")]
+    completed: Annotated[int, Field(description="Documents completed since then.")]
+    dead: Annotated[
+        int, Field(description="Documents that became dead since then, counted each time.")
+    ]
+    cancelled: Annotated[int, Field(description="Documents cancelled since then.")]
     retried: Annotated[
-        int, Field(description="Attempts that failed, or lost their lease, and were not the last.")
+        int,
+        Field(
+            description="Attempts that failed or lost their lease, and were followed by another."
+        ),
     ]
-    repairs: Annotated[
-        int, Field(description="Repairs that claims made because counters were wrong.")
-    ]
-    workers: Annotated[int, Field(description="Seen lately.")]
+    repairs: Annotated[int, Field(description="Counters and flows that claims have corrected.")]
+    workers: Annotated[int, Field(description="Workers with a recent heartbeat.")]
     oldest_waiting_since_at: Moment | None
 
 
-class Worker(Shape):
+class WorkerJson(ResponseJson):
     name: str
     seen_at: Moment
-    slots: Annotated[int, Field(description="How many documents it runs at the same time.")]
+    slots: Annotated[int, Field(description="Documents that it can run at the same time.")]
     alive: bool
 
 
-class Workers(Shape):
-    workers: list[Worker]
+class WorkersJson(ResponseJson):
+    workers: list[WorkerJson]
 
 
-class Bulk(Shape):
-    """What a bulk action did, or would do."""
+class BulkResultJson(ResponseJson):
+    """The result of a bulk action, or of its dry run."""
 
-    matched: Annotated[int, Field(description="Documents that match, up to the limit of one call.")]
+    matched: Annotated[int, Field(description="Matching documents, up to the limit per request.")]
     changed: int
-    more: Annotated[bool, Field(description="There are more that match; ask again.")]
+    more: Annotated[bool, Field(description="Whether more documents match: repeat the request.")]
     dry_run: bool

@@ -1,4 +1,4 @@
-"""Handing in a document: a raw body, a form, or a payload."""
+"""Submitting one document: a raw body, a form or a JSON payload."""
 
 import json
 from datetime import datetime
@@ -14,16 +14,22 @@ from fairturn.model import (
     KEY_BYTES_MAX,
     NAME_BYTES_MAX,
     TRACEPARENT,
+    BodyType,
     ContentRef,
-    Kind,
     Receipt,
     Submission,
 )
 from fairturn.service import shapes
-from fairturn.service.batcher import Collector
+from fairturn.service.batcher import SubmissionBatcher
 from fairturn.service.callers import Caller, customer_for, submitter_of
 from fairturn.service.forms import receive_form
-from fairturn.service.problems import Code, Problem, invalid, refusing_misuse, refusing_parents
+from fairturn.service.problems import (
+    Problem,
+    ProblemCode,
+    invalid,
+    refusing_misuse,
+    refusing_parents,
+)
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
 from fairturn.service.uploads import (
@@ -37,7 +43,16 @@ from fairturn.service.uploads import (
     refusing_without_a_place,
 )
 from fairturn.telemetry import carrying, submitting
-from fairturn.wire import BINARY, IDEMPOTENCY_KEY, JSON, JSON_BYTES_MAX, LINES, REPEATED
+from fairturn.wire import (
+    BINARY,
+    IDEMPOTENCY_KEY,
+    JSON,
+    JSON_BYTES_MAX,
+    LINES,
+    RECEIPT,
+    REPEATED,
+    to_json,
+)
 
 FORM = "multipart/form-data"
 CONTENT_DIGEST = "Content-Digest"
@@ -45,14 +60,14 @@ CONTENT_DIGEST = "Content-Digest"
 router = APIRouter(tags=["documents"])
 
 
-class About(shapes.Asked):
-    """What is said about a document beside its bytes."""
+class SubmissionQuery(shapes.RequestFields):
+    """The properties of a document other than its body."""
 
     customer: Annotated[
-        shapes.CustomerName | None, Field(description="Whose it is; only an operator says so.")
+        shapes.CustomerName | None, Field(description="Required with an operator's key.")
     ] = None
     name: Annotated[
-        str | None, Field(max_length=NAME_BYTES_MAX, description="For people; never a path.")
+        str | None, Field(max_length=NAME_BYTES_MAX, description="A display name, never a path.")
     ] = None
     metadata: Annotated[
         str | None, Field(description="A JSON object.", examples=['{"pages": 3}'])
@@ -60,18 +75,27 @@ class About(shapes.Asked):
     cost: Annotated[float | None, Field(ge=0, le=COST_MAX)] = None
     due_at: Annotated[
         str | None,
-        Field(description="Not to be started before: ISO 8601 with a zone, or microseconds."),
+        Field(
+            description="The earliest start: ISO 8601 with a time zone, or microseconds since 1970."
+        ),
     ] = None
-    parent: Annotated[str | None, Field(description="The document that it was made from.")] = None
+    parent: Annotated[
+        str | None, Field(description="The id of the document that this one was made from.")
+    ] = None
     sha256: Annotated[
-        str | None, Field(pattern="^[0-9a-f]{64}$", description="Refused if the bytes differ.")
+        str | None,
+        Field(
+            pattern="^[0-9a-f]{64}$",
+            description="The SHA-256 of the body, which is rejected if it differs.",
+        ),
     ] = None
-    kind: Annotated[
-        Kind | None, Field(description="How to take a JSON body; as a payload by default.")
+    body_type: Annotated[
+        BodyType | None,
+        Field(description="How to store a JSON body; `payload` by default."),
     ] = None
 
 
-_NOTHING_SAID = About()
+_NO_PROPERTIES = SubmissionQuery()
 _BODY = {
     "required": True,
     "content": {
@@ -91,7 +115,6 @@ _BODY = {
 }
 
 
-# What can be done with a document that was submitted.
 _LINKS = {
     operation: {"operationId": operation, "parameters": {"id": "$response.body#/id"}}
     for operation in ("get_document", "get_content", "get_result", "cancel_document")
@@ -99,24 +122,30 @@ _LINKS = {
 
 
 def _parameters() -> list[dict[str, Any]]:
-    """What the operation reads from query and headers, for its description. It reads them itself,
-    because the framework would take longer for that than the store for the document."""
-    described = About.model_json_schema(ref_template="#/components/schemas/{model}")["properties"]
-    asked: list[dict[str, Any]] = []
+    """Return the parameters for the OpenAPI description. The route parses them itself, because
+    FastAPI would take longer for that than the store for the document."""
+    described = SubmissionQuery.model_json_schema(ref_template="#/components/schemas/{model}")[
+        "properties"
+    ]
+    parameters: list[dict[str, Any]] = []
     for name, schema in described.items():
         (plain,) = [each for each in schema["anyOf"] if each.get("type") != "null"]
-        asked.append({"name": name, "in": "query", "required": False, "schema": plain})
+        parameters.append({"name": name, "in": "query", "required": False, "schema": plain})
         if "description" in schema:
-            asked[-1]["description"] = schema["description"]
+            parameters[-1]["description"] = schema["description"]
     for name, about, schema in (
         (
             IDEMPOTENCY_KEY,
-            "The same within 24 hours is the same document.",
+            "Within 24 hours, the same key returns the first receipt.",
             {"type": "string", "minLength": 1, "maxLength": KEY_BYTES_MAX},
         ),
-        (CONTENT_DIGEST, "RFC 9530, SHA-256: refused if the bytes differ.", {"type": "string"}),
+        (
+            CONTENT_DIGEST,
+            "The SHA-256 of the body (RFC 9530), which is rejected if it differs.",
+            {"type": "string"},
+        ),
     ):
-        asked.append(
+        parameters.append(
             {
                 "name": name,
                 "in": "header",
@@ -125,18 +154,18 @@ def _parameters() -> list[dict[str, Any]]:
                 "description": about,
             }
         )
-    return asked
+    return parameters
 
 
 @router.post(
     "/v1/documents",
     status_code=201,
-    response_model=shapes.Receipt,
+    response_model=shapes.ReceiptJson,
     responses={
         201: {"links": _LINKS},
         200: {
-            "model": shapes.Receipt,
-            "description": "The idempotency key was known: the first receipt again.",
+            "model": shapes.ReceiptJson,
+            "description": "The first receipt, replayed for a known idempotency key.",
         },
         **problems(400, 408, 409, 413, 415, 429, 507),
     },
@@ -147,12 +176,11 @@ def _parameters() -> list[dict[str, Any]]:
     },
 )
 async def submit(request: Request) -> Response:
-    """Submit one document.
+    """Submit a document.
 
-    The body is the document: its bytes as they are, or with `Content-Type: application/json` a
-    payload; `multipart/form-data` is for browsers, with the same fields as the query. 201 means
-    that it is on stable storage. The same `Idempotency-Key` within 24 hours gives the first receipt
-    again.
+    The body is the content, or with `Content-Type: application/json` the payload. Browsers can send
+    `multipart/form-data`, with the query parameters as fields. Status 201 means that the document
+    is durable. Within 24 hours, the same `Idempotency-Key` returns the first receipt.
     """
     service = service_of(request)
     media_type = media_type_of(request)
@@ -165,7 +193,7 @@ async def submit(request: Request) -> Response:
     headers = {"Location": f"/v1/documents/{receipt.id}"}
     if receipt.repeated:
         headers[REPEATED] = "true"
-    content = json.dumps(shapes.receipt_of(receipt))
+    content = json.dumps(to_json(RECEIPT, receipt))
     return Response(content, 200 if receipt.repeated else 201, headers, media_type=JSON)
 
 
@@ -174,7 +202,7 @@ def media_type_of(request: Request) -> str:
 
 
 def _goes_into_the_row(request: Request, service: Service) -> bool:
-    """Whether the declared size fits into a row and is allowed; `submit_for` refuses the rest."""
+    """Return whether the declared size fits into a row and is allowed."""
     return is_small(request) and (
         int(request.headers["content-length"]) <= service.plan.size_bytes_max
     )
@@ -183,32 +211,34 @@ def _goes_into_the_row(request: Request, service: Service) -> bool:
 async def _submit_small(
     request: Request, service: Service, media_type: str, trace: str | None
 ) -> Receipt:
-    """A body that goes into the row. It is read before it is known who asks: not more than the
-    server has in memory of every connection anyway. The rest happens at once, in one thread."""
+    """Submit a body that fits into a row, in one hop to a thread. The body is read before the
+    caller is authenticated; it is no larger than the server's buffer of each connection."""
     body = await receive_small(request, service)
 
     def prepare() -> Submission:
         caller = submitter_of(request)
         about = _about(request)
         payload, received = None, None
-        if media_type == JSON and about.kind is not Kind.CONTENT:
+        if media_type == JSON and about.body_type is not BodyType.CONTENT:
             payload = parsed(body)
         else:
             received = body
         key, digest = _key_in(request), request.headers.get(CONTENT_DIGEST)
-        handed_in = _HandedIn(about, received, payload, key, digest, trace)
-        return _checked(service, caller, handed_in)
+        submission = _ReceivedSubmission(about, received, payload, key, digest, trace)
+        return _checked(service, caller, submission)
 
-    collector: Collector = request.app.state.collector
+    collector: SubmissionBatcher = request.app.state.collector
     return await collector.submit(prepare)
 
 
 async def submit_for(caller: Caller, request: Request, trace: str | None = None) -> Receipt:
-    """Submit a body of any size for somebody who is known: it is read piece by piece."""
+    """Submit a body of any size for an authenticated caller, streaming it to the contents."""
     service, media_type = service_of(request), media_type_of(request)
     about, key = _about(request), _key_in(request)
     if media_type == LINES:
-        raise Problem(Code.MEDIA_TYPE_UNKNOWN, "lines go to /v1/documents/batch")
+        raise Problem(
+            ProblemCode.MEDIA_TYPE_UNKNOWN, f"{LINES} is accepted by /v1/documents/batch only"
+        )
     with one_of_its_uploads(service, caller.key):
         payload: Any = None
         received: Received | None = None
@@ -222,48 +252,46 @@ async def submit_for(caller: Caller, request: Request, trace: str | None = None)
                 raise
             if about.name is None and form.file_name is not None:
                 about = about.model_copy(update={"name": form.file_name})
-        elif media_type == JSON and about.kind is not Kind.CONTENT:
-            most = min(JSON_BYTES_MAX, service.plan.size_bytes_max)
-            body = await receive_in_memory(request, service, most)
+        elif media_type == JSON and about.body_type is not BodyType.CONTENT:
+            maximum = min(JSON_BYTES_MAX, service.plan.size_bytes_max)
+            body = await receive_in_memory(request, service, maximum)
             payload = await service.run(parsed, body)
         else:
             received = await receive(request, service)
         digest = request.headers.get(CONTENT_DIGEST)
-        handed_in = _HandedIn(about, received, payload, key, digest, trace)
-        return await service.move(_submit, service, caller, handed_in)  # a payload may be large
+        submission = _ReceivedSubmission(about, received, payload, key, digest, trace)
+        # Not in a thread of the store: a large payload becomes a content.
+        return await service.move(_submit, service, caller, submission)
 
 
-class _HandedIn(NamedTuple):
-    """A document as it came in."""
-
-    about: About
+class _ReceivedSubmission(NamedTuple):
+    about: SubmissionQuery
     received: Received | None
     payload: Any
     key: str | None
     digest: str | None
-    trace: str | None  # that it belongs to
+    trace: str | None  # traceparent
 
 
-def _submit(service: Service, caller: Caller, handed_in: _HandedIn) -> Receipt:
-    """In a thread: check, store. Delete a received content if it was not stored."""
+def _submit(service: Service, caller: Caller, submission: _ReceivedSubmission) -> Receipt:
+    """Validate and store. Delete the received content if the document is rejected."""
     try:
-        submission = _checked(service, caller, handed_in)
+        checked = _checked(service, caller, submission)
         with refusing_misuse(), refusing_parents(), refusing_without_a_place():
-            (receipt,) = service.queue.submit_many([submission])
+            (receipt,) = service.queue.submit_many([checked])
         return receipt
     except StoreError:
-        raise  # the document may have been stored, or be stored yet: the sweep decides
+        raise  # the document may have been stored: `prune` deletes the content if it was not
     except BaseException:
-        _discard(service, handed_in.received)
+        _discard(service, submission.received)
         raise
 
 
-def _checked(service: Service, caller: Caller, handed_in: _HandedIn) -> Submission:
-    """What is to be stored, in the words of the queue."""
-    about, received, payload, key, digest, trace = handed_in
+def _checked(service: Service, caller: Caller, submission: _ReceivedSubmission) -> Submission:
+    about, received, payload, key, digest, trace = submission
     if received is not None:
         check_checksum(received, about.sha256, digest)
-    metadata = None if about.metadata is None else _metadata(about.metadata)
+    metadata = None if about.metadata is None else _json(about.metadata, "metadata", dict)
     return Submission(
         customer=customer_for(caller, about.customer),
         payload=payload,
@@ -284,26 +312,27 @@ def _discard(service: Service, received: Received | None) -> None:
 
 
 def own_parent(service: Service, caller: Caller, parent: Any) -> str | None:
-    """A parent gives its priority on, so it must be the caller's own."""
+    """Check that a parent, whose priority is inherited, belongs to the caller."""
     if parent is not None and not isinstance(parent, str):
-        raise Problem(Code.INVALID, "parent is not the id of a document")
+        raise Problem(ProblemCode.INVALID, f"parent is {parent!r}; it must be a document id")
     if parent is None or caller.sees_all:
         return parent
-    stored = service.queue.store.read(parent)
+    stored = service.queue.queries.read(parent)
     if stored is None or stored.document.customer != caller.customer:
-        raise Problem(Code.PARENT_UNKNOWN)
+        raise Problem(ProblemCode.PARENT_UNKNOWN)
     return stored.document.id
 
 
 def moment_of(text: str) -> int:
-    """A moment in ISO 8601 with a zone, or in microseconds since 1970."""
+    """Parse a moment: ISO 8601 with a time zone, or microseconds since 1970. Raises `Problem`."""
     if text.lstrip("-").isdecimal() and text.isascii() and len(text) < 20:
         return int(text)
     try:
         return from_datetime(datetime.fromisoformat(text))
     except (ValueError, TypeError, OverflowError):
         raise Problem(
-            Code.INVALID, f"{text[:40]!r} is not a moment with a zone, such as 2030-01-31T08:00Z"
+            ProblemCode.INVALID,
+            f"{text[:40]!r} is not a moment with a time zone, such as 2030-01-31T08:00Z",
         ) from None
 
 
@@ -311,37 +340,40 @@ def parsed(body: bytes) -> Any:
     try:
         return json.loads(body)
     except RecursionError:
-        raise Problem(Code.MALFORMED, "too many lists and objects are in each other") from None
+        raise Problem(ProblemCode.MALFORMED, "the JSON is nested too deeply") from None
     except (ValueError, UnicodeDecodeError) as error:
-        raise Problem(Code.MALFORMED, f"it is not JSON: {error}") from None
+        raise Problem(ProblemCode.MALFORMED, f"invalid JSON: {error}") from None
 
 
-def _metadata(text: str) -> dict[str, Any]:
+def _json(text: str, name: str, kind: type[Any]) -> Any:
     value = parsed(text.encode("utf-8", "surrogatepass"))
-    if not isinstance(value, dict):
-        raise Problem(Code.INVALID, "metadata is not a JSON object")
+    if not isinstance(value, kind):
+        what = "object" if kind is dict else "array"
+        raise Problem(ProblemCode.INVALID, f"{name} is not a JSON {what}")
     return value
 
 
-def _merged(about: About, fields: dict[str, str], key: str | None) -> tuple[About, str | None]:
-    """What the form says beside what the query says; not both about the same."""
+def _merged(
+    about: SubmissionQuery, fields: dict[str, str], key: str | None
+) -> tuple[SubmissionQuery, str | None]:
+    """Merge the fields of a form into those of the query. Raises `Problem` for duplicates."""
     given = {name: value for name, value in about.model_dump().items() if value is not None}
     twice = sorted(given.keys() & fields.keys())
     if twice or (key is not None and "key" in fields):
-        raise Problem(Code.INVALID, f"{(twice or ['key'])[0]} is said twice")
+        raise Problem(ProblemCode.INVALID, f"{(twice or ['key'])[0]} is given twice")
     fields = dict(fields)
     key = fields.pop("key", key)
     return _valid({**given, **fields}, "body"), key
 
 
-def _about(request: Request) -> About:
+def _about(request: Request) -> SubmissionQuery:
     query = request.query_params
-    return _valid(dict(query), "query") if query else _NOTHING_SAID
+    return _valid(dict(query), "query") if query else _NO_PROPERTIES
 
 
-def _valid(fields: dict[str, Any], where: str) -> About:
+def _valid(fields: dict[str, Any], where: str) -> SubmissionQuery:
     try:
-        return About.model_validate(fields)
+        return SubmissionQuery.model_validate(fields)
     except ValidationError as error:
         raise invalid(error.errors(), where) from None
 
@@ -349,5 +381,8 @@ def _valid(fields: dict[str, Any], where: str) -> About:
 def _key_in(request: Request) -> str | None:
     key = request.headers.get(IDEMPOTENCY_KEY)
     if key is not None and not 1 <= len(key) <= KEY_BYTES_MAX:
-        raise Problem(Code.INVALID, f"{IDEMPOTENCY_KEY} has from 1 to {KEY_BYTES_MAX} characters")
+        raise Problem(
+            ProblemCode.INVALID,
+            f"{IDEMPOTENCY_KEY} has {len(key)} characters; it must have 1 to {KEY_BYTES_MAX}",
+        )
     return key

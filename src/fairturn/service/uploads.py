@@ -1,7 +1,7 @@
-"""Bodies of requests as they come in: a small one in memory, a larger one to where contents lie.
+"""Receiving request bodies: small ones in memory, larger ones streamed to the contents.
 
-No thread waits for the network: the event loop collects a piece, and a thread writes it. Limits are
-on the bytes that come and not on what a header says. Nothing here looks into the bytes.
+No thread waits for the network: the event loop collects a piece, and a thread writes it. Limits
+apply to the bytes received, not to `Content-Length`.
 """
 
 import asyncio
@@ -18,30 +18,29 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from fairturn.clock import stopwatch
-from fairturn.contents.local import Writing
+from fairturn.contents.local import ContentWriter
 from fairturn.errors import StoreRefused
 from fairturn.model import INLINE_BYTES_MAX, ContentRef
-from fairturn.service.problems import Code, Problem
+from fairturn.service.problems import Problem, ProblemCode
 from fairturn.service.service import Service
 
-PIECE_BYTES = 262_144  # so much of each upload is in memory at a time
+PIECE_BYTES = 262_144  # of each upload in memory
 _DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/=]{1,64}):")
 
 Received = bytes | ContentRef
 
 
-class Body:
-    """The bytes of one document, while they come in."""
+class UploadBody:
+    """The body of one document while it is received."""
 
     def __init__(self, service: Service, size_bytes_max: int) -> None:
         self._service = service
         self._size_bytes_max = size_bytes_max
         self._held = bytearray()
-        self._writing: Writing | None = None
+        self._writing: ContentWriter | None = None
         self._size_bytes = 0
 
     async def add(self, chunk: bytes) -> None:
-        """Take the next bytes."""
         maximum = self._size_bytes_max
         self._size_bytes += len(chunk)
         if self._size_bytes > maximum:
@@ -55,16 +54,16 @@ class Body:
             await self._write()
 
     async def whole(self) -> Received:
-        """Everything: the bytes themselves, or where they lie, on stable storage."""
+        """Return the bytes, or a reference to them once they are durable."""
         if self._writing is None:
             return bytes(self._held)
         await self._write()
         return await self._service.move(self._writing.finish)
 
     async def abandon(self) -> None:
-        """Keep nothing of what was not finished."""
+        """Delete an unfinished content."""
         if self._writing is not None:
-            # Also while the request is being cancelled: a file must not stay for want of a moment.
+            # Shielded: a cancelled request must not leave a partial file behind.
             await asyncio.shield(self._service.move(self._writing.abandon))
 
     async def _write(self) -> None:
@@ -75,7 +74,7 @@ class Body:
 
 @contextmanager
 def refusing_without_a_place() -> Iterator[None]:
-    """Where there is no place for contents, what does not fit into a row is too large."""
+    """Convert `StoreRefused`, raised without a place for contents, to `TOO_LARGE`."""
     try:
         yield
     except StoreRefused:
@@ -83,11 +82,11 @@ def refusing_without_a_place() -> Iterator[None]:
 
 
 def _too_large(maximum: int) -> Problem:
-    return Problem(Code.TOO_LARGE, f"at most {maximum:,} bytes are accepted")
+    return Problem(ProblemCode.TOO_LARGE, f"the body is over {maximum:,} bytes, the limit")
 
 
 async def pieces_of(request: Request, service: Service, maximum: int) -> AsyncIterator[bytes]:
-    """The body of a request, as long as it comes fast enough and is not too large."""
+    """Yield the body of a request. Raises `Problem` if it is too large, too slow or cut off."""
     _refuse_declared(request, maximum)
     plan = service.plan
     until = stopwatch() + plan.upload_s_max
@@ -103,7 +102,7 @@ async def pieces_of(request: Request, service: Service, maximum: int) -> AsyncIt
         except TimeoutError:
             raise _too_slow(service) from None
         except ClientDisconnect:
-            raise Problem(Code.CUT_OFF) from None
+            raise Problem(ProblemCode.CUT_OFF) from None
         size_bytes += len(chunk)
         if size_bytes > maximum:
             raise _too_large(maximum)
@@ -114,39 +113,39 @@ async def pieces_of(request: Request, service: Service, maximum: int) -> AsyncIt
 def _too_slow(service: Service) -> Problem:
     plan = service.plan
     return Problem(
-        Code.TOO_SLOW,
-        f"a body may pause for {plan.pause_s_max:g} s and take {plan.upload_s_max:g} s",
+        ProblemCode.TOO_SLOW,
+        f"the limits are {plan.pause_s_max:g} s between two chunks, {plan.upload_s_max:g} s in all",
     )
 
 
 def is_small(request: Request) -> bool:
-    """Whether a body says that it fits into a row. It cannot be larger than it says."""
+    """Return whether the declared size fits into a row. The server enforces `Content-Length`."""
     declared = request.headers.get("content-length", "")
     return declared.isdecimal() and len(declared) < 10 and int(declared) <= INLINE_BYTES_MAX
 
 
 async def receive_small(request: Request, service: Service) -> bytes:
-    """A body that says that it is small: as a rule it has come with its headers."""
+    """Return a body for which `is_small` holds; it usually arrived with its headers."""
     try:
         async with asyncio.timeout(service.plan.pause_s_max):
             return await request.body()
     except TimeoutError:
         raise _too_slow(service) from None
     except ClientDisconnect:
-        raise Problem(Code.CUT_OFF) from None
+        raise Problem(ProblemCode.CUT_OFF) from None
 
 
 def _refuse_declared(request: Request, maximum: int) -> None:
-    """Refuse a body that says itself that it is too large, before any of it is read."""
+    """Reject a body by its declared size, before reading it."""
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared[:20]) > maximum:
         raise _too_large(maximum)
 
 
 async def receive(request: Request, service: Service) -> Received:
-    """The raw body of a request as the content of a document."""
+    """Receive a raw body as the content of a document."""
     maximum = service.plan.size_bytes_max
-    body = Body(service, maximum)
+    body = UploadBody(service, maximum)
     try:
         async for chunk in pieces_of(request, service, maximum):
             await body.add(chunk)
@@ -156,7 +155,6 @@ async def receive(request: Request, service: Service) -> Received:
 
 
 async def receive_in_memory(request: Request, service: Service, maximum: int) -> bytes:
-    """A body that is small enough to be held as a whole."""
     held = bytearray()
     async for chunk in pieces_of(request, service, maximum):
         held += chunk
@@ -164,7 +162,7 @@ async def receive_in_memory(request: Request, service: Service, maximum: int) ->
 
 
 async def receive_to_disk(request: Request, service: Service, maximum: int) -> BinaryIO:
-    """A body that is read when all of it has come; who calls this closes the file."""
+    """Receive a body into a temporary file, which the caller closes."""
     file: BinaryIO = await service.move(TemporaryFile)
     try:
         held = bytearray()
@@ -182,32 +180,34 @@ async def receive_to_disk(request: Request, service: Service, maximum: int) -> B
 
 @contextmanager
 def one_of_its_uploads(service: Service, key: str | None) -> Iterator[None]:
-    """Counts the uploads of a key that are under way, and refuses one too many."""
-    who, uploads = key or "", service.uploads
-    if uploads.get(who, 0) >= service.plan.uploads_per_key_max:
-        raise Problem(Code.TOO_MANY_AT_ONCE, retry_after_s=1)
-    uploads[who] = uploads.get(who, 0) + 1
+    """Limit the concurrent uploads of a key. Raises `Problem`."""
+    key_id, uploads = key or "", service.uploads
+    if uploads.get(key_id, 0) >= service.plan.uploads_per_key_max:
+        raise Problem(ProblemCode.TOO_MANY_AT_ONCE, retry_after_s=1)
+    uploads[key_id] = uploads.get(key_id, 0) + 1
     try:
         yield
     finally:
-        uploads[who] -= 1
-        if not uploads[who]:
-            del uploads[who]
+        uploads[key_id] -= 1
+        if not uploads[key_id]:
+            del uploads[key_id]
 
 
 def check_checksum(received: Received, sha256: str | None, header: str | None) -> None:
-    """Compare with the SHA-256 that the sender named, in the query or by `Content-Digest`."""
-    wanted = []
+    """Compare with the SHA-256 of the query or of `Content-Digest`. Raises `Problem`."""
+    expected = []
     if sha256 is not None:
-        wanted.append(bytes.fromhex(sha256))
+        expected.append(bytes.fromhex(sha256))
     if header is not None:
-        wanted.append(_digest_in(header))
-    if not wanted:
+        expected.append(_digest_in(header))
+    if not expected:
         return
     found = hashlib.sha256(received).digest() if isinstance(received, bytes) else received.sha256
-    for digest in wanted:
+    for digest in expected:
         if digest != found:
-            raise Problem(Code.CHECKSUM_WRONG, f"the SHA-256 of what came in is {found.hex()}")
+            raise Problem(
+                ProblemCode.CHECKSUM_WRONG, f"the SHA-256 of the received body is {found.hex()}"
+            )
 
 
 def _digest_in(header: str) -> bytes:
@@ -218,5 +218,5 @@ def _digest_in(header: str) -> bytes:
         return base64.b64decode(match[1], validate=True)
     except (ValueError, binascii.Error):
         raise Problem(
-            Code.INVALID, "Content-Digest must have the form sha-256=:BASE64: (RFC 9530)"
+            ProblemCode.INVALID, "Content-Digest must have the form sha-256=:BASE64: (RFC 9530)"
         ) from None

@@ -1,4 +1,4 @@
-"""Changes of settings as they are asked for: by name, and what is left out stays as it is."""
+"""Changes to the settings of a queue or a customer; omitted settings keep their values."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -19,7 +19,7 @@ UNCHANGED: Final = Unchanged.UNCHANGED
 
 
 class SettingChanges(TypedDict, total=False):
-    """Settings of the queue by name; those that are left out stay as they are."""
+    """Settings of a queue by name; omitted ones keep their values."""
 
     mode: Mode | str
     costs: Costs | str
@@ -36,18 +36,20 @@ class SettingChanges(TypedDict, total=False):
 
 
 def changed(settings: Settings, changes: SettingChanges) -> Settings:
-    """Settings with some of them changed; the error for a wrong one names it."""
+    """Return settings with changes applied; raise `TypeError` or `ValueError` for a wrong one."""
     for name in changes:
         if name not in SETTING_NAMES:
-            raise TypeError(f"{name!r} is not a setting; they are: {', '.join(SETTING_NAMES)}")
-    values: dict[str, Any] = dict(changes)  # their types are checked by Settings itself
+            raise TypeError(
+                f"{name!r} is not a setting; the settings are: {', '.join(SETTING_NAMES)}"
+            )
+    values: dict[str, Any] = dict(changes)  # `Settings` checks their types
     return replace(settings, **values)
 
 
 def customer_changes(
     weight: float | Unchanged, limit: int | Unchanged | None, paused: bool | Unchanged
 ) -> dict[str, Any]:
-    """What is to be changed of a customer; the error for a value of a wrong type names it."""
+    """Return the settings of a customer to change; raise `TypeError` for a wrong type."""
     changes: dict[str, Any] = {}
     if weight is not UNCHANGED:
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not isfinite(weight):

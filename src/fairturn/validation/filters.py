@@ -1,4 +1,4 @@
-"""Which documents to list, in the words of whoever asks."""
+"""Filters for listing documents, as callers pass them."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -11,7 +11,7 @@ from fairturn.validation import text
 
 
 class Filters(TypedDict, total=False):
-    """Which documents to list; what is left out does not matter."""
+    """Criteria for listing documents; an omitted one matches everything."""
 
     customer: str | None
     states: State | str | Iterable[State | str] | None
@@ -23,12 +23,26 @@ class Filters(TypedDict, total=False):
     ids: Iterable[str] | None
 
 
+# The filter that each parameter of a request and each option of a command sets.
+PARAMETERS = {
+    "customer": "customer",
+    "state": "states",
+    "priority": "priorities",
+    "name": "name",
+    "name_part": "name_part",
+    "submitted_from": "submitted_from",
+    "submitted_before": "submitted_before",
+    "id": "ids",
+}
+
+
 def to_filter(filters: Filters) -> Filter:
-    """The filter that a store takes. What is wrong is refused, or it would just find nothing."""
+    """Validate filters and return them as stores accept them. A wrong value raises an error instead
+    of matching nothing."""
     unknown = filters.keys() - Filters.__annotations__.keys()
     if unknown:
         known = ", ".join(Filters.__annotations__)
-        raise TypeError(f"documents are not listed by {', '.join(sorted(unknown))}, but by {known}")
+        raise TypeError(f"unknown filter: {', '.join(sorted(unknown))}; the filters are: {known}")
     customer, name, part = filters.get("customer"), filters.get("name"), filters.get("name_part")
     submitted_from, before = filters.get("submitted_from"), filters.get("submitted_before")
     if customer is not None:
@@ -37,7 +51,7 @@ def to_filter(filters: Filters) -> Filter:
         customer=customer,
         states=_states(filters.get("states")),
         priorities=_priorities(filters.get("priorities")),
-        # As it was stored: see `submission.py`.
+        # Converted as names are when they are stored, in `submission.py`.
         name=None if name is None else text.description(name, NAME_BYTES_MAX),
         name_part=None if not part else text.description(part, NAME_BYTES_MAX),
         submitted_from=None
@@ -64,7 +78,7 @@ def _priorities(priorities: int | Iterable[int] | None) -> tuple[int, ...] | Non
     wanted = (priorities,) if isinstance(priorities, int) else tuple(priorities)
     for priority in wanted:
         if priority not in range(1, LEVELS + 1):
-            raise ValueError(f"{priority!r} is not a priority; they go from 1 to {LEVELS}")
+            raise ValueError(f"{priority!r} is not a priority; priorities are 1 to {LEVELS}")
     return wanted
 
 
@@ -78,7 +92,7 @@ def _ids(wanted: Iterable[str] | None) -> tuple[str, ...] | None:
 
 
 def page_size(size: int) -> int:
-    """The size of a page, if there may be such a page."""
+    """Return the size; raise `ValueError` if it is out of range."""
     if not 1 <= size <= PAGE_MAX:
-        raise ValueError(f"size is {size}; a page has from 1 to {PAGE_MAX:,}")
+        raise ValueError(f"size is {size}; it must be from 1 to {PAGE_MAX:,}")
     return size

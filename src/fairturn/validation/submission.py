@@ -1,7 +1,6 @@
-"""What a submitter hands in, checked and encoded: where the road of a document begins.
+"""Validation and encoding of submissions.
 
-Every misuse ends here, in a sentence with the value in it, before anything is written. The values
-are the submitter's own, so a limit that they break is a `ValueError` and not one of our errors.
+Misuse raises `ValueError` or `TypeError` here, before anything is written.
 """
 
 import hashlib
@@ -26,8 +25,8 @@ from fairturn.model import (
     NAME_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
     TRACEPARENT,
+    BodyType,
     ContentRef,
-    Kind,
     NewDocument,
     Submission,
     cost_in_millionths,
@@ -36,44 +35,35 @@ from fairturn.validation import text
 
 JSON_DEPTH_MAX = 64
 
-_PAYLOAD, _CONTENT = Kind.PAYLOAD, Kind.CONTENT
-# `NewDocument` with all of its values, which takes half the time of naming some.
+_PAYLOAD, _CONTENT = BodyType.PAYLOAD, BodyType.CONTENT
+# Constructing from all values takes half the time of keyword arguments.
 _DOCUMENT: Callable[[Iterable[Any]], NewDocument] = partial(tuple.__new__, NewDocument)
-_NO_MORE = NewDocument("", None)[4:]
+_DEFAULTS = NewDocument("", None)[4:]
 _BRACKETS_OF_DEPTH_MAX = 2 * JSON_DEPTH_MAX
-_NOTHING_ELSE = Submission("")[2:]
-_FLAT = frozenset({str, int, float, bool, type(None)})
-_AT_A_TIME = 100
+_NOT_DESCRIBED = [None] * len(Submission("")[4:-1])
 
 
-class Encoder:
-    """Turns submissions into what a store takes. One for each call, because it remembers which
-    customers' names it has checked."""
+class SubmissionEncoder:
+    """Encodes submissions for a store. Create one per call: it caches the customer names that it
+    has checked."""
 
     def __init__(self, contents: Contents) -> None:
         self._contents = contents
         self._customers: set[str] = set()
 
     def encode(self, s: Submission) -> NewDocument:
-        """The document to store. Only a content outside the row is written, and that last."""
+        """Validate a submission and return the document to store. A large content is written to
+        `contents`, after all other checks."""
         if not isinstance(s, Submission):
             raise TypeError(f"{s!r:.100} is not a Submission")
-        customer, payload, content, file, name, metadata, key, cost, due_at, parent, written = s
+        customer, payload, content, file, *described, written = s
         if type(customer) is not str or customer not in self._customers:
             self._customers.add(text.identity(customer, "customer", CUSTOMER_BYTES_MAX))
         if content is None and file is None and written is None:
-            body = to_json(payload, "payload", PAYLOAD_BYTES_MAX)
+            body = encode_json(payload, "payload", PAYLOAD_BYTES_MAX)
             size_bytes = len(body)  # JSON text is ASCII
-            if (
-                size_bytes <= INLINE_BYTES_MAX
-                and name is None
-                and metadata is None
-                and key is None
-                and cost is None
-                and due_at is None
-                and parent is None
-            ):
-                return _DOCUMENT((customer, body, _PAYLOAD, size_bytes, *_NO_MORE))
+            if size_bytes <= INLINE_BYTES_MAX and described == _NOT_DESCRIBED:
+                return _DOCUMENT((customer, body, _PAYLOAD, size_bytes, *_DEFAULTS))
             return self._encode(s, body)
         source = source_of(s)
         try:
@@ -84,16 +74,16 @@ class Encoder:
 
     def _encode(self, s: Submission, source: str | bytes | BinaryIO | ContentRef) -> NewDocument:
         name, metadata, key, cost, due_at, parent = describe(s)
-        kind = _PAYLOAD if isinstance(source, str) else _CONTENT
-        body, size_bytes, sha256, content_name = self._keep(source)
+        body_type = _PAYLOAD if isinstance(source, str) else _CONTENT
+        body, size_bytes, sha256, content_name = self._store(source)
         digest = None
         if key is not None:
-            same = _canonical(source).encode() if isinstance(source, str) else sha256
-            digest = _digest(kind, same, metadata, cost, due_at)
+            canonical = _canonical(source).encode() if isinstance(source, str) else sha256
+            digest = _digest(body_type, canonical, metadata, cost, due_at)
         return NewDocument(
             s.customer,
             body,
-            kind,
+            body_type,
             size_bytes,
             sha256,
             content_name,
@@ -106,13 +96,11 @@ class Encoder:
             parent,
         )
 
-    def _keep(
+    def _store(
         self, source: str | bytes | BinaryIO | ContentRef
     ) -> tuple[str | bytes | None, int, bytes | None, str | None]:
-        """What the row gets: the body, its size, its SHA-256, and where it lies if not in the row.
-
-        A payload in the row needs no checksum of its own: damage there is damage of the database.
-        """
+        """Return the body for the row, its size, its SHA-256, and the name of its content if it is
+        stored outside the row. A payload in the row has no checksum: the database protects it."""
         if isinstance(source, str):
             if len(source) <= INLINE_BYTES_MAX:
                 return source, len(source), None, None
@@ -128,8 +116,8 @@ class Encoder:
         return None, ref.size_bytes, ref.sha256, ref.name
 
 
-class Described(NamedTuple):
-    """What is said about a document beside what it carries, checked."""
+class SubmissionDescription(NamedTuple):
+    """The validated fields of a submission, except its body."""
 
     name: str | None
     metadata: str | None  # JSON text
@@ -139,12 +127,12 @@ class Described(NamedTuple):
     parent: str | None
 
 
-def describe(s: Submission) -> Described:
-    """What a submission says, or the error that says what is wrong with it."""
+def describe(s: Submission) -> SubmissionDescription:
+    """Validate all fields of a submission except its body."""
     name = Path(s.file).name if s.name is None and s.file is not None else s.name
     if s.parent is not None and not isinstance(s.parent, str):
         raise TypeError(f"parent must be the id of a document, not {s.parent!r}")
-    return Described(
+    return SubmissionDescription(
         name=None if name is None else _name(name),
         metadata=None if s.metadata is None else _metadata(s.metadata),
         key=None if s.key is None else text.identity(s.key, "key", KEY_BYTES_MAX),
@@ -155,12 +143,12 @@ def describe(s: Submission) -> Described:
 
 
 def source_of(s: Submission) -> bytes | BinaryIO | ContentRef:
-    """The bytes of a content, or a stream of them; a file is opened here."""
+    """Return the content of a submission: bytes, a stream (a file is opened), or a reference."""
     given = [
-        word for word in ("payload", "content", "file", "written") if getattr(s, word) is not None
+        name for name in ("payload", "content", "file", "written") if getattr(s, name) is not None
     ]
     if len(given) > 1:
-        raise ValueError(f"{' and '.join(given)} were given; a document carries one of them")
+        raise ValueError(f"{' and '.join(given)} were given; pass only one of them")
     if s.written is not None:
         return s.written
     if s.file is not None:
@@ -174,23 +162,23 @@ def source_of(s: Submission) -> bytes | BinaryIO | ContentRef:
     return s.content
 
 
-def to_json(value: Any, what: str, bytes_max: int) -> str:
+def encode_json(value: Any, what: str, bytes_max: int) -> str:
     """A value as compact JSON in ASCII: NUL and lone surrogates are escaped, so every store can
     hold it and gives back the same value."""
     try:
         encoded = text.compact_json(value)
     except TypeError as error:
-        raise TypeError(f"the {what} cannot be written as JSON: {error}") from None
+        raise TypeError(f"the {what} cannot be encoded as JSON: {error}") from None
     except RecursionError:
         raise ValueError(_too_deep(what)) from None
     except ValueError as error:
-        raise ValueError(f"the {what} cannot be written as JSON: {error}") from None
+        raise ValueError(f"the {what} cannot be encoded as JSON: {error}") from None
     size_bytes = len(encoded)
     if size_bytes > bytes_max:
         raise ValueError(
             f"the {what} has {size_bytes:,} bytes as JSON; at most {bytes_max:,} are allowed"
         )
-    # Most texts cannot be too deep, because they do not have that many brackets.
+    # Counting brackets is cheap and rules out the common case.
     if (
         size_bytes > _BRACKETS_OF_DEPTH_MAX
         and encoded.count("[") + encoded.count("{") > JSON_DEPTH_MAX
@@ -215,26 +203,24 @@ def _refuse_deep(value: Any, what: str) -> None:
 
 
 def _too_deep(what: str) -> str:
-    return (
-        f"the {what} contains itself, or more than {JSON_DEPTH_MAX} lists and objects in each other"
-    )
+    return f"the {what} contains itself, or is nested more than {JSON_DEPTH_MAX} levels deep"
 
 
 def _opened(file: str | os.PathLike[str]) -> BinaryIO:
     if not isinstance(file, str | os.PathLike):
         raise TypeError(f"file must be a path, not {type(file).__name__}")
-    # Whether it is a regular file is asked before it is opened: opening a pipe would wait.
+    # Checked before opening: open() blocks on a pipe.
     if not stat.S_ISREG(Path(file).stat().st_mode):
         raise ValueError(f"{os.fspath(file)!r} is not a regular file; submit its bytes instead")
     return Path(file).open("rb")
 
 
 def _first_bytes(stream: BinaryIO, size_bytes: int) -> bytes:
-    """So many bytes of a stream, fewer only at its end; a raw stream may give them piecemeal."""
+    """Read `size_bytes` of a stream, fewer only at its end. A raw stream may return short reads."""
     parts = []
     while size_bytes > 0 and (part := stream.read(size_bytes)):
         if not isinstance(part, bytes):
-            raise TypeError(f"the content gives {type(part).__name__}; it must be opened as binary")
+            raise TypeError(f"the content yields {type(part).__name__}; open it in binary mode")
         parts.append(part)
         size_bytes -= len(part)
     return b"".join(parts)
@@ -242,7 +228,7 @@ def _first_bytes(stream: BinaryIO, size_bytes: int) -> bytes:
 
 def _name(name: str) -> str:
     if not isinstance(name, str):
-        raise TypeError(f"name must be a text, not {name!r}")
+        raise TypeError(f"name must be a string, not {name!r}")
     return text.description(name, NAME_BYTES_MAX)
 
 
@@ -256,7 +242,7 @@ def _metadata(metadata: Mapping[str, Any]) -> str | None:
     for key in metadata:
         if not isinstance(key, str):
             raise TypeError(f"the metadata has the key {key!r}; keys must be texts")
-    return to_json(dict(metadata), "metadata", METADATA_BYTES_MAX) if metadata else None
+    return encode_json(dict(metadata), "metadata", METADATA_BYTES_MAX) if metadata else None
 
 
 def _cost(cost: float) -> int:
@@ -266,26 +252,30 @@ def _cost(cost: float) -> int:
 
 
 def _canonical(encoded: str) -> str:
-    """The same JSON with its keys sorted: equal values are equal texts."""
+    """Return JSON with sorted keys, so that equal values are equal strings."""
     return json.dumps(json.loads(encoded), sort_keys=True, separators=(",", ":"))
 
 
 def _without_trace(metadata: str) -> str | None:
-    """The metadata that must be the same: each try of a client has a trace of its own."""
+    """Return metadata without its trace, which differs with each retry of a client."""
     value = json.loads(metadata)
     value.pop(TRACEPARENT, None)
     return json.dumps(value, sort_keys=True, separators=(",", ":")) if value else None
 
 
 def _digest(
-    kind: Kind, body: bytes | None, metadata: str | None, cost: int | None, due_at: int | None
+    body_type: BodyType,
+    body: bytes | None,
+    metadata: str | None,
+    cost: int | None,
+    due_at: int | None,
 ) -> bytes:
-    """What must be the same when an idempotency key comes again."""
-    described = [
-        kind.value,
+    """Return the hash that must match when an idempotency key is reused."""
+    compared = [
+        body_type.value,
         hashlib.sha256(body or b"").hexdigest(),
         metadata and _without_trace(metadata),
         cost,
         due_at,
     ]
-    return hashlib.sha256(json.dumps(described).encode()).digest()
+    return hashlib.sha256(json.dumps(compared).encode()).digest()

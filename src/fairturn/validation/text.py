@@ -1,8 +1,8 @@
-"""Text that comes from outside, before it is stored.
+"""Text from callers, made storable.
 
-Some texts are identities: a customer's name, an idempotency key. In them a character that a
-database cannot hold is refused, because replacing it could make two identities one. Every other
-text is a description, and there it is replaced: recording a failure must never fail itself.
+Identities, such as a customer's name or an idempotency key, are rejected if they contain a
+character that a database cannot store: replacing it could make two identities equal. In all other
+text such characters are replaced: recording an error message must not fail.
 """
 
 import json
@@ -17,21 +17,21 @@ REPLACEMENT = "\ufffd"
 
 
 def storable(value: str) -> bool:
-    """Whether every database can hold the text as it is."""
+    """Return whether every database can store the text unchanged."""
     return "\x00" not in value and (value.isascii() or _UNSTORABLE.search(value) is None)
 
 
 def identity(value: str, what: str, bytes_max: int) -> str:
-    """The text unchanged, or a `ValueError` that says what is wrong with it."""
+    """Return an identity unchanged; raise `ValueError` if it is empty, too long or unstorable."""
     if not isinstance(value, str):
-        raise TypeError(f"{what} must be a text, not {type(value).__name__}")
+        raise TypeError(f"{what} must be a string, not {type(value).__name__}")
     if not value:
         raise ValueError(f"{what} is empty")
     size = len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
     if not storable(value):
         raise ValueError(
-            f"{what} {value!r} has a NUL character or a lone surrogate; remove it: "
-            "replacing it could make two names one"
+            f"{what} {value!r} has a NUL character or a lone surrogate, which databases cannot "
+            "store; remove it"
         )
     if size > bytes_max:
         raise ValueError(f"{what} has {size:,} bytes; at most {bytes_max:,} are allowed")
@@ -39,22 +39,23 @@ def identity(value: str, what: str, bytes_max: int) -> str:
 
 
 def spellings(part: str) -> tuple[str, ...]:
-    """What to look for in a name whose ASCII letters were made small, to find this part of it.
+    """Return the substrings to search for in a name converted by `small`.
 
-    Letters of ASCII match in either case. Every database agrees on those; of other letters some
-    know the case and some do not, so they are looked for as they were typed, all small, all large.
+    ASCII letters match in either case. Databases differ in case folding of other letters, so these
+    are searched as typed, in lower case and in upper case.
     """
     typed = (part, part.lower(), part.upper())
     return tuple(dict.fromkeys(small(each) for each in typed))
 
 
 def small(value: str) -> str:
-    """The text with small letters for those of ASCII; all others stay."""
+    """Return the text with its ASCII letters in lower case."""
     return value.lower() if value.isascii() else value.translate(_SMALL)
 
 
 def description(value: str, bytes_max: int) -> str:
-    """The text in a form that every store can hold, cut to the limit at a whole character."""
+    """Return the text with unstorable characters replaced, truncated to `bytes_max` at a character
+    boundary."""
     if "\x00" in value or not value.isascii():
         value = _UNSTORABLE.sub(REPLACEMENT, value)
         encoded = value.encode()
@@ -63,8 +64,8 @@ def description(value: str, bytes_max: int) -> str:
 
 
 def _json_writer() -> Callable[[Any], str]:
-    """The encoder of the standard library, made once: its public form makes it for each value,
-    which takes longer than the encoding of a small one."""
+    """Return a function that encodes JSON with one shared C encoder. `json.dumps` creates one per
+    call, which takes longer than encoding a small value."""
     encoder = json.JSONEncoder(
         ensure_ascii=True, allow_nan=False, separators=(",", ":"), check_circular=False
     )
@@ -76,5 +77,5 @@ def _json_writer() -> Callable[[Any], str]:
     return lambda value: "".join(parts(value, 0))
 
 
-# A value as JSON in ASCII without a blank too many, or the error of the standard library.
+# Encodes a value as compact ASCII JSON; raises the errors of the standard library.
 compact_json = _json_writer()
