@@ -1,13 +1,12 @@
-"""Traces of a document with OpenTelemetry: from whoever submits it, over its wait, to its handler.
+"""OpenTelemetry traces of a document: its submission, its wait and its handler.
 
     queue.submit("acme", file="invoice.pdf", metadata=with_context({"pages": 3}))
 
     @traced
     def extract(document): ...
 
-The context travels in the metadata of the document, as the `traceparent` of the W3C. The service
-takes it from the header of that name. It takes no part in whether an idempotency key fits: each try
-of a client has another one.
+The context is propagated in the document's metadata, as a W3C `traceparent`; the service reads it
+from the header of that name. Idempotency ignores it: each retry of a client has another one.
 """
 
 import inspect
@@ -25,14 +24,14 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
 _FORM = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
-_ROOM_BYTES = 100  # that a context takes at most, as a part of the metadata
+_CONTEXT_BYTES = 100  # in the metadata
 _NAME = "fairturn"
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
 def with_context(metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The metadata, with the context of the span that is current."""
+    """Return the metadata with the context of the current span."""
     from opentelemetry import propagate
 
     carrier: dict[str, str] = {}
@@ -42,10 +41,12 @@ def with_context(metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
 @contextmanager
 def submitting(header: str | None) -> Iterator[str | None]:
-    """Around a submission that came with this `traceparent`: the context that the document is to
-    carry. Without OpenTelemetry, or without anybody who listens, that is the sender's own."""
+    """Open a span around a submission with this `traceparent`; yield the context for the document.
+
+    Without OpenTelemetry, that is the sender's context.
+    """
     if header is None and "opentelemetry.sdk" not in sys.modules:
-        yield None  # nobody listens: this is the common case, and to ask OpenTelemetry takes longer
+        yield None  # no SDK is loaded: avoid the cost of OpenTelemetry
         return
     try:
         from opentelemetry import propagate, trace
@@ -59,17 +60,17 @@ def submitting(header: str | None) -> Iterator[str | None]:
 
 
 def carrying(metadata: Mapping[str, Any] | None, context: str | None) -> Mapping[str, Any] | None:
-    """The metadata with a context, if there is room: a trace is no reason to refuse a document."""
+    """Return the metadata with a context if it fits: a trace must not fail a submission."""
     if context is None or len(metadata or ()) >= METADATA_KEYS_MAX:
         return metadata
-    if metadata and len(json.dumps(metadata, default=str)) > METADATA_BYTES_MAX - _ROOM_BYTES:
+    if metadata and len(json.dumps(metadata, default=str)) > METADATA_BYTES_MAX - _CONTEXT_BYTES:
         return metadata
     return {TRACEPARENT: context, **(metadata or {})}
 
 
 def traced(handler: Handler, *, tracer_provider: "TracerProvider | None" = None) -> Handler:
-    """The handler, with a span for each attempt and one for the wait before it. Both are children
-    of the span in which the document was submitted."""
+    """Return the handler with a span for each attempt and one for the wait before it, both children
+    of the span of the submission."""
     run: Any
     if inspect.iscoroutinefunction(handler):
 
@@ -101,7 +102,7 @@ def _attempt(document: Any, provider: "TracerProvider | None") -> Iterator[None]
         "fairturn.priority": document.priority,
         "fairturn.attempt": document.attempt,
     }
-    submitted_ns = document.submitted_at * 1_000
+    submitted_ns = document.submitted_at_us * 1_000
     tracer.start_span("wait", above, attributes=attributes, start_time=submitted_ns).end()
     with tracer.start_as_current_span(
         "handle", above, trace.SpanKind.CONSUMER, attributes=attributes

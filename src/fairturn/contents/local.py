@@ -1,8 +1,8 @@
-"""Where the bytes of a document live when they are too many for its row.
+"""The contents of documents that are too large for their row.
 
-`Contents` is the seam; `Folder` keeps them beside the database, `bucket.Bucket` in object storage.
-A content is written and synced before its row and deleted after it, so that a crash can leave a
-content without a document, which a sweep removes, but never a document without its content.
+`Contents` is the interface; `Folder` stores files beside the database, `s3.Bucket` objects in S3. A
+content is durable before its row is inserted and deleted after its row. So a crash may leave a
+content without a document, which a sweep deletes, but never a document without its content.
 """
 
 import errno
@@ -24,127 +24,128 @@ from typing import Any, BinaryIO, Protocol
 from fairturn import crash
 from fairturn.clock import Clock, SystemClock
 from fairturn.errors import ContentDamaged, StoreError, StoreFull, StoreRefused
-from fairturn.model import CONTENT_BYTES_MAX, INLINE_BYTES_MAX, ContentRef, Document, Kind
+from fairturn.model import CONTENT_BYTES_MAX, INLINE_BYTES_MAX, BodyType, ContentRef, Document
 
 CHUNK_BYTES = 1_048_576
-# A content without a document may belong to a submission under way. After this time it does not.
+# An unreferenced content may belong to a submission in progress, but not after this time.
 SWEEP_AGE_US = 3_600 * 1_000_000
-# How long a call waits for transactions in flight before it leaves its contents to the sweep.
+# How long a call waits for open transactions before it leaves its contents to the sweep.
 DISCARD_S = 0.25
 
 _NAME = re.compile(r"[0-9a-f]{32}", re.ASCII)
-UNFINISHED = ".part"  # after the name of what is not whole
+UNFINISHED = ".part"  # suffix of incomplete contents
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_NOTHING = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)  # or a symbolic link, which is not ours
+_NOTHING = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)  # a symbolic link is not followed
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
-class Writing(Protocol):
-    """A content that is being written, piece by piece: for bytes that come when they come."""
+class ContentWriter(Protocol):
+    """Writes a content chunk by chunk."""
 
     def write(self, chunk: bytes) -> None:
-        """Add bytes. More than allowed raise `ValueError`, a full disk `StoreFull`."""
+        """Append bytes.
+
+        Raises `ValueError` if the content becomes too large, `StoreFull` if the disk is full.
+        """
         ...
 
     def finish(self) -> ContentRef:
-        """The content; it is on stable storage when this returns."""
+        """Make the content durable and return its reference."""
         ...
 
     def abandon(self) -> None:
-        """Keep nothing. After `finish`, or twice, it does no harm and changes nothing."""
+        """Delete what was written. Does nothing after `finish` or a second time."""
         ...
 
 
 class Contents(Protocol):
-    """Bytes under names that are made here: no name from outside is ever part of a path."""
+    """Stores contents under names that it generates; no user input becomes part of a path."""
 
     def put(
         self, chunks: Iterable[bytes], *, size_bytes_max: int = CONTENT_BYTES_MAX
     ) -> ContentRef:
-        """Write a content; it is on stable storage when this returns.
+        """Write the content, and return its reference once it is durable.
 
-        More bytes than allowed raise `ValueError`, a full disk `StoreFull`; what `chunks` raises
-        is passed on. In each case nothing is kept.
+        Raises `ValueError` if it is too large, `StoreFull` if the disk is full, and what `chunks`
+        raises. After an error nothing is stored.
         """
         ...
 
-    def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> Writing:
-        """Begin a content whose bytes are not all there yet; its writer finishes or abandons it.
-        What neither happens to, because of a crash, is swept."""
+    def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> ContentWriter:
+        """Begin to write a content. A sweep deletes it if a crash prevents `finish` and
+        `abandon`."""
         ...
 
     def open(self, ref: ContentRef) -> BinaryIO:
-        """The content from its beginning, every byte checked before the first is handed out.
+        """Open a content after verifying all of it.
 
-        Bytes that are missing or changed raise `ContentDamaged`.
+        Raises `ContentDamaged` if it is missing or its size or SHA-256 differs.
         """
         ...
 
     def locate(self, name: str) -> str:
-        """Where every process of this machine finds the content, unchecked: the path of a file,
-        or an address that begins with http. Nothing is waited for. Who reads it checks it."""
+        """Return where any process of this machine can read the content: a file path or an HTTP
+        URL. Does no I/O; the reader must verify the content."""
         ...
 
     def check(self) -> None:
-        """Raise what `begin` and its writing would raise now, as far as that can be known."""
+        """Raise what writing a content would raise now, as far as can be determined."""
         ...
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete contents; those that are gone already do no harm."""
+        """Delete contents; ignore missing ones."""
         ...
 
     def names(self, older_than: int) -> Iterator[str]:
-        """Everything written before a moment, also what a crash left unfinished."""
+        """Iterate over the contents last written before `older_than`, also incomplete ones."""
         ...
 
     def close(self) -> None:
-        """Give back what was opened. Calling it twice does no harm."""
+        """Free the resources. Idempotent."""
         ...
 
 
-class Nowhere:
-    """For a queue on a database server without a folder that all its machines share: everything
-    lies in the database, and what is too large for that is refused."""
+class NoContents:
+    """For a queue on PostgreSQL without a shared folder or bucket: contents are in the database,
+    and large ones are rejected."""
 
     def put(
         self, chunks: Iterable[bytes], *, size_bytes_max: int = CONTENT_BYTES_MAX
     ) -> ContentRef:
         raise StoreRefused(
-            f"what is larger than {INLINE_BYTES_MAX:,} bytes needs a folder or a bucket that every "
-            "machine of the queue shares; name it with contents=Folder(...) or --contents"
+            f"a content of more than {INLINE_BYTES_MAX:,} bytes needs a folder or a bucket that "
+            "all machines of the queue share; set it with contents=Folder(...) or --contents"
         )
 
-    def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> Writing:
+    def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> ContentWriter:
         self.put(())
         raise AssertionError
 
     def open(self, ref: ContentRef) -> BinaryIO:
-        raise ContentDamaged(
-            f"the content {ref.name} lies in a place that this process was not told of; name it "
-            "with contents=Folder(...) or --contents"
-        )
+        self.locate(ref.name)
+        raise AssertionError
 
     def locate(self, name: str) -> str:
         raise ContentDamaged(
-            f"the content {name} lies in a place that this process was not told of; name it "
-            "with contents=Folder(...) or --contents"
+            f"content {name} is in a folder or bucket that is not configured in this process; set "
+            "it with contents=Folder(...) or --contents"
         )
 
     def check(self) -> None:
-        """Small documents are accepted, and that is all that there is."""
+        """Do nothing: small documents are always accepted."""
 
     def delete(self, names: Iterable[str]) -> None:
-        """Whoever knows the folder deletes them with its next sweep."""
+        """Do nothing: a process with the folder deletes them in its next sweep."""
 
     def names(self, older_than: int) -> Iterator[str]:
         return iter(())
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing."""
 
 
-def written(writing: Writing, chunks: Iterable[bytes]) -> ContentRef:
-    """All of a content that is at hand; nothing of it stays if that fails."""
+def written(writing: ContentWriter, chunks: Iterable[bytes]) -> ContentRef:
+    """Write all chunks and return the reference; after an error nothing is stored."""
     try:
         for chunk in chunks:
             writing.write(chunk)
@@ -153,21 +154,20 @@ def written(writing: Writing, chunks: Iterable[bytes]) -> ContentRef:
         writing.abandon()
 
 
-_ROOT = ""  # the folder itself, among those that were synced
+_ROOT = ""  # the folder itself, in `_synced`
 
-
-# Modes of folders and files: of their owner alone, or of a group whose members share a folder. The
-# umask applies to files. It does not apply to folders: each member adds and deletes files in them.
+# Modes for the owner alone, or for a group that shares a folder. The umask applies to files but not
+# to folders, in which each member of the group must be able to add and delete files.
 _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
 _SHARED_FOLDER, _SHARED_FILE = 0o2770, 0o660
 
 
 class Folder:
-    """Contents as files, in subfolders by the first two digits of their names.
+    """Contents as files, in subfolders named by the first two digits of their names.
 
-    Only their owner can read them; with `shared=True` the members of the folder's group can read,
-    add and delete them. A shared folder that exists must have the mode 2770, which hands its group
-    on to everything in it. No symbolic link inside the folder is followed.
+    Only the owner can read them. With `shared=True` the folder's group can read, add and delete
+    them; an existing folder must then have mode 2770, so that new files inherit its group. Symbolic
+    links inside the folder are not followed.
     """
 
     def __init__(
@@ -182,17 +182,17 @@ class Folder:
         self.shared = shared
         self._clock = clock or SystemClock()
         self._new_name = new_name
-        self._synced: set[str] = set()  # subfolders that survive a power cut
+        self._synced: set[str] = set()  # subfolders whose entries are durable
 
     def put(
         self, chunks: Iterable[bytes], *, size_bytes_max: int = CONTENT_BYTES_MAX
     ) -> ContentRef:
         return written(self.begin(size_bytes_max=size_bytes_max), chunks)
 
-    def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> "_File":
+    def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> "_FileWriter":
         name = checked_name(self._new_name())
-        # Not the content's own name: a backup writes known names, and what a killed one has left
-        # under them would be in the way of the next.
+        # A random name: a backup writes known names, and the remains of a killed backup must not
+        # block the next one.
         unfinished = name[:2] + secrets.token_hex(15) + UNFINISHED
         crash.point("content-before-write")
         with self._translated("write"):
@@ -205,7 +205,7 @@ class Folder:
         except BaseException:
             os.close(folder)
             raise
-        return _File(self, (unfinished, name), folder, file, size_bytes_max)
+        return _FileWriter(self, (unfinished, name), folder, file, size_bytes_max)
 
     def open(self, ref: ContentRef) -> BinaryIO:
         name = checked_name(ref.name)
@@ -214,7 +214,7 @@ class Folder:
                 descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
         except OSError as error:
             if error.errno in _NOTHING:
-                raise ContentDamaged(f"the content {name} is missing in {self.path}") from error
+                raise ContentDamaged(f"content {name} is missing in {self.path}") from error
             raise self._translate("read", error) from error
         file = os.fdopen(descriptor, "rb")
         try:
@@ -254,10 +254,10 @@ class Folder:
             yield from old
 
     def close(self) -> None:
-        """Nothing is open between two calls."""
+        """Do nothing: no descriptor is kept open."""
 
     def _make_subfolder(self, two_digits: str) -> int:
-        """An open subfolder, made if it is new."""
+        """Return the descriptor of a subfolder, which is created if it is missing."""
         mode = _SHARED_FOLDER if self.shared else _PRIVATE_FOLDER
         is_new = False
         with suppress(FileExistsError):
@@ -266,7 +266,7 @@ class Folder:
             is_new = True
         root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            # Also one that was there: who made it may have been killed before this line.
+            # Also for an existing folder: its creator may have been killed before this line.
             if _ROOT not in self._synced:
                 if self.shared:
                     self._share_root(root, is_new=is_new)
@@ -286,14 +286,14 @@ class Folder:
             os.close(root)
 
     def _share_root(self, root: int, *, is_new: bool) -> None:
-        """Share a folder that was made here. One that exists is not opened to a group unasked."""
+        """Share a new folder with its group; raise `StoreError` for an existing private one."""
         if is_new:
             _share(root)
         mode = stat.S_IMODE(os.fstat(root).st_mode)
         if mode & _SHARED_FOLDER != _SHARED_FOLDER:
             raise StoreError(
-                f"{self.path} is to be shared by a group and has the mode {mode:04o}; "
-                f"give it the group that its users have in common, and run: chmod 2770 {self.path}"
+                f"{self.path} has mode {mode:04o}, and contents_shared needs 2770; "
+                f"give it a group of all its users (chgrp), and run: chmod 2770 {self.path}"
             )
 
     @contextmanager
@@ -318,23 +318,23 @@ class Folder:
     def _translate(self, verb: str, error: OSError) -> StoreError:
         if error.errno in _FULL:
             return StoreFull(f"the disk of {self.path} is full; nothing was stored by this call")
-        said = f"{self.path}: cannot {verb} a content: {error.strerror or error}"
+        message = f"{self.path}: cannot {verb} content: {error.strerror or error}"
         if error.errno == errno.EACCES:
-            said += (
+            message += (
                 "; if several users share the folder, each process needs its group, and "
                 "Folder(..., shared=True) or the setting contents_shared"
             )
-        return StoreError(said)
+        return StoreError(message)
 
 
-class _File:
-    """A file of a folder that is being written; under its name only when it is whole."""
+class _FileWriter:
+    """Writes a file under a temporary name, and renames it when it is complete."""
 
     def __init__(
         self, owner: Folder, names: tuple[str, str], folder: int, file: int, size_bytes_max: int
     ) -> None:
         self._owner = owner
-        self._present: str | None  # the name under which it is there
+        self._present: str | None  # its current name; None once it is finished
         self._present, self._name = names
         self._folder, self._file = folder, file
         self._size_bytes_max = size_bytes_max
@@ -345,16 +345,14 @@ class _File:
     def write(self, chunk: bytes) -> None:
         self._size_bytes += len(chunk)
         if self._size_bytes > self._size_bytes_max:
-            raise ValueError(
-                f"the content has more than {self._size_bytes_max:,} bytes; no more are allowed"
-            )
+            raise ValueError(f"the content has more than {self._size_bytes_max:,} bytes, the limit")
         self._digest.update(chunk)
         with self._owner._translated("write"):
             _write(self._file, chunk)
 
     def finish(self) -> ContentRef:
         with self._owner._translated("write"):
-            # The age of a content follows the same clock as everything else.
+            # `names` compares the age of contents with the time of this clock.
             os.utime(self._file, ns=(self._owner._clock.now() * 1000,) * 2)
             os.fsync(self._file)
             crash.point("content-before-rename")
@@ -381,7 +379,7 @@ class _File:
 
 
 class TemporaryFolder(Folder):
-    """Contents for a queue in memory: they end with it."""
+    """Contents of a queue in memory, deleted with it."""
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         super().__init__(tempfile.mkdtemp(prefix="fairturn-"), clock=clock)
@@ -392,8 +390,8 @@ class TemporaryFolder(Folder):
 
 
 def payload_of(document: Document, body: str | bytes | None, contents: Contents) -> Any:
-    """The JSON value that a document carries, wherever it lies."""
-    refuse_other(document, Kind.PAYLOAD)
+    """Return the payload of a document, from its row or the contents."""
+    refuse_other(document, BodyType.PAYLOAD)
     if body is not None:
         return json.loads(body)
     with contents.open(_outside(document)) as stream:
@@ -401,8 +399,8 @@ def payload_of(document: Document, body: str | bytes | None, contents: Contents)
 
 
 def open_content(document: Document, body: str | bytes | None, contents: Contents) -> BinaryIO:
-    """The content that a document carries, wherever it lies, checked and at its beginning."""
-    refuse_other(document, Kind.CONTENT)
+    """Open the content of a document, from its row or the contents, after verifying it."""
+    refuse_other(document, BodyType.CONTENT)
     if body is None:
         return contents.open(_outside(document))
     assert isinstance(body, bytes)
@@ -410,24 +408,24 @@ def open_content(document: Document, body: str | bytes | None, contents: Content
     return BytesIO(body)
 
 
-def refuse_other(document: Document, kind: Kind) -> None:
-    """Refuse to read a document as what it is not."""
-    if document.kind is not kind:
-        raise ValueError(f"document {document.id} carries a {document.kind} and no {kind}")
+def refuse_other(document: Document, body_type: BodyType) -> None:
+    """Raise `ValueError` if the document has not this type of body."""
+    if document.body_type is not body_type:
+        raise ValueError(f"document {document.id} has a {document.body_type}, not a {body_type}")
 
 
 def check_bytes(id: str, body: bytes, sha256: bytes | None) -> None:
-    """Raise `ContentDamaged` unless the bytes are those that the document came with."""
+    """Raise `ContentDamaged` unless the bytes match the SHA-256."""
     if hashlib.sha256(body).digest() != sha256:
-        raise ContentDamaged(f"the content of document {id} differs from its checksum")
+        raise ContentDamaged(f"the content of document {id} does not match its SHA-256")
 
 
 def open_file(path: str, ref: ContentRef) -> BinaryIO:
-    """A content where `Contents.locate` says it lies, checked and at its beginning."""
+    """Open a file that `Contents.locate` returned, after verifying it."""
     try:
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")
     except OSError as error:
-        raise ContentDamaged(f"the content {path} cannot be read: {error.strerror}") from error
+        raise ContentDamaged(f"content {path} cannot be read: {error.strerror}") from error
     try:
         verify(file, ref)
         file.seek(0)
@@ -439,12 +437,12 @@ def open_file(path: str, ref: ContentRef) -> BinaryIO:
 
 def _outside(document: Document) -> ContentRef:
     if document.content_name is None or document.sha256 is None:
-        raise ContentDamaged(f"document {document.id} has lost what it carried")
+        raise ContentDamaged(f"the body of document {document.id} is missing in its row")
     return ContentRef(document.content_name, document.size_bytes, document.sha256)
 
 
 def chunks_of(stream: BinaryIO) -> Iterator[bytes]:
-    """What is left in a stream, in pieces that fit into memory."""
+    """Iterate over the rest of a stream, in chunks of `CHUNK_BYTES`."""
     while chunk := stream.read(CHUNK_BYTES):
         yield chunk
 
@@ -452,7 +450,7 @@ def chunks_of(stream: BinaryIO) -> Iterator[bytes]:
 def sweep(
     contents: Contents, unreferenced: Callable[[Sequence[str]], Sequence[str]], now: int
 ) -> int:
-    """Delete what no document refers to and no submission can be about to; answers how many."""
+    """Delete contents that are unreferenced and older than `SWEEP_AGE_US`; return how many."""
     deleted = 0
     batch: list[str] = []
     for name in contents.names(now - SWEEP_AGE_US):
@@ -468,9 +466,8 @@ def delete_unreferenced(
 ) -> int:
     """Delete those of these contents that the store reports as unreferenced; return how many.
 
-    A call that failed, or that answered with the receipt of an earlier one, may have stored its
-    document all the same: the reply to its first attempt was lost. So no caller decides by itself
-    that a content is not needed.
+    Callers must not decide this themselves: a submission that failed or was replayed may have
+    stored its document, if only the reply was lost.
     """
     orphans = unreferenced(names) if names else ()
     contents.delete(orphans)
@@ -478,7 +475,7 @@ def delete_unreferenced(
 
 
 def checked_name(name: str) -> str:
-    """The name of a content, which was made here: anything else must not reach a path."""
+    """Return the name of a content; raise `ValueError` for any other, which must not be a path."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not the name of a content")
     return name
@@ -486,7 +483,7 @@ def checked_name(name: str) -> str:
 
 def _is_old_content(entry: os.DirEntry[str], older_than: int) -> bool:
     if not _NAME.fullmatch(entry.name.removesuffix(UNFINISHED)):
-        return False  # not ours: it is left alone
+        return False  # not a content
     try:
         return entry.stat(follow_symlinks=False).st_mtime_ns // 1000 < older_than
     except FileNotFoundError:
@@ -500,7 +497,7 @@ def _write(file: int, chunk: bytes) -> None:
 
 
 def verify(file: BinaryIO, ref: ContentRef) -> None:
-    """Raise `ContentDamaged` unless what is left in the file is the content."""
+    """Raise `ContentDamaged` unless the rest of the file matches the reference."""
     digest = hashlib.sha256()
     size_bytes = 0
     for chunk in chunks_of(file):
@@ -508,18 +505,17 @@ def verify(file: BinaryIO, ref: ContentRef) -> None:
         size_bytes += len(chunk)
     if size_bytes != ref.size_bytes:
         raise ContentDamaged(
-            f"the content {ref.name} has {size_bytes:,} bytes; {ref.size_bytes:,} were stored"
+            f"content {ref.name} has {size_bytes:,} bytes; {ref.size_bytes:,} were stored"
         )
     if digest.digest() != ref.sha256:
         raise ContentDamaged(
-            f"the content {ref.name} has the SHA-256 {digest.hexdigest()}; "
-            f"that of what was stored is {ref.sha256.hex()}"
+            f"content {ref.name} has the SHA-256 {digest.hexdigest()}; "
+            f"{ref.sha256.hex()} was stored"
         )
 
 
 def _share(folder: int) -> None:
-    """Let the group of a folder add and delete files, if the folder is this user's own. The mode
-    given to `mkdir` is not enough: the umask is subtracted from it."""
+    """Set the shared mode of a folder that this user owns: `mkdir` has applied the umask."""
     found = os.fstat(folder)
     if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != _SHARED_FOLDER:
         os.fchmod(folder, _SHARED_FOLDER)
@@ -534,5 +530,5 @@ def _sync_folder(path: Path) -> None:
 
 
 def _remove_own(path: Path, pid: int) -> None:
-    if os.getpid() == pid:  # a forked child must not take the folder from its parent
+    if os.getpid() == pid:  # a forked child must not remove its parent's folder
         shutil.rmtree(path, ignore_errors=True)

@@ -1,9 +1,8 @@
-"""Contents in object storage: a bucket that every machine of a queue can reach.
+"""Contents in S3, or another object storage with its API.
 
-`Bucket` speaks S3, as Amazon and many others do. Who may use it, and where it is, comes from the
-usual places of the AWS tools: `AWS_ACCESS_KEY_ID`, `AWS_PROFILE`, `AWS_ENDPOINT_URL`, the role of
-the machine. A large content is written in parts, and appears under its name when it is whole; parts
-that a crash left behind are swept like contents that no document refers to.
+Credentials and endpoint are configured as for the AWS tools: `AWS_ACCESS_KEY_ID`, `AWS_PROFILE`,
+`AWS_ENDPOINT_URL`, the role of the machine. Large contents are multipart uploads, visible once they
+are complete; the sweep aborts uploads that a crash interrupted.
 """
 
 import hashlib
@@ -29,25 +28,24 @@ from fairturn.errors import (
 )
 from fairturn.model import CONTENT_BYTES_MAX, ContentRef
 
-PART_BYTES = 8 * 1_048_576  # 10,000 of them are allowed, each of 5 MiB or more but the last
+PART_BYTES = 8 * 1_048_576  # S3 allows 10,000 parts, each but the last of at least 5 MiB
 CONNECT_S, ANSWER_S = 10, 60
 ATTEMPTS = 5
-CONNECTIONS = 50  # more than the service has threads
-LOCATED_S = 7 * 86_400  # how long an address that was given out can be read from; the most of S3
+CONNECTIONS = 50  # more than the threads of the service
+LOCATED_S = 7 * 86_400  # lifetime of a presigned URL, the maximum of S3
 DELETED_AT_ONCE = 1_000
 
 _URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?", re.ASCII)
 _MISSING = ("NoSuchKey", "404", "NotFound")
-_TRY_LATER = (429, 500, 502, 503, 504)
+_TRANSIENT = (429, 500, 502, 503, 504)
 
 
 def is_bucket(place: str) -> bool:
-    """Whether a place of contents is named by the address of a bucket."""
     return place.startswith("s3://")
 
 
 class Bucket:
-    """Contents as objects, all under one prefix of a bucket."""
+    """Contents as objects under one prefix of a bucket."""
 
     def __init__(
         self, url: str, *, new_name: Callable[[], str] = lambda: secrets.token_hex(16)
@@ -69,17 +67,17 @@ class Bucket:
     ) -> ContentRef:
         return written(self.begin(size_bytes_max=size_bytes_max), chunks)
 
-    def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> "_Object":
+    def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> "_ObjectWriter":
         crash.point("content-before-write")
-        return _Object(self, checked_name(self._new_name()), size_bytes_max)
+        return _ObjectWriter(self, checked_name(self._new_name()), size_bytes_max)
 
     def open(self, ref: ContentRef) -> BinaryIO:
         key = self._key(ref.name)
         file = TemporaryFile()  # noqa: SIM115 - the caller closes it
         try:
             with self._translated("read"), _on_disk():
-                answer = self._client.get_object(Bucket=self._bucket, Key=key)
-                with answer["Body"] as body:
+                response = self._client.get_object(Bucket=self._bucket, Key=key)
+                with response["Body"] as body:
                     shutil.copyfileobj(body, file, CHUNK_BYTES)
                 file.seek(0)
                 verify(file, ref)
@@ -92,10 +90,10 @@ class Bucket:
     def locate(self, name: str) -> str:
         where = {"Bucket": self._bucket, "Key": self._key(name)}
         with self._translated("locate"):
-            address: str = self._client.generate_presigned_url(
+            url: str = self._client.generate_presigned_url(
                 "get_object", Params=where, ExpiresIn=LOCATED_S
             )
-        return address
+        return url
 
     def check(self) -> None:
         with self._translated("use"):
@@ -134,7 +132,7 @@ class Bucket:
         return self._prefix + checked_name(name)
 
     def _name_in(self, key: str) -> str | None:
-        """The name of a content; None for what is not ours, which is left alone."""
+        """Return the name of the content; None if the key is not one of a content."""
         name = key.removeprefix(self._prefix)
         try:
             return checked_name(name)
@@ -144,8 +142,8 @@ class Bucket:
     def _delete(self, keys: list[str]) -> None:
         wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
         with self._translated("delete"):
-            answer = self._client.delete_objects(Bucket=self._bucket, Delete=wanted)
-        failed = [each for each in answer.get("Errors", ()) if each.get("Code") not in _MISSING]
+            response = self._client.delete_objects(Bucket=self._bucket, Delete=wanted)
+        failed = [each for each in response.get("Errors", ()) if each.get("Code") not in _MISSING]
         if failed:
             raise StoreError(
                 f"{self.url}: cannot delete {len(failed)} of {len(keys)} contents, "
@@ -153,7 +151,7 @@ class Bucket:
             )
 
     def _abort(self, name: str) -> None:
-        """End what a crash left unfinished, with all its parts."""
+        """Abort the multipart uploads of a content."""
         key = self._key(name)
         with self._translated("delete"):
             for upload in list(self._uploads(key)):
@@ -169,7 +167,7 @@ class Bucket:
 
     @contextmanager
     def _translated(self, verb: str) -> Iterator[None]:
-        """No error of the driver leaves this class."""
+        """Convert errors of botocore to ours."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -177,22 +175,22 @@ class Bucket:
         except ClientError as error:
             raise self._translate(verb, error.response) from error
         except BotoCoreError as error:
-            raise StoreUnavailable(f"{self.url}: cannot {verb} a content: {error}") from error
+            raise StoreUnavailable(f"{self.url}: cannot {verb} content: {error}") from error
 
     def _translate(self, verb: str, response: Any) -> StoreError | ContentDamaged:
         code = str(response.get("Error", {}).get("Code", ""))
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        said = f"{self.url}: cannot {verb} a content: {code or status}"
+        message = f"{self.url}: cannot {verb} content: {code or status}"
         if verb == "read" and code in _MISSING:
             return ContentDamaged(f"the content is missing in {self.url}")
         if status == 507:
             return StoreFull(f"{self.url} is full; nothing was stored by this call")
-        return StoreUnavailable(said) if status in _TRY_LATER else StoreError(said)
+        return StoreUnavailable(message) if status in _TRANSIENT else StoreError(message)
 
 
-class _Object:
-    """An object that is being written. A part waits on disk until it is large enough to be sent, so
-    that a thousand slow senders do not fill the memory."""
+class _ObjectWriter:
+    """Writes an object. A part is buffered on disk until it is complete, so that a thousand slow
+    uploads do not fill the memory."""
 
     def __init__(self, owner: Bucket, name: str, size_bytes_max: int) -> None:
         self._owner = owner
@@ -210,9 +208,7 @@ class _Object:
     def write(self, chunk: bytes) -> None:
         self._size_bytes += len(chunk)
         if self._size_bytes > self._size_bytes_max:
-            raise ValueError(
-                f"the content has more than {self._size_bytes_max:,} bytes; no more are allowed"
-            )
+            raise ValueError(f"the content has more than {self._size_bytes_max:,} bytes, the limit")
         self._digest.update(chunk)
         rest = memoryview(chunk)
         while rest:
@@ -263,7 +259,7 @@ class _Object:
         self._part_bytes, self._part_digest = 0, _md5()
 
     def _body(self) -> dict[str, Any]:
-        """What waits, with the checksum that every server of this kind compares."""
+        """Return the buffered part with its MD5, which all S3 servers verify."""
         self._part.seek(0)
         return {
             "Body": self._part,
@@ -274,15 +270,15 @@ class _Object:
 
 @contextmanager
 def _on_disk() -> Iterator[None]:
-    """Around what is put into a temporary file: its disk may be full."""
+    """Convert temporary-file errors to `StoreFull`."""
     try:
         yield
     except OSError as error:
         raise StoreFull(f"a temporary file cannot be written: {error.strerror or error}") from error
 
 
-def fetch(address: str, path: str) -> None:
-    """Copy a content from where `Bucket.locate` says that it is into a new file, unchecked."""
+def fetch(url: str, path: str) -> None:
+    """Download the URL that `Bucket.locate` returned to a file, without verifying it."""
     import ssl
     from http.client import HTTPException
     from urllib.error import HTTPError
@@ -290,9 +286,9 @@ def fetch(address: str, path: str) -> None:
 
     trusted = ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE") or None)
     try:
-        with urlopen(address, timeout=ANSWER_S, context=trusted) as answer, _new(path) as file:
-            shutil.copyfileobj(answer, file, CHUNK_BYTES)
-    # The address is in no message: whoever reads it could read the content.
+        with urlopen(url, timeout=ANSWER_S, context=trusted) as response, _new(path) as file:
+            shutil.copyfileobj(response, file, CHUNK_BYTES)
+    # No message contains the URL, which grants access to the content.
     except HTTPError as error:
         if error.code == 404:
             raise ContentDamaged("the content is missing in its bucket") from None
@@ -311,15 +307,14 @@ def _md5() -> Any:
 
 
 def _connect() -> Any:
-    """A client, which threads may share."""
+    """Return a thread-safe client."""
     try:
         import boto3
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
     except ImportError as error:
         raise StoreRefused(
-            "contents in a bucket need the package boto3; install it with: "
-            "pip install 'fairturn[s3]'"
+            "contents in a bucket need boto3; install it with: pip install 'fairturn[s3]'"
         ) from error
     settings = {
         "connect_timeout": CONNECT_S,
@@ -327,7 +322,7 @@ def _connect() -> Any:
         "max_pool_connections": CONNECTIONS,
         "retries": {"mode": "standard", "max_attempts": ATTEMPTS},
         "signature_version": "s3v4",
-        # Not every server knows the newer checksums; MD5 goes along with each part.
+        # Not every server supports the newer checksums; each part has an MD5.
         "request_checksum_calculation": "when_required",
         "response_checksum_validation": "when_required",
     }
@@ -336,7 +331,7 @@ def _connect() -> Any:
         client = session.client("s3", config=Config(**settings))
         if ".amazonaws.com" in client.meta.endpoint_url:
             return client
-        # Elsewhere a bucket seldom has a host name of its own.
+        # Other servers seldom support a host name for each bucket.
         by_path = Config(**settings, s3={"addressing_style": "path"})
         return session.client("s3", config=by_path)
     except BotoCoreError as error:

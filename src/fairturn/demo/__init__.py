@@ -1,1 +1,1 @@
-"""The traffic that shows the point: one customer's dump beside quiet customers."""
+"""The traffic of the demos: one customer's bulk upload beside quiet customers."""

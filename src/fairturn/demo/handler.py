@@ -6,5 +6,5 @@ from fairturn.worker.handler import ClaimedDocument
 
 
 def rest(document: ClaimedDocument) -> None:
-    """Sleep for the `seconds` of the payload: the handler of the demos."""
+    """Sleep for the `seconds` of the payload."""
     time.sleep(document.payload["seconds"])

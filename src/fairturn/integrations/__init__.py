@@ -1,1 +1,1 @@
-"""The rule in apps that have a queue already. It imports fairturn, which never imports it."""
+"""The priority rule in applications that use another queue. No other package imports this one."""

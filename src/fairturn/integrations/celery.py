@@ -3,8 +3,8 @@
     from fairturn.integrations.celery import stamp
     stamp(app, customer=lambda task, args, kwargs: kwargs.get("customer_id"), counts="redis://…")
 
-A customer's task is given the rule's priority when it is published, in the broker's own numbers.
-What was decided travels in the header `fairturn`. docs/celery.md says what this does and what not.
+A customer's task gets the priority of the rule when it is published, as the broker's number. The
+header `fairturn` has the decision. docs/celery.md describes guarantees and limits.
 """
 
 import threading
@@ -22,8 +22,8 @@ from fairturn.integrations.decision import (
     Customer,
     Decider,
     Decision,
+    DecisionTotals,
     Place,
-    Totals,
     customer_name,
     logger,
 )
@@ -44,24 +44,24 @@ def stamp(
     check: bool = True,
     show: bool = True,
 ) -> "Stamp":
-    """Give every published task that has a customer the priority of the rule.
+    """Give every published task of a customer the priority of the rule.
 
-    `customer` gets the task's name, args and kwargs, and answers with the customer, or None.
-    `counts` is where the counts are kept: an address, a file, or counts that were opened. While
-    they do not answer, tasks are published with the priority `fallback`; with None the publisher
-    gets the error instead. A task without a customer is left alone, unless `without_customer` is a
-    priority.
+    `customer` is called with the task's name, args and kwargs, and returns the customer or None.
+    `counts` is a URL, a file or an object with the methods of `Counts`. While the counts are
+    unavailable, tasks are published with the priority `fallback`; if that is None, the publisher
+    gets `StoreUnavailable`. A task without a customer is not changed, unless `without_customer` is
+    a priority.
 
-    `configure` sets what the broker and the workers need. Settings that would make priorities
-    meaningless are refused at the first publication and at the start of a worker, which looks at
-    the broker's queues too; `check=False` leaves that out. `show` lets Flower show count and
-    priority, among the keyword arguments of a task.
+    `configure` sets the settings that the broker and the workers need. The first publication and
+    the start of a worker raise `BrokerRefused` for settings with which priorities have no effect;
+    a worker also checks the broker's queues. `check=False` skips these checks. `show` lets Flower
+    display count and priority among the keyword arguments of a task.
     """
     if getattr(app.amqp, "fairturn_stamp", None) is not None:
-        raise ValueError(f"the app {app.main!r} is stamped already; call stamp once for each app")
+        raise ValueError(f"the app {app.main!r} is already stamped; call stamp once per app")
     if without_customer is not None and not 1 <= without_customer <= LEVELS:
         raise ValueError(f"without_customer is {without_customer}; it must be from 1 to {LEVELS}")
-    made = Stamp(
+    stamp = Stamp(
         app,
         customer=customer,
         decider=Decider(counts, rule=rule, fallback=fallback),
@@ -70,12 +70,12 @@ def stamp(
         check=check,
         show=show,
     )
-    made.attach()
-    return made
+    stamp.attach()
+    return stamp
 
 
 class Stamp:
-    """What `stamp` made: how it goes, and a check for the start of a publisher."""
+    """The result of `stamp`: totals, and a check for the start of a publisher."""
 
     def __init__(
         self,
@@ -93,25 +93,23 @@ class Stamp:
         self._decider = decider
         self._without_customer = without_customer
         self._configure = configure
-        self._configured = False  # whether the settings of the app are those that are needed
+        self._configured = False
         self._advice = "" if configure else brokers.CONFIGURE
         self._check = check
         self._show = show
-        # Not known before the first publication; looking a setting up each time takes long.
+        # Cached at the first publication, because reading a setting is slow.
         self._driver = ""
-        self._numbers: tuple[int, ...] = ()  # of each priority, in the broker's own
+        self._numbers: tuple[int, ...] = ()  # by priority: the broker's number
         self._routed = False
-        self._thread = _Thread()
+        self._thread = _PublishContext()
 
-    def totals(self) -> Totals:
-        """How many tasks this process has published, by how their priority came about."""
+    def totals(self) -> DecisionTotals:
+        """Return how many tasks this process has published, by the source of their priority."""
         return self._decider.totals()
 
     def check(self, *, prefetch: int | None = None) -> None:
-        """Refuse settings and queues that would make priorities meaningless; say what to watch.
-
-        A worker does this when it starts, with its `prefetch`. A publisher may do it at its start.
-        """
+        """Raise `BrokerRefused` for settings and queues with which priorities have no effect, and
+        log concerns about the counts. A worker calls it at its start, with its `prefetch`."""
         driver = self._load()
         if prefetch is None:
             problems = brokers.problems_for_publishers(self._app, driver)
@@ -119,7 +117,7 @@ class Stamp:
             problems = brokers.problems_for_workers(self._app, driver, prefetch)
         brokers.refuse(problems, self._advice)
         if driver == brokers.RABBITMQ:
-            self._look_at_queues()
+            self._check_queues()
         try:
             concerns = self._decider.counts.concerns()
         except StoreError as error:
@@ -127,19 +125,19 @@ class Stamp:
         for concern in concerns:
             logger.warning("%s", concern)
 
-    def _look_at_queues(self) -> None:
+    def _check_queues(self) -> None:
         try:
             with self._app.connection_for_write() as connection:
                 connection.ensure_connection(max_retries=1, timeout=5)
                 brokers.refuse(brokers.problems_of_queues(self._app, connection))
         except OperationalError as error:
-            # Celery waits for its broker. What is wrong with the queues is said by the next start.
-            logger.warning("the broker's queues could not be looked at: %s", error)
+            # Celery waits for its broker, and so must not fail here. The next start checks again.
+            logger.warning("the broker's queues could not be checked: %s", error)
 
-    # ── How it gets in between ───────────────────────────────────────────────────────────────────
+    # ── Hooks ────────────────────────────────────────────────────────────────────────────────────
 
     def attach(self) -> None:
-        """Take part in what the app publishes. The app's settings are not read yet."""
+        """Hook into the app, without loading its settings."""
         app = self._app
         if self._configure:
             if app.configured:
@@ -150,9 +148,9 @@ class Stamp:
             app.steps["worker"].add(_step_of(self))
         self._send_task = app.send_task
         app.send_task = self._publish
-        # Signals come too late to refuse, know no app, and are global; so the one object through
-        # which an app publishes learns it. Its class is changed and not replaced in the app,
-        # because a custom one must keep working, and an app stays one that can be pickled.
+        # Not by signals: they are global, do not name the app and come too late to reject a task.
+        # The class of the app's publishing object is changed, so that a custom one keeps working
+        # and the app can still be pickled (decision 0018).
         app.amqp.__class__ = _stamping(type(app.amqp), self)
 
     def _on_configured(self, **_: Any) -> None:
@@ -162,8 +160,8 @@ class Stamp:
     def _load(self) -> str:
         """Load and configure the settings of the app; return its broker's driver.
 
-        Celery publishes its settings to other threads before it calls `on_after_configure`. A
-        thread that comes in between configures them itself: two that do so write the same values.
+        Other threads can see the settings before Celery calls `on_after_configure`. Such a thread
+        configures them itself: both write the same values.
         """
         driver = brokers.driver_of(self._app)
         if self._configure and not self._configured:
@@ -173,12 +171,12 @@ class Stamp:
     def _publish(
         self, name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
     ) -> Any:
-        """In place of `app.send_task`, through which every publication goes: ask for the count, and
-        let Celery build the message meanwhile."""
+        """Replaces `app.send_task`, which every publication calls: request the count, and let
+        Celery build the message while the request is in flight."""
         if not self._driver:
-            self._begin_to_publish()
+            self._prepare()
         thread = self._thread
-        outer = thread.decide  # publishing a task may publish another
+        outer = thread.decide  # publishing a task may publish another one
         thread.decide = self._begin(name, args, kwargs, options)
         try:
             return self._send_task(name, args, kwargs, *more, **options)
@@ -188,7 +186,7 @@ class Stamp:
         finally:
             thread.decide = outer
 
-    def _begin_to_publish(self) -> None:
+    def _prepare(self) -> None:
         driver = self._load()
         if self._check:
             brokers.refuse(brokers.problems_for_publishers(self._app, driver), self._advice)
@@ -199,29 +197,29 @@ class Stamp:
     def _begin(
         self, name: str, args: Any, kwargs: Any, options: Mapping[str, Any]
     ) -> "_Decide | None":
-        """How to decide over a task, or None if there is nothing to decide."""
+        """Return a function that returns the decision, or None if there is nothing to decide."""
         if options.get("priority") is not None or options.get("retries"):
             return None
         headers = options.get("headers")
         known = Decision.of_header(headers.get(HEADER)) if headers else None
         if known is not None:
-            return lambda: known  # the headers of a task that goes on as another one
+            return lambda: known  # headers copied from another task
         try:
             customer = customer_name(self._customer(name, args or (), kwargs or {}))
         except Exception as error:
             failure = error
             return lambda: self._decider.fall_back(None, failure)
-        working = self._app.current_worker_task
-        made = None if working is None else _Made.by(working)
-        if made is not None and customer in (None, made.parent.customer):
-            customer = made.parent.customer
-            inherited = self._decider.inherit(made.parent, made.count())
+        task = self._app.current_worker_task
+        parent = None if task is None else _ParentTask.by(task)
+        if parent is not None and customer in (None, parent.decision.customer):
+            customer = parent.decision.customer
+            inherited = self._decider.inherit(parent.decision, parent.count())
             if inherited is not None:
                 return lambda: inherited
         if customer is None:
-            return _of_nobody
+            return _without_customer
         if self._routed or options.get("router"):
-            # A route may give a priority by hand, and then there must be no check.
+            # A route may set an explicit priority, and then the count must not change.
             return partial(self._decide_late, customer)
         return self._decider.begin(customer)
 
@@ -229,12 +227,12 @@ class Stamp:
         return self._decider.begin(customer)()
 
     def mark(self, message: Any, options: dict[str, Any]) -> None:
-        """Put what was decided into a message that is about to be sent."""
+        """Write the decision into a message that is about to be sent."""
         decide = self._thread.decide
         if decide is None or options.get("priority") is not None:
-            self._decider.add("by_hand")  # or by a route, which was not known before
+            self._decider.add("by_hand")  # or by a route
             return
-        if decide is _of_nobody:
+        if decide is _without_customer:
             self._decider.add("without_customer")
             if self._without_customer is not None:
                 options["priority"] = self._numbers[self._without_customer]
@@ -249,37 +247,37 @@ class Stamp:
 _Decide = Callable[[], Decision]
 
 
-def _of_nobody() -> Decision:
+def _without_customer() -> Decision:
     raise AssertionError("a task without a customer has no decision")
 
 
-class _Thread(threading.local):
-    """What a thread is about to publish."""
-
+class _PublishContext(threading.local):
     decide: _Decide | None = None
 
 
-class _Made:
-    """The task that is being worked on, as the maker of others."""
+class _ParentTask:
+    """The running task that publishes another one."""
 
-    def __init__(self, request: Any, parent: Decision) -> None:
+    def __init__(self, request: Any, decision: Decision) -> None:
         self._request = request
-        self.parent = parent
+        self.decision = decision
 
     @staticmethod
-    def by(task: Any) -> "_Made | None":
-        parent = Decision.of_header((task.request.headers or {}).get(HEADER))
-        return None if parent is None or parent.customer is None else _Made(task.request, parent)
+    def by(task: Any) -> "_ParentTask | None":
+        decision = Decision.of_header((task.request.headers or {}).get(HEADER))
+        if decision is None or decision.customer is None:
+            return None
+        return _ParentTask(task.request, decision)
 
     def count(self) -> int:
-        """How many tasks this one had made before; one more from now on."""
-        made: int = getattr(self._request, "fairturn_made", 0)
-        self._request.fairturn_made = made + 1
-        return made
+        """Count a child and return how many there were before."""
+        children: int = getattr(self._request, "fairturn_made", 0)
+        self._request.fairturn_made = children + 1
+        return children
 
 
 def _stamping(kind: type, stamp: Stamp) -> type:
-    class Stamping(kind):  # type: ignore[misc]  # its kind is the app's
+    class Stamping(kind):  # type: ignore[misc]  # the base class is the app's
         fairturn_stamp = stamp
 
         @cached_property
@@ -296,21 +294,21 @@ def _stamping(kind: type, stamp: Stamp) -> type:
 
 
 def _step_of(stamp: Stamp) -> type:
-    class Fairturn(bootsteps.Step):  # type: ignore[misc]  # Celery has no types
-        """Looks at settings and queues before a worker starts."""
+    class FairturnStep(bootsteps.Step):  # type: ignore[misc]  # Celery has no types
+        """Checks settings and queues before a worker starts."""
 
         def __init__(self, worker: Any, **_: Any) -> None:
             try:
                 stamp.check(prefetch=worker.prefetch_multiplier)
             except BrokerRefused as error:
-                _say_on_a_terminal(error)
+                _raise_for_command(error)
                 raise
 
-    return Fairturn
+    return FairturnStep
 
 
-def _say_on_a_terminal(error: BrokerRefused) -> None:
-    """Under the command `celery worker` the sentence is enough, without a traceback."""
+def _raise_for_command(error: BrokerRefused) -> None:
+    """Raise an error that the command `celery worker` prints without a traceback."""
     import click
 
     if click.get_current_context(silent=True) is not None:
@@ -318,7 +316,7 @@ def _say_on_a_terminal(error: BrokerRefused) -> None:
 
 
 def _show(decision: Decision, message: Any) -> None:
-    """Flower shows no headers, but the keyword arguments as they were written for people."""
+    """Add the decision to `kwargsrepr`, because Flower does not display headers."""
     shown = str(message.headers.get("kwargsrepr") or "{}")
     if not shown.endswith("}"):
         return

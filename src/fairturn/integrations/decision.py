@@ -1,8 +1,8 @@
-"""What the rule says about one message of a customer, whatever becomes of the counts.
+"""The priority of one message of a customer, with a fallback for unavailable counts.
 
-A publisher must not fail because a priority cannot be found out. Where the counts do not answer,
-the message gets the priority `fallback`, it is counted, and for a second nobody asks them again, so
-that a long outage costs the publishers next to nothing.
+A publication must not fail because its priority is unknown. While the counts are unavailable,
+messages get the priority `fallback`, and the counts are called once a second at most, so that a
+long outage costs publishers little.
 """
 
 import logging
@@ -21,51 +21,51 @@ from fairturn.priority import LEVELS, Rule
 from fairturn.validation.text import identity
 
 FALLBACK = 5
-PAUSE_S = 1.0  # between two attempts to reach counts that did not answer
-SILENCE_S = 60.0  # between two lines of the log about the same trouble
+PAUSE_S = 1.0  # between two calls of counts that are unavailable
+SILENCE_S = 60.0  # between two log lines about the same type of error
 
-# Whose message it is, by its name, args and kwargs; None if it is nobody's.
+# Returns the customer of a message by its name, args and kwargs, or None.
 Customer = Callable[[str, Sequence[Any], Mapping[str, Any]], object]
-# Where counts are: an address, the name of a file, or counts that were opened.
+# Where counts are: a URL, a file, or an open `Counts`.
 Place = str | os.PathLike[str] | Counts
 
 logger = logging.getLogger("fairturn.integrations")
 
 
 class Decision(NamedTuple):
-    """Count and priority of one message, and where they come from."""
+    """Count and priority of one message, and their source."""
 
     customer: str | None
-    count: int | None  # type: ignore[assignment]  # the rule's word; nobody counts a tuple's items
+    count: int | None  # type: ignore[assignment]  # hides tuple.count, which is not needed
     priority: int
     by: str  # "check", "parent" or "fallback"
 
     def as_header(self) -> dict[str, str | int | None]:
-        """As it travels with the message."""
+        """Return the header of a message."""
         customer, count, priority, by = self
         return {"customer": customer, "count": count, "priority": priority, "by": by}
 
     @staticmethod
     def of_header(header: object) -> "Decision | None":
-        """What a header says, if it is one of ours."""
+        """Return the decision in a header; None if it is not a header of `as_header`."""
         if not isinstance(header, dict) or set(header) != set(Decision._fields):
             return None
         return Decision(**header)
 
 
-class Totals(NamedTuple):
-    """How many messages this process has published, by how their priority came about."""
+class DecisionTotals(NamedTuple):
+    """Messages that this process has published, by the source of their priority."""
 
-    checked: int = 0  # the rule decided
-    reset: int = 0  # of these, how many found the count at 0: new customers, pauses, lost counts
-    inherited: int = 0  # from the message that was being worked on
-    fallback: int = 0  # the counts did not answer, or the customer could not be told
-    by_hand: int = 0  # the caller gave a priority, or it was a retry
+    checked: int = 0  # by the rule
+    reset: int = 0  # of these, with count 0: new customers, pauses, lost counts
+    inherited: int = 0  # from the message whose handler published them
+    fallback: int = 0  # the counts were unavailable, or `customer` raised
+    by_hand: int = 0  # explicit priorities and retries
     without_customer: int = 0
 
 
 class Decider:
-    """The rule, its counts, and what happens when they do not answer."""
+    """Applies the rule to messages; falls back while the counts are unavailable."""
 
     def __init__(
         self, counts: Place, *, rule: Rule | None = None, fallback: int | None = FALLBACK
@@ -78,24 +78,22 @@ class Decider:
         self.counts = counts
         self._fallback = fallback
         self._lock = threading.Lock()
-        self._totals = dict.fromkeys(Totals._fields, 0)
-        self._ask_again_at = 0.0
+        self._totals = dict.fromkeys(DecisionTotals._fields, 0)
+        self._retry_at = 0.0
         self._silent_until: dict[str, float] = {}
 
-    def totals(self) -> Totals:
-        """What happened so far in this process."""
+    def totals(self) -> DecisionTotals:
         with self._lock:
-            return Totals(**self._totals)
+            return DecisionTotals(**self._totals)
 
     def add(self, name: str) -> None:
-        """Count one message."""
         with self._lock:
             self._totals[name] += 1
 
     def decide(
         self, customer: Customer, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Decision | None:
-        """The decision over a message, or None if it has no customer."""
+        """Return the decision for a message, or None if it has no customer."""
         try:
             known = customer_name(customer(name, args, kwargs))
         except Exception as error:
@@ -106,9 +104,9 @@ class Decider:
         return self.begin(known)()
 
     def begin(self, customer: str) -> Callable[[], Decision]:
-        """Begin to decide; what comes back waits for the decision."""
-        if self._ask_again_at and self._pauses():
-            pause = StoreUnavailable("the counts did not answer a moment ago")
+        """Request the count; return a function that waits for the decision."""
+        if self._retry_at and self._is_paused():
+            pause = StoreUnavailable(f"the counts failed less than {PAUSE_S:g} s ago")
             return lambda: self.fall_back(customer, pause)
         try:
             answer = self.counts.begin(customer)
@@ -118,26 +116,26 @@ class Decider:
         return partial(self._decide, customer, answer)
 
     def concern(self, error: StoreError) -> str:
-        """What it means for an operator that the counts do not answer."""
+        """Return a warning about unavailable counts, with its consequence."""
         if self._fallback is None:
-            meaning = "nothing that has a customer can be published"
+            effect = "tasks with a customer cannot be published"
         else:
-            meaning = f"all that has a customer is published with priority {self._fallback}"
-        return f"no counts: {error} (until they answer, {meaning}; is counts= the right place?)"
+            effect = f"tasks with a customer are published with priority {self._fallback}"
+        return f"no counts: {error}; until they are available, {effect}. Check the URL in counts="
 
     def inherit(self, parent: Decision, made: int) -> Decision | None:
-        """What a message takes over from the one whose work made it, as the first of 20."""
+        """Return the decision of a child, if it is one of the parent's first 20 children."""
         if made >= CHILDREN_UNCHECKED_MAX:
             return None
         self.add("inherited")
         return parent._replace(by="parent")
 
     def fall_back(self, customer: str | None, error: Exception) -> Decision:
-        """The decision without a count; or the error, where that is what was asked for."""
+        """Return the fallback decision; raise the error if there is no fallback."""
         self.add("fallback")
         if self._fallback is None:
             raise error
-        self._say_sometimes(error)
+        self._log(error)
         return Decision(customer, None, self._fallback, "fallback")
 
     def _decide(self, customer: str, answer: Answer) -> Decision:
@@ -150,59 +148,54 @@ class Decider:
             totals["checked"] += 1
             if not count:
                 totals["reset"] += 1
-        if self._ask_again_at:
-            self._go_on()
+        if self._retry_at:
+            self._resume()
         return Decision(customer, count, self._rule.priority(count), "check")
 
-    def _pauses(self) -> bool:
-        """Whether the counts are left alone for another moment, after they did not answer."""
+    def _is_paused(self) -> bool:
         with self._lock:
-            if not self._ask_again_at:
-                return False  # another thread has just been answered
+            if not self._retry_at:
+                return False  # another thread has resumed
             now = stopwatch()
-            if now < self._ask_again_at:
+            if now < self._retry_at:
                 return True
-            self._ask_again_at = now + PAUSE_S  # one asks, and the others wait for how that goes
+            self._retry_at = now + PAUSE_S  # this thread retries; the others stay paused
             return False
 
-    def _go_on(self) -> None:
-        """The counts have answered after a pause."""
+    def _resume(self) -> None:
         with self._lock:
-            back, self._ask_again_at = self._ask_again_at > 0, 0.0
-        if back:
-            logger.warning("the counts answer again: the rule decides over priorities")
+            was_paused, self._retry_at = self._retry_at > 0, 0.0
+        if was_paused:
+            logger.warning("the counts are available again; the rule determines priorities")
 
     def _pause_after(self, error: Exception) -> StoreError:
-        """Pause, and return what to report. Whatever the counts raise, also by a defect of theirs,
-        a publication goes on without a count."""
+        """Start a pause; return the error as a `StoreError`, even if it is a bug of the counts."""
         with self._lock:
-            self._ask_again_at = stopwatch() + PAUSE_S
+            self._retry_at = stopwatch() + PAUSE_S
         if isinstance(error, StoreError):
             return error
         failure = StoreUnavailable(f"the counts failed: {error!r}")
         failure.__cause__ = error
         return failure
 
-    def _say_sometimes(self, error: Exception) -> None:
+    def _log(self, error: Exception) -> None:
         kind = type(error).__name__
         with self._lock:
             now = stopwatch()
             if now < self._silent_until.get(kind, 0.0):
                 return
             self._silent_until[kind] = now + SILENCE_S
-        # A KeyError says nothing but the key.
-        said = error if isinstance(error, StoreError) else f"customer= told no customer: {error!r}"
+        cause = error if isinstance(error, StoreError) else f"customer= failed: {error!r}"
         logger.warning(
-            "published with priority %s, because there was no count: %s "
-            "(said once a minute; the totals have them all)",
+            "published with priority %s without a count: %s "
+            "(logged once a minute; totals() counts all)",
             self._fallback,
-            said,
+            cause,
         )
 
 
 def customer_name(value: object) -> str | None:
-    """A customer as text: numbers and UUIDs as they are written; None and "" mean that there is
-    none."""
+    """Convert a customer to text, such as a number or a UUID; None and "" to None."""
     if value is None or value == "":
         return None
     return identity(value if isinstance(value, str) else str(value), "customer", CUSTOMER_BYTES_MAX)

@@ -3,10 +3,12 @@
     queue = Queue(name="documents", type=QueueType.CLASSIC, max_priority=10)
     broker = AioPikaBroker("amqp://…", qos=1).with_queue(queue)
     broker.add_middlewares(
-        Fairturn(customer=lambda task, args, kwargs: kwargs.get("customer_id"), counts="redis://…")
+        TaskiqPriorityMiddleware(
+            customer=lambda task, args, kwargs: kwargs.get("customer_id"), counts="redis://…"
+        )
     )
 
-docs/integrations.md has more.
+See docs/integrations.md.
 """
 
 import asyncio
@@ -15,11 +17,11 @@ from taskiq import TaskiqMessage, TaskiqMiddleware
 
 from fairturn.errors import BrokerRefused
 from fairturn.integrations.brokers import RABBITMQ, as_number
-from fairturn.integrations.decision import FALLBACK, Customer, Decider, Place, Totals
+from fairturn.integrations.decision import FALLBACK, Customer, Decider, DecisionTotals, Place
 from fairturn.priority import LEVELS, Rule
 
 
-class Fairturn(TaskiqMiddleware):
+class TaskiqPriorityMiddleware(TaskiqMiddleware):
     """Gives every message of a customer the priority of the rule when it is sent."""
 
     def __init__(
@@ -34,12 +36,12 @@ class Fairturn(TaskiqMiddleware):
         self._customer = customer
         self._decider = Decider(counts, rule=rule, fallback=fallback)
 
-    def totals(self) -> Totals:
-        """How many messages this process has sent, by how their priority came about."""
+    def totals(self) -> DecisionTotals:
+        """Return how many messages this process has sent, by the source of their priority."""
         return self._decider.totals()
 
     def startup(self) -> None:
-        # Taskiq has no public way to look at the queues and at what a worker takes ahead.
+        # Taskiq has no public attributes for the queues and the prefetch.
         queues = getattr(self.broker, "_task_queues", None)
         if not queues or any(
             queue.type != "classic" or (queue.max_priority or 0) < LEVELS for queue in queues
@@ -49,18 +51,18 @@ class Fairturn(TaskiqMiddleware):
                 "more; use AioPikaBroker(…, qos=1).with_queue("
                 "Queue(name=…, type=QueueType.CLASSIC, max_priority=10))"
             )
-        ahead = getattr(self.broker, "_qos", 1)
-        if ahead != 1:
+        prefetch = getattr(self.broker, "_qos", 1)
+        if prefetch != 1:
             raise BrokerRefused(
-                f"workers take {ahead} messages ahead, out of the broker's order; use "
+                f"workers prefetch {prefetch} messages, outside the broker's order; use "
                 "AioPikaBroker(…, qos=1)"
             )
 
     async def pre_send(self, message: TaskiqMessage) -> TaskiqMessage:
         if message.labels.get("priority") is not None:
-            self._decider.add("by_hand")  # or a retry
+            self._decider.add("by_hand")  # explicit, or a retry
             return message
-        # The counts wait; an event loop must not.
+        # In a thread: the counts block.
         decision = await asyncio.to_thread(
             self._decider.decide, self._customer, message.task_name, message.args, message.kwargs
         )

@@ -1,6 +1,6 @@
-"""The back door: a worker claims documents, runs a handler on each, and records the outcomes.
+"""Workers: claim documents, run a handler on each, record the outcomes.
 
-Children import this package too. So the worker's own machinery is imported when one is made.
+Child processes import this package too, so the modules of a worker are imported by `Worker()`.
 """
 
 import os
@@ -16,27 +16,29 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fairturn.queue import Queue
-    from fairturn.worker.backoff import Delays
+    from fairturn.worker.backoff import Backoff
     from fairturn.worker.events import Event
-    from fairturn.worker.executor import Crew
-    from fairturn.worker.prefetch import Pace
-    from fairturn.worker.supervisor import Done, Supervisor
+    from fairturn.worker.executor import Executor
+    from fairturn.worker.prefetch import PrefetchPolicy
+    from fairturn.worker.supervisor import Supervisor, WorkerTotals
 
 CONCURRENCY_MAX = 1_000
 LEASE_S_MIN = 0.1
 RECYCLE_AFTER = 10_000
 GROWTH_BYTES_MAX = 256 * 1_048_576
-_MACHINERY = ("folder", "signals", "supervisor")  # with what these import, all that a run imports
+_MODULES = ("folder", "signals", "supervisor")  # together they import all modules of a run
 
 
 class Worker:
-    """Runs a handler on the documents of a queue, `concurrency` of them at once.
+    """Runs a handler on the documents of a queue, up to `concurrency` at a time.
 
-    The handler is a function that can be imported, or its name as "module:function". It runs in
-    child processes, which have a time limit and a memory limit and can be ended; with
-    `threads=True` in threads of this process, where neither applies. It gets a `ClaimedDocument`
-    and returns a JSON value, None or a `ResultFile`; `TryAgain` and `NeverAgain` say what to do
-    after a failure, and every other error is tried again, with the delays of `retry`.
+    The handler is an importable function, or its name as "module:function". It runs in child
+    processes, which can be limited in time and memory and killed, or with `threads=True` in
+    threads, which cannot. It receives a `ClaimedDocument` and returns a JSON value, None or a
+    `ResultFile`. If it raises `GiveUp`, the document is dead; after `Retry` or any other error the
+    attempt is retried with the backoff `retry`.
+
+    It has more than 15 attributes because it stores its options until `run` is called.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class Worker:
         memory_limit_bytes: int | None = None,
         lease_s: float = 30.0,
         grace_s: float = 30.0,
-        retry: "Delays | None" = None,
+        retry: "Backoff | None" = None,
         recycle_after: int = RECYCLE_AFTER,
         on_event: "Callable[[Event], None] | None" = None,
         name: str | None = None,
@@ -66,7 +68,7 @@ class Worker:
         if threads and (time_limit_s is not None or memory_limit_bytes is not None):
             raise ValueError(
                 "time_limit_s and memory_limit_bytes do not apply to threads, which cannot be "
-                "ended; leave them out, or leave out threads=True"
+                "killed; remove them, or remove threads=True"
             )
         self._queue = queue
         named = not threads or isinstance(handler, str)
@@ -80,27 +82,27 @@ class Worker:
         self._retry = retry
         self._recycle_after = recycle_after
         self._on_event = on_event
-        self._tell = on_event  # the same, for one run
+        self._emit = on_event  # of the current run
         self.name = _checked_name(name) if name is not None else _new_name()
         self._running = False
         self._supervisor: Supervisor | None = None
-        self._stops: list[bool] = []  # one for each time that somebody asked: now, or not
-        for module in (*_MACHINERY, "thread_executor" if threads else "process_executor"):
+        self._stops: list[bool] = []  # one for each call of `stop`: its `now`
+        for module in (*_MODULES, "thread_executor" if threads else "process_executor"):
             import_module(f"fairturn.worker.{module}")
 
-    def run(self, *, until_empty: bool = False) -> "Done":
-        """Work until `stop` is called, or the process gets SIGTERM or SIGINT; then finish what
-        runs within the grace period and give back the rest. The answer says how much was done.
+    def run(self, *, until_empty: bool = False) -> "WorkerTotals":
+        """Work until `stop` is called or the process receives SIGTERM or SIGINT, and return the
+        totals. Running documents have `grace_s` to finish; the others are released.
 
-        With `until_empty` it returns as soon as no document waits, is delayed or runs, here or in
-        another worker. So it waits for retries and due times, and for customers that are paused.
+        With `until_empty` it returns once no document waits, is delayed or runs, in any worker. It
+        therefore waits for retries, due times and paused customers.
 
-        Signals are handled only if this is called in the main thread. A second one, or a second
-        `stop`, ends everything at once; what runs is given back with its attempt.
+        Signals are handled only in the main thread. A second signal, or a second `stop`, ends the
+        grace period; running documents are then released.
         """
         refuse_in_child()
         if self._running:
-            raise RuntimeError(f"the worker {self.name} runs already; make another one beside it")
+            raise RuntimeError(f"worker {self.name} is already running; create another Worker")
         self._running = True
         try:
             return self._run(until_empty)
@@ -108,53 +110,52 @@ class Worker:
             self._running = False
             self._stops.clear()
 
-    def _run(self, until_empty: bool) -> "Done":
+    def _run(self, until_empty: bool) -> "WorkerTotals":
         import random
 
-        from fairturn.worker.backoff import Delays, check
+        from fairturn.worker.backoff import Backoff, check
         from fairturn.worker.folder import attempts_folder
-        from fairturn.worker.prefetch import Pace
+        from fairturn.worker.prefetch import PrefetchPolicy
         from fairturn.worker.signals import handled
-        from fairturn.worker.supervisor import Plan, Supervisor
+        from fairturn.worker.supervisor import Supervisor, WorkerOptions
 
-        self._tell = None if self._on_event is None else _until_it_fails(self._on_event)
-        plan = Plan(
+        self._emit = None if self._on_event is None else _until_it_fails(self._on_event)
+        options = WorkerOptions(
             name=self.name,
             slots=self._concurrency,
             lease_s=self._lease_s,
             grace_s=self._grace_s,
-            retry=check(self._retry or Delays()),
+            retry=check(self._retry or Backoff()),
             until_empty=until_empty,
             stops=self._stops,
-            on_event=self._tell,
+            on_event=self._emit,
             random=random.Random().random,
         )
-        # Threads share the interpreter with a claim from a file: they gain nothing by it until all
-        # have ended. From a server more is fetched while they work.
-        pace = Pace(refill=0.0 if self._threads and self._queue.store.one_writer else 0.5)
+        # A claim from a file competes with handler threads for the GIL, so it waits until all have
+        # ended. A server claims the next documents while they run.
+        pace = PrefetchPolicy(refill=0.0 if self._threads and self._queue.single_writer else 0.5)
         with attempts_folder() as folder:
-            crew = self._new_crew(folder, pace)
+            executor = self._new_executor(folder, pace)
             try:
-                store, contents = self._queue.store, self._queue.contents
-                self._supervisor = Supervisor(store, contents, crew, pace, plan)
+                self._supervisor = Supervisor(self._queue, executor, pace, options)
                 with handled(self.stop):
                     return self._supervisor.run()
             finally:
                 self._supervisor = None
-                crew.close()
+                executor.close()
 
     def stop(self, *, now: bool = False) -> None:
-        """Ask the worker to stop, from any thread; with `now`, without waiting for what runs."""
-        self._stops.append(now)  # first, so that a supervisor that begins just now sees it
+        """Stop the worker, from any thread; with `now`, without a grace period."""
+        self._stops.append(now)  # before reading `_supervisor`: one that is just starting sees it
         supervisor = self._supervisor
         if supervisor is not None:
             supervisor.ring()
 
-    def _new_crew(self, folder: "Path", pace: "Pace") -> "Crew":
+    def _new_executor(self, folder: "Path", pace: "PrefetchPolicy") -> "Executor":
         if self._threads:
-            from fairturn.worker.thread_executor import ThreadCrew
+            from fairturn.worker.thread_executor import ThreadExecutor
 
-            return ThreadCrew(
+            return ThreadExecutor(
                 self._loaded() if isinstance(self._handler, str) else self._handler,
                 concurrency=self._concurrency,
                 contents=self._queue.contents,
@@ -162,14 +163,14 @@ class Worker:
                 pace=pace,
                 output=self._print,
             )
-        from fairturn.worker.process_executor import Limits, ProcessCrew
+        from fairturn.worker.process_executor import ChildLimits, ProcessExecutor
 
         assert isinstance(self._handler, str)
-        return ProcessCrew(
+        return ProcessExecutor(
             self._handler,
             main_module() if self._handler.startswith("__main__:") else None,
             concurrency=self._concurrency,
-            limits=Limits(
+            limits=ChildLimits(
                 self._time_limit_s, self._memory_limit_bytes, self._recycle_after, GROWTH_BYTES_MAX
             ),
             contents=self._queue.contents,
@@ -179,7 +180,6 @@ class Worker:
         )
 
     def _loaded(self) -> Handler:
-        """The handler that has a name, in this process."""
         from fairturn.errors import HandlerNotLoaded
         from fairturn.worker.output import pass_on
         from fairturn.worker.tracebacks import describe, trace
@@ -190,24 +190,24 @@ class Worker:
         except Exception as error:
             pass_on(self._print, "", trace(error))
             raise HandlerNotLoaded(
-                f"the handler {self._handler} cannot be loaded: {describe(error)}"
+                f"handler {self._handler} cannot be loaded: {describe(error)}"
             ) from None
 
     def _print(self, document: str, line: str) -> None:
-        if self._tell is not None:
+        if self._emit is not None:
             from fairturn.worker.events import LinePrinted
 
-            self._tell(LinePrinted(document, line))
+            self._emit(LinePrinted(document, line))
         else:
             sys.stderr.write(f"{document or self.name}: {line}\n")
 
 
 def _until_it_fails(on_event: "Callable[[Event], None]") -> "Callable[[Event], None]":
-    """The same, but deaf after an error: the worker that ends by it has more to tell, such as what
-    its children still print, and must get to the end of giving back."""
+    """Return `on_event`, which is no longer called once it has raised: the worker then ends, and
+    the events of its last outcomes and printed lines must not raise again."""
     failed = False
 
-    def tell(event: "Event") -> None:
+    def emit(event: "Event") -> None:
         nonlocal failed
         if failed:
             return
@@ -217,11 +217,11 @@ def _until_it_fails(on_event: "Callable[[Event], None]") -> "Callable[[Event], N
             failed = True
             raise
 
-    return tell
+    return emit
 
 
 def _new_name() -> str:
-    """Random, so that two workers never have the same name; the rest is for people."""
+    # The random part makes the name unique; host and process are for people.
     import secrets
     import socket
 

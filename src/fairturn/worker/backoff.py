@@ -1,4 +1,4 @@
-"""Exponential backoff with jitter: the delay before a document is tried again (pure)."""
+"""Exponential backoff with jitter: the delay before a retry (pure)."""
 
 from collections.abc import Callable
 from math import isfinite
@@ -7,14 +7,14 @@ from typing import NamedTuple
 from fairturn.clock import microseconds
 from fairturn.model import RETRY_US_MAX
 
-SPREAD = 0.5  # jitter: up to half of the delay is added, so that failures do not come back together
+SPREAD = 0.5  # jitter: up to half of the delay is added, so that retries spread out
 
 
-class Delays(NamedTuple):
+class Backoff(NamedTuple):
     """The delay after the first attempt, its growth factor, and its maximum.
 
-    With the default of five attempts the delays are 20 s, 140 s, 980 s and 1 h: the last attempt
-    begins 79 minutes after the first at the earliest, so that an outage of an hour kills nothing.
+    With the default of five attempts the delays are 20 s, 140 s, 980 s and 1 h. The last attempt
+    begins at least 79 minutes after the first, so that an outage of an hour makes no document dead.
     """
 
     first_s: float = 20.0
@@ -22,25 +22,22 @@ class Delays(NamedTuple):
     most_s: float = 3_600.0
 
 
-def check(delays: Delays) -> Delays:
-    """Return the delays, or raise `ValueError`."""
-    for name, value in delays._asdict().items():
+def check(backoff: Backoff) -> Backoff:
+    """Return the backoff; raise `ValueError` if a value is out of range."""
+    for name, value in backoff._asdict().items():
         least = 1 if name == "factor" else 0
         if not isfinite(value) or value < least:
             raise ValueError(f"{name} is {value}; it must be a number of at least {least}")
-    return delays
+    return backoff
 
 
 def delay_us(
-    delays: Delays, attempt: int, random: Callable[[], float], after_s: float | None = None
+    backoff: Backoff, attempt: int, random: Callable[[], float], after_s: float | None = None
 ) -> int:
-    """The delay before the next attempt, in microseconds, after the attempt of this number.
-
-    It is the larger of the backoff and a handler's own `after_s`, plus the jitter: `after_s` never
-    shortens it. `random` returns numbers from 0 to 1.
-    """
-    # Above 2^64 the power alone would be too large for a float with some factors.
-    floor_s = min(delays.most_s, delays.first_s * delays.factor ** min(attempt - 1, 64))
+    """Return the delay after attempt number `attempt`, in microseconds: the larger of the backoff
+    and `after_s`, plus jitter. `random` returns numbers from 0 to 1."""
+    # A larger exponent could overflow a float.
+    floor_s = min(backoff.most_s, backoff.first_s * backoff.factor ** min(attempt - 1, 64))
     if after_s is not None and isfinite(after_s):
         floor_s = max(floor_s, after_s)
     floor_us = microseconds(min(floor_s, RETRY_US_MAX / 1_000_000))

@@ -1,6 +1,6 @@
-"""The process that runs a handler. It imports next to nothing, and nothing that knows the database.
+"""The process that runs a handler. It imports no queue, no store and as little else as possible.
 
-`reaper.py` is its parent; `slot.py` is how the worker sees it.
+`reaper.py` is its parent process; `slot.py` is the worker's end of its pipes.
 """
 
 import os
@@ -12,98 +12,98 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from fairturn.clock import stopwatch
-from fairturn.worker.handler import ClaimedDocument, Running, Told
+from fairturn.worker.handler import ClaimedDocument, DocumentFields, HandlerRunner
 from fairturn.worker.loader import load
-from fairturn.worker.messages import PERMIT_BYTES, Reader, pack, write_all
+from fairturn.worker.messages import PERMIT_BYTES, FrameReader, pack, write_all
 from fairturn.worker.tracebacks import describe, trace
 
 PAUSE_BETWEEN_REPORTS_S = 0.25
 
 
-class Runner:
-    """Takes documents from the worker, one permit for each, and answers for each."""
+class ChildRunner:
+    """Runs documents of the worker, each with a permit, and sends a reply for each."""
 
     def __init__(self, orders: int, permits: int, replies: int) -> None:
-        self._orders = Reader(orders)
+        self._orders = FrameReader(orders)
         self._permits = permits
         self._replies = replies
-        # A handler may close its output, and what it opens next would get what we write there.
+        # A duplicate: if a handler closes its output, the next file it opens must not get marks.
         self._marks = marks = os.dup(1)
         self._pid = os.getpid()
-        self._waiting: deque[tuple[int, Told]] = deque()
+        self._waiting: deque[tuple[int, DocumentFields]] = deque()
         for descriptor in (orders, permits, replies):
             os.set_inheritable(descriptor, False)
-        # A process that a handler forks must neither answer for it nor take its documents.
+        # A process that a handler forks must neither reply nor take documents.
         os.register_at_fork(after_in_child=lambda: _close(orders, permits, replies, marks))
 
-    def prepare(self) -> tuple[Running, dict[str, object]] | None:
-        """Load the handler as the worker says; None if that cannot be done."""
-        said = self._orders.read()
-        assert isinstance(said, dict)
-        sys.path[:] = said["path"]
+    def prepare(self) -> tuple[HandlerRunner, dict[str, object]] | None:
+        """Load the handler and apply the memory limit; return the runner and the configuration, or
+        None if the handler cannot be loaded."""
+        config = self._orders.read()
+        assert isinstance(config, dict)
+        sys.path[:] = config["path"]
         try:
-            handler = load(said["handler"], said["main"])
+            handler = load(config["handler"], config["main"])
         except BaseException as error:
-            # The worker prints it, once: every child fails at the same place.
+            # The worker prints the traceback once, although all children fail alike.
             self._send(["broken", describe(error), trace(error)])
             return None
-        limit = said["memory_limit_bytes"]
+        limit = config["memory_limit_bytes"]
         if limit is not None:
             limit_memory(limit)
         self._send(["ready"])
-        return Running(handler, self._print, limit), said
+        return HandlerRunner(handler, self._print, limit), config
 
-    def serve(self, running: Running, said: dict[str, object]) -> None:
-        """Run documents until the worker wants no more."""
-        folders = said["folders"]
+    def serve(self, running: HandlerRunner, config: dict[str, object]) -> None:
+        """Run documents until the worker closes its pipes."""
+        folders = config["folders"]
         assert isinstance(folders, str)
-        grown = _Growth(said["growth_bytes"])
+        grown = _MemoryGrowth(config["growth_bytes"])
         while True:
-            told = self._next()
-            if told is None:
+            fields = self._next()
+            if fields is None:
                 return
-            document = ClaimedDocument(told, folders, _Reports(self._send))
+            document = ClaimedDocument(fields, folders, _ProgressReporter(self._send))
             begun_s = stopwatch()
             answer = running.run(document)
             seconds = stopwatch() - begun_s
             if os.getpid() != self._pid:
-                os._exit(0)  # a process that the handler forked, and that came back from it
-            running.explain()
+                os._exit(0)  # a forked copy of this process that returned from the handler
+            running.report_error()
             _flush()
-            worn = _has_children() or grown.too_far() or _is_memory(answer)
-            self._send([told[0], *answer, seconds, worn])
+            recycle = _has_children() or grown.is_excessive() or _is_memory(answer)
+            self._send([fields[0], *answer, seconds, recycle])
 
-    def _next(self) -> Told | None:
-        """The document that the next permit is for. The worker can take permits back, and then it
-        raises the epoch: documents of an older one have gone elsewhere."""
+    def _next(self) -> DocumentFields | None:
+        """Return the document of the next permit; None at the end. The worker takes documents back
+        by reading their permits and incrementing the epoch: skip documents of an older epoch."""
         permit = self._permit()
         if not permit:
             return None
         epoch = int.from_bytes(permit, "big")
         while True:
             if self._waiting:
-                of, told = self._waiting.popleft()
-                if of == epoch:
+                its_epoch, fields = self._waiting.popleft()
+                if its_epoch == epoch:
                     break
                 continue
             message = self._orders.read()
             assert isinstance(message, list)
-            self._waiting.extend((message[0], told) for told in message[1])
-        # What is printed from here on belongs to this document.
-        os.write(self._marks, b"\0%s\n" % told[0].encode())
-        return _with_bytes(told)
+            self._waiting.extend((message[0], fields) for fields in message[1])
+        # Everything printed after this mark belongs to this document.
+        os.write(self._marks, b"\0%s\n" % fields[0].encode())
+        return _with_bytes(fields)
 
     def _permit(self) -> bytes:
         while True:
             try:
                 return os.read(self._permits, PERMIT_BYTES)
-            except BlockingIOError:  # none is there, or the worker was faster
+            except BlockingIOError:  # none yet, or the worker took it back
                 poller = select.poll()
                 poller.register(self._permits, select.POLLIN)
                 poller.poll()
 
     def _print(self, text: str) -> None:
-        """Add this to the output of the document that ran."""
         _flush()
         with suppress(OSError):
             write_all(self._marks, text.encode("utf-8", "backslashreplace"))
@@ -113,13 +113,13 @@ class Runner:
 
 
 def work(orders: int, permits: int, replies: int) -> None:
-    """Run documents until there are no more, and end this process."""
+    """Run documents until the worker closes its pipes, then exit."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        # Not ignored, because what a handler starts would inherit that. The worker ends us.
+        # Not SIG_IGN, which processes started by a handler would inherit. The worker ends this one.
         signal.signal(number, lambda number, frame: None)
     code = 0
     try:
-        runner = Runner(orders, permits, replies)
+        runner = ChildRunner(orders, permits, replies)
         prepared = runner.prepare()
         if prepared is not None:
             runner.serve(*prepared)
@@ -131,11 +131,11 @@ def work(orders: int, permits: int, replies: int) -> None:
         traceback.print_exc()
         code = 1
     _flush()
-    os._exit(code)  # without waiting for threads that a handler has left
+    os._exit(code)  # threads that a handler left running must not delay the exit
 
 
-class _Reports:
-    """Progress, sent to the worker now and then."""
+class _ProgressReporter:
+    """Sends progress to the worker, at most once per `PAUSE_BETWEEN_REPORTS_S`."""
 
     __slots__ = ("_next_s", "_send")
 
@@ -150,8 +150,8 @@ class _Reports:
             self._send(["progress", done, total])
 
 
-class _Growth:
-    """Whether this process has grown so much that a new one is better."""
+class _MemoryGrowth:
+    """Measures how much resident memory this process has gained since its start."""
 
     def __init__(self, most_bytes: object) -> None:
         assert isinstance(most_bytes, int)
@@ -162,7 +162,7 @@ class _Growth:
             self._file = -1
         self._most = self._resident() + most_bytes
 
-    def too_far(self) -> bool:
+    def is_excessive(self) -> bool:
         return self._resident() > self._most
 
     def _resident(self) -> int:
@@ -171,11 +171,11 @@ class _Growth:
         try:
             return int(os.pread(self._file, 128, 0).split()[1]) * self._page_bytes
         except (OSError, ValueError, IndexError):
-            return 0  # the handler closed it: then the number of documents decides
+            return 0  # the handler closed the file: only the number of documents counts then
 
 
 def limit_memory(limit_bytes: int) -> None:
-    """From here on this process can take so much more memory, and no more."""
+    """Limit the address space of this process to its present size plus `limit_bytes`."""
     import resource
 
     taken = 0
@@ -187,9 +187,9 @@ def limit_memory(limit_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (taken + limit_bytes, taken + limit_bytes))
 
 
-def _with_bytes(told: list[object] | Told) -> Told:
-    """Bytes travel as hexadecimal digits or base 64, because JSON has none."""
-    values = list(told)
+def _with_bytes(fields: list[object] | DocumentFields) -> DocumentFields:
+    """Decode the body from base64 and the SHA-256 from hexadecimal: JSON has no bytes."""
+    values = list(fields)
     if values[13] is not None:
         values[13] = bytes.fromhex(values[13])  # type: ignore[arg-type]
     if values[10] == "content" and values[11] is not None:
@@ -206,7 +206,7 @@ def _is_memory(answer: tuple[object, ...]) -> bool:
 def _has_children() -> bool:
     """Whether the handler left a process behind, running or ended."""
     if not hasattr(os, "waitid"):
-        return False  # macOS: the keeper ends them with the child
+        return False  # macOS: the reaper kills them with the child
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -1,5 +1,4 @@
-"""What happens in a worker, as values: `Worker(on_event=…)` gets each of them, in this order for
-one document. One place turns them into lines, another into a picture."""
+"""The events of a worker, which `Worker(on_event=…)` receives; those of one document in order."""
 
 from typing import NamedTuple
 
@@ -7,78 +6,75 @@ from fairturn.model import Document, Fence, Outcome, Progress
 
 
 class DocumentClaimed(NamedTuple):
-    """The document is ours; these events come in the order of the claims."""
+    """The worker has claimed the document. These events arrive in the order of service."""
 
     document: Document
     fence: Fence
 
 
 class DocumentProgressed(NamedTuple):
-    """The handler said how far it is."""
+    """The progress that the handler reported is stored."""
 
     fence: Fence
     progress: Progress
 
 
 class DocumentEnded(NamedTuple):
-    """The attempt is over and its outcome is recorded."""
+    """The attempt has ended and its outcome is recorded."""
 
     document: Document  # as it was claimed, with the state that the outcome led to
     outcome: Outcome
-    seconds: float  # that the handler took; 0 if it was given back before it started
+    seconds: float  # how long the handler ran; 0 if the document was released before its start
 
 
 class DocumentLost(NamedTuple):
-    """The lease was lost: nothing of this attempt is recorded, and its child is ended."""
+    """The lease was lost: nothing from this attempt is recorded, and its process is killed."""
 
     document: Document
     fence: Fence
 
 
 class DocumentCancelled(NamedTuple):
-    """The document was cancelled while it waited or was delayed. Of all workers of the queue, the
-    next one that claims gets this event; it is lost if that worker dies."""
+    """The document was cancelled while it waited or was delayed. The next worker that claims
+    receives this event; if that worker dies, no worker does."""
 
     document: Document
 
 
 class LinePrinted(NamedTuple):
-    """A handler printed a line, without control characters; the id is empty outside a document."""
+    """A handler printed a line; its control characters are replaced."""
 
-    document: str
+    document: str  # its id; empty for output outside a document
     line: str
 
 
 class StoreFailed(NamedTuple):
-    """The store did not answer as it should; the same is tried again after the pause."""
+    """A call of the store failed; it is retried after `pause_s`."""
 
     error: str
     pause_s: float
 
 
-class StoreAnswers(NamedTuple):
-    """The store answers again, after it had not for so long."""
+class StoreRecovered(NamedTuple):
+    """The store responds again, after an outage of `away_s`."""
 
     away_s: float
 
 
-class Idle(NamedTuple):
-    """A worker that ends when the queue is empty has had nothing to do for 2 s, and says once how
-    many documents it waits for: these wait and nobody may claim them, because their customers are
-    paused or at their limit; these are delayed; these run in other workers."""
+class WorkerIdle(NamedTuple):
+    """A worker with `until_empty` has been idle for 2 s. Emitted once, with the documents left."""
 
-    waiting: int
+    waiting: int  # not claimable: their customers are paused or at their limit
     delayed: int
+    running: int  # in other workers
+
+
+class WorkerStopping(NamedTuple):
+    """The worker is stopping and claims no more documents."""
+
+    now: bool  # without a grace period
     running: int
-
-
-class Stopping(NamedTuple):
-    """The worker was asked to stop and claims no more. `running` documents have not ended, and
-    `unrecorded` have ended without being recorded yet."""
-
-    now: bool
-    running: int
-    unrecorded: int = 0
+    unrecorded: int = 0  # attempts that have ended and are not recorded yet
 
 
 Event = (
@@ -89,7 +85,7 @@ Event = (
     | DocumentCancelled
     | LinePrinted
     | StoreFailed
-    | StoreAnswers
-    | Idle
-    | Stopping
+    | StoreRecovered
+    | WorkerIdle
+    | WorkerStopping
 )

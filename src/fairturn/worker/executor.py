@@ -1,4 +1,4 @@
-"""What the supervisor and those who run the handlers, children or threads, have in common."""
+"""The interface between the supervisor and the executors, processes or threads."""
 
 import os
 import selectors
@@ -6,15 +6,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
-from fairturn.model import Claim, ContentRef, Fence, Kind, Progress
-from fairturn.worker.handler import Answer, Told
+from fairturn.model import BodyType, Claim, ContentRef, Fence, Progress
+from fairturn.worker.handler import Answer, DocumentFields
 
-# Documents that wait longer than this behind others that turned out slow are taken elsewhere.
+# Documents queued behind a document that runs for longer than this move to another slot.
 STUCK_S = 0.05
 
 
-class Held:
-    """A document that this worker has claimed, until its outcome is recorded."""
+class ActiveClaim:
+    """A claimed document, from the claim until its outcome is recorded."""
 
     __slots__ = (
         "begun_s",
@@ -22,9 +22,9 @@ class Held:
         "claimed_s",
         "dropped",
         "fence",
+        "fields",
         "progress",
         "reported",
-        "told",
     )
 
     def __init__(self, claim: Claim, claimed_s: float, path: str | None) -> None:
@@ -32,11 +32,11 @@ class Held:
         self.claim = claim
         self.fence: Fence = claim.fence
         self.claimed_s = claimed_s
-        self.begun_s: float | None = None  # since when its handler runs
-        self.dropped = False  # nothing of it is to be recorded any more
+        self.begun_s: float | None = None  # start of the handler
+        self.dropped = False  # its result is discarded
         self.progress: Progress | None = None
         self.reported: Progress | None = None
-        self.told: Told = (
+        self.fields: DocumentFields = (
             document.id,
             claim.fence.number,
             document.customer,
@@ -46,142 +46,138 @@ class Held:
             document.count,
             document.attempts,
             document.size_bytes,
-            document.submitted_at,
-            document.kind,  # a text as well
+            document.submitted_at_us,
+            document.body_type,
             claim.body,
             path,
             document.sha256,
         )
 
     def report(self, done: float, total: float | None) -> None:
-        """What a handler says about its progress."""
         self.progress = Progress(done, total)
 
     def ran_s(self, now_s: float) -> float:
-        """For how long it has run; 0 if it has not started."""
+        """Return how long the handler has run; 0 if it has not started."""
         return 0.0 if self.begun_s is None else max(0.0, now_s - self.begun_s)
 
     @property
     def is_content(self) -> bool:
-        """Whether it carries bytes, and not JSON."""
-        return self.claim.document.kind is Kind.CONTENT
+        return self.claim.document.body_type is BodyType.CONTENT
 
 
-class Ended(NamedTuple):
-    """An attempt that ran and is over, one way or another."""
+class AttemptResult(NamedTuple):
+    """A finished attempt."""
 
-    held: Held
+    held: ActiveClaim
     answer: Answer
     seconds: float
-    content: ContentRef | None = None  # of the file that is the result
+    content: ContentRef | None = None  # the result file
 
 
-class Crew(Protocol):
-    """Those who run the handlers."""
+class Executor(Protocol):
+    """Runs handlers in its slots."""
 
-    can_end: bool  # whether what has started can be ended
+    can_end: bool  # whether a running handler can be killed
 
     def free(self) -> int:
-        """How many documents could start at once."""
+        """Return the number of idle slots."""
         ...
 
     def unstarted(self) -> int:
-        """How many documents were given and have not started."""
+        """Return how many given documents have not started."""
         ...
 
     def unstarted_since_s(self) -> float | None:
-        """Since when the first of them waits."""
+        """Return when the oldest of them was claimed; None if there is none."""
         ...
 
-    def running(self) -> list[Held]:
-        """Those that have started."""
+    def running(self) -> list[ActiveClaim]:
+        """Return the documents that have started."""
         ...
 
-    def give(self, documents: list[Held]) -> None:
-        """Start these as slots become free, in this order."""
+    def give(self, documents: list[ActiveClaim]) -> None:
+        """Start the documents in this order, as slots become free."""
         ...
 
     def make_way(self) -> None:
-        """Let those begin that could start at once, before anything else is done here."""
+        """Let idle slots start their documents before the caller continues."""
         ...
 
-    def collect(self) -> list[Ended]:
-        """Those that have ended since the last call."""
+    def collect(self) -> list[AttemptResult]:
+        """Return the attempts that ended since the last call."""
         ...
 
     def tend(self, now_s: float) -> None:
-        """Do what is due: limits, replacements, a better distribution."""
+        """Enforce limits, replace children, and move documents from stuck slots."""
         ...
 
     def due_s(self) -> float | None:
-        """When `tend` has something to do again."""
+        """Return when `tend` is due; None if nothing is."""
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until something has ended, somebody rang, or the time is over."""
+        """Wait for the end of an attempt, for `ring`, or for the timeout."""
         ...
 
     def ring(self) -> None:
-        """Wake who waits, from any thread or a signal handler."""
+        """End `wait`, from any thread or a signal handler."""
         ...
 
-    def take_back(self) -> list[Held]:
-        """Everything that has not started."""
+    def take_back(self) -> list[ActiveClaim]:
+        """Remove and return the documents that have not started."""
         ...
 
-    def stop(self, held: Held) -> None:
-        """End one that has started, as far as that is possible; it is not collected any more."""
+    def stop(self, held: ActiveClaim) -> None:
+        """Kill a running handler, or set `stop_requested`; its result is discarded."""
         ...
 
-    def replace_no_more(self) -> None:
-        """The end is near: who ends is not replaced."""
+    def stop_replacing(self) -> None:
+        """Do not replace children that end from now on."""
         ...
 
     def close(self) -> None:
-        """End everything. Calling it twice does no harm."""
+        """Kill all handlers and free the resources. Idempotent."""
         ...
 
 
-class Bell:
-    """A pipe to wake a thread that waits, and whatever else it waits for."""
+class WakeupPipe:
+    """A selector with a pipe that wakes the thread waiting in it."""
 
     def __init__(self) -> None:
-        self._hear, self._pull = os.pipe()
-        os.set_blocking(self._hear, False)
-        os.set_blocking(self._pull, False)
+        self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        os.set_blocking(self._write_end, False)
         self._rung = False
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._hear, selectors.EVENT_READ, None)
+        self._selector.register(self._read_end, selectors.EVENT_READ, None)
 
     def ring(self) -> None:
-        """Wake the thread; many rings before it looks are one."""
+        """Wake the thread. Calls before it wakes are combined."""
         if not self._rung:
             self._rung = True
             with suppress(BlockingIOError, OSError):
-                os.write(self._pull, b"!")
+                os.write(self._write_end, b"!")
 
     def watch(self, descriptor: int, events: int, then: Callable[[int], None]) -> None:
-        """Call `then` with what happened when the descriptor is ready."""
+        """Call `then` with the event mask when the descriptor is ready."""
         self._selector.register(descriptor, events, then)
 
     def forget(self, descriptor: int) -> None:
-        """Watch it no more."""
         with suppress(KeyError, ValueError):
             self._selector.unregister(descriptor)
 
     def wait(self, timeout_s: float) -> None:
-        """Until something happens or the time is over."""
+        """Wait for a descriptor, for `ring`, or for the timeout."""
         for key, events in self._selector.select(max(0.0, timeout_s)):
-            # One of those before may have closed the descriptor, and its number may be another's.
+            # An earlier callback may have closed the descriptor, and its number may be reused.
             if key.data is not None and self._selector.get_map().get(key.fd) == key:
                 key.data(events)
-        # Read before the flag falls: who rings in between is heard by what follows this call.
+        # Drain before clearing the flag: the caller handles a `ring` that comes in between.
         with suppress(BlockingIOError):
-            os.read(self._hear, 64)
+            os.read(self._read_end, 64)
         self._rung = False
 
     def close(self) -> None:
-        """Give back the descriptors."""
         self._selector.close()
-        os.close(self._hear)
-        os.close(self._pull)
+        os.close(self._read_end)
+        os.close(self._write_end)

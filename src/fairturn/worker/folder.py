@@ -1,7 +1,7 @@
-"""The folder for what attempts write: private, and removed even if the worker was killed.
+"""The private folder of a worker's attempts, removed even if the worker was killed.
 
-Whoever uses a folder holds a lock on it. The lock ends with the process, however that ends; so a
-folder without one is left over, and the next worker removes it.
+A worker holds a file lock on its folder until its process ends. A folder without a lock is stale,
+and the next worker removes it.
 """
 
 import fcntl
@@ -19,9 +19,9 @@ _LOCK = "lock"
 
 @contextmanager
 def attempts_folder() -> Iterator[Path]:
-    """A new folder that only this user can read, gone at the end."""
+    """Create a folder that only this user can read, and remove it at the end."""
     parent = Path(tempfile.gettempdir())
-    _remove_left_over(parent)
+    _remove_stale(parent)
     folder, lock = _new_folder(parent)
     try:
         yield folder
@@ -31,8 +31,8 @@ def attempts_folder() -> Iterator[Path]:
 
 
 def _new_folder(parent: Path) -> tuple[Path, int]:
-    """A folder and the lock on it. Another worker that starts at this moment may find the folder
-    before it is locked, and remove it as left over: then there is another one."""
+    """Return a new folder and the descriptor of its lock. Another worker may remove the folder as
+    stale before it is locked; then create another."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         with suppress(FileNotFoundError):
@@ -43,9 +43,9 @@ def _new_folder(parent: Path) -> tuple[Path, int]:
             os.close(lock)
 
 
-def _remove_left_over(parent: Path) -> None:
+def _remove_stale(parent: Path) -> None:
     for folder in parent.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # another user's, in use, or being removed by another worker
+        with suppress(OSError):  # in use, or another worker removes it
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
                 continue
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)

@@ -1,7 +1,6 @@
-"""What a handler gets and what it may answer, and how one is run: the same in a child process and
-in a thread.
+"""The API of handlers, and how a child process or a thread runs one.
 
-A child imports this module and little else, so what few handlers need is imported where it is used.
+A child imports little but this module, so rarely needed modules are imported where they are used.
 """
 
 import json
@@ -12,18 +11,19 @@ from fairturn.worker.tracebacks import describe, message_of, trace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from datetime import datetime
     from pathlib import Path
     from typing import Any, BinaryIO
 
     from fairturn.model import Fence
 
-RESULT_BYTES_MAX = 16 * 1_048_576  # the same as in the model, which a child does not load
+RESULT_BYTES_MAX = 16 * 1_048_576  # as in `model`, which a child does not import
 
-# How an attempt ended, as the first value of an answer.
-DONE, FILE, AGAIN, NEVER = "done", "file", "again", "never"
+# The first value of an `Answer`: how the attempt ended.
+DONE, FILE, RETRY, GIVE_UP = "done", "file", "retry", "give_up"
 
-# What the worker tells about a document, in this order: JSON, so that it can go to a child.
-Told = tuple[
+# A document as it is sent to a child, in JSON.
+DocumentFields = tuple[
     str,  # id
     int,  # number of the fence
     str,  # customer
@@ -33,35 +33,34 @@ Told = tuple[
     int,  # count
     int,  # attempt
     int,  # size_bytes
-    int,  # submitted_at
-    str,  # kind
+    int,  # submitted_at_us
+    str,  # body_type
     str | bytes | None,  # body
     str | None,  # path of the stored content
     bytes | None,  # SHA-256
 ]
-# DONE with the result; FILE with the value and the path; AGAIN and NEVER with the error; and the
-# seconds that AGAIN asks for.
+# How it ended; result or error; path of the result file (FILE); `after_s` (RETRY).
 Answer = tuple[str, str | None, str | None, float | None]
 Handler = Callable[["ClaimedDocument"], object]
 
 
-class TryAgain(Exception):
-    """Raised by a handler: this attempt failed, and another one may succeed. It begins after the
-    backoff of the worker, and `after_s` from now at the earliest."""
+class Retry(Exception):
+    """Raised by a handler: fails the attempt and retries the document, after the worker's backoff
+    and at least `after_s`."""
 
-    after_s: float | None = None  # also of one that is made without our `__init__`
+    after_s: float | None = None  # for subclasses that do not call `__init__`
 
     def __init__(self, message: str = "", *, after_s: float | None = None) -> None:
         super().__init__(message)
         self.after_s = after_s
 
 
-class NeverAgain(Exception):
-    """Raised by a handler: no attempt at this document can succeed; it is dead at once."""
+class GiveUp(Exception):
+    """Raised by a handler: fails the document for good; it is dead and not retried."""
 
 
 class ResultFile:
-    """Returned by a handler: a file as the result, which is copied in, with a JSON value."""
+    """Returned by a handler: completes with a JSON value and a file, which is copied."""
 
     __slots__ = ("path", "value")
 
@@ -71,7 +70,10 @@ class ResultFile:
 
 
 class ClaimedDocument:
-    """A document that a handler works on, under the fence of this attempt."""
+    """The document that a handler processes.
+
+    It has more than 15 attributes because it offers all that a handler may read of a document.
+    """
 
     __slots__ = (
         "_body",
@@ -91,11 +93,11 @@ class ClaimedDocument:
         "priority",
         "size_bytes",
         "stop_requested",
-        "submitted_at",
+        "submitted_at_us",
     )
 
     def __init__(
-        self, told: Told, folders: str, report: Callable[[float, float | None], None]
+        self, fields: DocumentFields, folders: str, report: Callable[[float, float | None], None]
     ) -> None:
         (
             self.id,
@@ -107,51 +109,60 @@ class ClaimedDocument:
             self.count,
             self.attempt,
             self.size_bytes,
-            self.submitted_at,
+            self.submitted_at_us,
             self._kind,
             self._body,
             self._path,
             self._sha256,
-        ) = told
+        ) = fields
         self._folders = folders
         self._folder_made = False
         self._report = report
-        # Set in a thread, which cannot be ended, when the document was cancelled or taken away.
+        # Threads only: the document was cancelled, or its lease was lost.
         self.stop_requested = False
 
     def __repr__(self) -> str:
         return f"<document {self.id} of {self.customer!r}, attempt {self.attempt}>"
 
     @property
+    def submitted_at(self) -> "datetime":
+        from fairturn.clock import to_datetime
+
+        return to_datetime(self.submitted_at_us)
+
+    @property
     def fence(self) -> "Fence":
-        """This attempt: hand it to outside systems, so that they can refuse an overtaken one."""
+        """The fencing token of this attempt: external systems can reject a superseded one by it."""
         from fairturn.model import Fence
 
         return Fence(self.id, self._number)
 
     @property
     def metadata(self) -> "dict[str, Any]":
-        """What the submitter attached."""
         return json.loads(self._metadata) if self._metadata else {}
 
     @property
     def is_payload(self) -> bool:
-        """Whether the document carries a JSON value, `payload`, and not a content to `read`."""
+        """True if the document has a `payload`, False if it has a content."""
         return self._kind == "payload"
 
     @property
     def payload(self) -> "Any":
-        """The JSON value that the document carries."""
+        """The JSON value; raises `ValueError` if the document has a content."""
         if not self.is_payload:
-            raise ValueError(f"document {self.id} carries a content and no payload; read() it")
+            raise ValueError(f"document {self.id} has a content, not a payload; call read()")
         if self._body is not None:
             return json.loads(self._body)
         with self._open_stored() as stream:
             return json.load(stream)
 
     def open(self) -> "BinaryIO":
-        """The content that the document carries, as a stream; it is checked before."""
-        self._need_content()
+        """Open the content, after verifying its SHA-256.
+
+        Raises `ValueError` if the document has a payload, `ContentDamaged` if the content is
+        missing or does not match.
+        """
+        self._require_content()
         if self._body is None:
             return self._open_stored()
         from io import BytesIO
@@ -159,16 +170,16 @@ class ClaimedDocument:
         return BytesIO(self._checked_body())
 
     def read(self) -> bytes:
-        """The content that the document carries, whole."""
+        """Return the content."""
         with self.open() as stream:
             return stream.read()
 
     @property
     def path(self) -> "Path":
-        """The content as a file to read: where it is stored, or a copy in `folder`."""
+        """The content as a file for reading: the stored one, or a copy in `folder`."""
         from pathlib import Path
 
-        self._need_content()
+        self._require_content()
         if self._body is None:
             self._open_stored().close()
             return Path(self._stored_path())
@@ -179,7 +190,7 @@ class ClaimedDocument:
 
     @property
     def folder(self) -> "Path":
-        """A folder of this attempt alone; it is removed with everything in it after the attempt."""
+        """A private folder, removed after the attempt."""
         from pathlib import Path
 
         folder = Path(folder_of(self._folders, self.id, self._number))
@@ -189,7 +200,7 @@ class ClaimedDocument:
         return folder
 
     def progress(self, done: float, total: float | None = None) -> None:
-        """Say how far the work is; it can be seen in the queue about a second later."""
+        """Report progress; the worker stores it about a second later."""
         for name, value in (("done", done), ("total", total)):
             if value is None and name == "total":
                 continue
@@ -199,9 +210,9 @@ class ClaimedDocument:
                 raise ValueError(f"{name} is {value}; it must be from 0 to 10^15")
         self._report(done, total)
 
-    def _need_content(self) -> None:
+    def _require_content(self) -> None:
         if self.is_payload:
-            raise ValueError(f"document {self.id} carries a payload and no content; see .payload")
+            raise ValueError(f"document {self.id} has a payload, not a content; use .payload")
 
     def _checked_body(self) -> bytes:
         from fairturn.contents.local import check_bytes
@@ -217,15 +228,15 @@ class ClaimedDocument:
 
         if self._path is None or self._sha256 is None:
             raise ContentDamaged(
-                f"this worker does not find what document {self.id} carries; if it was told of no "
-                "place for contents, name it with contents=Folder(...) or --contents"
+                f"this worker cannot find the content of document {self.id}; set the folder or "
+                "bucket with contents=Folder(...) or --contents"
             )
         path = self._stored_path()
         return open_file(path, ContentRef(os.path.basename(path), self.size_bytes, self._sha256))
 
     def _stored_path(self) -> str:
-        """Where the content is stored, or the copy in `folder` of what lies in a bucket. It is
-        fetched when it is asked for, and without the worker's right to the bucket."""
+        """Return the path of the content. One in a bucket is downloaded to `folder`, by a signed
+        URL: the handler has no credentials of the bucket."""
         assert self._path is not None
         if not self._path.startswith(("https://", "http://")):
             return self._path
@@ -239,18 +250,17 @@ class ClaimedDocument:
         return copy
 
     def _end(self, answer: Answer) -> None:
-        """Remove what the attempt left behind, unless the worker still needs it for the result."""
+        """Remove the attempt's folder, unless it may contain the result file."""
         if self._folder_made and answer[0] != FILE:
             remove_folder(folder_of(self._folders, self.id, self._number))
 
 
 def folder_of(folders: str, id: str, number: int) -> str:
-    """Where an attempt has its own folder."""
     return f"{folders}/{id}-{number}"
 
 
 def remove_folder(path: str) -> None:
-    """Remove a folder with everything in it; what cannot be removed stays."""
+    """Remove a folder and its contents; ignore what cannot be removed."""
     import shutil
 
     try:
@@ -260,8 +270,8 @@ def remove_folder(path: str) -> None:
 
 
 def _remove_nested(top: str) -> None:
-    """Remove folders that lie deeper in each other than Python can follow, or than a path can say,
-    as an archive can make them: each is brought to the top before one looks into it."""
+    """Remove folders that are nested deeper than Python's recursion or the length of a path allows,
+    as an archive can create them: move each to the top, then empty it."""
     from contextlib import suppress
     from secrets import token_hex
 
@@ -272,9 +282,9 @@ def _remove_nested(top: str) -> None:
             for entry in list(entries):
                 with suppress(OSError):
                     if entry.is_dir(follow_symlinks=False):
-                        raised = f"{top}/{token_hex(16)}"
-                        os.rename(entry.path, raised)
-                        folders.append(raised)
+                        moved = f"{top}/{token_hex(16)}"
+                        os.rename(entry.path, moved)
+                        folders.append(moved)
                     else:
                         os.unlink(entry.path)
         if folder != top:
@@ -284,23 +294,23 @@ def _remove_nested(top: str) -> None:
         os.rmdir(top)
 
 
-class Running:
-    """Runs one handler, again and again, in one thread."""
+class HandlerRunner:
+    """Runs one handler on many documents, in one thread."""
 
     def __init__(
         self,
         handler: Handler,
-        tell: Callable[[str], None],
+        output: Callable[[str], None],
         memory_limit_bytes: int | None = None,
     ) -> None:
         self._handler = handler
-        self._tell = tell  # gets the traceback of an error, for people
+        self._output = output  # for tracebacks
         self._memory_limit_bytes = memory_limit_bytes
         self._error: BaseException | None = None
-        self._loop: Any = None  # of a handler that is a coroutine: one for each thread
+        self._loop: Any = None  # for `async def` handlers
 
     def run(self, document: ClaimedDocument) -> Answer:
-        """Run the handler, whatever it does, and say how it ended."""
+        """Run the handler and return how it ended; never raises."""
         try:
             result = self._handler(document)
             if result is None:
@@ -314,20 +324,18 @@ class Running:
             document._end(answer)
         return answer
 
-    def explain(self) -> None:
-        """Tell where the handler failed, if it did. It takes a moment, which is not the handler's,
-        and so it is not a part of `run`."""
+    def report_error(self) -> None:
+        """Print the traceback of the last error. Not part of `run`, whose duration is measured."""
         error, self._error = self._error, None
         if error is None:
             return
-        # An answer of ours is no accident, unless it was made of one.
-        meant = isinstance(error, TryAgain | NeverAgain) and error.__cause__ is None
+        # `Retry` and `GiveUp` are deliberate, unless they were raised from another exception.
+        deliberate = isinstance(error, Retry | GiveUp) and error.__cause__ is None
         out_of_memory = isinstance(error, MemoryError) and self._memory_limit_bytes is not None
-        if not meant and not out_of_memory and (text := trace(error)):
-            self._tell(text)
+        if not deliberate and not out_of_memory and (text := trace(error)):
+            self._output(text)
 
     def close(self) -> None:
-        """End the loop of a handler that is a coroutine."""
         if self._loop is not None:
             self._loop.close()
 
@@ -348,17 +356,17 @@ class Running:
 
     def _failure(self, error: BaseException) -> Answer:
         text = describe(error)
-        if isinstance(error, NeverAgain):
-            return (NEVER, message_of(error) or text, None, None)
-        if isinstance(error, TryAgain):
-            return (AGAIN, message_of(error) or text, None, _seconds(error.after_s))
+        if isinstance(error, GiveUp):
+            return (GIVE_UP, message_of(error) or text, None, None)
+        if isinstance(error, Retry):
+            return (RETRY, message_of(error) or text, None, _seconds(error.after_s))
         if isinstance(error, MemoryError) and self._memory_limit_bytes is not None:
             text = f"memory limit of {self._memory_limit_bytes:,} bytes: {text}"
-        return (AGAIN, text, None, None)
+        return (RETRY, text, None, None)
 
 
 def _seconds(value: object) -> float | None:
-    """A delay that a handler asked for; None if it is no number, and the usual delay applies."""
+    """Return `after_s` of a `Retry`; None, for the usual backoff, if it is not a number."""
     try:
         return None if value is None else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -370,7 +378,10 @@ async def _wait(result: "Any") -> object:
 
 
 def encode_result(value: object) -> str | None:
-    """A result as JSON text; what JSON cannot say is refused."""
+    """Return a result as JSON text.
+
+    Raises `TypeError` if it is not JSON, `ValueError` if it is larger than `RESULT_BYTES_MAX`.
+    """
     if value is None:
         return None
     try:
@@ -379,7 +390,7 @@ def encode_result(value: object) -> str | None:
         raise TypeError(f"the handler's result is not JSON: {error}") from None
     if len(text) > RESULT_BYTES_MAX:
         raise ValueError(
-            f"the handler's result has {len(text):,} bytes and at most {RESULT_BYTES_MAX:,} are "
-            "allowed; return a ResultFile"
+            f"the handler's result has {len(text):,} bytes; at most {RESULT_BYTES_MAX:,} are "
+            "allowed: return a ResultFile"
         )
     return text

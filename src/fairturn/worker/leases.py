@@ -1,25 +1,25 @@
-"""Renewals: of all leases every third of their time, and in between of those with progress."""
+"""Renewals: every lease each `lease_s / 3`, and in between those with new progress."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from fairturn.clock import microseconds, stopwatch
+from fairturn.clock import stopwatch
 from fairturn.model import Fence, Progress, Renewed
-from fairturn.stores.contract import Store
-from fairturn.worker.executor import Held
+from fairturn.queue import Queue
+from fairturn.worker.executor import ActiveClaim
 from fairturn.worker.outage import Outage
-from fairturn.worker.store_calls import Calls, Kind
+from fairturn.worker.store_calls import StoreCalls, StoreOperation
 
-PROGRESS_S = 1.0  # between two reports of one document's progress
+PROGRESS_S = 1.0  # interval of renewals that store progress
 
 Take = Callable[[Renewed, dict[Fence, Progress]], None]
 
 
-class Leases:
-    """Renews the leases of a worker, one call at a time, beside all other calls."""
+class LeaseRenewer:
+    """Renews the leases of a worker, with one call in flight at a time."""
 
-    def __init__(self, store: Store, calls: Calls, outage: Outage, lease_s: float) -> None:
-        self._store = store
+    def __init__(self, queue: Queue, calls: StoreCalls, outage: Outage, lease_s: float) -> None:
+        self._queue = queue
         self._calls = calls
         self._outage = outage
         self._lease_s = lease_s
@@ -28,11 +28,11 @@ class Leases:
         self._progress_s = 0.0
 
     def due_s(self) -> float | None:
-        """When `renew` has something to do again; None while a call is in flight."""
+        """Return when `renew` is due; None while a call is in flight."""
         return None if self._renewing else min(self._renew_s, self._progress_s)
 
-    def renew(self, held: Iterable[Held], now_s: float, take: Take) -> None:
-        """Begin a renewal if one is due; `take` gets its reply and the progress that it stored."""
+    def renew(self, held: Iterable[ActiveClaim], now_s: float, take: Take) -> None:
+        """Begin a renewal if one is due; `take` receives the reply and the stored progress."""
         due_s = self.due_s()
         if due_s is None or now_s < due_s:
             return
@@ -45,7 +45,7 @@ class Leases:
         if some:
             self._begin(some, take)
 
-    def _begin(self, some: list[Held], take: Take) -> None:
+    def _begin(self, some: list[ActiveClaim], take: Take) -> None:
         self._renewing = True
         progress = {
             held.fence: held.progress
@@ -62,6 +62,5 @@ class Leases:
             self._renew_s = min(self._renew_s, self._outage.until_s)
 
         fences = [held.fence for held in some]
-        lease_us = microseconds(self._lease_s)
-        renew = partial(self._store.renew, fences, lease_us=lease_us, progress=progress)
-        self._calls.begin(Kind.RENEW, renew, take_reply, fail=fail)
+        renew = partial(self._queue.renew, fences, lease_s=self._lease_s, progress=progress)
+        self._calls.begin(StoreOperation.RENEW, renew, take_reply, fail=fail)

@@ -1,4 +1,4 @@
-"""Handlers by name: how a worker names one, and how a child, or a worker with threads, loads it."""
+"""The name of a handler, by which a child or a worker with threads imports it."""
 
 import os
 import sys
@@ -10,11 +10,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-MAIN = "__fairturn_main__"  # what a script is called while a child loads it
+MAIN = "__fairturn_main__"  # `__name__` of a script that a child loads
 
 
 def reference_of(handler: Handler | str) -> str:
-    """A handler as `module:qualname`, by which a child finds it."""
+    """Return a handler's name as `module:qualname`.
+
+    Raises `ValueError` if a child process cannot import it, `TypeError` if it has no name.
+    """
     if isinstance(handler, str):
         module, colon, name = handler.partition(":")
         if not (module and colon and name):
@@ -23,46 +26,43 @@ def reference_of(handler: Handler | str) -> str:
             right = f"{module.removesuffix('.py').strip('./').replace('/', '.')}:{name}"
             raise ValueError(f"handler is {handler!r}; leave out .py, as in {right}")
         if module == "__main__":
-            _refuse_what_was_typed_in(name)
+            _require_main_module(name)
         return handler
     home, path = getattr(handler, "__module__", None), getattr(handler, "__qualname__", None)
     if not isinstance(home, str) or not isinstance(path, str):
-        raise TypeError(
-            f"handler is {handler!r}, which has no name to import it by; make it a function"
-        )
+        raise TypeError(f"handler is {handler!r}, which has no importable name; pass a function")
     if "<" in path:
         raise ValueError(
-            f"the handler {home}:{path} cannot be imported by a child process, because it is "
-            "a lambda or was defined inside a function; move it to the top of a module, "
-            "or use threads=True"
+            f"handler {home}:{path} is a lambda or was defined inside a function, so a child "
+            "process cannot import it; move it to the top level of a module, or use threads=True"
         )
     if home == "__main__":
-        _refuse_what_was_typed_in(path)
+        _require_main_module(path)
     return f"{home}:{path}"
 
 
-def _refuse_what_was_typed_in(path: str) -> None:
+def _require_main_module(path: str) -> None:
     if main_module() is None:
         raise ValueError(
-            f"the handler {path} was typed in, or read from standard input, so no child process "
-            "can import it; move it to a module, or use threads=True"
+            f"handler {path} was entered interactively or read from standard input, so a child "
+            "process cannot import it; move it to a module, or use threads=True"
         )
 
 
 def main_module() -> "dict[str, Any] | None":
-    """How a child can load the script that this process was started with; None without one."""
+    """Return how a child can load the script of this process; None if there is none."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     if spec is not None:
         return {"name": str(spec.name), "argv": sys.argv}
-    file = getattr(main, "__file__", None)  # "<stdin>" if the script came through a pipe
+    file = getattr(main, "__file__", None)  # "<stdin>" for a script on standard input
     if not file or not os.path.isfile(file):
         return None
     return {"file": os.path.abspath(file), "argv": sys.argv}
 
 
 def load(reference: str, main_module: "dict[str, Any] | None" = None) -> Handler:
-    """The function that `module:qualname` names."""
+    """Import and return the function `module:qualname`."""
     module_name, _, qualname = reference.partition(":")
     found: object
     if module_name == "__main__" and main_module is not None:
@@ -77,7 +77,7 @@ def load(reference: str, main_module: "dict[str, Any] | None" = None) -> Handler
 
 
 def _load_main(main_module: "dict[str, Any]") -> object:
-    """The script that the worker was started from, without its `if __name__ == "__main__"`."""
+    """Run the worker's script without its `if __name__ == "__main__"`; return its module."""
     import runpy
     from types import ModuleType
 
@@ -94,9 +94,9 @@ def _load_main(main_module: "dict[str, Any]") -> object:
 
 
 def refuse_in_child() -> None:
-    """Refuse to start a worker while a script is being loaded: each child would start its own."""
+    """Raise `RuntimeError` in a child that loads a script: each child would start a worker."""
     if MAIN in sys.modules:
         raise RuntimeError(
-            "a worker was started while a child process loads the script; "
-            'put what starts it below: if __name__ == "__main__":'
+            "the script starts a worker when a child process imports it; "
+            'start it below: if __name__ == "__main__":'
         )

@@ -1,4 +1,4 @@
-"""A store that does not answer: it is asked again after pauses that grow."""
+"""An outage of the store: calls are retried with exponential backoff and jitter."""
 
 from collections.abc import Callable
 
@@ -6,17 +6,17 @@ PAUSE_S, PAUSE_S_MAX = 0.05, 5.0
 
 
 class Outage:
-    """Since when the store does not answer, and when it is asked again."""
+    """When the store failed first, and when it is called again."""
 
     def __init__(self, random: Callable[[], float]) -> None:
-        self.until_s = 0.0  # before this it is not asked
+        self.until_s = 0.0  # no calls before this
         self._random = random
         self._pause_s = 0.0
         self._since_s: float | None = None
-        self._last_s = 0.0  # when it was seen last
+        self._last_s = 0.0  # the last failure
 
     def go_on(self, now_s: float) -> float:
-        """It has not answered, perhaps not for the first time; how long the pause is now."""
+        """Record a failure; return the pause before the next call."""
         if self._since_s is None:
             self._since_s = now_s
         self._last_s = now_s
@@ -26,8 +26,10 @@ class Outage:
         return pause_s
 
     def end(self, now_s: float, begun_s: float) -> float | None:
-        """It has answered a call that was begun then; for how long it had not, if it had not. What
-        was begun before says nothing."""
+        """Record the success of a call; return how long the outage lasted if this ends one.
+
+        A call that began before the last failure ends none.
+        """
         if self._since_s is None or begun_s < self._last_s:
             return None
         away_s, self._since_s, self._pause_s = now_s - self._since_s, None, 0.0

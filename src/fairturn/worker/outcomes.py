@@ -1,4 +1,4 @@
-"""Outcomes on their way into the store: recorded, and the states that they led to."""
+"""Records outcomes in the store, and reads the states that they led to."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,66 +18,64 @@ from fairturn.model import (
     State,
     Stopped,
 )
-from fairturn.stores.contract import Store
+from fairturn.queue import Queue
 
 
-class Recorded(NamedTuple):
-    """What a call of the store gave: claims, attempts that had lost their lease, the states of
-    documents as they were read after it, and documents that were cancelled before a claim."""
+class CallResult(NamedTuple):
+    """The result of a call of the store."""
 
     claims: Sequence[Claim]
-    lost: Sequence[Fence]
-    states: Mapping[str, State]
-    cancelled: Sequence[Document] = ()
+    lost: Sequence[Fence]  # attempts whose lease was lost
+    states: Mapping[str, State]  # read after the call
+    cancelled: Sequence[Document] = ()  # cancelled before they were claimed
 
 
-class Recorder:
+class OutcomeRecorder:
     """Records outcomes, alone or with a claim. Threads of `store_calls.py` call its methods.
 
     With `reads_states` it reads the documents whose final state depends on more than the outcome.
     """
 
-    def __init__(self, store: Store, worker: str, lease_us: int, *, reads_states: bool) -> None:
-        self._store = store
+    def __init__(self, queue: Queue, worker: str, lease_s: float, *, reads_states: bool) -> None:
+        self._queue = queue
         self._worker = worker
-        self._lease_us = lease_us
+        self._lease_s = lease_s
         self._reads_states = reads_states
 
-    def claim(self, wanted: int, outcomes: Sequence[Outcome]) -> Recorded:
+    def claim(self, wanted: int, outcomes: Sequence[Outcome]) -> CallResult:
         """Record the outcomes and claim documents, in one transaction."""
-        claimed = self._store.claim(
-            wanted, worker=self._worker, lease_us=self._lease_us, outcomes=outcomes, synced=False
+        claimed = self._queue.claim(
+            wanted, worker=self._worker, lease_s=self._lease_s, outcomes=outcomes, synced=False
         )
-        return Recorded(claimed.claims, claimed.lost, self._states(outcomes), claimed.cancelled)
+        return CallResult(claimed.claims, claimed.lost, self._states(outcomes), claimed.cancelled)
 
-    def finish(self, outcomes: Sequence[Outcome]) -> Recorded:
-        """Record the outcomes."""
-        return Recorded((), self._store.finish(outcomes), self._states(outcomes))
+    def finish(self, outcomes: Sequence[Outcome]) -> CallResult:
+        return CallResult((), self._queue.finish(outcomes), self._states(outcomes))
 
-    def release(self, late: Recorded) -> None:
-        """Release the documents of a claim whose reply came after the worker had stopped."""
+    def release(self, late: CallResult) -> None:
+        """Release the documents of a claim that returned after the worker had stopped."""
         if late.claims:
             with suppress(StoreError):
-                self._store.finish([Released(claim.fence) for claim in late.claims])
+                self._queue.finish([Released(claim.fence) for claim in late.claims])
 
     def _states(self, outcomes: Sequence[Outcome]) -> dict[str, State]:
         if not self._reads_states:
             return {}
         ids = [one.fence.document for one in outcomes if isinstance(one, Failed | Released)]
         states: dict[str, State] = {}
-        with suppress(StoreError):  # the outcomes are recorded; `state_after` knows the usual state
+        with suppress(StoreError):  # the outcomes are recorded; `state_after` has defaults
             for start in range(0, len(ids), PAGE_MAX):
                 wanted = Filter(ids=tuple(ids[start : start + PAGE_MAX]))
-                found = self._store.find(wanted, size=PAGE_MAX).documents
+                found = self._queue.queries.find(wanted, size=PAGE_MAX).documents
                 states.update((document.id, document.state) for document in found)
         return states
 
 
 def state_after(outcome: Outcome, read: State | None) -> State:
-    """The state that an outcome led to, given the state that the document had shortly after.
+    """Return the state that an outcome led to, given the state that was `read` shortly after.
 
-    By then another worker may have claimed the document. A failure was the last one if the document
-    is dead, and a request to cancel came first if it is cancelled.
+    Another worker may have claimed the document in between. DEAD means that this failure was the
+    last attempt, CANCELLED that a cancellation preceded the outcome.
     """
     if isinstance(outcome, Completed):
         return State.COMPLETED

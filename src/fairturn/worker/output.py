@@ -1,11 +1,11 @@
-"""What handlers print: line by line, with the document in front, and not without end."""
+"""The output of handlers, split into lines and limited per line and document."""
 
 import re
 from collections.abc import Callable
 
 LINE_BYTES_MAX = 2_000
 DOCUMENT_BYTES_MAX = 65_536
-# A handler prints what documents contain, and a terminal would obey it.
+# Handlers print text from documents; a terminal would execute its control sequences.
 _CONTROLS = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 
 # Called with the id of a document (empty: none) and a line.
@@ -13,14 +13,14 @@ Output = Callable[[str, str], None]
 
 
 def pass_on(output: Output, document: str, text: str) -> None:
-    """Hand on a whole text, line by line."""
-    lines = Lines(output)
+    """Pass a complete text to `output`, line by line."""
+    lines = LineSplitter(output)
     lines.feed(document, text.encode("utf-8", "backslashreplace"))
     lines.end(document)
 
 
-class Lines:
-    """Cuts one child's output into lines and hands them on, so many bytes for a document."""
+class LineSplitter:
+    """Splits one child's output into lines, up to `DOCUMENT_BYTES_MAX` for each document."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -29,7 +29,7 @@ class Lines:
         self._omitted = 0
 
     def feed(self, document: str, piece: bytes) -> None:
-        """More of what was printed while this document ran."""
+        """Add output of a document."""
         if self._left <= 0 and b"\n" not in self._rest:
             self._omitted += len(piece)
             return
@@ -42,22 +42,22 @@ class Lines:
                 self._omitted += len(line) + 1
                 continue
             self._left -= len(line) + 1
-            self._say(document, line)
+            self._write(document, line)
         if self._left <= 0:
             self._omitted += len(self._rest)
             self._rest = b""
 
     def end(self, document: str) -> None:
-        """The document is done: its last line is complete, and the next one may print again."""
+        """End the document's last line and reset the limit."""
         if self._rest:
-            self._say(document, self._rest)
+            self._write(document, self._rest)
             self._rest = b""
         if self._omitted:
             self._output(document, f"({self._omitted:,} more bytes were printed)")
             self._omitted = 0
         self._left = DOCUMENT_BYTES_MAX
 
-    def _say(self, document: str, line: bytes) -> None:
+    def _write(self, document: str, line: bytes) -> None:
         cut = line[:LINE_BYTES_MAX].decode("utf-8", "replace")
         more = f" … ({len(line) - LINE_BYTES_MAX:,} more bytes)" * (len(line) > LINE_BYTES_MAX)
         self._output(document, _CONTROLS.sub("\ufffd", cut) + more)

@@ -1,4 +1,4 @@
-"""Handlers in child processes: each slot is a process that can be limited, ended and replaced."""
+"""Handlers in child processes: each slot is a process that can be limited, killed and replaced."""
 
 import resource
 import selectors
@@ -9,32 +9,36 @@ from typing import Any, NamedTuple
 from fairturn.clock import stopwatch
 from fairturn.contents.local import Contents
 from fairturn.errors import HandlerNotLoaded
-from fairturn.worker.executor import STUCK_S, Bell, Ended, Held
-from fairturn.worker.handler import AGAIN, FILE, Answer, folder_of, remove_folder
+from fairturn.worker.executor import STUCK_S, ActiveClaim, AttemptResult, WakeupPipe
+from fairturn.worker.handler import FILE, RETRY, Answer, folder_of, remove_folder
 from fairturn.worker.output import Output, pass_on
-from fairturn.worker.prefetch import Pace
-from fairturn.worker.results import Porter, keep_file
-from fairturn.worker.slot import Slot, Started
+from fairturn.worker.prefetch import PrefetchPolicy
+from fairturn.worker.results import ResultCopier, keep_file
+from fairturn.worker.slot import ChildConfig, Slot
 
-STARTS_FAILED_MAX = 3  # in a row, then the worker gives up
-START_AGAIN_S = 1.0  # after the system had no room for one more process
-CHUNK_S = 0.01  # of measured work that one child has in hand
+STARTS_FAILED_MAX = 3  # in a row; then the worker raises
+START_PAUSE_S = 1.0  # after the system refused a new process
+CHUNK_S = 0.01  # of measured work that is sent to one child at a time
 DESCRIPTORS_PER_SLOT, _OTHER_DESCRIPTORS = 8, 64
-_CLOSE_S, _STOP_S = 60.0, 0.2  # to remove folders and to store results at the end
-_LOOK_S = 0.05  # while documents wait inside children
+_CLOSE_S, _STOP_S = 60.0, 0.2  # for the last folders and result files: normally, when stopping
+_POLL_S = 0.05  # while a child ends
 
 
-class Limits(NamedTuple):
-    """What one attempt, and one child, may take."""
+class ChildLimits(NamedTuple):
+    """The limits of an attempt (time, memory) and those at which a child is replaced."""
 
     time_s: float | None
     memory_bytes: int | None
-    documents: int  # then the child is replaced
-    growth_bytes: int  # the same
+    documents: int
+    growth_bytes: int
 
 
-class ProcessCrew:
-    """As many child processes as documents run at once."""
+class ProcessExecutor:
+    """Runs handlers in `concurrency` child processes.
+
+    It has more than 15 attributes and 20 methods because it implements `Executor` and processes
+    the events of its children.
+    """
 
     can_end = True
 
@@ -44,27 +48,27 @@ class ProcessCrew:
         main_module: dict[str, Any] | None,
         *,
         concurrency: int,
-        limits: Limits,
+        limits: ChildLimits,
         contents: Contents,
         folder: Path,
-        pace: Pace,
+        pace: PrefetchPolicy,
         output: Output,
     ) -> None:
-        _refuse_too_many(concurrency)
+        _check_open_files(concurrency)
         self._limits = limits
         self._contents = contents
         self._folder = folder
         self._pace = pace
-        self._bell = Bell()
-        self._porter = Porter()
-        self._ready: deque[Held] = deque()
-        self._done: deque[Ended] = deque()
+        self._wakeup = WakeupPipe()
+        self._copier = ResultCopier()
+        self._ready: deque[ActiveClaim] = deque()
+        self._done: deque[AttemptResult] = deque()
         self._starts_failed = 0
         self._concurrency = concurrency
-        self._start_again_s = 0.0  # not before
+        self._start_after_s = 0.0
         self._replacing = True
         self._closed = False
-        self._started = Started(
+        self._started = ChildConfig(
             handler=handler,
             main=main_module,
             folders=str(folder),
@@ -82,13 +86,13 @@ class ProcessCrew:
 
     def _new_slot(self) -> Slot:
         slot = Slot(self._started, self._output, self._limits.documents)
-        self._bell.watch(slot.replies, selectors.EVENT_READ, lambda _: self._hear(slot))
-        self._bell.watch(slot.output, selectors.EVENT_READ, lambda _: slot.listen())
+        self._wakeup.watch(slot.replies, selectors.EVENT_READ, lambda _: self._read_replies(slot))
+        self._wakeup.watch(slot.output, selectors.EVENT_READ, lambda _: slot.forward_output())
         if slot.ending >= 0:
-            self._bell.watch(slot.ending, selectors.EVENT_READ, lambda _: self._replace(slot))
+            self._wakeup.watch(slot.ending, selectors.EVENT_READ, lambda _: self._replace(slot))
         return slot
 
-    # ── What the supervisor asks for ─────────────────────────────────────────────────────────────
+    # ── Executor ─────────────────────────────────────────────────────────────────────────────────
 
     def free(self) -> int:
         return sum(slot.usable and not slot.given for slot in self._slots)
@@ -102,17 +106,17 @@ class ProcessCrew:
         except IndexError:
             return None
 
-    def running(self) -> list[Held]:
+    def running(self) -> list[ActiveClaim]:
         return [slot.given[0] for slot in self._slots if slot.given]
 
-    def give(self, documents: list[Held]) -> None:
+    def give(self, documents: list[ActiveClaim]) -> None:
         self._ready.extend(documents)
         self._hand_out()
 
     def make_way(self) -> None:
-        """Each of them has an interpreter of its own."""
+        """Do nothing: children have their own interpreters."""
 
-    def collect(self) -> list[Ended]:
+    def collect(self) -> list[AttemptResult]:
         done = self._done
         ended = [done.popleft() for _ in range(len(done))]
         return [one for one in ended if not one.held.dropped]
@@ -130,42 +134,42 @@ class ProcessCrew:
                 elif len(slot.given) > 1 and _is_stuck(slot, now_s):
                     self._ready.extendleft(reversed(slot.take_back()))
                     self._pace.forget()
-            slot.see_to_its_end(now_s)
+            slot.enforce_end(now_s)
         self._fill(now_s)
         self._hand_out()
 
     def due_s(self) -> float | None:
         due: list[float] = []
         if self._replacing and len(self._slots) < self._concurrency:
-            due.append(self._start_again_s)
+            due.append(self._start_after_s)
         for slot in self._slots:
             if slot.given and self._limits.time_s is not None and not slot.killed_for:
                 due.append(slot.begun_s + self._limits.time_s)
             if len(slot.given) > 1 and not slot.killed_for:
                 due.append(slot.begun_s + STUCK_S)
             if slot.killed_for or slot.silent_s is not None or slot.ending < 0:
-                due.append(stopwatch() + _LOOK_S)
+                due.append(stopwatch() + _POLL_S)
         return min(due, default=None)
 
     def wait(self, timeout_s: float) -> None:
-        self._bell.wait(timeout_s)
+        self._wakeup.wait(timeout_s)
 
     def ring(self) -> None:
-        self._bell.ring()
+        self._wakeup.ring()
 
-    def take_back(self) -> list[Held]:
+    def take_back(self) -> list[ActiveClaim]:
         taken = [held for slot in self._slots for held in slot.take_back()]
         taken += self._ready
         self._ready.clear()
         return taken
 
-    def stop(self, held: Held) -> None:
+    def stop(self, held: ActiveClaim) -> None:
         held.dropped = True
         for slot in self._slots:
             if slot.given and slot.given[0] is held:
                 slot.kill("stopped")
 
-    def replace_no_more(self) -> None:
+    def stop_replacing(self) -> None:
         self._replacing = False
 
     def close(self) -> None:
@@ -177,28 +181,27 @@ class ProcessCrew:
         for slot in self._slots:
             self._forget(slot)
             slot.wait()
-        # Contents that do not answer must not keep a worker that is to stop.
-        if self._porter.close(_CLOSE_S if self._replacing else _STOP_S):
-            self._bell.close()
+        # A bucket that does not respond must not keep the worker from stopping.
+        if self._copier.close(_CLOSE_S if self._replacing else _STOP_S):
+            self._wakeup.close()
 
-    # ── What happens ─────────────────────────────────────────────────────────────────────────────
+    # ── Children ─────────────────────────────────────────────────────────────────────────────────
 
     def _hand_out(self) -> None:
-        """Give each child a little work in hand, the ones with nothing first."""
+        """Send documents to the children, to idle ones first."""
         if not self._ready:
             return
-        # A child that has to wait for the worker between two documents is idle meanwhile; so it has
-        # some of the work in hand, unless its documents take long.
+        # A child is idle while it waits for the worker, so it gets several short documents at once.
         most = 1 + int(CHUNK_S / max(self._pace.mean_s, 1e-4)) if self._pace.ahead else 1
         now_s = stopwatch()
-        hungry = [
+        ready = [
             slot
             for slot in self._slots
             if slot.usable and 2 * len(slot.given) < most and not _is_stuck(slot, now_s)
         ]
-        hungry.sort(key=lambda slot: len(slot.given))
-        for left in range(len(hungry), 0, -1):
-            slot = hungry[-left]
+        ready.sort(key=lambda slot: len(slot.given))
+        for left in range(len(ready), 0, -1):
+            slot = ready[-left]
             share = -(-len(self._ready) // left)
             number = min(share, most - len(slot.given), slot.documents_left)
             if number > 0:
@@ -210,64 +213,66 @@ class ProcessCrew:
         def send(_: int) -> None:
             slot.flush()
             if not slot.has_orders_left:
-                self._bell.forget(slot.orders)
+                self._wakeup.forget(slot.orders)
 
-        self._bell.forget(slot.orders)
-        self._bell.watch(slot.orders, selectors.EVENT_WRITE, send)
+        self._wakeup.forget(slot.orders)
+        self._wakeup.watch(slot.orders, selectors.EVENT_WRITE, send)
 
-    def _hear(self, slot: Slot) -> None:
-        """A child has said something."""
-        slot.listen()
-        ended = slot.hear()
+    def _read_replies(self, slot: Slot) -> None:
+        """Process the replies and the output of a child."""
+        slot.forward_output()
+        ended = slot.read_replies()
         if slot.silent_s is not None:
-            self._bell.forget(slot.replies)
+            self._wakeup.forget(slot.replies)
         if slot.broken is not None:
-            why, trace = slot.broken
+            reason, trace = slot.broken
             pass_on(self._output, "", trace)
             raise HandlerNotLoaded(
-                f"the handler {self._started.handler} cannot be loaded in a child process: {why}"
+                f"handler {self._started.handler} cannot be loaded in a child process: {reason}"
             )
         if slot.usable:
             self._starts_failed = 0
         if ended:
-            slot.listen()
+            slot.forward_output()
             slot.end_line()
             self._pace.add(sum(seconds for *_, seconds in ended), len(ended))
             for held, answer, seconds in ended:
                 self._finish(held, answer, seconds)
-        if slot.worn:
+        if slot.recycle:
             self._ready.extendleft(reversed(slot.take_back()))
-        if (slot.worn or not slot.documents_left) and not slot.given:
+        if (slot.recycle or not slot.documents_left) and not slot.given:
             slot.retire()
         self._hand_out()
 
-    def _finish(self, held: Held, answer: Answer, seconds: float) -> None:
+    def _finish(self, held: ActiveClaim, answer: Answer, seconds: float) -> None:
         if answer[0] != FILE:
-            self._done.append(Ended(held, answer, seconds))
+            self._done.append(AttemptResult(held, answer, seconds))
             return
 
-        def carry() -> None:
+        def store() -> None:
             kept, content = keep_file(self._contents, answer, self._folder_of(held))
-            self._done.append(Ended(held, kept, seconds, content))
-            self._bell.ring()
+            self._done.append(AttemptResult(held, kept, seconds, content))
+            self._wakeup.ring()
 
-        self._porter.carry(carry)
+        self._copier.submit(store)
 
     def _replace(self, slot: Slot) -> None:
-        """A child is gone: whoever it ran has failed, the others have not begun."""
+        """Replace a child that has ended: fail the document that it ran, keep the others."""
         if not slot.has_ended():
             return
-        slot.listen(to_the_end=True)
-        self._hear(slot)
+        slot.forward_output(to_the_end=True)
+        self._read_replies(slot)
         self._forget(slot)
         was_ready = slot.was_ready
         unstarted = slot.take_back()
         self._ready.extendleft(reversed(unstarted))
         now_s = stopwatch()
         for held in slot.given:
-            self._done.append(Ended(held, (AGAIN, slot.why(), None, None), held.ran_s(now_s)))
+            self._done.append(
+                AttemptResult(held, (RETRY, slot.why(), None, None), held.ran_s(now_s))
+            )
             folder = self._folder_of(held)
-            self._porter.carry(lambda folder=folder: remove_folder(folder))  # type: ignore[misc]
+            self._copier.submit(lambda folder=folder: remove_folder(folder))  # type: ignore[misc]
         slot.given.clear()
         slot.wait()
         self._slots.remove(slot)
@@ -276,49 +281,49 @@ class ProcessCrew:
             if self._starts_failed >= STARTS_FAILED_MAX:
                 raise HandlerNotLoaded(
                     f"{self._starts_failed} child processes in a row ended before they had loaded "
-                    f"the handler {self._started.handler}: {slot.why()}"
+                    f"handler {self._started.handler}: {slot.why()}"
                 )
         self._fill(now_s)
         self._hand_out()
 
     def _fill(self, now_s: float) -> None:
-        """Start the children that are missing. If the system has no room for one more, the others
-        go on, and it is tried again."""
-        if not self._replacing or now_s < self._start_again_s:
+        """Start missing children. If the system refuses a process, retry after `START_PAUSE_S`; the
+        other children continue."""
+        if not self._replacing or now_s < self._start_after_s:
             return
         try:
             while len(self._slots) < self._concurrency:
                 self._slots.append(self._new_slot())
         except OSError as error:
-            self._start_again_s = now_s + START_AGAIN_S
+            self._start_after_s = now_s + START_PAUSE_S
             pass_on(
                 self._output,
                 "",
                 f"a child process cannot be started ({error.strerror}); "
-                f"{len(self._slots)} of {self._concurrency} go on, the next try is in "
-                f"{START_AGAIN_S:g} s",
+                f"{len(self._slots)} of {self._concurrency} are running; retrying in "
+                f"{START_PAUSE_S:g} s",
             )
 
     def _forget(self, slot: Slot) -> None:
         for descriptor in (slot.replies, slot.output, slot.ending, slot.orders):
             if descriptor >= 0:
-                self._bell.forget(descriptor)
+                self._wakeup.forget(descriptor)
 
-    def _folder_of(self, held: Held) -> str:
+    def _folder_of(self, held: ActiveClaim) -> str:
         return folder_of(str(self._folder), *held.fence)
 
 
 def _is_stuck(slot: Slot, now_s: float) -> bool:
-    """Whether what it runs turned out slow, so that nothing should wait behind it."""
+    """Whether its document runs for longer than `STUCK_S`: none should be queued behind it."""
     return bool(slot.given) and now_s > slot.begun_s + STUCK_S
 
 
-def _refuse_too_many(concurrency: int) -> None:
-    """Say so before the first child is started, and not in the middle of the work."""
+def _check_open_files(concurrency: int) -> None:
+    """Raise `ValueError` if the limit of open files is too low, before a child is started."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = concurrency * DESCRIPTORS_PER_SLOT + _OTHER_DESCRIPTORS
     if allowed != resource.RLIM_INFINITY and needed > allowed:
         raise ValueError(
-            f"concurrency is {concurrency}; that takes {needed:,} open files and this process may "
-            f"have {allowed:,}; raise the limit (ulimit -n), or start several workers"
+            f"concurrency is {concurrency}, which needs {needed:,} open files; the limit is "
+            f"{allowed:,}: raise it (ulimit -n), or start several workers"
         )

@@ -1,11 +1,10 @@
-"""The program of a child: a keeper, and below it the process that runs the handler.
+"""The program of a child: a reaper, and below it the runner, the process that runs the handler.
 
-The keeper runs nothing of anybody else's. It waits until the handler's process or the worker is
-gone, and then ends everything that is left below it, also what has put itself into a session of its
-own. So nothing stays behind even when the worker is killed with SIGKILL.
+The reaper waits until the runner or the worker has ended, then kills all processes below it, also
+daemons in their own session. No process is left behind even if the worker is killed with SIGKILL.
 
-This file is run as a script, without `site` and before anything of fairturn is imported: there is
-one keeper for every process that runs a handler, and so it takes next to no memory.
+This file runs as a script, without `site` and before fairturn is imported: there is one reaper for
+each runner, so it must use little memory.
 """
 
 import os
@@ -18,24 +17,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_LOOK_MS = 100  # where no descriptor tells that a process has ended
+_POLL_MS = 100  # where the system has no pidfd
 
 
 def main(package: str, orders: int, permits: int, replies: int, life: int) -> None:
-    """Become the keeper of a process that runs the handler."""
+    """Fork the runner and become its reaper."""
     control = _process_control()
     control(_PR_SET_CHILD_SUBREAPER, 1)
-    keeper = os.getpid()
+    reaper = os.getpid()
     runner = os.fork()
     if runner:
         for descriptor in (orders, permits, replies):
             os.close(descriptor)
-        _keep(runner, life)
+        _supervise(runner, life)
     os.close(life)
     os.setpgid(0, 0)
     control(_PR_SET_CHILD_SUBREAPER, 1)
     control(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != keeper:
+    if os.getppid() != reaper:
         os._exit(1)
     _run(package, orders, permits, replies)
 
@@ -50,43 +49,43 @@ def _run(package: str, orders: int, permits: int, replies: int) -> None:
     work(orders, permits, replies)
 
 
-def _keep(runner: int, life: int) -> None:
+def _supervise(runner: int, life: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
-    status = _wait_for_the_end(runner, life)
+    status = _wait_for_end(runner, life)
     _kill(-runner)
-    while (ended := _reap_all_that_is_left()) is not None:
+    while (ended := _kill_and_reap_one()) is not None:
         pid, its_status = ended
         if pid == runner:
             status = its_status
     _exit_as(status)
 
 
-def _wait_for_the_end(runner: int, life: int) -> int | None:
-    """Until the runner has ended, or the other end of `life` is closed; how it ended, where that
-    can be known only by taking note of it."""
+def _wait_for_end(runner: int, life: int) -> int | None:
+    """Wait until the runner has ended or the worker has closed `life`. Return the exit status if
+    the runner was reaped here, which happens without a pidfd."""
     poller = select.poll()
     poller.register(life, select.POLLIN)
     try:
         poller.register(os.pidfd_open(runner), select.POLLIN)
     except (AttributeError, OSError):
-        pass  # not Linux, or an old kernel: then we look now and then
+        pass  # not Linux, or an old kernel: poll
     else:
         poller.poll()
         return None
-    while not poller.poll(_LOOK_MS):
+    while not poller.poll(_POLL_MS):
         pid, status = os.waitpid(runner, os.WNOHANG)
         if pid == runner:
             return status
     return None
 
 
-def _reap_all_that_is_left() -> tuple[int, int] | None:
-    """Kill all children and take in one of them; None if there is none. What they leave becomes
-    ours in turn, because we are their subreaper."""
+def _kill_and_reap_one() -> tuple[int, int] | None:
+    """Kill all children and reap one; None if there is none. The subreaper inherits the orphans of
+    each, so the caller repeats this."""
     for pid in _children():
         _kill(pid)
     try:
@@ -109,7 +108,7 @@ def _children_by_parent(me: int) -> list[int]:
     try:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
-        return []  # no such folder on this system: the process group was killed
+        return []  # no /proc: only the process group was killed
     for pid in pids:
         try:
             with open(f"/proc/{pid}/stat") as file:
@@ -129,7 +128,7 @@ def _kill(pid: int) -> None:
 
 
 def _exit_as(status: int | None) -> None:
-    """End as the runner has ended, so that the worker sees it as if it had been its own child."""
+    """Exit with the runner's status or signal, for the worker to see."""
     if status is None:
         os._exit(1)
     if os.WIFSIGNALED(status):
@@ -144,7 +143,7 @@ def _exit_as(status: int | None) -> None:
 
 
 def _process_control() -> "Callable[[int, int], object]":
-    """prctl, where there is one: the option, and its value."""
+    """Return `prctl`, or a function that does nothing where the system has none."""
     try:
         import ctypes
 

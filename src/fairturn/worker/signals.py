@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT, for as long as a worker runs in the main thread."""
+"""Handlers of SIGTERM and SIGINT while a worker runs."""
 
 import signal
 import threading
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def handled(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` for each of these signals; in another thread than the main one, do nothing."""
+    """Call `stop` on SIGTERM and SIGINT. Does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

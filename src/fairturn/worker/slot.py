@@ -1,8 +1,7 @@
-"""One child process, as the worker sees it: what it was given, what it says, how it ended.
+"""One child process, seen from the worker: its documents, replies, output and end.
 
-A document starts only with a permit, a few bytes in a pipe that both sides can read from. So what a
-child has not started can be taken back at any time, whatever the child is doing: either it gets the
-permit, or the worker does.
+A child starts a document only after reading a permit, a few bytes in a pipe that both sides can
+read. The worker can therefore take back unstarted documents at any time, by reading their permits.
 """
 
 import base64
@@ -20,24 +19,24 @@ from typing import Any, NamedTuple
 from fairturn.clock import stopwatch
 from fairturn.model import Progress
 from fairturn.worker import reaper
-from fairturn.worker.executor import Held
-from fairturn.worker.handler import AGAIN, DONE, FILE, NEVER, RESULT_BYTES_MAX, Answer
-from fairturn.worker.messages import EPOCHS, PERMIT_BYTES, FrameError, Frames, pack
-from fairturn.worker.output import Lines, Output
+from fairturn.worker.executor import ActiveClaim
+from fairturn.worker.handler import DONE, FILE, GIVE_UP, RESULT_BYTES_MAX, RETRY, Answer
+from fairturn.worker.messages import EPOCHS, PERMIT_BYTES, FrameDecoder, FrameError, pack
+from fairturn.worker.output import LineSplitter, Output
 
 READ_BYTES = 262_144
-_MARK = re.compile(rb"\0([0-9a-f]{15})\n")  # in the output of a child: this document begins
-_END_S = 2.0  # for a keeper to end everything below it; then we do what we can ourselves
-_SILENT_S = 0.5  # for a process to end after it has closed its pipe
-_NUMBER_MAX = 1 << 53  # seconds, and how far a handler is; larger ones no database could keep
-_SECRET = "FAIRTURN_DATABASE"  # the beginning of names in the environment that no handler sees
+_MARK = re.compile(rb"\0([0-9a-f]{15})\n")  # in a child's output: the start of a document
+_END_S = 2.0  # for the reaper to end; then its process group is killed
+_SILENT_S = 0.5  # for a child to end after it has closed its pipe
+_NUMBER_MAX = 1 << 53  # of seconds and progress: larger numbers do not fit in a database
+_SECRET = "FAIRTURN_DATABASE"  # prefix of environment variables that are hidden from handlers
 
-# A document that a child has ended, what it says of it, and the seconds that it took.
-Said = tuple[Held, Answer, float]
+# A document, the answer, and how many seconds the handler ran.
+EndedAttempt = tuple[ActiveClaim, Answer, float]
 
 
-class Started(NamedTuple):
-    """What a child is told when it starts."""
+class ChildConfig(NamedTuple):
+    """The first message to a child."""
 
     handler: str
     main: dict[str, Any] | None
@@ -47,28 +46,32 @@ class Started(NamedTuple):
 
 
 class Slot:
-    """A child process and the documents that it was given."""
+    """A child process and the documents that were given to it.
 
-    def __init__(self, started: Started, output: Output, documents: int = 1 << 62) -> None:
-        self.given: deque[Held] = deque()
-        self.begun_s = stopwatch()  # the first of them, or the child itself
+    It has more than 15 attributes and 20 methods because a child's pipes, documents and end are
+    one state.
+    """
+
+    def __init__(self, started: ChildConfig, output: Output, documents: int = 1 << 62) -> None:
+        self.given: deque[ActiveClaim] = deque()
+        self.begun_s = stopwatch()  # start of the first document, or of the child
         self.documents_left = documents
         self.was_ready = False
-        self.worn = False  # it asked to be replaced
-        self.broken: tuple[str, str] | None = None  # why it has no handler, with a traceback
+        self.recycle = False  # the child asked to be replaced
+        self.broken: tuple[str, str] | None = None  # why the handler failed to load; traceback
         self.killed_for: str | None = None
-        self.silent_s: float | None = None  # since when nothing more can come from it
+        self.silent_s: float | None = None  # since when its reply pipe is closed
         self._killed_s = 0.0
         self._epoch = 0
         self._permitted = 0
-        self._frames = Frames()
-        self._lines = Lines(output)
-        self._printing = ""  # the document whose output it is
+        self._frames = FrameDecoder()
+        self._lines = LineSplitter(output)
+        self._printing = ""  # the document that its output belongs to
         self._orders_left = bytearray()
-        self.ending = -1  # becomes readable when the process ends; -1 where nothing tells that
+        self.ending = -1  # pidfd; -1 if the system has none
         self._open(started)
 
-    def _open(self, started: Started) -> None:
+    def _open(self, started: ChildConfig) -> None:
         (
             (orders, self.orders),
             (self._permits_read, self._permits),
@@ -76,8 +79,8 @@ class Slot:
             (life, self._life),
             (self.output, output),
         ) = _pipes(5)
-        # The other ends of these are others' and stay as they are. Permits are read by both
-        # sides through one description of the pipe, so the child knows that it may find nothing.
+        # The child's ends stay blocking, except for permits: both sides read them through one open
+        # file description.
         for descriptor in (self.orders, self._permits_read, self.replies, self.output):
             os.set_blocking(descriptor, False)
         theirs = (orders, self._permits_read, replies, life)
@@ -94,7 +97,7 @@ class Slot:
             )
         except BaseException:
             self._close_life()
-            self.give_back()
+            self.close_descriptors()
             raise
         finally:
             for descriptor in (orders, replies, life, output):
@@ -106,17 +109,16 @@ class Slot:
 
     @property
     def usable(self) -> bool:
-        """Whether it can be given documents."""
-        ends = self.worn or self.killed_for is not None or self.silent_s is not None
+        ends = self.recycle or self.killed_for is not None or self.silent_s is not None
         return self.was_ready and not ends and self.documents_left > 0
 
     @property
     def has_orders_left(self) -> bool:
-        """Whether something waits until the pipe has room."""
+        """Whether the pipe was full: call `flush` when it is writable."""
         return bool(self._orders_left)
 
-    def give(self, documents: list[Held]) -> None:
-        """More documents, each with a permit to start it."""
+    def give(self, documents: list[ActiveClaim]) -> None:
+        """Send documents, each with a permit."""
         idle = not self.given
         self.given.extend(documents)
         if idle:
@@ -126,8 +128,8 @@ class Slot:
         with suppress(BrokenPipeError):
             os.write(self._permits, self._epoch.to_bytes(PERMIT_BYTES, "big") * len(documents))
 
-    def take_back(self) -> list[Held]:
-        """The documents that have not started. The child knows by the epoch that they are gone."""
+    def take_back(self) -> list[ActiveClaim]:
+        """Return the documents that have not started. The child skips them, by their epoch."""
         unused = 0
         while self.given:
             try:
@@ -147,13 +149,12 @@ class Slot:
         return taken[::-1]
 
     def _begin_next(self) -> None:
-        """The child is free for the next of its documents, if there is one."""
         self.begun_s = stopwatch()
         if self.given:
             self.given[0].begun_s = self.begun_s
 
     def flush(self) -> None:
-        """Send what had no room before."""
+        """Send pending messages, as far as the pipe has room."""
         try:
             while self._orders_left:
                 sent = os.write(self.orders, self._orders_left)
@@ -161,17 +162,17 @@ class Slot:
         except BlockingIOError:
             pass
         except BrokenPipeError:
-            self._orders_left.clear()  # nobody is left to read it
+            self._orders_left.clear()  # the child has ended
 
     def _send(self, message: object) -> None:
         self._orders_left += pack(message)
         self.flush()
 
-    # ── What it says ─────────────────────────────────────────────────────────────────────────────
+    # ── Replies and output ───────────────────────────────────────────────────────────────────────
 
-    def hear(self) -> list[Said]:
-        """The documents that it has ended, with what it says of them."""
-        ended: list[Said] = []
+    def read_replies(self) -> list[EndedAttempt]:
+        """Read the replies of the child; return the attempts that have ended."""
+        ended: list[EndedAttempt] = []
         try:
             while piece := os.read(self.replies, READ_BYTES):
                 for message in self._frames.feed(piece):
@@ -180,19 +181,19 @@ class Slot:
         except BlockingIOError:
             pass
         except FrameError as error:
-            self.kill(f"the handler said something that is no answer: {error}")
+            self.kill(f"the child sent an invalid reply: {error}")
         if ended:
             self._begin_next()
         return ended
 
-    def _understand(self, message: object, ended: list[Said]) -> None:
+    def _understand(self, message: object, ended: list[EndedAttempt]) -> None:
         match message:
             case ["ready"] if not self.was_ready:
                 self.was_ready = True
             case ["broken", str(why), str(trace)] if not self.was_ready:
                 self.broken = why, trace
             case ["progress", int() | float() as done, int() | float() | None as total]:
-                _refuse_senseless(done, total)
+                _check_numbers(done, total)
                 if self.given:
                     self.given[0].progress = Progress(done, total)
             case [
@@ -202,19 +203,20 @@ class Slot:
                 (str() | None) as path,
                 (int() | float() | None) as after_s,
                 int() | float() as seconds,
-                bool(worn),
+                bool(recycle),
             ]:
                 if not self.given or self.given[0].fence.document != document:
-                    raise FrameError(f"an answer for {document!r}, which it does not run")
-                _refuse_senseless(after_s, seconds)
-                self.worn |= worn
+                    raise FrameError(f"a reply for {document!r}, which the child does not run")
+                _check_numbers(after_s, seconds)
+                self.recycle |= recycle
                 held = self.given.popleft()
                 ended.append((held, _checked(kind, text, path, after_s), max(0.0, seconds)))
             case _:
                 raise FrameError(repr(message)[:100])
 
-    def listen(self, *, to_the_end: bool = False) -> None:
-        """Pass on what it has printed; not everything at once, so that others are heard too."""
+    def forward_output(self, *, to_the_end: bool = False) -> None:
+        """Forward printed lines; without `to_the_end` at most one read, so that a child that prints
+        much does not starve the others."""
         with suppress(BlockingIOError):
             while piece := os.read(self.output, READ_BYTES):
                 self._pass_on(piece)
@@ -222,7 +224,7 @@ class Slot:
                     break
 
     def end_line(self) -> None:
-        """A document has ended, and with it the line that it printed last."""
+        """Flush the last line of a document that has ended."""
         if not self.given or self.given[0].fence.document != self._printing:
             self._lines.end(self._printing)
 
@@ -234,33 +236,31 @@ class Slot:
             self._printing = document.decode("ascii")
             self._lines.feed(self._printing, part)
 
-    # ── Its end ──────────────────────────────────────────────────────────────────────────────────
+    # ── End ──────────────────────────────────────────────────────────────────────────────────────
 
     def kill(self, reason: str) -> None:
-        """End it with everything that it started. It has ended when `has_ended` says so."""
+        """Begin to kill the child and all processes below it; `has_ended` reports the end."""
         if not self.killed_for:
             self.killed_for = reason
             self._killed_s = stopwatch()
             self._close_life()
 
     def retire(self) -> None:
-        """End it because it has served its time."""
         self.kill("retired")
 
-    def see_to_its_end(self, now_s: float) -> None:
-        """Whoever says nothing more should end, and a keeper should end what is below it. If they
-        do not, end them."""
+    def enforce_end(self, now_s: float) -> None:
+        """Kill a child that closed its reply pipe without ending, and a reaper that does not end in
+        time."""
         if self.silent_s is not None and now_s > self.silent_s + _SILENT_S:
             self.kill("the handler closed its connection to the worker")
         if self.killed_for and now_s > self._killed_s + _END_S:
             self._kill_by_force()
 
     def has_ended(self) -> bool:
-        """Whether the process is gone."""
         return self._process.poll() is not None
 
     def why(self) -> str:
-        """Why the document that it ran has failed."""
+        """Return why the running document failed, for its error."""
         if self.killed_for:
             return self.killed_for
         code = self._process.returncode
@@ -269,26 +269,25 @@ class Slot:
         name = ""
         with suppress(ValueError):
             name = f" ({signal.Signals(-code).name})"
-        hint = ", perhaps by the system for lack of memory" if -code == signal.SIGKILL else ""
+        hint = ", perhaps because the system ran out of memory" if -code == signal.SIGKILL else ""
         return f"the handler's process was killed by signal {-code}{name}{hint}"
 
     def close(self) -> None:
-        """End it; `wait` waits for that."""
+        """Begin to end the child; `wait` completes it."""
         self.kill("closed")
 
     def wait(self) -> None:
-        """Until it is gone; then give back the descriptors."""
+        """Wait for the end of the process, forward its last output and close the descriptors."""
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             self._kill_by_force()
             self._process.wait()
-        self.listen(to_the_end=True)
+        self.forward_output(to_the_end=True)
         self._lines.end(self._printing)
-        self.give_back()
+        self.close_descriptors()
 
-    def give_back(self) -> None:
-        """Close the descriptors."""
+    def close_descriptors(self) -> None:
         for descriptor in (self.orders, self._permits, self._permits_read, self.replies):
             os.close(descriptor)
         os.close(self.output)
@@ -306,7 +305,7 @@ class Slot:
 
 
 def _pipes(number: int) -> list[tuple[int, int]]:
-    """So many pipes, or none and the error."""
+    """Return this number of pipes; if one fails, close the others and raise."""
     pipes: list[tuple[int, int]] = []
     try:
         for _ in range(number):
@@ -319,16 +318,15 @@ def _pipes(number: int) -> list[tuple[int, int]]:
 
 
 def _ending_of(pid: int) -> int:
-    """A descriptor that tells when a process has ended; -1 where the system has none: on macOS, in
-    an old kernel below a new Python, or in a container that forbids it."""
+    """Return a pidfd; -1 on macOS, on old kernels, or in a container that forbids it."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
         return -1
 
 
-def _for_json(held: Held) -> list[object]:
-    values: list[object] = list(held.told)
+def _for_json(held: ActiveClaim) -> list[object]:
+    values: list[object] = list(held.fields)
     if held.is_content and isinstance(values[11], bytes):
         values[11] = base64.b64encode(values[11]).decode("ascii")
     if isinstance(values[13], bytes):
@@ -336,17 +334,17 @@ def _for_json(held: Held) -> list[object]:
     return values
 
 
-def _refuse_senseless(*numbers: float | None) -> None:
+def _check_numbers(*numbers: float | None) -> None:
     for number in numbers:
         if number is not None and not -_NUMBER_MAX <= number <= _NUMBER_MAX:
-            raise FrameError("a number that is none, or too large")
+            raise FrameError(f"a number is {number!r:.40}, which is out of range")
 
 
 def _checked(kind: str, text: str | None, path: str | None, after_s: float | None) -> Answer:
-    """An answer that a child gave: nothing that it says may spoil the recording."""
-    if kind in (AGAIN, NEVER):
+    """Return the answer of a child, or raise `FrameError` if it could not be recorded."""
+    if kind in (RETRY, GIVE_UP):
         return (kind, text or "the handler failed", None, after_s)
     fits = text is None or (text.isascii() and "\0" not in text and len(text) <= RESULT_BYTES_MAX)
     if kind not in (DONE, FILE) or not fits or (kind == FILE) is (path is None):
-        raise FrameError(f"an answer of kind {kind!r}")
+        raise FrameError(f"an invalid answer of kind {kind!r}")
     return (kind, text, path, None)

@@ -1,7 +1,6 @@
-"""Calls of the store in threads of their own, so that the supervisor never waits for the store.
+"""Calls of the store in separate threads, so that the supervisor never blocks on the store.
 
-Each kind of call has its own thread: a claim that waits for a lock delays no renewal and no
-outcome.
+Each kind of call has its own thread: a claim that waits for a lock delays no renewal or outcome.
 """
 
 import threading
@@ -16,20 +15,20 @@ from fairturn.clock import stopwatch
 T = TypeVar("T")
 
 
-class Kind(StrEnum):
-    """A kind of call. Calls of one kind are made one after the other, in order."""
+class StoreOperation(StrEnum):
+    """A kind of call. Calls of one kind run one after the other, in order."""
 
     CLAIM = "claim"
     FINISH = "finish"
     RENEW = "renew"
-    LOOK = "look"  # reads, and what nothing waits for
+    BACKGROUND = "background"  # reads, heartbeats, cleanup
 
 
-class Call(NamedTuple):
-    """A call, and what becomes of its result: `take` or `fail` in the supervisor's thread, `late`
-    in the thread of the call, if the supervisor has left."""
+class StoreCall(NamedTuple):
+    """A call and its callbacks: `take` or `fail` runs in the supervisor's thread; `late` in the
+    thread of the call, if the supervisor has ended."""
 
-    kind: Kind
+    kind: StoreOperation
     begun_s: float
     call: Callable[[], Any]
     reply: Future[Any]
@@ -38,10 +37,10 @@ class Call(NamedTuple):
     late: Callable[[Any], None]
 
     def make(self) -> None:
-        """Make the call and hand over its result, or its error.
+        """Make the call and set its reply.
 
-        `Calls.leave` cancels the reply, and to set the result of a cancelled one raises. So every
-        result reaches either the supervisor or `late`, and never both.
+        `StoreCalls.leave` cancels replies, and setting a cancelled one raises. So each result
+        reaches either the supervisor or `late`, never both.
         """
         try:
             result = self.call()
@@ -59,42 +58,42 @@ class Call(NamedTuple):
         return True
 
 
-class Calls:
-    """Makes calls, and rings after each of them."""
+class StoreCalls:
+    """Makes calls of the store and wakes the supervisor after each."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
         self._muted = False
         self._lock = threading.Lock()  # so that no thread rings after `mute`
-        self._lanes: dict[Kind, SimpleQueue[Call | None]] = {}
-        self._begun: list[Call] = []  # whose replies were not taken
+        self._lanes: dict[StoreOperation, SimpleQueue[StoreCall | None]] = {}
+        self._begun: list[StoreCall] = []  # until `returned` has reported them
 
     def begin(
         self,
-        kind: Kind,
+        kind: StoreOperation,
         call: Callable[[], T],
         take: Callable[[T], None] = lambda result: None,
         *,
         fail: Callable[[], None] = lambda: None,
         late: Callable[[T], None] = lambda result: None,
     ) -> None:
-        """Make a call in the thread of its kind."""
+        """Make a call in the thread of its kind, and return at once."""
         if kind not in self._lanes:
-            lane = self._lanes[kind] = SimpleQueue[Call | None]()
-            # A daemon, because a call that never returns must not keep the process alive.
+            lane = self._lanes[kind] = SimpleQueue[StoreCall | None]()
+            # A daemon thread: a call that never returns must not keep the process alive.
             name = f"fairturn-{kind}"
             threading.Thread(target=self._serve, args=(lane,), name=name, daemon=True).start()
-        begun = Call(kind, stopwatch(), call, Future(), take, fail, late)
+        begun = StoreCall(kind, stopwatch(), call, Future(), take, fail, late)
         self._begun.append(begun)
         self._lanes[kind].put(begun)
 
-    def _serve(self, lane: "SimpleQueue[Call | None]") -> None:
+    def _serve(self, lane: "SimpleQueue[StoreCall | None]") -> None:
         while (begun := lane.get()) is not None:
             begun.make()
             self.ring()
 
-    def returned(self) -> list[Call]:
-        """The calls that have returned since the last time."""
+    def returned(self) -> list[StoreCall]:
+        """Return the calls that ended since the last time."""
         returned = [call for call in self._begun if call.reply.done()]
         if returned:
             self._begun = [call for call in self._begun if call not in returned]
@@ -107,16 +106,16 @@ class Calls:
                 self._ring()
 
     def mute(self) -> None:
-        """Ring no more: the supervisor waits for nothing but calls."""
+        """Do not wake the supervisor any more."""
         with self._lock:
             self._muted = True
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until every call has returned, for `timeout_s` at most."""
+        """Wait up to `timeout_s` for all calls to end."""
         wait([call.reply for call in self._begun], max(0.0, timeout_s))
 
     def leave(self) -> None:
-        """Give up the calls that have not returned, and let the threads end after them."""
+        """Abandon the calls in flight; their threads end after them."""
         self.mute()
         for call in self._begun:
             call.reply.cancel()

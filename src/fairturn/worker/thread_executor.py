@@ -1,7 +1,7 @@
-"""Handlers in threads of this process: cheap to start, impossible to end.
+"""Handlers in threads of this process: cheap to start, impossible to kill.
 
-Threads take documents from one queue, each as soon as it is free, so that none waits behind a slow
-one. Nothing is locked for a document: appending to a deque and taking from it are atomic.
+All threads take documents from one deque, so that none is queued behind a slow one. Its operations
+are atomic, so no lock is needed.
 """
 
 import threading
@@ -12,29 +12,33 @@ from queue import SimpleQueue
 
 from fairturn.clock import stopwatch
 from fairturn.contents.local import Contents
-from fairturn.worker.executor import Bell, Ended, Held
+from fairturn.worker.executor import ActiveClaim, AttemptResult, WakeupPipe
 from fairturn.worker.handler import (
-    AGAIN,
-    NEVER,
+    GIVE_UP,
+    RETRY,
     ClaimedDocument,
     Handler,
-    Running,
+    HandlerRunner,
     folder_of,
 )
 from fairturn.worker.output import Output, pass_on
-from fairturn.worker.prefetch import Pace
+from fairturn.worker.prefetch import PrefetchPolicy
 from fairturn.worker.results import keep_file
 
-# While documents end one after the other, the supervisor looks by itself after this time at most.
-LOOK_S = 0.004
-_FAILED = (AGAIN, NEVER)
-_CLOSE_S = 0.2  # for threads that are between two documents, or store the file of a result
-_WAKING_S = 0.000_05  # about as long as a thread takes to wake up
-WORTH_WAKING_S = 0.005  # of work, which is how long a thread may keep the interpreter's lock
+# The supervisor collects results at least this often, so that not every document wakes it.
+POLL_S = 0.004
+_FAILED = (RETRY, GIVE_UP)
+_CLOSE_S = 0.2  # for threads that are idle or store a result file
+_WAKING_S = 0.000_05  # about the time that a thread takes to wake up
+WORTH_WAKING_S = 0.005  # of work: the switch interval of the GIL
 
 
-class ThreadCrew:
-    """As many threads as documents run at once."""
+class ThreadExecutor:
+    """Runs handlers in `concurrency` threads.
+
+    It has more than 15 attributes because it implements `Executor` and shares its state with the
+    threads.
+    """
 
     can_end = False
 
@@ -45,7 +49,7 @@ class ThreadCrew:
         concurrency: int,
         contents: Contents,
         folder: Path,
-        pace: Pace,
+        pace: PrefetchPolicy,
         output: Output,
     ) -> None:
         self._handler = handler
@@ -53,16 +57,16 @@ class ThreadCrew:
         self._pace = pace
         self._contents = contents
         self._folders = str(folder)
-        self._bell = Bell()
-        self._ready: deque[Held] = deque()
-        self._done: deque[Ended] = deque()
-        self._traces: deque[tuple[str, str]] = deque()  # of documents that failed
-        self._started: dict[int, tuple[Held, ClaimedDocument]] = {}
+        self._wakeup = WakeupPipe()
+        self._ready: deque[ActiveClaim] = deque()
+        self._done: deque[AttemptResult] = deque()
+        self._traces: deque[tuple[str, str]] = deque()  # tracebacks, with their documents
+        self._started: dict[int, tuple[ActiveClaim, ClaimedDocument]] = {}
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._idle: set[int] = set()
         self._closed = False
         self._given_s = 0.0
-        self._slow = False  # what is ready takes longer than was thought
+        self._slow = False  # the ready documents take longer than expected
         self._threads = [
             threading.Thread(target=self._serve, args=(n,), name=f"fairturn-{n}", daemon=True)
             for n in range(concurrency)
@@ -82,30 +86,29 @@ class ThreadCrew:
         except IndexError:
             return None
 
-    def running(self) -> list[Held]:
+    def running(self) -> list[ActiveClaim]:
         return [held for held, _ in list(self._started.values())]
 
-    def give(self, documents: list[Held]) -> None:
+    def give(self, documents: list[ActiveClaim]) -> None:
         self._ready.extend(documents)
         self._slow = False
         self._given_s = stopwatch()
         self._wake_some()
 
     def make_way(self) -> None:
-        """A thread that was woken begins only when it has the interpreter, and one that runs would
-        keep it until it waits for something."""
+        """Release the GIL: a woken thread starts only when it has it."""
         time.sleep(_WAKING_S)
 
     def _wake_some(self) -> None:
-        """Wake a thread for each 5 ms of work: more would only fight over the interpreter's lock.
-        If the work takes longer than it used to, `tend` wakes the others."""
+        """Wake a thread for each 5 ms of expected work: more would only compete for the GIL. If the
+        work takes longer, `tend` wakes the others."""
         worth = 1 + int(len(self._ready) * self._pace.mean_s / WORTH_WAKING_S)
         if self._slow or not self._pace.ahead:
             worth = len(self._ready)
         for _ in range(min(worth, len(self._ready), len(self._idle)) - self._wake.qsize()):
             self._wake.put(True)
 
-    def collect(self) -> list[Ended]:
+    def collect(self) -> list[AttemptResult]:
         done = self._done
         ended = [done.popleft() for _ in range(len(done))]
         while self._traces:
@@ -120,15 +123,15 @@ class ThreadCrew:
             self._wake_some()
 
     def due_s(self) -> float | None:
-        return stopwatch() + LOOK_S if self._ready or self._done else None
+        return stopwatch() + POLL_S if self._ready or self._done else None
 
     def wait(self, timeout_s: float) -> None:
-        self._bell.wait(timeout_s)
+        self._wakeup.wait(timeout_s)
 
     def ring(self) -> None:
-        self._bell.ring()
+        self._wakeup.ring()
 
-    def take_back(self) -> list[Held]:
+    def take_back(self) -> list[ActiveClaim]:
         taken = []
         try:
             while True:
@@ -136,14 +139,14 @@ class ThreadCrew:
         except IndexError:
             return taken[::-1]
 
-    def stop(self, held: Held) -> None:
+    def stop(self, held: ActiveClaim) -> None:
         held.dropped = True
         for running, document in list(self._started.values()):
             if running is held:
                 document.stop_requested = True
 
-    def replace_no_more(self) -> None:
-        """A thread is never replaced."""
+    def stop_replacing(self) -> None:
+        """Do nothing: threads are never replaced."""
 
     def close(self) -> None:
         if self._closed:
@@ -157,20 +160,21 @@ class ThreadCrew:
         for number, thread in enumerate(self._threads):
             if number not in busy:
                 thread.join(max(0.0, until_s - stopwatch()))
-        # A thread that still runs may ring, and the descriptor must not be another's by then.
+        # A thread that still runs may write to the pipe, whose descriptor must not be reused.
         if not any(thread.is_alive() for thread in self._threads):
-            self._bell.close()
+            self._wakeup.close()
 
     def _serve(self, number: int) -> None:
         def trace(text: str) -> None:
             held, _ = self._started[number]
             self._traces.append((held.fence.document, text))
 
-        running = Running(self._handler, trace)
+        running = HandlerRunner(self._handler, trace)
         while True:
-            # Idle first, then look: who gives a document in between sees that it must wake us.
+            # Register as idle before checking for documents: otherwise `give` in between would not
+            # wake this thread.
             self._idle.add(number)
-            self._bell.ring()
+            self._wakeup.ring()
             if not self._ready and not self._wake.get():
                 break
             self._idle.discard(number)
@@ -178,22 +182,22 @@ class ThreadCrew:
                 while True:
                     ended = self._run(running, number, self._ready.popleft())
                     self._done.append(ended)
-                    if self._ready and ended.seconds > LOOK_S:
-                        self._bell.ring()
+                    if self._ready and ended.seconds > POLL_S:
+                        self._wakeup.ring()
             except IndexError:
                 continue
         running.close()
 
-    def _run(self, running: Running, number: int, held: Held) -> Ended:
-        document = ClaimedDocument(held.told, self._folders, held.report)
+    def _run(self, running: HandlerRunner, number: int, held: ActiveClaim) -> AttemptResult:
+        document = ClaimedDocument(held.fields, self._folders, held.report)
         self._started[number] = held, document
         held.begun_s = begun_s = stopwatch()
         answer = running.run(document)
         seconds = stopwatch() - begun_s
         if answer[0] in _FAILED:
-            running.explain()
+            running.report_error()
         del self._started[number]
         if answer[2] is None:
-            return Ended(held, answer, seconds)
+            return AttemptResult(held, answer, seconds)
         answer, content = keep_file(self._contents, answer, folder_of(self._folders, *held.fence))
-        return Ended(held, answer, seconds, content)
+        return AttemptResult(held, answer, seconds, content)

@@ -1,6 +1,6 @@
-"""An error of a handler in words: in one line, and as a traceback of the handler's own code.
+"""Formats a handler error as a single line and as a traceback.
 
-What called the handler, fairturn and the import system, is left out: nobody can mend it there.
+Frames of fairturn and of the import system are omitted: the cause is in the handler's code.
 """
 
 import os
@@ -14,17 +14,17 @@ ERROR_CHARACTERS_MAX = 8_192
 TRACE_CHARACTERS_MAX = 65_536
 FRAMES_MAX = 50  # of a traceback: the innermost ones
 
-# Texts and not paths, because a child that never fails should not load pathlib for this.
+# Strings, because a child should not import pathlib for this.
 _OURS = __file__.removesuffix("worker/tracebacks.py")
-_A_USERS = _OURS + "handlers.py"  # handlers that come with fairturn are handlers
+_DEMO_HANDLER = _OURS + "demo/handler.py"
 _CALLER = _OURS + "worker/handler.py"
-_CALLS = ("run", "_answer", "_wait")  # there: what calls a handler; asyncio may lie in between
+_CALLS = ("run", "_answer", "_wait")  # functions there that call a handler, also through asyncio
 _LIBRARY = os.__file__.removesuffix("os.py")
 _IMPORTING = ("<frozen importlib.", "<frozen runpy>", f"{_LIBRARY}importlib/", f"{_LIBRARY}runpy.")
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line: what, why, and where in the handler."""
+    """Return an error in one line: its class, message and place in the handler."""
     kind = type(error).__name__
     message = message_of(error)
     if isinstance(error, SystemExit):
@@ -34,34 +34,34 @@ def describe(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """The text of an error, whatever its class does about it."""
+    """Return `str(error)`, also if that raises."""
     try:
         return str(error)[:ERROR_CHARACTERS_MAX]
     except Exception:
-        return "(its text cannot be made)"
+        return "(str() of the error failed)"
 
 
 def trace(error: BaseException) -> str:
-    """The traceback of an error, from the handler's code on; empty if none of that code is in it,
-    because then the line of `describe` says everything."""
+    """Return the traceback of an error, starting at the handler's code; empty if no frame of that
+    code is in it, because then `describe` is complete."""
     try:
         from traceback import TracebackException
 
-        told = TracebackException.from_exception(error, compact=True)
-        useful = _keep_the_handlers_own(told) or isinstance(error, SyntaxError)
-        # A NUL begins the output of another document.
-        text = "".join(told.format()) if useful else ""
+        report = TracebackException.from_exception(error, compact=True)
+        useful = _drop_foreign_frames(report) or isinstance(error, SyntaxError)
+        # A NUL would mark the output of another document.
+        text = "".join(report.format()) if useful else ""
         return text[:TRACE_CHARACTERS_MAX].replace("\0", "\ufffd")
     except Exception:
-        return ""  # there is no memory left for it, or the error is a strange one
+        return ""  # out of memory, or an exception class that cannot be formatted
 
 
-def _keep_the_handlers_own(told: "TracebackException") -> bool:
-    """Take out the frames of others, also in what led to this error; whether anything is left."""
-    own = _own_frames(told.stack)
-    told.stack[:] = own
-    before = (told.__cause__, told.__context__, *(told.exceptions or ()))
-    return any([own, *(_keep_the_handlers_own(one) for one in before if one is not None)])
+def _drop_foreign_frames(report: "TracebackException") -> bool:
+    """Remove frames outside the handler, also from causes; return whether any frame is left."""
+    own = _own_frames(report.stack)
+    report.stack[:] = own
+    before = (report.__cause__, report.__context__, *(report.exceptions or ()))
+    return any([own, *(_drop_foreign_frames(one) for one in before if one is not None)])
 
 
 def _own_frames(stack: "StackSummary") -> "list[FrameSummary]":
@@ -84,7 +84,7 @@ def _place(traceback: TracebackType | None) -> str:
 
 
 def _is_machinery(filename: str) -> bool:
-    """Whether the code is fairturn's own, or that of an import."""
+    """Whether the file belongs to fairturn or to the import system."""
     if filename.startswith(_OURS):
-        return filename != _A_USERS
+        return filename != _DEMO_HANDLER
     return filename.startswith(_IMPORTING)

@@ -1,38 +1,38 @@
-"""Counts without a queue: where an app with a queue of its own keeps what the rule needs.
+"""Counts for applications that use another queue (decision 0017).
 
-A store keeps its customers' counts with their documents. An integration has no documents, only
-published messages; what it needs of the rule is one number for each customer and the moment of its
-last update. `config.open_counts` opens them by name: Redis or Valkey, PostgreSQL, a file, memory.
+A store keeps the counts of its customers with their documents. An integration has only published
+messages: it needs one number per customer and the moment of its last update. `config.open_counts`
+opens counts by URL: Redis or Valkey, PostgreSQL, an SQLite file, memory.
 
-The rule is `priority.Rule`, called under a lock of the database. Redis cannot call it; there a
-script does the same in one step, and the vectors and generated sequences prove that it is the same.
+The rule is `priority.Rule`, called under a lock of the database. Redis runs a script instead, which
+test vectors and generated sequences compare with the rule.
 """
 
 from collections.abc import Callable
 from typing import Protocol
 
-TIMEOUT_S = 0.25  # what a publisher waits at most, in all
+TIMEOUT_S = 0.25  # of one check, including a new connection
 
 Answer = Callable[[], int]
 
 
 class Counts(Protocol):
-    """The counts of all customers, shared by all processes that name the same place."""
+    """The counts of all customers, shared by all processes that open the same URL."""
 
     def begin(self, customer: str) -> Answer:
-        """Begin one check of the rule; what comes back waits for the count that it found.
+        """Request one check of the rule; return a function that waits for the count.
 
-        The check is one atomic step, so checks of one customer that come at once are as if one came
-        after the other. Between the two calls a caller can do other work. An answer that nobody
-        waits for may have moved the count. Both calls together take at most about 250 ms and raise
-        `StoreUnavailable` then; a place that can never be used raises `StoreRefused`.
+        The check is atomic: concurrent checks of one customer are serialised. The caller can do
+        other work between the two calls. If it never waits for the count, the check may still have
+        been applied. Both calls together take about 250 ms at most and then raise
+        `StoreUnavailable`; a place that can never be used raises `StoreRefused`.
         """
         ...
 
     def concerns(self) -> list[str]:
-        """What an operator should know about the place, as sentences. It may raise as `begin`."""
+        """Return warnings for operators about the place. Raises as `begin`."""
         ...
 
     def close(self) -> None:
-        """Give back connections. Calling it twice does no harm."""
+        """Close connections. This is idempotent."""
         ...

@@ -1,4 +1,4 @@
-"""A call that may take for ever, waited for only so long."""
+"""A timeout for calls that have none."""
 
 import threading
 from collections.abc import Callable
@@ -10,28 +10,27 @@ T = TypeVar("T")
 
 
 def within(seconds: float, what: str, call: Callable[[], T]) -> T:
-    """What the call gives or raises, if it does so in time.
+    """Return what the call returns or raise what it raises; `StoreUnavailable` after a timeout.
 
-    Some waits have no limit that a driver could be told: the name of a host that is looked up, a
-    server that takes a connection and says nothing. A thread takes them over. What it gets after
-    all is thrown away.
+    Drivers have no timeout for some waits, such as name resolution or a server that accepts a
+    connection and never responds. The call runs in a thread; a late result is discarded.
     """
     done = threading.Event()
-    given: list[T] = []
+    returned: list[T] = []
     raised: list[BaseException] = []
 
     def run() -> None:
         try:
-            given.append(call())
+            returned.append(call())
         except BaseException as error:
             raised.append(error)
         finally:
             done.set()
 
-    # A daemon, so that a process can end while it waits.
+    # A daemon thread, so that the process can exit while it waits.
     threading.Thread(target=run, name="fairturn-counts", daemon=True).start()
     if not done.wait(seconds):
-        raise StoreUnavailable(f"{what} did not answer within {seconds * 1000:.0f} ms")
+        raise StoreUnavailable(f"{what} did not respond within {seconds * 1000:.0f} ms")
     if raised:
         raise raised[0]
-    return given[0]
+    return returned[0]

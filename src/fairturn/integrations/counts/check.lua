@@ -1,14 +1,14 @@
--- One check of the priority rule, as Rule.check in priority.py: the same in one atomic step, because
--- Redis cannot call Python. tests/test_counts.py proves that both give the same counts.
+-- One check of the priority rule, a copy of Rule.check in priority.py: Redis cannot call Python, and
+-- a script is atomic. tests/test_counts.py compares both.
 --
--- KEYS[1]  the customer's key, which holds "COUNT UPDATED_AT IDS": UPDATED_AT in microseconds since
---          1970, IDS those of the last checks since the last reset, the newest first
+-- KEYS[1]  the customer's key; its value is "COUNT UPDATED_AT IDS": UPDATED_AT in microseconds since
+--          1970, IDS of the last checks since the last reset, newest first
 -- ARGV[1]  the reset interval in microseconds
--- ARGV[2]  "idle" or "periodic": what the interval runs from
--- ARGV[3]  the id of this check, 8 characters; a check that is sent again has the same id
--- ARGV[4]  the moment, where a clock was handed in; otherwise it is the server's
+-- ARGV[2]  "idle" or "periodic": the start of the interval
+-- ARGV[3]  the id of this check, 8 characters; a retry has the same id
+-- ARGV[4]  the moment, if the client has a clock; otherwise the server's
 --
--- Numbers of Lua are exact up to 2^53, which as microseconds is the year 2255.
+-- Lua numbers are exact up to 2^53: in microseconds, until the year 2255.
 local ID_BYTES, IDS_MAX = 8, 64
 local id = ARGV[3]
 local now
@@ -25,7 +25,7 @@ if last then
   local value, at, earlier = string.match(last, '^(%-?%d+) (%-?%d+) ?(.*)$')
   at = tonumber(at)
   if at then
-    -- The reply to this check was lost. Each check since then has lowered the count by one.
+    -- A retry after a lost reply. Each check since then has lowered the count by one.
     local found = string.find(earlier, id, 1, true)
     if found and found % ID_BYTES == 1 then
       return value + (found - 1) / ID_BYTES
@@ -39,8 +39,8 @@ if last then
     end
   end
 end
--- The key lives as long as its count can matter, and a second longer. SET with PX is one command, so
--- there is never a key without an end.
+-- The key expires one second after the count would be reset. SET with PX is one command, so that no
+-- key is ever without an expiry.
 local rest_ms = math.ceil((updated_at + interval - now) / 1000) + 1000
 redis.call('SET', KEYS[1], string.format('%.0f %.0f %s', count, updated_at, ids),
   'PX', string.format('%.0f', rest_ms))

@@ -1,8 +1,8 @@
-"""Counts in PostgreSQL: one small row a customer, locked while the rule decides.
+"""Counts in PostgreSQL: one row per customer, locked while the rule is applied.
 
-A check is one transaction of two round trips and leaves no session state, so a pooler between may
-give each transaction another connection. It does not wait for the disk: a crash of the server may
-take back the last counts, and then customers are served a little better than they should be.
+A check is one transaction of two round trips without session state, so that it works through a
+transaction pooler. It does not wait for the WAL flush: a crash of the server may lose the last
+counts, and then customers get slightly better priorities.
 """
 
 import os
@@ -22,9 +22,9 @@ from fairturn.priority import Count, Rule
 
 IDLE_CONNECTIONS_MAX = 64
 FORGOTTEN_AT_ONCE = 10
-STARTING_S = 2.0  # for making the table, when nobody waits for a publication yet
-# A dead server is noticed by the kernel after this, so that a thread does not wait for it for ever.
-_UNANSWERED_MS = 2_000
+STARTING_S = 2.0  # timeout of creating the table, at the start of a process
+# The kernel closes a connection to a dead server after this time; otherwise a thread would wait on.
+_TCP_USER_TIMEOUT_MS = 2_000
 
 SCHEMA = """
     CREATE TABLE IF NOT EXISTS fairturn_counts (
@@ -34,8 +34,8 @@ SCHEMA = """
     ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01);
     CREATE INDEX IF NOT EXISTS fairturn_counts_by_age ON fairturn_counts (updated_at)
 """
-_LAZY = "SET LOCAL synchronous_commit TO off"
-# One statement: between an INSERT and a SELECT FOR UPDATE another publisher may forget the row.
+_NO_WAL_FLUSH = "SET LOCAL synchronous_commit TO off"
+# One statement: between an INSERT and a SELECT FOR UPDATE another publisher could delete the row.
 _LOCK = """
     INSERT INTO fairturn_counts (customer) VALUES (%s)
     ON CONFLICT (customer) DO UPDATE SET customer = EXCLUDED.customer
@@ -43,7 +43,7 @@ _LOCK = """
 """
 _MOMENT = f"SELECT {SERVER_NOW}"
 _WRITE = "UPDATE fairturn_counts SET value = %s, updated_at = %s WHERE customer = %s"
-_FORGET = """
+_EVICT = """
     DELETE FROM fairturn_counts WHERE customer IN (
         SELECT customer FROM fairturn_counts WHERE updated_at < %s LIMIT %s FOR UPDATE SKIP LOCKED
     )
@@ -51,12 +51,12 @@ _FORGET = """
 
 
 class _Stale(psycopg.OperationalError):
-    """A connection was lost, and nothing was committed on it."""
+    """The connection was lost before anything was committed."""
 
 
 class PostgresCounts:
-    """Counts at an address such as `postgresql://user@host/database`, in a table that is made if it
-    is missing. The server's clock counts, unless one is handed in."""
+    """Counts at a URL such as `postgresql://user@host/database`, in a table that is created if it
+    is missing. The server's clock is used unless one is given."""
 
     def __init__(
         self,
@@ -73,13 +73,13 @@ class PostgresCounts:
         try:
             facts = psycopg.conninfo.conninfo_to_dict(url)
         except psycopg.Error:
-            raise StoreRefused("the address of the counts is not one of PostgreSQL") from None
+            raise StoreRefused("the URL of the counts is not a PostgreSQL URL") from None
         self._name = f"PostgreSQL at {facts.get('host') or 'the local socket'}"
         self._idle: deque[psycopg.Connection[Any]] = deque(maxlen=IDLE_CONNECTIONS_MAX)
         self._pid = os.getpid()
 
     def begin(self, customer: str) -> Answer:
-        # The driver waits for an answer without an end, so all of it is waited for from outside.
+        # psycopg has no timeout for a response.
         count = within(self._timeout_s, self._name, partial(self._check, customer))
         return lambda: count
 
@@ -88,7 +88,7 @@ class PostgresCounts:
         return []
 
     def close(self) -> None:
-        with suppress(IndexError):  # until there are no more; several threads may close at once
+        with suppress(IndexError):  # several threads may close at once
             while True:
                 self._idle.pop().close()
 
@@ -110,13 +110,13 @@ class PostgresCounts:
         return count
 
     def _decide(self, connection: psycopg.Connection[Any], customer: str) -> int:
-        """One check. A connection that is lost before the check can be committed raises `_Stale`:
-        then, and only then, the check may be sent again."""
+        """Run one check. Raises `_Stale` if the connection was lost before the check can have been
+        committed: only then it may be retried."""
         written = False
         try:
             with connection.transaction():
                 with connection.pipeline():
-                    connection.execute(_LAZY)
+                    connection.execute(_NO_WAL_FLUSH)
                     row = connection.execute(_LOCK, (customer,))
                     # After the lock: an earlier moment may precede another publisher's update.
                     moment = connection.execute(_MOMENT)
@@ -129,7 +129,7 @@ class PostgresCounts:
                 connection.execute(_WRITE, (*count, customer))
                 if count.value == 0:
                     old = now - self._rule.reset_interval_us
-                    connection.execute(_FORGET, (old, FORGOTTEN_AT_ONCE))
+                    connection.execute(_EVICT, (old, FORGOTTEN_AT_ONCE))
         except psycopg.OperationalError as error:
             if connection.broken and not written:
                 raise _Stale(*error.args) from error
@@ -137,9 +137,10 @@ class PostgresCounts:
         return count.value
 
     def _connection(self) -> tuple[psycopg.Connection[Any], bool]:
-        """A connection that nobody uses, and whether it is new."""
+        """Return an idle connection or a new one, and whether it is new."""
         if self._pid != os.getpid():
-            self._idle = deque(maxlen=IDLE_CONNECTIONS_MAX)  # those of the process before the fork
+            # After a fork the connections belong to the parent process.
+            self._idle = deque(maxlen=IDLE_CONNECTIONS_MAX)
             self._pid = os.getpid()
         with suppress(IndexError):
             return self._idle.pop(), False
@@ -150,9 +151,9 @@ class PostgresCounts:
             return psycopg.connect(
                 self._url,
                 autocommit=True,
-                prepare_threshold=None,  # a pooler may give the next transaction another server
+                prepare_threshold=None,  # a pooler may use another session for each transaction
                 connect_timeout=2,
-                tcp_user_timeout=_UNANSWERED_MS,
+                tcp_user_timeout=_TCP_USER_TIMEOUT_MS,
                 application_name="fairturn counts",
             )
         except psycopg.Error as error:
@@ -161,13 +162,13 @@ class PostgresCounts:
     def _make_table(self) -> None:
         connection = self._connect()
         try:
-            # Two that make it at once: one of them is told that it is there.
+            # IF NOT EXISTS is not atomic: the loser of a race gets one of these errors.
             with suppress(errors.UniqueViolation, errors.DuplicateTable):
                 connection.execute(SCHEMA)
         except errors.InsufficientPrivilege:
             raise StoreRefused(
-                f"{self._name} has no table fairturn_counts and this role may not make it; have "
-                f"the owner run: {' '.join(SCHEMA.split())}"
+                f"{self._name} has no table fairturn_counts and this role cannot create it; run as "
+                f"the owner: {' '.join(SCHEMA.split())}"
             ) from None
         except psycopg.Error as error:
             raise self._translate(error) from error
@@ -175,8 +176,8 @@ class PostgresCounts:
             connection.close()
 
     def _translate(self, error: psycopg.Error) -> StoreError:
-        # The first line says it; the others may repeat the statement with the customer's name.
-        said = str(error).strip().partition("\n")[0]
+        # The other lines may contain the statement with the customer's name.
+        first_line = str(error).strip().partition("\n")[0]
         if isinstance(error, errors.InvalidPassword | errors.InvalidAuthorizationSpecification):
-            return StoreRefused(f"{self._name} does not let us in: {said}")
-        return StoreUnavailable(f"{self._name} cannot count now: {said}")
+            return StoreRefused(f"{self._name} denies access: {first_line}")
+        return StoreUnavailable(f"{self._name} is unavailable: {first_line}")

@@ -1,8 +1,8 @@
-"""Counts in Redis or Valkey: one key a customer, one script a check.
+"""Counts in Redis or Valkey: one key per customer, one script call per check.
 
-The driver connects, with all that belongs to it: addresses, passwords, TLS. Then the one command
-that is ever sent goes over its socket directly: what a client adds to a command (a pool, retries,
-callbacks, a parser for every kind of answer) takes longer than the server needs for it.
+redis-py opens the connections: URLs, authentication, TLS. The only command is then written to the
+socket directly, because redis-py's overhead per command (pool, retries, callbacks, parser) exceeds
+the time of the server.
 """
 
 import os
@@ -39,15 +39,15 @@ _SCRIPT = (resources.files("fairturn.integrations.counts") / "check.lua").read_b
 _SHA = sha1(_SCRIPT, usedforsecurity=False).hexdigest().encode()
 
 
-class _Line:
-    """A connection on which one command is sent at a time, and one line read."""
+class _RedisConnection:
+    """A connection for one command at a time, with a reply of one line."""
 
     def __init__(self, connection: Any) -> None:
         connection.connect()
         self._connection = connection
-        connected: socket.socket = connection._sock  # there is no public way to it
+        connected: socket.socket = connection._sock  # there is no public attribute
         if not isinstance(connected, ssl.SSLSocket):
-            _let_the_kernel_watch(connected)
+            _use_kernel_timeouts(connected)
         self._send, self._receive = connected.sendall, connected.recv
 
     def send(self, command: bytes) -> None:
@@ -68,17 +68,16 @@ class _Line:
             raise _failure(error) from error
         if line[:1] == b":":
             return int(line[1:-2])
-        said = line[1:-2].decode(errors="replace")
-        kind = _KINDS.get(said.partition(" ")[0], failures.ResponseError)
-        raise kind(said)
+        message = line[1:-2].decode(errors="replace")
+        kind = _KINDS.get(message.partition(" ")[0], failures.ResponseError)
+        raise kind(message)
 
     def close(self) -> None:
         self._connection.disconnect()
 
 
-def _let_the_kernel_watch(connected: socket.socket) -> None:
-    """Let the kernel end a call that takes too long. Python would ask before each call whether it
-    may be made, which is a second system call."""
+def _use_kernel_timeouts(connected: socket.socket) -> None:
+    """Replace Python's timeout, which adds a poll() to each call, by those of the kernel."""
     timeout_s = connected.gettimeout()
     if timeout_s is None:
         return
@@ -101,11 +100,11 @@ def _failure(error: OSError) -> failures.RedisError:
 
 
 class RedisCounts:
-    """Counts at an address such as `redis://localhost:6379/0`.
+    """Counts at a URL such as `redis://localhost:6379/0`, or with the scheme `rediss`, `valkey`,
+    `valkeys` or `unix`.
 
-    `rediss://`, `valkey://`, `valkeys://` and `unix://` addresses are understood as well. Apps that
-    share a server and not their customers take a `prefix` each. The server's clock counts, unless
-    one is handed in.
+    Applications that share a server but not their customers need different prefixes. The server's
+    clock is used unless one is given.
     """
 
     def __init__(
@@ -117,73 +116,73 @@ class RedisCounts:
         prefix: str = PREFIX,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self._script = _Script(rule or Rule(), clock, prefix)
+        self._script = _CheckScript(rule or Rule(), clock, prefix)
         self._timeout_s = timeout_s
         self._pool = _pool(url, timeout_s)
         self._name = _name(self._pool.connection_kwargs)
-        self._idle: deque[_Line] = deque(maxlen=IDLE_CONNECTIONS_MAX)
+        self._idle: deque[_RedisConnection] = deque(maxlen=IDLE_CONNECTIONS_MAX)
         self._pid = os.getpid()
 
     def begin(self, customer: str) -> Answer:
         if self._pid != os.getpid():
-            self._idle.clear()  # the connections of the process that this one was forked from
+            self._idle.clear()  # after a fork they belong to the parent process
             self._pid = os.getpid()
-        check = _Check(customer, new_id())
+        check = _CheckRequest(customer, new_id())
         try:
-            line = self._idle.pop()
+            connection = self._idle.pop()
         except IndexError:
-            return self._begin_anew(check)
+            return self._begin_on_new_connection(check)
         try:
-            line.send(self._script.command(check))
+            connection.send(self._script.command(check))
         except failures.RedisError:
-            line.close()
-            return self._begin_anew(check)
-        return partial(self._answer, line, check)
+            connection.close()
+            return self._begin_on_new_connection(check)
+        return partial(self._answer, connection, check)
 
     def concerns(self) -> list[str]:
         client = redis.Redis(connection_pool=self._pool)
         return self._bounded(lambda: memory_concerns(self._name, client.info("memory")))
 
     def close(self) -> None:
-        with suppress(IndexError):  # until there are no more; several threads may close at once
+        with suppress(IndexError):  # several threads may close at once
             while True:
                 self._idle.pop().close()
 
-    def _answer(self, line: _Line, check: "_Check") -> int:
+    def _answer(self, connection: _RedisConnection, check: "_CheckRequest") -> int:
         try:
-            return self._read(line, check)
+            return self._read(connection, check)
         except failures.ConnectionError:
             # The server was restarted since the last check on this connection, or the reply was
-            # lost: the same check again counts once. The other connections are lost as well.
+            # lost: a retry with the same id counts once. Other connections are lost as well.
             self.close()
-            return self._begin_anew(check)()
+            return self._begin_on_new_connection(check)()
         except failures.RedisError as error:
             raise translated(error, self._name, self._timeout_s) from error
 
-    def _begin_anew(self, check: "_Check") -> Answer:
-        """The whole check on a new connection, which takes several steps, bounded together."""
+    def _begin_on_new_connection(self, check: "_CheckRequest") -> Answer:
+        """Run the check on a new connection, with one timeout for all steps."""
 
         def run() -> int:
-            line = _Line(self._pool.make_connection())
-            line.send(self._script.command(check))
-            return self._read(line, check)
+            connection = _RedisConnection(self._pool.make_connection())
+            connection.send(self._script.command(check))
+            return self._read(connection, check)
 
         count = self._bounded(run)
         return lambda: count
 
-    def _read(self, line: _Line, check: "_Check") -> int:
-        """The answer to the script; then the connection is free for others."""
+    def _read(self, connection: _RedisConnection, check: "_CheckRequest") -> int:
+        """Read the reply of the script and release the connection."""
         try:
             try:
-                count = line.read()
+                count = connection.read()
             except failures.NoScriptError:
-                # A server that was started anew, or told to forget its scripts.
-                line.send(self._script.whole(check))
-                count = line.read()
+                # The server was restarted, or its script cache flushed.
+                connection.send(self._script.whole(check))
+                count = connection.read()
         except BaseException:
-            line.close()  # or the next check would read this one's answer
+            connection.close()  # otherwise the next check would read this reply
             raise
-        self._idle.append(line)
+        self._idle.append(connection)
         return count
 
     def _bounded(self, call: Callable[[], T]) -> T:
@@ -194,10 +193,8 @@ class RedisCounts:
 
 
 class RedisClusterCounts:
-    """Counts in a cluster: `redis+cluster://host:port`, with any of its nodes.
-
-    Each check has one key, so it belongs to one node, wherever that is at the moment.
-    """
+    """Counts in a cluster: `redis+cluster://host:port`, with any of its nodes. Each check has one
+    key, and so runs on one node."""
 
     def __init__(
         self,
@@ -208,7 +205,7 @@ class RedisClusterCounts:
         prefix: str = PREFIX,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self._script = _Script(rule or Rule(), clock, prefix)
+        self._script = _CheckScript(rule or Rule(), clock, prefix)
         self._url = as_redis(url)
         self._timeout_s = timeout_s
         self._name = _name(_pool(url, timeout_s).connection_kwargs)
@@ -216,11 +213,11 @@ class RedisClusterCounts:
         self._pid = os.getpid()
 
     def begin(self, customer: str) -> Answer:
-        count = self._bounded(partial(self._run, _Check(customer, new_id())))
+        count = self._bounded(partial(self._run, _CheckRequest(customer, new_id())))
         return lambda: count
 
     def concerns(self) -> list[str]:
-        def ask() -> list[str]:
+        def call() -> list[str]:
             memories: Any = self._cluster().info("memory", target_nodes="primaries")
             return [
                 concern
@@ -228,15 +225,15 @@ class RedisClusterCounts:
                 for concern in memory_concerns(node, facts)
             ]
 
-        return self._bounded(ask)
+        return self._bounded(call)
 
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
             self._client = None
 
-    def _run(self, check: "_Check") -> int:
-        """The driver sends a command again if it loses a connection: with the id, that is safe."""
+    def _run(self, check: "_CheckRequest") -> int:
+        """Run the script. The driver retries after a lost connection; the id makes that safe."""
         cluster, script = self._cluster(), self._script
         key, arguments = script.key(check.customer), script.arguments(check)
         try:
@@ -256,35 +253,35 @@ class RedisClusterCounts:
         return self._client
 
     def _bounded(self, call: Callable[[], T]) -> T:
-        # Looking for the right node may take several steps, so they are bounded together.
+        # One timeout for all redirections to the right node.
         try:
             return within(self._timeout_s, self._name, call)
         except (failures.RedisError, failures.RedisClusterException) as error:
             raise translated(error, self._name, self._timeout_s) from error
 
 
-class _Check(NamedTuple):
-    """A check, which counts once, however often it is sent."""
+class _CheckRequest(NamedTuple):
+    """A check. Retries with the same id count once."""
 
     customer: str
     id: bytes
 
 
 def new_id() -> bytes:
-    """An id for a check: 48 random bits as 8 characters."""
+    """Return an id for a check: 48 random bits as 8 characters."""
     return b2a_base64(os.urandom(6), newline=False)
 
 
-class _Script:
-    """The call of the script for a check."""
+class _CheckScript:
+    """Encodes script calls."""
 
     def __init__(self, rule: Rule, clock: Clock | None, prefix: str) -> None:
         self._settings = (str(rule.reset_interval_us).encode(), rule.reset.value.encode())
         self._clock = clock
-        # The braces are for a cluster: what stands in them decides where a key lives.
+        # In a cluster, the text in braces determines the node of a key.
         self._key = (prefix.encode() + b":{", b"}:count")
         self._key_bytes = len(b"".join(self._key))
-        # All of the usual command but the customer is put together once and not each time.
+        # The constant parts of `command` are encoded once.
         begin, end = self._key
         self._before = _packed(b"EVALSHA", _SHA, b"1", more=2 + len(self._settings)) + b"$"
         self._inside = b"\r\n" + begin
@@ -294,26 +291,26 @@ class _Script:
         begin, end = self._key
         return begin + customer.encode() + end
 
-    def arguments(self, check: _Check) -> tuple[bytes, ...]:
+    def arguments(self, check: _CheckRequest) -> tuple[bytes, ...]:
         if self._clock is None:
             return (*self._settings, check.id)
         return (*self._settings, check.id, str(self._clock.now()).encode())
 
-    def command(self, check: _Check) -> bytes:
-        """The call by the script's name."""
+    def command(self, check: _CheckRequest) -> bytes:
+        """Return the call by the script's hash."""
         if self._clock is None:
             name = check.customer.encode()
             size = b"%d" % (len(name) + self._key_bytes)
             return self._before + size + self._inside + name + self._after + _strings(check.id)
         return _packed(b"EVALSHA", _SHA, b"1", self.key(check.customer), *self.arguments(check))
 
-    def whole(self, check: _Check) -> bytes:
-        """The call with the script itself, which the server keeps from then on."""
+    def whole(self, check: _CheckRequest) -> bytes:
+        """Return the call with the script's text, which the server then caches."""
         return _packed(b"EVAL", _SCRIPT, b"1", self.key(check.customer), *self.arguments(check))
 
 
 def as_redis(url: str) -> str:
-    """The address in the words of the driver, for which Valkey is a Redis."""
+    """Convert a URL to one that redis-py accepts."""
     for ours, its in (
         ("redis+cluster", "redis"),
         ("rediss+cluster", "rediss"),
@@ -325,27 +322,27 @@ def as_redis(url: str) -> str:
 
 
 def memory_concerns(name: str, memory: Mapping[str, Any]) -> list[str]:
-    """What `INFO memory` says that an operator should know."""
+    """Return warnings about the output of `INFO memory`."""
     policy = str(memory.get("maxmemory_policy", ""))
     if not policy.startswith("allkeys") or not int(memory.get("maxmemory", 0)):
         return []
     return [
-        f"{name} forgets any key when its memory is full (maxmemory-policy is {policy}), so a "
-        "customer's count can be 0 again at any moment; set it to noeviction or volatile-ttl"
+        f"{name} evicts any key when its memory is full (maxmemory-policy is {policy}), which "
+        "resets counts; set it to noeviction or volatile-ttl"
     ]
 
 
 def translated(error: Exception, name: str, timeout_s: float) -> StoreError:
-    """A driver's error as one of ours."""
+    """Convert an error of the driver to a `StoreError`."""
     if isinstance(error, failures.AuthenticationError | failures.NoPermissionError):
-        return StoreRefused(f"{name} does not let us in: {error}; check user, password and ACL")
+        return StoreRefused(f"{name} denies access: {error}; check user, password and ACL")
     if isinstance(error, failures.TimeoutError):
-        return StoreUnavailable(f"{name} did not answer within {timeout_s * 1000:.0f} ms")
-    return StoreUnavailable(f"{name} cannot count now: {error}")
+        return StoreUnavailable(f"{name} did not respond within {timeout_s * 1000:.0f} ms")
+    return StoreUnavailable(f"{name} is unavailable: {error}")
 
 
 def _pool(url: str, timeout_s: float) -> ConnectionPool:
-    """How to connect to the address. The driver's pool is not used, only its way to connect."""
+    """Return a pool that is used only to make connections."""
     try:
         return ConnectionPool.from_url(
             as_redis(url),
@@ -355,11 +352,11 @@ def _pool(url: str, timeout_s: float) -> ConnectionPool:
             retry=Retry(NoBackoff(), 0),
         )
     except ValueError as error:
-        raise StoreRefused(f"the address of the counts is not understood: {error}") from None
+        raise StoreRefused(f"the URL of the counts is invalid: {error}") from None
 
 
 def _packed(*parts: bytes, more: int = 0) -> bytes:
-    """A command as it goes over the wire, or its beginning, if there is more to come."""
+    """Encode a command, or its first parts if `more` follow."""
     return b"*%d\r\n" % (len(parts) + more) + _strings(*parts)
 
 
@@ -368,7 +365,7 @@ def _strings(*parts: bytes) -> bytes:
 
 
 def _name(connection: dict[str, Any]) -> str:
-    """The place for people, without user and password."""
+    """Return the name of the server in messages, without credentials."""
     if "path" in connection:
         return f"Redis at {connection['path']}"
     host, port = connection.get("host", "localhost"), connection.get("port", 6379)

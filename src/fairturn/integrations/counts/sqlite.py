@@ -1,4 +1,4 @@
-"""Counts in an SQLite file of their own: for an app whose processes are on one machine."""
+"""Counts in an SQLite file of their own, for applications on one machine."""
 
 import os
 import threading
@@ -12,7 +12,7 @@ from fairturn.clock import Clock, SystemClock
 from fairturn.errors import StoreError, StoreRefused, StoreUnavailable
 from fairturn.integrations.counts import TIMEOUT_S, Answer
 from fairturn.priority import Count, Rule
-from fairturn.stores.sqlite.connection import network_below, refuse_engine
+from fairturn.stores.sqlite.schema import network_below, refuse_engine
 
 APPLICATION_ID = 0x46544331  # "FTC1", in the header of the file
 FORGOTTEN_AT_ONCE = 10
@@ -31,14 +31,15 @@ _WRITE = """
     INSERT INTO counts (customer, value, updated_at) VALUES (?1, ?2, ?3)
     ON CONFLICT (customer) DO UPDATE SET value = ?2, updated_at = ?3
 """
-_FORGET = """
+_EVICT = """
     DELETE FROM counts WHERE customer IN
         (SELECT customer FROM counts WHERE updated_at < ? LIMIT ?)
 """  # counts_by_age
 
 
 class SqliteCounts:
-    """Counts in a file, made if it is new. A power cut may take back the last ones."""
+    """Counts in a file, which is created if it is missing. A power failure may lose the last
+    counts."""
 
     def __init__(
         self,
@@ -64,9 +65,9 @@ class SqliteCounts:
             count = self._rule.check(last, now)
             connection.execute(_WRITE, (customer, *count))
             if count.value == 0:
-                # Whoever begins anew takes away some of those whose count would be 0 again.
+                # Each new count evicts some that would be reset.
                 old = now - self._rule.reset_interval_us
-                connection.execute(_FORGET, (old, FORGOTTEN_AT_ONCE))
+                connection.execute(_EVICT, (old, FORGOTTEN_AT_ONCE))
         return lambda: count.value
 
     def concerns(self) -> list[str]:
@@ -87,7 +88,7 @@ class SqliteCounts:
                 yield connection
                 connection.execute("COMMIT")
             except BaseException as error:
-                # Also an interrupt: a transaction left open would block every other publisher.
+                # Also after KeyboardInterrupt: an open transaction would block all publishers.
                 if self._connection is not None and self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 if isinstance(error, apsw.Error):
@@ -112,8 +113,8 @@ class SqliteCounts:
         if used and application != APPLICATION_ID:
             connection.close()
             raise StoreRefused(
-                f"{self._path} is a database of something else; it was left untouched: "
-                "name a file of its own for the counts"
+                f"{self._path} is a database of another application and was not changed; "
+                "use a separate file for the counts"
             )
         connection.execute("PRAGMA journal_mode = wal").fetchall()
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -124,8 +125,8 @@ class SqliteCounts:
     def _translate(self, error: apsw.Error) -> StoreError:
         if isinstance(error, apsw.BusyError | apsw.LockedError):
             return StoreUnavailable(
-                f"{self._path} was locked by others for {self._timeout_s * 1000:.0f} ms"
+                f"{self._path} was locked by another writer for {self._timeout_s * 1000:.0f} ms"
             )
         if isinstance(error, apsw.CantOpenError | apsw.ReadOnlyError | apsw.NotADBError):
-            return StoreRefused(f"{self._path} cannot hold counts: {error}")
-        return StoreUnavailable(f"{self._path} cannot count now: {error}")
+            return StoreRefused(f"{self._path} cannot be used for counts: {error}")
+        return StoreUnavailable(f"{self._path} is unavailable: {error}")
