@@ -1,11 +1,11 @@
-"""The page: who is served and why, in the reader's language, and the means to act on it.
+"""The web page: the state of the queue in the reader's language, and actions on it.
 
-`mounting.install` adds it to the application of the service. HTML is made here, of templates that
-escape everything; scripts only replace blocks that have changed (decision 0040).
+`routes.install` adds it to the application of the service. The server renders HTML from templates
+that escape all values; scripts only replace blocks that have changed (decision 0025).
 
-    mounting, visitors, sessions    routes and files; who looks, and what they may see
-    rendering, tongue, texts        templates; numbers, durations and words in a language
-    faces, trail, directory         a customer's colour; what happened lately; all customers
-    charts, comparing, streaming    drawings; a demo in three orders; word that something changed
-    rules, now, documents, searching, listing, customers, own, whatif    one page each
+    routes, visitors, sessions, login       routes and static files; authentication and roles
+    renderer, language, texts, avatars      templates; texts, numbers and durations; initials
+    samples, failures, customer_index       recent activity; failed documents; all customers
+    comparison, stream                      the demo in other orders; change notifications
+    now, documents, document_list, search, customers, customer_page, whatif, rules, demo   the pages
 """

@@ -1,13 +1,13 @@
-"""What the quiet customers of a demo would have met in two other orders, beside what they meet.
+"""Waits of the quiet customers of a demo, measured and simulated in two other orders.
 
-The traffic of a demo is known before it happens, so the same arrivals can be simulated at once.
+The traffic of a demo is known in advance, so the same arrivals can be simulated at the start.
 """
 
 import threading
 from typing import NamedTuple
 
 from fairturn.clock import SECOND_US
-from fairturn.dashboard.samples import Lately, quantile
+from fairturn.dashboard.samples import RecentActivity, quantile
 from fairturn.demo import traffic
 from fairturn.priority import Rule
 from fairturn.simulator.comparison import Discipline, compare
@@ -16,28 +16,28 @@ from fairturn.simulator.scenario import Scenario
 from fairturn.simulator.trace import Growing
 
 
-class Compared(NamedTuple):
-    """The p99 waits of the quiet customers; None where it is not known yet."""
+class ComparisonResult(NamedTuple):
+    """The p99 waits of the quiet customers; None while unknown."""
 
     first_come_us: int | None
     levels_us: int | None
     fair_us: int | None
 
 
-class Comparison:
-    """Simulates the first seconds of a demo, in a thread of its own."""
+class DemoComparison:
+    """Simulates the arrivals of a demo, in a thread."""
 
-    def __init__(self, pace: traffic.Pace) -> None:
+    def __init__(self, pace: traffic.DemoPace) -> None:
         self._pace = pace
         self._simulated: tuple[int | None, int | None] = (None, None)
         threading.Thread(target=self._simulate, daemon=True).start()
 
-    def with_measured(self, lately: Lately) -> Compared:
-        """The simulated waits, and those that were seen lately."""
+    def with_measured(self, lately: RecentActivity) -> ComparisonResult:
+        """Return the simulated waits and the recently measured ones."""
         waits = [
             wait for name, found in lately.waits.items() if name in traffic.QUIET for wait in found
         ]
-        return Compared(*self._simulated, quantile(waits, 0.99))
+        return ComparisonResult(*self._simulated, quantile(waits, 0.99))
 
     def _simulate(self) -> None:
         rule = Rule(reset_interval_us=round(traffic.SHORT_RESET_INTERVAL_S * SECOND_US))
@@ -47,8 +47,8 @@ class Comparison:
         self._simulated = (first_come, levels)
 
 
-def _scenario(pace: traffic.Pace) -> Scenario:
-    """The arrivals; the quiet customers are the first group, the other has the dump."""
+def _scenario(pace: traffic.DemoPace) -> Scenario:
+    """Return the arrivals, with the quiet customers as the first group."""
     growing = Growing()
     for at_s, customer, documents in traffic.schedule():
         for _ in range(documents):

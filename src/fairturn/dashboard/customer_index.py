@@ -1,8 +1,7 @@
-"""All customers, sorted by anything: read in the background, page by page, and kept for a while.
+"""A cached list of all customers, read page by page in the background, to sort by any column.
 
-A store lists customers by name. To sort a hundred thousand of them by what waits would need an
-index that every submission pays for; so a list is made here, of rows that were read lately, and
-says how old it is. A queue with one page of customers is read anew each time.
+A store lists customers by name. An index by waiting documents would slow down every submission, so
+the page sorts this list and shows its age. A list that fits into one page is cached for a second.
 """
 
 import threading
@@ -10,43 +9,41 @@ from typing import NamedTuple
 
 from fairturn.clock import SECOND_US, Clock, stopwatch
 from fairturn.model import PAGE_MAX, Customer
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueryStore
 
 KEPT_US = 30 * SECOND_US
 SMALL_US = SECOND_US
 CUSTOMERS_MAX = 200_000
-# Between two pages it rests so many times as long as one took. Threads of Python share one core:
-# without this, whoever asks for a page meanwhile would wait for half of every page that is read.
+# Pause after each page, in multiples of the time that the page took. Without it the reading thread
+# would compete with requests for the GIL.
 RESTS = 2
 
 
-class Listed(NamedTuple):
-    """The customers as they were at a moment. `complete`: all of them are here."""
-
-    at: int
+class CustomerListing(NamedTuple):
+    at: int  # when it was read
     customers: list[Customer]
-    complete: bool
-    paused: tuple[str, ...]  # their names
+    complete: bool  # False: there are more than CUSTOMERS_MAX
+    paused: tuple[str, ...]  # names
 
 
-def _list(at: int, customers: list[Customer], complete: bool) -> Listed:
+def _list(at: int, customers: list[Customer], complete: bool) -> CustomerListing:
     paused = tuple(c.name for c in customers if c.settings.paused)
-    return Listed(at, customers, complete, paused)
+    return CustomerListing(at, customers, complete, paused)
 
 
-class Directory:
-    """Reads the customers when somebody asks, at most once in a while."""
+class CustomerIndex:
+    """Reads the customers on demand, at most once in `KEPT_US`."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: QueryStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._lock = threading.Lock()
-        self._listed: Listed | None = None
+        self._listed: CustomerListing | None = None
         self._reading: threading.Thread | None = None
-        self._resting = threading.Event()
+        self._pause = threading.Event()
 
-    def listed(self) -> Listed | None:
-        """What is known; None while many are being read for the first time."""
+    def listed(self) -> CustomerListing | None:
+        """Return the last list; None while the first one is being read."""
         listed, now = self._listed, self._clock.now()
         if listed is not None:
             small = listed.complete and len(listed.customers) < PAGE_MAX
@@ -66,7 +63,7 @@ class Directory:
             return self._listed
 
     def changed(self) -> None:
-        """Forget a short list, because something was changed by hand."""
+        """Invalidate a list of one page after a change by an operator."""
         listed = self._listed
         if listed is not None and len(listed.customers) < PAGE_MAX:
             self._listed = None
@@ -80,7 +77,7 @@ class Directory:
                 page = self._store.customers(after=after, size=PAGE_MAX)
                 customers += page.customers
                 after = page.next
-                self._resting.wait(RESTS * (stopwatch() - begun))
+                self._pause.wait(RESTS * (stopwatch() - begun))
             self._listed = _list(now, customers, after is None)
         finally:
             self._reading = None

@@ -1,4 +1,4 @@
-"""Customers: all of them in a table, and one with its count over time."""
+"""The table of customers, and the page of one customer with its count over time."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -10,16 +10,16 @@ from starlette.responses import Response
 
 from fairturn.access.keys import Role
 from fairturn.access.registry import NewKey
-from fairturn.dashboard.charts import count_chart
+from fairturn.charts.series import count_chart
 from fairturn.dashboard.login import back_to
-from fairturn.dashboard.now import Row, row_of
+from fairturn.dashboard.now import CustomerRow, row_of
 from fairturn.dashboard.renderer import PageRoute, link_to, render, see_other
-from fairturn.dashboard.samples import Lately, quantile
+from fairturn.dashboard.samples import RecentActivity, quantile
 from fairturn.dashboard.visitors import Operator, Overseer, Visitor
 from fairturn.errors import NotFound
 from fairturn.model import CUSTOMER_BYTES_MAX, RUNNING_MAX, Customer, Document, Filter
 from fairturn.priority import Count, Rule
-from fairturn.service.problems import Code, Problem, refusing_misuse
+from fairturn.service.problems import Problem, ProblemCode, refusing_misuse
 
 SIZE = 50
 HISTORY = 500  # of the newest documents, in the chart of the count
@@ -29,9 +29,7 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 Name = Annotated[str, Query(min_length=1, max_length=CUSTOMER_BYTES_MAX)]
 
 
-class Sort(StrEnum):
-    """By which column. Names go up; numbers begin with the largest."""
-
+class SortColumn(StrEnum):
     NAME = "name"
     COUNT = "count"
     NEXT = "next"
@@ -45,48 +43,46 @@ class Sort(StrEnum):
     RESETS = "resets"
 
 
-# One number each: a hundred thousand customers are sorted while somebody waits. They come by name,
-# and stay so where the numbers are equal.
-_KEYS: dict[Sort, Callable[[Customer], float]] = {
-    Sort.COUNT: lambda c: c.count,
-    Sort.NEXT: lambda c: c.count,  # the lower the count, the worse the next priority
-    Sort.WAITING: lambda c: -c.waiting,
-    Sort.RUNNING: lambda c: -c.running,
-    Sort.WEIGHT: lambda c: -c.settings.weight,
-    Sort.LIMIT: lambda c: c.settings.limit or RUNNING_MAX + 1,
-    Sort.RESETS: lambda c: -(c.count_updated_at or 0) if c.count else 1,
+# Single numbers, because a request may sort 200,000 customers. The sort is stable, so that equal
+# customers stay ordered by name.
+_KEYS: dict[SortColumn, Callable[[Customer], float]] = {
+    SortColumn.COUNT: lambda c: c.count,
+    SortColumn.NEXT: lambda c: c.count,  # the lower the count, the worse the next priority
+    SortColumn.WAITING: lambda c: -c.waiting,
+    SortColumn.RUNNING: lambda c: -c.running,
+    SortColumn.WEIGHT: lambda c: -c.settings.weight,
+    SortColumn.LIMIT: lambda c: c.settings.limit or RUNNING_MAX + 1,
+    SortColumn.RESETS: lambda c: -(c.count_updated_at_us or 0) if c.count else 1,
 }
 
 
-# Which columns begin with the smallest; all others with the largest.
-_UP = (Sort.NAME, Sort.COUNT, Sort.LIMIT)
+# Columns in ascending order by default.
+_UP = (SortColumn.NAME, SortColumn.COUNT, SortColumn.LIMIT)
 
 
-class Order(NamedTuple):
-    """By which column, and whether the other way round."""
-
-    sort: Sort
-    turned: bool = False
+class SortOrder(NamedTuple):
+    sort: SortColumn
+    turned: bool = False  # the reverse of the column's default
 
     @property
     def up(self) -> bool:
         return (self.sort in _UP) != self.turned
 
     def query(self) -> dict[str, str]:
-        """As it stands in an address."""
+        """Return the query parameters."""
         return {"sort": self.sort.value, **({"turned": "1"} if self.turned else {})}
 
-    def by(self, name: str) -> "Order":
-        """What a click on the head of this column gives."""
-        return Order(Sort(name), turned=self.sort == name and not self.turned)
+    def by(self, name: str) -> "SortOrder":
+        """Return the order after a click on the header of this column."""
+        return SortOrder(SortColumn(name), turned=self.sort == name and not self.turned)
 
 
-class Table(NamedTuple):
+class CustomerTable(NamedTuple):
     """One page of customers."""
 
-    rows: list[Row]
-    total: int | None  # None: only names were read
-    at: int | None  # when all were read
+    rows: list[CustomerRow]
+    total: int | None  # None: the list of all customers is not read yet
+    at: int | None  # when the list was read
     page: int
     pages: int | None
     after: str | None  # where the next page by name begins
@@ -98,75 +94,73 @@ def show_customers(
     visitor: Overseer,
     *,
     q: Annotated[str, Query(max_length=CUSTOMER_BYTES_MAX)] = "",
-    sort: Sort = Sort.WAITING,
+    sort: SortColumn = SortColumn.WAITING,
     turned: bool = False,
     page: Annotated[int, Query(ge=1, le=100_000)] = 1,
     after: Annotated[str, Query(max_length=CUSTOMER_BYTES_MAX)] = "",
 ) -> Response:
-    """A page of the table."""
-    order = Order(sort, turned)
+    order = SortOrder(sort, turned)
     table = _table(visitor, q.strip(), order, page, after)
     if table.total is None:
-        order = Order(Sort.NAME)
+        order = SortOrder(SortColumn.NAME)
     return render(request, visitor, "customers.html", table=table, q=q, order=order)
 
 
-def _table(visitor: Visitor, q: str, order: Order, page: int, after: str) -> Table:
+def _table(visitor: Visitor, q: str, order: SortOrder, page: int, after: str) -> CustomerTable:
     listed, lately = visitor.page.directory.listed(), visitor.page.trail.lately()
     rule, now = visitor.service.queue.settings.rule, visitor.service.clock.now()
     if listed is None:
         return _by_name(visitor, q, after)
     found = listed.customers
     if q:
-        wanted = q.casefold()
-        found = [customer for customer in found if wanted in customer.name.casefold()]
+        part = q.casefold()
+        found = [customer for customer in found if part in customer.name.casefold()]
     begin = (page - 1) * SIZE
     ordered = _ordered(found, order, lately)[begin : begin + SIZE]
     rows = [row_of(c, lately, rule, now) for c in ordered]
     pages = max(1, -(-len(found) // SIZE))
-    return Table(rows, len(found), listed.at, page, pages, None)
+    return CustomerTable(rows, len(found), listed.at, page, pages, None)
 
 
-def _ordered(found: list[Customer], order: Order, lately: Lately) -> list[Customer]:
+def _ordered(found: list[Customer], order: SortOrder, lately: RecentActivity) -> list[Customer]:
     ordered = _by(order.sort, found, lately)
     return ordered[::-1] if order.turned else ordered
 
 
-def _by(sort: Sort, found: list[Customer], lately: Lately) -> list[Customer]:
-    if sort is Sort.NAME:
+def _by(sort: SortColumn, found: list[Customer], lately: RecentActivity) -> list[Customer]:
+    if sort is SortColumn.NAME:
         return found
     if sort in _KEYS:
         return sorted(found, key=_KEYS[sort])
-    # What was seen lately is known of a few: they come first.
-    known = {c.name for c in found if c.name in lately.shares}
-    values = {name: _seen(name, sort, lately) for name in known}
-    first = sorted((c for c in found if c.name in known), key=lambda c: -values[c.name])
-    return first + [c for c in found if c.name not in known]
+    # Only recently active customers have samples; they come first.
+    active = {c.name for c in found if c.name in lately.shares}
+    values = {name: _sampled(name, sort, lately) for name in active}
+    first = sorted((c for c in found if c.name in active), key=lambda c: -values[c.name])
+    return first + [c for c in found if c.name not in active]
 
 
-def _seen(name: str, sort: Sort, lately: Lately) -> float:
-    if sort is Sort.SHARE:
+def _sampled(name: str, sort: SortColumn, lately: RecentActivity) -> float:
+    if sort is SortColumn.SHARE:
         return lately.shares[name].share
-    share = 0.5 if sort is Sort.P50 else 0.95
+    share = 0.5 if sort is SortColumn.P50 else 0.95
     return quantile(lately.waits.get(name, ()), share) or 0
 
 
-def _by_name(visitor: Visitor, q: str, after: str) -> Table:
-    """While the list is made for the first time: by name, those that begin so."""
-    store, lately = visitor.service.queue.store, visitor.page.trail.lately()
+def _by_name(visitor: Visitor, q: str, after: str) -> CustomerTable:
+    """Return customers by name with the prefix `q`, while the list is read for the first time."""
+    store, lately = visitor.service.queue.queries, visitor.page.trail.lately()
     rule, now = visitor.service.queue.settings.rule, visitor.service.clock.now()
     found = store.customers(names=[q]).customers if q and not after else []
     page = store.customers(after=after or q or None, size=SIZE)
     found += [c for c in page.customers if c.name.startswith(q) and c.name != q]
     more = page.next if found and found[-1].name.startswith(q) else None
-    return Table([row_of(c, lately, rule, now) for c in found], None, None, 1, None, more)
+    return CustomerTable([row_of(c, lately, rule, now) for c in found], None, None, 1, None, more)
 
 
 @router.get("/customer")
 def show_customer(
     request: Request, visitor: Overseer, name: Name, done: str | None = None
 ) -> Response:
-    """One customer."""
     return _customer(request, visitor, name, done=done)
 
 
@@ -179,12 +173,12 @@ def _customer(
     made: NewKey | None = None,
 ) -> Response:
     service = visitor.service
-    store, rule = service.queue.store, service.queue.settings.rule
+    store, rule = service.queue.queries, service.queue.settings.rule
     customer = service.queue.customer(name)
     documents = store.find(Filter(customer=name), size=HISTORY).documents
     keys = service.keys.list(customer=name, size=100) if visitor.operates else []
-    # A page that answers a form cannot be asked for again where it stands.
-    address: dict[str, Any] = (
+    # The response to a POST cannot be reloaded at its own URL.
+    reload_from: dict[str, Any] = (
         {} if made is None else {"live_from": link_to(request, "/customer", name=name)}
     )
     return render(
@@ -198,19 +192,19 @@ def _customer(
         keys=keys,
         made=made,
         done=done if done in ("saved", "revoked") else None,
-        **address,
+        **reload_from,
     )
 
 
 def count_drawn(documents: list[Document], rule: Rule, now: int) -> Markup | None:
-    """The count over time, from what the newest documents found; None if there are too few."""
-    points = [(d.submitted_at, d.count) for d in reversed(documents) if d.parent is None]
+    """Return a chart of the counts of these documents; None for fewer than two."""
+    points = [(d.submitted_at_us, d.count) for d in reversed(documents) if d.parent is None]
     if len(points) < 2:
         return None
     last = Count(points[-1][1], points[-1][0])
     if now > rule.resets_at(last):
         points.append((rule.resets_at(last), 0))
-    return count_chart(points, rule.bounds, now)
+    return Markup(count_chart(points, rule.bounds, now))
 
 
 @router.post("/customer")
@@ -224,7 +218,7 @@ def change_customer(
     paused: Annotated[bool | None, Form()] = None,
     back: Annotated[str, Form()] = "",
 ) -> Response:
-    """Weight and limit, or the pause. An empty limit is none."""
+    """Set weight and limit, or the pause. An empty limit removes it."""
     queue = visitor.service.queue
     with refusing_misuse():
         if weight is not None:
@@ -245,10 +239,13 @@ def make_key(
     customer: Annotated[str, Form(min_length=1, max_length=CUSTOMER_BYTES_MAX)],
     name: Annotated[str, Form(max_length=255)] = "",
 ) -> Response:
-    """Make a key of this customer, and show it this once."""
+    """Create a key of this customer and show it once."""
     keys = visitor.service.keys
     if visitor.caller is None or visitor.caller.key is None:
-        raise Problem(Code.WRONG_STATE, "the first key is an operator's: fairturn keys make")
+        raise Problem(
+            ProblemCode.WRONG_STATE,
+            'the first key must be an operator\'s: run "fairturn keys make --role operator"',
+        )
     visitor.service.queue.customer(customer)
     with refusing_misuse():
         made = keys.make(Role.CUSTOMER, name=name, customer=customer)
@@ -257,8 +254,7 @@ def make_key(
 
 @router.post("/customer/keys/revoke")
 def revoke_key(request: Request, visitor: Operator, id: Annotated[str, Form()]) -> Response:
-    """Let a key end now."""
     key = visitor.service.keys.revoke(id)
     if key.customer is None:
-        raise NotFound("the key is not that of a customer")
+        raise NotFound(f"key {id} does not belong to a customer")
     return see_other(request, "/customer", name=key.customer, done="revoked")

@@ -1,4 +1,4 @@
-"""Documents: filters that are also the address, many at once, and what matches as a file."""
+"""The list of documents: filters in the URL, bulk actions, export."""
 
 import csv
 import json
@@ -18,24 +18,22 @@ from fairturn.dashboard.visitors import Operator, Overseer, Visitor
 from fairturn.model import NAME_BYTES_MAX, State
 from fairturn.priority import LEVELS
 from fairturn.service import administration, shapes
-from fairturn.service.administration import BulkAction, BulkFilter
+from fairturn.service.administration import BulkActionJson, BulkFilterJson
 from fairturn.service.problems import refusing_misuse
 from fairturn.service.responses import ATTACHED
 from fairturn.service.submissions import moment_of
 from fairturn.validation.filters import Filters, to_filter
+from fairturn.wire import DOCUMENT, to_json
 
 SIZE = 50
 EXPORT_MAX = 1_000_000
-COLUMNS = (
-    "id", "customer", "state", "priority", "count", "name", "size_bytes", "submitted_at", "due_at",
-    "claimed_at", "ended_at", "attempts", "worker", "error",
-)  # fmt: skip
+COLUMNS = tuple(field.name for field in DOCUMENT if field.in_csv)
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
-class Asked(shapes.Asked):
-    """What the address says; an empty field says nothing."""
+class DocumentListQuery(shapes.RequestFields):
+    """The filters in the URL. An empty field matches every document."""
 
     customer: str = ""
     state: Annotated[list[State | Literal[""]], Field(default_factory=list)]
@@ -53,7 +51,7 @@ class Asked(shapes.Asked):
         return [n for n in self.priority if isinstance(n, int) and 1 <= n <= LEVELS]
 
     def query(self) -> dict[str, Any]:
-        """As it stands in an address."""
+        """Return the query parameters."""
         return {
             "customer": self.customer,
             "state": [state.value for state in self.states],
@@ -64,7 +62,7 @@ class Asked(shapes.Asked):
         }
 
     def filters(self) -> Filters:
-        """In the words of the queue."""
+        """Return the filters of `Queue.list`."""
         since, before = _moment(self.submitted_from), _moment(self.submitted_before)
         return Filters(
             customer=self.customer or None,
@@ -77,29 +75,28 @@ class Asked(shapes.Asked):
 
 
 def _moment(text: str) -> str | None:
-    """A field of a form has no zone: it is taken for UTC, and the label says so."""
+    """Add UTC, as the label of the field states, to a moment without a time zone."""
     if not text:
         return None
     return text if text[-1] in "Zz" or "+" in text or text.isdecimal() else f"{text}Z"
 
 
-class AskedPage(Asked):
+class DocumentListPageQuery(DocumentListQuery):
     after: str = ""
     looked: Annotated[int, Field(ge=0, le=LOOKED_MAX)] = 0
-    did_cancel: int | None = None  # after many were changed: how many
+    did_cancel: int | None = None  # documents changed by a bulk action
     did_retry: int | None = None
 
 
 @router.get("/documents")
 def show_documents(
-    request: Request, visitor: Overseer, asked: Annotated[AskedPage, Query()]
+    request: Request, visitor: Overseer, asked: Annotated[DocumentListPageQuery, Query()]
 ) -> Response:
-    """A page of the documents that match."""
     with refusing_misuse():
-        wanted = to_filter(asked.filters())
+        filter = to_filter(asked.filters())
     found = look(
-        visitor.service.queue.store,
-        wanted,
+        visitor.service.queue.queries,
+        filter,
         after=asked.after or None,
         size=SIZE,
         looked=asked.looked,
@@ -118,21 +115,19 @@ def show_documents(
 
 
 @router.get("/documents.csv")
-def export_csv(visitor: Overseer, asked: Annotated[Asked, Query()]) -> Response:
-    """What matches, as a table."""
+def export_csv(visitor: Overseer, asked: Annotated[DocumentListQuery, Query()]) -> Response:
     return _export(_csv(_found(visitor, asked)), "text/csv; charset=utf-8", "documents.csv")
 
 
 @router.get("/documents.json")
-def export_json(visitor: Overseer, asked: Annotated[Asked, Query()]) -> Response:
-    """What matches, as a list."""
+def export_json(visitor: Overseer, asked: Annotated[DocumentListQuery, Query()]) -> Response:
     return _export(_json(_found(visitor, asked)), "application/json", "documents.json")
 
 
-def _found(visitor: Visitor, asked: Asked) -> Iterator[dict[str, Any]]:
+def _found(visitor: Visitor, asked: DocumentListQuery) -> Iterator[dict[str, Any]]:
     with refusing_misuse():
         found = visitor.service.queue.iterate(**asked.filters())
-    return (shapes.fields_of(each, whole=True) for each in islice(found, EXPORT_MAX))
+    return (to_json(DOCUMENT, each) for each in islice(found, EXPORT_MAX))
 
 
 def _export(lines: Iterator[str], media_type: str, name: str) -> Response:
@@ -149,7 +144,7 @@ def _csv(documents: Iterator[dict[str, Any]]) -> Iterator[str]:
 
 
 def _cell(value: Any) -> Any:
-    """Text that a spreadsheet would take for a formula is marked as text."""
+    """Quote text that a spreadsheet would evaluate as a formula."""
     if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
         return f"'{value}"
     return value
@@ -163,24 +158,23 @@ def _json(documents: Iterator[dict[str, Any]]) -> Iterator[str]:
     yield "[]\n" if between == "[\n" else "\n]\n"
 
 
-class Confirmed(Asked):
+class BulkConfirmation(DocumentListQuery):
     action: Literal["cancel", "retry"]
 
 
 @router.get("/documents-bulk")
 def ask_before_bulk(
-    request: Request, visitor: Operator, asked: Annotated[Confirmed, Query()]
+    request: Request, visitor: Operator, asked: Annotated[BulkConfirmation, Query()]
 ) -> Response:
-    """Say how many documents it would be."""
+    """Show the number of matching documents, and ask for confirmation."""
     found = administration.act_in_bulk(request, caller_of(visitor), _bulk(asked, dry_run=True))
     return render(request, visitor, "bulk.html", asked=asked, query=asked.query(), found=found)
 
 
 @router.post("/documents-bulk")
 def act_in_bulk(
-    request: Request, visitor: Operator, asked: Annotated[Confirmed, Form()]
+    request: Request, visitor: Operator, asked: Annotated[BulkConfirmation, Form()]
 ) -> Response:
-    """Do it, and say what was done."""
     found = administration.act_in_bulk(request, caller_of(visitor), _bulk(asked, dry_run=False))
     visitor.page.directory.changed()
     return see_other(
@@ -188,9 +182,9 @@ def act_in_bulk(
     )
 
 
-def _bulk(asked: Confirmed, *, dry_run: bool) -> BulkAction:
+def _bulk(asked: BulkConfirmation, *, dry_run: bool) -> BulkActionJson:
     since, before = _moment(asked.submitted_from), _moment(asked.submitted_before)
-    filter = BulkFilter(
+    filter = BulkFilterJson(
         id=[],
         customer=asked.customer or None,
         state=asked.states,
@@ -199,4 +193,4 @@ def _bulk(asked: Confirmed, *, dry_run: bool) -> BulkAction:
         submitted_from=since,
         submitted_before=before,
     )
-    return BulkAction(action=asked.action, filter=filter, dry_run=dry_run)
+    return BulkActionJson(action=asked.action, filter=filter, dry_run=dry_run)

@@ -1,4 +1,4 @@
-"""A document: what happened to it, why it is where it is, and what can be done."""
+"""The page of a document: timeline, explanation, result, actions."""
 
 import json
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from fairturn.dashboard.avatars import plain
 from fairturn.dashboard.renderer import PageRoute, render, see_other
 from fairturn.dashboard.visitors import Changer, Known, Visitor
 from fairturn.explain.analysis import Audience, Explanation, without_position
-from fairturn.explain.reasons import Code as Said
+from fairturn.explain.reasons import Code as ReasonCode
 from fairturn.explain.reasons import Reason
 from fairturn.explain.sentences import tell
 from fairturn.explain.snapshot import waiting_since
@@ -19,24 +19,22 @@ from fairturn.service import documents as operations
 from fairturn.service.callers import Caller, stored_for
 
 RESULT_CHARACTERS_MAX = 20_000
-_PRIORITY = (Said.PRIORITY_FIRST, Said.PRIORITY_COUNTED, Said.PRIORITY_OF_PARENT)
-_OVERTAKEN = (Said.SERVED_MEANWHILE, Said.SERVED_AT_LEAST)
+_PRIORITY = (ReasonCode.PRIORITY_FIRST, ReasonCode.PRIORITY_COUNTED, ReasonCode.PRIORITY_OF_PARENT)
+_OVERTAKEN = (ReasonCode.SERVED_MEANWHILE, ReasonCode.SERVED_AT_LEAST)
 _ENDINGS = {State.COMPLETED: "completed", State.DEAD: "dead", State.CANCELLED: "cancelled"}
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
-class Event(NamedTuple):
-    """One point of the timeline: a text by its key with values, and when."""
-
-    key: str
+class TimelineEvent(NamedTuple):
+    key: str  # of a text
     at: int | None
     values: dict[str, object]
     kind: str = ""
 
 
-class Place(NamedTuple):
-    """Where a waiting document stands; the names of the fields are those of `split.html`."""
+class DocumentPosition(NamedTuple):
+    """The queue position of a waiting document. `split.html` uses the names of the fields."""
 
     position: int
     most: int
@@ -49,14 +47,13 @@ class Place(NamedTuple):
 
 
 def caller_of(visitor: Visitor) -> Caller:
-    """Who asks; a page that takes a key has one."""
+    """Return the caller of a page that requires a key."""
     assert visitor.caller is not None
     return visitor.caller
 
 
 @router.get("/documents/{id}")
 def show_document(request: Request, visitor: Known, id: str, done: str | None = None) -> Response:
-    """One document."""
     service, caller = visitor.service, caller_of(visitor)
     stored = stored_for(service, caller, id)
     document = stored.document
@@ -78,7 +75,7 @@ def show_document(request: Request, visitor: Known, id: str, done: str | None = 
 
 
 def explained_to(visitor: Visitor, id: str) -> Explanation:
-    """The explanation that the visitor may see."""
+    """Return the explanation, limited to what the visitor may see."""
     audience = Audience.OPERATOR if visitor.oversees else Audience.CUSTOMER
     explained = visitor.service.queue.explain(id, audience)
     if not visitor.oversees and not visitor.service.plan.show_positions:
@@ -86,76 +83,79 @@ def explained_to(visitor: Visitor, id: str) -> Explanation:
     return explained
 
 
-def place_of(explained: Explanation) -> Place | None:
-    """The position with its split; None for what does not wait, and where nobody can say."""
+def place_of(explained: Explanation) -> DocumentPosition | None:
+    """Return the position; None if the document does not wait or has no position."""
     position, starts = explained.position, explained.forecast
     if position is None:
         return None
     before = position.before
-    return Place(
+    return DocumentPosition(
         position=position.bounds.least + 1,
         most=position.bounds.most + 1,
         better=before.better_levels,
         turns=before.other_turns,
         longest=before.longest_waiting,
         own=before.own,
-        starts_at=None if starts is None else starts.earliest_at,
-        latest_at=None if starts is None else starts.latest_at,
+        starts_at=None if starts is None else starts.earliest_at_us,
+        latest_at=None if starts is None else starts.latest_at_us,
     )
 
 
-def timeline(document: Document, explained: Explanation, *, whole: bool) -> list[Event]:
-    """What happened, in the order in which it did."""
-    events = [Event("event_submitted", document.submitted_at, {})]
+def timeline(document: Document, explained: Explanation, *, whole: bool) -> list[TimelineEvent]:
+    """Return the events of a document in chronological order."""
+    events = [TimelineEvent("event_submitted", document.submitted_at_us, {})]
     events += (
-        _priority(r, document.submitted_at) for r in explained.reasons if r.code in _PRIORITY
+        _priority(r, document.submitted_at_us) for r in explained.reasons if r.code in _PRIORITY
     )
-    if document.due_at is not None and document.attempts == 0:
-        events.append(Event("event_due", document.due_at, {}))
+    if document.due_at_us is not None and document.attempts == 0:
+        events.append(TimelineEvent("event_due", document.due_at_us, {}))
     events += (_overtaken(r) for r in explained.reasons if r.code in _OVERTAKEN)
-    if document.claimed_at is not None:
-        waited = max(0, document.claimed_at - waiting_since(document))
+    if document.claimed_at_us is not None:
+        waited = max(0, document.claimed_at_us - waiting_since(document))
         values: dict[str, object] = {"n": document.attempts, "waited": waited}
         if whole and document.worker is not None:
             events.append(
-                Event(
-                    "event_claimed_by", document.claimed_at, {**values, "worker": document.worker}
+                TimelineEvent(
+                    "event_claimed_by",
+                    document.claimed_at_us,
+                    {**values, "worker": document.worker},
                 )
             )
         else:
-            events.append(Event("event_claimed", document.claimed_at, values))
+            events.append(TimelineEvent("event_claimed", document.claimed_at_us, values))
     if document.state is State.RUNNING:
-        events.append(Event("event_running", None, {}, "running"))
+        events.append(TimelineEvent("event_running", None, {}, "running"))
     if document.cancel_requested and not document.ended:
-        events.append(Event("event_stopping", None, {}, "late"))
+        events.append(TimelineEvent("event_stopping", None, {}, "late"))
     if document.error is not None:
-        events.append(Event("event_failed", None, {"error": document.error}, "failed"))
-    if document.ended_at is not None:
+        events.append(TimelineEvent("event_failed", None, {"error": document.error}, "failed"))
+    if document.ended_at_us is not None:
         ending = _ENDINGS[document.state]
-        events.append(Event(f"event_{ending}", document.ended_at, {}, ending))
+        events.append(TimelineEvent(f"event_{ending}", document.ended_at_us, {}, ending))
     return events
 
 
-def _priority(reason: Reason, at: int) -> Event:
-    """The priority, and where it is from: the count that the document found, or its parent."""
+def _priority(reason: Reason, at: int) -> TimelineEvent:
     given = reason.parameters
-    if reason.code is Said.PRIORITY_OF_PARENT:
-        return Event(
+    if reason.code is ReasonCode.PRIORITY_OF_PARENT:
+        return TimelineEvent(
             "event_inherited", at, {"priority": given["priority"], "parent": given["parent"]}
         )
-    return Event("event_level", at, {"priority": given["priority"], "count": given.get("count", 0)})
+    return TimelineEvent(
+        "event_level", at, {"priority": given["priority"], "count": given.get("count", 0)}
+    )
 
 
-def _overtaken(reason: Reason) -> Event:
-    """By how many, and for those who may know it, of whom most of them are."""
+def _overtaken(reason: Reason) -> TimelineEvent:
+    """Return how many documents were served first, for operators with the largest customers."""
     served = reason.parameters
     largest, values = served.get("largest"), {"n": served["documents"]}
     if not isinstance(largest, tuple) or not largest:
-        return Event("event_overtaken", None, {**values})
+        return TimelineEvent("event_overtaken", None, {**values})
     names = [f"{plain(name)} ({n})" for name, n in largest]
     if served["customers"] != len(names):
         names.append("…")
-    return Event("event_overtaken_by", None, {**values, "names": ", ".join(names)})
+    return TimelineEvent("event_overtaken_by", None, {**values, "names": ", ".join(names)})
 
 
 def _result(stored: Stored) -> str | None:
@@ -165,32 +165,28 @@ def _result(stored: Stored) -> str | None:
 
 
 def _shown(value: object) -> str:
-    """JSON for people, up to a bound."""
+    """Return indented JSON, truncated."""
     text = json.dumps(value, ensure_ascii=False, indent=2, sort_keys=True)
     return text if len(text) <= RESULT_CHARACTERS_MAX else text[:RESULT_CHARACTERS_MAX] + " …"
 
 
 @router.get("/documents/{id}/content")
 async def get_content(request: Request, visitor: Known, id: str) -> Response:
-    """Download what was submitted."""
     return await operations.get_content(request, caller_of(visitor), id)
 
 
 @router.get("/documents/{id}/result")
 async def get_result_file(request: Request, visitor: Known, id: str) -> Response:
-    """Download the file that the handler gave back."""
     return await operations.get_result_file(request, caller_of(visitor), id)
 
 
 @router.post("/documents/{id}/cancel")
 def cancel(request: Request, visitor: Changer, id: str) -> Response:
-    """Cancel it."""
     operations.cancel_document(request, caller_of(visitor), id)
     return see_other(request, f"/documents/{id}", done="cancelled")
 
 
 @router.post("/documents/{id}/retry")
 def retry(request: Request, visitor: Changer, id: str) -> Response:
-    """Try it again."""
     operations.retry_document(request, caller_of(visitor), id)
     return see_other(request, f"/documents/{id}", done="retried")

@@ -1,35 +1,33 @@
-"""Documents that failed: dead ones, and those that are delayed until their next attempt.
+"""Failed documents: dead ones, and those delayed until their next attempt.
 
-A store keeps the number of neither. One page of each is read, among the newest documents, so that
-the cost is bounded whatever the queue holds; beyond that the numbers are lower bounds.
+A store has no counter of either. One page of each is read among the newest documents, so that the
+cost is bounded; the numbers of larger queues are lower bounds.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from fairturn.model import PAGE_MAX, Document, Filter, Page, State, Summary
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueryStore
 
-DEAD_REACH = 100_000  # newest documents, among which dead ones are looked for,
-DEAD_LOOKS = 3  # at most: the numbers of documents jump where a new epoch begins
+DEAD_REACH = 100_000  # row numbers per query; they jump at the start of a new epoch,
+DEAD_LOOKS = 3  # so that up to three queries are made
 
 
 class Failures(NamedTuple):
-    """The documents that failed and were not completed since, at one moment."""
-
     dead: int
     died_lately: int
     retrying: int
     dead_exact: bool
     retrying_exact: bool
-    last: Document | None  # the one that failed last
+    last: Document | None  # the last one to fail
 
 
 def failures_of(
-    store: Store, summary: Summary, newest: Sequence[Document], *, since: int
+    store: QueryStore, summary: Summary, newest: Sequence[Document], *, since: int
 ) -> Failures:
-    """The failures of a queue; `since` is where "lately" begins. `newest` are its newest documents,
-    which stand for all if too many are delayed to read them."""
+    """Return the failures of a queue; `died_lately` counts from `since`. If too many documents are
+    delayed to read them, only those among `newest` are counted."""
     dead, more_dead = _newest_dead(store) if summary.dead else Page([], None)
     few_delayed = summary.delayed <= PAGE_MAX
     if summary.delayed and few_delayed:
@@ -48,8 +46,7 @@ def failures_of(
     )
 
 
-def _newest_dead(store: Store) -> Page:
-    """The newest dead documents, and whether there may be more."""
+def _newest_dead(store: QueryStore) -> Page:
     dead: list[Document] = []
     after: str | None = None
     for _ in range(DEAD_LOOKS):
@@ -63,5 +60,5 @@ def _newest_dead(store: Store) -> Page:
 
 
 def _failed_at(document: Document) -> int:
-    """When it died. Of a document that is delayed only the begin of the attempt is known."""
-    return document.ended_at or document.claimed_at or 0
+    """Return when it died, or for a delayed document when its last attempt started."""
+    return document.ended_at_us or document.claimed_at_us or 0

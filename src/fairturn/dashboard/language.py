@@ -1,4 +1,4 @@
-"""Words, numbers and durations in one language."""
+"""Texts, numbers and durations in one language."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -14,8 +14,8 @@ NONE = "–"
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
-class Tongue:
-    """One language, as templates use it."""
+class PageLanguage:
+    """The formatting functions of templates, for one language."""
 
     def __init__(self, language: Language) -> None:
         self.language = language
@@ -23,7 +23,7 @@ class Tongue:
         self.told_in = language.name if language.name in languages() else ENGLISH
 
     def say(self, key: str, **values: Any) -> str:
-        """A text by its key. Numbers are written as people do; with `n` it has the right form."""
+        """Return a text by its key, with localised numbers and the plural form of its count."""
         one, many, by = TEXTS[key]
         n = values.get(by) if by else 1
         text = self.language.find(one, many, n if isinstance(n, int) else 1)
@@ -36,15 +36,14 @@ class Tongue:
         }
 
     def number(self, value: float, digits: int = 3) -> str:
-        """A number, rounded to so many digits after the mark."""
+        """Return a number rounded to `digits` decimals, with a true minus sign."""
         return self.language.number(round(value, digits)).replace("-", "\u2212")
 
     def percent(self, share: float) -> str:
-        """A share of one."""
         return f"{self.number(share * 100, 0 if share >= 0.1 else 1)}\u00a0%"
 
     def short(self, us: float | None) -> str:
-        """A duration in one unit or two, with symbols: for tables and numbers."""
+        """Return a duration in one or two units, with symbols."""
         if us is None:
             return NONE
         seconds = max(0.0, us / SECOND_US)
@@ -61,7 +60,7 @@ class Tongue:
         return " ".join(part for place, part in enumerate(parts) if place == 0 or part[0] != "0")
 
     def brief(self, us: float | None) -> str:
-        """A duration in the one unit that says most, for where the exact one stands behind."""
+        """Return a duration in its largest unit, where the exact one is shown as well."""
         if us is None or us < 90 * SECOND_US:
             return self.short(us)
         for unit, length in _UNITS[:3]:
@@ -71,7 +70,7 @@ class Tongue:
         raise AssertionError
 
     def clock(self, us: float | None) -> str:
-        """What is left, as minutes and seconds: 24:58."""
+        """Return a remaining time such as 24:58."""
         if us is None:
             return NONE
         seconds = max(0, round(us / SECOND_US))
@@ -80,11 +79,9 @@ class Tongue:
         return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
     def words(self, us: int) -> str:
-        """A duration in words."""
         return duration(us, self.language)
 
     def bytes(self, size: int) -> str:
-        """A size in the unit that fits."""
         for unit, length in (("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1_000)):
             if size >= length:
                 return f"{self.number(size / length, 1)}\u00a0{unit}"
@@ -92,16 +89,15 @@ class Tongue:
 
 
 def moment(us: int) -> str:
-    """A moment as an exact text: ISO 8601 in UTC."""
+    """Return a moment in ISO 8601, in UTC."""
     return to_datetime(us).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def day_and_time(us: int) -> str:
-    """The same for people, to the second; scripts put it into the reader's time zone."""
+    """Return a moment to the second; scripts convert it to the reader's time zone."""
     whole = to_datetime(us)
     return (whole - timedelta(microseconds=whole.microsecond)).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def all_tongues() -> dict[str, Tongue]:
-    """Every language, by its name."""
-    return {name: Tongue(load(name)) for name in languages()}
+def all_tongues() -> dict[str, PageLanguage]:
+    return {name: PageLanguage(load(name)) for name in languages()}

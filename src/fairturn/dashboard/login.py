@@ -1,4 +1,4 @@
-"""Login by key, and leaving."""
+"""Login with an access key, and logout."""
 
 from typing import Annotated
 
@@ -8,14 +8,13 @@ from starlette.responses import Response
 from fairturn.dashboard.renderer import PageRoute, render, see_other
 from fairturn.dashboard.visitors import SESSION_COOKIE, Anybody, Visitor, refuse_other_origins
 from fairturn.service.callers import address_of, is_local
-from fairturn.service.problems import Code, Problem
+from fairturn.service.problems import Problem, ProblemCode
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 @router.get("/login")
 def show_login(request: Request, visitor: Anybody, next: str = "/") -> Response:
-    """Where a key is asked for."""
     return _login(request, visitor, next)
 
 
@@ -26,14 +25,13 @@ def log_in(
     key: Annotated[str, Form()] = "",
     next: Annotated[str, Form()] = "/",
 ) -> Response:
-    """Begin a session for a key."""
     refuse_other_origins(request)
     service, address = visitor.service, address_of(request)
     if request.url.scheme != "https" and not is_local(request):
-        raise Problem(Code.HTTPS_NEEDED)
+        raise Problem(ProblemCode.HTTPS_NEEDED)
     shut_out_s = service.rates.seconds_shut_out(address)
     if shut_out_s:
-        raise Problem(Code.RATE_LIMITED, retry_after_s=shut_out_s)
+        raise Problem(ProblemCode.RATE_LIMITED, retry_after_s=shut_out_s)
     found = service.keys.check(key.strip())
     if found is None:
         service.rates.refuse(address)
@@ -51,7 +49,6 @@ def log_in(
 
 @router.post("/logout")
 def log_out(request: Request, visitor: Anybody) -> Response:
-    """End the session."""
     refuse_other_origins(request)
     visitor.page.sessions.end(request.cookies.get(SESSION_COOKIE, ""))
     response = see_other(request, "/login")
@@ -67,12 +64,12 @@ def _login(request: Request, visitor: Visitor, next: str, *, refused: bool = Fal
         status=401 if refused else 200,
         next=back_to(next),
         refused=refused,
-        # The browser still has the name of a session that this process has ended or forgotten.
+        # The browser still sends the token of an expired session or of an earlier process.
         ended=visitor.caller is None and SESSION_COOKIE in request.cookies,
     )
 
 
 def back_to(path: str) -> str:
-    """A path on this service and nowhere else."""
+    """Return the path, or "/" if a browser could resolve it to another host."""
     local = path.startswith("/") and not path.startswith(("//", "/\\"))
     return path if local and path.isprintable() and "\\" not in path else "/"

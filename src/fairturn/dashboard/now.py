@@ -1,4 +1,4 @@
-"""Now: who is next, who is worked for, how long documents wait."""
+"""The page Now: next documents, running documents, waits."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,24 +8,30 @@ from fastapi import APIRouter, Request
 from markupsafe import Markup
 from starlette.responses import Response
 
+from fairturn.charts.series import Note, Series, waits_chart
 from fairturn.clock import SECOND_US
-from fairturn.dashboard.charts import Note, Series, waits_chart
-from fairturn.dashboard.comparison import Comparison
-from fairturn.dashboard.customer_index import Directory
-from fairturn.dashboard.documents import Place, place_of
-from fairturn.dashboard.language import Tongue
+from fairturn.dashboard.comparison import DemoComparison
+from fairturn.dashboard.customer_index import CustomerIndex
+from fairturn.dashboard.documents import DocumentPosition, place_of
+from fairturn.dashboard.language import PageLanguage
 from fairturn.dashboard.renderer import PageRoute, render, see_other
-from fairturn.dashboard.samples import RECENT_US, Lately, Share, Trail, quantile
+from fairturn.dashboard.samples import (
+    RECENT_US,
+    ActivitySampler,
+    RecentActivity,
+    WorkShare,
+    quantile,
+)
 from fairturn.dashboard.visitors import Known, Visitor
 from fairturn.errors import NotFound
 from fairturn.explain.analysis import Explanation
 from fairturn.explain.sentences import tell
-from fairturn.model import Customer, Document, Filter, Lanes, State
-from fairturn.priority import Count, Rule
+from fairturn.model import Customer, CustomerSummary, Document, Filter, Lanes, State
+from fairturn.priority import Rule
 from fairturn.queue import Queue
 from fairturn.service.administration import workers_of
-from fairturn.service.shapes import Worker
-from fairturn.stores.contract import Store
+from fairturn.service.shapes import WorkerJson
+from fairturn.stores.contract import QueryStore
 
 CHIPS = 24
 RUNNING_READ, RUNNING_SHOWN = 200, 8
@@ -37,54 +43,48 @@ EXAMPLE_US = SECOND_US
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
-class Lane(NamedTuple):
-    """One priority: how many wait, who is next, since when the oldest waits."""
+class LaneRow(NamedTuple):
+    """One priority."""
 
     priority: int
     waiting: int
-    chips: Sequence[Document]  # the next one first
+    chips: Sequence[Document]  # the next documents, in order
     more: int
-    since: int | None
+    since: int | None  # when the oldest began to wait
 
 
-class Row(NamedTuple):
-    """A customer in a table."""
-
+class CustomerRow(NamedTuple):
     customer: Customer
     next_priority: int
-    share: Share | None
+    share: WorkShare | None
     wait_p50: int | None
     wait_p95: int | None
     resets_at: int | None
 
 
-class Load(NamedTuple):
-    """A worker: how many documents it runs, and how many it can run at the same time."""
-
+class WorkerLoad(NamedTuple):
     name: str
     busy: int
     slots: int
 
 
-class Why(NamedTuple):
-    """Why one document waits: what is before it, and sentences."""
-
+class WaitExplanation(NamedTuple):
     document: Document
-    place: Place
+    place: DocumentPosition
     sentences: list[str]
 
 
-class Example:
-    """The document whose wait is explained: asked about once a second, however many look."""
+class ExampleCache:
+    """Caches the explained document for a second, for all visitors."""
 
     def __init__(self) -> None:
         self._at: int | None = None
         self._found: tuple[Document, Explanation] | None = None
 
     def found(
-        self, queue: Queue, lanes: Sequence[Lane], now: int
+        self, queue: Queue, lanes: Sequence[LaneRow], now: int
     ) -> tuple[Document, Explanation] | None:
-        """One that others slip past, in the last lane that has any."""
+        """Return the sixth document (or the last) of the lowest priority that has any."""
         chips = next((lane.chips for lane in reversed(lanes) if lane.chips), ())
         if not chips:
             return None
@@ -93,14 +93,13 @@ class Example:
             try:
                 self._found = document, queue.explain(document.id)
             except NotFound:
-                self._found = None  # it was deleted meanwhile
+                self._found = None  # deleted since the lanes were read
             self._at = now
         return self._found
 
 
 @router.get("/")
 def show_now(request: Request, visitor: Known) -> Response:
-    """The page for operators; a customer goes to its own."""
     if not visitor.oversees:
         return see_other(request, "/mine")
     page = visitor.page
@@ -112,16 +111,16 @@ def show_now(request: Request, visitor: Known) -> Response:
 def now_page(
     request: Request,
     visitor: Visitor,
-    trail: Trail,
-    directory: Directory,
-    example: Example,
+    trail: ActivitySampler,
+    directory: CustomerIndex,
+    example: ExampleCache,
     *,
-    comparison: Comparison | None,
+    comparison: DemoComparison | None,
     demo: bool = False,
 ) -> Response:
-    """The page of a queue: the real one, or that of the demo."""
+    """Render the page for the real queue or that of the demo."""
     service = visitor.service
-    store, now = service.queue.store, service.clock.now()
+    store, now = service.queue.queries, service.clock.now()
     summary, lanes = store.summary(), store.lanes(size=CHIPS)
     running = store.find(Filter(states=(State.RUNNING,)), size=RUNNING_READ).documents
     workers = [worker for worker in workers_of(service) if worker.alive]
@@ -133,7 +132,7 @@ def now_page(
         paused = tuple(c.name for c in lately.customers.values() if c.settings.paused)
     else:
         paused = listed.paused
-    # Of a demo it is known who is quiet; else it is who had little of the work.
+    # The quiet customers of a demo are known; otherwise they are those below their fair share.
     compared = None if comparison is None else comparison.with_measured(lately)
     quiet_p99 = quantile(lately.quiet_waits(), 0.99) if compared is None else compared.fair_us
     drawn = lately.drawn()
@@ -174,9 +173,9 @@ def now_page(
     )
 
 
-def _lanes(lanes: Lanes, waiting: Sequence[int], oldest: Mapping[int, int]) -> list[Lane]:
+def _lanes(lanes: Lanes, waiting: Sequence[int], oldest: Mapping[int, int]) -> list[LaneRow]:
     return [
-        Lane(
+        LaneRow(
             priority,
             waiting[priority - 1],
             upcoming,
@@ -187,15 +186,17 @@ def _lanes(lanes: Lanes, waiting: Sequence[int], oldest: Mapping[int, int]) -> l
     ]
 
 
-def _loads(workers: Sequence[Worker], running: Sequence[Document]) -> list[Load]:
-    """The workers that are alive, the busiest first. Documents that a worker has claimed ahead
-    have the state `running` too; only those in a slot are counted."""
+def _loads(workers: Sequence[WorkerJson], running: Sequence[Document]) -> list[WorkerLoad]:
+    """Return the workers, the busiest first. Prefetched documents are `running` too, so that the
+    number per worker is capped at its slots."""
     claimed = Counter(document.worker for document in running)
-    loads = [Load(w.name, min(w.slots, claimed[w.name]), w.slots) for w in workers]
+    loads = [WorkerLoad(w.name, min(w.slots, claimed[w.name]), w.slots) for w in workers]
     return sorted(loads, key=lambda load: (-load.busy, load.name))
 
 
-def _why(visitor: Visitor, example: Example, lanes: Sequence[Lane]) -> Why | None:
+def _why(
+    visitor: Visitor, example: ExampleCache, lanes: Sequence[LaneRow]
+) -> WaitExplanation | None:
     found = example.found(visitor.service.queue, lanes, visitor.service.clock.now())
     if found is None:
         return None
@@ -203,34 +204,35 @@ def _why(visitor: Visitor, example: Example, lanes: Sequence[Lane]) -> Why | Non
     place = place_of(explained)
     if place is None:
         return None
-    return Why(document, place, tell(explained, visitor.tongue.told_in)[1:3])
+    return WaitExplanation(document, place, tell(explained, visitor.tongue.told_in)[1:3])
 
 
-def row_of(customer: Customer, lately: Lately, rule: Rule, now: int) -> Row:
-    """A customer with what was seen of it lately."""
+def row_of(customer: Customer, lately: RecentActivity, rule: Rule, now: int) -> CustomerRow:
     waits = lately.waits.get(customer.name, ())
     return standing_of(customer, rule, now, waits=waits, share=lately.shares.get(customer.name))
 
 
 def standing_of(
-    customer: Customer, rule: Rule, now: int, *, waits: Sequence[int], share: Share | None = None
-) -> Row:
-    """A customer with its count as the next document would find it."""
-    updated_at = customer.count_updated_at
-    last = None if updated_at is None else Count(customer.count, updated_at)
-    resets_at = None if last is None else rule.resets_at(last)
-    return Row(
+    customer: Customer,
+    rule: Rule,
+    now: int,
+    *,
+    waits: Sequence[int],
+    share: WorkShare | None = None,
+) -> CustomerRow:
+    summary = CustomerSummary.of(customer, rule, now)
+    return CustomerRow(
         customer=customer,
-        next_priority=rule.priority(rule.check(last, now).value),
+        next_priority=summary.priority_of_next,
         share=share,
         wait_p50=quantile(waits, 0.5),
         wait_p95=quantile(waits, 0.95),
-        resets_at=resets_at if resets_at is not None and resets_at >= now else None,
+        resets_at=summary.resets_at_us,
     )
 
 
-def _foremost(lately: Lately, store: Store) -> list[Customer]:
-    """Those with most waiting, then most work, as they are now."""
+def _foremost(lately: RecentActivity, store: QueryStore) -> list[Customer]:
+    """Return the customers with most waiting documents, then with the largest share."""
 
     def key(customer: Customer) -> tuple[int, float, str]:
         share = lately.shares.get(customer.name)
@@ -240,8 +242,8 @@ def _foremost(lately: Lately, store: Store) -> list[Customer]:
     return sorted(store.customers(names=names).customers, key=key) if names else []
 
 
-def waits_drawn(lately: Lately, tongue: Tongue) -> Markup | None:
-    """The chart of waits; None if there is nothing to draw yet."""
+def waits_drawn(lately: RecentActivity, tongue: PageLanguage) -> Markup | None:
+    """Return the chart of waits; None if there are no samples yet."""
     buckets = lately.drawn()
     series = [
         Series("first-come", tongue.say("chart_first_come"), [b.first_come_us for b in buckets]),
@@ -256,14 +258,15 @@ def waits_drawn(lately: Lately, tongue: Tongue) -> Markup | None:
     if not any(value is not None for line in series for value in line.values):
         return None
     notes = [
-        Note(mark.at, tongue.say(mark.kind, customer=mark.who, n=mark.documents))
+        Note(mark.at, tongue.say(mark.kind, customer=mark.name, n=mark.documents))
         for mark in lately.marks[-3:]
     ]
-    return waits_chart([b.at for b in buckets], [*thin, *series], notes, tongue.number(0.5)[1])
+    moments = [b.at for b in buckets]
+    return Markup(waits_chart(moments, [*thin, *series], notes, tongue.number(0.5)[1]))
 
 
-def _chart_rows(lately: Lately) -> list[tuple[int, list[int | None]]]:
-    """What the chart shows, and more: by half minute, the newest first."""
+def _chart_rows(lately: RecentActivity) -> list[tuple[int, list[int | None]]]:
+    """Return the values of the chart and more percentiles, the newest first."""
     rows = []
     for bucket in reversed(lately.drawn()):
         values = [

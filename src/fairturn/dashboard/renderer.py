@@ -1,5 +1,4 @@
-"""Templates to answers. Everything that is put into a template is escaped; nothing is marked safe
-but what `charts.py` has drawn."""
+"""Renders templates. All values are escaped except the charts of `fairturn.charts`."""
 
 import hashlib
 from collections.abc import Callable
@@ -17,11 +16,11 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from fairturn.dashboard.avatars import face_of, plain
 from fairturn.dashboard.language import day_and_time, moment
-from fairturn.dashboard.visitors import Shut, Visitor, anybody
+from fairturn.dashboard.visitors import KeyRequired, Visitor, anybody
 from fairturn.errors import FairturnError
 from fairturn.priority import LEVELS
 from fairturn.service.administration import workers_of
-from fairturn.service.problems import MESSAGES, STATUS, Code, Problem, problem_of
+from fairturn.service.problems import MESSAGES, STATUS, Problem, ProblemCode, problem_of
 
 POLICY = (
     "default-src 'none'; script-src 'self'; worker-src 'self'; style-src 'self'; img-src 'self'; "
@@ -30,12 +29,12 @@ POLICY = (
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Frame-Options": "DENY",
-    # Without a referrer, the browser would not say either where a form of ours comes from.
+    # With no-referrer, browsers would send "Origin: null" with forms.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Vary": "Accept-Language, Cookie",
 }
-_AGAIN = (
+_RELOAD = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><title>fairturn</title>'
     '<meta http-equiv="refresh" content="0"></html>'
 )
@@ -57,15 +56,13 @@ LANGUAGE_NAMES = {
 
 @cache
 def static_file(name: str) -> bytes:
-    """A file of ours, read once."""
     return (resources.files("fairturn.dashboard") / "static" / name).read_bytes()
 
 
 @cache
 def _version() -> str:
-    """Changes with every change of a file, so that browsers may keep the files for ever."""
-    together = hashlib.sha256(b"".join(static_file(name) for name in STATIC))
-    return together.hexdigest()[:12]
+    """Return a hash of all static files for their URLs, so that browsers may cache them forever."""
+    return hashlib.sha256(b"".join(static_file(name) for name in STATIC)).hexdigest()[:12]
 
 
 @cache
@@ -85,7 +82,6 @@ def _environment() -> Environment:
 def render(
     request: Request, visitor: Visitor, template: str, *, status: int = 200, **values: Any
 ) -> Response:
-    """A page as an answer."""
     tongue, root = visitor.tongue, request.scope.get("root_path", "")
     path = request.url.path
     html = (
@@ -116,60 +112,57 @@ def render(
 
 
 def _alive_workers(visitor: Visitor) -> int:
-    """For the line at the top, of those who may see it."""
     if not visitor.oversees:
         return 0
     return sum(worker.alive for worker in workers_of(visitor.service))
 
 
 def _link(root: str, path: str, **query: Any) -> str:
-    """An address of ours, with what is not None as its query."""
+    """Return a URL; parameters that are None or empty are omitted."""
     given = {name: value for name, value in query.items() if value is not None and value != ""}
     return f"{root}{path}" + (f"?{urlencode(given, doseq=True)}" if given else "")
 
 
 def link_to(request: Request, path: str, **query: Any) -> str:
-    """An address of ours."""
     return _link(request.scope.get("root_path", ""), path, **query)
 
 
 def see_other(request: Request, path: str, **query: Any) -> Response:
-    """After a change: go and look."""
     return RedirectResponse(link_to(request, path, **query), 303)
 
 
 class PageRoute(APIRoute):
-    """A route whose problems are pages too."""
+    """A route that renders problems as pages."""
 
     def get_route_handler(self) -> Callable[[Request], Any]:
         handle = super().get_route_handler()
 
-        async def handle_or_tell(request: Request) -> Response:
+        async def handle_or_show_problem(request: Request) -> Response:
             try:
                 response: Response = await handle(request)
                 return response
-            except Shut:
+            except KeyRequired:
                 if _followed_from_elsewhere(request):
-                    return HTMLResponse(_AGAIN, headers=HEADERS)
+                    return HTMLResponse(_RELOAD, headers=HEADERS)
                 return see_other(request, "/login", next=_local(request))
             except (Problem, FairturnError) as error:
                 problem = problem_of(error)
-                if problem.code is Code.INTERNAL:
+                if problem.code is ProblemCode.INTERNAL:
                     raise
             except RequestValidationError:
-                problem = Problem(Code.INVALID)
+                problem = Problem(ProblemCode.INVALID)
             except HTTPException as error:
                 if error.status_code != 404:
                     raise
-                problem = Problem(Code.NOT_FOUND)
+                problem = Problem(ProblemCode.NOT_FOUND)
             return tell(request, problem)
 
-        return handle_or_tell
+        return handle_or_show_problem
 
 
 def _followed_from_elsewhere(request: Request) -> bool:
-    """A strict cookie is not sent by who follows a link from another site. The page asks for itself
-    once more, and then it is."""
+    """Return whether the user followed a link from another site. The browser then withholds the
+    SameSite=Strict cookie; a page that reloads itself gets it."""
     headers = request.headers
     return request.method == "GET" and (
         headers.get("sec-fetch-site") in ("cross-site", "same-site")
@@ -178,7 +171,7 @@ def _followed_from_elsewhere(request: Request) -> bool:
 
 
 def tell(request: Request, problem: Problem) -> Response:
-    """A problem as a page."""
+    """Render a problem."""
     visitor = anybody(request)
     return render(
         request,
@@ -192,12 +185,12 @@ def tell(request: Request, problem: Problem) -> Response:
 
 
 def _local(request: Request) -> str | None:
-    """Where to go after the login; only for pages that can be asked for again."""
+    """Return where to go after the login: only pages reached by GET can be opened again."""
     here = _here(request)
     return None if request.method != "GET" or here == "/" else here
 
 
 def _here(request: Request) -> str:
-    """The address of the page on this service, without what a proxy has before it."""
+    """Return the path and query of the page, without the prefix of a proxy."""
     path = request.url.path.removeprefix(request.scope.get("root_path", "")) or "/"
     return path + (f"?{request.url.query}" if request.url.query else "")

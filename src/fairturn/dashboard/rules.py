@@ -1,4 +1,4 @@
-"""How priorities work: for customers, from the settings in force. It takes no key."""
+"""The page that explains the priority rule to customers, by the current settings, without a key."""
 
 from typing import Annotated, NamedTuple
 
@@ -16,8 +16,8 @@ APART_S_MAX = 1_000_000.0
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
-class Row(NamedTuple):
-    """One priority: the counts that lead to it, and which documents of a burst those are."""
+class LevelRow(NamedTuple):
+    """One priority: its range of counts, and its range of documents in one upload."""
 
     priority: int
     highest: int
@@ -26,38 +26,33 @@ class Row(NamedTuple):
     last: int | None
 
 
-class Share(NamedTuple):
-    """How many of the documents get a priority, and which is the first."""
-
+class LevelShare(NamedTuple):
     priority: int
     documents: int
-    first: int | None
+    first: int | None  # number of the first document with this priority
 
 
-class Calculated(NamedTuple):
-    """What the rule makes of a row of documents."""
-
+class RuleCalculation(NamedTuple):
     documents: int
     apart_s: float
-    shares: tuple[Share, ...]
+    shares: tuple[LevelShare, ...]
     resets: int
     most: int  # documents of one priority
-    last: int  # the priority of the last one
+    last: int  # priority of the last document
 
 
-def rows_of(rule: Rule) -> list[Row]:
-    """The table of the nine priorities."""
-    rows: list[Row] = []
+def rows_of(rule: Rule) -> list[LevelRow]:
+    rows: list[LevelRow] = []
     highest = 0
     for priority, bound in enumerate((*rule.bounds, None), 1):
         last = None if bound is None else 1 - bound
-        rows.append(Row(priority, highest, bound, 1 - highest, last))
+        rows.append(LevelRow(priority, highest, bound, 1 - highest, last))
         highest = 0 if bound is None else bound - 1
     return rows
 
 
-def calculate(rule: Rule, documents: int, apart_s: float) -> Calculated:
-    """The priorities of so many documents, one after another, so far apart."""
+def calculate(rule: Rule, documents: int, apart_s: float) -> RuleCalculation:
+    """Return the priorities of documents submitted at intervals of `apart_s`."""
     apart_us = round(apart_s * SECOND_US)
     found: list[list[int]] = [[] for _ in range(LEVELS)]
     last: Count | None = None
@@ -68,11 +63,11 @@ def calculate(rule: Rule, documents: int, apart_s: float) -> Calculated:
         priority = rule.priority(last.value)
         found[priority - 1].append(number + 1)
     shares = tuple(
-        Share(level, len(numbers), numbers[0] if numbers else None)
+        LevelShare(level, len(numbers), numbers[0] if numbers else None)
         for level, numbers in enumerate(found, 1)
     )
     most = max(share.documents for share in shares)
-    return Calculated(documents, apart_s, shares, resets, most, priority)
+    return RuleCalculation(documents, apart_s, shares, resets, most, priority)
 
 
 @router.get("/priorities")
@@ -82,7 +77,6 @@ def show_rules(
     documents: Annotated[int, Query(ge=1, le=DOCUMENTS_MAX)] = 30,
     apart_s: Annotated[float, Query(ge=0, le=APART_S_MAX)] = 10.0,
 ) -> Response:
-    """The rule in words and as a table, and a calculator."""
     settings = visitor.service.queue.settings
     return render(
         request,

@@ -1,8 +1,8 @@
-"""What happened lately, as a process sees it by looking once a second: waits, shares of work, the
-pace. A store keeps no history of its waits; this is a sample, kept in memory, and it says so.
+"""Recent waits, shares of work and throughput, sampled once a second and held in memory.
 
-Every look reads the newest documents, what runs, and the numbers of the queue: a bounded number of
-rows, whatever the queue holds. What runs at many moments is a fair sample of who is worked for.
+A store has no history of waits. Each sample reads the newest documents, the running documents and
+the counters of the queue: a bounded number of rows. The running documents of many moments are an
+unbiased sample of each customer's share of the work.
 """
 
 import threading
@@ -15,27 +15,27 @@ from fairturn.clock import SECOND_US, Clock
 from fairturn.dashboard.failures import Failures, failures_of
 from fairturn.explain.snapshot import ALIVE_US, waiting_since
 from fairturn.model import PAGE_MAX, Customer, Document, Filter, Lanes, State, Summary
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueryStore
 
 BUCKET_US = 5 * SECOND_US
 BUCKETS = 360  # half an hour
-RECENT_US = 300 * SECOND_US  # shares of work, and waits of a customer, are of so long
+RECENT_US = 300 * SECOND_US  # window of shares of work and of a customer's waits
 PACE_US = 60 * SECOND_US
 WAITS_PER_BUCKET_MAX = 500
 WAITS_PER_CUSTOMER_MAX = 200
-CUSTOMERS_MAX = 1_000  # whose waits and shares are kept
+CUSTOMERS_MAX = 1_000  # with waits and shares
 SEEN_MAX = 20_000
 RUNNING_MAX = 200
 MARKS_MAX = 20
-PAGES_MAX = 5  # of the newest documents, in one look
-DUMP = 200  # documents of one customer within a bucket: worth a mark
+PAGES_MAX = 5  # of the newest documents, in one sample
+DUMP = 200  # documents of one customer within a bucket that make a mark
 _CUSTOMERS_EVERY_US = 3 * SECOND_US
-_GAP_US_MAX = 5 * SECOND_US  # between looks; what was not looked at does not count
+_GAP_US_MAX = 5 * SECOND_US  # between samples; the rest of a longer gap does not count as work
 
 
 @dataclass(slots=True)
-class Bucket:
-    """Some seconds: waits of what was started in it, and how the queue stood."""
+class SampleBucket:
+    """The waits of the documents started in a bucket of time, and the state of the queue."""
 
     at: int
     quiet: list[int] = field(default_factory=list)
@@ -46,18 +46,17 @@ class Bucket:
 
     @property
     def seen(self) -> bool:
-        """Whether there is anything to show."""
         return bool(self.quiet or self.busy) or self.oldest_us is not None
 
 
-_MERGED = 6
+_MERGED = 6  # buckets per point, in a chart of half an hour
 
 
-def _merged(buckets: Sequence[Bucket]) -> Bucket:
+def _merged(buckets: Sequence[SampleBucket]) -> SampleBucket:
     def most(values: Iterable[int | None]) -> int | None:
         return max((v for v in values if v is not None), default=None)
 
-    return Bucket(
+    return SampleBucket(
         buckets[0].at,
         [wait for b in buckets for wait in b.quiet],
         [wait for b in buckets for wait in b.busy],
@@ -66,18 +65,17 @@ def _merged(buckets: Sequence[Bucket]) -> Bucket:
     )
 
 
-class Mark(NamedTuple):
-    """Something to draw into a chart: a customer who submitted much at once or was paused, or a
-    worker that is gone; its kind is the key of a text."""
+class ChartMark(NamedTuple):
+    """A mark in a chart: a bulk upload, a paused customer or a lost worker."""
 
     at: int
-    kind: str
-    who: str
+    kind: str  # the key of a text
+    name: str
     documents: int = 0
 
 
-class Share(NamedTuple):
-    """A customer's share of the work of the last minutes, and what would be fair."""
+class WorkShare(NamedTuple):
+    """A customer's share of the work in `RECENT_US`, and its fair share by weight."""
 
     share: float
     fair: float
@@ -88,23 +86,23 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lately:
-    """What was seen so far, at one moment."""
+class RecentActivity:
+    """The samples so far."""
 
     at: int
-    buckets: Sequence[Bucket]
+    buckets: Sequence[SampleBucket]
     completed_per_minute: float | None
     first_come_us: int | None
-    oldest: Mapping[int, int]  # by priority: since when the longest waiting document waits
-    shares: Mapping[str, Share]
+    oldest: Mapping[int, int]  # by priority: when the oldest waiting document began to wait
+    shares: Mapping[str, WorkShare]
     waits: Mapping[str, Sequence[int]]
     customers: Mapping[str, Customer]
-    marks: Sequence[Mark]
+    marks: Sequence[ChartMark]
     failures: Failures
 
-    def drawn(self) -> list[Bucket]:
-        """The buckets as they are drawn: the last five minutes, or when more is known, half an
-        hour in pieces of half a minute."""
+    def drawn(self) -> list[SampleBucket]:
+        """Return the points of the chart: the last five minutes, or if there are older samples,
+        half an hour in steps of 30 s."""
         few = len(self.buckets) // _MERGED
         if not any(b.seen for b in self.buckets[:-few]):
             return list(self.buckets[-few:])
@@ -114,29 +112,32 @@ class Lately:
         ]
 
     def quiet_waits(self) -> list[int]:
-        """Waits of quiet customers within the last minutes."""
+        """Return the waits of quiet customers in `RECENT_US`."""
         since = self.at - RECENT_US
         return [wait for bucket in self.buckets if bucket.at >= since for wait in bucket.quiet]
 
 
 def quantile(values: Sequence[int], share: float) -> int | None:
-    """The value below which this share of them lies; the nearest that there is."""
+    """Return a percentile; None if there are no values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
-class Trail:
-    """Looks at a store, and remembers."""
+class ActivitySampler:
+    """Samples a store.
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    It has more than 15 attributes because each measurement has its own window of samples.
+    """
+
+    def __init__(self, store: QueryStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._lock = threading.Lock()
-        self._buckets: deque[Bucket] = deque(maxlen=BUCKETS)
+        self._buckets: deque[SampleBucket] = deque(maxlen=BUCKETS)
         self._seen: OrderedDict[tuple[str, int | None], None] = OrderedDict()
         self._submitted: OrderedDict[str, None] = OrderedDict()
         self._work: deque[tuple[int, dict[str, int]]] = deque()
-        # When, and how many attempts had ended and documents were completed by then.
+        # Moments with the numbers of ended attempts and completed documents.
         self._pace: deque[tuple[int, int, int]] = deque()
         self._waits: dict[str, deque[tuple[int, int]]] = defaultdict(
             lambda: deque(maxlen=WAITS_PER_CUSTOMER_MAX)
@@ -145,23 +146,23 @@ class Trail:
         self._customers_at = 0
         self._paused: set[str] = set()
         self._alive: set[str] = set()
-        self._marks: deque[Mark] = deque(maxlen=MARKS_MAX)
+        self._marks: deque[ChartMark] = deque(maxlen=MARKS_MAX)
         self._last_at: int | None = None
-        self._lately: Lately | None = None
+        self._lately: RecentActivity | None = None
 
-    def lately(self) -> Lately:
-        """What was seen so far; the first time, after a look."""
+    def lately(self) -> RecentActivity:
+        """Return the samples so far; take the first sample if there is none."""
         if self._lately is None:
             self.look()
         assert self._lately is not None
         return self._lately
 
     def is_stale(self) -> bool:
-        """Whether some seconds have gone by without a look: then there is a new piece to fill."""
+        """Return whether the last sample is older than a bucket."""
         return self._last_at is None or self._clock.now() - self._last_at >= BUCKET_US
 
     def look(self) -> None:
-        """Look once. Two threads that look at once look one after the other."""
+        """Take a sample. This is thread-safe."""
         store, now = self._store, self._clock.now()
         running = store.find(Filter(states=(State.RUNNING,)), size=RUNNING_MAX).documents
         newest = self._newest()
@@ -170,20 +171,20 @@ class Trail:
         failures = failures_of(store, summary, newest, since=now - RECENT_US)
         workers = {seen.worker for seen in store.workers() if now - seen.seen_at <= ALIVE_US}
         with self._lock:
-            began = self._last_at is None
+            is_first = self._last_at is None
             self._note_work(running, now)
             self._note_pace(summary, lanes, now)
             self._note_submitted(newest, now)
             self._note_customers(running, newest, now)
-            self._note_changes(workers, now, began)
+            self._note_changes(workers, now, is_first)
             shares = self._shares(now)
             for document in (*running, *newest):
                 self._note_wait(document, shares, now)
             self._note_queue(summary, min(oldest.values(), default=None), now)
-            self._lately = self._summed_up(now, shares, oldest, failures)
+            self._lately = self._summary(now, shares, oldest, failures)
 
     def _newest(self) -> list[Document]:
-        """The newest documents: a page, and more as long as all of them are new."""
+        """Return the newest documents: a page, and more pages until one was sampled before."""
         documents, after = self._store.find(Filter(), size=PAGE_MAX)
         for _ in range(PAGES_MAX - 1):
             if after is None or self._last_at is None or documents[-1].id in self._submitted:
@@ -204,7 +205,7 @@ class Trail:
     def _note_pace(self, summary: Summary, lanes: Lanes, now: int) -> None:
         ended = lanes.started - summary.running
         if self._pace and ended < self._pace[-1][1]:
-            self._pace.clear()  # a queue that begins anew
+            self._pace.clear()  # the counters were reset
         self._pace.append((now, ended, summary.completed))
         while len(self._pace) > 2 and self._pace[1][0] <= now - PACE_US:
             self._pace.popleft()
@@ -214,58 +215,62 @@ class Trail:
             if document.id in self._submitted:
                 continue
             self._submitted[document.id] = None
-            bucket = self._bucket(document.submitted_at, now)
+            bucket = self._bucket(document.submitted_at_us, now)
             if bucket is not None:
                 bucket.submitted[document.customer] += 1
-        _shorten(self._submitted, SEEN_MAX)
+        _evict(self._submitted, SEEN_MAX)
 
     def _note_customers(
         self, running: Sequence[Document], newest: Sequence[Document], now: int
     ) -> None:
-        """Who is there, with weights and numbers; of no more than so many."""
+        """Read the active customers, at most `CUSTOMERS_MAX`."""
         if self._customers and now - self._customers_at < _CUSTOMERS_EVERY_US:
             return
         self._customers_at = now
-        lately = [d.customer for d in newest if d.submitted_at >= now - RECENT_US]
+        lately = [d.customer for d in newest if d.submitted_at_us >= now - RECENT_US]
         names = dict.fromkeys([d.customer for d in running])
         names.update(dict.fromkeys(name for _, worked in self._work for name in worked))
         names.update(dict.fromkeys(lately))
         names.update(dict.fromkeys(n for n, c in self._customers.items() if c.waiting))
-        wanted = list(names)[:CUSTOMERS_MAX]
-        found = self._store.customers(names=wanted, size=CUSTOMERS_MAX).customers if wanted else []
+        active = list(names)[:CUSTOMERS_MAX]
+        found = self._store.customers(names=active, size=CUSTOMERS_MAX).customers if active else []
         self._customers = {customer.name: customer for customer in found}
         for name in [name for name in self._waits if name not in self._customers]:
             del self._waits[name]
 
-    def _note_changes(self, workers: set[str], now: int, began: bool) -> None:
-        """Who was paused, and which worker is gone, since the look before."""
+    def _note_changes(self, workers: set[str], now: int, is_first: bool) -> None:
+        """Add chart marks for customers that were paused and workers that were lost since the
+        previous sample."""
         paused = {name for name, c in self._customers.items() if c.settings.paused}
-        if not began:
-            self._marks += (Mark(now, "chart_paused", n) for n in sorted(paused - self._paused))
-            self._marks += (Mark(now, "chart_lost", n) for n in sorted(self._alive - workers))
+        if not is_first:
+            self._marks += (
+                ChartMark(now, "chart_paused", n) for n in sorted(paused - self._paused)
+            )
+            self._marks += (ChartMark(now, "chart_lost", n) for n in sorted(self._alive - workers))
         self._paused, self._alive = paused, workers
 
-    def _shares(self, now: int) -> dict[str, Share]:
+    def _shares(self, now: int) -> dict[str, WorkShare]:
         worked: Counter[str] = Counter()
         for _, by_customer in self._work:
             worked.update(by_customer)
         total = sum(worked.values())
-        # Who was worked for and is not read yet counts too, or a share of all would seem small.
+        # Customers with work that are not read yet count too, with weight 1: without them the fair
+        # shares of the others would be too large.
         weights = dict.fromkeys(worked, 1.0)
         weights.update((name, c.settings.weight) for name, c in self._customers.items())
-        together = sum(weights.values())
+        weights_sum = sum(weights.values())
         return {
-            name: Share(worked[name] / total if total else 0.0, weight / together)
+            name: WorkShare(worked[name] / total if total else 0.0, weight / weights_sum)
             for name, weight in weights.items()
         }
 
-    def _note_wait(self, document: Document, shares: Mapping[str, Share], now: int) -> None:
-        claimed_at = document.claimed_at
+    def _note_wait(self, document: Document, shares: Mapping[str, WorkShare], now: int) -> None:
+        claimed_at = document.claimed_at_us
         key = (document.id, claimed_at)
         if claimed_at is None or key in self._seen:
             return
         self._seen[key] = None
-        _shorten(self._seen, SEEN_MAX)
+        _evict(self._seen, SEEN_MAX)
         wait = max(0, claimed_at - waiting_since(document))
         if document.customer in self._customers:
             self._waits[document.customer].append((claimed_at, wait))
@@ -286,19 +291,21 @@ class Trail:
         if pace:
             bucket.first_come_us = round(summary.waiting / pace)
 
-    def _bucket(self, at: int, now: int) -> Bucket | None:
-        """The half minute of a moment; None if it is too long ago."""
+    def _bucket(self, at: int, now: int) -> SampleBucket | None:
+        """Return the bucket of a moment; None if it is older than all buckets."""
         begin = at - at % BUCKET_US
         newest = now - now % BUCKET_US
         if not self._buckets:
-            self._buckets.extend(Bucket(newest - n * BUCKET_US) for n in range(BUCKETS - 1, -1, -1))
+            self._buckets.extend(
+                SampleBucket(newest - n * BUCKET_US) for n in range(BUCKETS - 1, -1, -1)
+            )
         while self._buckets[-1].at < newest:
-            self._buckets.append(Bucket(self._buckets[-1].at + BUCKET_US))
+            self._buckets.append(SampleBucket(self._buckets[-1].at + BUCKET_US))
         place = (begin - self._buckets[0].at) // BUCKET_US
         return self._buckets[place] if 0 <= place < len(self._buckets) else None
 
     def _ended_per_us(self) -> float | None:
-        """The pace of attempts, also of those that failed: each frees a slot."""
+        """Return the throughput of attempts, including failed ones: each frees a slot."""
         return self._pace_of(1)
 
     def _completed_per_us(self) -> float | None:
@@ -310,24 +317,24 @@ class Trail:
             return None
         return (last[column] - first[column]) / (last[0] - first[0])
 
-    def _summed_up(
+    def _summary(
         self,
         now: int,
-        shares: dict[str, Share],
+        shares: dict[str, WorkShare],
         oldest: Mapping[int, int],
         failures: Failures,
-    ) -> Lately:
+    ) -> RecentActivity:
         completed = self._completed_per_us()
         marks = [
-            Mark(bucket.at, "chart_dump", customer, n)
+            ChartMark(bucket.at, "chart_dump", customer, n)
             for bucket in self._buckets
             for customer, n in bucket.submitted.most_common(1)
             if n >= DUMP
         ]
-        return Lately(
+        return RecentActivity(
             at=now,
             buckets=[
-                Bucket(b.at, list(b.quiet), list(b.busy), b.oldest_us, b.first_come_us)
+                SampleBucket(b.at, list(b.quiet), list(b.busy), b.oldest_us, b.first_come_us)
                 for b in self._buckets
             ],
             completed_per_minute=None if completed is None else completed * PACE_US,
@@ -344,6 +351,6 @@ class Trail:
         )
 
 
-def _shorten(kept: "OrderedDict[Any, None]", most: int) -> None:
-    while len(kept) > most:
-        kept.popitem(last=False)
+def _evict(entries: "OrderedDict[Any, None]", size_max: int) -> None:
+    while len(entries) > size_max:
+        entries.popitem(last=False)

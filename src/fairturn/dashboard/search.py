@@ -1,7 +1,8 @@
-"""The search by id, name or customer; and looks through many documents, a piece at a time.
+"""Search by id, name or customer, in steps of limited time.
 
-No index knows parts of names: every submission would pay for it. A look reads on, the newest
-documents first, until it has found enough or has taken its time; the page then asks for the rest.
+There is no index of substrings of names, because it would slow down every submission. A search
+scans from the newest document until it has a page of results or `LOOK_S` has passed; the page then
+requests the next step.
 """
 
 from typing import Annotated, NamedTuple
@@ -14,27 +15,29 @@ from fairturn.dashboard.documents import caller_of
 from fairturn.dashboard.renderer import PageRoute, render, see_other
 from fairturn.dashboard.visitors import Known, Visitor
 from fairturn.model import NAME_BYTES_MAX, Customer, Document, Filter
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueryStore
 from fairturn.validation.text import description
 
 FOUND_MAX = 20
-STEP = 10_000  # documents between two looks at the watch
+STEP = 10_000  # documents per query
 LOOK_S = 0.1
 LOOKED_MAX = 10**12
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
-class Found(NamedTuple):
-    """What one look has found, and where the next one goes on; None if all were looked at."""
+class SearchResult(NamedTuple):
+    """The results of one step."""
 
     documents: list[Document]
-    next: str | None
-    looked: int  # at most so many documents, those of the looks before included
+    next: str | None  # where the next step starts; None at the end
+    looked: int  # upper bound of the documents scanned, including earlier steps
 
 
-def look(store: Store, filter: Filter, *, after: str | None, size: int, looked: int = 0) -> Found:
-    """Find up to `size` documents that match, for as long as a reader would not notice."""
+def look(
+    store: QueryStore, filter: Filter, *, after: str | None, size: int, looked: int = 0
+) -> SearchResult:
+    """Scan for up to `size` matching documents, for `LOOK_S` at most."""
     begun = stopwatch()
     found: list[Document] = []
     while True:
@@ -42,10 +45,10 @@ def look(store: Store, filter: Filter, *, after: str | None, size: int, looked: 
         found += page.documents
         after, looked = page.next, looked + STEP
         if after is None or len(found) >= size or stopwatch() - begun >= LOOK_S:
-            return Found(found, after, looked)
+            return SearchResult(found, after, looked)
 
 
-NOTHING = Found([], None, 0)
+NOTHING = SearchResult([], None, 0)
 
 
 @router.get("/search")
@@ -57,14 +60,14 @@ def search(
     after: str | None = None,
     looked: Annotated[int, Query(ge=0, le=LOOKED_MAX)] = 0,
 ) -> Response:
-    """Find by id, name or customer. One thing that is meant is shown at once."""
+    """Search by id, name or customer. A single result is opened directly."""
     q = q.strip()
-    caller, store = caller_of(visitor), visitor.service.queue.store
+    caller, store = caller_of(visitor), visitor.service.queue.queries
     stored = store.read(q.lower()) if q else None
     if stored is not None and (caller.sees_all or stored.document.customer == caller.customer):
         return see_other(request, f"/documents/{stored.document.id}")
-    wanted = Filter(customer=caller.customer, name_part=description(q, NAME_BYTES_MAX))
-    found = look(store, wanted, after=after, size=FOUND_MAX, looked=looked) if q else NOTHING
+    filter = Filter(customer=caller.customer, name_part=description(q, NAME_BYTES_MAX))
+    found = look(store, filter, after=after, size=FOUND_MAX, looked=looked) if q else NOTHING
     customers = _customers(visitor, q) if caller.sees_all and q and after is None else []
     if after is None and found.next is None and len(found.documents) + len(customers) == 1:
         if customers:
@@ -83,13 +86,13 @@ def search(
 
 
 def _customers(visitor: Visitor, q: str) -> list[Customer]:
-    """Customers with this in their name, as far as they are listed; or whose names begin so."""
+    """Return customers with `q` in their names; only as a prefix while they are not listed yet."""
     listed = visitor.page.directory.listed()
     if listed is not None:
-        wanted = q.casefold()
+        part = q.casefold()
         exact = [c for c in listed.customers if c.name == q]
-        return exact or [c for c in listed.customers if wanted in c.name.casefold()][:FOUND_MAX]
-    store = visitor.service.queue.store
+        return exact or [c for c in listed.customers if part in c.name.casefold()][:FOUND_MAX]
+    store = visitor.service.queue.queries
     found = store.customers(names=[q]).customers
     following = store.customers(after=q, size=FOUND_MAX).customers
     return found or [c for c in following if c.name.startswith(q)]

@@ -1,4 +1,4 @@
-"""Who has logged in: kept in the memory of this process, so that no key lies in a browser."""
+"""Sessions, in the memory of the process, so that browsers do not store access keys."""
 
 import secrets
 from collections.abc import Callable
@@ -10,33 +10,30 @@ LASTS_US = 12 * 3_600 * SECOND_US
 SESSIONS_MAX = 10_000
 
 
-class Session(NamedTuple):
-    """An access key that was shown, by its id, and until when that is enough."""
-
-    key: str
+class PageSession(NamedTuple):
+    key: str  # the id
     ends_at: int
 
 
-class Sessions:
-    """The sessions by their secret names. When there are too many, the oldest end."""
+class PageSessions:
+    """The sessions by token. Beyond `SESSIONS_MAX` the oldest ends."""
 
     def __init__(self, token: Callable[[], str] = secrets.token_urlsafe) -> None:
         self._token = token
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, PageSession] = {}
 
     def begin(self, key: str, now: int) -> str:
-        """A new session; gives its secret name."""
+        """Start a session and return its token."""
         while len(self._sessions) >= SESSIONS_MAX:
             self._sessions.pop(next(iter(self._sessions)), None)
         token = self._token()
-        self._sessions[token] = Session(key, now + LASTS_US)
+        self._sessions[token] = PageSession(key, now + LASTS_US)
         return token
 
-    def find(self, token: str, now: int) -> Session | None:
-        """The session of this name, if it has not ended."""
+    def find(self, token: str, now: int) -> PageSession | None:
+        """Return the session of a token, or None if it is unknown or has expired."""
         session = self._sessions.get(token)
         return session if session is not None and now < session.ends_at else None
 
     def end(self, token: str) -> None:
-        """Forget a session."""
         self._sessions.pop(token, None)

@@ -1,4 +1,4 @@
-"""Word that something has changed, for pages that are open. What has changed, they ask for."""
+"""Change notifications for open pages, which then reload their blocks."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,10 +10,10 @@ from fairturn.dashboard.renderer import PageRoute
 from fairturn.dashboard.visitors import Known, Visitor, anybody
 from fairturn.model import Filter
 from fairturn.service.options import STREAMS_MAX
-from fairturn.service.problems import Code, Problem
+from fairturn.service.problems import Problem, ProblemCode
 
 EVERY_S = 1.0
-DOCUMENTS = 100  # of a customer, that are watched
+DOCUMENTS = 100  # newest documents of a customer that are compared
 BEAT_S = 15.0
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -21,11 +21,10 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 @router.get("/page-events")
 async def stream_changes(request: Request, visitor: Known) -> StreamingResponse:
-    """A stream of events named `changed`, at most one a second."""
-    service, who = visitor.service, key_of(visitor)
-    of_key = service.plan.streams_per_key_max
-    if service.streams.total() >= STREAMS_MAX or service.streams[who] >= of_key:
-        raise Problem(Code.TOO_MANY_AT_ONCE, retry_after_s=5)
+    """Stream events named `changed`, at most one a second."""
+    service, per_key_max = visitor.service, visitor.service.plan.streams_per_key_max
+    if service.streams.total() >= STREAMS_MAX or service.streams[key_of(visitor)] >= per_key_max:
+        raise Problem(ProblemCode.TOO_MANY_AT_ONCE, retry_after_s=5)
     return StreamingResponse(
         _changes(request, visitor),
         media_type="text/event-stream",
@@ -34,40 +33,40 @@ async def stream_changes(request: Request, visitor: Known) -> StreamingResponse:
 
 
 async def _changes(request: Request, visitor: Visitor) -> AsyncIterator[bytes]:
-    service, who = visitor.service, key_of(visitor)
-    service.streams[who] += 1
+    service, key = visitor.service, key_of(visitor)
+    service.streams[key] += 1
     try:
         yield b"retry: 2000\n\n"
-        shown = await service.run(_seen, visitor)
+        shown = await service.run(_state, visitor)
         while not service.watch.closed:
             await service.watch.change(service.watch.version, BEAT_S)
             caller = (await service.run(anybody, request)).caller
             if caller != visitor.caller:
-                return  # the key has ended, or one is asked for now
-            seen = await service.run(_seen, visitor)
-            if seen == shown:
+                return  # the key was revoked, or the first key was created
+            state = await service.run(_state, visitor)
+            if state == shown:
                 yield b":\n\n"
             else:
-                shown = seen
+                shown = state
                 yield b"event: changed\ndata:\n\n"
             await asyncio.sleep(EVERY_S)
     finally:
-        service.streams[who] -= 1
-        if not service.streams[who]:
-            del service.streams[who]
+        service.streams[key] -= 1
+        if not service.streams[key]:
+            del service.streams[key]
 
 
 def key_of(visitor: Visitor) -> str:
-    """Under what a stream is counted."""
+    """Return the key that the limit of streams applies to."""
     return "" if visitor.caller is None else visitor.caller.key or ""
 
 
-def _seen(visitor: Visitor) -> object:
-    """What makes a change for this visitor: for a customer, only what is its own."""
+def _state(visitor: Visitor) -> object:
+    """Return a value that changes when a page of this visitor changes."""
     service, caller = visitor.service, visitor.caller
     assert caller is not None
     if caller.customer is None:
         return service.watch.version
-    store = service.queue.store
+    store = service.queue.queries
     newest = store.find(Filter(customer=caller.customer), size=DOCUMENTS).documents
     return newest, store.customers(names=[caller.customer]).customers

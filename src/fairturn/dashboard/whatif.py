@@ -1,4 +1,4 @@
-"""What if: the recorded history, served again under other settings, beside the present ones."""
+"""The page What if: simulates the completed documents of the queue with other settings."""
 
 import secrets
 import threading
@@ -20,10 +20,10 @@ from fairturn.priority import Reset
 from fairturn.queue import Queue
 from fairturn.scheduling.flows import Mode
 from fairturn.service.administration import workers_of
-from fairturn.service.problems import Code, Problem, refusing_misuse
+from fairturn.service.problems import Problem, ProblemCode, refusing_misuse
 from fairturn.simulator.comparison import Discipline, compare
 from fairturn.simulator.history import trace_of
-from fairturn.simulator.measures import Waits
+from fairturn.simulator.measures import WaitSummary
 from fairturn.simulator.scenario import Scenario, scenario_of
 
 HISTORY_MAX = 20_000
@@ -35,54 +35,46 @@ WEIGHTS_MAX = 100
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
-class Choice(StrEnum):
-    """What can be tried."""
-
+class WhatIfMode(StrEnum):
     FAIR = "fair"
     LEVELS = "levels"
     EQUAL = "equal"
     FIFO = "fifo"
 
 
-class Wish(NamedTuple):
-    """The settings to try."""
-
-    mode: Choice
+class WhatIfSettings(NamedTuple):
+    mode: WhatIfMode
     workers: int
     reset: Reset
     reset_interval_s: float
     weights: tuple[tuple[str, float], ...] = ()
 
 
-class Group(NamedTuple):
-    """What it meant for some customers, before and after."""
-
+class WhatIfGroup(NamedTuple):
     name: str
     customers: int
-    before: Waits
-    after: Waits
+    before: WaitSummary
+    after: WaitSummary
 
 
-class Outcome(NamedTuple):
-    """Both runs."""
-
+class WhatIfResult(NamedTuple):
     documents: int
     customers: int
-    groups: tuple[Group, ...]
+    groups: tuple[WhatIfGroup, ...]
     named: bool  # whether groups are customers
 
 
 @dataclass(slots=True)
-class Run:
+class WhatIfRun:
     """One simulation, while it runs and afterwards."""
 
-    present: Wish
-    wish: Wish
+    present: WhatIfSettings
+    wish: WhatIfSettings
     done: int = 0
     total: int = 0
-    outcome: Outcome | None = None
+    outcome: WhatIfResult | None = None
     failed: bool = False
-    nothing: bool = False  # there was no history
+    nothing: bool = False  # the queue has no completed documents
     ended: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -90,29 +82,29 @@ class Run:
         return self.done / self.total if self.total else 0.0
 
 
-class Runs:
+class WhatIfRuns:
     """The last simulations of this process."""
 
     def __init__(self, token: Callable[[], str] = lambda: secrets.token_urlsafe(9)) -> None:
         self._token = token
-        self._runs: OrderedDict[str, Run] = OrderedDict()
+        self._runs: OrderedDict[str, WhatIfRun] = OrderedDict()
 
-    def get(self, id: str) -> Run | None:
+    def get(self, id: str) -> WhatIfRun | None:
         return self._runs.get(id)
 
-    def begin(self, queue: Queue, present: Wish, wish: Wish) -> str:
-        """Start one in a thread; gives its name."""
+    def begin(self, queue: Queue, present: WhatIfSettings, wish: WhatIfSettings) -> str:
+        """Start a simulation in a thread and return its id."""
         if sum(not run.ended.is_set() for run in self._runs.values()) >= AT_ONCE_MAX:
-            raise Problem(Code.TOO_MANY_AT_ONCE, retry_after_s=5)
+            raise Problem(ProblemCode.TOO_MANY_AT_ONCE, retry_after_s=5)
         while len(self._runs) >= RUNS_MAX:
             self._runs.popitem(last=False)
-        id, run = self._token(), Run(present, wish)
+        id, run = self._token(), WhatIfRun(present, wish)
         self._runs[id] = run
         threading.Thread(target=_work, args=(queue, run), daemon=True).start()
         return id
 
 
-def _work(queue: Queue, run: Run) -> None:
+def _work(queue: Queue, run: WhatIfRun) -> None:
     try:
         _simulate(queue, run)
     except (FairturnError, ValueError):
@@ -121,7 +113,7 @@ def _work(queue: Queue, run: Run) -> None:
         run.ended.set()
 
 
-def _simulate(queue: Queue, run: Run) -> None:
+def _simulate(queue: Queue, run: WhatIfRun) -> None:
     history = queue.iterate(states=State.COMPLETED)
     trace = trace_of(islice(history, HISTORY_MAX))
     run.total = 2 * len(trace)
@@ -131,7 +123,9 @@ def _simulate(queue: Queue, run: Run) -> None:
     scenario = scenario_of(trace, "history", workers=run.present.workers)
     settings = queue.settings
 
-    def served(wish: Wish, scenario: Scenario, begun: int) -> tuple[tuple[str, int, Waits], ...]:
+    def served(
+        wish: WhatIfSettings, scenario: Scenario, begun: int
+    ) -> tuple[tuple[str, int, WaitSummary], ...]:
         def progress(mode: Discipline, done: int) -> None:
             run.done = begun + done
 
@@ -149,23 +143,22 @@ def _simulate(queue: Queue, run: Run) -> None:
     changed = scenario.changed(workers=run.wish.workers, weights=run.wish.weights)
     after = served(run.wish, changed, len(trace))
     groups = tuple(
-        Group(name, customers, waits, then)
+        WhatIfGroup(name, customers, waits, then)
         for (name, customers, waits), (_, _, then) in zip(before, after, strict=True)
     )
     named = len(scenario.groups) == len(trace.names) and scenario.groups == tuple(trace.names)
-    run.outcome = Outcome(len(trace), len(trace.names), groups, named)
+    run.outcome = WhatIfResult(len(trace), len(trace.names), groups, named)
 
 
-def _settings(settings: Settings, wish: Wish) -> Settings:
+def _settings(settings: Settings, wish: WhatIfSettings) -> Settings:
     return replace(settings, reset=wish.reset, reset_interval_s=wish.reset_interval_s)
 
 
 @router.get("/what-if")
 def show_what_if(request: Request, visitor: Overseer, run: str | None = None) -> Response:
-    """The form, and a simulation if one was begun."""
     found = None if run is None else visitor.page.runs.get(run)
     if run is not None and found is None:
-        raise Problem(Code.NOT_FOUND)
+        raise Problem(ProblemCode.NOT_FOUND)
     present = _present(visitor)
     return render(
         request,
@@ -174,19 +167,23 @@ def show_what_if(request: Request, visitor: Overseer, run: str | None = None) ->
         run=found,
         present=present,
         wish=present if found is None else found.wish,
-        choices=list(Choice),
+        choices=list(WhatIfMode),
         resets=list(Reset),
         workers_max=WORKERS_MAX,
         history_max=HISTORY_MAX,
     )
 
 
-def _present(visitor: Visitor) -> Wish:
+def _present(visitor: Visitor) -> WhatIfSettings:
     service = visitor.service
     settings = service.queue.settings
     slots = sum(worker.slots for worker in workers_of(service) if worker.alive)
-    mode = {Mode.FAIR: Choice.FAIR, Mode.LEVELS: Choice.LEVELS, Mode.EQUAL: Choice.EQUAL}
-    return Wish(
+    mode = {
+        Mode.FAIR: WhatIfMode.FAIR,
+        Mode.LEVELS: WhatIfMode.LEVELS,
+        Mode.EQUAL: WhatIfMode.EQUAL,
+    }
+    return WhatIfSettings(
         mode[settings.mode],
         min(WORKERS_MAX, max(1, slots)),
         settings.reset,
@@ -199,28 +196,28 @@ def begin(
     request: Request,
     visitor: Overseer,
     *,
-    mode: Annotated[Choice, Form()],
+    mode: Annotated[WhatIfMode, Form()],
     workers: Annotated[int, Form(ge=1, le=WORKERS_MAX)],
     reset: Annotated[Reset, Form()],
     reset_interval_s: Annotated[float, Form(gt=0, le=SECONDS_MAX)],
     weights: Annotated[str, Form(max_length=20_000)] = "",
 ) -> Response:
-    """Begin a simulation. Nothing of the queue is changed by it."""
+    """Start a simulation. It does not change the queue."""
     with refusing_misuse():
-        wish = Wish(mode, workers, reset, reset_interval_s, _weights(weights))
+        wish = WhatIfSettings(mode, workers, reset, reset_interval_s, _weights(weights))
     id = visitor.page.runs.begin(visitor.service.queue, _present(visitor), wish)
     return see_other(request, "/what-if", run=id)
 
 
 def _weights(text: str) -> tuple[tuple[str, float], ...]:
-    """One customer a line: its name, =, its weight."""
+    """Parse lines of `name = weight`."""
     lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) > WEIGHTS_MAX:
-        raise ValueError(f"{len(lines)} weights; at most {WEIGHTS_MAX} are taken")
+        raise ValueError(f"{len(lines)} weights are given; at most {WEIGHTS_MAX} are accepted")
     found = []
     for line in lines:
         name, equals, weight = line.rpartition("=")
         if not equals:
-            raise ValueError(f"{line[:40]!r} is not like: acme = 2")
+            raise ValueError(f"{line[:40]!r} is not a weight, such as acme = 2")
         found.append((name.strip(), float(weight)))
     return tuple(found)

@@ -1,21 +1,21 @@
-"""The languages: a catalogue each, `LANGUAGE.po`, and what is compiled from it (`make locales`).
-
-English is in the code. The list of languages is this folder.
-"""
+"""Languages: one catalogue each, `LANGUAGE.po`. English texts are in the code."""
 
 from collections.abc import Mapping
-from gettext import GNUTranslations, NullTranslations
+from functools import cache
+from gettext import NullTranslations
 from importlib import resources
 
+from fairturn.i18n import catalogue
+
 ENGLISH = "en"
-# How a language writes numbers is in its catalogue too, as the translation of these.
+# Catalogues translate these to give their number format.
 SHORT_NUMBER, LONG_NUMBER = "1,234.5", "12,345.6"
-# In the order in which the tools of GNU look at them; the first names several languages.
+# By precedence, as in GNU gettext. The first is a list of languages.
 _VARIABLES = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
 
 
 class Language:
-    """Finds the text of a message in one language, and writes numbers as it does."""
+    """The texts and the number format of one language."""
 
     def __init__(self, name: str, catalogue: NullTranslations) -> None:
         self.name = name
@@ -27,13 +27,13 @@ class Language:
         self._short_is_grouped = not short[1].isdigit()
 
     def find(self, one: str, many: str | None = None, n: int = 1) -> str:
-        """The text of a message; of two forms or more, the right one for this number."""
+        """Return the translation of a message, in the plural form for `n`."""
         if many is None:
             return self._catalogue.gettext(one)
         return self._catalogue.ngettext(one, many, n)
 
     def number(self, value: float) -> str:
-        """A number as people write it; a fraction with as many digits as it needs, up to three."""
+        """Format a number, with up to three decimals."""
         whole, _, fraction = f"{abs(value):,.3f}".partition(".")
         if len(whole) == len("1,234") and not self._short_is_grouped:
             whole = whole.replace(",", "")
@@ -43,33 +43,34 @@ class Language:
 
 
 def languages() -> list[str]:
-    """The languages that there are, English first."""
+    """Return the names of all languages, English first."""
     files = (entry.name for entry in resources.files(__name__).iterdir())
-    return [ENGLISH, *sorted(name.removesuffix(".mo") for name in files if name.endswith(".mo"))]
+    return [ENGLISH, *sorted(name.removesuffix(".po") for name in files if name.endswith(".po"))]
 
 
+@cache
 def load(language: str) -> Language:
-    """A language by its name; `ValueError` if it is not one of `languages()`."""
+    """Return a language by name. Raises `ValueError` if it is not one of `languages()`."""
     if language == ENGLISH:
         return Language(ENGLISH, NullTranslations())
     if language not in languages():
         raise ValueError(f"language is {language!r}; it must be one of: {', '.join(languages())}")
-    with (resources.files(__name__) / f"{language}.mo").open("rb") as file:
-        return Language(language, GNUTranslations(file))
+    text = (resources.files(__name__) / f"{language}.po").read_text("utf-8")
+    return Language(language, catalogue.translations(catalogue.read(text)))
 
 
 def preferred(environ: Mapping[str, str]) -> str:
-    """The language that the environment asks for, or English."""
+    """Return the language of the environment, or English if there is no catalogue for it."""
     known = languages()
     locale = next((environ[name] for name in _VARIABLES[1:] if environ.get(name)), "")
     if _code(locale) in ("", "c", "posix"):
-        return ENGLISH  # LANGUAGE says nothing to a program that is to speak no language
-    for wanted in [*environ.get(_VARIABLES[0], "").split(":"), locale]:
-        if _code(wanted) in known:
-            return _code(wanted)
+        return ENGLISH  # as in GNU gettext, LANGUAGE is ignored in the C locale
+    for name in [*environ.get(_VARIABLES[0], "").split(":"), locale]:
+        if _code(name) in known:
+            return _code(name)
     return ENGLISH
 
 
 def _code(locale: str) -> str:
-    """`de` of `de_DE.UTF-8`."""
+    """Return `de` for `de_DE.UTF-8`."""
     return locale.partition(".")[0].partition("@")[0].partition("_")[0].lower()

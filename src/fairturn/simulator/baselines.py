@@ -1,7 +1,7 @@
-"""Orders that others use, to compare with: first come first served, ageing, round robin.
+"""Orders of other queues, for comparison: first come first served, ageing, round robin.
 
-Each is what its name says and no more: weights, patience and costs mean nothing to them. Limits of
-running documents hold in all of them, so that the comparison is of the order alone.
+They ignore weights, patience and costs. All of them apply the limits of running documents, so that
+only the order differs.
 """
 
 from collections import Counter, deque
@@ -11,38 +11,35 @@ from heapq import heappop, heappush
 from fairturn.scheduling.flows import Pick
 from fairturn.simulator.orders import Paper
 
-# How long a document must wait to pass those of one level better that come now.
+# Wait after which a document passes new ones of the next better level.
 AGEING_US = 120_000_000
 
-# What decides between two documents: the smaller key goes first.
-Key = Callable[[Paper], int]
+Key = Callable[[Paper], int]  # the document with the smallest key is first
 Entry = tuple[int, int, Paper]  # (key, number, document)
 
 
 def first_come(paper: Paper) -> int:
-    """By the order of submission."""
     return paper.number
 
 
 def aged(paper: Paper) -> int:
-    """By level, but a document rises by one for each two minutes that it has waited.
-
-    All rise at the same speed, so that who is before whom never changes while they wait."""
+    """Order by level, but a document rises by one level per `AGEING_US` of waiting. All rise at the
+    same speed, so that the order of waiting documents never changes."""
     return paper.submitted_at + paper.priority * AGEING_US
 
 
 class _Limited:
-    """Knows who may have another document running."""
+    """Applies the limits of running documents."""
 
     def __init__(self) -> None:
         self._limits: dict[int, int | None] = {}
         self._running: Counter[int] = Counter()
-        self._gone: set[int] = set()  # cancelled, and still somewhere in a line
+        self._cancelled: set[int] = set()  # removed from a heap when they are its head
 
     def leave(self, paper: Paper, at: int) -> None:
-        self._gone.add(paper.number)
+        self._cancelled.add(paper.number)
 
-    def _held(self, customer: int) -> bool:
+    def _at_limit(self, customer: int) -> bool:
         limit = self._limits.get(customer)
         return limit is not None and self._running[customer] >= limit
 
@@ -52,58 +49,59 @@ class _Limited:
 
 
 class Line(_Limited):
-    """One line for everybody, sorted by a key."""
+    """One queue for all customers, ordered by a key."""
 
     def __init__(self, key: Key) -> None:
         super().__init__()
         self._key = key
-        self._line: list[Entry] = []
+        self._heap: list[Entry] = []
         self._aside: dict[int, list[Entry]] = {}  # of customers at their limit
 
     def change(self, customer: int, weight: int, limit: int | None, at: int) -> None:
         self._limits[customer] = limit
         for entry in self._aside.pop(customer, ()):
-            heappush(self._line, entry)
+            heappush(self._heap, entry)
 
     def arrive(self, paper: Paper, at: int) -> None:
-        heappush(self._line, (self._key(paper), paper.number, paper))
+        heappush(self._heap, (self._key(paper), paper.number, paper))
 
     def take_back(self, paper: Paper, at: int) -> None:
-        self._let_on(paper.customer)
+        self._release(paper.customer)
         self.arrive(paper, at)
 
     def end(self, pick: Pick, real_cost: int | None, at: int) -> None:
-        self._let_on(pick.customer)
+        self._release(pick.customer)
 
     def pick(self, now: int) -> Pick | None:
-        while self._line:
-            entry = heappop(self._line)
+        while self._heap:
+            entry = heappop(self._heap)
             paper = entry[2]
-            if paper.number in self._gone:
-                self._gone.remove(paper.number)
-            elif self._held(paper.customer):
+            if paper.number in self._cancelled:
+                self._cancelled.remove(paper.number)
+            elif self._at_limit(paper.customer):
                 heappush(self._aside.setdefault(paper.customer, []), entry)
             else:
                 return self._picked(paper)
         return None
 
-    def _let_on(self, customer: int) -> None:
-        """One less is running, so one of those aside may stand in the line again."""
+    def _release(self, customer: int) -> None:
+        """Decrement the running count for a document that ended, and push one set-aside document
+        back onto the heap."""
         self._running[customer] -= 1
         aside = self._aside.get(customer)
         if aside:
-            heappush(self._line, heappop(aside))
+            heappush(self._heap, heappop(aside))
 
 
 class Ring(_Limited):
-    """Round robin: customers in a ring, one document each time, blind to levels and to the past.
-    Who has nothing waiting leaves the ring, and comes back at its end."""
+    """Round robin: one document of each customer in turn, without levels. A customer leaves the
+    ring when no document waits, and returns at its end."""
 
     def __init__(self) -> None:
         super().__init__()
         self._ring: deque[int] = deque()
-        self._inside: set[int] = set()
-        self._lines: dict[int, list[Entry]] = {}
+        self._members: set[int] = set()
+        self._heaps: dict[int, list[Entry]] = {}
 
     def change(self, customer: int, weight: int, limit: int | None, at: int) -> None:
         self._limits[customer] = limit
@@ -111,7 +109,7 @@ class Ring(_Limited):
 
     def arrive(self, paper: Paper, at: int) -> None:
         entry = (paper.number, paper.number, paper)
-        heappush(self._lines.setdefault(paper.customer, []), entry)
+        heappush(self._heaps.setdefault(paper.customer, []), entry)
         self._enter(paper.customer)
 
     def take_back(self, paper: Paper, at: int) -> None:
@@ -125,23 +123,23 @@ class Ring(_Limited):
     def pick(self, now: int) -> Pick | None:
         while self._ring:
             customer = self._ring.popleft()
-            self._inside.remove(customer)
-            paper = self._first(customer)
-            if paper is not None and not self._held(customer):
-                heappop(self._lines[customer])
+            self._members.remove(customer)
+            paper = self._head(customer)
+            if paper is not None and not self._at_limit(customer):
+                heappop(self._heaps[customer])
                 pick = self._picked(paper)
                 self._enter(customer)
                 return pick
         return None
 
     def _enter(self, customer: int) -> None:
-        if customer in self._inside or self._held(customer) or self._first(customer) is None:
+        if customer in self._members or self._at_limit(customer) or self._head(customer) is None:
             return
-        self._inside.add(customer)
+        self._members.add(customer)
         self._ring.append(customer)
 
-    def _first(self, customer: int) -> Paper | None:
-        line = self._lines.get(customer, [])
-        while line and line[0][1] in self._gone:
-            self._gone.remove(heappop(line)[1])
-        return line[0][2] if line else None
+    def _head(self, customer: int) -> Paper | None:
+        heap = self._heaps.get(customer, [])
+        while heap and heap[0][1] in self._cancelled:
+            self._cancelled.remove(heappop(heap)[1])
+        return heap[0][2] if heap else None

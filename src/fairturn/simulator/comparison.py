@@ -1,7 +1,8 @@
-"""One scenario in several modes, side by side."""
+"""One scenario simulated in several modes."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 from fairturn.priority import Rule
@@ -9,56 +10,55 @@ from fairturn.scheduling.flows import PATIENCE_US, Mode
 from fairturn.simulator import measures
 from fairturn.simulator.baselines import Line, Ring, aged, first_come
 from fairturn.simulator.ideal import Ideal, serve_ideally
-from fairturn.simulator.measures import Evenness, Waits
+from fairturn.simulator.measures import Evenness, WaitSummary
 from fairturn.simulator.orders import Order, RealOrder
 from fairturn.simulator.replay import Replayed, check_all, serve
 from fairturn.simulator.scenario import Scenario
 
 
 class Discipline(StrEnum):
-    """What decides: the modes of the queue, what others do, and what no queue can do."""
+    """The modes of the queue, the orders of other queues, and ideals that no queue can reach."""
 
     FAIR = "fair"  # levels first; inside a level customers take turns
-    EQUAL = "equal"  # everybody in one level
+    EQUAL = "equal"  # all customers take turns in one level
     LEVELS = "levels"  # the priority rule and nothing else
     FIFO = "fifo"  # first come, first served
-    AGEING = "ageing"  # levels, but who waits rises
-    ROUND_ROBIN = "round-robin"  # one document of each customer, again and again
+    AGEING = "ageing"  # levels; documents rise while they wait
+    ROUND_ROBIN = "round-robin"  # one document of each customer in turn
     IDEAL_LEVELS = "ideal-levels"  # exact shares at every moment, inside levels
-    IDEAL = "ideal"  # exact shares at every moment, blind to levels
+    IDEAL = "ideal"  # exact shares at every moment, without levels
 
 
 IDEALS = (Discipline.IDEAL_LEVELS, Discipline.IDEAL)
 
 
 class GroupResult(NamedTuple):
-    """What a mode meant for the customers of a group, the worst of them where it is not waits.
+    """The measures of a group in one mode: the waits of all its documents, and the worst customer's
+    gap and lags.
 
-    `gap_us` is the longest time without a claim while waiting; `lags` are the documents behind
-    each ideal that was among the modes."""
+    `gap_us` is the longest time without a claim while documents waited; `lags` are the documents
+    behind each ideal that was simulated."""
 
     name: str
     customers: int
-    waits: Waits
+    waits: WaitSummary
     gap_us: int | None
     lags: dict[Discipline, int]
 
 
 class Result(NamedTuple):
-    """One mode. The ideals claim nothing, and so some measures mean nothing for them."""
+    """The measures of one mode. Those of claims are None for ideals, which claim nothing."""
 
     mode: Discipline
     run: Replayed | Ideal
     groups: tuple[GroupResult, ...]
-    all: Waits
+    all: WaitSummary
     evenness: Evenness | None
     idle_us: int | None
     ends_at: int
 
 
 class Comparison(NamedTuple):
-    """A scenario, what served it, and what came out."""
-
     scenario: Scenario
     rule: Rule
     patience_us: int
@@ -66,7 +66,6 @@ class Comparison(NamedTuple):
     results: tuple[Result, ...]
 
     def of(self, mode: Discipline) -> Result:
-        """The result of one of the modes."""
         return next(result for result in self.results if result.mode is mode)
 
 
@@ -81,13 +80,13 @@ def compare(
     patience_us: int = PATIENCE_US,
     progress: Progress = lambda mode, done: None,
 ) -> Comparison:
-    """Serve the scenario in each mode. `progress` hears how many documents are done in which."""
+    """Serve the scenario in each mode. `progress` is called with a mode and its documents done."""
     rule = rule or Rule()
     priorities = check_all(scenario.trace, rule)[1]
     runs: dict[Discipline, Replayed | Ideal] = {}
     for mode in dict.fromkeys(modes):
 
-        def tell(done: int, mode: Discipline = mode) -> None:
+        def report(done: int, mode: Discipline = mode) -> None:
             progress(mode, done)
 
         if mode in IDEALS:
@@ -95,21 +94,23 @@ def compare(
                 scenario.trace,
                 plan=scenario.plan,
                 priorities=priorities if mode is Discipline.IDEAL_LEVELS else None,
-                progress=tell,
+                progress=report,
             )
         else:
             order = order_of(mode, scenario, patience_us)
-            runs[mode] = serve(scenario.trace, order, rule=rule, plan=scenario.plan, progress=tell)
-        tell(len(scenario.trace))
+            runs[mode] = serve(
+                scenario.trace, order, rule=rule, plan=scenario.plan, progress=report
+            )
+        report(len(scenario.trace))
     ideals = {
         mode: measures.finishes_by_customer(scenario, runs[mode]) for mode in IDEALS if mode in runs
     }
-    results = tuple(_result(scenario, mode, run, ideals) for mode, run in runs.items())
+    results = tuple(result_of(scenario, mode, run, ideals) for mode, run in runs.items())
     return Comparison(scenario, rule, patience_us, priorities, results)
 
 
 def order_of(mode: Discipline, scenario: Scenario, patience_us: int = PATIENCE_US) -> Order:
-    """The order behind a mode that is not an ideal."""
+    """Return the order of a mode that is not an ideal."""
     if mode is Discipline.FIFO:
         return Line(first_come)
     if mode is Discipline.AGEING:
@@ -119,12 +120,14 @@ def order_of(mode: Discipline, scenario: Scenario, patience_us: int = PATIENCE_U
     return RealOrder(mode=Mode(mode.value), costs=scenario.costs, patience_us=patience_us)
 
 
-def _result(
+def result_of(
     scenario: Scenario,
     mode: Discipline,
     run: Replayed | Ideal,
-    ideals: dict[Discipline, list[list[int]]],
+    ideals: Mapping[Discipline, list[list[int]]] = MappingProxyType({}),
 ) -> Result:
+    """Return the measures of a run. `ideals` has the sorted finish times of each customer, for each
+    ideal to compare with."""
     documents: list[list[int]] = [[] for _ in scenario.groups]
     for n, customer in enumerate(scenario.trace.customer):
         documents[scenario.group_of[customer]].append(n)

@@ -1,4 +1,4 @@
-"""The history of a real queue as a trace: who sent what when, and how long it ran."""
+"""The history of a real queue as a trace: arrivals, customers, run times."""
 
 import csv
 from array import array
@@ -17,19 +17,19 @@ _ROWS_AT_ONCE = 10_000
 def trace_of(
     newest_first: Iterable[Document], *, progress: Callable[[int], None] = lambda read: None
 ) -> Trace:
-    """Completed documents, the newest first as a queue gives them, as a trace from 0 on.
+    """Return a trace of completed documents, starting at 0.
 
-    A document takes 24 bytes here. A clock that stepped back counts as no time passed, as in the
-    rule; the cost is the run time of the last attempt, as its worker measured it. `progress` hears
-    how many were read."""
+    It uses 24 bytes per document. Where the clock stepped back, no time passes, as in the rule. The
+    cost is the run time of the last attempt, measured by its worker. `progress` is called with the
+    number of documents read."""
     names: dict[str, int] = {}
     at, customer, cost = array("q"), array("l"), array("q")
     for document in newest_first:
-        assert document.claimed_at is not None
-        assert document.ended_at is not None
-        at.append(document.submitted_at)
+        assert document.claimed_at_us is not None
+        assert document.ended_at_us is not None
+        at.append(document.submitted_at_us)
         customer.append(names.setdefault(document.customer, len(names)))
-        cost.append(_took_us(document, document.ended_at - document.claimed_at))
+        cost.append(_took_us(document, document.ended_at_us - document.claimed_at_us))
         if len(at) % _ROWS_AT_ONCE == 0:
             progress(len(at))
     trace = Trace()
@@ -38,7 +38,7 @@ def trace_of(
     for moment in reversed(at):
         last = max(last, moment)
         trace.at.append(last - begun)
-    # Numbers as if the file were read: whoever sent first is the first customer.
+    # Customers are numbered by their first document, as `trace.read` does.
     by_number = list(names)
     new: dict[int, int] = {}
     for number in reversed(customer):
@@ -48,35 +48,35 @@ def trace_of(
 
 
 def _took_us(document: Document, since_claimed_us: int) -> int:
-    """How long it ran. If its worker did not say: the time from claim to outcome, which is longer
-    for a document that was claimed ahead."""
+    """Return the run time; if its worker reported none, the time from claim to outcome, which is
+    longer for a prefetched document."""
     return max(0, since_claimed_us) if document.real_cost is None else document.real_cost
 
 
 def anonymous(trace: Trace) -> None:
-    """Put numbers in the place of names."""
+    """Replace names by numbers."""
     trace.names = [f"customer-{number}" for number in range(1, len(trace.names) + 1)]
 
 
 def set_weights(trace: Trace, weights: Mapping[str, int]) -> None:
-    """Let customers have these weights from their first document on; 1 needs no word."""
-    wanted = {
+    """Set weights from each customer's first document on. Weights of 1 are omitted."""
+    missing = {
         number: weights[name]
         for number, name in enumerate(trace.names)
         if weights.get(name, WEIGHT_ONE) != WEIGHT_ONE
     }
     for n, number in enumerate(trace.customer):
-        if not wanted:
+        if not missing:
             break
-        if number in wanted:
-            trace.weight[n] = wanted.pop(number)
+        if number in missing:
+            trace.weight[n] = missing.pop(number)
 
 
 def write(
     trace: Trace, out: TextIO, *, progress: Callable[[int], None] = lambda written: None
 ) -> None:
     """Write the CSV that `fairturn replay` and `fairturn simulate` read."""
-    # Before Python 3.13 a carriage return in a name is not reason enough for quotes.
+    # Before Python 3.13, csv does not quote a field with a carriage return.
     if any("\r" in name for name in trace.names):
         writer = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL)
     else:
@@ -85,9 +85,9 @@ def write(
     writer.writerow([*columns, "weight"] if trace.weight else columns)
     rows = _rows(trace)
     written = 0
-    while some := list(islice(rows, _ROWS_AT_ONCE)):
-        writer.writerows(some)
-        written += len(some)
+    while batch := list(islice(rows, _ROWS_AT_ONCE)):
+        writer.writerows(batch)
+        written += len(batch)
         progress(written)
 
 

@@ -1,17 +1,16 @@
-"""The fluid ideals: everybody who waits is served at once, in exact shares, as no queue can.
+"""Generalised processor sharing: all customers are served at the same time, in exact shares.
 
-Generalised processor sharing: the workers are divided among the customers with documents, in
-proportion to their weights, in parts as small as need be; a document is worked on by one worker at
-most, and so a customer never has more workers than documents; what it cannot use goes to the
-others. A customer's own documents are served in their order. Blind to levels there is one level;
-inside levels, a level gets what the better ones leave.
+Workers are divided among the customers with documents, in proportion to their weights, in arbitrary
+fractions. A document uses one worker at most, so that a customer never has more workers than
+documents; the rest of its share goes to the others. A customer's documents are served in order.
+Without levels there is one level; inside levels, a level gets the workers that better ones leave.
 
-The computation goes from event to event and is exact but for the rounding of floats. In a level
-with more customers than workers the share of each is the same at every moment, so that one virtual
-clock stands for all of them, and an event costs O(log customers).
+The computation goes from event to event and is exact except for the rounding of floats. In a level
+with more customers than workers, the shares per weight are equal at every moment: one virtual clock
+represents all of them, and an event costs O(log customers).
 
-Who loses a worker here loses no work: the rest goes on, more slowly. What has begun when it is
-cancelled runs on, as everywhere.
+When a worker is lost, no work is lost; it continues more slowly. A document that has begun when it
+is cancelled runs to its end, as in every order.
 """
 
 from array import array
@@ -24,13 +23,13 @@ from fairturn.simulator.plan import Plan
 from fairturn.simulator.trace import Trace
 
 _NEVER = float("inf")
-_DONE_US = 1e-3  # what is left of a document that is done, by the rounding of floats
+_DONE_US = 1e-3  # tolerance for the rounding of floats
 _REPORT_EVERY = 10_000
-_CANCEL, _DUE, _WORKERS = range(3)  # the order of one moment, after finishes and arrivals
+_CANCEL, _DUE, _WORKERS = range(3)  # in the order of one moment, after finishes and arrivals
 
 
 class Ideal:
-    """When each document would be finished, and which were cancelled and never finished."""
+    """The finish time of each document, and the documents cancelled before they began."""
 
     def __init__(self, documents: int) -> None:
         self.finished_at = array("q", bytes(8 * documents))
@@ -44,13 +43,13 @@ def serve_ideally(
     priorities: Sequence[int] | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Ideal:
-    """Serve a trace by the ideal: inside the levels of these priorities, or blind to levels."""
+    """Serve a trace by the ideal, inside the levels of these priorities or without levels."""
     return _Fluid(trace, plan, priorities).run(progress)
 
 
 class _Flow:
-    """A customer in one level. In a crowded level the head is done when the level's clock is at
-    `entry[0]`; otherwise what is left of each document stands in `_Fluid.left`."""
+    """A customer in one level. In a crowded level the head is done when the level's clock reaches
+    `entry[0]`; otherwise `_Fluid.left` has the remaining work of each document."""
 
     __slots__ = ("customer", "documents", "entry", "weight")
 
@@ -62,17 +61,17 @@ class _Flow:
 
 
 class _Level:
-    """Flows with documents. `clock` is the service that each of them got, for a weight of one."""
+    """Flows with documents. `clock` is the service that each of them received, per weight."""
 
     def __init__(self) -> None:
         self.flows: dict[int, _Flow] = {}
         self.weight = 0
         self.clock = 0.0
         self.crowded = False
-        self.ends: list[tuple[float, int]] = []  # a heap of the flows' entries, some outdated
+        self.ends: list[tuple[float, int]] = []  # a heap of the flows' entries, some stale
 
     def first_end(self) -> float:
-        """Where the clock stands when the next document is done."""
+        """Return the clock at which the next document is done."""
         while self.ends:
             entry = self.ends[0]
             flow = self.flows.get(entry[1])
@@ -83,6 +82,9 @@ class _Level:
 
 
 class _Fluid:
+    """The simulation. It has more than 15 attributes because it is the state of all workers, levels
+    and pending events."""
+
     def __init__(self, trace: Trace, plan: Plan, priorities: Sequence[int] | None) -> None:
         self.trace = trace
         self.plan = plan
@@ -91,7 +93,7 @@ class _Fluid:
         self.levels = [_Level() for _ in range(10 if priorities else 2)]
         self.weights = [WEIGHT_ONE] * len(trace.names)
         self.heaviest = max([WEIGHT_ONE, *trace.weight.values()])
-        self.left: dict[int, float] = {}  # of each document that is here
+        self.left: dict[int, float] = {}  # remaining work of each document in the system
         self.failed: dict[int, int] = {}
         self.cancelled_at = plan.cancelled_at()
         self.workers = plan.workers
@@ -99,7 +101,7 @@ class _Fluid:
         self.ended = 0
         self.finished = bytearray(len(trace))
         self.served: list[tuple[int, float]] = []  # (document, rate), outside crowded levels
-        self.crowd: _Level | None = None  # the crowded level that is served, if there is one
+        self.crowd: _Level | None = None  # the crowded level that is being served
         self.crowd_speed = 0.0
         self.agenda = [(c.at, _CANCEL, c.document) for c in plan.cancels]
         self.agenda += [(at, _WORKERS, change) for at, change in plan.changes()]
@@ -116,7 +118,7 @@ class _Fluid:
             for n in done:
                 self._finish(n)
             if not done:
-                assert happens < _NEVER, "documents wait, and nothing will ever happen again"
+                assert happens < _NEVER, "documents wait, but no event is pending"
                 self.now = happens
                 while submitted < documents and arrivals[submitted] == happens:
                     self._arrive(submitted)
@@ -130,10 +132,10 @@ class _Fluid:
                 progress(reported)
         return self.result
 
-    # ── Time passes ──────────────────────────────────────────────────────────────────────────────
+    # ── Service ──────────────────────────────────────────────────────────────────────────────────
 
     def _advance(self, happens: float) -> list[int]:
-        """Serve until something is done, or until the next thing happens. Answers what is done."""
+        """Serve until a document is done or `happens`; return the documents that are done."""
         left, crowd = self.left, self.crowd
         by_us = happens - self.now
         for n, rate in self.served:
@@ -159,7 +161,7 @@ class _Fluid:
         return sorted(done)
 
     def _divide(self) -> None:
-        """Divide the workers anew, from the best level down."""
+        """Divide the workers among the levels, the best first."""
         self.served.clear()
         self.crowd = None
         workers = float(self.workers)
@@ -171,7 +173,7 @@ class _Fluid:
                 break
             speed = workers / level.weight
             if speed * self.heaviest <= 1 and not self.plan.limits:
-                # Nobody's share is more than one worker, so that every share can be used.
+                # No share exceeds one worker, so that every flow can use its share.
                 if not level.crowded:
                     self._crowd(level)
                 self.crowd, self.crowd_speed = level, speed
@@ -182,19 +184,19 @@ class _Fluid:
                 workers -= self._fill(level, workers, running)
 
     def _fill(self, level: _Level, workers: float, running: dict[int, float]) -> float:
-        """Divide workers among flows that may not be able to use their share."""
-        room = []
+        """Divide workers among flows that may not be able to use their shares."""
+        demands = []
         for flow in level.flows.values():
             most = float(len(flow.documents))
             limit = self.plan.limits.get(flow.customer)
             if limit is not None:
                 most = min(most, limit - running.get(flow.customer, 0.0))
             if most > 0:
-                room.append((most / flow.weight, flow.customer, most, flow))
-        room.sort()  # who is content with the smallest share comes first
-        weight = sum(flow.weight for *_, flow in room)
+                demands.append((most / flow.weight, flow.customer, most, flow))
+        demands.sort()  # the smallest demand per weight first, so that the rest can be shared
+        weight = sum(flow.weight for *_, flow in demands)
         used = 0.0
-        for _, customer, most, flow in room:
+        for _, customer, most, flow in demands:
             rate = min(most, (workers - used) * flow.weight / weight)
             weight -= flow.weight
             used += rate
@@ -204,7 +206,7 @@ class _Fluid:
         return used
 
     def _serve(self, flow: _Flow, rate: float) -> None:
-        """A whole worker for each of the first documents, and what remains for the next."""
+        """Give each of the first documents a whole worker, and the next one the remainder."""
         if len(flow.documents) == 1 or rate <= 1:
             if rate > 0:
                 self.served.append((flow.documents[0], min(1.0, rate)))
@@ -227,18 +229,18 @@ class _Fluid:
         level.ends.clear()
 
     def _enter(self, level: _Level, flow: _Flow) -> None:
-        """Let the clock stand for the flow's head."""
+        """Represent the remaining work of the flow's head by the clock."""
         left = self.left[flow.documents[0]]
         flow.entry = (level.clock + left / flow.weight, flow.customer)
         heappush(level.ends, flow.entry)
 
     def _note(self, level: _Level, flow: _Flow) -> None:
-        """Write down what is left of the head that the clock stood for."""
+        """Convert the clock back to the remaining work of the flow's head."""
         if flow.documents and flow.entry[0] < _NEVER:
             left = (flow.entry[0] - level.clock) * flow.weight
             self.left[flow.documents[0]] = max(0.0, left)
 
-    # ── Documents come and go ────────────────────────────────────────────────────────────────────
+    # ── Arrivals and ends ────────────────────────────────────────────────────────────────────────
 
     def _level_of(self, n: int) -> _Level:
         return self.levels[self.priorities[n] if self.priorities else 1]
@@ -320,7 +322,6 @@ class _Fluid:
             self.ended += 1
 
     def _begun(self, n: int) -> bool:
-        """Whether the document is being served, or was."""
         if n not in self.left:
             return False
         level = self._level_of(n)

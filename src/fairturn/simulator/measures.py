@@ -1,8 +1,7 @@
-"""What a run was like for its customers: waits, gaps, lags behind the ideals, Jain's index. Pure.
+"""Measures of a run: waits, gaps, lags behind the ideals, Jain's index (pure).
 
-The wait of a document is all the time that it was not being worked on although it could have been:
-from its submission until it is finished, less what it takes when it is alone. Where nothing fails
-and no worker is lost, that is the time from its submission to its start.
+The wait of a document is the time from its submission to its end, less the time that it takes in an
+empty system. Without failures and lost workers, that is the time from submission to start.
 """
 
 from bisect import bisect_right
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 from fairturn.scheduling.flows import WEIGHT_ONE
 from fairturn.simulator.ideal import Ideal
-from fairturn.simulator.replay import Attempt, Replayed
+from fairturn.simulator.replay import Replayed, SimulatedAttempt
 from fairturn.simulator.scenario import Scenario
 
 WINDOW_US = 300_000_000
@@ -21,7 +20,7 @@ WINDOW_US = 300_000_000
 Spell = tuple[int, int]  # from, until
 
 
-class Waits(NamedTuple):
+class WaitSummary(NamedTuple):
     """The waits of the finished documents of a group."""
 
     documents: int
@@ -34,16 +33,16 @@ class Waits(NamedTuple):
 
 
 class Evenness(NamedTuple):
-    """Jain's index of the service, by weight, that customers got who waited throughout a window:
-    1 if all got the same, 1/n if one of n got it all."""
+    """Jain's index of the service per weight of customers that waited throughout a window: 1 if all
+    received the same, 1/n if one of n received all."""
 
-    windows: int  # in which at least two waited throughout and at least one of them got something
+    windows: int  # with at least two such customers, at least one of them served
     mean: float
     least: float
 
 
 def waits_of(documents: Iterable[int], scenario: Scenario, run: Replayed | Ideal) -> list[int]:
-    """The waits of those of the documents that were finished, the shortest first."""
+    """Return the sorted waits of the documents that finished."""
     trace, plan = scenario.trace, scenario.plan
     return sorted(
         max(0, run.finished_at[n] - trace.at[n] - plan.alone_us(n, trace.cost[n]))
@@ -53,15 +52,15 @@ def waits_of(documents: Iterable[int], scenario: Scenario, run: Replayed | Ideal
 
 
 def percentile(ordered: Sequence[int], percent: int) -> int:
-    """The smallest value that so many per cent of the values do not exceed."""
+    """Return the smallest value that is at least `percent` per cent of the sorted values."""
     return ordered[-(-len(ordered) * percent // 100) - 1]
 
 
-def summary_of(waits: Sequence[int], cancelled: int) -> Waits:
-    """Of sorted waits. Where there are none, all are 0."""
+def summary_of(waits: Sequence[int], cancelled: int) -> WaitSummary:
+    """Return a summary of sorted waits; zeros if there are none."""
     if not waits:
-        return Waits(0, cancelled, 0, 0, 0, 0, 0)
-    return Waits(
+        return WaitSummary(0, cancelled, 0, 0, 0, 0, 0)
+    return WaitSummary(
         documents=len(waits),
         cancelled=cancelled,
         mean_us=round(sum(waits) / len(waits)),
@@ -73,14 +72,13 @@ def summary_of(waits: Sequence[int], cancelled: int) -> Waits:
 
 
 def lag(ideal: Sequence[int], real: Sequence[int]) -> int:
-    """How many documents a customer was behind the ideal at the worst moment, by the moments at
-    which documents were finished, each sorted."""
+    """Return the most documents that a customer was behind the ideal, by sorted finish times."""
     behind = (done - bisect_right(real, at) for done, at in enumerate(ideal, start=1))
     return max(0, max(behind, default=0))
 
 
 def finishes_by_customer(scenario: Scenario, run: Replayed | Ideal) -> list[list[int]]:
-    """When each customer's documents were finished, sorted."""
+    """Return the sorted finish times of each customer."""
     finishes: list[list[int]] = [[] for _ in scenario.trace.names]
     for n, customer in enumerate(scenario.trace.customer):
         if n not in run.cancelled:
@@ -93,23 +91,22 @@ def finishes_by_customer(scenario: Scenario, run: Replayed | Ideal) -> list[list
 # ── From attempts ────────────────────────────────────────────────────────────────────────────────
 
 
-def attempts_of(scenario: Scenario, run: Replayed) -> Iterator[Attempt]:
-    """All attempts, the last ones and those before."""
+def attempts_of(scenario: Scenario, run: Replayed) -> Iterator[SimulatedAttempt]:
     yield from run.earlier
     at, again, cancelled = scenario.trace.at, run.again_at, run.cancelled
     for n, (started, finished) in enumerate(zip(run.started_at, run.finished_at, strict=True)):
         if n not in cancelled:
-            yield Attempt(n, again.get(n, at[n]), started, finished)
+            yield SimulatedAttempt(n, again.get(n, at[n]), started, finished)
 
 
 def waiting_spells(scenario: Scenario, run: Replayed) -> list[list[Spell]]:
-    """When something of each customer waited, in order; spells that touch are one."""
+    """Return the intervals in which documents of each customer waited, sorted and merged."""
     customer, at = scenario.trace.customer, scenario.trace.at
     spells: list[list[Spell]] = [[] for _ in scenario.trace.names]
     for attempt in attempts_of(scenario, run):
         if attempt.started_at > attempt.waited_from:
-            whose = customer[attempt.document]
-            spells[whose].append((attempt.waited_from, attempt.started_at))
+            spell = (attempt.waited_from, attempt.started_at)
+            spells[customer[attempt.document]].append(spell)
     for n, ended in run.cancelled.items():
         waited_from = run.again_at.get(n, at[n])
         if ended > waited_from:
@@ -118,7 +115,6 @@ def waiting_spells(scenario: Scenario, run: Replayed) -> list[list[Spell]]:
 
 
 def joined(spells: Iterable[Spell]) -> list[Spell]:
-    """The union of spells."""
     union: list[Spell] = []
     for begin, end in sorted(spells):
         if union and begin <= union[-1][1]:
@@ -129,7 +125,7 @@ def joined(spells: Iterable[Spell]) -> list[Spell]:
 
 
 def longest_gap(spells: Sequence[Spell], claims: Sequence[int]) -> int:
-    """The longest time that a customer waited without one claim, by its sorted claims."""
+    """Return the longest time that a customer waited without a claim, by its sorted claims."""
     longest = 0
     first = 0
     for begin, end in spells:
@@ -142,7 +138,7 @@ def longest_gap(spells: Sequence[Spell], claims: Sequence[int]) -> int:
 
 
 def claims_by_customer(scenario: Scenario, run: Replayed) -> list[list[int]]:
-    """When each customer's documents were claimed, sorted."""
+    """Return the sorted moments of each customer's claims."""
     claims: list[list[int]] = [[] for _ in scenario.trace.names]
     for attempt in attempts_of(scenario, run):
         claims[scenario.trace.customer[attempt.document]].append(attempt.started_at)
@@ -152,9 +148,9 @@ def claims_by_customer(scenario: Scenario, run: Replayed) -> list[list[int]]:
 
 
 def jain(shares: Sequence[float]) -> float:
-    """Jain's index of shares that are not all zero."""
-    most = max(shares)
-    parts = [share / most for share in shares]  # no square is too small or too large for a float
+    """Return Jain's index of shares that are not all zero."""
+    largest = max(shares)
+    parts = [share / largest for share in shares]  # so that no square underflows or overflows
     return sum(parts) ** 2 / (len(parts) * sum(part * part for part in parts))
 
 
@@ -164,15 +160,15 @@ def evenness(
     spells: Sequence[Sequence[Spell]],
     window_us: int = WINDOW_US,
 ) -> Evenness:
-    """How evenly those were served who waited throughout each window."""
+    """Return how evenly the customers that waited throughout each window were served."""
     waiting: dict[int, list[int]] = defaultdict(list)  # window -> customers
     for customer, of_customer in enumerate(spells):
         for begin, end in of_customer:
             for window in range(-(-begin // window_us), end // window_us):
                 waiting[window].append(customer)
-    waiting = {window: who for window, who in waiting.items() if len(who) > 1}
+    waiting = {window: members for window, members in waiting.items() if len(members) > 1}
     served: dict[tuple[int, int], int] = {
-        (window, customer): 0 for window, who in waiting.items() for customer in who
+        (window, customer): 0 for window, members in waiting.items() for customer in members
     }
     for attempt in attempts_of(scenario, run) if served else ():
         customer = scenario.trace.customer[attempt.document]
@@ -183,8 +179,8 @@ def evenness(
                 served[window, customer] += end - begin
     weights = last_weights(scenario)
     indices = []
-    for window, who in sorted(waiting.items()):
-        shares = [served[window, customer] / weights[customer] for customer in who]
+    for window, members in sorted(waiting.items()):
+        shares = [served[window, customer] / weights[customer] for customer in members]
         if any(shares):
             indices.append(jain(shares))
     if not indices:
@@ -193,7 +189,7 @@ def evenness(
 
 
 def last_weights(scenario: Scenario) -> list[int]:
-    """The weight that each customer has in the end."""
+    """Return the weight of each customer at the end."""
     weights = [WEIGHT_ONE] * len(scenario.trace.names)
     for n, weight in sorted(scenario.trace.weight.items()):
         weights[scenario.trace.customer[n]] = weight
@@ -201,7 +197,7 @@ def last_weights(scenario: Scenario) -> list[int]:
 
 
 def idle_while_waiting(scenario: Scenario, run: Replayed) -> int:
-    """Microseconds of workers who had nothing to do although documents waited, held or not."""
+    """Return the microseconds that workers were idle while documents waited, at a limit or not."""
     changes: list[tuple[int, int, int]] = []  # (when, more free workers, more waiting documents)
     for attempt in attempts_of(scenario, run):
         changes.append((attempt.waited_from, 0, 1))

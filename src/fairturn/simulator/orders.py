@@ -1,64 +1,64 @@
-"""What decides who is next, as the simulator sees it; and the real order of service behind it."""
+"""The protocol of orders of service, and the order of the queue itself."""
 
 from typing import NamedTuple, Protocol
 
 from fairturn.model import level_of
 from fairturn.scheduling.flows import (
     PATIENCE_US,
-    Arrived,
+    ArrivalEvent,
     Backlog,
-    Changed,
+    CancelEvent,
+    CompletionEvent,
     Costs,
-    Ended,
-    Finished,
-    Left,
+    EndEvent,
     Mode,
     Pick,
-    Returned,
+    RequeueEvent,
+    SettingsEvent,
 )
 from fairturn.scheduling.turns import Turns
 
 
 class Paper(NamedTuple):
-    """A document for an order: its number in the trace, whose it is, and what is known of it."""
+    """A document of a trace."""
 
     number: int
     customer: int
     priority: int
     submitted_at: int
-    cost: int  # in microseconds of work; only an order with known costs may look at it
+    cost: int  # in microseconds of work; read only by an order with known costs
 
 
 class Order(Protocol):
-    """Hears what happens, and picks. The moments that it is told never go back."""
+    """Receives events and picks documents. Moments never decrease."""
 
     def change(self, customer: int, weight: int, limit: int | None, at: int) -> None:
-        """From now on the customer has this weight and this limit of running documents."""
+        """Set a customer's weight and limit of running documents."""
         ...
 
     def arrive(self, paper: Paper, at: int) -> None:
-        """A document waits: it was submitted, or the delay after a failed attempt is over."""
+        """Add a waiting document: submitted, or due after a failed attempt."""
         ...
 
     def leave(self, paper: Paper, at: int) -> None:
-        """A waiting document was cancelled."""
+        """Remove a waiting document that was cancelled."""
         ...
 
     def take_back(self, paper: Paper, at: int) -> None:
-        """A running document waits again, because its lease ran out."""
+        """Return a running document whose lease expired to the waiting ones."""
         ...
 
     def end(self, pick: Pick, real_cost: int | None, at: int) -> None:
-        """A picked document runs no longer: finished at this cost, or failed (None)."""
+        """End a picked document: finished at this cost, or failed (None)."""
         ...
 
     def pick(self, now: int) -> Pick | None:
-        """Who is next; `Pick.order` is the number of the document. None: nobody may be served."""
+        """Return the next document, with its number as `Pick.order`; None if none is eligible."""
         ...
 
 
 class RealOrder:
-    """`turns.py`, which serves documents in every store, on a backlog in memory."""
+    """The order of the queue, `turns.py`, on a backlog in memory."""
 
     def __init__(
         self, *, mode: Mode, costs: Costs = Costs.EQUAL, patience_us: int = PATIENCE_US
@@ -71,27 +71,27 @@ class RealOrder:
         self.pick = self._turns.pick
 
     def change(self, customer: int, weight: int, limit: int | None, at: int) -> None:
-        self._turns.apply(Changed(customer, weight, limit, paused=False), at)
+        self._turns.apply(SettingsEvent(customer, weight, limit, paused=False), at)
 
     def arrive(self, paper: Paper, at: int) -> None:
         level = self._wait(paper)
-        self._turns.apply(Arrived(paper.customer, level, paper.number, 1), at)
+        self._turns.apply(ArrivalEvent(paper.customer, level, paper.number, 1), at)
 
     def leave(self, paper: Paper, at: int) -> None:
         level = level_of(paper.priority, self._mode)
         following = self._backlog.discard(paper.customer, level, paper.number)
-        self._turns.apply(Left(paper.customer, level, paper.number, following), at)
+        self._turns.apply(CancelEvent(paper.customer, level, paper.number, following), at)
 
     def take_back(self, paper: Paper, at: int) -> None:
         level = self._wait(paper)
-        self._turns.apply(Returned(paper.customer, level, paper.number, 0), at)
+        self._turns.apply(RequeueEvent(paper.customer, level, paper.number, 0), at)
 
     def end(self, pick: Pick, real_cost: int | None, at: int) -> None:
         if self._learned and real_cost is not None:
-            finished = Finished(pick.customer, pick.level, pick.cost, pick.weight, real_cost)
+            finished = CompletionEvent(pick.customer, pick.level, pick.cost, pick.weight, real_cost)
             self._turns.apply(finished, at)
         else:
-            self._turns.apply(Ended(pick.customer, pick.level, 1), at)
+            self._turns.apply(EndEvent(pick.customer, pick.level, 1), at)
 
     def _wait(self, paper: Paper) -> int:
         level = level_of(paper.priority, self._mode)

@@ -1,4 +1,4 @@
-"""What happens beside the arrivals: workers that are lost, cancels, attempts that fail, limits."""
+"""Events of a simulation other than arrivals: lost workers, cancels, failures; and limits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ LEASE_US = 30_000_000
 
 
 class Cancel(NamedTuple):
-    """A customer cancels a document. What has begun runs on, and is not tried again if it fails
+    """A customer cancels a document. A running document continues, and is not retried if it fails
     or its worker is lost."""
 
     at: int
@@ -16,7 +16,7 @@ class Cancel(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """So many workers vanish, those that are working first, and as many come back later."""
+    """Workers are lost, busy ones first, and as many return later."""
 
     at: int
     workers: int
@@ -25,15 +25,14 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How many workers there are, and what goes wrong. Documents and customers are numbers.
+    """The number of workers, and what fails. Documents and customers are numbers.
 
-    `failures` has, for each document that fails, the delay after each of its failed attempts. A
-    document whose worker is lost waits again when its lease has run out. Nothing is ever dead: the
-    simulator does not count attempts.
+    `failures` has the delays after the failed attempts of a document. A document whose worker is
+    lost waits again when its lease expires. No document becomes dead: attempts are not limited.
     """
 
     workers: int = 1
-    limits: Mapping[int, int] = field(default_factory=dict)  # customer -> running at most
+    limits: Mapping[int, int] = field(default_factory=dict)  # by customer, of running documents
     failures: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     cancels: tuple[Cancel, ...] = ()
     losses: tuple[Loss, ...] = ()
@@ -49,19 +48,19 @@ class Plan:
             missing -= change
             if missing >= self.workers:
                 raise ValueError(
-                    f"all {self.workers} workers are lost at once; at least one must stay"
+                    f"all {self.workers} workers are lost at once; at least one must remain"
                 )
 
     def changes(self) -> list[tuple[int, int]]:
-        """(when, how many more workers there are), in order; those that come back are last."""
+        """Return moments and changes of the number of workers, in order; losses come first."""
         lost = [(loss.at, -loss.workers) for loss in self.losses]
         return sorted(lost + [(loss.back_at, loss.workers) for loss in self.losses])
 
     def cancelled_at(self) -> dict[int, int]:
-        """When each document is cancelled first."""
+        """Return the first cancel of each document."""
         return {document: at for at, document in sorted(self.cancels, reverse=True)}
 
     def alone_us(self, document: int, cost: int) -> int:
-        """How long the document takes if nothing else is there: its attempts and its delays."""
+        """Return the time of a document in an empty system: its attempts and its delays."""
         delays = self.failures.get(document, ())
         return cost * (1 + len(delays)) + sum(delays)

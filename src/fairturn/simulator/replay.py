@@ -1,8 +1,8 @@
-"""Replaying a trace: when would each document have started and finished?
+"""Discrete-event simulation of a trace: when each document starts and finishes.
 
-At one moment, leases run out, documents finish (by their number in the trace), documents are
-submitted (in the order of the trace) and cancelled, delays end, workers are lost or come back,
-then free workers claim; and again, until nothing changes.
+Within one moment, leases expire, documents finish (by their number in the trace), documents are
+submitted (in the order of the trace) and cancelled, delays end, workers are lost or return, and
+free workers claim; repeated until nothing changes.
 """
 
 from array import array
@@ -21,9 +21,7 @@ _REPORT_EVERY = 10_000
 _NEVER = 1 << 63
 
 
-class Attempt(NamedTuple):
-    """One attempt at one document: since when it waited, when it began, when that was over."""
-
+class SimulatedAttempt(NamedTuple):
     document: int
     waited_from: int
     started_at: int
@@ -31,11 +29,11 @@ class Attempt(NamedTuple):
 
 
 class Replayed:
-    """What became of each document of a trace, as columns in the order of the file.
+    """The outcome of each document, as columns in the order of the trace.
 
-    `started_at` and `finished_at` are of the attempt that did the work; `again_at` says since when
-    a document waited for it, if that is not its submission; the attempts before are in `earlier`.
-    A document in `cancelled` never got there.
+    `started_at` and `finished_at` are those of the successful attempt; `again_at` has when a
+    document began to wait for it, if later than its submission; `earlier` has the attempts before.
+    A document in `cancelled` has no successful attempt.
     """
 
     def __init__(self, documents: int) -> None:
@@ -44,7 +42,7 @@ class Replayed:
         self.started_at = array("q", bytes(8 * documents))
         self.finished_at = array("q", bytes(8 * documents))
         self.again_at: dict[int, int] = {}
-        self.earlier: list[Attempt] = []
+        self.earlier: list[SimulatedAttempt] = []
         self.cancelled: dict[int, int] = {}  # document -> when
 
 
@@ -58,7 +56,7 @@ def replay(
     patience_us: int = PATIENCE_US,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Replayed:
-    """Serve a trace with so many workers. `progress` hears how many documents are finished."""
+    """Simulate a trace in a mode of the queue. `progress` is called with the documents done."""
     order = RealOrder(mode=mode, costs=costs, patience_us=patience_us)
     return serve(trace, order, rule=rule, plan=Plan(workers=workers), progress=progress)
 
@@ -71,14 +69,14 @@ def serve(
     plan: Plan,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Replayed:
-    """Serve a trace in any order, with all that goes wrong by the plan."""
+    """Simulate a trace in any order, with the failures of the plan."""
     result = Replayed(len(trace))
     result.count, result.priority = check_all(trace, rule)
     return _Replay(trace, order, result, plan).run(progress)
 
 
 def check_all(trace: Trace, rule: Rule) -> tuple["array[int]", "array[int]"]:
-    """The counts and the priorities of all documents. They follow from the submissions alone."""
+    """Return the counts and priorities of all documents, which depend on submissions only."""
     last: list[Count | None] = [None] * len(trace.names)
     counts = array("q", bytes(8 * len(trace)))
     priorities = array("b", bytes(len(trace)))
@@ -90,7 +88,7 @@ def check_all(trace: Trace, rule: Rule) -> tuple["array[int]", "array[int]"]:
 
 
 class _Step(IntEnum):
-    """What the agenda holds, in the order of one moment; arrivals and finishes have their own."""
+    """Events of the agenda, in the order of one moment; arrivals and finishes are not in it."""
 
     LEASE = 0
     CANCEL = 1
@@ -101,8 +99,8 @@ class _Step(IntEnum):
 class _State(IntEnum):
     WAITING = 0  # or not submitted yet
     RUNNING = 1
-    LOST = 2  # with its worker; until the lease runs out, the queue takes it for running
-    AWAY = 3  # after a failed attempt, until its delay is over
+    LOST = 2  # with its worker; running to the queue until the lease expires
+    DELAYED = 3  # after a failed attempt
     ENDED = 4
 
 
@@ -117,14 +115,17 @@ class _Replay:
         self.state = bytearray(len(trace))
         self.running: list[tuple[int, int]] = []  # (when it finishes, number), a heap
         self.picks: dict[int, Pick] = {}
-        self.failed: dict[int, int] = {}  # how many attempts at a document failed
+        self.failed: dict[int, int] = {}  # failed attempts by document
         self.cancelled_at = plan.cancelled_at()
         self.agenda = [(c.at, _Step.CANCEL, c.document) for c in plan.cancels]
         self.agenda += [(at, _Step.WORKERS, change) for at, change in plan.changes()]
         heapify(self.agenda)
         for at, document in plan.cancels:
             if at < trace.at[document]:
-                raise ValueError(f"document {document} is cancelled before it is submitted")
+                raise ValueError(
+                    f"document {document} is cancelled at {at}, before its submission at "
+                    f"{trace.at[document]}"
+                )
 
     def run(self, progress: Callable[[int], None]) -> Replayed:
         for customer, limit in self.plan.limits.items():
@@ -137,15 +138,15 @@ class _Replay:
                 now = running[0][0]
             if agenda:
                 now = min(now, agenda[0][0])
-                self._work_off(now, _Step.LEASE)
-            assert now < _NEVER, "documents wait, and nothing will ever happen again"
+                self._run_agenda(now, _Step.LEASE)
+            assert now < _NEVER, "documents wait, but no event is pending"
             while running and running[0][0] == now:
                 self._finish(heappop(running)[1], now)
             while submitted < documents and arrivals[submitted] == now:
                 self._submit(submitted, now)
                 submitted += 1
             if agenda:
-                self._work_off(now, _Step.WORKERS)
+                self._run_agenda(now, _Step.WORKERS)
             self._claim(now)
             if self.ended - reported >= _REPORT_EVERY:
                 reported = self.ended - self.ended % _REPORT_EVERY
@@ -180,7 +181,7 @@ class _Replay:
         if failed < len(delays):
             self.order.end(pick, None, now)
             self.failed[n] = failed + 1
-            self._go_away(n, now, _State.AWAY, now + delays[failed])
+            self._interrupt(n, now, _State.DELAYED, now + delays[failed])
             if self.cancelled_at.get(n, now) < now:
                 self._cancel(n, now)
             return
@@ -189,10 +190,10 @@ class _Replay:
         self.state[n] = _State.ENDED
         self.ended += 1
 
-    # ── What goes wrong ──────────────────────────────────────────────────────────────────────────
+    # ── Failures ─────────────────────────────────────────────────────────────────────────────────
 
-    def _work_off(self, now: int, last: _Step) -> None:
-        """Do what is on the agenda for this moment, up to this kind of step."""
+    def _run_agenda(self, now: int, last: _Step) -> None:
+        """Apply the events of this moment, up to this kind of step."""
         agenda = self.agenda
         while agenda and agenda[0][:2] <= (now, last):
             _, step, n = heappop(agenda)
@@ -203,13 +204,13 @@ class _Replay:
                 self.free += max(0, n)
             elif self.state[n] == _State.LOST and self.cancelled_at.get(n, _NEVER) <= now:
                 self.order.end(self.picks.pop(n), None, now)
-                self.state[n] = _State.AWAY
+                self.state[n] = _State.DELAYED
                 self._cancel(n, now)
             elif self.state[n] == _State.LOST:
                 self._wait_again(n, now)
                 del self.picks[n]
                 self.order.take_back(self._paper(n), now)
-            elif self.state[n] == _State.AWAY:
+            elif self.state[n] == _State.DELAYED:
                 self._wait_again(n, now)
                 self.order.arrive(self._paper(n), now)
 
@@ -218,29 +219,29 @@ class _Replay:
         self.result.again_at[n] = now
 
     def _lose(self, workers: int, now: int) -> None:
-        """Busy workers are lost first, by the numbers of their documents."""
+        """Lose workers: busy ones first, by the numbers of their documents."""
         running = self.running
         lost = sorted(n for _, n in running)[:workers]
         self.free -= workers - len(lost)
         for n in lost:
-            self._go_away(n, now, _State.LOST, now + self.plan.lease_us)
+            self._interrupt(n, now, _State.LOST, now + self.plan.lease_us)
         running[:] = [entry for entry in running if self.state[entry[1]] == _State.RUNNING]
         heapify(running)
 
-    def _go_away(self, n: int, now: int, state: _State, until: int) -> None:
+    def _interrupt(self, n: int, now: int, state: _State, until: int) -> None:
         result = self.result
         waited_from = result.again_at.get(n, self.trace.at[n])
-        result.earlier.append(Attempt(n, waited_from, result.started_at[n], now))
+        result.earlier.append(SimulatedAttempt(n, waited_from, result.started_at[n], now))
         self.state[n] = state
         step = _Step.LEASE if state is _State.LOST else _Step.DUE
         heappush(self.agenda, (until, step, n))
 
     def _cancel(self, n: int, now: int) -> None:
-        """One that runs or has ended goes on; one that is away never comes back."""
+        """Cancel a waiting or delayed document; a running or ended one does not change."""
         if self.state[n] == _State.WAITING:
             self.order.leave(self._paper(n), now)
-        elif self.state[n] == _State.AWAY:
-            self.result.again_at[n] = now  # it has not waited since its last attempt
+        elif self.state[n] == _State.DELAYED:
+            self.result.again_at[n] = now  # a delayed document does not wait
         else:
             return
         self.result.cancelled[n] = now

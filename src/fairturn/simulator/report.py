@@ -1,23 +1,23 @@
-"""The report: one HTML file with pictures, tables and words; no script, nothing from a network."""
+"""The report: one self-contained HTML file with charts and tables, without scripts."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fairturn.clock import SECOND_US
-from fairturn.simulator import measures
-from fairturn.simulator.charts import (
+from fairturn.charts.rows import (
     WAITING,
     Band,
     Bar,
-    Row,
     Spread,
+    Timeline,
     bars,
     level_key,
     mark_key,
-    safe,
     spreads,
     strip,
 )
+from fairturn.charts.svg import safe
+from fairturn.clock import SECOND_US
+from fairturn.simulator import measures
 from fairturn.simulator.comparison import IDEALS, Comparison, Result
 from fairturn.simulator.replay import Replayed
 from fairturn.simulator.style import STYLE
@@ -30,7 +30,7 @@ ROWS_IN_ALL = 18
 
 
 def page(comparison: Comparison) -> str:
-    """The whole report."""
+    """Return the report as HTML."""
     scenario = comparison.scenario
     workload = WORKLOADS.get(scenario.name)
     title = workload.title if workload else scenario.name
@@ -59,7 +59,7 @@ def _section(name: str, lead: str, *parts: str) -> str:
 
 
 def _scrolled(picture: str) -> str:
-    """On a narrow screen a picture keeps its size and is moved, or its words could not be read."""
+    """Let a chart scroll on a narrow screen instead of shrinking to illegible text."""
     return f'<div class="picture" tabindex="0">{picture}</div>'
 
 
@@ -71,7 +71,7 @@ def _figure(caption: str, picture: str, table: str = "") -> str:
 def _table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], title: str, style: str = "numbers"
 ) -> str:
-    """Open where it is short; a long one is folded, and printed all the same."""
+    """Return a table, collapsed if it is long. The style sheet expands it for printing."""
     rows = list(rows)
     head = "".join(f'<th scope="col">{safe(column)}</th>' for column in columns)
     body = "\n".join(
@@ -89,14 +89,14 @@ def _table(
 
 def _summary(comparison: Comparison) -> str:
     items = "\n".join(f"<li>{safe(sentence)}</li>" for sentence in sentences(comparison))
-    return f"<section>\n<h2>In words</h2>\n<ul>\n{items}\n</ul>\n</section>"
+    return f"<section>\n<h2>Summary</h2>\n<ul>\n{items}\n</ul>\n</section>"
 
 
 def _seconds(us: int | None) -> str:
     return "" if us is None else f"{us / SECOND_US:,.1f}"
 
 
-# ── The modes side by side ───────────────────────────────────────────────────────────────────────
+# ── Modes ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _modes(comparison: Comparison) -> str:
@@ -130,11 +130,11 @@ def _modes(comparison: Comparison) -> str:
         picture = bars(f"p99 waits of {name} in each mode", rows, max_us, text)
         figures.append(_figure(caption, picture, table))
     return _section(
-        "The modes side by side",
-        "How long 99 of 100 documents of each group waited at most. The axis is logarithmic: one "
-        "step to the right is ten times as long. The longest gap is the longest time that a "
-        "waiting customer of the group went without a claim; behind an ideal means by how many "
-        "documents a customer was behind it at the worst moment.",
+        "Modes compared",
+        "The p99 wait of each group. The axis is logarithmic: one step to the right is ten times "
+        "as long. The longest gap is the longest time that a waiting customer of the group went "
+        "without a claim; “behind” an ideal is the most documents that a customer of the group was "
+        "behind it at any moment.",
         *figures,
         _evenness(comparison),
     )
@@ -169,11 +169,11 @@ def _evenness(comparison: Comparison) -> str:
     return _table(
         ("mode", "windows", "Jain's index, mean", "least", "idle while work waits, s"),
         rows,
-        f"How evenly those were served who waited throughout windows of {minutes} minutes",
+        f"Evenness of service among customers that waited throughout windows of {minutes} minutes",
     )
 
 
-# ── Who was served when ──────────────────────────────────────────────────────────────────────────
+# ── Service over time ────────────────────────────────────────────────────────────────────────────
 
 
 class _Shown(NamedTuple):
@@ -182,7 +182,7 @@ class _Shown(NamedTuple):
 
 
 def _shown(comparison: Comparison) -> list[_Shown]:
-    """Some customers of each group: those with the most documents."""
+    """Return the customers of each group with the most documents."""
     scenario = comparison.scenario
     sent = [0] * len(scenario.trace.names)
     for customer in scenario.trace.customer:
@@ -202,11 +202,11 @@ def _service(comparison: Comparison) -> str:
     if not figures:
         return ""
     return _section(
-        "Who was served when",
-        "Each row is a customer, from left to right is the time. A block: something of this "
-        "customer was being worked on, and the taller and bluer it is, the better was its level. "
-        "A thin line: the customer waited and got nothing. Each group shows its customers with "
-        "the most documents.",
+        "Service over time",
+        "Each row is a customer; time runs from left to right. A block means that a document of "
+        "the customer was running; the taller and bluer, the better its level. A thin line means "
+        "that the customer waited and was not served. Each group shows its customers with the "
+        "most documents.",
         _scrolled(level_key()),
         *figures,
     )
@@ -217,13 +217,13 @@ def _service_figure(
 ) -> str:
     scenario, run = comparison.scenario, result.run
     assert isinstance(run, Replayed)
-    wanted = {customer for group in shown for customer in group.customers}
-    bins = _bins(comparison, run, wanted, ends_at)
+    customers = {customer for group in shown for customer in group.customers}
+    bins = _bins(comparison, run, customers, ends_at)
     names = scenario.trace.names
     bands = [
         Band(
             f"{group.group} ({len(group.customers)} of {len(scenario.members(number)):,})",
-            [Row(names[customer], bins[customer]) for customer in group.customers],
+            [Timeline(names[customer], bins[customer]) for customer in group.customers],
         )
         for number, group in enumerate(shown)
     ]
@@ -245,7 +245,7 @@ def _service_figure(
     title = TITLES[result.mode]
     return _figure(
         title,
-        strip(f"Who was served when, {title}", bands, ends_at, description),
+        strip(f"Service over time, {title}", bands, ends_at, description),
         _table(
             ("customer", "group", "served in", "waited unserved in", "levels"),
             rows,
@@ -263,19 +263,19 @@ def _level_range(bins: Sequence[int]) -> str:
 
 
 def _bins(
-    comparison: Comparison, run: Replayed, wanted: set[int], ends_at: int
+    comparison: Comparison, run: Replayed, customers: set[int], ends_at: int
 ) -> dict[int, list[int]]:
     scenario = comparison.scenario
-    bins = {customer: [0] * BINS for customer in wanted}
+    bins = {customer: [0] * BINS for customer in customers}
     width = max(1, -(-ends_at // BINS))
     spells = measures.waiting_spells(scenario, run)
-    for customer in wanted:
+    for customer in customers:
         for begin, end in spells[customer]:
             for n in range(begin // width, min(BINS, (end - 1) // width + 1)):
                 bins[customer][n] = WAITING
     for attempt in measures.attempts_of(scenario, run):
         customer = scenario.trace.customer[attempt.document]
-        if customer not in wanted:
+        if customer not in customers:
             continue
         level = run.priority[attempt.document]
         last = max(attempt.started_at, attempt.ended_at - 1)
@@ -284,7 +284,7 @@ def _bins(
     return bins
 
 
-# ── How long documents waited ────────────────────────────────────────────────────────────────────
+# ── Waits ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _waits(comparison: Comparison) -> str:
@@ -303,16 +303,16 @@ def _waits(comparison: Comparison) -> str:
         table = _table(
             ("mode", *(f"up to {text}" for _, text in _STEPS), "longer"),
             [(row.name, *_shares(row.waits)) for row in rows],
-            f"{name}: how many documents waited how long",
+            f"{name}: documents by wait",
         )
         text = "; ".join(f"{row.name}: half below {duration(row.p50_us)}" for row in rows)
         figures.append(
             _figure(name, spreads(f"Waits of {name} in each mode", rows, max_us, text), table)
         )
     return _section(
-        "How long documents waited",
-        "The higher a column, the more documents waited about that long. The axis is logarithmic; "
-        "everything up to a tenth of a second is at its beginning.",
+        "Distribution of waits",
+        "The height of a column is the number of documents with that wait. The axis is "
+        "logarithmic; waits up to 0.1 s are at its start.",
         _scrolled(mark_key()),
         *figures,
     )
@@ -329,7 +329,7 @@ _STEPS = (
 
 
 def _shares(waits: Sequence[int]) -> list[str]:
-    """How many documents waited up to each step and longer than the one before."""
+    """Return the numbers of documents with waits in each interval."""
     counts = []
     before = 0
     for step, _ in _STEPS:
@@ -339,7 +339,7 @@ def _shares(waits: Sequence[int]) -> list[str]:
     return [*counts, f"{len(waits) - before:,}"]
 
 
-# ── The settings ─────────────────────────────────────────────────────────────────────────────────
+# ── Settings ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def _settings(comparison: Comparison) -> str:
@@ -354,9 +354,9 @@ def _settings(comparison: Comparison) -> str:
     ]
     modes = [(result.mode, TITLES[result.mode].split(": ", 1)[1]) for result in comparison.results]
     return _section(
-        "What was simulated",
-        "The rule and the order of service are those that serve documents; only the clock is "
-        "simulated. The same command gives the same page.",
+        "Simulation",
+        "The rule and the order of service are those of the queue itself; only the clock is "
+        "simulated. The same command produces the same page.",
         _table(("setting", "value"), rows, "Settings", "words"),
-        _table(("mode", "what decides"), modes, "Modes", "words"),
+        _table(("mode", "order"), modes, "Modes", "words"),
     )

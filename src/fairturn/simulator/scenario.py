@@ -1,4 +1,4 @@
-"""A trace with all that belongs to it: groups of customers, workers, what goes wrong, costs."""
+"""A trace with groups of customers, workers, failures and costs."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,13 +11,13 @@ from fairturn.scheduling.flows import Costs
 from fairturn.simulator.plan import Cancel, Loss, Plan
 from fairturn.simulator.trace import Trace
 
-# Of a file with no more customers than this, each is a group of its own.
+# With at most this number of customers in a file, each is a group.
 GROUPS_BY_NAME_MAX = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What is simulated. Every customer belongs to one group, and waits are told by group."""
+    """The input of a simulation. Every customer belongs to one group; results are by group."""
 
     name: str
     trace: Trace
@@ -27,7 +27,6 @@ class Scenario:
     costs: Costs = Costs.EQUAL
 
     def members(self, group: int) -> list[int]:
-        """The customers of a group."""
         return [customer for customer, of in enumerate(self.group_of) if of == group]
 
     def changed(
@@ -38,7 +37,7 @@ class Scenario:
         weights: Iterable[tuple[str, float]] = (),
         limits: Iterable[tuple[str | None, int]] = (),
     ) -> "Scenario":
-        """The same with other settings; a limit without a name is everybody's."""
+        """Return a copy with other settings; a limit without a name applies to all customers."""
         plan = self.plan if workers is None else replace(self.plan, workers=workers)
         plan = replace(plan, limits={**plan.limits, **self._limits(limits)})
         return replace(
@@ -56,14 +55,14 @@ class Scenario:
         return found
 
     def _weighted(self, weights: Iterable[tuple[str, float]]) -> Trace:
-        """The trace, in which each of these customers has its weight from the first document on."""
-        wanted = {self._number(name): weight_in_thousandths(weight) for name, weight in weights}
+        """Return a copy of the trace with these weights from each customer's first document on."""
+        missing = {self._number(name): weight_in_thousandths(weight) for name, weight in weights}
         trace = copy(self.trace)
         customer = trace.customer
-        trace.weight = {n: w for n, w in trace.weight.items() if customer[n] not in wanted}
-        for n, number in enumerate(customer if wanted else ()):
-            if number in wanted:
-                trace.weight[n] = wanted.pop(number)
+        trace.weight = {n: w for n, w in trace.weight.items() if customer[n] not in missing}
+        for n, number in enumerate(customer if missing else ()):
+            if number in missing:
+                trace.weight[n] = missing.pop(number)
         return trace
 
     def _number(self, name: str) -> int:
@@ -74,7 +73,7 @@ class Scenario:
 
 
 class Draft:
-    """A scenario in the making. Documents are added in any order, by their seconds."""
+    """A scenario under construction. Documents can be added in any order."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, str, int, tuple[int, ...]]] = []
@@ -83,7 +82,7 @@ class Draft:
         self._cancels: list[tuple[int, str, int]] = []
 
     def customer(self, name: str, group: str, weight: float | None = None) -> None:
-        """Who comes first has the first number."""
+        """Add a customer. Customers are numbered in the order of these calls."""
         self._groups[name] = group
         if weight is not None:
             self._weights[name] = weight
@@ -91,12 +90,12 @@ class Draft:
     def add(
         self, at_s: float, customer: str, cost_s: float, retry_after_s: Sequence[float] = ()
     ) -> None:
-        """A document; each number in `retry_after_s` is the delay after one failed attempt."""
+        """Add a document; `retry_after_s` has the delay after each failed attempt."""
         delays = tuple(microseconds(delay) for delay in retry_after_s)
         self._rows.append((microseconds(at_s), customer, microseconds(cost_s), delays))
 
     def cancel_all(self, at_s: float, customer: str) -> None:
-        """The customer cancels all that it has sent so far."""
+        """Cancel all documents of the customer that were added so far."""
         self._cancels.append((microseconds(at_s), customer, len(self._rows)))
 
     def finish(
@@ -107,7 +106,7 @@ class Draft:
         costs: Costs = Costs.EQUAL,
         losses: Iterable[Loss] = (),
     ) -> Scenario:
-        """The scenario, with the documents in the order of their submission."""
+        """Return the scenario, with the documents in the order of submission."""
         names = list(self._groups)
         numbers = {customer: number for number, customer in enumerate(names)}
         trace = Trace()
@@ -145,8 +144,8 @@ class Draft:
 
 
 def scenario_of(trace: Trace, name: str, *, workers: int, costs: Costs = Costs.EQUAL) -> Scenario:
-    """A file as a scenario. Few customers are a group each; of many, those few who sent half of
-    the documents are the large ones, and all others are small."""
+    """Return a scenario of a trace. Up to `GROUPS_BY_NAME_MAX` customers are a group each; of more,
+    the largest ones that submitted half of the documents are one group, the rest another."""
     plan = Plan(workers=workers)
     customers = len(trace.names)
     if customers <= GROUPS_BY_NAME_MAX:

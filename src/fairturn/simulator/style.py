@@ -1,10 +1,10 @@
-"""How the report looks: light and dark, on a screen and on paper."""
+"""The style sheet of the report: light and dark, screen and print."""
 
 from fairturn.priority import LEVELS
 
 
 def _levels(lightness: int, saturation: int) -> str:
-    """From blue for the best level over purple to red for the last."""
+    """Return colours from blue for level 1 over purple to red for level 9."""
     lines = []
     for level in range(1, LEVELS + 1):
         hue = 212 + (level - 1) * (366 - 212) / (LEVELS - 1)
@@ -60,6 +60,7 @@ svg .value {{ font-weight: 650; font-variant-numeric: tabular-nums; font-size: 1
 .waits {{ fill: var(--waits); }}
 .spread {{ fill: var(--main); opacity: 0.45; }}
 .mark {{ fill: var(--ink); stroke: var(--paper); stroke-width: 1.5; }}
+.bar {{ rx: 3px; }}
 .bar.main {{ fill: var(--main); }}
 .bar.other {{ fill: var(--other); }}
 .bar.ideal {{ fill: var(--ideal); stroke: var(--ideal-line); stroke-dasharray: 4 3; }}

@@ -1,5 +1,6 @@
-"""A comparison in words for people, and as a plain value for programs."""
+"""A comparison as sentences, and as JSON."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from fairturn.clock import SECOND_US
@@ -10,14 +11,16 @@ from fairturn.simulator.comparison import (
     GroupResult,
     Result,
 )
-from fairturn.simulator.measures import Waits
+from fairturn.simulator.measures import WaitSummary
+from fairturn.simulator.readings import Reading
+from fairturn.simulator.scenario import Scenario
 
 TITLES = {
     Discipline.FAIR: "fair: levels first, turns inside",
     Discipline.EQUAL: "equal: turns, one level for all",
     Discipline.LEVELS: "levels: the nine levels alone",
     Discipline.FIFO: "fifo: first come, first served",
-    Discipline.AGEING: "ageing: levels, who waits rises",
+    Discipline.AGEING: "ageing: levels that rise by waiting",
     Discipline.ROUND_ROBIN: "round-robin: one document each",
     Discipline.IDEAL_LEVELS: "ideal-levels: exact shares in levels",
     Discipline.IDEAL: "ideal: exact shares, no levels",
@@ -25,14 +28,14 @@ TITLES = {
 
 
 def duration(us: int) -> str:
-    """A wait for people: seconds, with one decimal while that matters."""
+    """Format a wait in seconds, with one decimal below 1,000 s."""
     seconds = us / SECOND_US
     return f"{seconds:,.1f} s" if seconds < 1_000 else f"{seconds:,.0f} s"
 
 
 def times(long_us: int, short_us: int) -> str | None:
-    """How many times longer, for people; None if there is nothing to say."""
-    short_us = max(short_us, SECOND_US // 10)  # what is shorter is nothing to anybody
+    """Format a ratio of waits; None if it is below 1.2."""
+    short_us = max(short_us, SECOND_US // 10)  # shorter waits are not noticeable
     if long_us < 1.2 * short_us:
         return None
     ratio = long_us / short_us
@@ -40,19 +43,19 @@ def times(long_us: int, short_us: int) -> str | None:
 
 
 def main_of(comparison: Comparison) -> Result:
-    """The mode that the others are compared with: fair, or the first."""
+    """Return the mode that the others are compared with: fair, or else the first."""
     results = comparison.results
     return next((r for r in results if r.mode is Discipline.FAIR), results[0])
 
 
 def others_of(comparison: Comparison) -> list[Result]:
-    """What a queue could do instead; the ideals are not among them."""
+    """Return the other modes, without the ideals."""
     main = main_of(comparison)
     return [r for r in comparison.results if r is not main and r.mode not in IDEALS]
 
 
 def headline(comparison: Comparison) -> str:
-    """The one sentence to remember."""
+    """Return the result in one sentence."""
     main = main_of(comparison)
     others = others_of(comparison)
     if not len(comparison.scenario.trace):
@@ -73,27 +76,27 @@ def headline(comparison: Comparison) -> str:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """What happened, in a few sentences with the numbers in them."""
+    """Return the results as sentences."""
     main = main_of(comparison)
     others = others_of(comparison)
-    said = [_group_sentence(comparison, number) for number in range(len(main.groups))]
+    lines = [_group_sentence(comparison, number) for number in range(len(main.groups))]
     compared = [r for r in others if r.mode in (Discipline.LEVELS, Discipline.FIFO)]
-    payers = [
+    slower = [
         f"{group.name} by {after - 1:.0%} against {other.mode}"
         for other in compared
         for group, of in zip(main.groups, other.groups, strict=True)
         if of.waits.mean_us > SECOND_US
         and (after := group.waits.mean_us / of.waits.mean_us) > 1.005
     ]
-    if payers:
-        said.append(f"Who waits longer on average in {main.mode}: {', '.join(payers)}.")
+    if slower:
+        lines.append(f"Longer mean waits in {main.mode}: {', '.join(slower)}.")
     elif compared:
         modes = " or ".join(r.mode for r in compared)
-        said.append(f"Nobody waits longer on average in {main.mode} than in {modes}.")
+        lines.append(f"No group waits longer on average in {main.mode} than in {modes}.")
     gaps = [(r, max((g.gap_us or 0) for g in r.groups)) for r in (main, *others) if r.groups]
     if gaps and main.mode not in IDEALS:
-        said.append(
-            "The longest that a waiting customer went without a claim: "
+        lines.append(
+            "Longest time that a waiting customer went without a claim: "
             + ", ".join(f"{duration(gap)} in {r.mode}" for r, gap in gaps)
             + "."
         )
@@ -104,21 +107,21 @@ def sentences(comparison: Comparison) -> list[str]:
             if r.groups and ideal in r.groups[0].lags
         ]
         if lags:
-            said.append(
+            lines.append(
                 f"Furthest behind {ideal}, in documents of one customer: "
                 + ", ".join(f"{lag:,} in {r.mode}" for r, lag in lags)
                 + "."
             )
     idle = [(r, r.idle_us) for r in comparison.results if r.idle_us is not None]
     if idle and not any(us for _, us in idle):
-        said.append("No worker was idle while a document waited, in any mode.")
+        lines.append("No worker was idle while a document waited, in any mode.")
     elif idle:
-        said.append(
-            "Workers were idle while documents waited, because limits held them: "
+        lines.append(
+            "Workers were idle while documents waited, because of concurrency limits: "
             + ", ".join(f"{duration(us)} in {r.mode}" for r, us in idle)
             + "."
         )
-    return said
+    return lines
 
 
 def _ratio(long: GroupResult, short: GroupResult) -> float:
@@ -141,11 +144,11 @@ def _group_sentence(comparison: Comparison, number: int) -> str:
     )
 
 
-# ── For programs ─────────────────────────────────────────────────────────────────────────────────
+# ── JSON ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def as_plain(comparison: Comparison) -> dict[str, Any]:
-    """The whole comparison as numbers and names, for JSON."""
+    """Return a comparison as a value for JSON."""
     scenario, rule = comparison.scenario, comparison.rule
     return {
         "name": scenario.name,
@@ -158,6 +161,19 @@ def as_plain(comparison: Comparison) -> dict[str, Any]:
         "patience_s": comparison.patience_us / SECOND_US,
         "headline": headline(comparison),
         "modes": [_plain_result(result) for result in comparison.results],
+    }
+
+
+def readings_as_plain(scenario: Scenario, results: Mapping[Reading, Result]) -> dict[str, Any]:
+    """Return a comparison of readings of the rule as a value for JSON."""
+    return {
+        "name": scenario.name,
+        "documents": len(scenario.trace),
+        "customers": len(scenario.trace.names),
+        "workers": scenario.plan.workers,
+        "readings": [
+            {"reading": reading, **_plain_result(result)} for reading, result in results.items()
+        ],
     }
 
 
@@ -188,7 +204,7 @@ def _plain_result(result: Result) -> dict[str, Any]:
     }
 
 
-def _plain_waits(waits: Waits) -> dict[str, Any]:
+def _plain_waits(waits: WaitSummary) -> dict[str, Any]:
     return {
         "documents": waits.documents,
         "cancelled": waits.cancelled,

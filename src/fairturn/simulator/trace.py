@@ -1,6 +1,7 @@
 """Traces of arrivals: the CSV files that `fairturn replay` reads.
 
-Columns `at_s,customer,cost_s` and optionally `weight`, in any order, times not going back.
+The columns are `at_s,customer,cost_s` and optionally `weight`, in any order; rows are sorted by
+`at_s`.
 """
 
 import csv
@@ -21,10 +22,10 @@ _MOMENT_MAX = (1 << 63) - 1  # of the columns, in microseconds
 
 
 class Trace:
-    """Documents in the order of the file, as columns: a million take about 30 MB."""
+    """Documents in the order of the file, as columns: a million use about 30 MB."""
 
     def __init__(self) -> None:
-        self.names: list[str] = []  # of the customers, by their number
+        self.names: list[str] = []  # of customers, by number
         self.at = array("q")  # microseconds
         self.customer = array("l")  # numbers
         self.cost = array("q")  # microseconds of work
@@ -35,7 +36,7 @@ class Trace:
 
 
 def read(path: Path) -> Trace:
-    """The trace in a file; whatever is wrong with it is a `TraceError` with file and line."""
+    """Read a trace from a file. Raises `TraceError` with file and line."""
     try:
         with path.open("rb") as stream:
             return read_stream(stream, str(path))
@@ -44,11 +45,11 @@ def read(path: Path) -> Trace:
 
 
 def read_stream(stream: Iterable[bytes], name: str) -> Trace:
-    """The trace in the lines of a stream that the errors call by this name."""
+    """Read a trace from the lines of a stream. Raises `TraceError` with this name and the line."""
     reader = csv.reader(_decoded(stream), strict=True)
     growing = Growing()
     weights = growing.trace.weight
-    line = 0  # where the last row ended
+    line = 0  # the last line of the previous row
     try:
         columns = _columns(next(reader, None))
         width = len(columns)
@@ -67,9 +68,9 @@ def read_stream(stream: Iterable[bytes], name: str) -> Trace:
                 weights[len(growing.trace)] = _weight(row[weight_column])
             growing.add(at, row[customer_column], cost)
     except UnicodeDecodeError as error:
-        raise TraceError(f"{name}, line {reader.line_num + 1}: not a text in UTF-8") from error
+        raise TraceError(f"{name}, line {reader.line_num + 1}: not valid UTF-8") from error
     except csv.Error as error:
-        # A quote that is not closed swallows the lines after it: it stands where its row begins.
+        # An unclosed quote spans the following lines: report the line where its row starts.
         raise TraceError(f"{name}, line {line + 1}: {_misquoted(error)}") from error
     except ValueError as error:
         raise TraceError(f"{name}, line {max(1, reader.line_num)}: {error}") from error
@@ -77,7 +78,7 @@ def read_stream(stream: Iterable[bytes], name: str) -> Trace:
 
 
 class Growing:
-    """A trace to which documents are added in their order; what cannot be is a `ValueError`."""
+    """Builds a trace; `add` raises `ValueError`."""
 
     def __init__(self) -> None:
         self.trace = Trace()
@@ -86,12 +87,12 @@ class Growing:
         self._work = 0
 
     def add(self, at: int, customer: str, cost: int) -> None:
-        """One more document, at a moment and with a cost in microseconds."""
+        """Append a document; its moment and its cost are in microseconds."""
         trace = self.trace
         if at < self._last:
             raise ValueError(
                 f"at_s {at / SECOND_US:.10g} goes back; "
-                f"the line before is at {self._last / SECOND_US:.10g}"
+                f"the previous line is at {self._last / SECOND_US:.10g}"
             )
         self._last = at
         number = self._numbers.get(customer)
@@ -102,7 +103,7 @@ class Growing:
         self._work += cost
         if at + self._work > _MOMENT_MAX:
             raise ValueError(
-                f"the work up to here may last {self._work / SECOND_US:g} s; that is too long"
+                f"the costs up to here add up to {self._work / SECOND_US:g} s; that is too long"
             )
         trace.cost.append(cost)
         trace.at.append(at)
@@ -110,20 +111,20 @@ class Growing:
 
 
 def _misquoted(error: csv.Error) -> str:
-    """What is wrong with the quotes of a row; the reader's own words do not say it."""
-    said = str(error)
-    if "unexpected end of data" in said:
+    """Return a message that describes the error better than that of the reader."""
+    message = str(error)
+    if "unexpected end of data" in message:
         return 'a quote (") is opened here and never closed'
-    if "field larger" in said:
+    if "field larger" in message:
         limit = csv.field_size_limit()
         return f'a field has more than {limit:,} characters; is a quote (") not closed?'
-    if "expected after" in said:
+    if "expected after" in message:
         return 'a field goes on after its closing quote ("); a quote inside a field is doubled'
-    return said
+    return message
 
 
 def _decoded(lines: Iterable[bytes]) -> Iterator[str]:
-    """One line after the other, so that an error has the number of its line."""
+    """Decode line by line, so that an error has a line number."""
     encoding = "utf-8-sig"
     for line in lines:
         yield line.decode(encoding)
@@ -136,7 +137,7 @@ def _columns(header: list[str] | None) -> dict[str, int]:
         raise ValueError(f"the file is empty; {expected}")
     for separator, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if len(header) == 1 and separator in header[0]:
-            raise ValueError(f"the columns are separated by {word}; a trace has commas: {expected}")
+            raise ValueError(f"the columns are separated by {word}; use commas: {expected}")
     columns = {name: number for number, name in enumerate(header)}
     for name in header:
         if name not in REQUIRED + OPTIONAL:
@@ -148,7 +149,7 @@ def _columns(header: list[str] | None) -> dict[str, int]:
 
 
 def seconds(column: str, value: str) -> int:
-    """A number of seconds, in microseconds; the error names the column."""
+    """Convert seconds to microseconds. Raises `ValueError` with the name of the column."""
     try:
         number = float(value)
     except ValueError:

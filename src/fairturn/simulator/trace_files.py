@@ -1,8 +1,8 @@
-"""Files to simulate: the CSV of `replay` and `export`, and the Standard Workload Format.
+"""Input files of `simulate`: the CSV of `replay` and `export`, and the Standard Workload Format.
 
-A name that ends in .swf is the Standard Workload Format of the Parallel Workloads Archive: a line
-for each record, 18 numbers, comments after a semicolon. The user is the customer and the run time
-the cost. A name that ends in .gz is compressed.
+A file named *.swf is in the Standard Workload Format of the Parallel Workloads Archive: one record
+of 18 numbers per line, comments after a semicolon. The user is the customer, the run time the cost.
+A file named *.gz is compressed.
 """
 
 import gzip
@@ -10,7 +10,7 @@ import zlib
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from fairturn.errors import TraceError
 from fairturn.simulator import trace
@@ -23,28 +23,22 @@ TIME_SCALE_MAX = 100.0
 
 
 class Read(NamedTuple):
-    """A trace, and how many records of the file say too little to be in it."""
-
     trace: Trace
-    left_out: int
+    left_out: int  # records without a run time or a user
 
 
 def read(path: Path) -> Read:
-    """The trace in a file; whatever is wrong with it is a `TraceError` with file and line."""
+    """Read a trace from a file. Raises `TraceError` with file and line."""
     name = str(path)
     compressed = name.endswith(".gz")
     is_swf = name.removesuffix(".gz").endswith(".swf")
     try:
         with gzip.open(path) if compressed else path.open("rb") as stream:
-            return _read_swf(stream, name) if is_swf else Read(_read_csv(stream, name), 0)
+            return _read_swf(stream, name) if is_swf else Read(trace.read_stream(stream, name), 0)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise TraceError(f"{path}: is no whole gzip file: {error}") from error
+        raise TraceError(f"{path}: damaged or truncated gzip file: {error}") from error
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def _read_csv(stream: BinaryIO | gzip.GzipFile, name: str) -> Trace:
-    return trace.read_stream(stream, name)
 
 
 def _read_swf(stream: Iterable[bytes], name: str) -> Read:
@@ -64,15 +58,15 @@ def _read_swf(stream: Iterable[bytes], name: str) -> Read:
             at, cost = trace.seconds("submit time", submitted), trace.seconds("run time", run)
             growing.add(at, f"user-{int(user)}", cost)
         except UnicodeDecodeError as error:
-            raise TraceError(f"{name}, line {number}: not a text in UTF-8") from error
+            raise TraceError(f"{name}, line {number}: not valid UTF-8") from error
         except ValueError as error:
             raise TraceError(f"{name}, line {number}: {error}") from error
     return Read(growing.trace, left_out)
 
 
 def scaled(original: Trace, *, time_scale: float = 1.0, cost_us_max: int | None = None) -> Trace:
-    """The trace with its moments multiplied, so that 0.5 is twice as dense, and no document
-    longer than the maximum."""
+    """Return a copy with all moments multiplied by `time_scale` (0.5 is twice the load) and costs
+    capped at `cost_us_max`."""
     if not 0 < time_scale <= TIME_SCALE_MAX:
         raise ValueError(
             f"the time scale is {time_scale:g}; it must be above 0 and at most {TIME_SCALE_MAX:g}"

@@ -1,4 +1,4 @@
-"""How long the documents of a replayed trace waited, for each customer and in all."""
+"""The waits of a replayed trace, by customer and in total."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from fairturn.simulator.trace import Trace
 
 
 class Waits(NamedTuple):
-    """The waits of some documents, from submission to start, and the priorities they had."""
+    """Waits from submission to start, and the range of priorities."""
 
     documents: int
     p50_us: int
@@ -19,7 +19,7 @@ class Waits(NamedTuple):
 
 
 def waits_by_customer(trace: Trace, replayed: Replayed) -> dict[str, Waits]:
-    """In the order in which the customers first appear."""
+    """Return the waits of each customer, in the order of their first documents."""
     waits: list[list[int]] = [[] for _ in trace.names]
     priorities: list[set[int]] = [set() for _ in trace.names]
     for n, customer in enumerate(trace.customer):
@@ -32,7 +32,7 @@ def waits_by_customer(trace: Trace, replayed: Replayed) -> dict[str, Waits]:
 
 
 def waits_in_all(trace: Trace, replayed: Replayed) -> Waits:
-    """Of a trace that has documents."""
+    """Return the waits of all documents of a trace that is not empty."""
     waits = [started - at for started, at in zip(replayed.started_at, trace.at, strict=True)]
     return _waits(waits, set(replayed.priority))
 

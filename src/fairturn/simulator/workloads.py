@@ -1,6 +1,6 @@
-"""The named workloads: what happens to queues that many customers share, from a seed.
+"""Named workloads of queues that many customers share, generated from a seed.
 
-The figures are in docs/simulate.md and docs/fairness.md; who changes one here makes them anew.
+docs/simulate.md and docs/fairness.md have their figures: update them after a change here.
 """
 
 from collections.abc import Callable
@@ -17,117 +17,114 @@ MINUTE, HOUR, DAY = 60, 3_600, 86_400
 
 
 class Workload(NamedTuple):
-    """A workload by its name, in one sentence, and how it is made from chance."""
-
     name: str
     title: str
     make: Callable[[Random], Scenario]
 
 
 def make(name: str, seed: int = SEED) -> Scenario:
-    """The scenario of a named workload."""
     return WORKLOADS[name].make(Random(seed))
 
 
-def _short(chance: Random) -> float:
-    """The seconds of an ordinary document: two, more or less."""
-    return chance.uniform(1, 3)
+def _short(random: Random) -> float:
+    """Return the cost of an ordinary document in seconds."""
+    return random.uniform(1, 3)
 
 
-def _quiet(draft: Draft, chance: Random, until_s: float, customers: int = 20) -> None:
-    """Customers who send one document every two minutes: they never pause for 25, and so they are
-    in level 9 after 40 minutes."""
+def _quiet(draft: Draft, random: Random, until_s: float, customers: int = 20) -> None:
+    """Add customers that submit one document every two minutes. They never pause for 25 minutes,
+    and so reach level 9 after 40 minutes."""
     for number in range(1, customers + 1):
         name = f"quiet-{number:02}"
         draft.customer(name, "quiet")
-        at_s = chance.uniform(0, 2 * MINUTE)
+        at_s = random.uniform(0, 2 * MINUTE)
         while at_s < until_s:
-            draft.add(at_s, name, _short(chance))
-            at_s += chance.uniform(110, 130)
+            draft.add(at_s, name, _short(random))
+            at_s += random.uniform(110, 130)
 
 
 def _poisson(
-    draft: Draft, chance: Random, name: str, *, per_s: float, until_s: float, cost_s: float
+    draft: Draft, random: Random, name: str, *, per_s: float, until_s: float, cost_s: float
 ) -> None:
-    """Documents at random moments, of random length with this mean."""
-    at_s = chance.expovariate(per_s)
+    """Add Poisson arrivals with exponential costs."""
+    at_s = random.expovariate(per_s)
     while at_s < until_s:
-        draft.add(at_s, name, chance.expovariate(1 / cost_s))
-        at_s += chance.expovariate(per_s)
+        draft.add(at_s, name, random.expovariate(1 / cost_s))
+        at_s += random.expovariate(per_s)
 
 
-def _dump(chance: Random) -> Scenario:
+def _dump(random: Random) -> Scenario:
     draft = Draft()
-    _quiet(draft, chance, 1.75 * HOUR)
+    _quiet(draft, random, 1.75 * HOUR)
     draft.customer("dump", "dump")
     for _ in range(10_000):
-        draft.add(15 * MINUTE, "dump", _short(chance))
+        draft.add(15 * MINUTE, "dump", _short(random))
     return draft.finish("dump", workers=WORKERS)
 
 
-def _two_dumps(chance: Random) -> Scenario:
+def _two_dumps(random: Random) -> Scenario:
     draft = Draft()
     draft.customer("late", "late")
     for number, at_s in enumerate((0, 5 * MINUTE), start=1):
         draft.customer(f"dump-{number}", "dumps")
         for _ in range(3_000):
-            draft.add(at_s, f"dump-{number}", _short(chance))
+            draft.add(at_s, f"dump-{number}", _short(random))
     for _ in range(60):
-        draft.add(10 * MINUTE, "late", _short(chance))
+        draft.add(10 * MINUTE, "late", _short(random))
     return draft.finish("two-dumps", workers=WORKERS)
 
 
-def _every_20_minutes(chance: Random) -> Scenario:
+def _every_20_minutes(random: Random) -> Scenario:
     draft = Draft()
     until_s = 12 * HOUR
     for number in range(1, 13):
         name = f"regular-{number:02}"
         draft.customer(name, "regular")
-        first_s = chance.uniform(0, 20 * MINUTE)
+        first_s = random.uniform(0, 20 * MINUTE)
         for turn in range(36):
-            draft.add(first_s + turn * 20 * MINUTE, name, _short(chance))
+            draft.add(first_s + turn * 20 * MINUTE, name, _short(random))
     for number in range(1, 11):
         name = f"batch-{number:02}"
         draft.customer(name, "batches")
-        at_s = chance.uniform(0, 30 * MINUTE)
+        at_s = random.uniform(0, 30 * MINUTE)
         while at_s < until_s:
             for _ in range(15):
-                draft.add(at_s, name, _short(chance))
+                draft.add(at_s, name, _short(random))
             at_s += 30 * MINUTE
     draft.customer("dump", "dump")
     for _ in range(3_000):
-        draft.add(9 * HOUR, "dump", _short(chance))
+        draft.add(9 * HOUR, "dump", _short(random))
     return draft.finish("every-20-minutes", workers=WORKERS)
 
 
-def _many_names(chance: Random) -> Scenario:
+def _many_names(random: Random) -> Scenario:
     draft = Draft()
-    _quiet(draft, chance, 1.75 * HOUR)
+    _quiet(draft, random, 1.75 * HOUR)
     for number in range(1, 101):
         name = f"name-{number:03}"
         draft.customer(name, "names")
         for _ in range(100):
-            draft.add(15 * MINUTE, name, _short(chance))
+            draft.add(15 * MINUTE, name, _short(random))
     return draft.finish("many-names", workers=WORKERS)
 
 
 def _threes(name: str, load: float) -> Callable[[Random], Scenario]:
-    """Small customers only; each comes once, and one in ten sends three documents. The work is
-    scaled so that the load is exactly this, because a hundredth decides whether a line grows."""
+    """Small customers only: each submits once, one in ten submits three documents. Costs are scaled
+    to the exact load, because near 1 a hundredth decides whether the queue grows."""
 
-    def make(chance: Random) -> Scenario:
+    def make(random: Random) -> Scenario:
         until_s, cost_s = 4 * HOUR, 5.0
         per_s = load * WORKERS / cost_s / 1.2
         draft = Draft()
         documents: list[tuple[float, str, float]] = []
-        at_s = chance.expovariate(per_s)
+        at_s = random.expovariate(per_s)
         while at_s < until_s:
-            group = "threes" if chance.random() < 0.1 else "ones"
+            group = "threes" if random.random() < 0.1 else "ones"
             customer = f"{group[:-1]}-{len(documents):05}"
             draft.customer(customer, group)
             for _ in range(3 if group == "threes" else 1):
-                documents.append((at_s, customer, chance.expovariate(1 / cost_s)))
-            at_s += chance.expovariate(per_s)
+                documents.append((at_s, customer, random.expovariate(1 / cost_s)))
+            at_s += random.expovariate(per_s)
         scale = load * WORKERS * until_s / sum(cost for _, _, cost in documents)
         for at_s, customer, work_s in documents:
             draft.add(at_s, customer, scale * work_s)
@@ -136,58 +133,58 @@ def _threes(name: str, load: float) -> Callable[[Random], Scenario]:
     return make
 
 
-def _newcomers(chance: Random) -> Scenario:
+def _newcomers(random: Random) -> Scenario:
     draft = Draft()
     for number in range(1, 6):
         name = f"regular-{number}"
         draft.customer(name, "regular")
         for _ in range(30):
-            draft.add(10 * MINUTE, name, chance.uniform(3, 5))
+            draft.add(10 * MINUTE, name, random.uniform(3, 5))
     at_s, number = 0.0, 0
     while at_s < 2 * HOUR:
         number += 1
         name = f"new-{number:05}"
         draft.customer(name, "newcomers")
-        draft.add(at_s, name, chance.uniform(3, 5))
-        at_s += chance.expovariate(1.05)
+        draft.add(at_s, name, random.uniform(3, 5))
+        at_s += random.expovariate(1.05)
     return draft.finish("newcomers", workers=WORKERS)
 
 
 def _heavy(name: str, costs: Costs) -> Callable[[Random], Scenario]:
-    """Documents of very different size: most take a second, some ten minutes."""
+    """Documents of very different cost: most take a second, some ten minutes."""
 
-    def make(chance: Random) -> Scenario:
+    def make(random: Random) -> Scenario:
         draft = Draft()
         for number in range(1, 31):
             customer = f"light-{number:02}"
             draft.customer(customer, "light")
-            _poisson(draft, chance, customer, per_s=1 / 100, until_s=3 * HOUR, cost_s=1.0)
+            _poisson(draft, random, customer, per_s=1 / 100, until_s=3 * HOUR, cost_s=1.0)
         for number in range(1, 5):
             customer = f"large-{number}"
             draft.customer(customer, "large")
             for burst in range(6):
-                at_s = chance.uniform(burst, burst + 1) * HOUR / 2
+                at_s = random.uniform(burst, burst + 1) * HOUR / 2
                 for _ in range(40):
-                    draft.add(at_s, customer, min(600.0, 10 * chance.paretovariate(1.5)))
+                    draft.add(at_s, customer, min(600.0, 10 * random.paretovariate(1.5)))
         return draft.finish(name, workers=WORKERS, costs=costs)
 
     return make
 
 
-def _mass_cancel(chance: Random) -> Scenario:
+def _mass_cancel(random: Random) -> Scenario:
     draft = Draft()
     for name in ("canceller", "other"):
         draft.customer(name, name)
         for _ in range(2_000):
-            draft.add(0, name, _short(chance))
+            draft.add(0, name, _short(random))
     draft.cancel_all(MINUTE, "canceller")
     for _ in range(5):
-        draft.add(2 * MINUTE, "canceller", _short(chance))
+        draft.add(2 * MINUTE, "canceller", _short(random))
     return draft.finish("mass-cancel", workers=WORKERS)
 
 
-def _day(chance: Random) -> Scenario:
-    """From midnight to midnight. At two in the afternoon more comes than four workers can do."""
+def _day(random: Random) -> Scenario:
+    """From midnight to midnight, with a peak above the capacity of the workers at 14:00."""
     draft = Draft()
     cost_s, peak = 20.0, 1.25
     shares = [1 / (number + 2) for number in range(60)]
@@ -195,44 +192,44 @@ def _day(chance: Random) -> Scenario:
     for number, name in enumerate(names):
         draft.customer(name, "large" if number < 6 else "small")
     per_s = peak * WORKERS / cost_s
-    at_s = chance.expovariate(per_s)
+    at_s = random.expovariate(per_s)
     while at_s < DAY:
-        # The night has a tenth of the peak; the rest of the day rises to it and falls again.
+        # A tenth of the peak at night; a linear rise to the peak and a linear fall.
         busy = max(0.1, 1 - abs(at_s - 14 * HOUR) / (9 * HOUR))
-        if chance.random() < busy:
-            draft.add(at_s, chance.choices(names, shares)[0], chance.expovariate(1 / cost_s))
-        at_s += chance.expovariate(per_s)
+        if random.random() < busy:
+            draft.add(at_s, random.choices(names, shares)[0], random.expovariate(1 / cost_s))
+        at_s += random.expovariate(per_s)
     return draft.finish("day", workers=WORKERS)
 
 
-def _weights(chance: Random) -> Scenario:
+def _weights(random: Random) -> Scenario:
     draft = Draft()
     for name, weight in (("bronze", 1), ("silver", 2), ("gold", 4)):
         draft.customer(name, name, weight)
         for _ in range(1_000):
-            draft.add(0, name, _short(chance))
+            draft.add(0, name, _short(random))
     return draft.finish("weights", workers=WORKERS)
 
 
-def _retry_storm(chance: Random) -> Scenario:
+def _retry_storm(random: Random) -> Scenario:
     draft = Draft()
-    _quiet(draft, chance, 2 * HOUR)
+    _quiet(draft, random, 2 * HOUR)
     draft.customer("storm", "storm")
     delays_s = (10, 20, 40, 80)
     for _ in range(1_500):
-        fails = chance.randint(1, 4)
-        draft.add(HOUR, "storm", _short(chance), delays_s[:fails])
+        fails = random.randint(1, 4)
+        draft.add(HOUR, "storm", _short(random), delays_s[:fails])
     return draft.finish("retry-storm", workers=WORKERS)
 
 
-def _lost_workers(chance: Random) -> Scenario:
+def _lost_workers(random: Random) -> Scenario:
     draft = Draft()
     until_s, cost_s = 2.5 * HOUR, 8.0
     for group, customers, per_s in (("small", 40, 0.35 / 40), ("large", 2, 0.35 / 2)):
         for number in range(1, customers + 1):
             name = f"{group}-{number:02}"
             draft.customer(name, group)
-            _poisson(draft, chance, name, per_s=per_s, until_s=until_s, cost_s=cost_s)
+            _poisson(draft, random, name, per_s=per_s, until_s=until_s, cost_s=cost_s)
     loss = Loss(HOUR * 1_000_000, 5, int(1.5 * HOUR) * 1_000_000)
     return draft.finish("lost-workers", workers=2 * WORKERS, losses=[loss])
 
@@ -240,17 +237,17 @@ def _lost_workers(chance: Random) -> Scenario:
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload("dump", "one dump of 10,000 beside 20 quiet customers", _dump),
+        Workload("dump", "one dump of 10,000 documents and 20 quiet customers", _dump),
         Workload("two-dumps", "two dumps, and then a customer with 60 documents", _two_dumps),
         Workload(
             "every-20-minutes",
-            "customers who send one document every 20 minutes, beside batches and a dump",
+            "customers that submit a document every 20 minutes, batches and a dump",
             _every_20_minutes,
         ),
-        Workload("many-names", "100 names for one dump, beside 20 quiet customers", _many_names),
+        Workload("many-names", "one dump under 100 names and 20 quiet customers", _many_names),
         Workload(
             "threes",
-            "small customers, of whom one in ten sends three; load 0.9",
+            "small customers, one in ten with three documents; load 0.9",
             _threes("threes", 0.9),
         ),
         Workload(
@@ -259,12 +256,12 @@ WORKLOADS = {
         Workload("newcomers", "an endless stream of new customers; load 1.05", _newcomers),
         Workload(
             "heavy-known",
-            "documents of a second beside documents of minutes; their costs are known",
+            "documents of a second and documents of minutes, with known costs",
             _heavy("heavy-known", Costs.KNOWN),
         ),
         Workload(
             "heavy-unknown",
-            "the same, when nobody knows the costs before; they are learned",
+            "the same with unknown costs, which are learned",
             _heavy("heavy-unknown", Costs.LEARNED),
         ),
         Workload("mass-cancel", "2,000 documents cancelled, and five new ones", _mass_cancel),
