@@ -1,22 +1,22 @@
-"""The command line: one command a file, imported only when it is named."""
+"""The command line: one command per file, imported on use."""
 
 import click
 
-from fairturn.cli.commands import COMMANDS, Commands
+from fairturn.cli.commands import COMMANDS, CommandGroup
 
 __all__ = ["COMMANDS", "main"]
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="fairturn", message="%(prog)s %(version)s")
 def main() -> None:
     """A document queue that gives every customer a fair turn.
 
     \b
-    fairturn submit acme invoice.pdf    hand in a document of the customer acme
-    fairturn list                       see what waits, runs and has ended
-    fairturn show ID                    see everything about one document
+    fairturn submit acme invoice.pdf    submit a document of the customer acme
+    fairturn list                       list waiting, running and ended documents
+    fairturn show ID                    show everything about one document
 
-    The queue is the file documents.db in this folder; --database names another, and --url one at a
-    service. Every command explains itself: fairturn submit --help.
+    The default queue is the file documents.db in this folder; choose another with --database, or a
+    service with --url. For details of a command: fairturn submit --help.
     """

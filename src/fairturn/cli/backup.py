@@ -1,4 +1,4 @@
-"""`fairturn backup`: a copy of the queue, while it is in use."""
+"""`fairturn backup`: an online backup of a queue in a file."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fairturn.cli.exit_codes import Ending
+from fairturn.cli.exit_codes import CommandExit
 from fairturn.cli.options import json_option
 from fairturn.cli.target import opened, queue_options
 from fairturn.cli.terminal import number, print_line, printable, progress, size
@@ -14,15 +14,14 @@ from fairturn.cli.terminal import number, print_line, printable, progress, size
 
 @click.command("backup")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--force", is_flag=True, help="Replace an older copy; what it shares is kept.")
+@click.option("--force", is_flag=True, help="Replace an older copy, reusing its contents.")
 @json_option
 @queue_options
 def command(*, file: Path, force: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
-    """Copy the queue while it is in use.
+    """Back up a queue in a file while it is in use.
 
-    FILE becomes a queue like any other, with its contents in FILE.contents: name it with
-    --database, or put it back with fairturn restore. Workers and submitters go on meanwhile. The
-    copy is checked, on stable storage, and complete as of one moment.
+    FILE becomes a queue like any other, with its contents in FILE.contents: open it with
+    --database, or restore it with fairturn restore. The copy is a snapshot, verified and durable.
 
     \b
     fairturn backup /backups/documents.db
@@ -31,10 +30,12 @@ def command(*, file: Path, force: bool, as_json: bool, flags: Mapping[str, Any])
     from fairturn.config import contents_beside
     from fairturn.maintenance.backup import back_up
 
-    there = [str(path) for path in (file, contents_beside(file)) if path.exists()]
-    if there and not force:
-        exist = "exists" if len(there) == 1 else "exist"
-        raise Ending(f"{' and '.join(there)} {exist} already; --force replaces an older copy")
+    present = [str(path) for path in (file, contents_beside(file)) if path.exists()]
+    if present and not force:
+        exist = "exists" if len(present) == 1 else "exist"
+        raise CommandExit(
+            f"{' and '.join(present)} {exist} already; --force replaces an older copy"
+        )
     with opened(flags) as queue, progress("Copying") as advance:
         made = back_up(queue, file, overwrite=force, progress=advance)
     if as_json:
@@ -45,7 +46,7 @@ def command(*, file: Path, force: bool, as_json: bool, flags: Mapping[str, Any])
     for sentence in made.damaged:
         click.echo(printable(sentence), err=True)
     if made.damaged:
-        raise Ending(
-            f"{number(len(made.damaged), 'content')} could not be copied, being damaged or missing "
-            "in the queue itself; everything else is in the copy"
+        raise CommandExit(
+            f"{number(len(made.damaged), 'content')} could not be copied: damaged or missing in "
+            "the queue itself; the rest of the copy is complete"
         )

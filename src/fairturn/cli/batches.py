@@ -1,4 +1,4 @@
-"""Documents on their way into the queue: batch by batch, and exact about where it stopped."""
+"""Submission in batches that reports exactly which document was rejected."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -12,24 +12,22 @@ if TYPE_CHECKING:
     from fairturn.queue import Queue
 
 BATCH = 1_000
-# A batch of large files is cut earlier, so that not too much is copied before anything is stored.
-BATCH_BYTES = 256 * 1_048_576
-SERVICE_BATCH_BYTES = 16 * 1_048_576  # in Base64 it is a third more, and 32 MiB are accepted
-
+BATCH_BYTES = 256 * 1_048_576  # bounds the bytes that are copied before a commit
+SERVICE_BATCH_BYTES = 16 * 1_048_576  # Base64 adds a third, and the service accepts 32 MiB
 
 Sending = Callable[[int, int | None], None]
 
 
-class Given(NamedTuple):
-    """A document to hand in, and where it stands: what an error calls it, if there are several."""
+class BatchEntry(NamedTuple):
+    """A document to submit, and its place in the input, for errors; empty for a single one."""
 
     where: str
     submission: "Submission"
     size_bytes: int = 0
 
 
-class Stopped(Exception):
-    """A document was not accepted. All before it are stored, and nothing after it."""
+class SubmissionRejected(Exception):
+    """A document was rejected. All documents before it are stored, and none after it."""
 
     def __init__(self, where: str, cause: Exception, sentence: str | None = None) -> None:
         super().__init__(f"{where}: {sentence or cause}" if where else sentence or str(cause))
@@ -38,32 +36,32 @@ class Stopped(Exception):
 
 def hand_in(
     queue: "Queue | Client",
-    groups: Iterable[list[Given]],
+    groups: Iterable[list[BatchEntry]],
     *,
     wait_for_room: bool,
     sending: Sending | None = None,
 ) -> Iterator["list[Receipt]"]:
-    """Store groups of documents in their order; the receipts come batch by batch.
+    """Submit groups of documents in order and yield the receipts of each batch.
 
-    A document that is not accepted raises `Stopped` with its name, after all before it were
-    stored. With `wait_for_room` a full queue is no refusal. `sending` hears how many bytes have
-    been sent to a service, of a document alone.
+    Raise `SubmissionRejected` for a rejected document, after all documents before it are stored.
+    With `wait_for_room`, wait while the queue is full. `sending` is called with the bytes sent of a
+    document that is sent to a service alone.
     """
-    handing = _Handing(queue, wait_for_room, sending)
+    submitter = _BatchSubmitter(queue, wait_for_room, sending)
     for group in groups:
-        for batch in _batches(group, handing.batch_bytes):
-            yield from handing.store(batch)
+        for batch in _batches(group, submitter.batch_bytes):
+            yield from submitter.store(batch)
 
 
-def _batches(group: list[Given], batch_bytes: int) -> Iterator[list[Given]]:
-    batch: list[Given] = []
+def _batches(group: list[BatchEntry], batch_bytes: int) -> Iterator[list[BatchEntry]]:
+    batch: list[BatchEntry] = []
     size_bytes = 0
-    for given in group:
-        if batch and size_bytes + given.size_bytes > batch_bytes:
+    for entry in group:
+        if batch and size_bytes + entry.size_bytes > batch_bytes:
             yield batch
             batch, size_bytes = [], 0
-        batch.append(given)
-        size_bytes += given.size_bytes
+        batch.append(entry)
+        size_bytes += entry.size_bytes
         if len(batch) == BATCH:
             yield batch
             batch, size_bytes = [], 0
@@ -71,9 +69,7 @@ def _batches(group: list[Given], batch_bytes: int) -> Iterator[list[Given]]:
         yield batch
 
 
-class _Handing:
-    """Where batches go, and what to do if there is no room."""
-
+class _BatchSubmitter:
     def __init__(
         self, queue: "Queue | Client", wait_for_room: bool, sending: Sending | None
     ) -> None:
@@ -88,35 +84,37 @@ class _Handing:
             self._submit_many = partial(queue.submit_many, progress=sending)
             self.batch_bytes = SERVICE_BATCH_BYTES
 
-    def store(self, batch: list[Given]) -> Iterator["list[Receipt]"]:
-        """The whole batch in one transaction, or, where that is refused, as much of it as there is
-        before the document that is at fault."""
+    def store(self, batch: list[BatchEntry]) -> Iterator["list[Receipt]"]:
+        """Submit a batch in one transaction; if it is rejected, the documents before the one at
+        fault."""
         pulled = 0
 
         def pull() -> Iterator["Submission"]:
             nonlocal pulled
-            for given in batch:
+            for entry in batch:
                 pulled += 1
-                content = given.submission.content
+                content = entry.submission.content
                 if content is not None and not isinstance(content, bytes) and content.seekable():
-                    content.seek(0)  # it may have been read by an attempt before
-                yield given.submission
+                    content.seek(0)  # a previous attempt may have read it
+                yield entry.submission
 
         try:
             receipts = self._submit_many(pull())
         except (ValueError, TypeError, OSError) as error:
-            # Each is checked before the next but one is pulled, so it is one of the last two.
+            # At fault is the last document pulled, or the one before it: then this call raises.
             if pulled > 1:
                 yield from self.store(batch[: pulled - 1])
             where = batch[pulled - 1].where
-            raise Stopped(where, error, _said(error, where, pulled - 1)) from error
+            raise SubmissionRejected(where, error, _message(error, where, pulled - 1)) from error
         except (Refused, NotFound) as error:
-            yield from self._store_refused(batch, error)
+            yield from self._store_halves(batch, error)
         else:
             yield receipts
 
-    def _store_refused(self, batch: list[Given], error: FairturnError) -> Iterator["list[Receipt]"]:
-        """A batch was refused as a whole: halves of it lead to the document that is at fault."""
+    def _store_halves(
+        self, batch: list[BatchEntry], error: FairturnError
+    ) -> Iterator["list[Receipt]"]:
+        """Submit a rejected batch in halves, to find the document at fault."""
         if len(batch) > 1:
             half = len(batch) // 2
             yield from self.store(batch[:half])
@@ -125,11 +123,11 @@ class _Handing:
             self._queue.wait_for_room(batch[0].submission.customer)
             yield from self.store(batch)
         else:
-            raise Stopped(batch[0].where, error) from error
+            raise SubmissionRejected(batch[0].where, error) from error
 
 
-def _said(error: Exception, where: str, n: int) -> str:
-    """What is wrong with the n-th submission; a file is named, unless it is what is handed in."""
+def _message(error: Exception, where: str, n: int) -> str:
+    """Return the message for submission `n`, with the file of an `OSError` unless `where` is it."""
     if isinstance(error, OSError) and error.strerror:
         named = error.filename is not None and str(error.filename) != where
         return f"{error.filename}: {error.strerror}" if named else error.strerror

@@ -1,4 +1,4 @@
-"""What `cancel` and `retry` have in common: which documents are meant, and one batch at a time."""
+"""Selection of documents by ids or filters, and changes in batches, for `cancel` and `retry`."""
 
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -21,13 +21,12 @@ BATCH = 1_000
 def wanted_ids(
     queue: "Queue | Client", ids: Sequence[str], filters: "Filters", verb: str, *, yes: bool
 ) -> list[str]:
-    """The ids that were given, or those that the filters find: after a question that says how
-    many."""
+    """Return the given ids, or those that match the filters, after a confirmation."""
     if ids and filters:
-        wrong_use("name documents by their ids or by filters, not by both")
+        wrong_use("ids and filters cannot be combined; pass one of them")
     if ids:
         return list(dict.fromkeys(ids))
-    with misuse_is_wrong_use(), progress("Looking") as advance:
+    with misuse_is_wrong_use(), progress("Searching") as advance:
         found = []
         for document in queue.iterate(**filters):
             found.append(document.id)
@@ -40,16 +39,16 @@ def wanted_ids(
 def change(
     ids: Sequence[str],
     act: Callable[[list[str]], Sequence["State | None"]],
-    tell: Callable[[str, "State | None"], None],
-    what: str,
+    report: Callable[[str, "State | None"], None],
+    title: str,
 ) -> None:
-    """Act on a batch of documents after the other, and tell what became of each."""
+    """Call `act` on batches of ids, and `report` with the resulting state of each document."""
     rest = iter(ids)
     done = 0
-    with progress(what, len(ids), beside_output=True) as advance:
+    with progress(title, len(ids), beside_output=True) as advance:
         while batch := list(islice(rest, BATCH)):
             for id, state in zip(batch, act(batch), strict=True):
-                tell(id, state)
+                report(id, state)
             done += len(batch)
             advance(done)
 

@@ -1,4 +1,4 @@
-"""`fairturn cancel`: end what has not begun, and ask what runs to stop."""
+"""`fairturn cancel`: cancel documents, and stop running ones."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairturn.cli.bulk import change, wanted_ids
-from fairturn.cli.exit_codes import FAILED, NOT_FOUND, Ending, wrong_use
+from fairturn.cli.exit_codes import FAILED, NOT_FOUND, CommandExit, wrong_use
 from fairturn.cli.options import filter_options, json_option
 from fairturn.cli.remote import place_options, reached
 from fairturn.cli.terminal import number, print_line, printable
@@ -20,7 +20,7 @@ _NOT_ENDED = ("delayed", "waiting", "running")
 _WORDS = {
     None: "there is no such document",
     "cancelled": "cancelled",
-    "running": "running; its worker is told to stop",
+    "running": "running; its worker will stop it",
     "completed": "completed already; it cannot be cancelled",
     "dead": "dead already; it cannot be cancelled",
 }
@@ -29,7 +29,7 @@ _WORDS = {
 @click.command("cancel")
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @filter_options
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
 @json_option
 @place_options
 def command(
@@ -42,20 +42,20 @@ def command(
 ) -> None:
     """Cancel documents.
 
-    What waits ends at once; what runs is told to stop when its worker renews its lease. Name
-    documents by their ids, or by filters.
+    Waiting documents are cancelled at once. A worker stops a running one when it next renews the
+    lease. Pass ids or filters.
 
     \b
     fairturn cancel 0c2f1d4b5a69788
     fairturn cancel --customer acme --state waiting
     """
     if not ids and not filters:
-        wrong_use("say which documents: ids, or filters such as --customer acme")
+        wrong_use("no documents were named; pass ids, or filters such as --customer acme")
     if not ids:
         filters.setdefault("states", _NOT_ENDED)
     ended: Counter[str | None] = Counter()
 
-    def tell(id: str, state: "State | None") -> None:
+    def report(id: str, state: "State | None") -> None:
         ended[state] += 1
         if as_json:
             print_line({"id": id, "state": state})
@@ -64,14 +64,14 @@ def command(
 
     with reached(flags) as queue:
         wanted = wanted_ids(queue, ids, filters, "Cancel", yes=yes)
-        change(wanted, queue.cancel, tell, "Cancelling")
+        change(wanted, queue.cancel, report, "Cancelling")
     if not ids and not as_json:
         click.echo(
             f"{number(ended['cancelled'], 'document')} cancelled, "
-            f"{ended['running']:,} running told to stop."
+            f"{ended['running']:,} running to be stopped."
         )
     if ids and ended[None]:
-        raise Ending(f"{number(ended[None], 'document')} not found", NOT_FOUND)
+        raise CommandExit(f"{number(ended[None], 'document')} not found", NOT_FOUND)
     if ids and ended["completed"] + ended["dead"]:
         late = ended["completed"] + ended["dead"]
-        raise Ending(f"{number(late, 'document')} had ended already", FAILED)
+        raise CommandExit(f"{number(late, 'document')} had ended already", FAILED)

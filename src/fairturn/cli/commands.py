@@ -1,7 +1,7 @@
-"""The commands by what one does first, and how each of them ends.
+"""The list of commands, and how errors become exit codes.
 
-What stands here is all that `fairturn --help` loads: the commands themselves are imported when they
-are named. (It is not in `__init__.py`, where the command `list` would hide Python's own.)
+`fairturn --help` loads only this module; a command is imported when it is used. (Not in
+`__init__.py`, where importing the command `list` would hide Python's own.)
 """
 
 import sys
@@ -14,42 +14,42 @@ from fairturn.cli.exit_codes import NO_SPACE, Interrupted, ending_of, unwritable
 from fairturn.cli.terminal import silence_output
 from fairturn.errors import FairturnError
 
-# The sentence is the first of the command's own help.
+# Each sentence is the first of the command's help text.
 SECTIONS = {
     "Documents": {
-        "submit": "Hand in documents.",
-        "work": "Work on documents: run a handler on each, in the order of service.",
-        "list": "List documents, the newest first.",
+        "submit": "Submit documents.",
+        "work": "Process documents: run a handler on each, in the order of service.",
+        "list": "List documents, newest first.",
         "show": "Show everything about one document.",
-        "explain": "Say why a document waits, and when it will start.",
+        "explain": "Explain why a document waits, and when it will start.",
         "wait": "Wait until documents have ended.",
         "cancel": "Cancel documents.",
-        "retry": "Try dead documents again.",
+        "retry": "Retry dead documents.",
     },
     "Customers": {
-        "customers": "List customers, set their share, pause them.",
-        "purge": "Delete a customer with everything.",
+        "customers": "List customers, set their weights and limits, pause them.",
+        "purge": "Delete a customer with all its data.",
     },
     "The service": {
-        "up": "Serve and work: all that a small installation needs.",
+        "up": "Run the service and a worker.",
         "serve": "Serve the queue over HTTP.",
-        "keys": "List, make, replace and end access keys.",
+        "keys": "List, create, rotate and revoke access keys.",
     },
     "The queue": {
         "config": "Show and change settings.",
-        "doctor": "Check that all is well.",
-        "migrate": "Make or bring up the schema of a queue in PostgreSQL.",
-        "prune": "Forget what is past its age.",
-        "backup": "Copy the queue while it is in use.",
+        "doctor": "Check a queue.",
+        "migrate": "Create or migrate the schema of a queue in PostgreSQL.",
+        "prune": "Delete ended documents past their retention period.",
+        "backup": "Back up a queue in a file while it is in use.",
         "restore": "Restore a queue in a file from a backup.",
         "restored": "Begin a new epoch in a queue that was restored.",
-        "copy": "Copy a queue in a file into PostgreSQL.",
+        "copy": "Copy a queue into a new one.",
         "export": "Write the completed documents of a queue as CSV, oldest first.",
-        "completion": "Print the script that completes commands in a shell.",
+        "completion": "Print a completion script for a shell.",
     },
     "The rule and the order": {
-        "demo": "Show what a fair turn is, in half a minute.",
-        "rule": "Print the priority rule, or what it makes of N documents.",
+        "demo": "Run a demo of fair turns, in half a minute.",
+        "rule": "Print the priority rule, or the priorities of N documents.",
         "replay": "Serve the documents of FILE on a simulated clock.",
         "simulate": "Serve a workload in several modes and compare them.",
     },
@@ -57,8 +57,8 @@ SECTIONS = {
 COMMANDS = tuple(name for section in SECTIONS.values() for name in section)
 
 
-class Commands(click.Group):
-    """Finds a command in the file of its name."""
+class CommandGroup(click.Group):
+    """Imports each command from the module of the same name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -105,11 +105,11 @@ class Commands(click.Group):
         except KeyboardInterrupt as error:
             raise Interrupted("interrupted") from error
         finally:
-            # Here, where a closed pipe is still handled, and not when the interpreter ends.
+            # Here a closed pipe is handled; at the end of the interpreter it is not.
             sys.stdout.flush()
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Also the help, which is printed before anything is invoked, may find a full disk."""
+        """Handle a full disk here, because the help is printed before `invoke`."""
         try:
             return super().main(*args, **extra)
         except OSError as error:

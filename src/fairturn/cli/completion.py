@@ -1,4 +1,4 @@
-"""`fairturn completion`: commands and options at a press of Tab."""
+"""`fairturn completion`: shell completion."""
 
 import click
 
@@ -7,10 +7,9 @@ import click
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def command(ctx: click.Context, *, shell: str) -> None:
-    """Print the script that completes commands in a shell.
+    """Print a completion script for a shell.
 
-    In bash and zsh, write the first or second line into ~/.bashrc or ~/.zshrc; in fish, run the
-    third once.
+    Add the first line to ~/.bashrc, or the second to ~/.zshrc; for fish, run the third once.
 
     \b
     eval "$(fairturn completion bash)"
@@ -19,7 +18,7 @@ def command(ctx: click.Context, *, shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    made = get_completion_class(shell)
-    assert made is not None
+    completion = get_completion_class(shell)
+    assert completion is not None
     root = ctx.find_root()
-    click.echo(made(root.command, {}, "fairturn", "_FAIRTURN_COMPLETE").source())
+    click.echo(completion(root.command, {}, "fairturn", "_FAIRTURN_COMPLETE").source())

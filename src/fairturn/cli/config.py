@@ -1,4 +1,4 @@
-"""`fairturn config`: every setting, its value, and where it came from."""
+"""`fairturn config`: every setting, its value and its origin."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from fairturn.cli.options import json_option
 from fairturn.cli.remote import client_of, place_options, reached
 from fairturn.cli.settings import (
     QUEUE,
-    Found,
+    SettingValue,
     known_settings,
     read_queue_setting,
     shown_of,
@@ -23,7 +23,7 @@ from fairturn.errors import NoQueue, NotAllowed
 from fairturn.urls import without_password
 
 
-class _Shown(NamedTuple):
+class _SettingRow(NamedTuple):
     name: str
     value: Any
     origin: str
@@ -38,7 +38,7 @@ def command(ctx: click.Context, *, as_json: bool, flags: Mapping[str, Any]) -> N
 
     A setting comes from an option, else from the environment (FAIRTURN_DATABASE=…), else from
     fairturn.toml in this folder (or the file that FAIRTURN_CONFIG names), else from its default.
-    The settings of the queue itself are kept in its database and hold for every process.
+    The settings of the queue itself are stored in its database and apply to every process.
 
     \b
     fairturn config
@@ -60,7 +60,7 @@ def command(ctx: click.Context, *, as_json: bool, flags: Mapping[str, Any]) -> N
     for name, found in settings.items():
         if found.given and name in in_force and found.value != in_force[name]:
             click.echo(
-                f"\n{name} is {worded(found.value)} in {found.origin}, which is for a new queue; "
+                f"\n{name} is {worded(found.value)} in {found.origin}, which is for new queues; "
                 f"to change this one: fairturn config set {name}={worded(found.value)}"
             )
 
@@ -72,9 +72,9 @@ def command(ctx: click.Context, *, as_json: bool, flags: Mapping[str, Any]) -> N
 def set_(*, assignments: tuple[str, ...], as_json: bool, flags: Mapping[str, Any]) -> None:
     """Change settings of the queue, for every process.
 
-    They are mode, costs, patience_s, reset, reset_interval_s, bounds, attempts_max, waiting_max,
-    waiting_per_customer_max, completed_kept_s, cancelled_kept_s and dead_kept_s. Workers that run
-    follow at their next claim; priorities and counts stay what they are.
+    The settings are mode, costs, patience_s, reset, reset_interval_s, bounds, attempts_max,
+    waiting_max, waiting_per_customer_max, completed_kept_s, cancelled_kept_s and dead_kept_s.
+    Running workers apply them at their next claim; existing priorities and counts do not change.
 
     \b
     fairturn config set mode=levels
@@ -101,13 +101,13 @@ def set_(*, assignments: tuple[str, ...], as_json: bool, flags: Mapping[str, Any
             click.echo(f"{name} is {worded(new)} now; it was {worded(old)}.")
 
 
-def _in_force(settings: Mapping[str, Found]) -> dict[str, Any]:
-    """The settings of the queue, if it exists and shows them."""
+def _in_force(settings: Mapping[str, SettingValue]) -> dict[str, Any]:
+    """Return the settings of the queue; none if it does not exist or the key does not permit it."""
     url = service_of(settings)
     if url is not None:
         try:
             with client_of(url, settings) as client:
-                kept = client.settings
+                stored = client.settings
         except NotAllowed as error:
             click.echo(f"The settings of the queue are not shown: {error}.", err=True)
             return {}
@@ -117,17 +117,19 @@ def _in_force(settings: Mapping[str, Found]) -> dict[str, Any]:
             return {}
         try:
             with opened_at(path, settings, {}) as queue:
-                kept = queue.settings
+                stored = queue.settings
         except NoQueue:
             return {}
     names = (name for name, known in known_settings().items() if known.table == QUEUE)
-    return {name: getattr(kept, name) for name in names}
+    return {name: getattr(stored, name) for name in names}
 
 
-def _shown(settings: Mapping[str, Found], in_force: Mapping[str, Any]) -> Iterator[_Shown]:
+def _shown(
+    settings: Mapping[str, SettingValue], in_force: Mapping[str, Any]
+) -> Iterator[_SettingRow]:
     place = service_of(settings) or settings["database"].value
     for name, found in settings.items():
         if name in in_force:
-            yield _Shown(name, in_force[name], f"the queue {without_password(place)}")
+            yield _SettingRow(name, in_force[name], f"the queue {without_password(place)}")
         else:
-            yield _Shown(name, shown_of(name, found.value), found.origin)
+            yield _SettingRow(name, shown_of(name, found.value), found.origin)

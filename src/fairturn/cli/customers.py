@@ -1,4 +1,4 @@
-"""`fairturn customers`: who they are, their share, their limit, their pause."""
+"""`fairturn customers`: list customers; set weights and limits; pause and resume."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -22,10 +22,10 @@ _COLUMNS = ("customer", "count", "waiting", "running", "delayed", "weight", "lim
 
 @click.group("customers", invoke_without_command=True)
 @click.option(
-    "--limit", type=click.IntRange(1), metavar="N", help=f"So many at most; {LIMIT} by default."
+    "--limit", type=click.IntRange(1), metavar="N", help=f"At most N; {LIMIT} by default."
 )
-@click.option("--all", "everything", is_flag=True, help="All of them.")
-@click.option("--after", metavar="NAME", help="Go on after this one.")
+@click.option("--all", "everything", is_flag=True, help="All customers.")
+@click.option("--after", metavar="NAME", help="Continue after this customer.")
 @json_option
 @place_options
 @click.pass_context
@@ -38,9 +38,9 @@ def command(
     as_json: bool,
     flags: Mapping[str, Any],
 ) -> None:
-    """List customers, set their share, pause them.
+    """List customers, set their weights and limits, pause them.
 
-    The count is the rule's counter; waiting is how many documents really wait.
+    The count is the counter of the priority rule; waiting is the number of waiting documents.
 
     \b
     fairturn customers
@@ -66,8 +66,8 @@ def command(
 @command.command("set")
 @click.argument("name")
 @click.option("--weight", type=float, metavar="W", help="Its share of the turns, 0.01 to 100.")
-@click.option("--limit", type=int, metavar="N", help="So many of its documents run at once.")
-@click.option("--no-limit", is_flag=True, help="As many as there is room for.")
+@click.option("--limit", type=int, metavar="N", help="At most N of its documents run at once.")
+@click.option("--no-limit", is_flag=True, help="Remove the limit.")
 @json_option
 @place_options
 def set_(
@@ -79,10 +79,10 @@ def set_(
     as_json: bool,
     flags: Mapping[str, Any],
 ) -> None:
-    """Set a customer's share and limit.
+    """Set a customer's weight and limit.
 
-    A customer of weight 2 gets twice the turns of one of weight 1. What is not given stays as it
-    is. A name that is new becomes known by this.
+    A customer of weight 2 gets twice the turns of one of weight 1. Omitted settings keep their
+    values. A customer that does not exist is created.
 
     \b
     fairturn customers set acme --weight 2 --limit 4
@@ -96,9 +96,9 @@ def set_(
     if limit is not None or no_limit:
         changes["limit"] = limit
     if not changes:
-        wrong_use("say what to set: --weight, --limit or --no-limit")
+        wrong_use("nothing to set; pass --weight, --limit or --no-limit")
     with reached(flags) as queue, misuse_is_wrong_use():
-        _told(queue.set_customer(name, **changes), as_json)
+        _print_settings(queue.set_customer(name, **changes), as_json)
 
 
 @command.command("pause")
@@ -106,9 +106,9 @@ def set_(
 @json_option
 @place_options
 def pause(*, name: str, as_json: bool, flags: Mapping[str, Any]) -> None:
-    """Claim nothing more of a customer.
+    """Stop claiming documents of a customer.
 
-    Its documents are still accepted, and wait; what runs goes on.
+    Its submissions are still accepted and wait; running documents continue.
 
     \b
     fairturn customers pause acme
@@ -131,8 +131,8 @@ def resume(*, name: str, as_json: bool, flags: Mapping[str, Any]) -> None:
 
 def _pause(flags: Mapping[str, Any], name: str, as_json: bool, *, paused: bool) -> None:
     with reached(flags) as queue, misuse_is_wrong_use():
-        queue.customer(name)  # a name with a slip in it must not become a customer
-        _told(queue.set_customer(name, paused=paused), as_json)
+        queue.customer(name)  # a mistyped name must not create a customer
+        _print_settings(queue.set_customer(name, paused=paused), as_json)
 
 
 def _customers(
@@ -157,7 +157,7 @@ def _print(customers: "list[Customer]", wanted: int | None) -> None:
     print_table(console(), _COLUMNS, [_row(customer) for customer in customers])
     if len(customers) == wanted:
         last = printable(customers[-1].name)
-        click.echo(f"\nThe next page, if there is one: the same with --after '{last}'")
+        click.echo(f"\nFor the next page, if there is one, add: --after '{last}'")
 
 
 def _row(customer: "Customer") -> list[str]:
@@ -174,7 +174,7 @@ def _row(customer: "Customer") -> list[str]:
     ]
 
 
-def _told(customer: "Customer", as_json: bool) -> None:
+def _print_settings(customer: "Customer", as_json: bool) -> None:
     if as_json:
         print_line(customer_as_json(customer))
         return

@@ -1,4 +1,4 @@
-"""The time that a command has to end after a signal."""
+"""The deadline of a command after a signal."""
 
 import os
 import threading
@@ -11,9 +11,9 @@ ENDING_S = 2.0  # after the grace period, to record outcomes and to close the qu
 
 
 class Deadline:
-    """Ends the process if it has not ended by itself soon after its grace period.
+    """Ends the process `ENDING_S` after its grace period, if it is still running.
 
-    A store that does not answer blocks the threads that call it, and Python would wait for them.
+    A store that does not answer blocks the threads that call it, and Python waits for threads.
     """
 
     def __init__(self, grace_s: float, warn: Callable[[str], None]) -> None:
@@ -21,7 +21,7 @@ class Deadline:
         self._warn = warn
 
     def begin(self, *, now: bool = False) -> None:
-        """Start the time; with `now`, without the grace period. The earliest deadline counts."""
+        """Start the timer; with `now`, without the grace period. The earliest deadline applies."""
         allowed_s = ENDING_S if now else self._grace_s + ENDING_S
         timer = threading.Timer(allowed_s, self._end, (allowed_s,))
         timer.daemon = True
@@ -29,7 +29,7 @@ class Deadline:
 
     def _end(self, allowed_s: float) -> None:
         self._warn(
-            f"A call of the queue has not returned {plain_number(allowed_s)} s after the signal; "
-            "the command ends without it."
+            f"A call to the queue has not returned {plain_number(allowed_s)} s after the signal; "
+            "the command ends without waiting for it."
         )
         os._exit(TRY_AGAIN)

@@ -1,4 +1,4 @@
-"""`fairturn demo`: a dump beside quiet customers, through a real queue and real workers."""
+"""`fairturn demo`: a bulk upload beside quiet customers, with a real queue and real workers."""
 
 import signal
 import sys
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairturn.cli.exit_codes import Ending
+from fairturn.cli.exit_codes import CommandExit
 from fairturn.cli.options import json_option
 from fairturn.cli.terminal import console, duration, number, print_line, print_table
 from fairturn.clock import SystemClock, microseconds
 
 if TYPE_CHECKING:  # loaded when the demo runs
-    from fairturn.cli.lanes import Watched
-    from fairturn.config import Queue
-    from fairturn.demo.traffic import Sender
+    from fairturn.cli.lanes import WorkerProgress
+    from fairturn.demo.traffic import TrafficSender
+    from fairturn.queue import Queue
     from fairturn.worker import Worker
 
 WORKERS = 2
@@ -31,7 +31,11 @@ _FIFO, _LEVELS, _FAIR = "first come first served", "nine levels alone", "fair"
 
 @click.command("demo")
 @click.option(
-    "--documents", type=click.IntRange(1, 100_000), default=2_000, metavar="N", help="In the dump."
+    "--documents",
+    type=click.IntRange(1, 100_000),
+    default=2_000,
+    metavar="N",
+    help="The size of the bulk upload.",
 )
 @click.option(
     "--seconds",
@@ -42,36 +46,36 @@ _FIFO, _LEVELS, _FAIR = "first come first served", "nine levels alone", "fair"
 )
 @json_option
 def command(*, documents: int, seconds: float, as_json: bool) -> None:
-    """Show what a fair turn is, in half a minute.
+    """Run a demo of fair turns, in half a minute.
 
-    One customer dumps 2,000 documents of 20 ms beside ten quiet ones that send about one a second,
-    through a real queue in a temporary file and two real workers. At the end the waits of the quiet
-    customers stand beside those of the same arrivals in two other orders, simulated.
+    One customer submits 2,000 documents of 20 ms at once, and ten quiet customers send about one a
+    second, with a real queue in a temporary file and two real workers. At the end the demo compares
+    the waits of the quiet customers with simulations of the same arrivals in two other orders.
 
-    The reset interval is 10 s here instead of 25 minutes; the customer pine pauses for longer than
-    that, so that its count is reset.
+    The reset interval is 10 s instead of 25 minutes; the customer pine pauses for longer than that,
+    and its count is reset.
 
     \b
     fairturn demo
     """
-    from fairturn.cli.lanes import Watched
-    from fairturn.config import Queue
+    from fairturn.cli.lanes import WorkerProgress
     from fairturn.demo import traffic
+    from fairturn.queue import Queue
     from fairturn.worker import Worker
 
     sendings = traffic.schedule(documents=documents, seconds=seconds)
     with _interruptible(), tempfile.TemporaryDirectory(prefix="fairturn-demo-") as folder:
         file = Path(folder) / "demo.db"
         with Queue(file, reset_interval_s=traffic.RESET_INTERVAL_S) as queue:
-            watched = Watched()
+            watched = WorkerProgress()
             worker = Worker(
                 queue, "fairturn.demo.handler:rest", concurrency=WORKERS, on_event=watched.add
             )
-            sender = traffic.Sender(queue, sendings)
+            sender = traffic.TrafficSender(queue, sendings)
             total = sum(sending.documents for sending in sendings)
-            with _showing(queue, watched, total, as_json=as_json) as show:
+            with _display(queue, watched, total, as_json=as_json) as show:
                 _run(worker, sender, lambda: watched.completed == total, show)
-            _tell(queue, watched, as_json=as_json)
+            _report(queue, watched, as_json=as_json)
 
 
 # ── While it runs ────────────────────────────────────────────────────────────────────────────────
@@ -79,10 +83,10 @@ def command(*, documents: int, seconds: float, as_json: bool) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and a terminal that closes end the block; a second one is ignored, so that
-    the worker ends and nothing is left in the temporary folder."""
+    """Raise `KeyboardInterrupt` in the block on Ctrl-C, SIGTERM and SIGHUP. Further signals are
+    ignored, so that the worker ends and the temporary folder is removed."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # where no signal arrives
+        yield  # only the main thread can set signal handlers
         return
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -100,9 +104,12 @@ def _interruptible() -> Iterator[None]:
 
 
 def _run(
-    worker: "Worker", sender: "Sender", all_done: Callable[[], bool], show: Callable[[float], None]
+    worker: "Worker",
+    sender: "TrafficSender",
+    all_done: Callable[[], bool],
+    show: Callable[[float], None],
 ) -> None:
-    """Let the worker work and the sender send, until both are done."""
+    """Run the worker and the sender until both are done."""
     failed: list[BaseException] = []
     ended = threading.Event()
 
@@ -124,8 +131,8 @@ def _run(
                 if sender.error is not None:
                     raise sender.error
                 show(passed_s())
-                # Not `thread.join(_FRAME_S)`: Python takes a thread for ended if that is
-                # interrupted, and the second one below would not wait for it.
+                # Not `thread.join(_FRAME_S)`: if that is interrupted, Python marks the thread as
+                # ended, and the join below would not wait for it.
                 ended.wait(_FRAME_S)
             show(passed_s())
     finally:
@@ -134,11 +141,11 @@ def _run(
 
 
 @contextmanager
-def _showing(
-    queue: "Queue", watched: "Watched", total: int, *, as_json: bool
+def _display(
+    queue: "Queue", watched: "WorkerProgress", total: int, *, as_json: bool
 ) -> Iterator[Callable[[float], None]]:
-    """A function that shows how things are: as a picture, or, on no terminal, by lines."""
-    from fairturn.cli.lanes import Picture
+    """Yield a function that shows the current state: a picture on a terminal, otherwise lines."""
+    from fairturn.cli.lanes import LanesPicture
     from fairturn.demo.traffic import BULK, QUIET
 
     if as_json or not sys.stdout.isatty():
@@ -149,7 +156,7 @@ def _showing(
             if passed_s >= next_s and not as_json:
                 next_s = passed_s + _LINE_S
                 waiting = queue.summary().waiting
-                click.echo(f"{passed_s:4.0f} s: {waiting:,} wait, {watched.completed:,} are done")
+                click.echo(f"{passed_s:4.0f} s: {waiting:,} waiting, {watched.completed:,} done")
 
         yield line
         return
@@ -157,7 +164,7 @@ def _showing(
 
     out = console()
     clock = SystemClock()
-    picture = Picture(QUIET, BULK)
+    picture = LanesPicture(QUIET, BULK)
     with Live(console=out, auto_refresh=False) as live:
 
         def frame(passed_s: float) -> None:
@@ -176,8 +183,8 @@ def _showing(
 # ── At the end ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _tell(queue: "Queue", watched: "Watched", *, as_json: bool) -> None:
-    """The waits of the quiet customers in three orders."""
+def _report(queue: "Queue", watched: "WorkerProgress", *, as_json: bool) -> None:
+    """Print the waits of the quiet customers in three orders."""
     waits = {
         _FIFO: _simulated(queue, watched, fifo=True),
         _LEVELS: _simulated(queue, watched, fifo=False),
@@ -191,46 +198,48 @@ def _tell(queue: "Queue", watched: "Watched", *, as_json: bool) -> None:
         return
     out = console()
     out.print(
-        f"\nHow long the documents of the quiet customers waited "
+        f"\nWaits of the quiet customers "
         f"({number(len(waits[_FAIR]), 'document')}, the same arrivals in each column):\n"
     )
-    columns = ("", f"{_FIFO} (simulated)", f"{_LEVELS} (simulated)", f"{_FAIR} (served for real)")
+    columns = ("", f"{_FIFO} (simulated)", f"{_LEVELS} (simulated)", f"{_FAIR} (measured)")
     rows = [[f"p{p}", *(duration(found[name][p]) for name in found)] for p in _PERCENTS]
     print_table(out, columns, rows)
     out.print(f"\n{closing_words(found)}")
 
 
 def closing_words(found: Mapping[str, Mapping[int, int]]) -> str:
-    """What the percentiles of the three orders show, and nothing that they do not."""
+    """Return the conclusions that the percentiles of the three orders support."""
     from fairturn.demo.traffic import DOCUMENT_S, QUIET
 
     fifo, levels, fair = found[_FIFO], found[_LEVELS], found[_FAIR]
     one_of_each_us = microseconds(DOCUMENT_S) * (len(QUIET) + 1)
-    said = []
+    sentences = []
     if fifo[50] > 10 * one_of_each_us:
-        said.append("Behind the dump, everybody waits for all of it.")
+        sentences.append("First come, first served: every customer waits for the whole upload.")
     if fifo[99] > levels[99] > 2 * fair[99]:
-        said.append(
+        sentences.append(
             "The nine levels help only until a quiet customer has sent 20 documents and sinks to "
             "level 9 too."
         )
     if fair[99] <= one_of_each_us < fifo[99]:
-        said.append("In turns, nobody waits for more than one document of each of the others.")
-    return " ".join(said) or (
-        "There is not much between them: the dump was too small, or the time too short, for the "
-        "order to matter. Without --documents and --seconds it does."
+        sentences.append(
+            "In turns, no customer waits for more than one document of each of the others."
+        )
+    return " ".join(sentences) or (
+        "The orders differ little: the upload was too small, or the time too short, for the order "
+        "to matter. Run the demo without --documents and --seconds."
     )
 
 
-def _served(watched: "Watched") -> list[int]:
+def _served(watched: "WorkerProgress") -> list[int]:
     from fairturn.demo.traffic import QUIET
 
     return sorted(us for name in QUIET for us in watched.waits.get(name, []))
 
 
-def _simulated(queue: "Queue", watched: "Watched", *, fifo: bool) -> list[int]:
-    """The waits of the quiet customers if the same documents had been served in another order. Each
-    takes as long as its handler did; what the queue itself costs is left out, to their favour."""
+def _simulated(queue: "Queue", watched: "WorkerProgress", *, fifo: bool) -> list[int]:
+    """Return the simulated waits of the quiet customers for the same documents in another order.
+    Run times are those measured; the overhead of a queue is left out, in favour of that order."""
     from fairturn.demo.traffic import QUIET
     from fairturn.scheduling.flows import Mode
     from fairturn.simulator.baselines import Line, first_come
@@ -253,5 +262,7 @@ def _percentile(ordered: list[int], percent: int) -> int:
     from fairturn.simulator.measures import percentile
 
     if not ordered:
-        raise Ending("no quiet customer sent a document; let them send for longer: --seconds 10")
+        raise CommandExit(
+            "no quiet customer sent a document; run the demo for longer: --seconds 10"
+        )
     return percentile(ordered, percent)

@@ -1,4 +1,4 @@
-"""`fairturn doctor`: is all well with the queue, its file and its machine?"""
+"""`fairturn doctor`: checks of the queue, its file or server, and its machine."""
 
 import os
 import platform
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairturn.cli.exit_codes import FAILED, Ending, wrong_use
+from fairturn.cli.exit_codes import FAILED, CommandExit, wrong_use
 from fairturn.cli.options import json_option, setting_options
-from fairturn.cli.recount import Finding, recount_findings
-from fairturn.cli.settings import FILE_VARIABLE, Found, known_settings, variable_of
+from fairturn.cli.recount import CheckResult, recount_findings
+from fairturn.cli.settings import FILE_VARIABLE, SettingValue, known_settings, variable_of
 from fairturn.cli.target import refuse_absent, settings_here
 from fairturn.cli.terminal import duration, moment, number, print_line, printable, progress, size
 from fairturn.clock import SECOND_US, Clock, SystemClock, stopwatch, to_datetime
@@ -22,33 +22,33 @@ from fairturn.errors import FairturnError
 
 if TYPE_CHECKING:
     from fairturn.contents.local import Contents
+    from fairturn.maintenance.sqlite_file import FileInspector
     from fairturn.model import ContentRef
     from fairturn.stores.inspection import Findings
-    from fairturn.stores.postgres.inspection import Examiner as ServerExaminer
-    from fairturn.stores.sqlite.inspection import Examiner
+    from fairturn.stores.postgres.audit import ServerInspector
 
 FREE_BYTES_FEW = 512 * 1_048_576
 LOG_BYTES_MANY = 256 * 1_048_576
-WAITING_LONG_US = 60 * SECOND_US  # without anything running: nobody works
-LEASE_LATE_US = 10 * SECOND_US  # a worker that lives takes a lease back well before
+WAITING_LONG_US = 60 * SECOND_US  # with no document running: probably no worker
+LEASE_LATE_US = 10 * SECOND_US  # a running worker recovers an expired lease well before
 CLOCK_STEP_US = 300 * SECOND_US
 OLD_TRANSACTION_US = 60 * SECOND_US
 LOCK_LONG_S = 1.0  # a transaction takes milliseconds
-YEAR_MIN = 2025  # a clock that is behind this is not set
+YEAR_MIN = 2025  # an earlier clock is not set
 _OWN_VARIABLES = {FILE_VARIABLE, "FAIRTURN_CRASH_AT", "FAIRTURN_FREEZE_AT"}
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "wrong": "WRONG  ", "repaired": "FIXED  "}
 
 
-def ok(check: str, finding: str) -> Finding:
-    return Finding(check, "ok", finding)
+def ok(check: str, finding: str) -> CheckResult:
+    return CheckResult(check, "ok", finding)
 
 
-def warning(check: str, finding: str) -> Finding:
-    return Finding(check, "warning", finding)
+def warning(check: str, finding: str) -> CheckResult:
+    return CheckResult(check, "warning", finding)
 
 
-def wrong(check: str, finding: str) -> Finding:
-    return Finding(check, "wrong", finding)
+def wrong(check: str, finding: str) -> CheckResult:
+    return CheckResult(check, "wrong", finding)
 
 
 @click.command("doctor")
@@ -57,16 +57,16 @@ def wrong(check: str, finding: str) -> Finding:
     is_flag=True,
     help="Recount everything, read every content and check its SHA-256.",
 )
-@click.option("--repair", is_flag=True, help="With --thorough: repair what does not agree.")
+@click.option("--repair", is_flag=True, help="With --thorough: repair wrong values.")
 @json_option
-@setting_options("database", "allow_network", "contents")
+@setting_options("database", "schema", "allow_network", "contents")
 def command(*, thorough: bool, repair: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
-    """Check that all is well.
+    """Check a queue.
 
-    The engine, the file system, the file, the settings, the disk, the contents, the leases and the
-    clock: a line each. With --thorough, counters, flows and leases are compared with the documents.
-    Ends with 1 if something is wrong; a warning is not wrong. Nothing is changed without --repair,
-    and the queue can be in use.
+    It checks the engine, the file system, the file, the settings, the disk, the contents, the
+    leases and the clock, and prints a line for each. With --thorough it compares counters, flows
+    and leases with the documents. The exit code is 1 if a check is WRONG, not for a WARNING. It
+    changes nothing without --repair, and the queue can be in use.
 
     \b
     fairturn doctor
@@ -80,7 +80,13 @@ def command(*, thorough: bool, repair: bool, as_json: bool, flags: Mapping[str, 
     problems = 0
     options = {"thorough": thorough, "repair": repair}
     findings = (
-        _findings_at(place, settings["contents"].value, SystemClock(), **options)
+        _findings_at(
+            place,
+            settings["contents"].value,
+            SystemClock(),
+            schema=settings["schema"].value,
+            **options,
+        )
         if isinstance(place, str)
         else _findings(settings, place, SystemClock(), **options)
     )
@@ -92,16 +98,16 @@ def command(*, thorough: bool, repair: bool, as_json: bool, flags: Mapping[str, 
             mark = _MARKS[finding.state]
             click.echo(f"{mark}  {finding.check:11}  {printable(finding.finding)}")
     if problems:
-        raise Ending(f"{number(problems, 'check')} found something wrong", FAILED)
+        raise CommandExit(f"{number(problems, 'check')} failed", FAILED)
 
 
 def _findings(
-    settings: Mapping[str, Found], path: Path, clock: Clock, *, thorough: bool, repair: bool
-) -> Iterator[Finding]:
+    settings: Mapping[str, SettingValue], path: Path, clock: Clock, *, thorough: bool, repair: bool
+) -> Iterator[CheckResult]:
     from fairturn.config import contents_beside
     from fairturn.contents.local import Folder
-    from fairturn.stores.sqlite.inspection import examined
-    from fairturn.stores.sqlite.repair import repair as repair_file
+    from fairturn.maintenance.sqlite_file import examined
+    from fairturn.stores.sqlite.audit import repair as repair_file
 
     yield _engine()
     yield _environment()
@@ -121,7 +127,7 @@ def _findings(
             yield _log(examiner)
             yield _lock(path.absolute())
             if known.state == "ok" and not examiner.has_queue():
-                yield warning("queue", "it is being made, or the process that made it was killed")
+                yield warning("queue", "it is being created, or its creator was killed")
             elif known.state == "ok":
                 found = examiner.find(clock.uptime())
                 yield _epoch(*examiner.epoch())
@@ -144,21 +150,27 @@ def _findings(
 
 
 def _findings_at(
-    url: str, place: str | None, clock: Clock, *, thorough: bool, repair: bool
-) -> Iterator[Finding]:
-    """What can be said of a queue in PostgreSQL, and of its contents at their place."""
+    url: str,
+    place: str | None,
+    clock: Clock,
+    *,
+    schema: str | None,
+    thorough: bool,
+    repair: bool,
+) -> Iterator[CheckResult]:
+    """Check a queue in PostgreSQL, and its contents at `place`."""
     from fairturn.config import open_contents
     from fairturn.contents.s3 import is_bucket
+    from fairturn.stores.postgres.audit import examined
     from fairturn.stores.postgres.audit import repair as repair_server
-    from fairturn.stores.postgres.inspection import examined
 
     def refs() -> list["ContentRef"]:
-        with examined(url) as examiner:
+        with examined(url, schema) as examiner:
             return examiner.contents()
 
     yield _environment()
     try:
-        with examined(url) as examiner:
+        with examined(url, schema) as examiner:
             yield ok("versions", f"fairturn {version('fairturn')}, {examiner.server()}")
             known = _schema(examiner, "by fairturn migrate, or")
             if known.state == "warning" and not examiner.may_make():
@@ -171,7 +183,7 @@ def _findings_at(
                 return
             looked = examiner.find()
             if looked is None:
-                yield ok("queue", "new: nobody has opened it yet")
+                yield ok("queue", "new: no process has opened it yet")
                 return
             found, now = looked
             yield _settings(found)
@@ -179,20 +191,21 @@ def _findings_at(
             yield _leases(found)
             yield _repairs(found)
             unseen = examiner.contents_known() if place is None else 0
-        # Not within that transaction: each recount has a snapshot of its own.
+        # After that transaction: each recount has its own snapshot.
         if thorough:
             yield from recount_findings(
-                partial(examined, url), partial(repair_server, url) if repair else None
+                partial(examined, url, schema),
+                partial(repair_server, url, schema) if repair else None,
             )
     except FairturnError as error:
         yield wrong("server", str(error))
         return
     if place is None:
         if unseen:
-            said = f"{number(unseen, 'content')} not looked for"
-            yield warning("contents", f"{said}; say with --contents where they lie")
+            unchecked = f"{number(unseen, 'content')} not checked"
+            yield warning("contents", f"{unchecked}; pass their folder or bucket with --contents")
         return
-    # Not within that transaction: to read all contents can take hours.
+    # After that transaction: reading all contents can take hours.
     try:
         if not is_bucket(place) and not Path(place).is_dir():
             yield wrong("contents", f"there is no folder {place}; is --contents right?")
@@ -202,104 +215,105 @@ def _findings_at(
         yield wrong("contents", str(error))
 
 
-def _oldest_transaction(age_us: int | None, *, hidden: bool) -> Finding:
-    more = "; those of other roles are seen only with GRANT pg_monitor" if hidden else ""
+def _oldest_transaction(age_us: int | None, *, hidden: bool) -> CheckResult:
+    more = "; those of other roles are visible only with GRANT pg_monitor" if hidden else ""
     if age_us is None:
         return ok("server", f"no transaction is open{more}")
-    said = f"a transaction is open for {duration(age_us)}"
+    oldest = f"the oldest transaction has been open for {duration(age_us)}"
     if age_us < OLD_TRANSACTION_US:
-        return ok("server", f"{said}{more}")
+        return ok("server", f"{oldest}{more}")
     return warning(
         "server",
-        f"{said}, and keeps the server from removing what is dead, so that all becomes slower; "
-        "pg_stat_activity tells whose it is",
+        f"{oldest} and keeps the server from removing dead rows, which slows the queue down; find "
+        "it in pg_stat_activity",
     )
 
 
 # ── The machine ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _engine() -> Finding:
+def _engine() -> CheckResult:
     import apsw
 
-    from fairturn.stores.sqlite.connection import refuse_engine
+    from fairturn.stores.sqlite.schema import refuse_engine
 
     sqlite = apsw.sqlite_lib_version()
-    said = f"fairturn {version('fairturn')}, Python {platform.python_version()}, SQLite {sqlite}"
+    versions = (
+        f"fairturn {version('fairturn')}, Python {platform.python_version()}, SQLite {sqlite}"
+    )
     try:
         refuse_engine(sqlite)
     except FairturnError as error:
-        return wrong("versions", f"{said}: {error}")
-    return ok("versions", said)
+        return wrong("versions", f"{versions}: {error}")
+    return ok("versions", versions)
 
 
-def _environment() -> Finding:
-    """A variable with a slip in its name would be ignored without a word."""
+def _environment() -> CheckResult:
+    """Check for mistyped variables, which would be ignored silently."""
     known = {variable_of(name) for name in known_settings()} | _OWN_VARIABLES
-    strange = sorted(
+    unknown = sorted(
         name for name in os.environ if name.startswith("FAIRTURN_") and name not in known
     )
-    if strange:
-        return warning("environment", f"{', '.join(strange)}: no setting of fairturn, and ignored")
+    if unknown:
+        return warning("environment", f"{', '.join(unknown)}: not a setting of fairturn, ignored")
     return ok("environment", "every FAIRTURN_ variable is a setting")
 
 
-def _file_system(path: Path, *, allowed: bool) -> Finding:
-    from fairturn.stores.sqlite.connection import network_below
+def _file_system(path: Path, *, allowed: bool) -> CheckResult:
+    from fairturn.stores.sqlite.schema import network_below
 
     kind = network_below(path.absolute())
     if kind is None:
-        return ok("file system", "not one of a network")
-    said = f"{path} lies on {kind}, where locks of SQLite are not reliable"
+        return ok("file system", "local")
+    finding = f"{path} is on {kind}, where SQLite's locks are not reliable"
     if allowed:
-        return warning("file system", f"{said}; allow_network takes the risk")
-    return wrong("file system", f"{said}; use a local disk")
+        return warning("file system", f"{finding}; allow_network accepts the risk")
+    return wrong("file system", f"{finding}; use a local disk")
 
 
-def _disk(path: Path) -> Finding:
+def _disk(path: Path) -> CheckResult:
     from fairturn.stores.sqlite.connection import RESERVE_BYTES
 
     stat = os.statvfs(path.absolute().parent)
     free = stat.f_bavail * stat.f_frsize
-    said = f"{size(free)} free"
-    if free < RESERVE_BYTES:
-        return wrong("disk", f"{said}; below {size(RESERVE_BYTES)} no documents are accepted")
-    if free < FREE_BYTES_FEW:
-        return warning("disk", f"{said}; below {size(RESERVE_BYTES)} no documents are accepted")
-    return ok("disk", said)
+    finding = f"{size(free)} free"
+    if free >= max(RESERVE_BYTES, FREE_BYTES_FEW):
+        return ok("disk", finding)
+    result = wrong if free < RESERVE_BYTES else warning
+    return result("disk", f"{finding}; below {size(RESERVE_BYTES)} no documents are accepted")
 
 
 # ── The file ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _schema(examiner: "Examiner | ServerExaminer", how: str = "") -> Finding:
+def _schema(examiner: "FileInspector | ServerInspector", how: str = "") -> CheckResult:
     version_, newest = examiner.schema()
     if version_ == 0:
-        made = f"it is made {how}".rstrip()
-        return warning("schema", f"there is none; {made} when the queue is next opened")
+        created = f"it is created {how}".rstrip()
+        return warning("schema", f"there is none; {created} when the queue is next opened")
     if version_ > newest:
         return wrong(
             "schema",
-            f"version {version_}, and this fairturn knows versions up to {newest}; "
-            "install the newer fairturn that made it",
+            f"version {version_} is newer than this release ({newest}); install the fairturn that "
+            "migrated it",
         )
     if version_ < newest:
-        becomes = f"it becomes {newest} {how}".rstrip()
-        return warning("schema", f"version {version_}; {becomes} when the queue is next opened")
+        migrated = f"it is migrated to {newest} {how}".rstrip()
+        return warning("schema", f"version {version_}; {migrated} when the queue is next opened")
     return ok("schema", f"version {version_}, the newest")
 
 
-def _log(examiner: "Examiner") -> Finding:
+def _log(examiner: "FileInspector") -> CheckResult:
     log_bytes = examiner.log_bytes()
-    said = f"the write-ahead log has {size(log_bytes)}"
+    finding = f"the write-ahead log has {size(log_bytes)}"
     if log_bytes > LOG_BYTES_MANY:
-        return warning("log", f"{said}; a process that reads for long keeps it from being emptied")
-    return ok("log", said)
+        return warning("log", f"{finding}; a long read transaction prevents a checkpoint")
+    return ok("log", finding)
 
 
-def _lock(path: Path) -> Finding:
-    """Which process holds the write lock, and whether it holds it for long."""
-    from fairturn.stores.sqlite.locks import are_listed, holder_of
+def _lock(path: Path) -> CheckResult:
+    """Check whether a process is stopped while it holds the write lock, or holds it for long."""
+    from fairturn.stores.sqlite.connection import are_listed, holder_of
 
     if not are_listed():
         return ok("lock", "this platform does not report which process holds the write lock")
@@ -314,19 +328,19 @@ def _lock(path: Path) -> Finding:
         return ok("lock", "no process holds the write lock for long")
     return wrong(
         "lock",
-        f"{holder} holds the write lock, and no process can write until it goes on "
-        f"(kill -CONT {holder.pid}) or is ended",
+        f"{holder} holds the write lock; no process can write until it continues "
+        f"(kill -CONT {holder.pid}) or is killed",
     )
 
 
-def _epoch(epoch: int, is_copy: bool) -> Finding:
+def _epoch(epoch: int, is_copy: bool) -> CheckResult:
     if is_copy:
-        return ok("epoch", f"{epoch}; a copy by fairturn backup, whose first write begins another")
-    restored = "after restoring it from anything but a fairturn backup: fairturn restored"
+        return ok("epoch", f"{epoch}; a copy by fairturn backup: its first write begins a new one")
+    restored = "after a restore from anything but a fairturn backup, run: fairturn restored"
     return ok("epoch", f"{epoch}; {restored}")
 
 
-def _settings(found: "Findings") -> Finding:
+def _settings(found: "Findings") -> CheckResult:
     from fairturn.model import Settings
 
     try:
@@ -336,50 +350,50 @@ def _settings(found: "Findings") -> Finding:
     return ok("settings", f"mode {mode}")
 
 
-def _waiting(found: "Findings", now: int) -> Finding:
+def _waiting(found: "Findings", now: int) -> CheckResult:
     if found.oldest_waiting_at is None:
         return ok("waiting", "no document waits")
-    said = f"the oldest document waits since {moment(found.oldest_waiting_at)}"
+    oldest = f"the oldest document has been waiting since {moment(found.oldest_waiting_at)}"
     if not found.running and now - found.oldest_waiting_at >= WAITING_LONG_US:
-        return warning("waiting", f"{said}, and none is running; is a worker running?")
-    return ok("waiting", f"{said}, {duration(max(0, now - found.oldest_waiting_at))}")
+        return warning("waiting", f"{oldest}, and none is running; is a worker running?")
+    return ok("waiting", f"{oldest}, {duration(max(0, now - found.oldest_waiting_at))}")
 
 
-def _leases(found: "Findings") -> Finding:
-    said = f"{number(found.running, 'document')} running"
+def _leases(found: "Findings") -> CheckResult:
+    running = f"{number(found.running, 'document')} running"
     since = found.run_out_since_us
     if found.run_out and since is None:
         return wrong(
             "leases",
-            f"{said}, claimed before the machine was started; no worker is running: start one",
+            f"{running}, claimed before the machine was booted; no worker is running: start one",
         )
     if found.run_out and since is not None and since > LEASE_LATE_US:
         return wrong(
             "leases",
-            f"{said}, of which {found.run_out:,} lost their lease up to {duration(since)} ago and "
-            "nobody has taken them over; no worker is running: start one",
+            f"{running}, {found.run_out:,} of them with a lease that expired up to "
+            f"{duration(since)} ago; no worker is running: start one",
         )
-    return ok("leases", f"{said}, every lease is kept")
+    return ok("leases", f"{running}, no lease has expired")
 
 
-def _repairs(found: "Findings") -> Finding:
+def _repairs(found: "Findings") -> CheckResult:
     if not found.repairs:
         return ok("repairs", "no claim has found a flow that did not agree with the documents")
     return warning(
         "repairs",
         f"claims have repaired {number(found.repairs, 'flow')} that did not agree with the "
-        "documents; fairturn doctor --thorough recounts everything",
+        "documents; recount everything with: fairturn doctor --thorough",
     )
 
 
-def _clock(found: "Findings", now: int) -> Finding:
+def _clock(found: "Findings", now: int) -> CheckResult:
     if to_datetime(now).year < YEAR_MIN:
-        return wrong("clock", f"it is {moment(now)} here; the clock of this machine is not set")
+        return wrong("clock", f"the time is {moment(now)}; set the clock of this machine")
     if found.newest_at is not None and found.newest_at > now + CLOCK_STEP_US:
         return warning(
             "clock",
-            f"it is {moment(now)} here, and the newest document is of {moment(found.newest_at)}: "
-            "the clock went back; counts are reset later than they should be",
+            f"the time is {moment(now)}, and the newest document is from "
+            f"{moment(found.newest_at)}: the clock was set back; counts are reset too late",
         )
     return ok("clock", moment(now))
 
@@ -394,7 +408,7 @@ def _contents(
     clock: Clock,
     *,
     thorough: bool,
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     from fairturn.clock import MOMENT_MAX
     from fairturn.contents.local import SWEEP_AGE_US
 
@@ -402,7 +416,7 @@ def _contents(
     present = set(contents.names(MOMENT_MAX))
     old = set(contents.names(clock.now() - SWEEP_AGE_US))
     missing = refs.keys() - present
-    if missing:  # a document may have been deleted with its content while they were listed
+    if missing:  # unless their documents were deleted since they were listed
         missing &= {ref.name for ref in find()}
     if missing:
         yield wrong(
@@ -411,7 +425,7 @@ def _contents(
             f"such as {min(missing)}; restore from a backup",
         )
     else:
-        yield ok("contents", f"{_all(len(refs))} there")
+        yield ok("contents", f"{_all(len(refs))} present")
     if thorough:
         yield _checksums(contents.open, [refs[name] for name in refs.keys() & present])
     stray = old - refs.keys()
@@ -423,7 +437,7 @@ def _contents(
         )
 
 
-def _checksums(read: Callable[[Any], Any], refs: list[Any]) -> Finding:
+def _checksums(read: Callable[[Any], Any], refs: list[Any]) -> CheckResult:
     damaged = []
     with progress("Reading contents", len(refs)) as advance:
         for n, ref in enumerate(refs):
@@ -434,7 +448,7 @@ def _checksums(read: Callable[[Any], Any], refs: list[Any]) -> Finding:
             advance(n + 1)
     if damaged:
         return wrong("checksums", f"{number(len(damaged), 'content')} damaged: {damaged[0]}")
-    return ok("checksums", f"{_all(len(refs))} as when it was stored")
+    return ok("checksums", f"{_all(len(refs))} undamaged")
 
 
 def _all(contents: int) -> str:

@@ -1,8 +1,7 @@
-"""`fairturn explain`: why a document waits, what is before it, when it will start; in words."""
+"""`fairturn explain`: why a document waits, its queue position and its expected start."""
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,16 +25,16 @@ AUDIENCES = ("operator", "customer")
     "audience",
     type=click.Choice(AUDIENCES),
     default=AUDIENCES[0],
-    help="Who reads it: to a customer, other customers are numbers, never names.",
+    help="The reader: for a customer, other customers have numbers instead of names.",
 )
 @json_option
 @place_options
 def command(
     *, id: str, lang: str | None, audience: str, as_json: bool, flags: Mapping[str, Any]
 ) -> None:
-    """Say why a document waits, and when it will start.
+    """Explain why a document waits, and when it will start.
 
-    Of a document that runs or has ended, it says what happened.
+    For a document that runs or has ended, explain what happened.
 
     \b
     fairturn explain 0c2f1d4b5a69788
@@ -61,7 +60,7 @@ def _as_json(explanation: "Explanation") -> dict[str, Any]:
     position, forecast = explanation.position, explanation.forecast
     return {
         "id": explanation.id,
-        "at": explanation.at,
+        "at": explanation.at_us,
         "state": explanation.state,
         "priority": explanation.priority,
         "count": explanation.count,
@@ -73,6 +72,11 @@ def _as_json(explanation: "Explanation") -> dict[str, Any]:
             "reached": position.reached,
             "causes": position.causes,
         },
-        "forecast": None if forecast is None else asdict(forecast),
+        "forecast": None
+        if forecast is None
+        else {
+            "earliest_at": forecast.earliest_at_us,
+            "latest_at": forecast.latest_at_us,
+        },
         "reasons": [{"code": reason.code, **reason.parameters} for reason in explanation.reasons],
     }

@@ -1,4 +1,4 @@
-"""`fairturn export`: the history of a queue, to simulate it under another setting."""
+"""`fairturn export`: the history of a queue as CSV, for simulations."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from fairturn.cli.exit_codes import WRONG_USE, Ending
-from fairturn.cli.options import Moment
+from fairturn.cli.exit_codes import WRONG_USE, CommandExit
+from fairturn.cli.options import MomentType
 from fairturn.cli.remote import place_options, reached
 from fairturn.cli.terminal import number, progress
 
@@ -30,9 +30,9 @@ _CUSTOMERS_AT_ONCE = 1_000
     help="Write to FILE; standard output by default.",
 )
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
-@click.option("--submitted-from", type=Moment(), help="Only from this moment on.")
-@click.option("--submitted-before", type=Moment(), help="Only older ones.")
-@click.option("--anonymous", is_flag=True, help="Write numbers in the place of customers' names.")
+@click.option("--submitted-from", type=MomentType(), help="Only submitted at or after this moment.")
+@click.option("--submitted-before", type=MomentType(), help="Only submitted before this moment.")
+@click.option("--anonymous", is_flag=True, help="Write numbers instead of customers' names.")
 @place_options
 def command(
     *,
@@ -45,8 +45,8 @@ def command(
 ) -> None:
     """Write the completed documents of a queue as CSV, oldest first.
 
-    The columns are those that `fairturn replay` and `fairturn simulate` read: at_s from the first
-    document on, customer, cost_s (how long it ran), and weight if somebody has one.
+    The columns are those that `fairturn replay` and `fairturn simulate` read: at_s (seconds since
+    the first document), customer, cost_s (run time), and weight if a customer has one.
 
     \b
     fairturn export --submitted-from 2030-01-31T00:00Z --output yesterday.csv
@@ -55,7 +55,7 @@ def command(
     from fairturn.simulator import history
 
     if output is not None and output.exists() and not force:
-        raise Ending(f"{output} exists already; --force replaces it", WRONG_USE)
+        raise CommandExit(f"{output} exists already; --force replaces it", WRONG_USE)
     with reached(flags) as queue:
         with progress("Reading") as advance:
             documents = queue.iterate(
@@ -88,7 +88,7 @@ def _weights(queue: "Queue | Client") -> dict[str, int]:
 
 @contextmanager
 def _writing(output: Path | None) -> Iterator[TextIO]:
-    """A file, or standard output; in UTF-8 and with line feeds, wherever this runs."""
+    """Open a file, or standard output, in UTF-8 and with line feeds on every platform."""
     if output is None:
         out = TextIOWrapper(sys.stdout.buffer, "utf-8", newline="", write_through=True)
         yield out
@@ -98,4 +98,4 @@ def _writing(output: Path | None) -> Iterator[TextIO]:
         with output.open("w", encoding="utf-8", newline="") as file:
             yield file
     except OSError as error:
-        raise Ending(f"{output} cannot be written: {error.strerror}") from error
+        raise CommandExit(f"{output} cannot be written: {error.strerror}") from error

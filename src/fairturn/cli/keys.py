@@ -1,4 +1,4 @@
-"""`fairturn keys`: who may ask the service for what."""
+"""`fairturn keys`: the access keys of the service."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
-from fairturn.cli.options import Seconds, json_option
-from fairturn.cli.remote import keys_of, place_options, reached
+from fairturn.cli.options import SecondsType, json_option
+from fairturn.cli.remote import place_options, reached
 from fairturn.cli.terminal import age, console, print_line, print_table, printable
 
 if TYPE_CHECKING:
     from fairturn.access.keys import AccessKey
-    from fairturn.access.registry import Keys, NewKey
+    from fairturn.access.registry import KeyRegistry, NewKey
     from fairturn.client.sync_client import ClientKeys
 
 _ROLES = ("customer", "operator", "reader")
@@ -24,10 +24,11 @@ _COLUMNS = ("id", "role", "customer", "name", "made", "last use", "state")
 @place_options
 @click.pass_context
 def command(ctx: click.Context, *, as_json: bool, flags: Mapping[str, Any]) -> None:
-    """List, make, replace and end access keys.
+    """List, create, rotate and revoke access keys.
 
-    A customer's key submits and sees that customer's documents. An operator's does everything, and
-    a reader's sees everything. A key is shown once, when it is made; only a hash of it is kept.
+    With a customer's key a client can submit and read that customer's documents, with an operator's
+    do everything, with a reader's read everything. A key is shown once, when it is created; only
+    its hash is stored.
 
     \b
     fairturn keys make --role operator --name "Ada's laptop"
@@ -41,51 +42,53 @@ def command(ctx: click.Context, *, as_json: bool, flags: Mapping[str, Any]) -> N
     from fairturn.clock import SystemClock
 
     with reached(flags) as queue:
-        keys = _all_keys(keys_of(queue))
+        keys = _all_keys(queue.keys)
     now = SystemClock().now()
     if as_json:
         for key in keys:
             print_line(_fields(key))
     elif not keys:
-        click.echo("There are no access keys. The first one: fairturn keys make --role operator")
+        click.echo("There are no access keys. Create one: fairturn keys make --role operator")
     else:
         print_table(console(), _COLUMNS, [_row(key, now) for key in keys], texts=(2, 3))
 
 
 @command.command("make")
-@click.option("--role", type=click.Choice(_ROLES), help="What it is for.")
-@click.option("--customer", help="Whose documents it is for; the role is then customer.")
-@click.option("--name", default="", help="What to call it, for people.")
+@click.option("--role", type=click.Choice(_ROLES), help="The permissions of the key.")
+@click.option("--customer", help="The customer of the key; implies the role customer.")
+@click.option("--name", default="", help="A label.")
 @json_option
 @place_options
 def make(
     *, role: str | None, customer: str | None, name: str, as_json: bool, flags: Mapping[str, Any]
 ) -> None:
-    """Make an access key, and show it this once.
+    """Create an access key, and show it this once.
 
     \b
     fairturn keys make --customer acme --name "the scanner at the desk"
     """
     role = role or ("customer" if customer is not None else None)
     if role is None:
-        wrong_use("say what the key is for: --customer NAME, or --role operator or reader")
+        wrong_use("the key needs a role; pass --customer NAME, --role operator or --role reader")
     with reached(flags, make=True) as queue, misuse_is_wrong_use():
-        _show(keys_of(queue).make(role, name=name, customer=customer), as_json)
+        _show(queue.keys.make(role, name=name, customer=customer), as_json)
 
 
 @command.command("rotate")
 @click.argument("id")
-@click.option("--overlap", type=Seconds(), default=0.0, help="How long the old one still opens; 0.")
+@click.option(
+    "--overlap", type=SecondsType(), default=0.0, help="Until the old key expires; 0 by default."
+)
 @json_option
 @place_options
 def rotate(*, id: str, overlap: float, as_json: bool, flags: Mapping[str, Any]) -> None:
-    """Make a key in place of another one.
+    """Create a key that replaces another.
 
     \b
     fairturn keys rotate 3f1c52d09ab4 --overlap 86400
     """
     with reached(flags) as queue, misuse_is_wrong_use():
-        _show(keys_of(queue).rotate(id, overlap_s=overlap), as_json)
+        _show(queue.keys.rotate(id, overlap_s=overlap), as_json)
 
 
 @command.command("revoke")
@@ -93,40 +96,40 @@ def rotate(*, id: str, overlap: float, as_json: bool, flags: Mapping[str, Any]) 
 @json_option
 @place_options
 def revoke(*, id: str, as_json: bool, flags: Mapping[str, Any]) -> None:
-    """Let a key end now.
+    """Revoke a key now.
 
     \b
     fairturn keys revoke 3f1c52d09ab4
     """
     with reached(flags) as queue:
-        key = keys_of(queue).revoke(id)
+        key = queue.keys.revoke(id)
     if as_json:
         print_line(_fields(key))
     else:
-        click.echo(f"The key {key.id} has ended.")
+        click.echo(f"The key {key.id} has been revoked.")
 
 
-def _all_keys(keys: "Keys | ClientKeys") -> "list[AccessKey]":
+def _all_keys(keys: "KeyRegistry | ClientKeys") -> "list[AccessKey]":
     from fairturn.model import PAGE_MAX
 
     found: list[AccessKey] = []
     while page := keys.list(after=found[-1].id if found else None, size=PAGE_MAX):
         found += page
-    return sorted(found, key=lambda key: (key.made_at, key.id))
+    return sorted(found, key=lambda key: (key.made_at_us, key.id))
 
 
 def _show(made: "NewKey", as_json: bool) -> None:
     if as_json:
         print_line({**_fields(made.key), "shown": made.shown})
         return
-    click.echo("This is the key. It is shown this once; keep it where nobody else reads:", err=True)
+    click.echo("This key is shown only once; store it in a safe place:", err=True)
     click.echo(made.shown)
 
 
 def _fields(key: "AccessKey") -> dict[str, Any]:
-    fields = key._asdict()
-    del fields["digest"]  # of no use to anybody
-    return fields
+    from fairturn.wire import ACCESS_KEY, to_json
+
+    return to_json(ACCESS_KEY, key)
 
 
 def _row(key: "AccessKey", now: int) -> list[str]:
@@ -135,7 +138,7 @@ def _row(key: "AccessKey", now: int) -> list[str]:
         key.role.value,
         printable(key.customer or ""),
         printable(key.name),
-        age(now - key.made_at),
-        "never" if key.used_at is None else age(now - key.used_at),
-        "open" if key.opens(now) else "ended",
+        age(now - key.made_at_us),
+        "never" if key.used_at_us is None else age(now - key.used_at_us),
+        "active" if key.opens(now) else "ended",
     ]

@@ -1,4 +1,4 @@
-"""The live picture of a queue: nine lanes, who is served, and how long each customer waits."""
+"""The live picture of a queue: nine lanes, the customers being served, and their waits."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -8,15 +8,15 @@ from fairturn.clock import SECOND_US, microseconds
 from fairturn.priority import LEVELS
 from fairturn.worker.events import DocumentClaimed, DocumentEnded, Event
 
-if TYPE_CHECKING:  # rich is loaded when there is something to show
+if TYPE_CHECKING:
     from rich.console import Group
     from rich.text import Text
 
     from fairturn.model import Customer
 
 _SERVED_SHOWN = 200
-# A document that is served at once never waits long enough to be seen: it stays in its lane, dim
-# and as a small letter, for so long after it was claimed.
+# A document that is served at once would never be visible: after its claim it stays in its lane for
+# this time, as a dim small letter.
 _STAYS_US = 600_000
 _TWO_COLUMNS = 80
 _BEFORE_LANE, _AFTER_LANE = 12, 6
@@ -36,44 +36,42 @@ _COLOURS = (
 )
 
 
-class Watched:
-    """What a worker has done so far; it is told from the worker's thread."""
+class WorkerProgress:
+    """The progress of a worker, updated from the worker's thread."""
 
     def __init__(self) -> None:
-        self.waits: dict[str, list[int]] = {}  # of each customer, in the order of the claims
+        self.waits: dict[str, list[int]] = {}  # by customer, in the order of the claims
         self.served: deque[str] = deque(maxlen=_SERVED_SHOWN)
         self._lately: deque[tuple[int, int, str]] = deque(maxlen=_SERVED_SHOWN)
-        self.took_us: dict[str, int] = {}  # by the document's id, as the handler was measured
+        self.took_us: dict[str, int] = {}  # run times by document id
 
     @property
     def completed(self) -> int:
-        """How many documents are done."""
         return len(self.took_us)
 
     def served_lately(self, level: int, now: int) -> list[str]:
-        """Whose documents of this priority were claimed a moment ago, the oldest first."""
+        """Return the customers of recently claimed documents of a priority, oldest first."""
         return [
             name
-            for at, priority, name in list(self._lately)  # at once: the worker goes on meanwhile
+            for at, priority, name in list(self._lately)  # a copy: the worker appends meanwhile
             if priority == level and now - at < _STAYS_US
         ]
 
     def add(self, event: Event) -> None:
-        """Take in what happened."""
         if isinstance(event, DocumentClaimed):
             document = event.document
-            assert document.claimed_at is not None
+            assert document.claimed_at_us is not None
             waits = self.waits.setdefault(document.customer, [])
-            waits.append(document.claimed_at - document.submitted_at)
+            waits.append(document.claimed_at_us - document.submitted_at_us)
             self.served.append(document.customer)
-            self._lately.append((document.claimed_at, document.priority, document.customer))
+            self._lately.append((document.claimed_at_us, document.priority, document.customer))
         elif isinstance(event, DocumentEnded):
             self.took_us[event.document.id] = microseconds(event.seconds)
 
 
-class Picture:
-    """Customers have a letter and a colour each; the loud one is red. 80 x 24 characters do. In
-    fewer columns the customers stand below each other."""
+class LanesPicture:
+    """Draws the lanes in 80 x 24 characters; in fewer columns the list of customers is longer. Each
+    customer has a letter and a colour; the loud one is red."""
 
     def __init__(self, quiet: Sequence[str], loud: str) -> None:
         self._quiet = quiet
@@ -85,17 +83,16 @@ class Picture:
         self,
         title: str,
         customers: Mapping[str, "Customer"],
-        watched: Watched,
+        watched: WorkerProgress,
         *,
         now: int,
         width: int,
     ) -> "Group":
-        """The picture as it is at this moment."""
         from rich.console import Group
         from rich.text import Text
 
         room = max(10, width - _BEFORE_LANE - _AFTER_LANE)
-        gap = [Text()] if width >= _TWO_COLUMNS else []  # where rows are many, lines are few
+        gap = [Text()] if width >= _TWO_COLUMNS else []  # one column of customers needs the lines
         parts = [Text(title), *gap]
         for level in range(1, LEVELS + 1):
             waiting = {
@@ -121,7 +118,7 @@ class Picture:
         total = sum(waiting.values())
         lane = Text(f"priority {level}  ")
         for name, n in waiting.items():
-            # Where not all fit, each customer has its share of the lane, but a letter at least.
+            # If not all fit, each customer gets its share of the lane, at least one letter.
             letters = n if total <= room else -(-n * room // total)
             lane.append(name[0].upper() * letters, self._styles[name])
         for name in served:
@@ -130,7 +127,7 @@ class Picture:
         lane.append(f"{total:>{_AFTER_LANE},}" if total else "")
         return lane
 
-    def _served(self, watched: Watched, room: int) -> "Text":
+    def _served(self, watched: WorkerProgress, room: int) -> "Text":
         from rich.text import Text
 
         line = Text("served      ")
@@ -139,7 +136,9 @@ class Picture:
         line.append(" now" if watched.served else "", "dim")
         return line
 
-    def _row(self, name: str, customers: Mapping[str, "Customer"], watched: Watched) -> "Text":
+    def _row(
+        self, name: str, customers: Mapping[str, "Customer"], watched: WorkerProgress
+    ) -> "Text":
         from rich.text import Text
 
         row = Text(f"{name:<9}", self._styles[name])
@@ -151,5 +150,5 @@ class Picture:
 
 
 def _short(us: int) -> str:
-    """A wait in at most seven characters, for as long as a demo takes."""
+    """Format a wait in at most seven characters, for waits of a demo."""
     return f"{us / SECOND_US:.1f} s" if us >= SECOND_US else f"{us // 1000} ms"

@@ -1,4 +1,4 @@
-"""`fairturn list`: documents, the newest first."""
+"""`fairturn list`: documents, newest first."""
 
 from collections.abc import Iterable, Mapping
 from itertools import chain, islice
@@ -29,10 +29,10 @@ _ROWS_AT_ONCE = 1_000
     "--limit",
     type=click.IntRange(1),
     metavar="N",
-    help=f"So many at most; {LIMIT} by default.",
+    help=f"At most N; {LIMIT} by default.",
 )
-@click.option("--all", "everything", is_flag=True, help="All that match.")
-@click.option("--after", metavar="ID", help="Go on after this one: the last of the page before.")
+@click.option("--all", "everything", is_flag=True, help="All matching documents.")
+@click.option("--after", metavar="ID", help="The next page: the last ID of the previous one.")
 @json_option
 @place_options
 def command(
@@ -44,7 +44,7 @@ def command(
     as_json: bool,
     flags: Mapping[str, Any],
 ) -> None:
-    """List documents, the newest first.
+    """List documents, newest first.
 
     \b
     fairturn list
@@ -77,7 +77,7 @@ def _documents(
 
 
 def _print(found: Iterable["Document"], wanted: int | None) -> None:
-    """Tables of at most a thousand rows: their columns need all of them before the first."""
+    # In tables of a limited size: the widths of the columns need all rows.
     documents = iter(found)
     first = next(documents, None)
     if first is None:
@@ -90,4 +90,4 @@ def _print(found: Iterable["Document"], wanted: int | None) -> None:
         printed += len(rows)
         last = rows[-1]
     if printed == wanted:
-        click.echo(f"\nThe next page, if there is one: the same with --after {last.id}")
+        click.echo(f"\nFor the next page, if there is one, add: --after {last.id}")

@@ -13,33 +13,36 @@ from fairturn.urls import POSTGRES, scheme_of
 
 
 @click.command("migrate")
-@click.option("--grant", metavar="ROLE", help="Let ROLE use the queue, but not change its schema.")
+@click.option("--grant", metavar="ROLE", help="Grant ROLE the use of the queue, not of its schema.")
 @json_option
-@setting_options("database")
+@setting_options("database", "schema")
 def command(*, grant: str | None, as_json: bool, flags: Mapping[str, Any]) -> None:
-    """Make or bring up the schema of a queue in PostgreSQL.
+    """Create or migrate the schema of a queue in PostgreSQL.
 
-    With a role that may change the schema; submitters and workers then need none that may. It is
-    safe while they run, and when several do it at once. A queue in a file needs no such step.
+    Run it as a role that may change the schema; submitters and workers then need no such role. The
+    queue can be in use, and several processes can migrate at once. A queue in a file is migrated
+    when it is opened.
 
     \b
     fairturn migrate --database postgresql://owner@host/documents --grant app
     """
-    database = database_of(settings_here(flags))
+    settings = settings_here(flags)
+    database = database_of(settings)
     if not isinstance(database, str) or scheme_of(database) not in POSTGRES:
         wrong_use(
-            "only a queue in PostgreSQL has a schema, and one in a file is brought up when it is "
-            "opened; name a postgresql:// address"
+            "only a queue in PostgreSQL needs this command; a queue in a file is migrated when it "
+            "is opened; pass a postgresql:// URL"
         )
     from fairturn.config import migrate_server
 
-    made = migrate_server(database, grant=grant)
+    applied = migrate_server(database, grant=grant, schema_name=settings["schema"].value)
     if as_json:
-        print_line({"steps": made, "granted": grant})
+        print_line({"steps": applied, "granted": grant})
         return
-    if made:
-        click.echo(f"Made {number(len(made), 'step')}: the schema has version {made[-1]} now.")
+    if applied:
+        migrations = number(len(applied), "migration")
+        click.echo(f"Applied {migrations}: the schema version is {applied[-1]}.")
     else:
-        click.echo("The schema is the newest already.")
+        click.echo("The schema is up to date.")
     if grant is not None:
         click.echo(f"{printable(grant)} may use the queue.")

@@ -1,4 +1,4 @@
-"""Options that several commands have, and what they turn into."""
+"""Options that several commands share, and their types."""
 
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairturn.cli.exit_codes import wrong_use
-from fairturn.cli.settings import FILE_METAVAR, Known, flag_of, option_settings
+from fairturn.cli.settings import FILE_METAVAR, SettingDefinition, flag_of, option_settings
 from fairturn.clock import from_datetime, microseconds
 from fairturn.priority import BOUNDS, LEVELS, RESET_INTERVAL_US, Reset, Rule
 
 if TYPE_CHECKING:
-    from fairturn.validation.filters import Filters
+    pass
 
 SECONDS_MAX = 1_000_000_000
 STATES = ("delayed", "waiting", "running", "completed", "dead", "cancelled")
 
 
-class Seconds(click.ParamType[float]):
-    """A finite number of seconds that is not negative."""
+class SecondsType(click.ParamType[float]):
+    """A number of seconds, from 0 to `SECONDS_MAX`."""
 
     name = "seconds"
 
@@ -37,8 +37,8 @@ class Seconds(click.ParamType[float]):
         return number
 
 
-class Bounds(click.ParamType[tuple[int, ...]]):
-    """Whole numbers with commas between them."""
+class ThresholdsType(click.ParamType[tuple[int, ...]]):
+    """A comma-separated list of whole numbers."""
 
     name = "a,b,…"
 
@@ -51,7 +51,7 @@ class Bounds(click.ParamType[tuple[int, ...]]):
             self.fail(f"{value!r} is not a list of whole numbers such as -2,-4,-6.", param, ctx)
 
 
-class Moment(click.ParamType[int]):
+class MomentType(click.ParamType[int]):
     """A moment in ISO 8601 with a time zone."""
 
     name = "moment"
@@ -66,7 +66,7 @@ class Moment(click.ParamType[int]):
 
 
 def moment_of(text: str) -> int:
-    """The moment that a text in ISO 8601 names; without a time zone it names none."""
+    """Parse a moment in ISO 8601; raise `ValueError` if it has no time zone."""
     try:
         return from_datetime(datetime.fromisoformat(text))
     except (ValueError, TypeError):
@@ -77,14 +77,14 @@ def moment_of(text: str) -> int:
 
 
 def choice(values: Iterable[StrEnum]) -> click.Choice[str]:
-    """One of these words. Of the members alone click would show the names, in capitals."""
+    """Return a choice of enum values; given members, click would show their names in capitals."""
     return click.Choice([value.value for value in values])
 
 
 def rule_of(
     reset: str | None, reset_interval_s: float | None, bounds: tuple[int, ...] | None = None
 ) -> Rule:
-    """The rule with these settings; None is the default."""
+    """Return the rule with these settings; None is the default."""
     try:
         return Rule(
             bounds=BOUNDS if bounds is None else bounds,
@@ -98,14 +98,13 @@ def rule_of(
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--json`, which every command has that prints values."""
-    option = click.option("--json", "as_json", is_flag=True, help="Print JSON Lines, for programs.")
+    option = click.option("--json", "as_json", is_flag=True, help="Print JSON Lines.")
     return option(command)
 
 
 def setting_options(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options of these settings; the command gets the values as one `flags`, None for each
-    option that was left out."""
+    """Add the options of settings; the command gets their values as `flags`, None for an omitted
+    option."""
     known = option_settings()
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,8 +122,10 @@ def setting_options(*names: str) -> Callable[[Callable[..., Any]], Callable[...,
     return add
 
 
-def _option_of(name: str, known: Known) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The option of a setting, or the argument of the handler. `resolve` checks its value."""
+def _option_of(
+    name: str, known: SettingDefinition
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option of a setting, or the argument `handler`; `resolve` checks its value."""
     if name == "handler":
         return click.argument(name, required=False, metavar=known.metavar)
     flag = flag_of(name)
@@ -133,7 +134,7 @@ def _option_of(name: str, known: Known) -> Callable[[Callable[..., Any]], Callab
     return click.option(
         *(("-d", flag) if name == "database" else (flag,)),
         name,
-        # A path is completed by the shell; every other value is a text.
+        # click.Path lets the shell complete paths.
         type=click.Path() if FILE_METAVAR in str(known.metavar) else str,
         multiple=isinstance(known.default, tuple),
         metavar=known.metavar,
@@ -142,38 +143,27 @@ def _option_of(name: str, known: Known) -> Callable[[Callable[..., Any]], Callab
 
 
 def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say which documents are meant; the command gets them as one `filters`."""
+    """Add the filters of documents; the command gets their values as `filters`."""
 
     @wraps(command)
-    def with_filters(
-        *args: Any,
-        customer: str | None,
-        state: tuple[str, ...],
-        priority: tuple[int, ...],
-        name: str | None,
-        submitted_from: int | None,
-        submitted_before: int | None,
-        **options: Any,
-    ) -> Any:
-        filters: Filters = {}
-        if customer is not None:
-            filters["customer"] = customer
-        if state:
-            filters["states"] = state
-        if priority:
-            filters["priorities"] = priority
-        if name is not None:
-            filters["name"] = name
-        if submitted_from is not None:
-            filters["submitted_from"] = submitted_from
-        if submitted_before is not None:
-            filters["submitted_before"] = submitted_before
+    def with_filters(*args: Any, **options: Any) -> Any:
+        from fairturn.validation.filters import PARAMETERS
+
+        filters: dict[str, Any] = {}
+        for option, name in PARAMETERS.items():
+            value = options.pop(option, None)
+            if value is not None and value != ():
+                filters[name] = value
         return command(*args, filters=filters, **options)
 
     for option in (
-        click.option("--submitted-before", type=Moment(), help="Only older ones."),
-        click.option("--submitted-from", type=Moment(), help="Only from this moment on."),
-        click.option("--name", help="Only those of exactly this name."),
+        click.option(
+            "--submitted-before", type=MomentType(), help="Only submitted before this moment."
+        ),
+        click.option(
+            "--submitted-from", type=MomentType(), help="Only submitted at or after this moment."
+        ),
+        click.option("--name", help="Only with exactly this name."),
         click.option(
             "--priority",
             type=click.IntRange(1, LEVELS),

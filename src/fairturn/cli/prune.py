@@ -1,4 +1,4 @@
-"""`fairturn prune`: forgetting what nobody needs any more."""
+"""`fairturn prune`: deletion of ended documents past their retention period."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,19 +14,19 @@ from fairturn.cli.terminal import number, print_line, progress
 @json_option
 @queue_options
 def command(*, as_json: bool, flags: Mapping[str, Any]) -> None:
-    """Forget what is past its age.
+    """Delete ended documents past their retention period.
 
-    Documents that ended longer ago than the queue keeps them (completed_kept_s, cancelled_kept_s
-    and dead_kept_s of `fairturn config`), old idempotency keys, idle customers, and contents that
-    a crash left behind. It works in small batches, while the queue is in use: run it daily.
+    The periods are completed_kept_s, cancelled_kept_s and dead_kept_s of `fairturn config`. It also
+    deletes old idempotency keys, idle customers, and contents that a crash left behind. It works in
+    small batches and the queue can be in use: run it daily.
 
     \b
     fairturn prune
     """
-    with opened(flags) as queue, progress("Forgetting") as advance:
+    with opened(flags) as queue, progress("Deleting") as advance:
         pruned = queue.prune(advance)
     if as_json:
         print_line(pruned._asdict())
     else:
         documents = number(pruned.documents, "document")
-        click.echo(f"Forgot {documents} and {number(pruned.contents, 'content')}.")
+        click.echo(f"Deleted {documents} and {number(pruned.contents, 'content')}.")

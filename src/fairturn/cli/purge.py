@@ -1,11 +1,11 @@
-"""`fairturn purge`: a customer who leaves."""
+"""`fairturn purge`: deletion of a customer."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from fairturn.cli.exit_codes import WRONG_USE, Ending, misuse_is_wrong_use
+from fairturn.cli.exit_codes import WRONG_USE, CommandExit, misuse_is_wrong_use
 from fairturn.cli.options import json_option
 from fairturn.cli.remote import place_options, reached
 from fairturn.cli.terminal import number, print_line, printable, progress
@@ -13,33 +13,34 @@ from fairturn.cli.terminal import number, print_line, printable, progress
 
 @click.command("purge")
 @click.argument("customer")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
 @json_option
 @place_options
 def command(*, customer: str, yes: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
-    """Delete a customer with everything.
+    """Delete a customer with all its data.
 
-    Every document, waiting, running and ended, its contents and results, the count and the
-    settings. Running work is lost. This cannot be undone, so the name has to be typed again.
+    It deletes all documents, waiting, running and ended, with contents and results, the count, the
+    settings and the access keys. Running work is lost. This cannot be undone, so the command asks
+    for the name again.
 
     \b
     fairturn purge acme
     """
     with reached(flags) as queue, misuse_is_wrong_use():
-        known = queue.customer(customer)
+        found = queue.customer(customer)
         shown = printable(customer)
         if not yes:
             click.echo(
-                f"{shown} has {number(known.waiting + known.delayed, 'document')} waiting and "
-                f"{known.running:,} running, and perhaps ended ones. All will be deleted.",
+                f"{shown} has {number(found.waiting + found.delayed, 'document')} waiting and "
+                f"{found.running:,} running, and possibly ended ones. All will be deleted.",
                 err=True,
             )
-            typed = click.prompt("Type the customer's name to go on", err=True)
+            typed = click.prompt("Type the customer's name to continue", err=True)
             if typed not in (customer, shown):
-                raise Ending(f"{typed!r} is not {customer!r}; nothing was deleted", WRONG_USE)
+                raise CommandExit(f"{typed!r} is not {customer!r}; nothing was deleted", WRONG_USE)
         with progress("Deleting"):
             queue.purge(customer)
     if as_json:
         print_line({"customer": customer})
     else:
-        click.echo(f"{shown} is deleted, with everything.")
+        click.echo(f"Deleted {shown} with all its data.")

@@ -1,4 +1,4 @@
-"""`fairturn replay`: when would each document of a trace have started and finished?"""
+"""`fairturn replay`: start and end of each document of a trace, on a simulated clock."""
 
 import json
 import sys
@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairturn.cli.options import Bounds, Seconds, choice, rule_of
+from fairturn.cli.options import SecondsType, ThresholdsType, choice, rule_of
 from fairturn.cli.terminal import console, number, print_table, printable, progress, seconds
 from fairturn.clock import SECOND_US, microseconds
 from fairturn.priority import Reset
 from fairturn.scheduling.flows import PATIENCE_US, Costs, Mode
 
-if TYPE_CHECKING:  # the simulator is loaded when something is replayed
+if TYPE_CHECKING:
     from fairturn.simulator.replay import Replayed
     from fairturn.simulator.trace import Trace
     from fairturn.simulator.waits import Waits
 
 WORKERS_MAX = 100_000
 CUSTOMERS_SHOWN = 20
-DOCUMENTS_SHOWN = 5  # of the first, and of the last
+DOCUMENTS_SHOWN = 5  # at the start and at the end
 LINES_AT_ONCE = 10_000
-# Shorter replays are over before a progress bar could be read.
+# Shorter replays end before a progress bar could be read.
 DOCUMENTS_WITH_PROGRESS = 50_000
 EXAMPLE = "example.csv"
 BY_CUSTOMER = ("customer", "documents", "priorities", "wait p50", "wait p99", "wait max")
@@ -40,30 +40,32 @@ BY_DOCUMENT = ("customer", "n", "at", "count", "priority", "started", "finished"
     default=1,
     show_default=True,
     metavar="N",
-    help="How many documents run at once.",
+    help="Documents that run at the same time.",
 )
 @click.option(
     "--reset",
     type=choice(Reset),
     default="idle",
     show_default=True,
-    help="What the reset interval runs from.",
+    help="The start of the reset interval: the last document, or the last reset.",
 )
-@click.option("--reset-interval", type=Seconds(), help="Of the count; 1500 by default.")
-@click.option("--bounds", type=Bounds(), help="The eight thresholds, from -2 to -20 by default.")
+@click.option("--reset-interval", type=SecondsType(), help="Reset interval; 1500 by default.")
+@click.option(
+    "--bounds", type=ThresholdsType(), help="The eight thresholds, from -2 to -20 by default."
+)
 @click.option(
     "--costs",
     type=choice(Costs),
     default="equal",
     show_default=True,
-    help="What a document counts for when turns are divided.",
+    help="The cost of a document in turns.",
 )
 @click.option(
     "--patience",
-    type=Seconds(),
+    type=SecondsType(),
     default=PATIENCE_US / SECOND_US,
     show_default=True,
-    help="After this wait, every tenth turn is for the longest waiting.",
+    help="Wait after which one claim in ten goes to the customer that has waited longest.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each document.")
 @click.pass_context
@@ -82,8 +84,8 @@ def command(
 ) -> None:
     """Serve the documents of FILE on a simulated clock.
 
-    FILE is CSV with the columns at_s,customer,cost_s and optionally weight (a row's weight is the
-    customer's from that row on); - reads standard input. Without FILE an example is replayed.
+    FILE is CSV with the columns at_s,customer,cost_s and optionally weight (it applies to the
+    customer from that row on); - is standard input. Without FILE an example is replayed.
 
     \b
     fairturn replay arrivals.csv --workers 4
@@ -153,7 +155,7 @@ def _print_json(trace: "Trace", replayed: "Replayed") -> None:
     out.flush()
 
 
-# ── For people ───────────────────────────────────────────────────────────────────────────────────
+# ── Tables ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def _print_tables(trace: "Trace", replayed: "Replayed", mode: str, workers: int) -> None:
@@ -174,7 +176,7 @@ def _print_tables(trace: "Trace", replayed: "Replayed", mode: str, workers: int)
     rows += [None, ["all", *_cells(waits_in_all(trace, replayed))]]
     out.print(
         f"{number(len(trace), 'document')} of {number(len(waits), 'customer')}, mode {mode}, "
-        f"{number(workers, 'worker')}. The last one is finished after "
+        f"{number(workers, 'worker')}. The last one finishes after "
         f"{seconds(max(replayed.finished_at))} s. All times are in seconds.\n"
     )
     print_table(out, BY_CUSTOMER, rows)
@@ -194,7 +196,6 @@ def _cells(waits: "Waits") -> list[str]:
 
 
 def _documents(trace: "Trace", replayed: "Replayed") -> list[list[str] | None]:
-    """The first and the last documents."""
     shown: list[int | None] = list(range(len(trace)))
     if len(shown) > 2 * DOCUMENTS_SHOWN:
         shown[DOCUMENTS_SHOWN:-DOCUMENTS_SHOWN] = [None]
@@ -219,7 +220,7 @@ def _print_example(trace: "Trace", workers: int, options: dict[str, Any]) -> Non
 
     levels = waits_by_customer(trace, _replay(trace, mode=Mode.LEVELS, **options))
     fair = waits_by_customer(trace, _replay(trace, mode=Mode.FAIR, **options))
-    dump = max(levels, key=lambda name: levels[name].documents)
+    bulk = max(levels, key=lambda name: levels[name].documents)
     rows = {
         name: [
             name,
@@ -228,20 +229,20 @@ def _print_example(trace: "Trace", workers: int, options: dict[str, Any]) -> Non
         ]
         for name in levels
     }
-    quiet = [rows[name] for name in levels if name != dump]
+    quiet = [rows[name] for name in levels if name != bulk]
     out = console()
     out.print(
-        f"No FILE was named, so this is the built-in example: {dump} sends "
-        f"{levels[dump].documents} documents at once, beside {len(quiet)} customers who send one "
+        f"Without FILE, this is the built-in example: {bulk} submits "
+        f"{levels[bulk].documents} documents at once, and {len(quiet)} other customers submit one "
         f"now and then. {number(workers, 'worker').capitalize()}, on a simulated clock; the waits "
         "are in seconds.\n"
     )
     columns = ("customer", "documents", "levels: p50", "max", "fair: p50", "max")
-    print_table(out, columns, [*quiet, None, rows[dump]])
+    print_table(out, columns, [*quiet, None, rows[bulk]])
     out.print(
         "\nBoth modes give every document the same pending documents count and the same priority. "
-        "With the levels alone, who sinks to priority 9 stands behind the dump. In mode fair, the "
-        "default, customers of one level take turns.\n\n"
-        "  fairturn replay FILE.csv    replays a trace of yours\n"
+        "With the levels alone, a customer that sinks to priority 9 waits behind the bulk upload. "
+        "In mode fair, the default, customers of one level take turns.\n\n"
+        "  fairturn replay FILE.csv    replays your own trace\n"
         "  fairturn rule               prints the priority rule"
     )

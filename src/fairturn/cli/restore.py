@@ -1,4 +1,4 @@
-"""`fairturn restore`: a backup in the place of a queue in a file."""
+"""`fairturn restore`: a queue in a file, from a backup."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fairturn.cli.exit_codes import Ending, wrong_use
+from fairturn.cli.exit_codes import CommandExit, wrong_use
 from fairturn.cli.options import json_option, setting_options
 from fairturn.cli.target import settings_here
 from fairturn.cli.terminal import number, print_line, printable, progress, size
@@ -16,7 +16,7 @@ from fairturn.urls import is_address
 @click.command("restore")
 @click.argument("backup", type=click.Path())
 @click.argument("database", type=click.Path())
-@click.option("--replace", is_flag=True, help="Replace a queue that is there.")
+@click.option("--replace", is_flag=True, help="Replace an existing queue.")
 @json_option
 @setting_options("allow_network", "contents_shared")
 def command(
@@ -24,20 +24,18 @@ def command(
 ) -> None:
     """Restore a queue in a file from a backup.
 
-    BACKUP is a file that `fairturn backup` made, with its contents in BACKUP.contents; it stays as
-    it is. DATABASE becomes a queue with everything that is in it. Stop every process that uses
-    DATABASE before. With --replace it takes the place of a queue that is there, together with its
-    write-ahead log, in one step: an interrupted restore leaves the queue before.
+    BACKUP is a file that `fairturn backup` created, with its contents in BACKUP.contents; it is not
+    changed. First stop every process that uses DATABASE. With --replace, an existing queue and its
+    write-ahead log are replaced atomically: an interrupted restore leaves the previous queue.
 
-    A new epoch begins: ids and fences that were given out after the backup are never given out
-    again.
+    A new epoch begins: ids and fences issued after the backup are never issued again.
 
     \b
     fairturn restore /backups/documents.db documents.db
     fairturn restore /backups/documents.db documents.db --replace
     """
     if is_address(backup) or is_address(database):
-        wrong_use("only a queue in a file is restored by this; PostgreSQL: pg_restore")
+        wrong_use("only a queue in a file can be restored; for PostgreSQL use pg_restore")
     from fairturn.maintenance.restore import restore
 
     settings = settings_here(flags)
@@ -54,15 +52,15 @@ def command(
         print_line({**made._asdict(), "path": str(made.path)})
     else:
         contents = number(made.contents, "content")
-        what = "Replaced" if made.replaced else "Made"
+        verb = "Replaced" if made.replaced else "Created"
         click.echo(
-            f"{what} {printable(str(made.path))} from {printable(backup)}: "
+            f"{verb} {printable(str(made.path))} from {printable(backup)}: "
             f"{size(made.size_bytes)}, {contents}. A new epoch has begun."
         )
     for sentence in made.damaged:
         click.echo(printable(sentence), err=True)
     if made.damaged:
-        raise Ending(
-            f"{number(len(made.damaged), 'content')} could not be restored, being damaged or "
-            "missing in the backup; everything else is in the queue"
+        raise CommandExit(
+            f"{number(len(made.damaged), 'content')} could not be restored: damaged or missing in "
+            "the backup; everything else is restored"
         )

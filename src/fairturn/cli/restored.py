@@ -1,4 +1,4 @@
-"""`fairturn restored`: begin a new epoch in a queue that was restored."""
+"""`fairturn restored`: a new epoch in a restored queue."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,13 +17,13 @@ from fairturn.cli.terminal import print_line
 def command(*, queue: str | None, as_json: bool, flags: Mapping[str, Any]) -> None:
     """Begin a new epoch in a queue that was restored.
 
-    Run it once after restoring a queue from anything but a `fairturn backup`, such as a snapshot of
-    a disk: before the first document is submitted or claimed. It is not needed after `fairturn
-    restore`, nor on PostgreSQL after pg_restore or a promotion: these begin a new epoch themselves.
+    Run it once after restoring a queue from anything but a `fairturn backup`, such as a disk
+    snapshot, before the first document is submitted or claimed. It is not needed after `fairturn
+    restore`, nor on PostgreSQL after pg_restore or a promotion, which begin a new epoch.
 
-    Ids and fences that were given out after the moment of the backup are never given out again;
-    otherwise a receipt could name the document of another customer, and a worker could record an
-    outcome for an attempt that is not its own. Running it twice does no harm.
+    In a new epoch, ids and fences issued after the backup are never issued again. Otherwise a
+    receipt could name the document of another customer, and a worker could record an outcome for
+    an attempt that is not its own. Running it twice does no harm.
 
     \b
     fairturn restored documents.db
@@ -31,8 +31,8 @@ def command(*, queue: str | None, as_json: bool, flags: Mapping[str, Any]) -> No
     """
     chosen = flags if queue is None else {**flags, "database": queue}
     with opened(chosen) as restored:
-        restored.store.begin_epoch()
+        restored.begin_epoch()
     if as_json:
         print_line({"restored": True})
     else:
-        click.echo("A new epoch has begun: no earlier id and no earlier fence is given out again.")
+        click.echo("A new epoch has begun: no earlier id or fence will be issued again.")

@@ -1,4 +1,4 @@
-"""`fairturn retry`: dead documents wait again."""
+"""`fairturn retry`: dead documents return to waiting."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairturn.cli.bulk import change, wanted_ids
-from fairturn.cli.exit_codes import FAILED, NOT_FOUND, Ending, wrong_use
+from fairturn.cli.exit_codes import FAILED, NOT_FOUND, CommandExit, wrong_use
 from fairturn.cli.options import filter_options, json_option
 from fairturn.cli.remote import place_options, reached
 from fairturn.cli.terminal import number, print_line, printable
@@ -24,9 +24,9 @@ _DEAD, _WAITING = "dead", "waiting"
 
 @click.command("retry")
 @click.argument("ids", metavar="[ID]...", nargs=-1)
-@click.option("--dead", "all_dead", is_flag=True, help="All dead documents that the filters leave.")
+@click.option("--dead", "all_dead", is_flag=True, help="All dead documents that match the filters.")
 @filter_options
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
 @json_option
 @place_options
 def command(
@@ -38,47 +38,47 @@ def command(
     as_json: bool,
     flags: Mapping[str, Any],
 ) -> None:
-    """Try dead documents again.
+    """Retry dead documents.
 
-    They wait with their old priority and place, and have all their attempts again. Name documents
-    by their ids, or all dead ones with --dead. Running it twice does no harm: a document that waits
-    and has used no attempts stays as it is.
+    They wait with their old priority and position, and with all their attempts. Pass ids, or --dead
+    for all dead documents. Running it twice does no harm: a waiting document without attempts is
+    not changed.
 
     \b
     fairturn retry 0c2f1d4b5a69788
     fairturn retry --dead --customer acme
     """
     if not ids and not all_dead:
-        wrong_use("say which documents: ids, or --dead for all dead ones")
+        wrong_use("no documents were named; pass ids, or --dead for all dead ones")
     if ids and all_dead:
-        wrong_use("name documents by their ids or by --dead, not by both")
+        wrong_use("ids and --dead cannot be combined; pass one of them")
     if filters.get("states", (_DEAD,)) != (_DEAD,):
-        wrong_use("only dead documents can be tried again; leave out --state")
+        wrong_use("only dead documents can be retried; leave out --state")
     if all_dead:
         filters["states"] = (_DEAD,)
     before: Counter[str | None] = Counter()
 
-    def tell(id: str, state: "State | None") -> None:
+    def report(id: str, state: "State | None") -> None:
         waits = state == _DEAD or (bool(ids) and state == _WAITING and _is_retried(queue, id))
         before[_DEAD if waits else state] += 1
         if as_json:
             print_line({"id": id, "state": _WAITING if state == _DEAD else state})
         elif ids:
-            click.echo(f"{printable(id)}  {_said(state, waits=waits)}")
+            click.echo(f"{printable(id)}  {_result(state, waits=waits)}")
 
     with reached(flags) as queue:
-        wanted = wanted_ids(queue, ids, filters, "Try again", yes=yes)
-        change(wanted, queue.retry, tell, "Trying again")
+        wanted = wanted_ids(queue, ids, filters, "Retry", yes=yes)
+        change(wanted, queue.retry, report, "Retrying")
     if not ids and not as_json:
-        click.echo(f"{number(before[_DEAD], 'document')} to be tried again.")
+        click.echo(f"{number(before[_DEAD], 'document')} waiting again.")
     if ids and before[None]:
-        raise Ending(f"{number(before[None], 'document')} not found", NOT_FOUND)
+        raise CommandExit(f"{number(before[None], 'document')} not found", NOT_FOUND)
     if ids and before[_DEAD] < len(wanted):
-        raise Ending(f"{number(len(wanted) - before[_DEAD], 'document')} not dead", FAILED)
+        raise CommandExit(f"{number(len(wanted) - before[_DEAD], 'document')} not dead", FAILED)
 
 
 def _is_retried(queue: "Queue | Client", id: str) -> bool:
-    """Whether a waiting document is as a retry leaves it."""
+    """Return whether a waiting document has no attempts, as after a retry."""
     try:
         queue.retry(id)
     except WrongState:
@@ -86,9 +86,9 @@ def _is_retried(queue: "Queue | Client", id: str) -> bool:
     return True
 
 
-def _said(before: "State | None", *, waits: bool) -> str:
+def _result(before: "State | None", *, waits: bool) -> str:
     if before is None:
         return "there is no such document"
     if not waits:
-        return f"{before}; only a dead one can be tried again"
-    return "waits again" if before == _DEAD else "waits already"
+        return f"{before}; only a dead document can be retried"
+    return "waiting again" if before == _DEAD else "waiting already"

@@ -1,4 +1,4 @@
-"""`fairturn rule`: the rule, or what it makes of a row of documents."""
+"""`fairturn rule`: the rule, or its counts and priorities for N documents."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from fairturn.cli.exit_codes import wrong_use
-from fairturn.cli.options import Bounds, Seconds, choice, rule_of
+from fairturn.cli.options import SecondsType, ThresholdsType, choice, rule_of
 from fairturn.cli.remote import reached
 from fairturn.cli.terminal import plain_number
 from fairturn.clock import SECOND_US, microseconds
@@ -15,30 +15,32 @@ from fairturn.priority import LEVELS, Count, Reset, Rule
 DOCUMENTS_MAX = 1_000_000
 _SINCE = {
     Reset.IDLE: "the customer's last document",
-    Reset.PERIODIC: "the last time that the customer's count was reset",
+    Reset.PERIODIC: "the last reset of the customer's count",
 }
 
 
 @click.command("rule")
-@click.option("--reset", type=choice(Reset), help="What the interval runs from; idle by default.")
-@click.option("--reset-interval", type=Seconds(), help="The reset interval; 1500 by default.")
-@click.option("--bounds", type=Bounds(), help="The eight thresholds, from -2 to -20 by default.")
+@click.option("--reset", type=choice(Reset), help="Start of the interval; idle by default.")
+@click.option("--reset-interval", type=SecondsType(), help="The reset interval; 1500 by default.")
+@click.option(
+    "--bounds", type=ThresholdsType(), help="The eight thresholds, from -2 to -20 by default."
+)
 @click.option(
     "-d",
     "--database",
     type=click.Path(),
     metavar="FILE",
-    help="Print the rule in force in this queue.",
+    help="Print the rule of this queue.",
 )
-@click.option("--url", metavar="URL", help="Or the one in force at this service.")
+@click.option("--url", metavar="URL", help="Print the rule of this service.")
 @click.option(
     "--documents",
     type=click.IntRange(1, DOCUMENTS_MAX),
     metavar="N",
     help="Print the count and priority of each of N documents of one customer.",
 )
-@click.option("--every", type=Seconds(), help="Between two of them; 0, a burst, by default.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("--every", type=SecondsType(), help="Interval between them; 0 by default, a burst.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     *,
     reset: str | None,
@@ -50,9 +52,9 @@ def command(
     every: float | None,
     as_json: bool,
 ) -> None:
-    """Print the priority rule, or what it makes of N documents.
+    """Print the priority rule, or the priorities of N documents.
 
-    It is the default rule; --database and --url print the one in force in a queue.
+    Without options, it is the default rule; with --database or --url, that of a queue.
 
     \b
     fairturn rule
@@ -60,7 +62,7 @@ def command(
     fairturn rule --documents 30 --every 60
     """
     if every is not None and documents is None:
-        wrong_use("--every needs --documents, which says how many")
+        wrong_use("--every needs --documents, the number of documents")
     if database is None and url is None:
         rule = rule_of(reset, reset_interval, bounds)
     elif (reset, reset_interval, bounds) == (None, None, None):
@@ -68,7 +70,7 @@ def command(
             rule = queue.rule
     else:
         wrong_use(
-            f"--{'url' if database is None else 'database'} prints the rule in force there; "
+            f"--{'url' if database is None else 'database'} prints the rule of that queue; "
             "leave out --reset, --reset-interval and --bounds"
         )
     if documents is not None:
@@ -100,7 +102,7 @@ def _print_rule(rule: Rule) -> None:
     lines = [
         "The document priority system",
         "",
-        "Pending documents count: starts at 0 and goes down by one with each document",
+        "Pending documents count: starts at 0 and decreases by one with each document",
         "  that the customer submits.",
         f"Reset interval: {plain_number(interval)} seconds{minutes}. When more has passed",
         f"  since {_SINCE[rule.reset]}, the count is 0 again.",
@@ -116,7 +118,7 @@ def _print_rule(rule: Rule) -> None:
 
 
 def _print_documents(rule: Rule, documents: int, every_us: int, as_json: bool) -> None:
-    """A line for each, printed as it is made: a pipe that closes ends a long table early."""
+    # Printed line by line, so that a closed pipe ends a long table early.
     columns = ("document", "after (s)", "pending documents count", "priority")
     widths = [len(column) for column in columns]
     if not as_json:

@@ -1,4 +1,4 @@
-"""What `serve` and `up` have in common: the options of the service, and what must not be open."""
+"""The options of the service and its server, for `serve` and `up`."""
 
 import errno
 import logging
@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairturn.cli.exit_codes import Ending, wrong_use
-from fairturn.cli.settings import SERVICE, Found, names_of, values_of
+from fairturn.cli.exit_codes import CommandExit, wrong_use
+from fairturn.cli.settings import SERVICE, SettingValue, names_of, values_of
 from fairturn.cli.terminal import json_line, printable
 from fairturn.clock import SystemClock
 
-if TYPE_CHECKING:  # loaded when a service is started
-    from fairturn.demo.traffic import Pace
+if TYPE_CHECKING:
+    from fairturn.demo.traffic import DemoPace
     from fairturn.queue import Queue
-    from fairturn.service.server import Address, Server
+    from fairturn.service.server import ListenAddress, Server
 
 SERVICE_OPTIONS = names_of(SERVICE)
-GRACE_S = 30.0  # to finish requests in after a signal
-# The parameters of the service that differ in name from their settings.
+GRACE_S = 30.0  # for requests in flight, after a signal
+# Parameters of the service whose names differ from their settings.
 _PARAMETERS = {
     "trusted_proxy": "trusted_proxies",
     "size_limit": "size_bytes_max",
@@ -31,42 +31,43 @@ _PARAMETERS = {
 
 
 def say(sentence: str, *, as_json: bool) -> None:
-    """Tell whoever runs the service, in the form of everything else that it says."""
+    """Print a message on standard error, as a JSON line if requests are logged as JSON."""
     line = {"event": "said", "at": SystemClock().now(), "message": sentence}
     click.echo(json_line(line) if as_json else printable(sentence), err=True)
 
 
-def address_of(settings: Mapping[str, Found], queue: "Queue") -> "Address":
-    """Where to listen, unless others could do there what only an operator may do."""
-    from fairturn.access.registry import Keys
-    from fairturn.service.server import Address
+def address_of(settings: Mapping[str, SettingValue], queue: "Queue") -> "ListenAddress":
+    """Return the address to listen on. Without access keys, every address but a loopback one is a
+    usage error: all clients would have an operator's permissions."""
+    from fairturn.service.server import ListenAddress
 
     given = _parameters(settings)
-    address = Address(**{field.name: given[field.name] for field in fields(Address)})
+    address = ListenAddress(**{field.name: given[field.name] for field in fields(ListenAddress)})
     _refuse_certificate(address)
-    if not address.is_local and not Keys(queue.store).are_asked_for():
+    if not address.is_local and not queue.keys.are_asked_for():
         wrong_use(
-            f"without access keys everybody at {address.host} could do everything; make one "
-            "first: fairturn keys make --role operator. Or listen at 127.0.0.1"
+            f"without access keys every client could do everything at {address.host}; create one "
+            "first: fairturn keys make --role operator. Or listen on 127.0.0.1"
         )
     return address
 
 
-def _parameters(settings: Mapping[str, Found]) -> dict[str, Any]:
-    """Every setting of the service, by the name of its parameter there."""
+def _parameters(settings: Mapping[str, SettingValue]) -> dict[str, Any]:
+    """Return every setting of the service by the name of its parameter."""
     values = values_of(SERVICE, settings)
     return {_PARAMETERS.get(name, name): value for name, value in values.items()}
 
 
-def _refuse_certificate(address: "Address") -> None:
-    """Before anything listens: the server itself would say it with a traceback."""
+def _refuse_certificate(address: "ListenAddress") -> None:
+    """Check the certificate before the server loads it, because the server would exit with a
+    traceback."""
     import ssl
 
     certificate, private_key = address.certificate, address.private_key
     if certificate is None and private_key is None:
         return
     if certificate is None or private_key is None:
-        wrong_use("to speak https, give both --certificate and --private-key")
+        wrong_use("https needs both --certificate and --private-key")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, private_key)
     except OSError as error:
@@ -78,57 +79,57 @@ def _refuse_certificate(address: "Address") -> None:
 
 def make_server(
     queue: "Queue",
-    settings: Mapping[str, Found],
-    address: "Address",
+    settings: Mapping[str, SettingValue],
+    address: "ListenAddress",
     *,
     as_json: bool,
     grace_s: float,
     on_stopping: Callable[[bool], None],
     open_page: bool = False,
     works: bool = False,
-    demo: "Pace | None" = None,
+    demo: "DemoPace | None" = None,
 ) -> "Server":
-    """The server of a queue. It listens already, so that a port that is taken ends the command
-    before a worker starts. While it starts it does not ask the store: a database that goes away
-    then must not end it."""
+    """Return the server of a queue, already listening: if the port is in use, the command ends
+    before a worker starts. The server itself starts without a call to the store, so that an outage
+    of the database does not end it."""
     try:
         from fairturn.dashboard.routes import install
         from fairturn.service.app import make_app
-        from fairturn.service.logs import JsonFormatter, json_lines
-        from fairturn.service.options import Plan
+        from fairturn.service.logs import LogFormatter, json_lines
+        from fairturn.service.options import ServiceLimits
         from fairturn.service.server import Server
     except ModuleNotFoundError as error:
-        raise Ending(
-            f"the service needs the package {error.name}: python -m pip install 'fairturn[service]'"
+        raise CommandExit(
+            f"the service needs the package {error.name}; install it with: python -m pip install "
+            "'fairturn[service]'"
         ) from error
-    from fairturn.access.registry import Keys
 
     of_the_address = {field.name for field in fields(address)}
     given = _parameters(settings).items()
-    plan = Plan(**{name: value for name, value in given if name not in of_the_address})
+    limits = ServiceLimits(**{name: value for name, value in given if name not in of_the_address})
     if as_json:
         lines = logging.StreamHandler(sys.stderr)
-        lines.setFormatter(JsonFormatter())
+        lines.setFormatter(LogFormatter())
         logging.basicConfig(level=logging.WARNING, handlers=[lines])
-    keyed = Keys(queue.store).are_asked_for()
-    app = make_app(queue, plan, on_served=json_lines(sys.stderr) if as_json else None)
+    keyed = queue.keys.are_asked_for()
+    app = make_app(queue, limits, on_served=json_lines(sys.stderr) if as_json else None)
     install(app, works=works, demo=demo)
 
     def started(url: str) -> None:
-        say(f"Serving at {url} (the API: {url}/docs). Ctrl-C ends it.", as_json=as_json)
+        say(f"Serving at {url} (API: {url}/docs). Press Ctrl-C to stop.", as_json=as_json)
         if open_page:
             _open(url)
         if not keyed:
-            first = "" if demo else " The first key: fairturn keys make --role operator"
+            first = "" if demo else " Create one: fairturn keys make --role operator"
             say(
-                "There are no access keys: it listens at this machine alone, and whoever sits "
-                f"there is the operator.{first}",
+                "There are no access keys: the service listens only on this machine, and every "
+                f"user of the machine is an operator.{first}",
                 as_json=as_json,
             )
         elif not address.is_local and not address.is_private:
             say(
-                "Keys from other machines are refused here, because they would travel "
-                "unencrypted: give --certificate and --private-key, or --trusted-proxy.",
+                "Access keys from other machines are rejected, because they would be sent "
+                "unencrypted; pass --certificate and --private-key, or --trusted-proxy.",
                 as_json=as_json,
             )
 
@@ -140,26 +141,26 @@ def make_server(
     return server
 
 
-def _not_listening(address: "Address", error: OSError) -> Exception:
-    """What is wrong with an address where the service cannot listen, and what to do."""
+def _not_listening(address: "ListenAddress", error: OSError) -> Exception:
+    """Return the error for an address that the service cannot listen on."""
     host, port = address.host, address.port
     if error.errno == errno.EADDRINUSE:
-        return Ending(
+        return CommandExit(
             f"port {port} at {host} is in use; stop the program that listens there, or choose "
-            "another port with --port (0 for any that is free)"
+            "another port with --port (0 for a free one)"
         )
     if error.errno == errno.EACCES:
-        return Ending(
-            f"this user may not listen at port {port}; choose one from 1024 on with --port"
+        return CommandExit(
+            f"this user may not listen on port {port}; choose one from 1024 on with --port"
         )
     why = (error.strerror or str(error)).lower()
     return click.UsageError(
-        printable(f"{host} is no address of this machine ({why}); correct --host")
+        printable(f"{host} is not an address of this machine ({why}); correct --host")
     )
 
 
 def _open(url: str) -> None:
-    """Open the page, where there is a screen; a browser of a terminal is not meant."""
+    """Open the page in a browser if there is a display; never in a text browser."""
     import os
     import webbrowser
 
@@ -168,8 +169,7 @@ def _open(url: str) -> None:
 
 
 def run_server(server: "Server") -> None:
-    """Serve until a signal."""
     try:
         server.run()
     except SystemExit:  # uvicorn has logged why
-        raise Ending("the service could not start") from None
+        raise CommandExit("the service could not start") from None

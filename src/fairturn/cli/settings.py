@@ -1,8 +1,7 @@
-"""Where a setting comes from: a flag, the environment, `fairturn.toml`, or its default.
+"""Settings of a process, from options, the environment, `fairturn.toml` or defaults.
 
-`resolve` is a function of what it is given; `read_file` alone looks at the disk. The file is the
-one that FAIRTURN_CONFIG names, or `fairturn.toml` in the working folder: no other folder is
-searched, so that nobody else's file can decide which queue a command works on.
+The file is the one that FAIRTURN_CONFIG names, or `fairturn.toml` in the working folder. No other
+folder is searched, so that a file of another user cannot choose the queue of a command.
 """
 
 import re
@@ -32,47 +31,46 @@ _VARIABLES = "FAIRTURN_"
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-class Known(NamedTuple):
+class SettingDefinition(NamedTuple):
     """A setting: its table in the file, the reader of its values, its default, and the help text
     and the placeholder of its option."""
 
     table: str
-    read: Callable[[Any], Any]  # of a text, or of what TOML has; a ValueError says what is wrong
+    read: Callable[[Any], Any]  # a string or TOML value; its ValueError completes "it must be ..."
     default: Any
     about: str = ""
-    metavar: str | None = None  # None: a flag, or no option at all
+    metavar: str | None = None  # None for a flag, and for a setting without an option
 
 
-class Found(NamedTuple):
-    """A value, and who said so."""
+class SettingValue(NamedTuple):
+    """The value of a setting, and its origin."""
 
     value: Any
     origin: str
 
     @property
     def given(self) -> bool:
-        """Whether anybody said so."""
         return self.origin != DEFAULT
 
 
-class File(NamedTuple):
-    """A file of settings, as TOML reads it."""
+class SettingsFile(NamedTuple):
+    """A parsed settings file."""
 
     path: Path
     values: Mapping[str, Any]
 
 
-class WrongSetting(ValueError):
-    """A setting that is not one, or has a value that it cannot have; the sentence says where."""
+class InvalidSetting(ValueError):
+    """A setting is unknown or has an invalid value; the message includes where it was set."""
 
 
 def resolve(
-    flags: Mapping[str, Any], environ: Mapping[str, str], file: File | None
-) -> dict[str, Found]:
-    """Every setting with its value and where it came from; a flag that is None was not given."""
+    flags: Mapping[str, Any], environ: Mapping[str, str], file: SettingsFile | None
+) -> dict[str, SettingValue]:
+    """Return every setting with its value and origin; a flag that is None was not given."""
     known = known_settings()
     in_file = {} if file is None else _in_file(file, known)
-    found: dict[str, Found] = {}
+    found: dict[str, SettingValue] = {}
     for name, setting in known.items():
         variable = variable_of(name)
         if flags.get(name) is not None:
@@ -82,27 +80,27 @@ def resolve(
         elif file is not None and name in in_file:
             origin, value = str(file.path), in_file[name]
         else:
-            found[name] = Found(setting.default, DEFAULT)
+            found[name] = SettingValue(setting.default, DEFAULT)
             continue
         try:
             read = setting.read(value)
         except (ValueError, TypeError) as error:
-            said = f"{name} in {origin}" if file and origin == str(file.path) else origin
-            raise WrongSetting(f"{said} is {value!r}; it must be {error}") from None
-        found[name] = Found(read, origin)
+            subject = f"{name} in {origin}" if file and origin == str(file.path) else origin
+            raise InvalidSetting(f"{subject} is {value!r}; it must be {error}") from None
+        found[name] = SettingValue(read, origin)
     if file is not None and found["database"].origin == str(file.path):
-        # A file means the same queue wherever it is read from.
+        # Relative to the file, so that it names the same queue from every working folder.
         named = found["database"].value
         beside = named if is_address(named) else str(file.path.parent / named)
-        found["database"] = Found(beside, str(file.path))
+        found["database"] = SettingValue(beside, str(file.path))
     if file is not None and found["key_file"].origin == str(file.path):
         beside = str(file.path.parent / Path(found["key_file"].value).expanduser())
-        found["key_file"] = Found(beside, str(file.path))
+        found["key_file"] = SettingValue(beside, str(file.path))
     return found
 
 
-def read_file(environ: Mapping[str, str], folder: Path) -> File | None:
-    """The file of settings, if there is one; one that was named must be there."""
+def read_file(environ: Mapping[str, str], folder: Path) -> SettingsFile | None:
+    """Read the settings file, if there is one; one that FAIRTURN_CONFIG names must exist."""
     named = environ.get(FILE_VARIABLE)
     path = Path(named) if named else folder / FILE
     try:
@@ -110,116 +108,132 @@ def read_file(environ: Mapping[str, str], folder: Path) -> File | None:
             content = stream.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError:
         if named:
-            raise WrongSetting(f"{FILE_VARIABLE} names {named}, which does not exist") from None
+            raise InvalidSetting(f"{FILE_VARIABLE} names {named}, which does not exist") from None
         return None
     except OSError as error:
-        raise WrongSetting(f"{path} cannot be read: {error.strerror}") from error
+        raise InvalidSetting(f"{path} cannot be read: {error.strerror}") from error
     if len(content) > FILE_BYTES_MAX:
-        raise WrongSetting(f"{path} has more than {FILE_BYTES_MAX:,} bytes")
+        raise InvalidSetting(f"{path} has more than {FILE_BYTES_MAX:,} bytes")
     try:
-        return File(path if named else Path(FILE), tomllib.loads(content.decode()))
+        return SettingsFile(path if named else Path(FILE), tomllib.loads(content.decode()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise WrongSetting(f"{path} is not TOML: {error}") from None
+        raise InvalidSetting(f"{path} is not TOML: {error}") from None
 
 
-def known_settings() -> dict[str, Known]:
-    """Every setting by its name."""
+def known_settings() -> dict[str, SettingDefinition]:
     return {**option_settings(), **_of_a_new_queue()}
 
 
-def option_settings() -> dict[str, Known]:
-    """Every setting of the commands by its name. The options of the commands, the arguments of the
-    worker and those of the service are derived from this list."""
+def option_settings() -> dict[str, SettingDefinition]:
+    """Return every setting that is not a queue's, by name. The options of commands and the
+    arguments of the worker and the service derive from this list."""
     return {
-        "database": Known(
+        "database": SettingDefinition(
             "",
             _text,
             "documents.db",
-            "The queue, a file or postgresql://...; documents.db by default.",
+            "The queue: a file or a postgresql:// URL; documents.db by default.",
             "FILE|URL",
         ),
-        "synchronous": Known(
+        "synchronous": SettingDefinition(
             "",
             _synchronous,
             "FULL",
             "FULL by default; with NORMAL a power cut can lose the last documents.",
             "FULL|NORMAL",
         ),
-        "allow_network": Known(
-            "", _yes_or_no, False, "Open a file on a network file system: slow, and a risk."
+        "allow_network": SettingDefinition(
+            "", _yes_or_no, False, "Open a file on a network file system: slow and unsafe."
         ),
-        "contents": Known(
+        "contents": SettingDefinition(
             "",
             _text,
             None,
-            "Of large documents, with PostgreSQL: shared by all machines.",
+            "For large documents, with PostgreSQL: a folder shared by all machines, or a bucket.",
             "FOLDER|s3://...",
         ),
-        "contents_shared": Known(
-            "", _yes_or_no, False, "Let the group of the contents' folder use it, too."
+        "contents_shared": SettingDefinition(
+            "", _yes_or_no, False, "Give the group of the contents folder access to it."
         ),
-        "listen_url": Known("", _text, None),
-        "url": Known("", _text, None, "A service, instead of a database.", "URL"),
-        KEY: Known("", _text, None),
-        "key_file": Known("", _text, None, "The access key for it; or FAIRTURN_KEY.", FILE_METAVAR),
+        "schema": SettingDefinition(
+            "", _text, None, "The schema of a queue in PostgreSQL; fairturn by default.", "NAME"
+        ),
+        "listen_url": SettingDefinition("", _text, None),
+        "url": SettingDefinition("", _text, None, "The service, instead of a database.", "URL"),
+        KEY: SettingDefinition("", _text, None),
+        "key_file": SettingDefinition(
+            "", _text, None, "Its access key; or set FAIRTURN_KEY.", FILE_METAVAR
+        ),
         # The defaults of `Worker`.
-        "handler": Known(WORKER, _handler, None, "", "[MODULE:FUNCTION]"),
-        "concurrency": Known(WORKER, _count, 4, "Documents at once; 4.", "N"),
-        "threads": Known(WORKER, _yes_or_no, False, "Threads instead of processes."),
-        "time_limit_s": Known(
+        "handler": SettingDefinition(WORKER, _handler, None, "", "[MODULE:FUNCTION]"),
+        "concurrency": SettingDefinition(WORKER, _count, 4, "Slots of the worker; 4.", "N"),
+        "threads": SettingDefinition(WORKER, _yes_or_no, False, "Threads instead of processes."),
+        "time_limit_s": SettingDefinition(
             WORKER, _seconds, None, "For one document; none by default.", "SECONDS"
         ),
-        "memory_limit": Known(WORKER, _size, None, "Of one process, such as 512MiB.", "SIZE"),
-        "lease_s": Known(
-            WORKER, _seconds, 30.0, "How long a claim lasts without renewal; 30.", "SECONDS"
+        "memory_limit": SettingDefinition(
+            WORKER, _size, None, "For one process, such as 512MiB; none by default.", "SIZE"
         ),
-        "grace_s": Known(WORKER, _seconds, 30.0, "To finish in after a SIGTERM; 30.", "SECONDS"),
-        # The defaults of `Delays`.
-        "retry_first_s": Known(
-            WORKER, _delay, 20.0, "Delay after the first failed attempt; 20.", "SECONDS"
+        "lease_s": SettingDefinition(WORKER, _seconds, 30.0, "Length of a lease; 30.", "SECONDS"),
+        "grace_s": SettingDefinition(
+            WORKER, _seconds, 30.0, "Grace period after a SIGTERM; 30.", "SECONDS"
         ),
-        "retry_factor": Known(
-            WORKER, _factor, 7.0, "Growth of the delay with each attempt; 7.", "FACTOR"
+        # The defaults of `Backoff`.
+        "retry_first_s": SettingDefinition(
+            WORKER, _delay, 20.0, "Backoff after the first failed attempt; 20.", "SECONDS"
         ),
-        "retry_most_s": Known(WORKER, _delay, 3_600.0, "Longest such delay; 3600.", "SECONDS"),
+        "retry_factor": SettingDefinition(
+            WORKER, _factor, 7.0, "Growth of the backoff with each attempt; 7.", "FACTOR"
+        ),
+        "retry_most_s": SettingDefinition(
+            WORKER, _delay, 3_600.0, "Maximum of the backoff; 3600.", "SECONDS"
+        ),
         # The defaults of `Address` and `Plan` of the service.
-        "host": Known(SERVICE, _text, "127.0.0.1", "Where to listen; 127.0.0.1.", "ADDRESS"),
-        "port": Known(SERVICE, _port, PORT, "8750; 0 for any that is free.", "PORT"),
-        "certificate": Known(SERVICE, _text, None, "To speak https.", FILE_METAVAR),
-        "private_key": Known(SERVICE, _text, None, "Of the certificate.", FILE_METAVAR),
-        "trusted_proxy": Known(
+        "host": SettingDefinition(
+            SERVICE, _text, "127.0.0.1", "Address to listen on; 127.0.0.1.", "ADDRESS"
+        ),
+        "port": SettingDefinition(
+            SERVICE, _port, PORT, "Port to listen on; 8750; 0 for a free one.", "PORT"
+        ),
+        "certificate": SettingDefinition(SERVICE, _text, None, "Serve https.", FILE_METAVAR),
+        "private_key": SettingDefinition(
+            SERVICE, _text, None, "The key of the certificate.", FILE_METAVAR
+        ),
+        "trusted_proxy": SettingDefinition(
             SERVICE,
             _addresses,
             (),
-            "A proxy that speaks https; may be given several times.",
+            "A proxy that terminates https; may be given several times.",
             "ADDRESS",
         ),
-        "size_limit": Known(
-            SERVICE, _size, 8 * 1_073_741_824, "Of the largest document; 8GiB.", "SIZE"
+        "size_limit": SettingDefinition(
+            SERVICE, _size, 8 * 1_073_741_824, "Maximum size of a document; 8GiB.", "SIZE"
         ),
-        "rate": Known(SERVICE, _rate, "6000/minute", "Requests of one key; 6000/minute.", "RATE"),
-        "positions": Known(
-            SERVICE, _yes_or_no, True, "Tell customers how many documents are ahead of theirs."
+        "rate": SettingDefinition(
+            SERVICE, _rate, "6000/minute", "Rate limit of one key; 6000/minute.", "RATE"
         ),
-        "customers_in_metrics": Known(
-            SERVICE, _customers, 0, "Customers with metrics of their own; 0.", "N"
+        "positions": SettingDefinition(
+            SERVICE, _yes_or_no, True, "Show customers their queue position."
+        ),
+        "customers_in_metrics": SettingDefinition(
+            SERVICE, _customers, 0, "Number of customers with their own metrics; 0.", "N"
         ),
     }
 
 
 def names_of(table: str) -> tuple[str, ...]:
-    """The names of all settings of a table, but for those of the queue."""
+    """Return the names of the settings of a table other than [queue]."""
     return tuple(name for name, known in option_settings().items() if known.table == table)
 
 
-def values_of(table: str, settings: Mapping[str, Found]) -> dict[str, Any]:
-    """The values of all settings of a table. A command that passes on all of them cannot ignore a
-    setting that is added to the list."""
+def values_of(table: str, settings: Mapping[str, SettingValue]) -> dict[str, Any]:
+    """Return the values of all settings of a table. A command that passes all of them on cannot
+    miss a new setting."""
     return {name: settings[name].value for name in names_of(table)}
 
 
 def shown_of(name: str, value: Any) -> Any:
-    """A setting as it may be shown: of an access key only its id, which opens nothing."""
+    """Return a value without secrets: of an access key only its id, of a URL no password."""
     if name != KEY or value is None:
         return without_password(value) if isinstance(value, str) else value
     from fairturn.access.keys import read_key
@@ -228,8 +242,8 @@ def shown_of(name: str, value: Any) -> Any:
     return "***" if presented is None else f"ft_{presented.id}_***"
 
 
-def strength_of(found: Found) -> int:
-    """How much somebody's word counts: a flag before the environment before the file."""
+def strength_of(found: SettingValue) -> int:
+    """Return the precedence of an origin: 3 for a flag, 2 for the environment, 1 for the file."""
     if not found.given:
         return 0
     if found.origin.startswith("-"):
@@ -238,30 +252,31 @@ def strength_of(found: Found) -> int:
 
 
 def read_queue_setting(name: str, value: str) -> Any:
-    """A setting of the queue that was given as a text; a `WrongSetting` says what it must be."""
+    """Parse a setting of the queue; raise `InvalidSetting` if it is unknown or malformed."""
     known = {n: setting for n, setting in known_settings().items() if setting.table == QUEUE}
     if name not in known:
-        raise WrongSetting(f"{name!r} is not a setting of the queue; they are: {', '.join(known)}")
+        raise InvalidSetting(
+            f"{name!r} is not a setting of the queue; the settings are: {', '.join(known)}"
+        )
     try:
         return known[name].read(value)
     except (ValueError, TypeError) as error:
-        raise WrongSetting(f"{name} is {value!r}; it must be {error}") from None
+        raise InvalidSetting(f"{name} is {value!r}; it must be {error}") from None
 
 
 def variable_of(name: str) -> str:
-    """The environment variable of a setting."""
     return f"{_VARIABLES}{name.upper()}"
 
 
 def flag_of(name: str) -> str:
-    """The option of a setting: the unit at its end is left out. The handler is an argument."""
+    """Return the option of a setting, without the unit `_s`. The handler is an argument."""
     return (
         "MODULE:FUNCTION" if name == "handler" else "--" + name.removesuffix("_s").replace("_", "-")
     )
 
 
 def worded(value: Any) -> str:
-    """A value as it is written in `config set`."""
+    """Return a value as `config set` accepts it."""
     if value is None:
         return "not set"
     if isinstance(value, bool):
@@ -271,13 +286,13 @@ def worded(value: Any) -> str:
     return plain_number(value) if isinstance(value, float) else printable(str(value))
 
 
-def _in_file(file: File, known: Mapping[str, Known]) -> dict[str, Any]:
-    """The values of the file by name, each in the table where it belongs."""
+def _in_file(file: SettingsFile, known: Mapping[str, SettingDefinition]) -> dict[str, Any]:
+    """Return the values of a file by name; raise `InvalidSetting` for one in a wrong table."""
     tables = {"": file.values}
     for table in (WORKER, SERVICE, QUEUE):
         inner = file.values.get(table, {})
         if not isinstance(inner, Mapping):
-            raise WrongSetting(f"{file.path}: {table} must be a table, [{table}]")
+            raise InvalidSetting(f"{file.path}: {table} must be a table, [{table}]")
         tables[table] = inner
     values: dict[str, Any] = {}
     for table, inner in tables.items():
@@ -285,28 +300,30 @@ def _in_file(file: File, known: Mapping[str, Known]) -> dict[str, Any]:
             if not table and name in (WORKER, SERVICE, QUEUE):
                 continue
             if name not in known:
-                raise WrongSetting(
-                    f"{file.path}: {name!r} is not a setting; they are: {', '.join(known)}"
+                raise InvalidSetting(
+                    f"{file.path}: {name!r} is not a setting; the settings are: {', '.join(known)}"
                 )
             if known[name].table != table:
                 place = f"in [{known[name].table}]" if known[name].table else "above all tables"
-                raise WrongSetting(f"{file.path}: {name!r} belongs {place}")
+                raise InvalidSetting(f"{file.path}: {name!r} belongs {place}")
             values[name] = value
     return values
 
 
-def _of_a_new_queue() -> dict[str, Known]:
+def _of_a_new_queue() -> dict[str, SettingDefinition]:
     from fairturn.model import SETTING_NAMES, Settings
 
     defaults = Settings()
     return {
-        name: Known(QUEUE, _reader_like(getattr(defaults, name)), getattr(defaults, name))
+        name: SettingDefinition(
+            QUEUE, _reader_like(getattr(defaults, name)), getattr(defaults, name)
+        )
         for name in SETTING_NAMES
     }
 
 
 def _reader_like(default: Any) -> Callable[[Any], Any]:
-    """What reads a value of the kind of a default; whether it is allowed, the queue itself says."""
+    """Return the reader for the type of a default; the queue itself checks the range."""
     if isinstance(default, tuple):
         return _whole_numbers
     if isinstance(default, str):
@@ -316,7 +333,7 @@ def _reader_like(default: Any) -> Callable[[Any], Any]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError("a text that is not empty")
+        raise ValueError("a non-empty string")
     return value
 
 
@@ -351,13 +368,13 @@ def _whole(value: Any) -> int:
 
 def _count(value: Any) -> int:
     if _whole(value) < 1:
-        raise ValueError("a whole number from 1 on")
+        raise ValueError("a positive whole number")
     return _whole(value)
 
 
 def _port(value: Any) -> int:
     if not 0 <= _whole(value) <= 65_535:
-        raise ValueError("a port, from 0 (any that is free) to 65535")
+        raise ValueError("a port, from 0 (a free one) to 65535")
     return _whole(value)
 
 
@@ -379,7 +396,7 @@ def _addresses(value: Any) -> tuple[str, ...]:
 
 def _rate(value: Any) -> str:
     if not isinstance(value, str) or not _RATE.fullmatch(value):
-        raise ValueError("a number for a second, minute or hour, such as 600/minute")
+        raise ValueError("a number per second, minute or hour, such as 600/minute")
     return value
 
 
@@ -394,31 +411,31 @@ def _number(value: Any) -> float:
 
 def _delay(value: Any) -> float:
     if not 0 <= _number(value) < inf:
-        raise ValueError("a number of seconds from 0 on")
+        raise ValueError("a number of seconds, at least 0")
     return _number(value)
 
 
 def _factor(value: Any) -> float:
     if not 1 <= _number(value) < inf:
-        raise ValueError("a number from 1 on")
+        raise ValueError("a number, at least 1")
     return _number(value)
 
 
 def _seconds(value: Any) -> float:
     if not 0 < _number(value) < inf:
-        raise ValueError("a number of seconds above 0")
+        raise ValueError("a positive number of seconds")
     return _number(value)
 
 
 def _size(value: Any) -> int:
-    """Bytes: a number of them, or one with a unit. MB is refused, because some mean 1,000,000 bytes
-    by it and some 1,048,576."""
+    """Parse a number of bytes, or one with a binary unit. MB is rejected as ambiguous: 1,000,000 or
+    1,048,576 bytes."""
     match = _SIZE.fullmatch(str(value).strip())
     if match is None:
         raise ValueError("a size, such as 512MiB or 2GiB")
     factor: int = 1024 ** _POWERS.get((match[2] or "").lower(), 0)
     if float(match[1]) * factor < 1:
-        raise ValueError("a size of at least a byte")
+        raise ValueError("a size of at least 1 byte")
     return round(float(match[1]) * factor)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from fairturn.cli.exit_codes import WRONG_USE, Ending, wrong_use
+from fairturn.cli.exit_codes import WRONG_USE, CommandExit, wrong_use
 from fairturn.cli.options import json_option
 from fairturn.cli.remote import place_options, reached
 from fairturn.cli.terminal import duration, moment, number, print_line, printable, size
@@ -31,14 +31,14 @@ _STANDARD_OUTPUT = "-"
 
 @click.command("show")
 @click.argument("id")
-@click.option("--result", "of_result", is_flag=True, help="Print its result, and nothing else.")
-@click.option("--content", "of_content", is_flag=True, help="Print what it carries, nothing else.")
+@click.option("--result", "of_result", is_flag=True, help="Print only its result.")
+@click.option("--content", "of_content", is_flag=True, help="Print only its payload or content.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(),
     metavar="FILE",
-    help="Write that to FILE; - is standard output.",
+    help="Write the result or content to FILE; - is standard output.",
 )
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @json_option
@@ -55,8 +55,8 @@ def command(
 ) -> None:
     """Show everything about one document.
 
-    What it carries and its result are shown in short; --content and --result give them whole.
-    With --json both are in the line, unless they are bytes.
+    Payload and result are shortened; --content and --result print them in full. With --json both
+    are in the line, unless they are bytes.
 
     \b
     fairturn show 0c2f1d4b5a69788
@@ -64,11 +64,11 @@ def command(
     fairturn show 0c2f1d4b5a69788 --result
     """
     if of_result and of_content:
-        wrong_use("--result and --content were given; one at a time can be written")
+        wrong_use("--result and --content cannot be combined; pass one of them")
     if output is not None and not (of_result or of_content):
-        wrong_use("--output needs --result or --content, which say what to write")
+        wrong_use("--output needs --result or --content")
     if as_json and (of_result or of_content):
-        wrong_use("--json prints the document; --result and --content print what is in it")
+        wrong_use("--json cannot be combined with --result or --content; leave it out")
     with reached(flags) as queue:
         document = queue.get(id)
         if of_result or of_content:
@@ -80,12 +80,12 @@ def command(
             _print(queue, document, SystemClock().now())
 
 
-# ── What it carries, and its result ──────────────────────────────────────────────────────────────
+# ── Contents and results ─────────────────────────────────────────────────────────────────────────
 
 
 @contextmanager
 def _content(queue: "Queue | Client", document: "Document") -> Iterator[BinaryIO]:
-    if document.kind == "content":
+    if document.body_type == "content":
         with queue.open(document.id) as stream:
             yield stream
     else:
@@ -108,27 +108,29 @@ def _json_text(value: Any) -> bytes:
 
 def _write(source: BinaryIO, output: str | None, *, force: bool) -> None:
     if output is None and sys.stdout.isatty() and not isinstance(source, BytesIO):
-        wrong_use("these bytes are no text for a terminal; write them to a file with -o FILE")
+        wrong_use("binary output is not printed on a terminal; write it to a file with -o FILE")
     if output is None or output == _STANDARD_OUTPUT:
         sys.stdout.flush()
         _copy(source, sys.stdout.buffer)
         sys.stdout.buffer.flush()
         return
-    # Another name first, so that FILE is never half of it.
+    # Written under another name first, so that FILE is never incomplete.
     unfinished = f"{output}.part"
     if not force and Path(output).exists():
-        raise Ending(f"{output} exists already; --force replaces it", WRONG_USE)
+        raise CommandExit(f"{output} exists already; --force replaces it", WRONG_USE)
     try:
         with Path(unfinished).open("xb") as target:
             _copy(source, target)
             os.fsync(target.fileno())
         Path(unfinished).replace(output)
     except FileExistsError as error:
-        raise Ending(f"{unfinished} is being written, or was left behind: delete it") from error
+        raise CommandExit(
+            f"{unfinished} exists: another process is writing it, or was killed; delete it"
+        ) from error
     except OSError as error:
         with suppress(OSError):
             Path(unfinished).unlink(missing_ok=True)
-        raise Ending(f"{output} cannot be written: {error.strerror}") from error
+        raise CommandExit(f"{output} cannot be written: {error.strerror}") from error
 
 
 def _copy(source: BinaryIO, target: BinaryIO) -> None:
@@ -136,12 +138,12 @@ def _copy(source: BinaryIO, target: BinaryIO) -> None:
         target.write(chunk)
 
 
-# ── For programs and for people ──────────────────────────────────────────────────────────────────
+# ── Output ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def _as_json(queue: "Queue | Client", document: "Document") -> dict[str, Any]:
     line = document_as_json(document)
-    if document.kind == "payload":
+    if document.body_type == "payload":
         line["payload"] = queue.payload(document.id)
     if document.state == "completed":
         line["result"] = queue.result(document.id)
@@ -152,31 +154,31 @@ def _as_json(queue: "Queue | Client", document: "Document") -> dict[str, Any]:
 
 
 def _print(queue: "Queue | Client", document: "Document", now: int) -> None:
-    ahead = document.due_at is not None and document.due_at > now
+    ahead = document.due_at_us is not None and document.due_at_us > now
     lines = {
         "id": document.id,
         "customer": document.customer,
         "name": document.name,
-        "state": f"{document.state}, asked to stop" if stopping(document) else document.state.value,
+        "state": f"{document.state}, stopping" if stopping(document) else document.state.value,
         "priority": f"{document.priority} (pending documents count {document.count})",
         "attempts": _attempts(queue, document),
         "progress": _progress(document),
         "error": document.error,
-        # One that waits has no worker; the store remembers who had it last.
+        # The store keeps the last worker, which a waiting document no longer has.
         "worker": None if document.state in ("waiting", "delayed") else document.worker,
         "parent": document.parent,
-        "submitted": moment(document.submitted_at),
-        "tried again at" if document.attempts else "due": moment(document.due_at)
-        if ahead
-        else None,
-        "claimed": moment(document.claimed_at),
-        "ended": moment(document.ended_at),
+        "submitted": moment(document.submitted_at_us),
+        "retry at" if document.attempts else "due": moment(document.due_at_us) if ahead else None,
+        "claimed": moment(document.claimed_at_us),
+        "ended": moment(document.ended_at_us),
         "took": None if document.real_cost is None else duration(document.real_cost),
         "cost": None if document.cost is None else f"{document.cost / 1_000_000:g}",
         "metadata": json.dumps(document.metadata) if document.metadata else None,
-        "carries": f"a {document.kind} of {size(document.size_bytes)}",
+        "body": f"{document.body_type}, {size(document.size_bytes)}",
         "sha256": None if document.sha256 is None else document.sha256.hex(),
-        "payload": _preview(queue.payload(document.id)) if document.kind == "payload" else None,
+        "payload": _preview(queue.payload(document.id))
+        if document.body_type == "payload"
+        else None,
         "result": _shown_result(queue, document),
     }
     shown = {name: value for name, value in lines.items() if value}

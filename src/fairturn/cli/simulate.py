@@ -1,12 +1,12 @@
-"""`fairturn simulate`: what would another order, or another setting, do to whom?"""
+"""`fairturn simulate`: compare orders and settings on a workload or a trace."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairturn.cli.exit_codes import Ending, misuse_is_wrong_use, wrong_use
-from fairturn.cli.options import Bounds, Seconds, choice, rule_of
+from fairturn.cli.exit_codes import CommandExit, misuse_is_wrong_use, wrong_use
+from fairturn.cli.options import SecondsType, ThresholdsType, choice, rule_of
 from fairturn.cli.terminal import (
     console,
     number,
@@ -17,14 +17,15 @@ from fairturn.cli.terminal import (
     short_seconds,
 )
 from fairturn.clock import SECOND_US, microseconds
-from fairturn.priority import Reset
+from fairturn.priority import Reset, Rule
 from fairturn.scheduling.flows import PATIENCE_US, Costs
 
-if TYPE_CHECKING:  # the simulator is loaded when something is simulated
+if TYPE_CHECKING:
     from fairturn.simulator.comparison import Comparison, Discipline, Result
+    from fairturn.simulator.readings import Reading
     from fairturn.simulator.scenario import Scenario
 
-# The names of `comparing.Discipline`, which is not loaded for the help; a test compares them.
+# The values of `comparison.Discipline`, which is not loaded for the help; a test compares them.
 MODES = (
     *("fair", "equal", "levels", "fifo", "ageing", "round-robin"),
     *("ideal-levels", "ideal"),
@@ -32,14 +33,14 @@ MODES = (
 DEFAULT_MODES = ("fair", "equal", "levels", "fifo", "ideal-levels", "ideal")
 WORKERS_MAX = 100_000
 FILE_WORKERS = 4
-# Shorter simulations are over before a progress bar could be read.
+# Shorter simulations end before a progress bar could be read.
 DOCUMENTS_WITH_PROGRESS = 20_000
 COLUMNS = ("mode", "n", "mean", "p50", "p95", "p99", "max", "gap", "lag")
 Named = tuple[tuple[str | None, float], ...]
 
 
 class PerCustomer(click.ParamType[Named]):
-    """Numbers for customers: a=2,b=4; or one number for all, where that has a meaning."""
+    """Numbers for customers, such as a=2,b=4; with `for_all`, also one number for all."""
 
     name = "a=n,b=n"
 
@@ -69,47 +70,60 @@ class PerCustomer(click.ParamType[Named]):
     "modes",
     type=click.Choice(MODES),
     multiple=True,
-    help="What to compare, several times; fair, equal, levels, fifo and both ideals by default.",
+    help="A mode to compare; may be given several times. By default fair, equal, levels, fifo and "
+    "both ideals.",
 )
 @click.option(
     "--workers",
     type=click.IntRange(1, WORKERS_MAX),
     metavar="N",
-    help=f"How many documents run at once; the workload's, or {FILE_WORKERS} for a file.",
+    help="Documents that run at the same time; by default the workload's, or "
+    f"{FILE_WORKERS} for a file.",
 )
-@click.option("--reset", type=choice(Reset), help="What the reset interval runs from.")
-@click.option("--reset-interval", type=Seconds(), help="Of the count; 1500 by default.")
-@click.option("--bounds", type=Bounds(), help="The eight thresholds, from -2 to -20 by default.")
-@click.option("--weights", type=PerCustomer(), help="Shares of customers; else 1.")
+@click.option("--reset", type=choice(Reset), help="Start of the reset interval.")
+@click.option(
+    "--readings",
+    "with_readings",
+    is_flag=True,
+    help="Compare four readings of the rule, in one mode (levels by default).",
+)
+@click.option("--reset-interval", type=SecondsType(), help="Reset interval; 1500 by default.")
+@click.option(
+    "--bounds", type=ThresholdsType(), help="The eight thresholds, from -2 to -20 by default."
+)
+@click.option("--weights", type=PerCustomer(), help="Weights of customers; 1 by default.")
 @click.option(
     "--limit",
     "limits",
     type=PerCustomer(for_all=True),
-    help="Running documents at most: of each customer (4) or of some (a=4,b=2).",
+    help="Maximum of running documents of each customer (4) or of some (a=4,b=2).",
 )
-@click.option("--costs", type=choice(Costs), help="What a document counts for in turns.")
+@click.option("--costs", type=choice(Costs), help="The cost of a document in turns.")
 @click.option(
     "--patience",
-    type=Seconds(),
+    type=SecondsType(),
     default=PATIENCE_US / SECOND_US,
     show_default=True,
-    help="After this wait, every tenth turn is for the longest waiting.",
+    help="Wait after which one claim in ten goes to the customer that has waited longest.",
 )
-@click.option("--seed", type=click.IntRange(0), metavar="N", help="Of a workload; 1993 by default.")
-@click.option("--time-scale", type=float, metavar="X", help="Of a file: 0.5 is twice as dense.")
-@click.option("--max-cost", type=Seconds(), help="Of a file: cut longer documents to this.")
+@click.option(
+    "--seed", type=click.IntRange(0), metavar="N", help="For a workload; 1993 by default."
+)
+@click.option("--time-scale", type=float, metavar="X", help="For a file: 0.5 is twice as dense.")
+@click.option("--max-cost", type=SecondsType(), help="For a file: cap the run times.")
 @click.option(
     "--report",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="Write pictures and tables to this HTML file.",
+    help="Write charts and tables to this HTML file.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     *,
     target: str | None,
     list_them: bool,
     modes: tuple[str, ...],
     reset: str | None,
+    with_readings: bool,
     reset_interval: float | None,
     bounds: tuple[int, ...] | None,
     patience: float,
@@ -122,19 +136,29 @@ def command(
     The rule and the order are those of the queue; only the clock is simulated.
 
     WORKLOAD is a name of --list. FILE is the CSV of `fairturn replay` and `fairturn export`, or a
-    trace in the Standard Workload Format (.swf); with .gz at the end it is compressed.
+    trace in the Standard Workload Format (.swf); either may be compressed (.gz).
+
+    With --readings and no target, all named workloads are simulated.
 
     \b
     fairturn simulate dump --report dump.html
     fairturn simulate dump --mode fair --mode levels --reset periodic
     fairturn simulate yesterday.csv --workers 8 --limit 4
+    fairturn simulate --readings --mode fair
     """
     if list_them:
         _print_list()
         return
-    if target is None:
-        wrong_use("name a workload of --list, or a file")
     rule = rule_of(reset, reset_interval, bounds)
+    if with_readings:
+        for option, value in (("--reset", reset), ("--report", report)):
+            if value is not None:
+                wrong_use(f"{option} cannot be combined with --readings; leave it out")
+        mode = _reading_mode(modes)
+        _print_readings(target, mode, settings, rule, microseconds(patience), as_json=as_json)
+        return
+    if target is None:
+        wrong_use("no target; pass a workload of --list, or a file")
     scenario = _scenario(target, settings)
     comparison = _compare(
         scenario, modes or DEFAULT_MODES, rule=rule, patience_us=microseconds(patience)
@@ -191,7 +215,7 @@ def _read(path: Path, settings: dict[str, Any]) -> "Scenario":
         )
     trace, left_out = trace_files.read(path)
     if left_out:
-        click.echo(f"Left out without a run time or a user: {left_out:,}.", err=True)
+        click.echo(f"Skipped, without a run time or a user: {left_out:,}.", err=True)
     max_cost, scale = settings["max_cost"], settings["time_scale"]
     trace = trace_files.scaled(
         trace,
@@ -216,10 +240,10 @@ def _compare(scenario: "Scenario", modes: tuple[str, ...], **options: Any) -> "C
         return compare(scenario, wanted, **options)
     with progress("Simulating", total) as advance:
 
-        def tell(mode: "Discipline", done: int) -> None:
+        def report(mode: "Discipline", done: int) -> None:
             advance(wanted.index(mode) * len(scenario.trace) + done)
 
-        return compare(scenario, wanted, progress=tell, **options)
+        return compare(scenario, wanted, progress=report, **options)
 
 
 def _write_report(comparison: "Comparison", path: Path) -> None:
@@ -228,10 +252,10 @@ def _write_report(comparison: "Comparison", path: Path) -> None:
     try:
         path.write_text(page(comparison), encoding="utf-8")
     except OSError as error:
-        raise Ending(f"{path} cannot be written: {error.strerror}") from error
+        raise CommandExit(f"{path} cannot be written: {error.strerror}") from error
 
 
-# ── For people ───────────────────────────────────────────────────────────────────────────────────
+# ── Tables ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def _print_tables(comparison: "Comparison") -> None:
@@ -243,8 +267,8 @@ def _print_tables(comparison: "Comparison") -> None:
         f"{printable(scenario.name)}: {number(len(scenario.trace), 'document')} of "
         f"{number(len(scenario.trace.names), 'customer')}, "
         f"{number(scenario.plan.workers, 'worker')}, costs {scenario.costs}. n: documents; waits "
-        "in seconds; gap: the longest time without a claim while waiting; lag: documents behind "
-        "the ideals, inside levels/blind to them, at the worst moment.\n"
+        "in seconds; gap: the longest time without a claim while waiting; lag: maximum number of "
+        "documents behind the two ideals, with levels/without.\n"
     )
     if not len(scenario.trace):
         return
@@ -269,3 +293,62 @@ def _cells(result: "Result", group_number: int) -> list[str]:
         "" if group.gap_us is None else short_seconds(group.gap_us),
         lags,
     ]
+
+
+# ── Readings of the rule ─────────────────────────────────────────────────────────────────────────
+
+
+def _reading_mode(modes: tuple[str, ...]) -> "Discipline":
+    from fairturn.simulator.comparison import IDEALS, Discipline
+
+    if len(modes) > 1:
+        wrong_use("--readings compares in one mode; pass --mode once")
+    mode = Discipline(modes[0]) if modes else Discipline.LEVELS
+    if mode in IDEALS:
+        wrong_use(
+            f"--readings cannot be combined with --mode {mode}, whose priorities are fixed; pass "
+            "another mode"
+        )
+    return mode
+
+
+def _print_readings(
+    target: str | None,
+    mode: "Discipline",
+    settings: dict[str, Any],
+    rule: Rule,
+    patience_us: int,
+    *,
+    as_json: bool,
+) -> None:
+    from fairturn.simulator.readings import compare_readings
+    from fairturn.simulator.summary import readings_as_plain
+    from fairturn.simulator.workloads import WORKLOADS
+
+    targets = list(WORKLOADS) if target is None else [target]
+    found = []
+    with progress("Simulating", len(targets)) as advance:
+        for done, name in enumerate(targets):
+            advance(done)
+            scenario = _scenario(name, settings)
+            results = compare_readings(scenario, mode, rule=rule, patience_us=patience_us)
+            found.append((scenario, results))
+    if as_json:
+        workloads = [readings_as_plain(scenario, results) for scenario, results in found]
+        print_line({"mode": mode, "workloads": workloads})
+        return
+    out = console()
+    out.print(f"Mode {mode}. Waits in seconds: p50 / p99.\n")
+    rows: list[list[str] | None] = []
+    for scenario, results in found:
+        rows += [[printable(scenario.name)], *_reading_rows(scenario, results), None]
+    print_table(out, ("", *found[0][1]), rows[:-1])
+
+
+def _reading_rows(scenario: "Scenario", results: "dict[Reading, Result]") -> list[list[str]]:
+    rows = []
+    for group, name in enumerate(scenario.groups):
+        waits = [result.groups[group].waits for result in results.values()]
+        cells = [f"{short_seconds(of.p50_us)} / {short_seconds(of.p99_us)}" for of in waits]
+        rows.append([f"  {printable(name)}", *cells])
+    return rows

@@ -1,4 +1,4 @@
-"""`fairturn submit`: documents into the queue."""
+"""`fairturn submit`: submit files, payloads and JSON Lines."""
 
 import json
 import shutil
@@ -15,13 +15,13 @@ import click
 
 from fairturn.cli.exit_codes import (
     TRY_AGAIN,
-    Ending,
+    CommandExit,
     code_of,
     misuse_is_wrong_use,
     unwritable,
     wrong_use,
 )
-from fairturn.cli.options import Moment, json_option
+from fairturn.cli.options import MomentType, json_option
 from fairturn.cli.remote import place_options, reached
 from fairturn.cli.terminal import (
     console,
@@ -36,7 +36,7 @@ from fairturn.errors import FairturnError, StoreError, StoreFull, StoreRefused
 from fairturn.validation.text import identity
 
 if TYPE_CHECKING:
-    from fairturn.cli.batches import Given
+    from fairturn.cli.batches import BatchEntry
     from fairturn.model import Receipt
 
 RECEIPTS_SHOWN = 20
@@ -47,20 +47,20 @@ _IN_MEMORY_BYTES = 1_048_576
 @click.command("submit")
 @click.argument("customer", required=False)
 @click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path())
-@click.option("--payload", metavar="JSON", help="A document that is a JSON value, and no file.")
+@click.option("--payload", metavar="JSON", help="A document that is a JSON value, not a file.")
 @click.option(
     "--ndjson",
     type=click.Path(),
     metavar="FILE",
-    help="A document for each line of FILE; - is stdin.",
+    help="A document for each line of FILE; - is standard input.",
 )
-@click.option("--name", help="Of the document; that of the file by default.")
+@click.option("--name", help="Name of the document; by default that of the file.")
 @click.option("--metadata", metavar="KEY=VALUE", multiple=True, help="May be given several times.")
-@click.option("--key", help="Idempotency: with the same key a document is stored once in 24 h.")
-@click.option("--cost", type=float, help="What it counts for, if the queue's costs are known.")
-@click.option("--due-at", type=Moment(), help="Not before, such as 2030-01-31T08:00Z.")
-@click.option("--parent", metavar="ID", help="The document that made this one.")
-@click.option("--wait-for-room", is_flag=True, help="If the queue is full, wait until it is not.")
+@click.option("--key", help="Idempotency key: the document is stored once in 24 hours.")
+@click.option("--cost", type=float, help="Its cost, if the setting costs of the queue is known.")
+@click.option("--due-at", type=MomentType(), help="Earliest start, such as 2030-01-31T08:00Z.")
+@click.option("--parent", metavar="ID", help="The document that this one derives from.")
+@click.option("--wait-for-room", is_flag=True, help="Wait while the queue is full.")
 @json_option
 @place_options
 def command(
@@ -73,10 +73,10 @@ def command(
     flags: Mapping[str, Any],
     **fields: Any,
 ) -> None:
-    """Hand in documents.
+    """Submit documents.
 
-    Files are copied into the queue; - is standard input. When the command ends with 0, all are on
-    stable storage. The queue is made if it is not there.
+    Files are copied into the queue; - is standard input. Exit code 0 means that all documents are
+    durable. The queue is created if it does not exist.
 
     \b
     fairturn submit acme invoice-17.pdf invoice-18.pdf
@@ -84,22 +84,22 @@ def command(
     fairturn submit --ndjson documents.ndjson --json
 
     Each line of --ndjson is an object with "customer" and "payload" or "file", and optionally
-    "name", "metadata", "key", "cost", "due_at" and "parent". It is stored in batches. If it stops
-    in between, run it again: a document that has a key is stored once.
+    "name", "metadata", "key", "cost", "due_at" and "parent". Lines are stored in batches.
+    After an error, run the command again: a document with a key is stored once.
     """
     _refuse_contradictions(customer, files, ndjson, fields)
     with ExitStack() as stack:
-        groups, total = _given(stack, customer, files, ndjson, fields, wait_for_room=wait_for_room)
-        printed = _Receipts(as_json)
-        from fairturn.cli.batches import Stopped, hand_in
+        groups, total = _groups(stack, customer, files, ndjson, fields, wait_for_room=wait_for_room)
+        printed = _ReceiptPrinter(as_json)
+        from fairturn.cli.batches import SubmissionRejected, hand_in
 
-        keyed = _Keyed(groups)
+        keyed = _KeyTracker(groups)
         try:
             keyed.begin()
-        except Stopped as error:
+        except SubmissionRejected as error:
             _stopped(error, 0, keyed.all)
         queue = stack.enter_context(reached(flags, make=True))
-        # One alone is told by its bytes, where they are sent: it may be large, and the way long.
+        # The progress of a single document is measured in bytes sent.
         beside = as_json or total != 1
         advance = stack.enter_context(progress("Submitting", total, beside_output=beside))
         sending = advance if total == 1 else None
@@ -108,14 +108,14 @@ def command(
                 printed.add(receipts)
                 if sending is None:
                     advance(printed.stored)
-        except (Stopped, FairturnError, KeyboardInterrupt) as error:
+        except (SubmissionRejected, FairturnError, KeyboardInterrupt) as error:
             _stopped(error, printed.stored, keyed.all)
     printed.end()
     if printed.unprinted is not None:
-        _tell_unprinted(printed.unprinted, printed.stored, keyed.all)
+        _report_unprinted(printed.unprinted, printed.stored, keyed.all)
 
 
-# ── What is handed in ────────────────────────────────────────────────────────────────────────────
+# ── Input ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _refuse_contradictions(
@@ -125,26 +125,26 @@ def _refuse_contradictions(
         given = [name for name, value in fields.items() if value not in (None, ())]
         if files or given:
             what = "files" if files else f"--{given[0].replace('_', '-')}"
-            wrong_use(f"with --ndjson the lines say everything; leave out {what}")
+            wrong_use(f"with --ndjson all fields are in the lines; leave out {what}")
         return
     if customer is None:
-        wrong_use("name the CUSTOMER, then what to hand in: fairturn submit acme invoice.pdf")
+        wrong_use("CUSTOMER is missing, such as in: fairturn submit acme invoice.pdf")
     from fairturn.model import CUSTOMER_BYTES_MAX
 
     with misuse_is_wrong_use():
         identity(customer, "CUSTOMER", CUSTOMER_BYTES_MAX)
     if fields["payload"] is not None and files:
-        wrong_use("a document is a file or a --payload, not both")
+        wrong_use("files and --payload cannot be combined; pass one of them")
     if fields["payload"] is None and not files:
-        wrong_use("name a FILE (- is standard input), --payload or --ndjson")
+        wrong_use("no document; pass a FILE (- is standard input), --payload or --ndjson")
     for name in ("name", "key"):
         if fields[name] is not None and len(files) > 1:
-            wrong_use(f"--{name} is for one document, and {len(files)} files were named")
+            wrong_use(f"--{name} is for one document, and {len(files)} files were given")
     if files.count(_STANDARD_INPUT) > 1:
-        wrong_use("- was given several times; standard input can be read once")
+        wrong_use("- was given several times; standard input can be read only once")
 
 
-def _given(
+def _groups(
     stack: ExitStack,
     customer: str | None,
     files: tuple[str, ...],
@@ -152,8 +152,8 @@ def _given(
     fields: dict[str, Any],
     *,
     wait_for_room: bool,
-) -> "tuple[Iterator[list[Given]], int | None]":
-    """Groups of documents, and how many there are if that is known."""
+) -> "tuple[Iterator[list[BatchEntry]], int | None]":
+    """Return groups of documents, and their number if it is known."""
     if ndjson is not None:
         from fairturn.cli.ndjson import groups_of
 
@@ -170,13 +170,15 @@ def _given(
             what = "is not a regular file" if Path(file).exists() else "does not exist"
             wrong_use(f"{file} {what}; nothing was stored")
     spool = None
-    if wait_for_room and _STANDARD_INPUT in files:  # what is refused now is handed in again
+    if wait_for_room and _STANDARD_INPUT in files:  # a rejected document is submitted again
         spooled = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES)  # noqa: SIM115
         spool = stack.enter_context(spooled)
         try:
             shutil.copyfileobj(sys.stdin.buffer, spool)
         except OSError as error:
-            raise Ending(f"standard input cannot be kept: {error.strerror}", TRY_AGAIN) from error
+            raise CommandExit(
+                f"standard input cannot be buffered: {error.strerror}", TRY_AGAIN
+            ) from error
     return iter([_of_files(customer, files, described, spool or sys.stdin.buffer)]), len(files)
 
 
@@ -187,32 +189,32 @@ def _opened(file: str) -> BinaryIO:
         wrong_use(f"{file} cannot be read: {error.strerror}")
 
 
-def _of_payload(customer: str, payload: str, described: dict[str, Any]) -> "list[Given]":
-    from fairturn.cli.batches import Given
+def _of_payload(customer: str, payload: str, described: dict[str, Any]) -> "list[BatchEntry]":
+    from fairturn.cli.batches import BatchEntry
     from fairturn.model import Submission
 
     try:
         value = json.loads(payload)
     except (ValueError, RecursionError) as error:
-        wrong_use(f"--payload is not JSON: {error}; a text needs its own quotes: '\"text\"'")
-    return [Given("", Submission(customer=customer, payload=value, **described))]
+        wrong_use(f"--payload is not JSON: {error}; quote a string twice: '\"text\"'")
+    return [BatchEntry("", Submission(customer=customer, payload=value, **described))]
 
 
 def _of_files(
     customer: str, files: tuple[str, ...], described: dict[str, Any], stdin: Any
-) -> "list[Given]":
-    from fairturn.cli.batches import BATCH_BYTES, Given
+) -> "list[BatchEntry]":
+    from fairturn.cli.batches import BATCH_BYTES, BatchEntry
     from fairturn.model import Submission
 
     group = []
     for file in files:
         if file == _STANDARD_INPUT:
             submission = Submission(customer=customer, content=stdin, **described)
-            # Nobody knows how much that is, so it is a batch of its own.
-            group.append(Given("standard input", submission, BATCH_BYTES))
+            # Its size is unknown, so it is a batch of its own.
+            group.append(BatchEntry("standard input", submission, BATCH_BYTES))
         else:
             submission = Submission(customer=customer, file=file, **described)
-            group.append(Given(file, submission, Path(file).stat().st_size))
+            group.append(BatchEntry(file, submission, Path(file).stat().st_size))
     return group
 
 
@@ -226,32 +228,32 @@ def _metadata(pairs: tuple[str, ...]) -> dict[str, str] | None:
     return metadata or None
 
 
-class _Keyed:
-    """Passes groups on, and remembers whether every document had a key."""
+class _KeyTracker:
+    """Iterates over groups and records whether every document had a key."""
 
-    def __init__(self, groups: "Iterator[list[Given]]") -> None:
+    def __init__(self, groups: "Iterator[list[BatchEntry]]") -> None:
         self._groups = groups
         self.all = True
 
     def begin(self) -> None:
-        """Read on until there is a document: what is wrong before makes no queue."""
+        """Read the first document, so that wrong input does not create a queue."""
         first = next(filter(None, self._groups), [])
         self._groups = chain([first], self._groups)
 
-    def __iter__(self) -> "Iterator[list[Given]]":
+    def __iter__(self) -> "Iterator[list[BatchEntry]]":
         for group in self._groups:
-            self.all = self.all and all(given.submission.key for given in group)
+            self.all = self.all and all(entry.submission.key for entry in group)
             yield group
 
 
-# ── What is answered ─────────────────────────────────────────────────────────────────────────────
+# ── Output ───────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Receipts:
-    """Prints receipts: a line for each at once, or for people a table of the first few.
+class _ReceiptPrinter:
+    """Prints receipts: a JSON line for each at once, or at the end a table or a summary.
 
-    If standard output takes no more, the documents are stored all the same: who has read enough
-    of the receipts, such as `head`, has not asked for fewer documents.
+    If standard output cannot be written, for example because it is piped to `head`, the
+    remaining documents are still stored.
     """
 
     def __init__(self, as_json: bool) -> None:
@@ -261,14 +263,16 @@ class _Receipts:
         self._customers: set[str] = set()
         self.stored = 0
         self._repeated = 0
-        self.unprinted: OSError | None = None  # why some are not
+        self.unprinted: OSError | None = None  # the error that ended printing
 
     def add(self, receipts: "list[Receipt]") -> None:
+        from fairturn.wire import RECEIPT, to_json
+
         self.stored += len(receipts)
         if self._as_json:
             with self._printing():
                 for receipt in receipts:
-                    print_line(receipt._asdict())
+                    print_line({**to_json(RECEIPT, receipt), "repeated": receipt.repeated})
                 sys.stdout.flush()
             return
         self._shown += receipts[: RECEIPTS_SHOWN + 1 - len(self._shown)]
@@ -310,37 +314,38 @@ class _Receipts:
         if self._repeated:
             was = "was" if self._repeated == 1 else "were"
             which = "It" if self.stored == 1 else f"{self._repeated:,} of them"
-            click.echo(f"{which} {was} there already, under the same key.")
+            click.echo(f"{which} {was} stored before, with the same key.")
 
 
 def _stopped(error: BaseException, stored: int, all_keyed: bool) -> NoReturn:
-    """Say where it stopped, what is stored, and whether it can simply be run again."""
+    """End with the error, the number of stored documents, and whether a repetition is safe."""
     cause = getattr(error, "cause", error)
     unsure = isinstance(cause, StoreError | KeyboardInterrupt) and not isinstance(
         cause, StoreFull | StoreRefused
     )
     if stored:
-        kept = f"the {number(stored, 'document')} before it {'is' if stored == 1 else 'are'} stored"
-        kept += ", and perhaps the batch after them" if unsure else ""
+        state = (
+            f"the {number(stored, 'document')} before it {'is' if stored == 1 else 'are'} stored"
+        )
+        state += ", and possibly the batch after them" if unsure else ""
     else:
-        kept = "perhaps the first batch is stored" if unsure else "nothing was stored"
-    again = _again(all_keyed)
-    sentence = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
-    more = f"; {again}" if stored or unsure else ""
-    raise Ending(f"{sentence}; {kept}{more}", code_of(cause)) from error
+        state = "possibly the first batch is stored" if unsure else "nothing was stored"
+    message = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+    more = f"; {_repetition(all_keyed)}" if stored or unsure else ""
+    raise CommandExit(f"{message}; {state}{more}", code_of(cause)) from error
 
 
-def _tell_unprinted(error: OSError, stored: int, all_keyed: bool) -> None:
-    """A reader that has gone is no failure; a full disk is one, whatever has been stored."""
+def _report_unprinted(error: OSError, stored: int, all_keyed: bool) -> None:
+    """A closed pipe is not a failure; a full disk is one."""
     are = "is" if stored == 1 else "are"
-    kept = f"{number(stored, 'document')} {are} stored, without a receipt for each"
+    state = f"{number(stored, 'document')} {are} stored, without a receipt for each"
     if isinstance(error, BrokenPipeError):
-        click.echo(f"Nobody reads standard output any more; {kept}.", err=True)
+        click.echo(f"The reader has closed standard output; {state}.", err=True)
         return
-    raise unwritable(error, f"; {kept}; {_again(all_keyed)}") from error
+    raise unwritable(error, f"; {state}; {_repetition(all_keyed)}") from error
 
 
-def _again(all_keyed: bool) -> str:
+def _repetition(all_keyed: bool) -> str:
     if all_keyed:
         return "every document had a key, so running it again is safe"
     return "running it again is safe only if every document has a key"

@@ -1,4 +1,4 @@
-"""What goes to a terminal: text that cannot steer it, durations, tables of its width, progress."""
+"""Output on a terminal: escaped text, durations, sizes, tables and progress bars."""
 
 import json
 import os
@@ -10,39 +10,39 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fairturn.clock import SECOND_US, to_datetime
 
-if TYPE_CHECKING:  # rich is loaded when there is something to print
+if TYPE_CHECKING:
     from rich.console import Console
 
 _GAP = 3  # between two columns
-_TEXT_WIDTH_MIN, _TEXTS_WIDTH_MIN = 12, 8  # of the only one, of each of several
+_TEXT_WIDTH_MIN, _TEXTS_WIDTH_MIN = 12, 8  # of a single text column, and of each of several
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
-class Progress(Protocol):
-    """Hears how much is done, and of how much where that becomes known."""
+class ProgressCallback(Protocol):
+    """Called with the amount done, and the total once it is known."""
 
     def __call__(self, done: int, total: int | None = None) -> None: ...
 
 
 def printable(text: str) -> str:
-    """The text with control characters escaped, so that a name cannot steer the terminal."""
+    """Return the text with control characters escaped: a name must not control the terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def seconds(us: int) -> str:
-    """A duration for people: seconds with one decimal."""
+    """Format a duration in seconds, with one decimal."""
     return f"{us / SECOND_US:,.1f}"
 
 
 def short_seconds(us: int) -> str:
-    """The same where there is little room: a decimal only while it matters."""
+    """Format a duration in seconds, from 1,000 s on without a decimal."""
     return seconds(us) if us < 1_000 * SECOND_US else f"{us / SECOND_US:,.0f}"
 
 
 def duration(us: int) -> str:
-    """A duration for people, in the unit that suits it."""
+    """Format a duration in ms, s, minutes, hours or days."""
     s = us / SECOND_US
     for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if s >= 2 * length:
@@ -51,7 +51,7 @@ def duration(us: int) -> str:
 
 
 def age(us: int) -> str:
-    """How old something is, as short as can be."""
+    """Format an age in whole units, such as `5 min`."""
     s = max(0, us // SECOND_US)
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if s >= length:
@@ -60,12 +60,12 @@ def age(us: int) -> str:
 
 
 def moment(at: int | None) -> str:
-    """A moment for people, in their time zone; nothing if it has not come."""
+    """Format a moment in the local time zone; empty for None."""
     return "" if at is None else f"{to_datetime(at).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def size(size_bytes: float) -> str:
-    """A number of bytes for people."""
+    """Format a number of bytes in binary units."""
     power = 0
     while size_bytes >= 1024 and power < len(_UNITS) - 1:
         size_bytes /= 1024
@@ -74,28 +74,26 @@ def size(size_bytes: float) -> str:
 
 
 def plain_number(number: float) -> str:
-    """A number without an exponent and without zeros at its end."""
+    """Format a number without an exponent and without trailing zeros."""
     return f"{number:.6f}".rstrip("0").rstrip(".")
 
 
 def number(n: int, noun: str) -> str:
-    """So many of something."""
+    """Format a count with its noun in the singular or plural."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
 def json_line(value: dict[str, Any]) -> str:
-    """A value as JSON, in ASCII, for programs."""
     return json.dumps(value, separators=(",", ":"))
 
 
 def print_line(value: dict[str, Any]) -> None:
-    """Print a value as a line of JSON."""
     sys.stdout.write(f"{json_line(value)}\n")
 
 
 def silence_output() -> None:
-    """Let what is printed from now on go nowhere, and what is left of before: or the interpreter
-    would try to write it when it ends, and fail with a traceback."""
+    """Discard further output, and output still buffered: the interpreter would try to write it at
+    exit and fail with a traceback."""
     with suppress(OSError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -103,13 +101,13 @@ def silence_output() -> None:
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """Standard output, with its width and its colours (none in a file). With NO_COLOR there is no
-    style at all: bold and dim are colours to some terminals."""
+    """Return a console with the width and colours of the terminal (no colours in a file). With
+    NO_COLOR there is no style at all, because some terminals show bold and dim as colours."""
     from rich.console import Console
 
     class Output(Console):
         def on_broken_pipe(self) -> None:
-            # Rich itself would end the process, also where the command has more to do.
+            # Rich would end the process, even if the command has more to do.
             raise BrokenPipeError(EPIPE, os.strerror(EPIPE))
 
     plain = bool(os.environ.get("NO_COLOR"))
@@ -124,12 +122,12 @@ def console(*, stderr: bool = False) -> "Console":
 
 @contextmanager
 def progress(
-    what: str, total: int | None = None, *, beside_output: bool = False
-) -> Iterator[Progress]:
-    """A bar on standard error while the block runs, if that is a terminal.
+    title: str, total: int | None = None, *, beside_output: bool = False
+) -> Iterator[ProgressCallback]:
+    """Show a progress bar on standard error while the block runs, if that is a terminal.
 
-    With `beside_output` the block prints lines meanwhile; on a terminal they are progress enough,
-    and a bar would run through them.
+    With `beside_output` the block prints lines: if standard output is a terminal too, there is no
+    bar, which would mix with them.
     """
     if not sys.stderr.isatty() or (beside_output and sys.stdout.isatty()):
         yield lambda done, total=None: None
@@ -142,9 +140,9 @@ def progress(
         bars.TimeElapsedColumn(),
         console=console(stderr=True),
         transient=True,
-        redirect_stdout=False,  # what is printed meanwhile stays on standard output
+        redirect_stdout=False,
     ) as bar:
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(title, total=total)
         yield lambda done, total=None: bar.update(task, completed=done, total=total)
 
 
@@ -156,11 +154,11 @@ def print_table(
     texts: Sequence[int] = (0,),
     words: Sequence[int] = (),
 ) -> None:
-    """Print a table; the columns in `texts` hold text, those in `words` words and ids, the others
-    numbers. None is a gap between two rows.
+    """Print a table. Columns in `texts` contain text, those in `words` words and ids, all others
+    numbers. A row None is a gap.
 
-    Where the terminal is narrow, texts are cut and then the headings are folded. No word and no
-    number is cut: the lines are longer than the terminal is wide, if need be.
+    On a narrow terminal, texts are truncated, then headings wrapped. Words and numbers are never
+    truncated, even if lines exceed the width of the terminal.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -196,7 +194,7 @@ def print_table(
 
 
 def _shared(width: int, wanted: Sequence[int]) -> list[int]:
-    """The width that each of several texts gets, so that none has more while another lacks."""
+    """Distribute the width evenly among text columns, up to the width that each needs."""
     least = _TEXT_WIDTH_MIN if len(wanted) == 1 else _TEXTS_WIDTH_MIN
     given = [min(want, least) for want in wanted]
     while sum(given) < width and given != list(wanted):

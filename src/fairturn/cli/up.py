@@ -16,36 +16,36 @@ from fairturn.cli.exit_codes import wrong_use
 from fairturn.cli.options import setting_options
 from fairturn.cli.service_options import SERVICE_OPTIONS, address_of, make_server, run_server, say
 from fairturn.cli.target import QUEUE_OPTIONS, opened, settings_here
-from fairturn.cli.work import WORKER_OPTIONS, Lines, refuse_no_handler, worker_of
+from fairturn.cli.work import WORKER_OPTIONS, EventPrinter, refuse_no_handler, worker_of
 
 if TYPE_CHECKING:
-    from fairturn.demo.traffic import Pace
+    from fairturn.demo.traffic import DemoPace
     from fairturn.queue import Queue
     from fairturn.worker import Worker
 
 DEMO_S = 3_600.0
-# Slower than in a terminal, and again: whoever opens the page is to find it going on.
+# Slower than `fairturn demo`, and repeated, so that the page shows it at any time.
 DEMO_DOCUMENT_S, DEMO_AGAIN_S = 0.33, 1_200.0
 
 
 @click.command("up")
-@click.option("--demo", is_flag=True, help="With a dump beside quiet customers, in a new queue.")
+@click.option("--demo", is_flag=True, help="Run a demo in a temporary queue.")
 @click.option("--open", "open_page", is_flag=True, help="Open the page in a browser.")
 @click.option("--json", "as_json", is_flag=True, help="Log requests as JSON Lines.")
 @setting_options(*WORKER_OPTIONS, *QUEUE_OPTIONS, *SERVICE_OPTIONS)
 def command(*, demo: bool, open_page: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
-    """Serve and work: all that a small installation needs.
+    """Run the service and a worker.
 
     It serves the queue over HTTP, as fairturn serve does, and runs the handler on each document, as
-    fairturn work does. Ctrl-C or SIGTERM: finish what is being answered and what runs; a second
-    time: end now.
+    fairturn work does. After Ctrl-C or SIGTERM, requests in flight and running documents finish; a
+    second signal ends the command at once.
 
     \b
     fairturn up invoices:process
     fairturn up --demo
     """
     if demo and (flags["handler"] is not None or flags["database"] is not None):
-        wrong_use("--demo has a handler and a queue of its own; leave the others out")
+        wrong_use("--demo has its own handler and queue; leave out MODULE:FUNCTION and --database")
     with ExitStack() as stack:
         if demo:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fairturn-demo-"))
@@ -53,11 +53,11 @@ def command(*, demo: bool, open_page: bool, as_json: bool, flags: Mapping[str, A
             flags = {**flags, "database": file, "handler": "fairturn.demo.handler:rest"}
         settings = settings_here(flags)
         refuse_no_handler(settings)
-        sys.path.insert(0, str(Path.cwd()))  # where `python -m` would look too
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
         queue = stack.enter_context(opened(flags, make=True))
         address = address_of(settings, queue)
         warn = partial(say, as_json=as_json)
-        lines = Lines(_no_progress, as_json=as_json, outcomes=as_json, warn=warn)
+        lines = EventPrinter(_no_progress, as_json=as_json, outcomes=as_json, warn=warn)
         grace_s: float = settings["grace_s"].value
         worker = worker_of(queue, settings, lines.add, Deadline(grace_s, warn))
         server = make_server(
@@ -71,7 +71,7 @@ def command(*, demo: bool, open_page: bool, as_json: bool, flags: Mapping[str, A
             grace_s=grace_s,
             on_stopping=lambda now: worker.stop(now=now),
         )
-        # What handlers in threads print is not an outcome.
+        # Handlers in threads must not print among the outcomes.
         with redirect_stdout(sys.stderr), _working(worker, server.stop):
             if demo:
                 stack.enter_context(_traffic(queue))
@@ -79,13 +79,13 @@ def command(*, demo: bool, open_page: bool, as_json: bool, flags: Mapping[str, A
 
 
 def _no_progress(done: int, total: int | None = None) -> None:
-    """Nobody looks at a bar: the service says how things are."""
+    pass
 
 
 @contextmanager
 def _working(worker: "Worker", stop_serving: Any) -> Iterator[None]:
-    """The worker in a thread of its own; if it ends by an error, so does the whole command. The
-    server stops the worker: a second request to stop would end running handlers at once."""
+    """Run the worker in a thread; if it fails, the command ends with its error. The server stops
+    the worker, not this block: a second stop would end running handlers at once."""
     failed: list[BaseException] = []
 
     def work() -> None:
@@ -108,20 +108,19 @@ def _working(worker: "Worker", stop_serving: Any) -> Iterator[None]:
         raise failed[0]
 
 
-def _pace(workers: int) -> "Pace":
-    """How fast the documents of the demo are worked off."""
-    from fairturn.demo.traffic import Pace
+def _pace(workers: int) -> "DemoPace":
+    from fairturn.demo.traffic import DemoPace
 
-    return Pace(DEMO_DOCUMENT_S, workers)
+    return DemoPace(DEMO_DOCUMENT_S, workers)
 
 
 @contextmanager
 def _traffic(queue: "Queue") -> Iterator[None]:
-    """What the demo sends, while the block runs."""
+    """Send the traffic of the demo while the block runs."""
     from fairturn.demo import traffic
 
     queue.configure(reset_interval_s=traffic.SHORT_RESET_INTERVAL_S)
     sendings = traffic.schedule(documents=2_000, seconds=DEMO_S, again_s=DEMO_AGAIN_S)
-    sender = traffic.Sender(queue, sendings, document_s=DEMO_DOCUMENT_S)
+    sender = traffic.TrafficSender(queue, sendings, document_s=DEMO_DOCUMENT_S)
     with sender.sending():
         yield

@@ -1,6 +1,5 @@
-"""Documents and customers as they are printed: the field names are those of Python."""
+"""Documents and customers as commands print them."""
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fairturn.cli.terminal import age, console, print_table, printable
@@ -14,29 +13,24 @@ _LIST = ("id", "customer", "state", "priority", "count", "age", "name")
 
 
 def document_as_json(document: "Document") -> dict[str, Any]:
-    """The fields of a document; metadata as an object, the checksum in hexadecimal digits."""
-    fields = document._asdict()
-    del fields["metadata_json"]
-    sha256 = document.sha256
-    return {
-        **fields,
-        "sha256": None if sha256 is None else sha256.hex(),
-        "metadata": document.metadata,
-    }
+    from fairturn.wire import DOCUMENT, to_json
+
+    return to_json(DOCUMENT, document)
 
 
 def stopping(document: "Document") -> bool:
-    """Whether its worker is to stop, and has not yet."""
+    """Return whether a cancelled document is still running."""
     return document.cancel_requested and not document.ended
 
 
 def customer_as_json(customer: "Customer") -> dict[str, Any]:
-    """The fields of a customer."""
-    return asdict(customer)
+    """Return the fields of a customer and of its settings."""
+    from fairturn.wire import CUSTOMER, CUSTOMER_SETTINGS, to_json
+
+    return {**to_json(CUSTOMER, customer), **to_json(CUSTOMER_SETTINGS, customer.settings)}
 
 
 def print_documents(documents: "Sequence[Document]", now: int) -> None:
-    """A table of documents."""
     rows = [
         [
             document.id,
@@ -44,7 +38,7 @@ def print_documents(documents: "Sequence[Document]", now: int) -> None:
             "stopping" if stopping(document) else document.state.value,
             str(document.priority),
             str(document.count),
-            age(now - document.submitted_at),
+            age(now - document.submitted_at_us),
             printable(document.name or ""),
         ]
         for document in documents

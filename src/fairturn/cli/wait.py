@@ -1,4 +1,4 @@
-"""`fairturn wait`: until documents have ended."""
+"""`fairturn wait`: wait until documents have ended."""
 
 import sys
 from collections.abc import Mapping
@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from fairturn.cli.exit_codes import FAILED, TRY_AGAIN, Ending
-from fairturn.cli.options import Seconds, json_option
+from fairturn.cli.exit_codes import FAILED, TRY_AGAIN, CommandExit
+from fairturn.cli.options import SecondsType, json_option
 from fairturn.cli.remote import place_options, reached
 from fairturn.cli.terminal import number, print_line, printable, progress
 from fairturn.cli.values import document_as_json
@@ -16,7 +16,7 @@ from fairturn.clock import stopwatch
 
 @click.command("wait")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@click.option("--timeout", type=Seconds(), help="Give up after this; never by default.")
+@click.option("--timeout", type=SecondsType(), help="Time out after this; never by default.")
 @json_option
 @place_options
 def command(
@@ -24,8 +24,9 @@ def command(
 ) -> None:
     """Wait until documents have ended.
 
-    Ends with 0 if all are completed, with 1 if one is dead or cancelled, and with 75 if one has
-    not ended when the time is over. A line is printed for each as it ends, in the order given.
+    The exit code is 0 if all are completed, 1 if one is dead or cancelled, and 75 after the
+    timeout. Documents are reported in the order given, one line each, once they have ended or the
+    timeout has passed.
 
     \b
     fairturn wait 0c2f1d4b5a69788 --timeout 60
@@ -34,7 +35,7 @@ def command(
     until = None if timeout is None else stopwatch() + timeout
     with reached(flags) as queue:
         for id in ids:
-            queue.get(id)  # a wrong id is told at once, not after the wait for another
+            queue.get(id)  # report a wrong id before waiting for the others
         with progress("Waiting", len(ids), beside_output=True) as advance:
             for n, id in enumerate(ids):
                 try:
@@ -52,8 +53,8 @@ def command(
                 sys.stdout.flush()
                 advance(n + 1)
     if failed:
-        raise Ending(f"{number(failed, 'document')} ended without being completed", FAILED)
+        raise CommandExit(f"{number(failed, 'document')} ended without being completed", FAILED)
     if unfinished:
-        raise Ending(
+        raise CommandExit(
             f"{number(unfinished, 'document')} had not ended after {timeout:g} s", TRY_AGAIN
         )
