@@ -1,4 +1,4 @@
-"""Where the contestants on PostgreSQL meet: one server, a database for each of their turns."""
+"""The PostgreSQL server of a contest, with a new database for each turn of a contestant."""
 
 import json
 import os
@@ -20,8 +20,8 @@ ROOT = Path(__file__).parent.parent
 OWN = "benchmarks.postgres_own"
 PEERS = "benchmarks.postgres_peers"
 PATIENCE_S = 180
-# What gives a row for as long as a document has not ended. Outcomes are often written later than a
-# handler ends, so a queue is drained when its own table says so.
+# Queries that return a row while a document has not ended. Outcomes are often written after the
+# handler returns, so a queue counts as drained when its own table is.
 UNFINISHED = {
     "bare": "SELECT 1 FROM bare WHERE state < 2 LIMIT 1",
     "bare-copy": "SELECT 1 FROM bare WHERE state < 2 LIMIT 1",
@@ -33,7 +33,7 @@ UNFINISHED = {
     "saq": "SELECT 1 FROM saq_jobs WHERE status IN ('queued', 'active') LIMIT 1",
     "procrastinate": "SELECT 1 FROM procrastinate_jobs WHERE status IN ('todo', 'doing') LIMIT 1",
 }
-# The version, and which of the packages are not installed.
+# Prints the version, and the packages that are not installed.
 _LOOK = """
 import importlib.util, platform, sys
 print(platform.python_version(), *(p for p in sys.argv[1:] if not importlib.util.find_spec(p)))
@@ -42,7 +42,7 @@ OURS = ("bare", "bare-copy", "fairturn")
 
 
 class Arena:
-    """Runs contestants in processes of their own."""
+    """Runs contestants in separate processes."""
 
     def __init__(self, server: Server, folder: Path, peers_python: str, *, at_once: int) -> None:
         self._server = server
@@ -52,7 +52,7 @@ class Arena:
         self._made = 0
 
     def absent(self, packages: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """The Python of the peers, and why one cannot take part, for those that cannot."""
+        """Return the peers' Python, and the reason for each peer that cannot take part."""
         version, *missing = subprocess.run(
             [self._peers_python, "-c", _LOOK, *packages.values()],
             check=True,
@@ -64,7 +64,7 @@ class Arena:
 
     @contextmanager
     def database(self) -> Iterator[str]:
-        """An empty database, for one turn."""
+        """Create an empty database for one turn."""
         self._made += 1
         name = f"turn_{self._made}"
         self._server.create(name)
@@ -74,22 +74,22 @@ class Arena:
             self._server.drop(name)
 
     def fill(self, name: str, url: str, *, many: int = 0) -> None:
-        """Install it, and submit so many in bulk."""
+        """Install the queue and submit `many` documents in bulk."""
         self._ask(name, url, "fill", many)
         with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute("VACUUM (ANALYZE)")  # as it would be in a queue that is in use
-            connection.execute("CHECKPOINT")  # nobody pays for what another one wrote
+            connection.execute("VACUUM (ANALYZE)")  # as autovacuum would on a queue in use
+            connection.execute("CHECKPOINT")  # no flush of these writes in another's turn
 
     def submitter(self, name: str, url: str) -> "Process":
-        """A process that has installed it, and submits when it has its turn."""
+        """Return a process that has installed the queue and submits when it has its turn."""
         return Process(self._command(name, url, "submit"), name, self._environment)
 
     def checkpoint(self) -> None:
-        """Let nobody pay for what another one wrote."""
+        """Flush earlier writes, so that they are not flushed in another contestant's turn."""
         self._server.execute(sql.SQL("CHECKPOINT"))
 
     def drain_s(self, name: str, url: str, *, workers: int, documents: int) -> float:
-        """How long workers take until all documents have ended."""
+        """Return how long the workers take until all documents have ended."""
         with ExitStack() as stack:
             unfinished = stack.enter_context(_unfinished(name, url))
             board = self._board()
@@ -109,7 +109,7 @@ class Arena:
         return took
 
     def looks_s(self, name: str, url: str, looks: int) -> list[float]:
-        """From submission to start in an idle system."""
+        """Return the latencies from submission to start in an idle system."""
         board = self._board()
         with self._worker(name, url, "idle", board, 0) as go:
             go()
@@ -144,11 +144,12 @@ class Arena:
 
 
 class OutOfContest(Exception):
-    """A contestant cannot go on; what it says about it."""
+    """A contestant failed; the message is its output."""
 
 
 class Process:
-    """A process that says when it is ready; what is entered starts it; it ends with its input."""
+    """A process that reports when it is ready, starts on a line of input, and exits when its input
+    ends."""
 
     def __init__(
         self, command: list[str], name: str, environment: dict[str, str] | None = None
@@ -175,7 +176,7 @@ class Process:
         self._process.stdin.flush()
 
     def turn_s(self, *words: object) -> float:
-        """Let it do something; the seconds that it took, as it says."""
+        """Start a turn and return the seconds that the process reports."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -185,7 +186,7 @@ class Process:
             raise OutOfContest(f"{self._name} did not go on") from None
 
     def answer(self) -> str:
-        """What it prints until its end."""
+        """Return the output of the process, up to its exit."""
         assert self._process.stdout is not None
         return self._process.stdout.read()
 

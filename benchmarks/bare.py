@@ -1,8 +1,8 @@
-"""The yardstick: a bare priority queue in plain apsw, as fast as it can be made.
+"""The baseline: a bare priority queue in plain apsw, optimised for speed.
 
-It has what a queue cannot do without (an id, a customer, a priority, a state, a payload that comes
-as a Python value and is stored as JSON, and the index that its claims need) and nothing of what
-fairturn adds: no count, no turns, no leases, no fences, no attempts, no limits, no idempotency.
+It has an id, a customer, a priority, a state, a payload that is a Python value stored as JSON, and
+the index that its claims need. It lacks everything that fairturn adds: counts, turns, leases,
+fences, attempts, limits, idempotency.
 """
 
 import json
@@ -30,7 +30,7 @@ _SCHEMA = """
 """
 _INSERT = """
     INSERT INTO documents (customer, priority, submitted_at, payload) VALUES (?, ?, ?, ?)"""
-# Rows inserted together are a third faster than one statement for each.
+# A multi-row insert is a third faster than one statement per row.
 _TOGETHER = 40
 _INSERT_TOGETHER = _INSERT + ", (?, ?, ?, ?)" * (_TOGETHER - 1)
 _CLAIM = """
@@ -41,7 +41,7 @@ _FINISH = "UPDATE documents SET state = 2, ended_at = ? WHERE id = ? AND state =
 
 
 def _dumper() -> Callable[[Any], str]:
-    """JSON as the standard library can write it fastest: with an encoder made once."""
+    """Return the fastest JSON encoder of the standard library: one created once."""
     make: Any = json.encoder.c_make_encoder  # type: ignore[attr-defined]
     quote: Any = json.encoder.encode_basestring_ascii
     parts = make(None, None, quote, None, ":", ",", False, False, False)
@@ -56,7 +56,7 @@ class BareQueue:
 
     def __init__(self, path: Path, synchronous: str) -> None:
         self._connection = apsw.Connection(str(path))
-        # Plans do not depend on bound values, so that no statement is ever compiled twice.
+        # Plans that do not depend on bound values are never recompiled.
         self._connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute(f"PRAGMA synchronous = {synchronous}")

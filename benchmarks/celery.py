@@ -1,9 +1,10 @@
-"""A dump beside quiet customers in Celery, with and without stamp: `make bench-celery`.
+"""A bulk upload beside quiet customers in Celery, with and without stamp: `make bench-celery`.
 
-What `stamp` costs a publisher: the same publication with and without it, in random turns; for
-orientation also with the server on a core of its own. Then one customer publishes 1,000 tasks of
-20 ms at once, and five others one a second each while it lasts: how long the quiet customers' tasks
-wait, with two workers, on Valkey and on RabbitMQ; and the same arrivals in fairturn's own queue.
+First the cost of `stamp` for a publisher: the same publication with and without it, in random
+order; also with the server on a core of its own. Then one customer publishes 1,000 tasks of 20 ms
+at once while five others publish one per second each. The figure is how long the quiet customers'
+tasks wait with two workers, on Valkey and on RabbitMQ, and for the same arrivals in fairturn's own
+queue.
 """
 
 import argparse
@@ -35,7 +36,7 @@ HANDLER = "benchmarks.handlers:short_nap"
 
 
 class Bench:
-    """The measurements, each in a queue of its own."""
+    """The measurements, each in a new queue."""
 
     def __init__(self, folder: Path, *, quick: bool) -> None:
         self._folder = folder
@@ -47,7 +48,7 @@ class Bench:
     # ── Waits ────────────────────────────────────────────────────────────────────────────────────
 
     def celery(self, where: str, broker: str, counts: str, mode: str) -> None:
-        """Waits of quiet customers in one of the ways to run Celery."""
+        """Return the waits of quiet customers in one mode of Celery."""
         self._made += 1
         record = self._folder / f"record-{self._made}"
         setup = (mode, broker, counts, f"bench-{os.getpid()}-{self._made}", str(record))
@@ -56,7 +57,7 @@ class Bench:
 
         def publish(customer: str) -> None:
             options: dict[str, Any] = {}
-            if mode == BY_HAND:  # by somebody who knows beforehand who will dump
+            if mode == BY_HAND:  # by a publisher that knows the bulk customer in advance
                 first, last = (9, 1) if broker.startswith("amqp") else (1, 9)
                 options["priority"] = last if customer == "dump" else first
             task = {"customer_id": customer, "published_at": time.time()}
@@ -72,7 +73,7 @@ class Bench:
         self._add(f"{where}: {mode}", waits)
 
     def fairturn(self) -> None:
-        """The same arrivals in a queue of fairturn, in a file."""
+        """Return the waits for the same arrivals in a fairturn queue on a file."""
         with Queue(self._folder / "documents.db") as queue:
             worker = Worker(queue, HANDLER, concurrency=WORKERS)
             running = threading.Thread(target=worker.run)
@@ -84,9 +85,9 @@ class Bench:
             worker.stop()
             running.join()
             waits = [
-                (document.claimed_at - document.submitted_at) / 1_000_000
+                (document.claimed_at_us - document.submitted_at_us) / 1_000_000
                 for document in queue.iterate()
-                if document.customer.startswith("quiet") and document.claimed_at is not None
+                if document.customer.startswith("quiet") and document.claimed_at_us is not None
             ]
         self._add("fairturn's own queue", waits)
 
@@ -101,7 +102,7 @@ class Bench:
     # ── What it costs ────────────────────────────────────────────────────────────────────────────
 
     def overhead(self, where: str, broker: str, counts: str, bar: float | None) -> None:
-        """The median time of a publication, with and without stamp, in random turns."""
+        """Return the median time of a publication with and without stamp, in random order."""
         apps = {
             mode: celery_apps.make(mode, broker, counts, f"cost-{os.getpid()}", os.devnull)
             for mode in (BY_HAND, STAMPED)
@@ -131,8 +132,8 @@ class Bench:
 
 @contextmanager
 def apart(server: int) -> Iterator[None]:
-    """Give a server, by its pid, a core that the publisher does not use: as a rule it has a machine
-    of its own. On a shared core it runs first whatever is sent to it, in the publisher's time."""
+    """Pin a server to a core that the publisher does not use, as if it had its own machine. On a
+    shared core the server preempts the publisher."""
     cores = os.sched_getaffinity(0)
     if len(cores) > 1:
         os.sched_setaffinity(server, {max(cores)})
@@ -145,7 +146,8 @@ def apart(server: int) -> Iterator[None]:
 
 
 def arrive(dump: int, publish: Callable[[str], object]) -> int:
-    """Let the dump and the quiet customers' tasks arrive when they are due; how many there were."""
+    """Publish the bulk upload and the quiet customers' tasks when they are due; return their
+    number."""
     lasts_s = dump * NAP_S / WORKERS
     moments = sorted(
         (second + number / QUIET, f"quiet {number}")

@@ -1,4 +1,4 @@
-"""The Celery app that the benchmark's workers run; the environment says how it is set up."""
+"""The Celery app of the benchmark's workers, configured by environment variables."""
 
 import os
 import time
@@ -13,7 +13,7 @@ PLAIN, BY_HAND, STAMPED = "plain Celery", "priorities by hand", "stamp"
 
 
 def make(mode: str, broker: str, counts: str, queue: str, record: str) -> Celery:
-    """An app as a team would have it in each mode."""
+    """Return a typical app for each mode."""
     app = Celery("bench", broker=broker, set_as_current=False)
     app.conf.update(
         task_default_queue=queue,

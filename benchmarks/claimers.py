@@ -1,7 +1,7 @@
-"""One of many claimers, far from the server: `python -m benchmarks.claimers URL SECONDS`.
+"""One of many claimers with a slow connection: `python -m benchmarks.claimers URL SECONDS`.
 
-It claims one document at a time, as a worker with slow documents does, with the outcome of the one
-before; and prints a JSON list of the seconds that each claim took.
+It claims one document at a time, with the outcome of the previous one, as a worker with slow
+documents does. It prints a JSON list of the seconds of each claim.
 """
 
 import json
@@ -20,7 +20,7 @@ def main() -> None:
     took = []
     outcomes: list[Outcome] = []
     with Queue(url) as queue:
-        queue.store.claim(0, worker="bench", lease_us=LEASE_US)  # it is connected
+        queue.store.claim(0, worker="bench", lease_us=LEASE_US)  # opens the connection
         wait_for_start()
         end = time.monotonic() + seconds
         while (begun := time.monotonic()) < end:

@@ -1,10 +1,9 @@
-"""One queue in a contest: the same work for all of them, each in processes of its own.
+"""One queue in a contest: the same work for all queues, each in its own processes.
 
-`python -m benchmarks.contest MODULE NAME URL VERB …` is the program of such a process. MODULE has a
-table CONTESTANTS and needs nothing but the standard library and what it measures, so that it runs
-in an environment without fairturn. What workers have done stands on a board, a small file that all
-processes see: to ask the database would cost what is measured. All processes of a machine share the
-monotonic clock.
+`python -m benchmarks.contest MODULE NAME URL VERB …` runs such a process. MODULE has a table
+CONTESTANTS and imports only the standard library and the queue, so that it runs in an environment
+without fairturn. Workers record their progress in a small shared file, the board, because querying
+the database would add to the measured load. All processes of a machine share the monotonic clock.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ PAYLOAD = {  # 200 bytes as JSON
     "note": "scanned at the front desk, second copy, page two is upside down!!",
 }
 CUSTOMERS = 100
-BATCH = 1_000  # documents of one call that submits in bulk
+BATCH = 1_000  # documents per bulk submission
 WORKERS_MAX = 2
 WARM_UP = 20
 
@@ -39,29 +38,29 @@ Handle = Callable[[], None]
 
 
 class Submitter(Protocol):
-    """What submits, with its connections open."""
+    """Submits documents over open connections."""
 
     async def one(self, customer: str) -> None: ...
     async def many(self, customers: list[str]) -> None: ...
 
 
 class Contestant(Protocol):
-    """A queue, used as its documentation says for throughput."""
+    """A queue, used as its documentation recommends for throughput."""
 
     async def install(self) -> None:
-        """Make what it needs in an empty database."""
+        """Create the queue in an empty database."""
         ...
 
     def submitter(self) -> AbstractAsyncContextManager[Submitter]: ...
 
     async def work(self, handle: Handle, ready: Callable[[], None], *, idle: bool) -> None:
-        """Open what a worker needs, say ready, which waits for the start, and then work for ever,
-        calling `handle` for each document. `idle` asks for what starts a document soonest."""
+        """Connect, call `ready`, which blocks until the start, then work forever and call `handle`
+        for each document. With `idle`, use the settings with the lowest latency."""
         ...
 
 
 class Board:
-    """How many documents each worker has started, and when the last one."""
+    """The number of documents that each worker has started, and the moment of the last start."""
 
     SIZE_BYTES = 16 * WORKERS_MAX
 
@@ -75,7 +74,7 @@ class Board:
         return Board(path)
 
     def handler(self, place: int) -> Handle:
-        """A handler that does nothing but note that it was called, from any thread."""
+        """Return a thread-safe handler that only records its call."""
         cells, lock = self._cells, threading.Lock()
 
         def handle() -> None:
@@ -99,7 +98,7 @@ def customer(number: int) -> str:
 
 
 async def fill(contestant: Contestant, many: int) -> None:
-    """Install, and submit so many in bulk."""
+    """Install the queue and submit `many` documents in bulk."""
     await contestant.install()
     async with contestant.submitter() as submitter:
         await submit_many(submitter, 0, many)
@@ -117,14 +116,14 @@ async def submit_one_by_one(submitter: Submitter, first: int, n: int) -> None:
 
 
 async def take_turns(contestant: Contestant) -> None:
-    """Install, and submit when it is asked to: `one FIRST N` or `many FIRST N`, a line for each
-    turn. What it prints is the seconds that a turn took."""
+    """Install the queue, then submit for each line of input, `one FIRST N` or `many FIRST N`, and
+    print the seconds of each turn."""
     ways = {"one": submit_one_by_one, "many": submit_many}
     await contestant.install()
     async with contestant.submitter() as submitter:
         await submit_one_by_one(submitter, 0, WARM_UP)
         print("ready", flush=True)
-        # Between its turns its loop goes on, as it would in an application.
+        # Between turns the event loop keeps running, as in an application.
         while line := await asyncio.to_thread(sys.stdin.readline):
             way, first, n = line.split()
             begun = time.perf_counter()
@@ -133,7 +132,7 @@ async def take_turns(contestant: Contestant) -> None:
 
 
 async def look(contestant: Contestant, board: Board, looks: int) -> list[float]:
-    """From the call that submits to the start of the handler in another process, in seconds."""
+    """Return the seconds from each submission to the start of its handler in another process."""
     chance = random.Random(1)
     found = []
     async with contestant.submitter() as submitter:
@@ -143,13 +142,13 @@ async def look(contestant: Contestant, board: Board, looks: int) -> list[float]:
             begun = time.monotonic_ns()
             await submitter.one(customer(n))
             while board.started == before:
-                await asyncio.sleep(0.000_5)  # it is the handler that reads the clock
+                await asyncio.sleep(0.000_5)  # the handler records the time
             found.append((board.last_at_ns - begun) / 1e9)
     return found[WARM_UP:]
 
 
 def wait_for_start() -> None:
-    """Say that everything is ready, wait for the start, and end when whoever asked is gone."""
+    """Report readiness, wait for the start, and exit when the parent exits."""
     print("ready", flush=True)
     sys.stdin.readline()
     threading.Thread(target=_end_with_the_input, daemon=True).start()
@@ -163,9 +162,9 @@ def _end_with_the_input() -> None:
 def main() -> None:
     """MODULE NAME URL fill MANY | submit | work BOARD PLACE | idle BOARD PLACE | look BOARD LOOKS.
 
-    What it prints is JSON, or the word that it is ready."""
+    Prints JSON, or the readiness line."""
     module, name, url, verb, *arguments = sys.argv[1:]
-    logging.disable(logging.WARNING)  # of the peers, which tell of each document
+    logging.disable(logging.WARNING)  # peers log every document
     contestant: Contestant = importlib.import_module(module).CONTESTANTS[name](url)
     if verb == "fill":
         run(fill(contestant, int(arguments[0])))
@@ -182,7 +181,7 @@ def main() -> None:
 
 
 def run(work: Any) -> Any:
-    """Run it on the fastest loop there is: uvloop, where it is installed."""
+    """Run on uvloop if it is installed."""
     try:
         import uvloop
     except ImportError:
@@ -191,7 +190,7 @@ def run(work: Any) -> Any:
 
 
 class Calls:
-    """A submitter whose calls wait instead of being awaited."""
+    """A submitter with blocking calls."""
 
     def __init__(self, one: Callable[[str], object], many: Callable[[list[str]], object]) -> None:
         self._one, self._many = one, many

@@ -1,9 +1,8 @@
-"""A server that is further away: a proxy that holds back what passes through it.
+"""A proxy that adds latency to a server.
 
-`python -m benchmarks.distance PORT DELAY_US` listens on a port of its own, prints its number, and
-passes everything on to PORT, each way half the delay later: so every round trip takes that much
-longer. One thread is enough, and select() the right call for it: it waits for microseconds, epoll
-for milliseconds.
+`python -m benchmarks.distance PORT DELAY_US` listens on a new port, prints its number, and forwards
+everything to PORT, each direction delayed by half of DELAY_US. One thread suffices; select() has a
+timeout in microseconds, epoll only in milliseconds.
 """
 
 import select
@@ -26,7 +25,7 @@ _PIECE_BYTES = 65_536
 
 @contextmanager
 def further_away(url: str, added_us: int) -> Iterator[str]:
-    """The address of the same server, with a longer way to it."""
+    """Return the URL of the same server behind a proxy that adds latency."""
     parts = urlsplit(url)
     proxy = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.distance", str(parts.port), str(added_us)],
@@ -56,15 +55,15 @@ def round_trip_ms(url: str) -> float:
 
 
 class Proxy:
-    """Pairs of sockets; what comes in at one goes out at the other, later."""
+    """Pairs of sockets; data received on one is sent to the other after the delay."""
 
     def __init__(self, port: int, delay_s: float) -> None:
         self._port = port
         self._delay_s = delay_s
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._other: dict[socket.socket, socket.socket] = {}  # who hears what one says
-        self._silent: set[socket.socket] = set()  # of those it has been passed on that they hung up
-        # All wait equally long, so that they go out in the order in which they came.
+        self._other: dict[socket.socket, socket.socket] = {}  # the peer of each socket
+        self._silent: set[socket.socket] = set()  # sockets whose end of stream was forwarded
+        # All delays are equal, so the queue is in the order of arrival.
         self._passing: deque[tuple[float, socket.socket, socket.socket, bytes]] = deque()
 
     @property
@@ -73,7 +72,7 @@ class Proxy:
         return port
 
     def serve(self, until: socket.socket | int) -> None:
-        """Pass on until there is something to read, or nobody left, where it is told to look."""
+        """Forward until `until` is readable or no connection is left."""
         with self._listener:
             while True:
                 wait_s = None
@@ -112,7 +111,7 @@ class Proxy:
     def _pass_on(self) -> None:
         while self._passing and self._passing[0][0] <= time.monotonic():
             _, one, other, piece = self._passing.popleft()
-            with suppress(OSError):  # the other is gone; that comes from it in its turn
+            with suppress(OSError):  # the peer has closed; its own end of stream follows
                 if piece:
                     other.sendall(piece)
                 else:
@@ -121,7 +120,7 @@ class Proxy:
                 self._part(one, other)
 
     def _part(self, one: socket.socket, other: socket.socket) -> None:
-        """One has hung up; when both have, they are closed."""
+        """Record the end of one direction; close both sockets after both."""
         if other not in self._silent:
             self._silent.add(one)
             return

@@ -1,4 +1,4 @@
-"""The whole way of a document on one file, beside other queues: `make bench-embedded`.
+"""A document from submission to outcome on one file, beside other queues: `make bench-embedded`.
 
 Everything is measured in one run. Ratios are to a bare claim-and-finish loop in plain apsw
 (bare.py); the peers (peers.py) run in an environment of their own, one after the other.
@@ -31,7 +31,7 @@ CUSTOMERS = 100
 MEBIBYTE = 1_048_576
 NOTHING, NAP = "benchmarks.handlers:nothing", "benchmarks.handlers:nap"
 NOW = "benchmarks.handlers:now"
-# A worker in a process of its own, so that its memory is nobody else's.
+# A worker in a separate process, so that its memory can be measured.
 _WORKER = """
 import sys
 from fairturn import Queue, Worker
@@ -40,7 +40,7 @@ Worker(Queue(sys.argv[1]), sys.argv[2], concurrency=int(sys.argv[3])).run()
 
 
 class Bench:
-    """The measurements, each in files of its own."""
+    """The measurements, each in new files."""
 
     def __init__(self, folder: Path, peers_python: str, *, quick: bool) -> None:
         self._folder = folder
@@ -59,7 +59,7 @@ class Bench:
     # ── Draining ─────────────────────────────────────────────────────────────────────────────────
 
     def drain(self, name: str, *, threads: bool, bar: float, least: int | None = None) -> float:
-        """Documents a second; the bare loop and the worker are measured in turns."""
+        """Measure documents per second, alternating between the bare loop and the worker."""
         ours, bare = [], []
         for _ in range(self._rounds):
             bare.append(self._bare_s())
@@ -103,9 +103,9 @@ class Bench:
         return took
 
     def drain_peers(self, rate: float) -> None:
-        """The worker with threads against each peer."""
+        """Measure the worker with threads against each peer."""
         for peer in PEERS:
-            documents = self._documents // 4  # it is slower, and does not become faster
+            documents = self._documents // 4  # it is slow, at any number of documents
             (took,) = self._ask(peer, "drain", documents)
             theirs = documents / took
             self.figures.append(
@@ -131,7 +131,7 @@ class Bench:
     def latency(self) -> None:
         found: dict[str, list[float]] = {name: [] for name in ("fairturn", *PEERS)}
         looks = self._looks // self._rounds
-        for _ in range(self._rounds):  # in turns, so that a noisy moment hurts all of them
+        for _ in range(self._rounds):  # in turns, so that noise affects all of them
             found["fairturn"] += self._latencies_s(looks)
             for peer in PEERS:
                 found[peer] += self._ask(peer, "latency", looks)
@@ -185,7 +185,7 @@ class Bench:
         return found
 
     def waking(self) -> None:
-        """The same across processes, and what it costs to be ready for it."""
+        """Measure the same across processes, and the CPU time of an idle worker."""
         file = self._file()
         chance = random.Random(1)
         found = []
@@ -213,7 +213,7 @@ class Bench:
     # ── Busy slots ───────────────────────────────────────────────────────────────────────────────
 
     def busy(self) -> None:
-        """50 ms documents, four slots: which share of the slots' time do handlers run?"""
+        """Measure the share of time that four slots run handlers of 50 ms."""
         slots, documents = 4, 200 if self._rounds == 3 else 800
         worked_s = 0.0
         first_s = last_s = 0.0
@@ -241,7 +241,7 @@ class Bench:
     # ── Memory ───────────────────────────────────────────────────────────────────────────────────
 
     def memory(self) -> None:
-        """The resident memory, each shared page divided by its users (PSS), of an idle worker."""
+        """Measure the memory of an idle worker, each shared page divided by its users (PSS)."""
         slots = 4
         file = self._file()
         with Queue(file) as queue:
@@ -264,7 +264,7 @@ class Bench:
             )
 
     def endless(self) -> None:
-        """How much a worker grows while it does no-op documents, after its first tenth."""
+        """Measure the memory growth of a worker with no-op documents, after the first tenth."""
         file = self._file()
         total, at_once = self._endless, self._endless // 100
         sizes = []
@@ -290,7 +290,7 @@ class Bench:
 
 
 class worker_process:  # noqa: N801 - read as a function
-    """A worker in a process of its own, ended at the end of the block."""
+    """Run a worker in a separate process until the end of the block."""
 
     def __init__(self, file: Path, handler: str, slots: int) -> None:
         self._process = subprocess.Popen(
@@ -323,12 +323,13 @@ def children_of(pid: int) -> list[int]:
 
 
 def family_of(pid: int) -> list[int]:
-    """A process and all below it: a slot is a keeper and, below it, the handler's process."""
+    """Return the pids of a process and its descendants: a slot is a reaper with the handler's
+    process."""
     return [pid, *(below for child in children_of(pid) for below in family_of(child))]
 
 
 def processor_s(pid: int) -> float:
-    """The processor time that a process and all below it have used."""
+    """Return the CPU time of a process and its descendants."""
     ticks = 0
     for one in family_of(pid):
         fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()

@@ -1,10 +1,10 @@
 """How long an explanation takes: `make bench-explain`.
 
-Two rows, each a file in which every customer has waited beyond the patience: 10,000 customers and a
-million waiting documents, 100 of each, so that turns for the longest waiting are taken one by one;
-and 100,000 customers with a document each, whose lines the database adds up. All documents are in
-one level; with --all-levels they are spread over the nine levels as the rule does it. Documents are
-asked for at random. It fails if one in a hundred answers takes over the bar of its row.
+Each row is a file in which every customer has waited beyond the patience: 10,000 customers with 100
+documents each, for which turns for the longest waiting are taken one by one; and 100,000 customers
+with one document each, whose lines the database aggregates. All documents are in one level; with
+--all-levels they are spread over the nine levels by the rule. Documents are chosen at random. The
+benchmark fails if the p99 of a row is above its bar.
 """
 
 import argparse
@@ -25,7 +25,7 @@ ALL_IN_LEVEL_9 = (8, 7, 6, 5, 4, 3, 2, 1)
 
 
 class Later(SystemClock):
-    """The clock of this machine, some time from now."""
+    """The clock of this machine, shifted into the future."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _row(arguments: argparse.Namespace, customers: int, documents: int, bar_ms: int) -> bool:
-    """Measure one row and print it; whether it is within its bar."""
+    """Measure and print one row; return whether it is within its bar."""
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         clock = Later()
         file = Path(folder) / "documents.db"
@@ -53,7 +53,7 @@ def _row(arguments: argparse.Namespace, customers: int, documents: int, bar_ms: 
         with Queue(file, clock=clock, bounds=bounds, mode=arguments.mode) as queue:
             ids = _fill(queue, customers, documents)
             queue.store.claim(50, worker="w", lease_us=3_600 * SECOND_US)
-        # Another process than the one that claims, as it is with a page or a command.
+        # Another process than the claimer, like a page or a command.
         with Queue(file, clock=clock) as queue:
             clock.by_us = 300 * SECOND_US
             times = _ask(queue, ids, arguments.asks)

@@ -1,7 +1,9 @@
-"""What each order does to whom: `make fairness` prints the tables of docs/fairness.md.
+"""The waits of each group of customers in each mode: `make fairness`, the tables of
+docs/fairness.md.
 
-Every named workload in every mode, from the fixed seed, and a trace of the Standard Workload Format
-if one is named. `tests/test_fairness.py` makes the same rows and holds the page against them.
+It runs every named workload in every mode, from a fixed seed, and a trace in the Standard Workload
+Format if one is given. `tests/test_fairness.py` computes the same rows and compares them with the
+page.
 """
 
 import argparse
@@ -29,14 +31,14 @@ IDEAL_OF = {
     Discipline.FAIR: Discipline.IDEAL_LEVELS,
     Discipline.EQUAL: Discipline.IDEAL,
 }
-# The trace: at this density four workers have a load of about 0.9, with documents up to 10 minutes.
+# At this density the trace loads four workers to about 0.9, with documents of up to 10 minutes.
 TRACE_WORKERS, TRACE_SCALE, TRACE_COST_S_MAX = 4, 0.12, 600
 
 Cells = tuple[str, ...]
 
 
 class Bound(NamedTuple):
-    """A mode against its ideal: 99 of 100 documents of a group."""
+    """The p99 wait of a group in one mode, and its ideal."""
 
     group: str
     mode: Discipline
@@ -50,12 +52,12 @@ class Bound(NamedTuple):
 
 
 def simulated(name: str) -> Comparison:
-    """A named workload in all modes."""
+    """Simulate a named workload in all modes."""
     return compare(workloads.make(name), MODES)
 
 
 def trace_scenario(path: Path) -> Scenario:
-    """A real trace at the density of the page."""
+    """Return a real trace at the density of the page."""
     trace = scaled(
         read(path).trace, time_scale=TRACE_SCALE, cost_us_max=TRACE_COST_S_MAX * 1_000_000
     )
@@ -63,12 +65,12 @@ def trace_scenario(path: Path) -> Scenario:
 
 
 def service_p99_us(scenario: Scenario) -> int:
-    """Of 100 documents of any customer, 99 take at most this long."""
+    """Return the p99 duration over the documents of all customers."""
     return percentile(sorted(scenario.trace.cost), 99)
 
 
 def bounds(comparison: Comparison) -> Iterator[Bound]:
-    """`2 x (ideal p99 + p99 service)` for each group, in the modes that have an ideal."""
+    """Return `2 x (ideal p99 + p99 service)` for each group, in the modes that have an ideal."""
     service = service_p99_us(comparison.scenario)
     for mode, ideal in IDEAL_OF.items():
         pairs = zip(comparison.of(mode).groups, comparison.of(ideal).groups, strict=True)
@@ -103,7 +105,7 @@ TURNS = (
 
 
 def wait_rows(comparison: Comparison) -> list[Cells]:
-    """The p99 waits of each group in each mode, in seconds."""
+    """Return the p99 waits of each group in each mode, in seconds."""
     return [
         (
             comparison.scenario.name,
@@ -115,7 +117,7 @@ def wait_rows(comparison: Comparison) -> list[Cells]:
 
 
 def bound_rows(comparison: Comparison) -> list[Cells]:
-    """How far fair and equal are from their ideals, in seconds."""
+    """Return the p99 waits of fair and equal beside their ideals, in seconds."""
     service = _seconds(service_p99_us(comparison.scenario))
     found = list(bounds(comparison))
     rows: list[Cells] = []
@@ -128,7 +130,7 @@ def bound_rows(comparison: Comparison) -> list[Cells]:
 
 
 def turn_rows(comparison: Comparison) -> list[Cells]:
-    """Lags in documents, gaps in seconds, and Jain's index, of the customers who fare worst."""
+    """Return lags in documents, gaps in seconds and Jain's index of the worst-served customers."""
 
     def lag(mode: Discipline, ideal: Discipline) -> str:
         return f"{max(group.lags[ideal] for group in comparison.of(mode).groups):,}"
@@ -155,7 +157,7 @@ def turn_rows(comparison: Comparison) -> list[Cells]:
 
 
 def mean_rows(comparison: Comparison) -> list[Cells]:
-    """The mean waits of each group in each mode, in seconds."""
+    """Return the mean waits of each group in each mode, in seconds."""
     return [
         (
             comparison.scenario.name,
@@ -167,7 +169,7 @@ def mean_rows(comparison: Comparison) -> list[Cells]:
 
 
 def line(cells: Sequence[str]) -> str:
-    """A row of a markdown table."""
+    """Return a row of a Markdown table."""
     return f"| {' | '.join(cell.strip() for cell in cells)} |"
 
 

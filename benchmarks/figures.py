@@ -1,4 +1,5 @@
-"""Figures with their bars: measured in turns, shown as a table; what falls short is named."""
+"""Figures with their bars: measured in turns, printed as a table; rows below their bar are
+named."""
 
 import json
 import statistics
@@ -35,13 +36,13 @@ def seconds(work: Callable[[], object]) -> float:
 def in_turns(
     rounds: int, first: Callable[[], object], second: Callable[[], object]
 ) -> tuple[float, float]:
-    """The median seconds of two things that are done in turns."""
+    """Return the median seconds of two functions, called alternately."""
     times = [(seconds(first), seconds(second)) for _ in range(rounds)]
     return statistics.median(t[0] for t in times), statistics.median(t[1] for t in times)
 
 
 def report(title: str, figures: Sequence[Figure], *, as_json: bool) -> int:
-    """Print the table, or a JSON line for each row; then name the rows that fall short."""
+    """Print the table, or a JSON line for each row; then name the rows that miss their bar."""
     if as_json:
         for figure in figures:
             print(json.dumps(asdict(figure)))

@@ -1,7 +1,7 @@
-"""How often the interval in which a document will start has held: `make bench-forecast`.
+"""The accuracy of predicted starts: `make bench-forecast` prints the table of docs/explain.md.
 
-It asks in every workload of the simulator, as `tests/test_forecast.py` does, for more documents.
-It prints the table of docs/explain.md: for how many of a hundred documents the interval held.
+It requests explanations in every workload of the simulator, as `tests/test_forecast.py` does, for
+more documents, and prints the percentage of intervals that contained the actual start.
 """
 
 import argparse

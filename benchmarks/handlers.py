@@ -1,23 +1,23 @@
-"""What the workers of the benchmarks do with a document."""
+"""The handlers of the benchmarks."""
 
 import time
 from typing import Any
 
 
 def nothing(document: Any) -> None:
-    """No work at all: what is left is what the queue costs."""
+    """Do nothing: the time that remains is the overhead of the queue."""
 
 
 def nap(document: Any) -> None:
-    """50 ms in which the processor is free."""
+    """Sleep for 50 ms."""
     time.sleep(0.05)
 
 
 def short_nap(document: Any) -> None:
-    """20 ms in which the processor is free."""
+    """Sleep for 20 ms."""
     time.sleep(0.02)
 
 
 def now(document: Any) -> float:
-    """When it started, on the clock that all processes of a machine share."""
+    """Return when it started, on the monotonic clock that all processes share."""
     return time.monotonic()

@@ -1,7 +1,7 @@
 """The service over HTTP: `make bench-http`.
 
-One server process on a file with full durability, one client process with connections that stay.
-The yardstick is the same server answering an empty POST, measured in turns with the rest.
+One server process on a file with full durability, one client process with persistent connections.
+The baseline is the same server with an empty POST, measured in turns with the rest.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import httpx
 
 from benchmarks.figures import Figure, report
 from fairturn import Queue
-from fairturn.access.registry import Keys
+from fairturn.access.registry import KeyRegistry
 
 ROOT = Path(__file__).parent.parent
 CONNECTIONS = 32
@@ -35,14 +35,14 @@ MEBIBYTE = 1_048_576
 
 
 class Served:
-    """A server on a new file, with an operator's key."""
+    """A server on a new file, with an operator key."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "documents.db"
         with Queue(self.file) as queue:
-            self.key = Keys(queue.store).make("operator").shown
+            self.key = KeyRegistry(queue.store).make("operator").shown
             self.customers = [
-                Keys(queue.store).make("customer", customer=f"customer-{n}").shown
+                KeyRegistry(queue.store).make("customer", customer=f"customer-{n}").shown
                 for n in range(CUSTOMERS)
             ]
         self.process = subprocess.Popen(
@@ -55,13 +55,13 @@ class Served:
         self.url = self.process.stdout.readline().strip()
 
     def memory_bytes(self) -> int:
-        """Resident now."""
+        """Return the resident memory."""
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         (line,) = [line for line in text.splitlines() if line.startswith("VmRSS")]
         return int(line.split()[1]) * 1024
 
     def cpu_s(self) -> float:
-        """Processor time so far."""
+        """Return the CPU time so far."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -96,7 +96,7 @@ def request(
 
 
 async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: bytes) -> int:
-    """Send one request and read its answer; the status."""
+    """Send one request, read the response and return its status."""
     writer.write(asked)
     head = await reader.readuntil(b"\r\n\r\n")
     for line in head.split(b"\r\n")[1:]:
@@ -107,7 +107,7 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked
 
 
 async def _load(url: str, requests: list[bytes], seconds: float, wanted: int) -> float:
-    """Requests a second, over all connections."""
+    """Return requests per second over all connections."""
     where = urlsplit(url)
     until = time.perf_counter() + seconds
     done = 0
@@ -139,7 +139,7 @@ class Bench:
         self.figures: list[Figure] = []
 
     def submissions(self) -> None:
-        """2 kB each, durable, against an empty POST."""
+        """Measure durable submissions of 2 kB against an empty POST."""
         ours, empty = [], []
         with served() as server:
             empties = [request("/empty", server.key)]
@@ -159,7 +159,7 @@ class Bench:
         )
 
     def lines(self) -> None:
-        """Documents a second by NDJSON, one batch after the other."""
+        """Measure documents per second by NDJSON, one batch after the other."""
         line = json.dumps({"payload": {"pages": 3, "name": "invoice"}}).encode() + b"\n"
         rates = []
         with served() as server, httpx.Client(base_url=server.url, timeout=120) as client:
@@ -180,7 +180,7 @@ class Bench:
         )
 
     def upload(self) -> None:
-        """The memory of the server, at its highest while a gigabyte comes in."""
+        """Measure the peak memory of the server during an upload of a gigabyte."""
         piece = os.urandom(MEBIBYTE)
         pieces = self._upload_bytes // MEBIBYTE
         expected = hashlib.sha256()
@@ -224,7 +224,8 @@ class Bench:
         )
 
     def streams(self) -> None:
-        """1,000 event streams at once: each hears of a change, and idle ones cost little."""
+        """Measure 1,000 event streams at once: whether each receives a change, and their idle
+        cost."""
         with served() as server:
             opened, heard_s, busy = asyncio.run(self._stream(server))
             memory = server.memory_bytes()
@@ -284,7 +285,7 @@ class Bench:
 
 
 async def _event(reader: asyncio.StreamReader) -> bool:
-    """Whether an event comes."""
+    """Return whether an event arrives."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(60):
             while line := await reader.readline():

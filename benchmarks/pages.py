@@ -1,9 +1,9 @@
 """How long each page takes: `make bench-pages`.
 
-A file with 100,000 customers and a million documents: most are completed, some fail, 100,000 wait.
-Each page is asked for again and again over HTTP, as a browser would. It fails if the median of one
-of them is over 300 ms. Then Chromium shows three of them while documents are worked off, and says
-for how long it was busy at a time: what is longer than 50 ms can be felt.
+A file with 100,000 customers and a million documents: most are completed, some are dead, 100,000
+wait. Each page is requested repeatedly over HTTP. The benchmark fails if the median of a page is
+over 300 ms. Then Chromium shows three pages while documents are processed and reports its long
+tasks: those over 50 ms are perceptible.
 """
 
 import argparse
@@ -25,13 +25,13 @@ from fairturn.clock import SECOND_US
 from fairturn.dashboard.routes import install
 from fairturn.model import Completed, Failed, Outcome
 from fairturn.service.app import make_app
-from fairturn.service.server import Address, Server
+from fairturn.service.server import ListenAddress, Server
 from tests.browsing import browser, chromium_path
 
 BAR_MS = 300
 BATCH = 10_000
 CLAIM = 1_000
-WAITING = 0.1  # of the documents
+WAITING = 0.1  # share of the documents
 LEASE_US = 3_600 * SECOND_US
 LOOK_MS = 10_000.0
 DUMPER = "customer 000000"
@@ -63,7 +63,8 @@ def _arguments() -> argparse.Namespace:
 
 
 def _fill(queue: Queue, customers: int, documents: int) -> None:
-    """Every customer sends some, the first one a tenth of all; then most are worked off."""
+    """Submit for every customer, a tenth of all documents for the first; then complete most of
+    them."""
     random = Random(1)
     sent = 0
     while sent < documents:
@@ -92,14 +93,14 @@ def _fill(queue: Queue, customers: int, documents: int) -> None:
             else Completed(claim.fence, json.dumps({"pages": 3}), real_cost=SECOND_US)
             for number, claim in enumerate(claimed)
         ]
-    queue.store.finish(outcomes[8:])  # some stay in workers
+    queue.store.finish(outcomes[8:])  # the others stay in flight
 
 
 @contextmanager
 def _served(queue: Queue) -> Iterator[str]:
     app = make_app(queue)
     install(app)
-    server = Server(app, Address(port=0))
+    server = Server(app, ListenAddress(port=0))
     thread = threading.Thread(target=server.run)
     thread.start()
     server.listening.wait(30)
@@ -148,7 +149,7 @@ def _ask_all(client: httpx.Client, queue: Queue, asks: int) -> list[str]:
 
 @contextmanager
 def _worked_off(queue: Queue) -> Iterator[None]:
-    """A hundred documents a second, so that something changes in every lane."""
+    """Process 100 documents per second, so that every lane changes."""
     stopping = threading.Event()
 
     def work() -> None:
@@ -172,7 +173,7 @@ def _look(chromium: Browser, url: str) -> None:
     for path in ("/", "/customers", "/documents"):
         page = chromium.new_page(base_url=url, viewport={"width": 1440, "height": 900})
         page.goto(path)
-        page.wait_for_timeout(1_000)  # the page itself has come
+        page.wait_for_timeout(1_000)  # exclude the first load
         page.evaluate(WATCH)
         page.wait_for_timeout(LOOK_MS)
         longest, frames = page.evaluate("[Math.max(0, ...window.busy), window.drawn]")
@@ -193,7 +194,7 @@ WATCH = """() => {
 
 
 def _wait_for_the_list(client: httpx.Client) -> None:
-    """All customers are read in the background, once in a while."""
+    """Wait until the list of customers, which is read in the background, is complete."""
     begun = time.perf_counter()
     while "while all are being read" in client.get("/customers").text:
         if time.perf_counter() - begun > 120:

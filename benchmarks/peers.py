@@ -1,7 +1,7 @@
-"""Other queues on SQLite, used as their own documentation does.
+"""Other queues on SQLite, used as their own documentation shows.
 
 It runs in an environment of its own, as `python peers.py NAME drain|latency N FOLDER`, and prints a
-JSON list of seconds. Each peer keeps its own defaults.
+JSON list of seconds. Each peer has its default settings.
 """
 
 import json
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 PAYLOAD = {"document": "invoice-17.pdf", "pages": 3, "language": "de"}
-# litequeue cannot wait for a message. To look every 10 ms takes about 1 % of a core.
+# litequeue cannot wait for a message. Polling every 10 ms takes about 1 % of a core.
 POLL_S = 0.01
 
 
 class Peer(Protocol):
-    """Take messages from the queue and hand each to a function, until told to stop."""
+    """Take messages from the queue and pass each to a function, until stopped."""
 
     def put(self, message: Any) -> None: ...
     def start(self, handle: Callable[[], None]) -> None: ...
@@ -28,7 +28,7 @@ class Peer(Protocol):
 
 
 class Looping:
-    """A peer that is a queue without workers: one thread takes, handles and acknowledges."""
+    """A queue without workers: one thread takes, handles and acknowledges."""
 
     def __init__(self) -> None:
         self._stopping = threading.Event()
@@ -127,7 +127,7 @@ PEERS: dict[str, Callable[[str], Peer]] = {
 
 
 def drain(peer: Peer, n: int) -> float:
-    """The seconds that it takes to do n messages that wait already."""
+    """Return the seconds for n waiting messages."""
     for _ in range(n):
         peer.put(PAYLOAD)
     done = threading.Event()
@@ -150,7 +150,7 @@ def drain(peer: Peer, n: int) -> float:
 
 
 def latencies(peer: Peer, n: int) -> list[float]:
-    """From the call that submits to the start of the handler, in seconds, on an idle system."""
+    """Return the seconds from each submission to the start of its handler, in an idle system."""
     started = threading.Event()
     at = 0.0
 

@@ -1,9 +1,9 @@
 """fairturn on PostgreSQL beside other queues on PostgreSQL: `make bench-postgres`.
 
-Everything is measured in one run, against one server with fsync on, in rounds: in each round every
-contestant has its turn, in a database and in processes of its own. Ratios are to the bare queue of
-the same round (postgres_own.py). The peers (postgres_peers.py) have an environment of their own.
-The run ends with what falls short of its bar, and so does the exit code.
+Everything is measured in one run, against one server with fsync on, in rounds: each contestant has
+its turn in each round, in a new database and in processes of its own. Ratios are to the bare queue
+of the same round (postgres_own.py). The peers (postgres_peers.py) have an environment of their own.
+The run prints the rows that miss their bar and then exits non-zero.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from benchmarks.standings import Section, Standing, report
 from fairturn import Queue
 from tests.servers.postgres import Server, started
 
-# The package by which it is known whether a peer is there.
+# The package that shows whether a peer is installed.
 PACKAGES = {
     "pgmq": "pgmq",
     "pgmq-round-robin": "pgmq",
@@ -39,14 +39,14 @@ PACKAGES = {
     "saq": "saq",
     "procrastinate": "procrastinate",
 }
-# These take long, so they get fewer documents, by this factor, and a run stays short. pgmq's round
-# robin gets all, because what it reads for a claim grows with what waits.
+# Slow contestants get fewer documents, by this factor, to keep the run short. pgmq's round robin
+# gets all, because the rows that it reads per claim grow with the number waiting.
 SLOW = {"oban": 4, "chancy": 4, "saq": 20, "procrastinate": 20}
-# Who is fast drains so many times in a round, by turns: half a second alone says little.
+# Drains per round of fast contestants, in turns: half a second alone varies too much.
 DRAINS = 3
 TAKE_LONG = {*SLOW, "pgmq-round-robin"}
-# In one turn, of which all have several: so a machine whose speed varies is as fast for one as for
-# another.
+# Documents per turn. Each contestant has several short turns, so that a change in the speed of the
+# machine affects all of them.
 ONES_A_TURN = 100
 MANY_A_TURN = 10_000
 CLAIMERS = 32
@@ -55,7 +55,7 @@ ADDED_US = 2_000
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much is measured. The bars are for the full sizes."""
+    """The sizes of the measurements. The bars are for the full sizes."""
 
     rounds: int
     documents: int
@@ -89,7 +89,7 @@ Values = dict[str, list[float]]
 
 
 class Bench:
-    """The measurements; each gives a section of the table, or several."""
+    """The measurements; each yields one or more sections of the table."""
 
     def __init__(self, server: Server, arena: Arena, sizes: Sizes) -> None:
         self._server = server
@@ -104,8 +104,8 @@ class Bench:
     def _rounds(
         self, names: tuple[str, ...], turn: Callable[[str, str], None], turns: int = 1
     ) -> Iterator[None]:
-        """Let each have its turn in each round, or several where it is fast. Who fails is out, and
-        the table says why."""
+        """Give each contestant its turns in each round. A contestant that fails is excluded, with
+        the reason in the table."""
         for _ in range(self._sizes.rounds):
             for n in range(turns):
                 for name in (*names, *PACKAGES):
@@ -247,7 +247,7 @@ class Bench:
         )
 
     def _submitter(self, stack: ExitStack, name: str) -> Process | None:
-        """A process that takes part, in a database of its own; None if it cannot."""
+        """Return a process with a database of its own; None if the contestant cannot take part."""
         url = stack.enter_context(self._arena.database())
         process = self._arena.submitter(name, url)
         try:
@@ -260,7 +260,7 @@ class Bench:
     def _in_turns(
         self, taking_part: dict[str, Process], way: str, n: dict[str, int], size: int, rates: Values
     ) -> None:
-        """Let all have short turns, each time in another order."""
+        """Give all contestants short turns, in a new order each time."""
         self._arena.checkpoint()
         took: dict[str, float] = defaultdict(float)
         for turn, first in enumerate(range(0, max(n.values()), size)):
@@ -276,7 +276,8 @@ class Bench:
                 rates[name].append(n[name] / took[name])
 
     def _leave_out(self, name: str, error: OutOfContest) -> None:
-        """Who fails is out, and the table says why; we may not fail."""
+        """Exclude a contestant that failed, with the reason in the table; fairturn must not
+        fail."""
         if name in OURS:
             raise error
         print(error, file=sys.stderr)
@@ -398,7 +399,7 @@ def against(name: str, ours: float, theirs: float, *, bar: float, at_most: bool 
 
 
 def best_peer(values: Values) -> str:
-    """The peer with the best median."""
+    """Return the peer with the best median."""
     medians = {name: statistics.median(values[name]) for name in PACKAGES if values[name]}
     if not medians:
         raise OutOfContest("no peer has a figure")
@@ -406,13 +407,13 @@ def best_peer(values: Values) -> str:
 
 
 def ratio(values: Values, yardstick: str) -> float:
-    """fairturn's part of what somebody reached in the same round, in the median."""
+    """Return the median ratio of fairturn to a contestant in the same round."""
     pairs = zip(values["fairturn"], values[yardstick], strict=False)
     return statistics.median(ours / theirs for ours, theirs in pairs)
 
 
 def before(values: Values, peer: str, what: str, *, bar: float) -> Figure:
-    """fairturn beside a peer, round by round."""
+    """Return fairturn's values beside those of a peer, round by round."""
     ours, theirs = (statistics.median(values[name]) for name in ("fairturn", peer))
     return Figure(
         name=f"fairturn against {what}",
@@ -429,7 +430,7 @@ def percentile(values: list[float], percent: int) -> float:
 
 
 def settle(url: str) -> None:
-    """As it would be in a queue that is in use, and without what others have left to write."""
+    """Vacuum as autovacuum would on a queue in use, and flush what others wrote."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("VACUUM (ANALYZE)")
         connection.execute("CHECKPOINT")

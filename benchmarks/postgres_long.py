@@ -1,8 +1,8 @@
-"""What months do to a queue on PostgreSQL, in minutes: `make bench-postgres-long`.
+"""An old transaction, and ten million waiting documents: `make bench-postgres-long`.
 
-An old transaction, as a report or a forgotten session holds one open, keeps the server from
-cleaning up what claims leave behind. And ten million documents wait. Both are compared with
-fairturn's own small case in the same run; `--minutes`, `--rate` and `--waiting` make it shorter.
+An open transaction, such as a report or a forgotten session, prevents the server from removing the
+dead rows of claims. Both cases are compared with fairturn's own small case in the same run;
+`--minutes`, `--rate` and `--waiting` make it shorter.
 """
 
 import argparse
@@ -24,19 +24,19 @@ from fairturn import Queue, Submission
 from fairturn.model import Completed, Outcome
 from tests.servers.postgres import Server, started
 
-AT_ONCE = 10  # documents of a claim, and of a submission
-PAUSE_S = 0.01  # of a claimer that found nothing
+AT_ONCE = 10  # documents per claim and per submission
+PAUSE_S = 0.01  # after an empty claim
 
 
 class Load:
-    """Documents come at a steady rate; one claimer takes them as they come."""
+    """Submits documents at a steady rate; one claimer takes them as they arrive."""
 
     def __init__(self, url: str, rate: float) -> None:
         self._url = url
         self._every_s = AT_ONCE / rate
 
     def run(self, seconds: float) -> list[float]:
-        """The milliseconds of each claim that gave something."""
+        """Return the milliseconds of each claim that returned documents."""
         over = threading.Event()
         submitting = threading.Thread(target=self._submit, args=(over,))
         submitting.start()
@@ -77,10 +77,10 @@ class Load:
 
 
 def old_transaction(server: Server, *, minutes: float, rate: float) -> list[Figure]:
-    """Claims while a transaction is held open, minute by minute, against claims before it."""
+    """Measure claims while a transaction is open, minute by minute, against claims before it."""
     with database(server, "held") as url:
         load = Load(url, rate)
-        load.run(min(30.0, 15 * minutes))  # the first claims, and the first round of autovacuum
+        load.run(min(30.0, 15 * minutes))  # the first claims, and the first run of autovacuum
         before = percentile(load.run(min(60.0, 60 * minutes)), 99)
         worst = last = 0.0
         with psycopg.connect(url) as held:
@@ -112,7 +112,7 @@ def old_transaction(server: Server, *, minutes: float, rate: float) -> list[Figu
 
 
 def many_waiting(server: Server, waiting: int) -> list[Figure]:
-    """Draining by 100, and claims of one, in a large queue against a small one."""
+    """Measure drains in batches of 100, and claims of one, in a large queue against a small one."""
     batches, rounds, claims = 10, 5, 100
     n = batches * in_batches.BATCH
     times: list[tuple[float, ...]] = []

@@ -1,8 +1,8 @@
-"""fairturn on PostgreSQL, and the yardstick: a bare queue in psycopg, as fast as it can be made.
+"""fairturn on PostgreSQL, and the baseline: a bare queue in psycopg, optimised for speed.
 
-The bare queue has what a queue cannot do without (an id, a customer, a priority, a state, a payload
-stored as JSON, and the index that its claims need) and nothing of what fairturn adds: no count, no
-turns, no leases, no fences, no attempts, no limits, no idempotency.
+The bare queue has an id, a customer, a priority, a state, a payload stored as JSON, and the index
+that its claims need. It lacks everything that fairturn adds: counts, turns, leases, fences,
+attempts, limits, idempotency.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ _SCHEMA = """
 """
 _INSERT = """
     INSERT INTO bare (customer, priority, submitted_at, payload) VALUES (%s, %s, %s, %s)"""
-# Arrays for unnest() take psycopg longer to write than JSON takes both sides.
+# psycopg takes longer to write arrays for unnest() than both sides need for JSON.
 _INSERT_MANY = """
     INSERT INTO bare (customer, priority, submitted_at, payload)
     SELECT r ->> 0, (r ->> 1)::smallint, (r ->> 2)::bigint, r ->> 3
     FROM json_array_elements(%s::json) AS r"""
 _COPY = "COPY bare (customer, priority, submitted_at, payload) FROM STDIN"
-# With an array the planner has no choice but the primary key; a join can become a hash join.
+# An array forces the planner to use the primary key; a join can become a hash join.
 _CLAIM = """
     UPDATE bare SET state = 1, claimed_at = %s
     WHERE id = ANY (ARRAY (
@@ -51,7 +51,8 @@ _FINISH = "UPDATE bare SET state = 2, ended_at = %s WHERE id = ANY (%s::bigint[]
 
 
 class Bare:
-    """Claims of 100, each in one round trip and one transaction with the outcomes of the last."""
+    """Claims of 100, in one round trip and one transaction with the outcomes of the previous
+    claim."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -102,7 +103,7 @@ class Bare:
 
 
 class BareCopy(Bare):
-    """The same, with COPY for many."""
+    """The same, with COPY for bulk submissions."""
 
     def _submit_many(self, connection: psycopg.Connection[Any], customers: list[str]) -> None:
         with connection.cursor().copy(_COPY) as copy:
@@ -111,7 +112,7 @@ class BareCopy(Bare):
 
 
 class Fairturn:
-    """A worker with threads, in mode `fair`, with everything as it is by default."""
+    """A worker with threads, in mode `fair`, with default settings."""
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -1,7 +1,7 @@
-"""Other queues on PostgreSQL, used as their own documentation says for throughput.
+"""Other queues on PostgreSQL, used as their own documentation recommends for throughput.
 
-It runs in an environment of its own, as benchmarks/contest.py says. No peer but pgmq knows
-customers; its round robin takes turns by the group of a message.
+It runs in an environment of its own (see benchmarks/contest.py). Only pgmq has a notion of
+customers: its round robin takes turns by message group.
 """
 
 import asyncio
@@ -18,8 +18,7 @@ from benchmarks.contest import PAYLOAD, Contestant, Handle, Submitter, calls
 Ready = Callable[[], None]
 BODY = json.dumps(PAYLOAD).encode()
 FOREVER_S = 86_400.0
-# How much a peer takes at once, where it has a number for that. For saq and procrastinate more than
-# this is not faster.
+# The batch size of peers that have one. A larger one is not faster for saq and procrastinate.
 AT_ONCE = int(os.environ["AT_ONCE"])
 SAQ_AT_ONCE = 50
 PROCRASTINATE_AT_ONCE = 10
@@ -94,7 +93,7 @@ class Pgmq(Peer):
                     handle()
                 queue.delete_batch(self.QUEUE, [message.msg_id for message in messages])
 
-        if idle:  # it tells of every message at once, instead of at most four times a second
+        if idle:  # notify for every message instead of at most four times a second
             queue.enable_notify(self.QUEUE, throttle_interval_ms=0)
         ready()
         take()
@@ -154,7 +153,7 @@ class Pgqueuer(Peer):
 
 
 class _Found:
-    """Chancy finds a function by its name; so the process of a worker puts the handler here."""
+    """Chancy imports a function by name, so the worker's process stores the handler here."""
 
     handle: Handle
 
@@ -201,7 +200,7 @@ class Chancy(Peer):
         _Found.handle = handle
         async with self._app() as app:
             worker = Worker(app)
-            worker.send_outgoing_interval = 0.05  # outcomes are written in batches this often
+            worker.send_outgoing_interval = 0.05  # the interval in which outcomes are written
             ready()
             async with worker:
                 await worker.wait_for_shutdown()
@@ -275,7 +274,7 @@ class Saq(Peer):
         queue = self._queue()
         await queue.connect()
 
-        async def many(n: int) -> None:  # it has no call for many
+        async def many(n: int) -> None:  # it has no bulk call
             await asyncio.gather(*(queue.enqueue("document", **PAYLOAD) for _ in range(n)))
 
         yield Submitting(lambda: queue.enqueue("document", **PAYLOAD), many)

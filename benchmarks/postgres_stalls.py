@@ -1,8 +1,8 @@
-"""How long large operations keep others from claiming and submitting: `make bench-postgres-stalls`.
+"""How long large operations block claims and submissions: `make bench-postgres-stalls`.
 
-One process works on many documents: it changes the mode, purges a customer, or folds what happened
-while no worker ran. Another one claims and submits meanwhile, one document at a time. The figure is
-the longest of its calls; every operation is to work in transactions that are short.
+One process changes the mode, purges a customer, or folds the events of a time without workers.
+Another one claims and submits meanwhile, one document at a time. The figure is its longest call:
+every operation must work in short transactions.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def many_customers(store: PostgresStore, url: str, n: int) -> None:
 
 
 def unfolded(store: PostgresStore, url: str, n: int) -> None:
-    for number in range(n // 10):  # as many events, each of a call of its own
+    for number in range(n // 10):  # one event per call
         store.submit([new(f"customer {number % 1_000}")] * 10)
 
 
@@ -66,7 +66,7 @@ def expired(store: PostgresStore, url: str, n: int) -> None:
     with psycopg.connect(url) as connection:
         connection.execute("UPDATE fairturn.documents SET lease_until = 1")
         connection.execute("UPDATE fairturn.leases SET until = 1")
-        connection.execute("UPDATE fairturn.turns SET leases_from = 0")
+        connection.execute("UPDATE fairturn.scheduler_states SET leases_from = 0")
 
 
 def cancelled(store: PostgresStore, url: str, n: int) -> None:
@@ -88,7 +88,7 @@ def purge(store: PostgresStore, n: int) -> None:
 
 
 def claim(store: PostgresStore, n: int) -> None:
-    for _ in range(max(20, n // BATCH)):  # enough to fold everything
+    for _ in range(max(20, n // BATCH)):  # enough to fold all events
         store.claim(1, worker="first", lease_us=LEASE_US)
 
 

@@ -1,4 +1,4 @@
-"""Standings of several queues, measured in rounds: medians, spread, and parts of a yardstick."""
+"""Results of several queues, measured in rounds: medians, spread, and ratios to a baseline."""
 
 import json
 import statistics
@@ -11,13 +11,13 @@ from benchmarks.figures import Figure
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """What one of them reached, a value for each round."""
+    """The results of one contestant, a value for each round."""
 
     name: str
     values: list[float]
     unit: str = "/s"
-    ratios: list[float] = field(default_factory=list)  # to the yardstick of the same round
-    pooled: float | None = None  # of all rounds together, instead of a median
+    ratios: list[float] = field(default_factory=list)  # to the baseline of the same round
+    pooled: float | None = None  # over all rounds, instead of a median
     note: str = ""
 
     @property
@@ -36,7 +36,7 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One measurement: who reached what, and the bars."""
+    """One measurement: the results of all contestants, and the bars."""
 
     title: str
     standings: Sequence[Standing]
@@ -44,7 +44,7 @@ class Section:
 
 
 def report(title: str, sections: Sequence[Section], *, as_json: bool) -> int:
-    """Print the table, or a JSON line for each row; then name what falls short."""
+    """Print the table, or a JSON line for each row; then name the rows that miss their bar."""
     if as_json:
         for section in sections:
             rows = [*map(asdict, section.standings), *map(asdict, section.figures)]

@@ -1,7 +1,7 @@
 """The embedded store against a bare queue in plain apsw (bare.py): `make bench-store`.
 
-Each figure is a ratio of two things measured in the same run, in turns, so that a noisy machine
-hurts both. The table ends with the rows that fall short of their bar, and so does the exit code.
+Each figure is a ratio of two values measured in the same run, in turns, so that noise affects both.
+The run prints the rows that miss their bar and then exits non-zero.
 """
 
 import argparse
@@ -39,7 +39,7 @@ NOW = 1_800_000_000_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much is measured. The bars are for the full sizes."""
+    """The sizes of the measurements. The bars are for the full sizes."""
 
     rounds: int
     singles: int
@@ -71,7 +71,7 @@ QUICK = Sizes(
 
 
 class Bench:
-    """The measurements, each in files of its own."""
+    """The measurements, each in new files."""
 
     def __init__(self, folder: Path, sizes: Sizes) -> None:
         self._folder = folder
@@ -85,7 +85,7 @@ class Bench:
         path = self._folder / f"fairturn-{self._files}.db"
         settings = Settings(waiting_max=10**9, waiting_per_customer_max=10**9)
         store = SqliteStore(path, settings=settings, synchronous=synchronous)
-        with Queue(store, Folder(self._folder / f"{path.name}.contents")) as queue:
+        with Queue(store, contents=Folder(self._folder / f"{path.name}.contents")) as queue:
             yield queue
         for file in self._folder.glob(f"{path.name}*"):
             if file.is_file():
@@ -219,7 +219,7 @@ class Bench:
         )
 
     def drain_large(self, name: str, *, customers: int, documents: int, bar: float) -> None:
-        """A large queue against a small one, both fairturn's."""
+        """Measure a large queue against a small one, both of fairturn."""
         batches, rounds = self._sizes.batches, self._sizes.rounds
         n = batches * BATCH
         with self.queue() as small, self.queue() as large:
@@ -241,7 +241,7 @@ class Bench:
         )
 
     def claim_one(self, bar: float) -> None:
-        """The time of a claim of one document in the largest queue, against a small one."""
+        """Measure a claim of one document in the largest queue against a small one."""
         most, claims = self._sizes.waiting_most, self._sizes.claims
         with self.queue() as small, self.queue() as large:
             fill(small, customers=1_000, documents=10_000)
@@ -273,7 +273,7 @@ def bare_rows(n: int) -> list[Row]:
 
 
 def fill(queue: Queue, *, customers: int, documents: int, run: int = 1) -> None:
-    """Submit documents of many customers, who come in turns with `run` documents each."""
+    """Submit documents of many customers, in turns with `run` documents each."""
     size = 10_000
     made = 0
     while made < documents:
@@ -286,7 +286,7 @@ def fill(queue: Queue, *, customers: int, documents: int, run: int = 1) -> None:
         made += n
         if documents > 100_000 and sys.stderr.isatty():
             print(f"\r  filling: {made:,} of {documents:,} ", end="", file=sys.stderr)
-    queue.store.claim(0, worker="bench", lease_us=LEASE_US)  # fold all of it in
+    queue.store.claim(0, worker="bench", lease_us=LEASE_US)  # folds all events
     if documents > 100_000 and sys.stderr.isatty():
         print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
 
@@ -308,7 +308,7 @@ def drain_bare(bare: BareQueue, batches: int) -> None:
 
 
 def claim_each(queue: Queue, claims: int) -> float:
-    """The seconds that claims of one document take, without what finishes them."""
+    """Return the seconds of claims of one document, without their outcomes."""
     store = queue.store
     took = 0.0
     for _ in range(claims):

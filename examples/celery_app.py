@@ -1,11 +1,11 @@
-"""Two customers in a Celery app: a dump of 40 invoices, and one invoice that comes after it.
+"""Two customers in a Celery app: bulk publishes 40 invoices, and then acme publishes one.
 
-    pip install 'fairturn[celery,redis]'
-    python celery_app.py                            # publishes; needs a Redis or Valkey
-    celery -A celery_app worker --concurrency=1     # acme's invoice is the fourth, not the 41st
+    pip install '.[celery,redis]'                   # in a clone of the repository
+    python celery_app.py                            # publishes; needs Redis or Valkey
+    celery -A celery_app worker --concurrency=1     # runs acme's invoice fourth, not 41st
 
-Run again within 25 minutes, it meets the counts of the first time: all of bulk's invoices have
-priority 9 then, and acme's is the first. BROKER and COUNTS in the environment name other servers,
+In a second run within 25 minutes the counts have not been reset: bulk's invoices have priority 9,
+and acme's runs first. The environment variables BROKER and COUNTS are the URLs of other servers,
 such as amqp://localhost for the broker.
 """
 

@@ -1,4 +1,4 @@
-"""A call in a thread of its own, for tests that hold it up and look at what others do meanwhile."""
+"""A call in a thread, for tests that block it and observe other processes meanwhile."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -6,11 +6,11 @@ from typing import Any
 
 from fairturn.errors import FairturnError
 
-CALL_S = 20.0  # no call takes longer, whatever happens to its connection
+CALL_S = 20.0  # no call may take longer, whatever happens to its connection
 
 
 class Attempt:
-    """A call in a thread of its own, with its answer or its error."""
+    """A call in a thread, with its result or error."""
 
     def __init__(self, call: Callable[[], Any], at_end: threading.Event | None = None) -> None:
         self.answer: Any = None
@@ -33,7 +33,7 @@ class Attempt:
         return not self._thread.is_alive()
 
     def problems(self, what: str, *allowed: type[BaseException]) -> Iterator[str]:
-        """What is wrong with how the call ended. Errors of our tree are always allowed."""
+        """Yield what is wrong with how the call ended. `FairturnError`s are always allowed."""
         if not self.ended():
             yield f"{what} has not returned after {CALL_S:g} s"
         elif self.error is not None and not isinstance(self.error, (FairturnError, *allowed)):

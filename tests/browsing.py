@@ -1,4 +1,4 @@
-"""A real Chromium for tests, and a service with the page for it to look at."""
+"""A real Chromium for tests, and a service with the page."""
 
 import shutil
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, Dialog, Page, sync_playwright
 
 from fairturn import Queue
 from fairturn.clock import Clock
-from fairturn.dashboard.language import Tongue
+from fairturn.dashboard.language import PageLanguage
 from fairturn.dashboard.routes import install
 from fairturn.i18n import ENGLISH, Language, load
 from fairturn.service.app import make_app
@@ -20,45 +20,45 @@ PSEUDO = "zz"
 
 
 class Pseudo(Language):
-    """A language in which every text that was translated can be told from one that was not."""
+    """A language in which translated texts can be distinguished from untranslated ones."""
 
     def __init__(self) -> None:
         english = load(ENGLISH)
         super().__init__(PSEUDO, english._catalogue)
 
     def find(self, one: str, many: str | None = None, n: int = 1) -> str:
-        """The text in brackets, and longer, as most languages are."""
+        """Return the text in brackets, and longer, as in most languages."""
         return f"⟦{super().find(one, many, n)} ~~⟧"
 
 
 def page_app(queue: Queue, clock: Clock | None = None) -> FastAPI:
-    """A service with the page, where the pseudo-language can be chosen too."""
+    """Return a service with the page, in which the pseudo-language can be chosen."""
     app = make_app(queue, clock=clock)
     install(app)
-    app.state.page.tongues[PSEUDO] = Tongue(Pseudo())
+    app.state.page.tongues[PSEUDO] = PageLanguage(Pseudo())
     return app
 
 
 @contextmanager
 def page_served(queue: Queue) -> Iterator[str]:
-    """The address of such a service."""
+    """Serve such an application and yield its URL."""
     with served_app(page_app(queue)) as url:
         yield url
 
 
 def chromium_path() -> str | None:
-    """Where the system has Chromium; None if it has not."""
+    """Return the path of the system's Chromium; None if there is none."""
     return shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """Chromium, as the system has it."""
+    """Start the system's Chromium."""
     path = chromium_path()
     if path is None:
         absent("there is no Chromium; install it, for example: apt-get install chromium")
     with sync_playwright() as playwright:
-        # Root, as in a container, has no sandbox; only pages of ours are opened.
+        # Root, as in a container, has no sandbox; only our own pages are opened.
         found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         try:
             yield found
@@ -67,7 +67,7 @@ def browser() -> Iterator[Browser]:
 
 
 def watched(page: Page) -> list[str]:
-    """What goes wrong on a page: errors of scripts, refusals by the policy, dialogs."""
+    """Collect script errors, policy violations and dialogs of a page."""
     wrong: list[str] = []
     page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
 
@@ -84,7 +84,7 @@ def watched(page: Page) -> list[str]:
 
 
 def texts_of(page: Page) -> list[str]:
-    """Every text that a reader or a screen reader meets, but for what is marked as given."""
+    """Return every text that a reader or a screen reader meets, except elements marked as given."""
     found: list[str] = page.evaluate(READ_TEXTS)
     return found
 

@@ -1,6 +1,6 @@
-"""A Celery app for tests, in workers and in the tests' own process; the environment says where.
+"""A Celery app for workers and for the tests' own process, configured by environment variables.
 
-Each task writes a line to the record when it runs: what it is, and what its headers say.
+Each task appends a line to the record when it runs: its name and its headers.
 """
 
 import gc
@@ -24,7 +24,8 @@ def make(
     timeout_s: float = 30.0,
     **options: Any,
 ) -> Celery:
-    """An app with its own queue, and its tasks; it has patience with counts on a busy machine."""
+    """Return an app with its own queue and tasks, and a long timeout for counts on a busy
+    machine."""
     if isinstance(counts, str):
         counts = open_counts(counts, rule=options.get("rule"), timeout_s=timeout_s)
     app = Celery("tests", broker=broker, set_as_current=False)
@@ -51,7 +52,7 @@ def make(
 
 def close_all() -> None:
     """Close the connections of all apps in this process. Celery leaves some to the garbage
-    collector, which would complain about them in whatever test comes later."""
+    collector, which would warn about them in a later test."""
     pools.reset()  # type: ignore[no-untyped-call]
     gc.collect()
 
@@ -92,7 +93,7 @@ def _add_tasks(app: Celery, record: str) -> None:
             process.delay(number=number, customer_id=customer_id)
 
 
-# What `celery -A tests.celery_app` finds.
+# The app that `celery -A tests.celery_app` loads.
 if "FAIRTURN_TEST_BROKER" in os.environ:
     app = make(
         os.environ["FAIRTURN_TEST_BROKER"],

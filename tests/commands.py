@@ -1,4 +1,4 @@
-"""Running commands: in this process where that is enough, else as the installed program."""
+"""Run commands, in this process where possible, otherwise as the installed program."""
 
 import json
 import os
@@ -22,18 +22,18 @@ def fairturn(*arguments: str | Path, stdin: str | bytes | None = None) -> Result
     """Run a command in this process."""
     result = CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception  # a command ends with a sentence, never with a traceback
+        raise result.exception  # a command prints a sentence, never a traceback
     return result
 
 
 def lines_of(result: Result) -> list[dict[str, Any]]:
-    """What a command that succeeded says to programs."""
+    """Return the JSON lines of a command that succeeded."""
     assert result.exit_code == 0, result.output
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 def error_of(result: Result, code: int) -> str:
-    """The sentence of a command that ended with this code."""
+    """Return the sentence of a command that failed with this exit code."""
     assert result.exit_code == code, result.output
     *_, last = result.stderr.splitlines()
     assert last.startswith("Error: ")
@@ -43,7 +43,7 @@ def error_of(result: Result, code: int) -> str:
 def shown_on_a_terminal(
     stream: str, *arguments: str | Path, typed: str = "", code: int = 0, **environment: str
 ) -> str:
-    """What the program writes when this one of its streams is a terminal; how it must end."""
+    """Return the program's output when this stream is a terminal, and check its exit code."""
     screen, terminal = pty.openpty()
     with subprocess.Popen(
         [SCRIPT, *arguments],
@@ -58,7 +58,7 @@ def shown_on_a_terminal(
         process.stdin.close()
         shown = b""
         with suppress(OSError), os.fdopen(screen, "rb", buffering=0) as lines:
-            while part := lines.read(4_096):  # Linux ends with an error when the program ends
+            while part := lines.read(4_096):  # on Linux, the end of the program is an error
                 shown += part
     assert process.returncode == code
     return shown.decode()
@@ -69,14 +69,14 @@ def claim(queue: Queue, n: int = 1) -> list[Claim]:
 
 
 def complete(queue: Queue, n: int = 1, result: str = '{"pages":3}') -> list[str]:
-    """Documents that are completed; their ids."""
+    """Complete documents and return their ids."""
     claims = claim(queue, n)
     queue.store.finish([Completed(claimed.fence, result) for claimed in claims])
     return [claimed.document.id for claimed in claims]
 
 
 def kill(queue: Queue, n: int = 1, error: str = "unreadable") -> list[str]:
-    """Documents that are dead; their ids."""
+    """Make documents dead and return their ids."""
     claims = claim(queue, n)
     queue.store.finish([Failed(claimed.fence, error) for claimed in claims])
     return [claimed.document.id for claimed in claims]

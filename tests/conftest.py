@@ -1,4 +1,4 @@
-"""What holds for every test: which fairturn is tested, and how a failure is replayed."""
+"""Settings of every test: which fairturn is tested, and how a failure is replayed."""
 
 import gc
 import os
@@ -20,9 +20,9 @@ from tests.servers.queues import Databases
 
 ROOT = Path(__file__).parent.parent
 
-# `default` tries the same examples on every run, so that a red test is red for everybody.
-# `thorough` looks for new ones from a seed; it keeps no database, so that the seed alone decides.
-# It names `derandomize`, because hypothesis changes what it assumes when it runs in CI.
+# `default` tries the same examples on every run, so that a failure is reproducible. `thorough`
+# tries new ones from a seed; it has no example database, so that the seed alone decides. It sets
+# `derandomize`, because hypothesis changes that default in CI.
 settings.register_profile("default", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile(
     "thorough", derandomize=False, database=None, deadline=None, max_examples=2_000
@@ -31,22 +31,22 @@ PROFILE = os.environ.get("FAIRTURN_HYPOTHESIS", "default")
 settings.load_profile(PROFILE)
 
 
-# First, because the plugin of hypothesis reads the seed in the same hook. pytest-xdist hands the
-# options on to its workers, so all of them have the same seed.
+# First, because hypothesis' plugin reads the seed in the same hook. pytest-xdist passes the options
+# to its workers, so all of them have the same seed.
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     problem = next(differences_from_the_wheel(), None)
     if problem is not None:
         raise pytest.UsageError(problem)
-    # A shell lets what it starts in the background ignore it, and all its children would too.
+    # A shell makes background processes ignore SIGINT, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if PROFILE == "thorough" and config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(random.SystemRandom().getrandbits(32))
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays until the end: to look through all of it again and
-    again for garbage was a fifth of the time of the tests that compute."""
+    """Freeze imported and collected objects: their repeated garbage collection took a fifth of the
+    time of CPU-bound tests."""
     gc.collect()
     gc.freeze()
 
@@ -72,7 +72,7 @@ def replay_command(config: pytest.Config, node_id: str = "<test>") -> str:
 
 
 def differences_from_the_wheel() -> Iterator[str]:
-    """Why the tests would not test what is in src/, built and installed as users get it."""
+    """Return why the installed package is not the wheel built from src/."""
     spec = find_spec("fairturn")
     if spec is None or spec.origin is None:
         yield "fairturn is not installed; run the tests with: make test"
@@ -93,20 +93,20 @@ def differences_from_the_wheel() -> Iterator[str]:
 
 @pytest.fixture
 def databases() -> Iterator[Databases]:
-    """On a PostgreSQL server."""
+    """Databases on a PostgreSQL server."""
     with Databases() as made:
         yield made
 
 
 @pytest.fixture
 def url(databases: Databases) -> str:
-    """A database with an empty queue."""
+    """The URL of a database with an empty queue."""
     return databases.new()
 
 
 @pytest.fixture
 def store(url: str) -> Iterator[PostgresStore]:
-    """One on PostgreSQL; modules about all stores, or another one, have their own."""
+    """A store on PostgreSQL; modules about other stores override it."""
     opened = PostgresStore(url)
     yield opened
     opened.close()
@@ -114,7 +114,7 @@ def store(url: str) -> Iterator[PostgresStore]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 20 MiB. It takes root to mount one."""
+    """A file system of 20 MiB; mounting it needs root."""
     place = tmp_path / "disk"
     place.mkdir()
     mount = shutil.which("mount") and subprocess.run(

@@ -1,5 +1,4 @@
-"""The queue by its three doors: itself, a client, and an async client that a test can call like the
-others."""
+"""The queue through three interfaces: itself, a client, and an async client with blocking calls."""
 
 import re
 import subprocess
@@ -20,7 +19,7 @@ ELSEWHERE = "client of a process"
 
 
 class Awaited:
-    """An async client without `await`: an event loop in a thread does the waiting."""
+    """An async client with blocking calls: an event loop in a thread runs them."""
 
     def __init__(self, portal: BlockingPortal, client: Any) -> None:
         self._portal = portal
@@ -50,7 +49,7 @@ async def _all(given: AsyncIterator[Any]) -> list[Any]:
 
 @contextmanager
 def awaited(url: str, key: str | None = None, **more: Any) -> Iterator[Any]:
-    """An async client of the service at a url."""
+    """An async client of the service at a URL."""
     with start_blocking_portal() as portal:
         client = Awaited(portal, AsyncClient(url, key, **more))
         yield client
@@ -59,7 +58,7 @@ def awaited(url: str, key: str | None = None, **more: Any) -> Iterator[Any]:
 
 @contextmanager
 def door_to(name: str, queue: Queue, key: str | None = None) -> Iterator[Any]:
-    """One of the doors to this queue."""
+    """One of the three interfaces to this queue."""
     if name == "queue":
         yield queue
         return
@@ -74,7 +73,7 @@ def door_to(name: str, queue: Queue, key: str | None = None) -> Iterator[Any]:
 
 @contextmanager
 def served_elsewhere(queue: Queue) -> Iterator[str]:
-    """The address of the program `fairturn serve`, on the file of this queue."""
+    """Run `fairturn serve` on the file of this queue and yield its URL."""
     file = str(getattr(queue.store, "path", ""))
     with subprocess.Popen(
         [SCRIPT, "serve", "--port", "0", "--database", file], stderr=subprocess.PIPE, text=True

@@ -56,7 +56,7 @@ _AGE_S = 2 * 86_400  # between the documents that ended long ago and the others
 
 
 class Known:
-    """What a process knows of a queue: the time, and ids and fences by the labels of documents."""
+    """A process's view of a queue: the time, and ids and fences by the labels of documents."""
 
     def __init__(self, ids: dict[str, str], fences: dict[str, Fence], age_s: float = 0) -> None:
         self.ids = ids
@@ -65,7 +65,7 @@ class Known:
         self.clock.advance(age_s)
 
     def as_json(self) -> list[Any]:
-        """For another process: `Known.from_json` of it is the same."""
+        """Return it for another process, which reads it with `Known.from_json`."""
         return [self.ids, self.fences, self.clock.uptime().at / SECOND_US]
 
     @staticmethod
@@ -121,12 +121,12 @@ class World(Known):
         self.fences.update((str(claim.document.name), claim.fence) for claim in claims)
 
     def another_store(self, url: str | None = None) -> PostgresStore:
-        """A store of another process, as far as the database can tell."""
+        """Return a store that is another process, as far as the database can see."""
         return PostgresStore(url or self.url, clock=self.clock)
 
 
 def new(label: str, **fields: Any) -> NewDocument:
-    """A document whose customer is the part of its label before the hyphen."""
+    """Return a document whose customer is the part of its label before the hyphen."""
     return NewDocument(label.partition("-")[0], f'"{label}"', name=label, **fields)
 
 
@@ -136,7 +136,8 @@ def keyed(label: str, **fields: Any) -> NewDocument:
 
 @contextmanager
 def scene(folder: Path) -> Iterator[tuple[World, Wire, Queue]]:
-    """A new queue, and another process's `Queue` on it whose connections go through a `Wire`."""
+    """Yield a new queue, and another process's `Queue` on it whose connections go through a
+    `Wire`."""
     with ExitStack() as stack:
         url = stack.enter_context(Databases(recycled=True)).new()
         name = url.rpartition("/")[2].partition("?")[0]
@@ -146,11 +147,11 @@ def scene(folder: Path) -> Iterator[tuple[World, Wire, Queue]]:
         actor = stack.enter_context(
             Queue(
                 PostgresStore(wire.url, clock=world.clock),
-                Folder(folder, clock=world.clock),
+                contents=Folder(folder, clock=world.clock),
                 clock=world.clock,
             )
         )
-        actor.summary()  # so that a connection is at hand
+        actor.summary()  # opens a connection
         stack.callback(wire.release)
         yield world, wire, actor
 
@@ -166,10 +167,10 @@ class Operation(NamedTuple):
     name: str
     call: Call
     prepare: Callable[[World, Queue], Any] = lambda world, actor: None
-    # Whether two executions leave the same as one. A claim gives other documents each time, and a
-    # submission without a key stores another document.
+    # Whether two executions have the same effect as one. A claim returns other documents each time,
+    # and a submission without a key stores another document.
     idempotent: bool = True
-    refusal: type[Exception] | None = None  # of a repeated call whose first execution counted
+    refusal: type[Exception] | None = None  # of a repeated call after the first was executed
     settle: Callable[[World], Any] = lambda world: None  # the rest of a job done in batches
 
 
@@ -206,7 +207,7 @@ def _stopped(known: Known) -> Outcome:
 
 
 def _let_leases_expire(world: World, actor: Queue) -> None:
-    """All but those of two customers that no operation touches."""
+    """Expire all leases except those of two customers that no operation touches."""
     world.clock.advance(LEASE_S - 1)
     world.store.renew([world.fences["o-run"], world.fences["p-run"]], lease_us=LEASE_US)
     world.clock.advance(2)
@@ -297,7 +298,7 @@ NAMED = {operation.name: operation for operation in OPERATIONS}
 
 
 def exchanges_of(operation: Operation, folder: Path) -> list[str]:
-    """The exchanges of an operation that meets no fault."""
+    """Return the exchanges of an operation without a fault."""
     with scene(folder) as (world, wire, actor):
         operation.prepare(world, actor)
         wire.watch()
@@ -306,7 +307,8 @@ def exchanges_of(operation: Operation, folder: Path) -> list[str]:
 
 
 def held(wire: Wire, fault: Fault, call: Callable[[], Any]) -> tuple[Attempt, bool]:
-    """A call that this fault holds, and whether it does: it may end before that exchange."""
+    """Start a call with this fault; return it, and whether it is held: it may end before that
+    exchange."""
     wire.watch(fault)
     attempt = Attempt(call, at_end=wire.reached)
     assert wire.reached.wait(CALL_S), f"neither held nor ended; it made {wire.exchanges}"
@@ -317,7 +319,8 @@ def held(wire: Wire, fault: Fault, call: Callable[[], Any]) -> tuple[Attempt, bo
 
 
 def portrait(world: World) -> dict[str, Any]:
-    """Everything that the store shows, without ids and orders, which a repeated call may skip."""
+    """Return the observable state of the store without ids and orders, which a repeated call may
+    skip."""
     store = world.store
     documents = []
     for found in find_all(store):
@@ -337,7 +340,7 @@ def portrait(world: World) -> dict[str, Any]:
 
 
 def changes(expected: dict[str, Any], shown: dict[str, Any]) -> Iterator[str]:
-    """Sentences about what is not as expected."""
+    """Return sentences about differences from what is expected."""
     for what, wanted in expected.items():
         if shown[what] == wanted:
             continue
@@ -353,8 +356,9 @@ def changes(expected: dict[str, Any], shown: dict[str, Any]) -> Iterator[str]:
 
 
 def lasting_problems(world: World, actor: Queue) -> Iterator[str]:
-    """What must hold whatever happened: contents can be read, the recount finds no difference, and
-    every waiting document is claimed exactly once, by the actor's store and by another one."""
+    """Return violations of what must hold after any fault: contents can be read, the recount finds
+    no difference, and the actor's store and another one claim every waiting document exactly
+    once."""
     yield from _unreadable(world, actor)
     try:
         yield from recount.differences(world.store, world.url)
@@ -383,7 +387,7 @@ def _drain(world: World, actor: Queue) -> Iterator[str]:
     for customer in all_customers(world.store):
         if customer.settings.paused:
             world.store.adjust(customer.name, replace(customer.settings, paused=False))
-    # A document to be cancelled ends with its lease.
+    # A document with a requested cancel ends with its lease.
     due = {
         found.id: found.name
         for found in find_all(world.store)

@@ -1,8 +1,8 @@
-"""Processes for tests that start many, one after the other: forks of one that has imported all.
+"""Processes for tests that start many: forks of one process that has imported everything.
 
-To import the stores and the tests takes a new process half a second, longer than such a child
-lives. So one process imports them, has neither threads nor connections, and each child is a fork of
-it: a process of its own, with its own environment, that can be killed as any other.
+Importing the stores and the tests takes half a second, longer than such a child lives. So one
+process without threads and connections imports them, and each child is a fork of it, with its own
+environment, that can be killed like any other.
 """
 
 import importlib
@@ -22,7 +22,7 @@ ENDED_WITHIN_S = 60
 
 
 class Ended(NamedTuple):
-    """How a child ended, as `subprocess` says it, and what it wrote."""
+    """The exit code of a child, as in `subprocess`, and its output."""
 
     code: int
     stdout: str
@@ -36,7 +36,7 @@ class Forks:
         self._process = process
 
     def run(self, function: str, *arguments: str, **environment: str) -> Ended:
-        """Call a function of the module in a child, with these variables added."""
+        """Call a function of the module in a child, with these environment variables added."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([function, arguments, environment]) + "\n")
@@ -46,7 +46,7 @@ class Forks:
 
 @contextmanager
 def forks_of(module: str) -> Iterator[Forks]:
-    """A process that has imported a module, for as long as the block runs."""
+    """Yield a process that has imported a module."""
     with subprocess.Popen(
         [sys.executable, "-m", "tests.forks", module],
         cwd=ROOT,
@@ -61,7 +61,7 @@ def forks_of(module: str) -> Iterator[Forks]:
 
 
 def serve(module: str) -> None:
-    """Run one child after the other, as asked for by lines, until there are no more."""
+    """Run one child after the other, one for each line of input."""
     importlib.import_module(module)
     for line in sys.stdin:
         function, arguments, environment = json.loads(line)
@@ -83,12 +83,12 @@ def serve(module: str) -> None:
 def _be_a_child(
     module: str, function: str, arguments: list[str], environment: dict[str, str]
 ) -> None:
-    """Do as a new process would, and end."""
+    """Set up the child like a new process, run the function and exit."""
     code = 1
     try:
         signal.alarm(ENDED_WITHIN_S)
         os.environ.update(environment)
-        importlib.reload(importlib.import_module("fairturn.crash"))  # it reads the environment
+        importlib.reload(importlib.import_module("fairturn.crash"))  # reads the environment
         getattr(sys.modules[module], function)(*arguments)
         code = 0
     except BaseException:

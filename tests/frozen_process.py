@@ -20,8 +20,8 @@ def main() -> None:
         url, folder, name, values = json.loads(line)
         known = Known.from_json(values)
         clock = known.clock
-        with Queue(PostgresStore(url, clock=clock), Folder(folder, clock=clock)) as queue:
-            queue.summary()  # so that a connection is at hand
+        with Queue(PostgresStore(url, clock=clock), contents=Folder(folder, clock=clock)) as queue:
+            queue.summary()  # opens a connection
             _answer("ready")
             sys.stdin.readline()
             try:

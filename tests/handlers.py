@@ -1,7 +1,7 @@
-"""Handlers for the tests of the worker: good ones, and those that do what handlers should not do.
+"""Handlers for the tests of the worker: correct ones, and ones that misbehave.
 
-A child process imports this module. What a handler has to tell beyond its result, it writes into
-the folder that the payload names.
+A child process imports this module. Handlers report more than their result by files in the folder
+that the payload names.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from fairturn import ClaimedDocument, NeverAgain, ResultFile, TryAgain
+from fairturn import ClaimedDocument, GiveUp, ResultFile, Retry
 
 FOREVER = threading.Event()
 
@@ -48,7 +48,8 @@ def tell_everything(document: ClaimedDocument) -> dict[str, Any]:
         "count": document.count,
         "attempt": document.attempt,
         "size_bytes": document.size_bytes,
-        "submitted_at": document.submitted_at,
+        "submitted_at": document.submitted_at.isoformat(),
+        "submitted_at_us": document.submitted_at_us,
         "fence": str(document.fence),
     }
 
@@ -85,7 +86,7 @@ def close_its_output_and_open_a_file(document: ClaimedDocument) -> None:
 
 
 def nest_folders(document: ClaimedDocument) -> str:
-    """As deep as an archive from outside may have them."""
+    """Create folders as deep as an archive may contain."""
     inside = os.open(document.folder, os.O_RDONLY)
     for _ in range(3_000):
         os.mkdir("a", dir_fd=inside)
@@ -112,16 +113,16 @@ def name_no_file(document: ClaimedDocument) -> ResultFile:
 
 def try_again_at_first(document: ClaimedDocument) -> int:
     if document.attempt < 3:
-        raise TryAgain("the server is busy", after_s=0.01)
+        raise Retry("the server is busy", after_s=0.01)
     return document.attempt
 
 
 def try_again_at_no_time(document: ClaimedDocument) -> None:
-    raise TryAgain("the server is busy", after_s=timedelta(seconds=5))  # type: ignore[arg-type]
+    raise Retry("the server is busy", after_s=timedelta(seconds=5))  # type: ignore[arg-type]
 
 
 def try_again_in_its_own_way(document: ClaimedDocument) -> None:
-    class Busy(TryAgain):
+    class Busy(Retry):
         def __init__(self, code: int) -> None:
             self.code = code
 
@@ -129,7 +130,7 @@ def try_again_in_its_own_way(document: ClaimedDocument) -> None:
 
 
 def never_again(document: ClaimedDocument) -> None:
-    raise NeverAgain("this is not a PDF")
+    raise GiveUp("this is not a PDF")
 
 
 def fail(document: ClaimedDocument) -> None:
@@ -183,14 +184,14 @@ def resident_bytes(document: ClaimedDocument) -> int:
 
 
 def began(document: ClaimedDocument) -> None:
-    """Leave a mark that this attempt has begun, and in which process."""
+    """Create a file that marks the start of this attempt and contains its process id."""
     mark = Path(document.payload, f"began-{document.id}-{document.attempt}")
     mark.with_suffix(".new").write_text(str(os.getpid()))
     mark.with_suffix(".new").rename(mark)
 
 
 def wait_for(document: ClaimedDocument, name: str) -> None:
-    """Until a file of this name is in the folder."""
+    """Wait until a file of this name is in the folder."""
     while not Path(document.payload, name).exists():
         FOREVER.wait(0.005)
 
@@ -220,7 +221,7 @@ def hang_and_refuse_to_end(document: ClaimedDocument) -> None:
 
 
 def hold_the_interpreter(document: ClaimedDocument) -> None:
-    """Sleep in C without giving up the lock of the interpreter."""
+    """Sleep in C without releasing the GIL."""
     began(document)
     ctypes.PyDLL(None).usleep(1_500_000)
 
@@ -264,7 +265,7 @@ def fork_and_return_twice(document: ClaimedDocument) -> str:
 
 
 def fork_and_open_files(document: ClaimedDocument) -> None:
-    """The files get the numbers of pipes that the forked process does not have."""
+    """Open files in a fork: they get the descriptors of pipes that it does not have."""
     if (forked := os.fork()) == 0:
         for number in range(100):
             os.open(Path(document.payload, f"opened {number}"), os.O_CREAT | os.O_WRONLY)
@@ -273,7 +274,7 @@ def fork_and_open_files(document: ClaimedDocument) -> None:
 
 
 def pipes_of_a_fork(document: ClaimedDocument) -> list[str]:
-    """The pipes that a forked process has, but for the one that it tells this through."""
+    """Return the pipes of a forked process, except the one that reports them."""
     mine, its = os.pipe()
     if os.fork() == 0:
         descriptors = Path("/proc/self/fd").iterdir()
@@ -290,7 +291,7 @@ def leave_a_process(document: ClaimedDocument) -> None:
 
 
 def leave_a_daemon(document: ClaimedDocument) -> None:
-    """Fork twice with a session in between, as daemons do, and ignore polite signals."""
+    """Fork twice with a new session in between, as daemons do; ignore SIGTERM and SIGHUP."""
     if (first := os.fork()) == 0:
         os.setsid()
         if os.fork() == 0:

@@ -1,8 +1,8 @@
 """`make test-long`: the tests marked `long`, resumable, at most 60 minutes.
 
 A state file under build/ lists the tests that passed with the present commit and sources; the next
-run leaves those out. `--fresh` runs all of them again; other arguments go to pytest. This module is
-also the pytest plugin that writes the state file, test by test, so that an interrupted run counts.
+run skips those. `--fresh` runs all of them again; other arguments go to pytest. This module is also
+the pytest plugin that writes the state file, test by test, so that an interrupted run counts.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _SOURCES = ("src", "tests")
 
 
 def main(arguments: list[str]) -> int:
-    """Run the long tests that have not passed yet; the exit code."""
+    """Run the long tests that have not passed yet and return the exit code."""
     given = [each for each in arguments if each != "--fresh"]
     key = version()
     passed = set() if "--fresh" in arguments else passed_before(key)
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
 
 
 def version() -> str:
-    """The commit and a hash of the sources and tests as they are now."""
+    """Return the commit and a hash of the present sources and tests."""
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -77,7 +77,7 @@ def version() -> str:
 
 
 def passed_before(key: str) -> set[str]:
-    """The tests that passed with this version."""
+    """Return the tests that passed with this version."""
     try:
         state = json.loads(STATE.read_text())
     except (FileNotFoundError, ValueError):
@@ -100,7 +100,7 @@ def _collect(given: list[str]) -> list[str]:
 
 
 def _options(given: list[str]) -> list[str]:
-    """Without files and tests: those that are left are named one by one."""
+    """Return the options without files and tests: the remaining tests are named one by one."""
     return [each for each in given if not each.startswith("tests")]
 
 

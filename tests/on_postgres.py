@@ -1,4 +1,4 @@
-"""What tests of PostgreSQL have in common."""
+"""Helpers for tests on PostgreSQL."""
 
 import threading
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from tests.waiting import wait_until
 BUSY_US = 1_000
 
 PATIENCE_S = 30.0
-# For so long that it knows that it has waited. Who tells others of something may wait for those who
-# do so in other databases, for an `object`: that is not meant.
+# How long a process must be waiting. Waits for an `object` do not count: NOTIFY takes such a lock
+# across databases.
 _WAITING = f"""
     SELECT pid FROM pg_stat_activity
     WHERE datname = current_database() AND wait_event_type = 'Lock' AND wait_event <> 'object'
@@ -43,14 +43,15 @@ def terminate_others(url: str) -> None:
 
 @contextmanager
 def claims_held_up(url: str) -> Iterator[psycopg.Connection[Any]]:
-    """Somebody holds the lock of claims. The connection is for looking on."""
+    """Hold the claim lock; yield a connection for observation."""
     with psycopg.connect(url) as holding, psycopg.connect(url, autocommit=True) as looking:
         holding.execute("SELECT 1 FROM fairturn.queue FOR UPDATE")
         yield looking
 
 
 def wait_until_waiting(looking: psycopg.Connection[Any], n: int = 1) -> list[int]:
-    """The processes of the server that wait for a lock in this database, once so many do."""
+    """Return the server processes that wait for a lock in this database, as soon as there are
+    `n`."""
     waiting: list[int] = []
 
     def are_so_many() -> bool:
@@ -62,7 +63,7 @@ def wait_until_waiting(looking: psycopg.Connection[Any], n: int = 1) -> list[int
 
 
 def woken(store: PostgresStore, change: Any) -> bool:
-    """Whether a change wakes whoever waits on another store."""
+    """Return whether a change wakes a waiter on another store."""
     version = store.version()
     answers: list[int] = []
     thread = threading.Thread(

@@ -1,4 +1,4 @@
-"""A queue with something of everything for the pages to show, names from hell included."""
+"""A queue with content for every page, hostile names included."""
 
 import json
 
@@ -35,7 +35,7 @@ HOSTILE = [
 
 
 def fill(queue: Queue, hostile: int = 12) -> dict[str, str]:
-    """Documents in every state; the ids of some of them by what they are."""
+    """Submit documents in every state and return the ids of some by description."""
     for number in range(max(48, hostile)):
         name = HOSTILE[number % hostile]
         queue.submit(name, payload={"n": number, "text": name}, name=name, metadata={name: name})

@@ -1,6 +1,6 @@
 """The children of `tests/test_races.py`: `python -m tests.racers WHAT`.
 
-They import little, because there are many of them: of the stores only the one that they open.
+They import little, because there are many of them: only the store that they open.
 """
 
 import fcntl
@@ -46,7 +46,7 @@ def hear() -> Any:
 
 
 def open_files() -> None:
-    """Open each file that is named when its gate opens, submit one document, and say its id."""
+    """Open each file when its gate opens, submit one document and print its id."""
     say("ready")
     while (named := hear()) is not None:
         place, gate = named
@@ -61,7 +61,8 @@ def open_files() -> None:
 
 
 def started() -> tuple[AnyStore, Random, int]:
-    """The store, chance and how many are wanted, when all others are ready too."""
+    """Return the store, a random generator and the number of documents when all others are
+    ready."""
     place, seed, wanted = hear()
     store = opened(place)
     say("ready")
@@ -70,7 +71,7 @@ def started() -> tuple[AnyStore, Random, int]:
 
 
 def submit() -> None:
-    """Submit for several customers, alone and in batches, and say the receipts."""
+    """Submit for several customers, alone and in batches, and print the receipts."""
     store, random, documents = started()
     receipts: list[Receipt] = []
     while len(receipts) < documents:
@@ -80,7 +81,7 @@ def submit() -> None:
 
 
 def claim() -> None:
-    """Claim and end attempts until as many documents are completed as wanted, and say each."""
+    """Claim and end attempts until enough documents are completed, and print each."""
     store, random, wanted = started()
     claimed: list[Fence] = []
     ended: list[tuple[str, Fence]] = []
@@ -112,7 +113,7 @@ def end(fence: Fence, random: Random) -> Outcome:
 
 
 def freeze() -> None:
-    """Claim, be frozen by the parent, then try to record in every way that there is."""
+    """Claim, be frozen by the parent, then try every way to record an outcome."""
     place, real, lease_us = hear()
     store = opened(place) if real else opened(place, clock=ManualClock(START))
     claims = store.claim(5, worker="frozen", lease_us=lease_us).claims
@@ -131,7 +132,7 @@ def freeze() -> None:
 
 
 def fork() -> None:
-    """Use the store in a forked child, and say what came of it."""
+    """Use the store in a forked child and print the result."""
     place = hear()
     store = opened(place)
     (receipt,) = store.submit([new()])

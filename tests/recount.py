@@ -1,8 +1,8 @@
-"""An independent recount of a PostgreSQL queue, straight from the rows of its documents.
+"""An independent recount of a PostgreSQL queue from the rows of its documents.
 
-`differences` compares the documents with everything that the store derives from them: the answers
-of `summary` and `customers`, the flows and the leases. It shares no code with the store. The
-statements below are the only place in the tests of faults that depends on the schema.
+`differences` compares the documents with everything that the store derives from them: `summary`,
+`customers`, the flows and the leases. It shares no code with the store. The statements below are
+the only part of the fault tests that depends on the schema.
 """
 
 from collections import Counter
@@ -22,9 +22,11 @@ _DOCUMENTS = """
 _CUSTOMERS = "SELECT number, name FROM fairturn.customers"
 _FLOWS = "SELECT customer, level, folded, head_order FROM fairturn.flows"
 _LEASES = "SELECT fence, running, documents FROM fairturn.leases"
-_PENDING = "SELECT (SELECT count(*) FROM fairturn.recorded), (SELECT count(*) FROM fairturn.moved)"
+_PENDING = """
+    SELECT (SELECT count(*) FROM fairturn.event_log),
+        (SELECT count(*) FROM fairturn.counter_changes)"""
 
-# Statements that do the damage of known defects, for the test of the recount.
+# Statements with the effects of known defects, for the test of the recount.
 DAMAGES = {
     "a waiting document deleted": f"""
         DELETE FROM fairturn.documents WHERE number = (
@@ -38,7 +40,7 @@ DAMAGES = {
     "a customer that counts too many": """
         UPDATE fairturn.customers SET arrived[1] = arrived[1] + 1""",
     "a summary that counts too many": """
-        UPDATE fairturn.totals SET arrived[1] = arrived[1] + 1 WHERE shard = 0""",
+        UPDATE fairturn.arrival_counters SET arrived[1] = arrived[1] + 1 WHERE shard = 0""",
     "a delayed document deleted": f"DELETE FROM fairturn.documents WHERE state = {DELAYED}",
 }
 
@@ -55,22 +57,21 @@ class _Document(NamedTuple):
 
 
 def differences(store: Any, url: str) -> list[str]:
-    """Sentences about every number that is not what the documents add up to.
+    """Return sentences about every counter that disagrees with the documents.
 
-    A claim of no document first folds in everything that was recorded, so that flows are complete.
-    No other call may be under way.
-    """
+    A claim of no document first folds all events, so that flows are complete. No other call may be
+    in flight."""
     fold(store)
     return compared(store, url)
 
 
 def fold(store: Any) -> None:
-    """Let a claim fold in everything that was recorded."""
+    """Let a claim fold all events."""
     store.claim(0, worker="recount", lease_us=1_000_000)
 
 
 def compared(store: Any, url: str) -> list[str]:
-    """The same differences, without a claim before."""
+    """Return the same differences without a claim before."""
     with psycopg.connect(url) as connection:
         documents = [_Document(*row) for row in connection.execute(_DOCUMENTS)]
         names: dict[int, str] = dict(connection.execute(_CUSTOMERS).fetchall())

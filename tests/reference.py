@@ -1,9 +1,8 @@
-"""The priority rule and the order of service once more: slow, obvious, and on its own.
+"""The priority rule and the order of service again: slow, obvious and independent.
 
-It imports nothing from fairturn on purpose. Whatever the engine does with heaps, sums that are
-kept up to date and flows that are forgotten, is done here with lists and loops: nothing is kept
-that can be counted, nothing is forgotten, and every question looks at every document. Where the
-two disagree, one of them is wrong.
+It deliberately imports nothing from fairturn. Where the engine has heaps, incremental sums and
+flows that it drops, this has lists and loops over all documents: it caches nothing that can be
+counted and drops nothing. Where the two disagree, one of them is wrong.
 
 Moments are integer microseconds. A document of cost 1 is 1,000,000; a weight of 1 is 1000.
 """
@@ -17,7 +16,7 @@ LEASE_US = 60_000_000
 
 @dataclass(eq=False)
 class Document:
-    """`state` is what the world knows; `seen` is what the claims have folded in so far."""
+    """`state` is the true state; `seen` is the state that claims have folded so far."""
 
     number: int
     customer: "Customer"
@@ -60,7 +59,7 @@ class Flow:
 
 @dataclass(eq=False)
 class Recorded:
-    """Something that happened and that the next claim folds in."""
+    """An event that the next claim folds."""
 
     at: int
     what: str  # arrived, cancelled, finished, failed, released, settings
@@ -92,10 +91,10 @@ class Reference:
         self.reset_interval_us = reset_interval_us
         self.attempts_max = attempts_max
         self.customers: list[Customer] = []
-        self.documents: list[Document] = []  # those that have not ended
+        self.documents: list[Document] = []  # documents that have not ended
         self.flows: list[Flow] = []
         self.clocks = [0] * 10
-        self.number = 0  # of the last claim that got a document
+        self.number = 0  # of the last claim that took a document
         self.tick = 0
         self.recorded: list[Recorded] = []
         self.submitted = 0
@@ -104,7 +103,7 @@ class Reference:
     # ── The priority rule ────────────────────────────────────────────────────────────────────────
 
     def check(self, name: Hashable, now: int) -> tuple[int, int]:
-        """The count and the priority of one more document."""
+        """Return the count and the priority of one more document."""
         customer = self.customer(name)
         if customer.updated_at is None or now - customer.updated_at > self.reset_interval_us:
             customer.count = 0
@@ -150,7 +149,7 @@ class Reference:
         self.recorded.append(Recorded(now, "settings", customer=customer, settings=settings))
 
     def cancel(self, document: Document, now: int) -> None:
-        """A document that waits, or that is not due yet."""
+        """Cancel a waiting or delayed document."""
         if document.state == "waiting":
             self.recorded.append(Recorded(now, "cancelled", document))
         document.state = "ended"
@@ -160,7 +159,7 @@ class Reference:
         self.recorded.append(Recorded(now, "finished", document, real_cost))
 
     def fail(self, document: Document, now: int, delay_us: int | None) -> None:
-        """Without a delay, or with its attempts used up, the document is dead."""
+        """Fail an attempt. Without a delay, or without attempts left, the document is dead."""
         if delay_us is None or document.attempts >= self.attempts_max:
             document.state = "ended"
         else:
@@ -176,7 +175,7 @@ class Reference:
     # ── A claim folds it in ──────────────────────────────────────────────────────────────────────
 
     def claim(self, now: int, n: int = 1, lease_us: int = LEASE_US) -> list[Document]:
-        """`n` claims one after the other."""
+        """Make `n` claims one after the other."""
         self._fold(now)
         claimed: list[Document] = []
         for _ in range(n):
@@ -250,7 +249,8 @@ class Reference:
             self.clocks[document.level] += difference * 1000 // total
 
     def _settle(self, at: int) -> None:
-        """After an event, whole: which flows are active now, and which document is whose head."""
+        """After a whole event, update which flows are active and which document is each customer's
+        head."""
         waiting = [d for d in self.documents if d.seen == "waiting"]
         for document in waiting:
             self._flow(document)
@@ -382,10 +382,9 @@ class Row:
 def replay(
     rows: Sequence[Row], *, workers: int, mode: str, costs: str = "equal", patience_us: int
 ) -> list[tuple[int, int, int, int]]:
-    """(count, priority, started at, finished at) of each line.
+    """Return (count, priority, started at, finished at) of each line.
 
-    At one moment: what is done finishes, what comes is submitted, free workers claim; and again.
-    """
+    At equal moments documents finish first, then others are submitted, then free workers claim."""
     queue = Reference(mode=mode, costs=costs, patience_us=patience_us)
     documents: list[Document] = []  # by line
     started: dict[Document, int] = {}

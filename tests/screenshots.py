@@ -1,7 +1,7 @@
-"""The pictures of the page in docs/page/ (`make screenshots`).
+"""The screenshots in docs/page/ (`make screenshots`).
 
-Half an hour of a queue passes on a clock of its own: nine customers, four workers, and a dump of
-2,000 documents. Nothing of it is drawn by hand.
+They show half an hour of a queue on a simulated clock: nine customers, four workers, and an upload
+of 2,000 documents.
 """
 
 import heapq
@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from playwright.sync_api import Browser, BrowserContext
 
 from fairturn import Queue, Submission
-from fairturn.access.registry import Keys
+from fairturn.access.registry import KeyRegistry
 from fairturn.clock import SECOND_US, ManualClock, SystemClock
 from fairturn.model import Completed, Failed, Fence, Filter, Outcome, Progress, State
 from tests.browsing import browser, page_app, page_served
@@ -29,10 +29,10 @@ DUMP_AT_MINUTE = 18
 WORKERS = 4
 LEASE_US = 3_600 * SECOND_US
 DEMO_MS = 28_000.0
-HEIGHTS = {"documents": 1_000, "search": 640}  # of long lists, the beginning
+HEIGHTS = {"documents": 1_000, "search": 640}  # of long lists, only the top
 PHONE = {"width": 360, "height": 740}
 DUMPER, SECOND = "Acme Logistics", "Elmira Foods"
-# How many seconds lie between two documents, about.
+# Approximate seconds between two documents.
 QUIET = {
     SECOND: 9, "Czarny Las": 14, "Brauer GmbH": 21, "Frota Sul": 17, "Holm & Sons": 24,
     "Oak & Partners": 30, "Iglesias e Hijos": 26,
@@ -41,7 +41,7 @@ FILES = ("rechnung-{}.pdf", "po-{}.pdf", "scan-{}.pdf", "faktura-{}.xml", "invoi
 
 
 class History:
-    """Lets a queue live through half an hour."""
+    """Runs a queue for half an hour."""
 
     def __init__(self, queue: Queue, clock: ManualClock, app: FastAPI) -> None:
         self.queue, self.clock, self.app = queue, clock, app
@@ -96,7 +96,7 @@ class History:
             heapq.heappush(self.busy, (ends_at, claim.fence, took_s))
 
     def end(self) -> None:
-        """The last moment: newcomers in every lane, and workers in the middle of their work."""
+        """Leave new documents in every lane, and documents in flight."""
         for name, n in (("Gebrüder Winter", 3), ("Dupont SA", 7), ("Nordwind AG", 12)):
             self.queue.submit_many([self.submission(name) for _ in range(n)])
         self.clock.advance(1)
@@ -109,7 +109,7 @@ class History:
 
 
 def take(context: BrowserContext, name: str, path: str, height: int | None = None) -> None:
-    """One picture, when everything has been drawn."""
+    """Take one screenshot after everything has been drawn."""
     page = context.new_page()
     page.emulate_media(reduced_motion="reduce")
     page.goto(path)
@@ -128,7 +128,7 @@ def opened(found: Browser, url: str, *, language: str = "en", **more: Any) -> Br
 
 
 def main() -> None:
-    """Take all pictures; with an argument, into another folder and in more variants."""
+    """Take all screenshots; with an argument, into another folder and in more variants."""
     global FOLDER  # noqa: PLW0603  # the one thing that a developer chooses
     everything = len(sys.argv) > 1
     FOLDER = Path(sys.argv[1]) if everything else FOLDER
@@ -183,7 +183,7 @@ def pictures(found: Browser, url: str, queue: Queue, *, everything: bool) -> Non
             take(opened(found, url, language="de"), f"{name}-de", path)
             take(opened(found, url, language="pl"), f"{name}-pl", path)
             take(opened(found, url, viewport=PHONE, language="de"), f"{name}-phone", path)
-    own = Keys(queue.store).make("customer", customer=SECOND).shown
+    own = KeyRegistry(queue.store).make("customer", customer=SECOND).shown
     theirs = opened(found, url)
     entered = theirs.request.post(
         "/login", form={"key": own}, headers={"Sec-Fetch-Site": "same-origin"}
@@ -198,7 +198,7 @@ def pictures(found: Browser, url: str, queue: Queue, *, everything: bool) -> Non
 
 
 def first_steps(found: Browser, url: str, *, everything: bool) -> None:
-    """An empty queue, and the demo after half a minute."""
+    """Show an empty queue, and the demo after half a minute."""
     light = opened(found, url)
     take(light, "first-steps", "/", height=480)
     page = light.new_page()

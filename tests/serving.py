@@ -10,25 +10,25 @@ import httpx
 from fastapi import FastAPI
 
 from fairturn import Queue
-from fairturn.access.registry import Keys
+from fairturn.access.registry import KeyRegistry
 from fairturn.service.app import make_app
-from fairturn.service.options import Plan
-from fairturn.service.server import Address, Server
+from fairturn.service.options import ServiceLimits
+from fairturn.service.server import ListenAddress, Server
 
 STARTS_S = 30.0
 
 
 @contextmanager
-def served(queue: Queue, plan: Plan | None = None, **more: Any) -> Iterator[str]:
-    """The address of a server of this queue."""
+def served(queue: Queue, plan: ServiceLimits | None = None, **more: Any) -> Iterator[str]:
+    """Serve this queue and yield the URL."""
     with served_app(make_app(queue, plan), **more) as url:
         yield url
 
 
 @contextmanager
 def served_app(app: FastAPI, **more: Any) -> Iterator[str]:
-    """The address of an application, while it is served."""
-    server = Server(app, Address(port=0, **more))
+    """Serve an application and yield its URL."""
+    server = Server(app, ListenAddress(port=0, **more))
     thread = threading.Thread(target=server.run, name="server")
     thread.start()
     try:
@@ -42,9 +42,9 @@ def served_app(app: FastAPI, **more: Any) -> Iterator[str]:
 
 @contextmanager
 def client_of(
-    queue: Queue, plan: Plan | None = None, key: str | None = None
+    queue: Queue, plan: ServiceLimits | None = None, key: str | None = None
 ) -> Iterator[httpx.Client]:
-    """A client of a server of this queue."""
+    """Serve this queue and yield a client."""
     headers = {} if key is None else bearer(key)
     with (
         served(queue, plan) as url,
@@ -58,9 +58,9 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def key_for(queue: Queue, customer: str | None = None, role: str = "operator") -> str:
-    """A new key, of a customer or of another role."""
+    """Create a key for a customer or another role."""
     role = role if customer is None else "customer"
-    return Keys(queue.store).make(role, customer=customer).shown
+    return KeyRegistry(queue.store).make(role, customer=customer).shown
 
 
 def asked(
@@ -72,7 +72,7 @@ def asked(
     base: str = "http://127.0.0.1:8750",
     **more: Any,
 ) -> httpx.Response:
-    """What the application answers to somebody at this address."""
+    """Return the application's response to a client at this address."""
 
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(app=app, client=(address, 50_000))
@@ -83,7 +83,7 @@ def asked(
 
 
 def code_of(response: httpx.Response) -> tuple[int, str]:
-    """The status and the code of a problem, which every refusal is."""
+    """Return the status and the code of a problem response."""
     assert response.headers["content-type"] == "application/problem+json", response.text
     problem = response.json()
     assert problem["status"] == response.status_code

@@ -1,8 +1,9 @@
-"""Any sequence of operations gives the same answers on every store.
+"""Any sequence of operations has the same results on every store.
 
-A program is a list of plain values, so that a failure prints as one and shrinks to a short one. The
-stores run it side by side on one clock and with one key for ids, and after every step they must
-answer alike and show alike: receipts, claims, fences, lost attempts, documents, customers, numbers.
+A program is a list of plain values, so that a failing one can be printed and shrunk. The stores run
+it side by side on one clock and with one key for ids. After every step they must return the same
+results and have the same observable state: receipts, claims, fences, lost attempts, documents,
+customers, counters.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.errors import FairturnError
+from fairturn.maintenance.sqlite_transfer import unload
 from fairturn.model import (
     Claimed,
     Completed,
@@ -40,7 +42,7 @@ from fairturn.priority import Reset
 from fairturn.scheduling.flows import Costs, Mode
 from fairturn.scheduling.position import position
 from fairturn.stores.conformance import snapshot
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueueStore as Store
 from fairturn.stores.memory import MemoryStore
 from fairturn.stores.postgres import PostgresStore
 from fairturn.stores.sqlite import SqliteStore
@@ -54,7 +56,7 @@ KEY = 0x5EED
 
 
 class Doc(NamedTuple):
-    """A document to submit. `parent` points at one that was submitted before."""
+    """A document to submit. `parent` refers to an earlier one."""
 
     customer: str
     key: int | None = None
@@ -70,7 +72,7 @@ class Submit(NamedTuple):
 
 
 class End(NamedTuple):
-    """How an attempt ends. `attempt` points at a claim that was made before."""
+    """The end of an attempt. `attempt` refers to an earlier claim."""
 
     attempt: int
     kind: str
@@ -90,7 +92,7 @@ class Finish(NamedTuple):
 class Renew(NamedTuple):
     attempts: tuple[int, ...]
     lease_s: int
-    done: float | None = None  # the progress of each second one
+    done: float | None = None  # the progress of every second attempt
 
 
 class Cancel(NamedTuple):
@@ -129,11 +131,11 @@ class Purge(NamedTuple):
 
 
 class Switch(NamedTuple):
-    """The other process does what follows."""
+    """Run the following steps in the other process."""
 
 
 class Restart(NamedTuple):
-    """The process ends, and another one opens the file."""
+    """End the process and open the file in another one."""
 
 
 Operation = (
@@ -200,7 +202,7 @@ first_settings = st.builds(
 
 
 class Opened(Protocol):
-    """A store that lives in a process."""
+    """A store in a process."""
 
     def close(self) -> None: ...
 
@@ -209,7 +211,7 @@ S = TypeVar("S", bound=Opened)
 
 
 class Processes(Generic[S]):
-    """A database and two processes that have it open."""
+    """A database that two processes have open."""
 
     def __init__(self, first: S, open_again: Callable[[], S]) -> None:
         self.store = first
@@ -245,7 +247,7 @@ def on_postgres(url: str, first: Settings, clock: ManualClock) -> Processes[Post
 
 @dataclass
 class Machine:
-    """Runs the operations on stores that stand side by side."""
+    """Runs the operations on several stores side by side."""
 
     memory: Store
     sqlite: Processes[SqliteStore]
@@ -257,7 +259,7 @@ class Machine:
 
     @property
     def has_retries(self) -> bool:
-        """Whether a document waits for its next attempt."""
+        """Whether a document waits for a retry."""
         delayed = self.memory.find(Filter(states=(State.DELAYED,)), size=1_000).documents
         return any(document.attempts for document in delayed)
 
@@ -330,7 +332,7 @@ class Machine:
         return stores
 
     def _same(self, operation: Operation, call: Callable[[Store], Any]) -> Any:
-        """What every store answers, or the error that every store raises."""
+        """Return the result that all stores return, or the error that all raise."""
         answers = {}
         for name, store in self.stores.items():
             try:
@@ -340,15 +342,15 @@ class Machine:
         return self._one_of(operation, answers)
 
     def _look(self, operation: Operation) -> None:
-        """What every store shows."""
+        """Compare the observable state of all stores."""
         self._same(operation, lambda store: store.summary())
         self._same(operation, lambda store: store.customers())
         self._same(operation, lambda store: store.find(Filter(), size=1_000))
         some = {self._at(self.documents, pointer) for pointer in (0, 7, 20)} - {None}
-        self._same(operation, lambda store: [_situation(store, id) for id in sorted(some)])
+        self._same(operation, lambda store: [_document_snapshot(store, id) for id in sorted(some)])
 
     def end(self) -> None:
-        """Let everything that is left be claimed in its order, through all its attempts."""
+        """Claim everything that is left in order, through all attempts."""
         for _ in range(3):
             self.run(Advance(LEASE_S + 1))
             self.run(Claim(100))
@@ -363,7 +365,7 @@ class Machine:
     # ── From pointers to what they point at ──────────────────────────────────────────────────────
 
     def _at(self, things: list[Any], pointer: int) -> Any:
-        """Counted from the newest, because that is where most of the life is."""
+        """Index from the newest, because those are most likely to be active."""
         return things[-1 - pointer % len(things)] if things else None
 
     def _ids(self, pointers: tuple[int, ...]) -> list[str]:
@@ -422,7 +424,7 @@ class Machine:
         assert self._same(operation, lambda store: store.settings()) == after
 
     def _prune(self, store: Store, documents_max: int) -> list[str]:
-        """All that can be forgotten; which batch forgets what is the store's own business."""
+        """Prune everything; which batch deletes which documents may differ between stores."""
         contents: list[str] = []
         for _ in range(1_000):
             batch = store.prune(documents_max=documents_max)
@@ -432,19 +434,19 @@ class Machine:
         raise AssertionError("pruned 1,000 times, and still something is left to forget")
 
 
-def _situation(store: Store, id: str) -> Any:
-    """What is known about a document, and what follows from it. The numbers of customers, which
-    lines are told apart and which attempts are remembered are each store's own business."""
-    found = store.situation(id)
+def _document_snapshot(store: Store, id: str) -> Any:
+    """Return a document's snapshot and explanation, without what may differ between stores: the
+    numbers of customers, which lines are read one by one, which attempts are sampled."""
+    found = store.snapshot(id)
     if found is None:
         return None
     place = None
-    if found.lineup is not None:
-        line, settings = found.lineup, found.settings
+    if found.queue_view is not None:
+        line, settings = found.queue_view, found.settings
         answer = position(line, mode=settings.mode, costs=settings.costs)
         place = (
             (line.rank, line.number, line.clock),
-            [(front.since, front.order, front.level) for front in line.fronts],
+            [(front.since, front.order, front.level) for front in line.overdue],
             answer and replace(answer, turns={}),
             answer and {found.names[customer]: n for customer, n in answer.turns.items()},
         )
@@ -481,7 +483,7 @@ def submit(names: str) -> Submit:
     return Submit(tuple(Doc(name) for name in names))
 
 
-# What stores have answered differently before, as short as it could be made.
+# Shrunk programs on which stores have disagreed before.
 PROGRAMS: dict[str, tuple[Settings, list[Operation]]] = {
     "a claim of whole parts, and one that finds nothing after them": (
         Settings(),
@@ -601,8 +603,8 @@ def test_what_was_answered_differently_once_is_answered_alike(name: str) -> None
 
 
 def large_claims(seed: int) -> Iterator[Operation]:
-    """Two processes that claim much, each from where the other has stopped, while documents come,
-    come back and are cancelled: at the front of a line, in its middle, and at its end."""
+    """Two processes that make large claims in turns, while documents arrive, are requeued and are
+    cancelled: at the head of a line, in its middle and at its end."""
     chance = Random(seed)
     yield submit("abc" * 300)
     for _ in range(14):
@@ -621,8 +623,8 @@ def large_claims(seed: int) -> Iterator[Operation]:
 
 
 def many_customers(seed: int) -> Iterator[Operation]:
-    """Customers that a process has not seen yet, more than it reads ahead; of some of them
-    something happens before their turn, also by another process that claims now and then."""
+    """More customers than a process prefetches, some of which change before their turn, also by
+    another process that claims now and then."""
     chance = Random(seed)
     names = [f"customer {n}" for n in range(260)]
     yield Submit(tuple(Doc(name) for name in names for _ in range(chance.randint(1, 3))))
@@ -658,7 +660,7 @@ def test_large_claims_of_two_processes_give_what_those_of_one_do(
 
 
 class Agreement(RuleBasedStateMachine):
-    """Each rule is one kind of operation; the pointers make sense of whatever there is."""
+    """Each rule is one kind of operation; references resolve to whatever exists."""
 
     with_server = True
 
@@ -729,7 +731,7 @@ class Agreement(RuleBasedStateMachine):
     def advance_far(self, seconds: float) -> None:
         self.machine.run(Advance(seconds))
 
-    # Between two attempts the stores differ: on PostgreSQL delays follow the server's clock.
+    # Delays differ between stores: on PostgreSQL they follow the server's clock.
     @precondition(lambda self: self.machine.postgres is None or not self.machine.has_retries)
     @rule(seconds=st.sampled_from([1, -1, 3_600, -3_600, RESET_S + 1]))
     def step_the_wall_clock(self, seconds: int) -> None:
@@ -769,8 +771,8 @@ class AgreementWithoutServer(Agreement):
 
 
 class AgreementAfterCopying(Agreement):
-    """The embedded stores go on beside a copy of the file in PostgreSQL: each answers as if it had
-    been there from the beginning."""
+    """The embedded stores continue beside a copy of the file in PostgreSQL: each must return what
+    it would have returned from the beginning."""
 
     with_server = False
 
@@ -782,9 +784,9 @@ class AgreementAfterCopying(Agreement):
         machine.run(Finish(tuple(End(attempt, "released", 0) for attempt in held)))
         url = self.stores.enter_context(Databases(recycled=True)).new()
         copy = PostgresStore(url, clock=machine.clock)
-        with machine.sqlite.store.snapshot() as snapshot:
-            whole = snapshot.unload(machine.clock.now(), machine.clock.uptime())
-            copy.load(whole, lambda done, total: None)
+        with machine.sqlite.store.read_transaction() as snapshot:
+            exported = unload(snapshot, machine.clock.now(), machine.clock.uptime())
+            copy.load(exported, lambda done, total: None)
         machine.postgres = Processes(copy, lambda: PostgresStore(url, clock=machine.clock))
         self.stores.callback(machine.postgres.close)
         machine._look(Restart())

@@ -1,8 +1,8 @@
 """The rules of the architecture, as checks on the text of the installed package.
 
-Each rule is a function from a text to sentences that say what is wrong with it. It is used twice:
-on the real files, where it must find nothing, and on small bad ones, where it must find something.
-A rule that cannot fail protects nothing.
+Each rule is a function from a text to sentences about violations. It is used twice: on the real
+files, where it must find nothing, and on small bad ones, where it must find something, because a
+rule that cannot fail protects nothing.
 """
 
 import ast
@@ -20,9 +20,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# Lowest first. A part is a module of fairturn, or a package with all its modules but those that are
-# parts of their own. It imports from the lines before its own; the modules of one part may import
-# each other.
+# Lowest first. A part is a module of fairturn, or a package with all its modules except those that
+# are parts of their own. It imports from the lines above its own; the modules of one part may
+# import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "errors",
@@ -34,22 +34,21 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "priority",
         "i18n",
         "explain.reasons",
-        "access.keys",
-        "wire",
     ),
-    ("scheduling.flows",),
+    ("scheduling.flows", "charts", "access.keys"),
     ("scheduling.turns", "model"),
-    ("explain.snapshot",),
+    ("explain.snapshot", "wire"),
     ("stores.contract", "scheduling"),
     ("contents.local", "stores"),
     ("contents", "validation", "explain", "integrations.counts", "telemetry"),
-    ("queue", "access", "explain.sentences"),
+    ("config", "access", "explain.sentences"),
+    ("queue",),
     ("worker",),
-    ("config", "client"),
+    ("client",),
     ("maintenance", "demo"),
     ("cli", "service", "dashboard", "integrations", "simulator", "stores.conformance"),
 )
-# The only imports between two parts of one line: who imports, and what.
+# The only imports between two parts of one line: importer, and imported.
 WITHIN_A_LAYER = {
     ("cli", "simulator"),
     ("cli", "service"),
@@ -64,8 +63,8 @@ TOP = len(LAYERS) - 1
 NOUNS_IN_ING = {"scheduling"}
 MEANINGLESS_NAMES = {"utils", "helpers", "common", "base", "core", "manager", "misc"}
 
-# Whoever names one of these can read the time, called at once or handed on to be called later.
-# Sleeping, and the conversion of a moment that was handed in, read nothing and are allowed.
+# A reference to one of these can read the time, whether called at once or passed on. Sleeping, and
+# the conversion of a given moment, read nothing and are allowed.
 CLOCK_READERS = re.compile(
     r"time\.(time|monotonic|perf_counter|process_time|thread_time|clock_gettime)(_ns)?"
     r"|datetime\.datetime\.(now|utcnow|today)"
@@ -73,7 +72,7 @@ CLOCK_READERS = re.compile(
     r"|uuid\.uuid[167]"
     r"|os\.times"
 )
-# These convert a moment, but take the present when the call has fewer arguments than this.
+# These convert a moment, but use the present when the call has fewer arguments than this.
 ARGUMENTS_TO_CONVERT = {
     "time.gmtime": 1,
     "time.localtime": 1,
@@ -81,7 +80,7 @@ ARGUMENTS_TO_CONVERT = {
     "time.asctime": 1,
     "time.strftime": 2,
 }
-# A database has a clock too. Capitals, as in all our SQL, tell a statement from a sentence.
+# A database has a clock too. Capitals, as in all our SQL, distinguish a statement from a sentence.
 SQL_STATEMENT = re.compile(r"\b(SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER)\b")
 SQL_CLOCK = re.compile(
     r"\bCURRENT_(TIMESTAMP|TIME|DATE)\b|'now'|\b(now|unixepoch|julianday|clock_timestamp)\(\)",
@@ -131,6 +130,19 @@ def imports_against_the_layers(module: Module) -> Iterator[str]:
             imported = ""  # One of the public names, as in `from fairturn import Queue`.
         if not may_import(module.part, imported):
             yield f"{module.at(node)}: {module.part or 'fairturn'} must not import {target}"
+
+
+def reaches_through_a_queue(module: Module) -> Iterator[str]:
+    """Only `queue.py` uses `queue.store`; others call the queue, its `queries` or its `keys`."""
+    if module.part in ("queue", "stores", "stores.conformance", "maintenance"):
+        return
+    for node in module.nodes():
+        if not isinstance(node, ast.Attribute) or node.attr != "store":
+            continue
+        owner = node.value
+        name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+        if name.lstrip("_") in ("queue", "restored"):
+            yield f"{module.at(node)}: call a method of the queue, not {name}.store"
 
 
 def may_import(part: str, imported: str) -> bool:
@@ -206,7 +218,7 @@ def more_lines_than_one_reading(text: str) -> Iterator[str]:
 
 
 def differences_from_the_parts(text: str, title: str, parts: set[str]) -> Iterator[str]:
-    """Compare the first column of the table below `title` with the parts that there are."""
+    """Compare the first column of the table below `title` with the existing parts."""
     named = parts_named_below(title, text)
     for part in sorted(parts - named):
         yield f"'{part}' is in no line of the table below '{title}'"
@@ -228,20 +240,21 @@ def is_row(line: str) -> bool:
 # What the rules ask of a module.
 
 
-@lru_cache(maxsize=1)  # of the one module that all rules are asked about, before the next
+@lru_cache(maxsize=1)  # one module: all rules check it before the next
 def nodes_in(source: str, name: str) -> list[ast.AST]:
     return list(ast.walk(ast.parse(source, filename=name)))
 
 
 def part_of(name: str) -> str:
-    """The name in LAYERS, as `stores` of `fairturn.stores.sqlite`; empty for `fairturn` itself."""
+    """Return the name in LAYERS, as `stores` of `fairturn.stores.sqlite`; empty for `fairturn`
+    itself."""
     names = name.split(".")[1:]
     longest_first = (".".join(names[:n]) for n in range(len(names), 0, -1))
     return next((part for part in longest_first if part in LAYER_OF), "".join(names[:1]))
 
 
 def imports_of(module: Module) -> Iterator[tuple[ast.AST, str]]:
-    """Every import with the full name of what is imported, also when only for a type checker."""
+    """Return every import with the full name of what is imported, also for a type checker only."""
     package = module.name.split(".") if module.is_package else module.name.split(".")[:-1]
     for node in module.nodes():
         if isinstance(node, ast.Import):
@@ -260,7 +273,8 @@ def imports_of(module: Module) -> Iterator[tuple[ast.AST, str]]:
 
 
 def names_of(module: Module) -> Iterator[tuple[ast.AST, str]]:
-    """Every import and dotted name in full: `t.time` is `time.time` after `import time as t`."""
+    """Return every import and dotted name in full: `t.time` is `time.time` after `import time as
+    t`."""
     yield from imports_of(module)
     meanings = meanings_of_imported_names(module)
     for node in module.nodes():
@@ -282,7 +296,7 @@ def strings_of(module: Module) -> Iterator[tuple[ast.AST, str]]:
 
 
 def meanings_of_imported_names(module: Module) -> dict[str, str]:
-    """What a name stands for: after `from time import time as t`, `t` is `time.time`."""
+    """Return what names stand for: after `from time import time as t`, `t` is `time.time`."""
     meanings = {}
     for node in module.nodes():
         if isinstance(node, ast.Import):
@@ -300,7 +314,7 @@ def full_name(node: ast.expr, meanings: dict[str, str]) -> str:
         return meanings.get(node.id, node.id)
     if isinstance(node, ast.Attribute):
         return f"{full_name(node.value, meanings)}.{node.attr}"
-    return "?"  # The result of a call, an element of a list: nothing that has a name.
+    return "?"  # The result of a call, an element of a list: an expression without a name.
 
 
 # The files.
@@ -326,7 +340,7 @@ def modules_in(folder: Path) -> list[Module]:
 
 
 def files_in(folder: Path) -> Iterator[Path]:
-    """The files that people write. A folder whose name begins with a dot belongs to a tool."""
+    """Yield the source files. A folder whose name begins with a dot belongs to a tool."""
     for path in sorted(folder.iterdir()):
         if path.name in FOLDERS_MADE_BY_TOOLS or path.name == ".git":
             continue
@@ -350,6 +364,7 @@ def test_the_tests_import_the_installed_wheel_and_never_the_sources() -> None:
 def test_every_module_of_the_package_keeps_the_rules() -> None:
     rules = [
         imports_against_the_layers,
+        reaches_through_a_queue,
         reads_of_the_time,
         meaningless_names,
         gerund_names,
@@ -429,11 +444,13 @@ MODULES_THAT_BREAK_A_RULE = [
     (imports_against_the_layers, "fairturn.stores.sqlite", "from ..contents.local import Folder"),
     (imports_against_the_layers, "fairturn.queue", "import fairturn.worker"),
     (imports_against_the_layers, "fairturn.queue", "from fairturn import Document"),
-    (imports_against_the_layers, "fairturn.queue", "def f():\n    import fairturn.config"),
+    (imports_against_the_layers, "fairturn.config", "def f():\n    import fairturn.queue"),
     (imports_against_the_layers, "fairturn.config", "import_module('fairturn.dashboard')"),
     (imports_against_the_layers, "fairturn.simulator.run", "from fairturn.cli import main"),
     (imports_against_the_layers, "fairturn", "from fairturn.cli import main"),
     (imports_against_the_layers, "fairturn.novelty", ""),
+    (reaches_through_a_queue, "fairturn.service.bulk", "service.queue.store.find(wanted)"),
+    (reaches_through_a_queue, "fairturn.worker", "self._queue.store"),
     (reads_of_the_time, "fairturn.queue", "import time\ntime.time()"),
     (reads_of_the_time, "fairturn.queue", "import time as t\nt.monotonic_ns()"),
     (reads_of_the_time, "fairturn.queue", "from time import perf_counter"),
@@ -482,6 +499,8 @@ MODULES_THAT_KEEP_THE_RULE = [
     (imports_against_the_layers, "fairturn.cli.replay", "from fairturn.simulator import run"),
     (imports_against_the_layers, "fairturn.dashboard.app", "from fairturn import Queue"),
     (imports_against_the_layers, "fairturn", "from fairturn.config import open_queue"),
+    (reaches_through_a_queue, "fairturn.service.bulk", "service.queue.queries.find(wanted)"),
+    (reaches_through_a_queue, "fairturn.queue", "self.store.find(wanted)"),
     (reads_of_the_time, "fairturn.clock", "import time\ntime.time()"),
     (reads_of_the_time, "fairturn.worker", "import time\ntime.sleep(1)"),
     (

@@ -1,4 +1,4 @@
-"""A copy of a queue in use is whole: everything that it refers to is in it."""
+"""A backup of a queue in use is complete: it contains everything that it refers to."""
 
 import json
 import os
@@ -16,9 +16,10 @@ import pytest
 from fairturn import Completed, Queue
 from fairturn.errors import StoreBusy, StoreError, StoreRefused, StoreUnavailable
 from fairturn.maintenance.backup import Backup, back_up
+from fairturn.maintenance.sqlite_file import write_copy
 from fairturn.stores.conformance import snapshot
 from fairturn.stores.conformance.steps import assert_numbers_are_exact
-from fairturn.stores.sqlite import SqliteStore
+from fairturn.stores.sqlite import SqliteStore, query
 from tests.commands import SCRIPT, claim, complete, error_of, fairturn, lines_of
 
 SIZE = 70_000  # too large for the row
@@ -40,11 +41,11 @@ def contents(database: str) -> set[str]:
 
 
 def assert_whole(database: str = "copy.db") -> list[str]:
-    """Everything in the copy can be read; the ids of its documents."""
+    """Assert that everything in the copy can be read; return the ids of its documents."""
     with Queue(database) as copy:
         documents = list(copy.iterate())
         for document in documents:
-            if document.kind == "content":
+            if document.body_type == "content":
                 assert len(copy.read(document.id)) == document.size_bytes
         assert_numbers_are_exact(copy.store)
         assert copy.store.unreferenced(sorted(contents(database))) == []
@@ -135,10 +136,10 @@ def test_a_moment_that_is_held_does_not_see_what_comes_later(queue: Queue) -> No
     store = queue.store
     assert isinstance(store, SqliteStore)
 
-    with store.snapshot() as moment:
+    with store.read_transaction() as moment:
         submit(queue)
-        seen = [ref.name for ref in moment.contents()]
-        moment.write_to(Path("copy.db"), lambda part: None)
+        seen = [ref.name for ref in query.contents(moment)]
+        write_copy(moment, Path("copy.db"), lambda part: None)
 
     assert seen == [queue.get(first).content_name]
     with Queue("copy.db") as copy:
@@ -188,7 +189,7 @@ def test_a_moment_of_which_a_content_was_deleted_too_early_is_given_up_for_a_lat
         if not late:  # while the first content is copied, three customers come
             late.extend(submit(queue, f"late{n}") for n in range(3))
         elif not purged and len(contents("copy.db")) == 2:
-            # The moment is held, and one of the three is copied: the others leave.
+            # The snapshot is fixed, and one of the three is copied: delete the others.
             (copied,) = [id for id in late if queue.get(id).content_name in contents("copy.db")]
             for n, id in enumerate(late):
                 if id != copied:
@@ -218,7 +219,7 @@ def test_who_deletes_faster_than_can_be_copied_is_told_to_try_again(
                 queue.purge(f"late{n}")
         state.append(1)
 
-    with pytest.raises(StoreUnavailable, match="try again later"):
+    with pytest.raises(StoreUnavailable, match="retry later"):
         back_up(queue, "copy.db", progress=interfere)
     assert [path.name for path in Path().glob("copy.db*")] == []
 
@@ -268,7 +269,7 @@ def test_an_older_copy_is_replaced_only_when_that_is_said(queue: Queue) -> None:
     back_up(queue, "copy.db")
     submit(queue)
 
-    with pytest.raises(StoreRefused, match="copy.db and .*copy.db.contents exist already"):
+    with pytest.raises(StoreRefused, match="copy.db and .*copy.db.contents already exist;"):
         back_up(queue, "copy.db")
     assert assert_whole() == [old]
 
@@ -377,7 +378,7 @@ def test_a_backup_beside_another_one_to_the_same_place_is_refused_and_harms_neit
 
     assert len(refused) > 3
     path = Path("copy.db").absolute()
-    assert refused[0].startswith(f"another backup or restore is writing {path}; try")
+    assert refused[0].startswith(f"another backup or restore is writing {path}; retry")
     assert len(assert_whole()) == 3
     back_up(queue, "copy.db", overwrite=True)
 
@@ -478,7 +479,7 @@ def test_a_folder_that_is_in_the_way_is_told_before_anything_is_copied(queue: Qu
     submit(queue)
     Path("copy.db.contents").mkdir()
 
-    with pytest.raises(StoreRefused, match="copy.db.contents exist already"):
+    with pytest.raises(StoreRefused, match="copy.db.contents already exists;"):
         back_up(queue, "copy.db")
     assert not Path("copy.db").exists()
 

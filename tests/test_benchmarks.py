@@ -1,4 +1,4 @@
-"""What the benchmarks stand on: the longer way to a server, the board, and the bars."""
+"""The parts of the benchmarks: the latency proxy, the board, and the bars."""
 
 import json
 import socket
@@ -20,7 +20,7 @@ DELAY_S = 0.02
 
 @contextmanager
 def echo() -> Iterator[int]:
-    """A server that says what it hears, to one caller, until that one hangs up."""
+    """Run a server that echoes to one client until that closes."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -45,7 +45,7 @@ def call_from_afar() -> Iterator[socket.socket]:
         with socket.create_connection(("127.0.0.1", proxy.port)) as call:
             yield call
             call.shutdown(socket.SHUT_WR)
-            assert call.recv(1) == b""  # that we hung up is passed on, and so is the answer to it
+            assert call.recv(1) == b""  # the end of the stream is forwarded both ways
         stop.send(b".")
         thread.join()
 
@@ -67,7 +67,7 @@ def test_a_round_trip_through_the_proxy_takes_the_added_time() -> None:
 
 
 def test_what_passes_through_the_proxy_stays_whole_and_in_order() -> None:
-    sent = b"".join(f"{number:8}".encode() for number in range(32_768))  # several pieces
+    sent = b"".join(f"{number:8}".encode() for number in range(32_768))  # several chunks
     with call_from_afar() as call:
         call.sendall(sent)
         assert receive(call, len(sent)) == sent

@@ -1,5 +1,5 @@
-"""Contents in object storage: whole or not at all, checked when read, swept when orphaned; and what
-workers and the service make of them. The server is a real one, in another process."""
+"""Contents in object storage: written completely or not at all, checked when read, swept when
+orphaned; and their use by workers and the service. The server is a real one, in another process."""
 
 import hashlib
 import tracemalloc
@@ -38,7 +38,7 @@ def running() -> Iterator[Objects]:
 
 @pytest.fixture(scope="module")
 def connected(running: Objects) -> Iterator[Bucket]:
-    """It is used by all, because a client of AWS takes half a second to make."""
+    """Shared by all tests, because creating an AWS client takes half a second."""
     bucket = Bucket(f"s3://{running.bucket}/invoices")
     yield bucket
     bucket.close()
@@ -158,7 +158,7 @@ def test_bytes_that_are_missing_or_changed_are_told(server: Objects, bucket: Buc
 def test_a_bucket_that_is_not_there_is_told(server: Objects) -> None:
     absent = Bucket("s3://nowhere")
 
-    with pytest.raises(StoreError, match="s3://nowhere: cannot write a content: NoSuchBucket"):
+    with pytest.raises(StoreError, match="s3://nowhere: cannot write content: NoSuchBucket"):
         absent.put([b"x"])
     with pytest.raises(StoreError, match="s3://nowhere: cannot use"):
         absent.check()
@@ -183,7 +183,7 @@ def test_an_address_that_is_no_bucket_is_told(url: str) -> None:
 def test_a_place_is_a_folder_or_a_bucket(server: Objects, tmp_path: Path) -> None:
     assert isinstance(open_contents("s3://documents/a"), Bucket)
     assert isinstance(open_contents(str(tmp_path)), Folder)
-    with pytest.raises(StoreRefused, match="none at gs:// addresses"):
+    with pytest.raises(StoreRefused, match="gs:// URLs are not supported for contents"):
         open_contents("gs://documents")
 
 
@@ -202,7 +202,7 @@ def test_a_sweep_takes_what_a_crash_left_and_nothing_else(
     now = SystemClock().now()
 
     assert sweep(bucket, queue.store.unreferenced, now) == 0
-    # What a process leaves that is killed while it writes. To moto every upload is an old one.
+    # An upload that a killed process left unfinished. For moto every upload is old.
     client.create_multipart_upload(Bucket=server.bucket, Key="invoices/" + "a" * 32)
     assert sweep(bucket, queue.store.unreferenced, now + 2 * SWEEP_AGE_US) == 2
 
@@ -237,7 +237,7 @@ def test_contents_are_deleted_with_their_documents(server: Objects, queue: Queue
         queue.submit("acme", content=b"x" * 100_000)
 
     queue.purge("acme")
-    queue.contents.delete(["0" * 32])  # one that is gone already
+    queue.contents.delete(["0" * 32])  # one that is already deleted
 
     assert stored(server) == []
 
@@ -256,7 +256,7 @@ def test_a_handler_reads_a_content_and_gives_back_a_file(
     Worker(queue, handlers.write_file, threads=threads).run(until_empty=True)
 
     assert queue.result(large) == {"streamed": 300_000, "read": 300_000, "file": 300_000}
-    assert "carries a payload" in (queue.get(payload).error or "")
+    assert "has a payload" in (queue.get(payload).error or "")
     with queue.open_result(file) as stream:
         assert stream.read() == b"page " * 100_000
     assert len(stored(server)) == 3
@@ -265,7 +265,7 @@ def test_a_handler_reads_a_content_and_gives_back_a_file(
 def test_a_content_that_is_gone_fails_the_attempt_without_telling_its_address(
     server: Objects, queue: Queue
 ) -> None:
-    """The address of a content opens it, and a customer sees the error of its document."""
+    """The URL of a content grants access to it, and a customer sees the error of its document."""
     id = queue.submit("acme", content=b"x" * 300_000).id
     server.client.delete_object(Bucket=server.bucket, Key=stored(server)[0])
 

@@ -1,4 +1,4 @@
-"""`stamp` in a publisher: what is published with which priority, whatever becomes of the counts."""
+"""`stamp` in a publisher: the priority of each publication, whatever happens to the counts."""
 
 import json
 import pickle
@@ -27,7 +27,7 @@ from tests.waiting import wait_until
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "priority.json").read_text("utf-8"))
 QUEUE = "documents"
-# Connections that Celery leaves open are closed after each test, where this holds as well.
+# Connections that Celery leaves open are closed after each test, where this applies too.
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
@@ -57,14 +57,14 @@ def app(broker: Valkey) -> Celery:
 
 
 def messages(broker: Valkey) -> list[dict[str, Any]]:
-    """What waits in the queue, in the order of publication of each step."""
+    """Return the waiting messages, in the order of publication at each step."""
     client = broker.client()
     keys = [QUEUE, *(f"{QUEUE}\x06\x16{step}" for step in range(1, 10))]
     return [json.loads(text) for key in keys for text in reversed(client.lrange(key, 0, -1))]
 
 
 def decided(message: dict[str, Any]) -> tuple[int, int]:
-    """Count and priority in the header, after the broker's number was found to say the same."""
+    """Return count and priority in the header, after checking that the broker's number agrees."""
     header = message["headers"]["fairturn"]
     assert message["properties"]["priority"] == header["priority"]
     return header["count"], header["priority"]
@@ -179,7 +179,7 @@ def test_a_customer_may_be_a_number_a_uuid_or_any_text(
 def test_sixty_four_publishers_at_once_give_the_sequential_counts(broker: Valkey) -> None:
     app = celery_app.make(broker.url, RedisCounts(broker.url, timeout_s=30), QUEUE)
     app.conf.broker_pool_limit = 64
-    assert app.producer_pool.limit == 64  # Celery cannot make it in many threads at once
+    assert app.producer_pool.limit == 64  # Celery cannot create it safely in many threads at once
     process, barrier = app.tasks["process"], threading.Barrier(64)
 
     def publish() -> None:
@@ -206,7 +206,7 @@ def test_a_priority_by_hand_stays_and_makes_no_check(app: Celery, broker: Valkey
     app.tasks["process"].apply_async(kwargs={"customer_id": "acme"}, priority=0)
     app.tasks["process"].apply_async(kwargs={"customer_id": "acme"}, priority=4)
     app.send_task("routed", kwargs={"customer_id": "acme"})
-    # A retry of a task from before the app was stamped, which had no priority.
+    # A retry of a task that was published before the app was stamped has no priority.
     app.send_task("process", kwargs={"customer_id": "acme"}, retries=1)
     by_hand = messages(broker)
     app.tasks["process"].delay(customer_id="acme")
@@ -261,7 +261,7 @@ def test_two_apps_in_one_process_have_nothing_to_do_with_each_other(broker: Valk
 
 
 def test_an_app_is_stamped_once(app: Celery, broker: Valkey) -> None:
-    with pytest.raises(ValueError, match="the app 'tests' is stamped already"):
+    with pytest.raises(ValueError, match="the app 'tests' is already stamped"):
         stamp(app, customer=lambda *_: None, counts=broker.url)
 
 
@@ -292,7 +292,7 @@ def test_without_counts_a_task_is_published_with_priority_5_at_once(
         app = celery_app.make(broker.url, lost.url, QUEUE, timeout_s=TIMEOUT_S)
         process = app.tasks["process"]
         process.delay(customer_id="acme")
-        lost.freeze()  # the worst way to be lost: it takes connections and says nothing
+        lost.freeze()  # the worst failure: it accepts connections and answers nothing
 
         took = []
         for _ in range(100):
@@ -305,10 +305,10 @@ def test_without_counts_a_task_is_published_with_priority_5_at_once(
     assert [header["priority"] for header in headers] == [1] + [5] * 100
     assert headers[-1] == {"customer": "acme", "count": None, "priority": 5, "by": "fallback"}
     assert stamp_of(app).totals().fallback == 100
-    assert max(took) < TIMEOUT_S + 2  # for a machine that has other work to do
+    assert max(took) < TIMEOUT_S + 2  # slack for a busy machine
     assert sorted(took)[90] < 0.25
-    assert [record.message[:40] for record in caplog.records] == [
-        "published with priority 5, because there"
+    assert [record.message[:41] for record in caplog.records] == [
+        "published with priority 5 without a count"
     ]
 
 
@@ -354,7 +354,7 @@ def test_without_a_fallback_a_defect_of_the_counts_is_raised_as_one_of_our_error
 
 @pytest.mark.parametrize(
     "fallback, meaning",
-    [(7, "is published with priority 7"), (None, "nothing that has a customer can be published")],
+    [(7, "are published with priority 7"), (None, "tasks with a customer cannot be published")],
 )
 def test_counts_that_do_not_answer_at_the_start_are_told_with_what_that_means(
     fallback: int | None, meaning: str, broker: Valkey, caplog: pytest.LogCaptureFixture
@@ -365,7 +365,7 @@ def test_counts_that_do_not_answer_at_the_start_are_told_with_what_that_means(
     stamp_of(app).check()
 
     (said,) = [record.message for record in caplog.records]
-    assert said.startswith(f"no counts: Redis at 127.0.0.1:{port} cannot count now")
+    assert said.startswith(f"no counts: Redis at 127.0.0.1:{port} is unavailable")
     assert meaning in said
 
 
@@ -409,14 +409,14 @@ def test_a_customer_that_cannot_be_told_never_stops_a_publication(
     assert [message["properties"]["priority"] for message in messages(broker)] == [5, 5]
     assert stamp_of(app).totals().fallback == 2
     told, too_long = [record.message for record in caplog.records]
-    assert "customer= told no customer: KeyError('customer_id')" in told
-    assert "customer= told no customer: ValueError" in too_long
+    assert "customer= failed: KeyError('customer_id')" in told
+    assert "customer= failed: ValueError" in too_long
 
 
 # ── Settings ─────────────────────────────────────────────────────────────────────────────────────
 
 WRONG = [
-    ("redis://h", {}, ["Celery's own [0, 3, 6, 9]", '{"priority_steps": list(range(10))}']),
+    ("redis://h", {}, ["Celery's default [0, 3, 6, 9]", '{"priority_steps": list(range(10))}']),
     (
         "redis://h",
         {"broker_transport_options": {"priority_steps": list(range(1, 10))}},
@@ -432,7 +432,7 @@ WRONG = [
     ),
     ("amqp://h", {}, ["queue 'celery' has no x-max-priority", "task_queue_max_priority = 10"]),
     ("amqp://h", {"task_queue_max_priority": 5}, ["queue 'celery' has x-max-priority 5"]),
-    ("filesystem://", {}, ["knows no priorities of the broker 'filesystem'"]),
+    ("filesystem://", {}, ["the broker 'filesystem' is not supported"]),
 ]
 
 
@@ -454,14 +454,14 @@ def test_settings_that_make_priorities_meaningless_are_refused_at_the_first_publ
     "conf, sentence",
     [
         ({"task_acks_late": False}, "task_acks_late is off"),
-        ({"worker_prefetch_multiplier": 4}, "is 4: it takes 4 for each of its processes"),
-        ({"worker_prefetch_multiplier": 0}, "is 0: it takes all that wait"),
+        ({"worker_prefetch_multiplier": 4}, "is 4: it prefetches 4 tasks per process"),
+        ({"worker_prefetch_multiplier": 0}, "is 0: it prefetches all waiting tasks"),
     ],
 )
 def test_what_would_let_a_worker_undo_the_order_is_refused(
     app: Celery, conf: dict[str, Any], sentence: str
 ) -> None:
-    assert app.conf.task_acks_late  # as configured; what follows is set later
+    assert app.conf.task_acks_late  # as configured; the following setting is changed later
     app.conf.update(conf)
 
     with pytest.raises(BrokerRefused, match=sentence):

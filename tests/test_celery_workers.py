@@ -1,4 +1,4 @@
-"""Real workers in processes of their own, on Valkey and on RabbitMQ: the order that arrives."""
+"""The order in which real workers, on Valkey and on RabbitMQ, run tasks."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent
 SEED = 20_261_116
-# Connections that Celery leaves open are closed after each test, where this holds as well.
+# Connections that Celery leaves open are closed after each test, where this applies too.
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
@@ -51,7 +51,7 @@ def rabbit() -> Iterator[Rabbit]:
 
 
 class Place(NamedTuple):
-    """Where one test's tasks go: a broker, counts, a queue and a record of its own."""
+    """The broker, counts, queue and record of one test."""
 
     broker: str
     counts: str
@@ -62,10 +62,10 @@ class Place(NamedTuple):
         return celery_app.make(self.broker, self.counts, self.queue, **options)
 
     def ran(self) -> list[dict[str, Any]]:
-        """What workers have run so far, in order."""
+        """Return what workers have run so far, in order."""
         if not self.record.exists():
             return []
-        # A worker may be in the middle of a write: a line without its end is not complete yet.
+        # A worker may be in the middle of a write: skip a line without its end.
         complete = self.record.read_text().rpartition("\n")[0]
         return [json.loads(line) for line in complete.splitlines()]
 
@@ -80,12 +80,12 @@ class Place(NamedTuple):
 
     @contextmanager
     def worker(self, pool: str = "", **options: Any) -> Iterator[subprocess.Popen[str]]:
-        """A worker that runs one task at a time, until the end of the block."""
-        # A worker without a child starts and ends sooner, but on RabbitMQ it runs slowly.
+        """Run a worker with one task at a time until the end of the block."""
+        # A worker without a child starts and stops faster, but is slow on RabbitMQ.
         pool = pool or ("prefork" if self.broker.startswith("amqp") else "solo")
         command = [sys.executable, "-W", "ignore", "-m", "celery", "-A", "tests.celery_app"]
         quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
-        name = f"--hostname={self.queue}@%h"  # others run at the same time
+        name = f"--hostname={self.queue}@%h"  # other workers run at the same time
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
@@ -107,7 +107,7 @@ class Place(NamedTuple):
             ],
             cwd=self.record.parent,
             env=environment,
-            stdout=subprocess.PIPE,  # little enough, as these workers log warnings only
+            stdout=subprocess.PIPE,  # these workers log only warnings, which fit the pipe
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
@@ -115,7 +115,7 @@ class Place(NamedTuple):
             try:
                 yield process
             finally:
-                # With its children. Asked to end at once, a worker may wait for itself for ever.
+                # Kill its children too. A worker that is asked to stop at once may deadlock.
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
 
@@ -132,7 +132,7 @@ def place(request: pytest.FixtureRequest, redis: Valkey, tmp_path: Path) -> Plac
 
 
 def test_a_worker_runs_all_nine_levels_in_their_order(place: Place) -> None:
-    """A dump of one customer, and others who come while it waits: the order is the rule's."""
+    """While the upload of one customer waits, others arrive: the order is the rule's."""
     process = place.app().tasks["process"]
     rule, published = Rule(), Counter[str]()
     choice = random.Random(SEED)
@@ -158,7 +158,7 @@ def test_a_task_s_own_tasks_take_its_priority_without_a_check_for_the_first_20(
     place: Place,
 ) -> None:
     app = place.app()
-    for _ in range(5):  # so that what follows is at priority 3
+    for _ in range(5):  # so that the next one has priority 3
         app.send_task("nobody runs this", kwargs={"customer_id": "acme"}, queue=f"{place.queue}-x")
     app.tasks["unpack"].delay(25, customer_id="acme")
 
@@ -180,7 +180,7 @@ def test_the_steps_of_a_chain_are_one_check_and_a_retry_is_none(place: Place) ->
     chain(
         process.s(number=1, customer_id="acme"),
         process.s(number=2, customer_id="acme"),
-        process.s(number=3),  # it says no customer: it is its maker's
+        process.s(number=3),  # without a customer: that of its parent
     ).apply_async()
     unsteady.apply_async((4,), {"customer_id": "acme"})
 
@@ -259,7 +259,7 @@ def test_a_worker_with_wrong_settings_says_so_in_sentences_and_does_not_start(
     assert "Traceback" not in said
     assert "worker_prefetch_multiplier is 4" in said
     assert "task_acks_late is off" in said
-    steps = "priority_steps of broker_transport_options is Celery's own [0, 3, 6, 9]"
+    steps = "priority_steps of broker_transport_options is Celery's default [0, 3, 6, 9]"
     assert (steps if "redis" in place.broker else "has no x-max-priority") in said
 
 
@@ -285,7 +285,7 @@ def test_a_queue_that_exists_without_priorities_is_refused_with_the_way_out(
     assert f"rabbitmqctl delete_queue {place.queue}" in str(refused.value)
     assert "but current is none" in str(refused.value)
     assert "configure=True" not in str(refused.value)  # it was asked for, and changes no queue
-    assert ["let it run empty and delete it" in note for note in failed.value.__notes__] == [True]
+    assert ["drain and delete it" in note for note in failed.value.__notes__] == [True]
     assert worker.returncode == 1
     assert sentence in said
 
@@ -295,7 +295,7 @@ def test_a_quorum_queue_of_an_old_rabbitmq_is_refused_by_its_version(rabbit: Rab
     app.conf.task_default_queue_type = "quorum"
     app.conf.task_default_exchange_type = "topic"
 
-    with pytest.raises(BrokerRefused, match=r"is a quorum queue, and those of RabbitMQ 3\.") as no:
+    with pytest.raises(BrokerRefused, match=r"is a quorum queue, which in RabbitMQ 3\.") as no:
         stamp_of(app).check()
 
     assert "app.conf.task_default_queue_type = 'classic'" in str(no.value)
@@ -318,4 +318,4 @@ def test_a_broker_that_is_not_there_yet_is_no_reason_to_refuse(
 
     stamp_of(app).check()
 
-    assert any("queues could not be looked at" in record.message for record in caplog.records)
+    assert any("queues could not be checked" in record.message for record in caplog.records)

@@ -1,4 +1,4 @@
-"""The command line: what it prints, for people and for programs, and how it ends."""
+"""The command line: its output for people and programs, and its exit codes."""
 
 import csv
 import os
@@ -50,7 +50,7 @@ def test_the_installed_program_tells_its_commands_and_its_version() -> None:
 
 def test_help_answers_in_under_250_ms() -> None:
     def worked_s() -> float:
-        """Seconds of work, because the machine may be busy with other tests."""
+        """CPU seconds, because other tests may keep the machine busy."""
         process = os.posix_spawn(SCRIPT, [str(SCRIPT), "--help"], os.environ, file_actions=_SILENT)
         _, code, used = os.wait4(process, 0)
         assert code == 0
@@ -479,7 +479,7 @@ def test_costs_and_patience_change_who_is_next() -> None:
 def test_without_a_file_the_example_shows_what_turns_do_for_quiet_customers() -> None:
     printed = fairturn("replay").stdout
 
-    assert printed.startswith("No FILE was named, so this is the built-in example")
+    assert printed.startswith("Without FILE, this is the built-in example")
     rows = [line.split() for line in printed.splitlines()]
     quiet = [row for row in rows if len(row) == 6 and row[1].isdigit() and 3 < int(row[1]) < 300]
     (dump,) = [row for row in rows if len(row) == 6 and row[1] == "300"]

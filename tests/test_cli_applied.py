@@ -1,7 +1,7 @@
 """Every setting that `fairturn config` shows applies to every command that it concerns.
 
-The tests compare what they observe with the one list of settings: a setting that is added to the
-list without an observation here fails them.
+The tests compare observations with the list of settings: a setting that is added without an
+observation here fails them.
 """
 
 import json
@@ -49,7 +49,9 @@ def run(document):
         bytearray(1 << 30)
     return os.getpid()
 """
-QUEUE_FLAGS = {"database", "synchronous", "allow_network", "contents", "contents_shared"}
+QUEUE_FLAGS = {
+    "database", "schema", "synchronous", "allow_network", "contents", "contents_shared",
+}  # fmt: skip
 BACKOFF = {"retry_first_s": "0.01", "retry_factor": "20", "retry_most_s": "0.5"}
 PLACE_FLAGS = QUEUE_FLAGS | {"url", "key_file"}
 FLAGS: dict[str, set[str]] = {
@@ -61,7 +63,7 @@ FLAGS: dict[str, set[str]] = {
     "restore": {"allow_network", "contents_shared"},
     "restored": QUEUE_FLAGS,
     "doctor": QUEUE_FLAGS - {"synchronous", "contents_shared"},
-    "migrate": {"database"},
+    "migrate": {"database", "schema"},
     "rule": {"database", "url"},
     **{name: set() for name in ("completion", "copy", "demo", "replay", "simulate")},
 }
@@ -70,14 +72,14 @@ FLAGS: dict[str, set[str]] = {
 OTHERS = {
     "rule": {"reset", "bounds"},
     "submit": {"key"},
-    "restore": {"database"},  # what it makes
+    "restore": {"database"},  # the file that it creates
     "replay": {"mode", "reset", "costs", "bounds"},
     "simulate": {"mode", "reset", "costs", "bounds"},
     "copy": {
-        "url",
+        "schema",
         "contents",
         "contents_shared",
-    },  # of the queue that is written; no setting names one
+    },  # of the queue that is written, for which there is no setting
 }
 
 
@@ -98,7 +100,8 @@ def queue(folder: Path) -> Iterator[Queue]:
 
 @contextmanager
 def running(command: str, **settings: str) -> "Iterator[subprocess.Popen[bytes]]":
-    """A command with settings in its environment, which `fairturn config` shows in force."""
+    """Run a command with settings in its environment, and check that `fairturn config` shows
+    them."""
     if command == "up":
         settings = {"port": "0", **settings}
     given = {variable_of(name): value for name, value in settings.items()}
@@ -171,7 +174,7 @@ def test_every_setting_of_the_backoff_applies(queue: Queue, command: str) -> Non
             process.kill()
 
     first, grown, longest = delays
-    assert 0.01 <= first <= 0.015  # with the jitter, of up to a half
+    assert 0.01 <= first <= 0.015  # with a jitter of up to a half
     assert 0.2 <= grown <= 0.3
     assert 0.5 <= longest <= 0.75
 
@@ -238,7 +241,7 @@ def _answers(client: httpx.Client) -> bool:
 
 
 def flags_of(name: str, command: click.Command) -> set[str]:
-    """The settings that a command accepts as options or arguments."""
+    """Return the settings that a command accepts as options or arguments."""
     found = {parameter.name for parameter in command.params}
     return found & known_settings().keys() - OTHERS.get(name, set())
 
@@ -255,7 +258,7 @@ def test_a_command_accepts_the_settings_that_it_applies_and_no_others(
 def test_every_setting_belongs_to_a_command_that_applies_it() -> None:
     accepted = {flag for name, command in commands() for flag in flags_of(name, command)}
 
-    # An access key is no option, because others see the command line.
+    # An access key is not an option, because other users can see the command line.
     assert option_settings().keys() - accepted == {"key", "listen_url"}
     of_a_queue = {name for name, known in known_settings().items() if known.table == QUEUE}
     assert of_a_queue.isdisjoint(accepted), "they are changed by config set"

@@ -1,4 +1,4 @@
-"""docs/cli.md: every command and every option stands in it, and its programs run."""
+"""docs/cli.md documents every command and option, and its programs run."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import click
 import pytest
 
 from fairturn.cli import COMMANDS
-from fairturn.cli.settings import File, known_settings, resolve
+from fairturn.cli.settings import SettingsFile, known_settings, resolve
 from tests.commands import SCRIPT
 
 PAGE = (Path(__file__).parent.parent / "docs" / "cli.md").read_text(encoding="utf-8")
@@ -62,7 +62,7 @@ def test_the_first_program_runs_as_written(tmp_path: Path) -> None:
 
 def test_the_file_of_settings_is_one_and_names_every_setting_that_is_no_queues() -> None:
     (example,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    file = File(Path("fairturn.toml"), tomllib.loads(example))
+    file = SettingsFile(Path("fairturn.toml"), tomllib.loads(example))
 
     found = resolve({}, {}, file)
 

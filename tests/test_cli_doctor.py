@@ -1,4 +1,4 @@
-"""`fairturn doctor`: what is wrong is found, and nothing is changed by looking."""
+"""`fairturn doctor` finds problems and changes nothing."""
 
 import os
 import signal
@@ -23,13 +23,13 @@ from tests.servers.queues import Databases
 def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("FAIRTURN_")]:
-        monkeypatch.delenv(name)  # those of the tests are no settings
+        monkeypatch.delenv(name)  # variables of the tests are not settings
     with Queue("documents.db") as opened:
         yield opened
 
 
 def examined(*options: str, code: int = 0) -> dict[str, tuple[str, str]]:
-    """Each check with its state and its sentence."""
+    """Return each check with its state and its sentence."""
     result = fairturn("doctor", "--json", *options)
     assert result.exit_code == code, result.output
     result.exit_code = 0
@@ -74,8 +74,8 @@ def test_a_healthy_queue_has_a_line_for_each_check_and_ends_with_0(queue: Queue)
         "checksums",
     ]
     assert all(line.startswith("ok ") for line in printed.splitlines())
-    assert found["contents"][1] == "the only content is there"
-    assert found["checksums"][1] == "the only content is as when it was stored"
+    assert found["contents"][1] == "the only content is present"
+    assert found["checksums"][1] == "the only content is undamaged"
 
 
 def test_looking_changes_nothing_and_makes_nothing(queue: Queue, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_schema_of_the_future_is_wrong_and_left_alone(queue: Queue) -> None:
 
     assert state == "wrong"
     assert "version 9999" in sentence
-    assert "newer fairturn" in sentence
+    assert "newer than this release" in sentence
 
 
 def test_an_older_schema_is_a_warning_and_not_migrated_by_looking(queue: Queue) -> None:
@@ -180,7 +180,7 @@ def test_a_lease_that_ran_out_and_that_nobody_took_back_is_wrong(
     state, sentence = examined(code=1)["leases"]
 
     assert state == "wrong"
-    assert sentence.startswith("1 document running, of which 1 lost their lease")
+    assert sentence.startswith("1 document running, 1 of them with a lease that expired up to")
 
 
 def test_a_lease_of_before_the_machine_was_started_is_wrong(queue: Queue) -> None:
@@ -188,7 +188,7 @@ def test_a_lease_of_before_the_machine_was_started_is_wrong(queue: Queue) -> Non
     claim(queue)
     execute("UPDATE queue SET boot = 'another'")
 
-    assert "before the machine was started" in examined(code=1)["leases"][1]
+    assert "before the machine was booted" in examined(code=1)["leases"][1]
 
 
 def test_of_documents_claimed_together_only_those_that_were_not_renewed_lost_their_lease(
@@ -200,7 +200,8 @@ def test_of_documents_claimed_together_only_those_that_were_not_renewed_lost_the
     fences = [claimed.fence for claimed in queue.store.claim(3, worker="w", lease_us=1).claims]
     queue.store.renew(fences[:2], lease_us=60_000_000)
 
-    assert "3 documents running, of which 1 lost" in examined(code=1)["leases"][1]
+    sentence = examined(code=1)["leases"][1]
+    assert "3 documents running, 1 of them with a lease that expired" in sentence
     queue.store.finish([Released(fences[2])])
     assert examined()["leases"][0] == "ok"
 
@@ -219,7 +220,7 @@ def test_a_variable_with_a_slip_in_its_name_is_told(monkeypatch: pytest.MonkeyPa
 
     assert examined()["environment"] == (
         "warning",
-        "FAIRTURN_DATABSE: no setting of fairturn, and ignored",
+        "FAIRTURN_DATABSE: not a setting of fairturn, ignored",
     )
 
 
@@ -237,14 +238,14 @@ def test_a_full_disk_is_wrong_and_one_that_is_nearly_full_a_warning(
 def test_a_network_file_system_is_wrong_unless_it_is_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fairturn.stores.sqlite.connection._NETWORK", _kinds_here())
+    monkeypatch.setattr("fairturn.stores.sqlite.schema._NETWORK", _kinds_here())
 
     assert examined(code=1)["file system"][0] == "wrong"
     assert examined("--allow-network")["file system"][0] == "warning"
 
 
 def _kinds_here() -> tuple[str, ...]:
-    """Every type of file system that is mounted here, as if all were those of a network."""
+    """Return every type of file system mounted here, as if all were network file systems."""
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     return tuple(line.partition(" - ")[2].split()[0].split(".")[0] for line in mounts)
 
@@ -307,9 +308,11 @@ def test_a_server_without_a_queue_is_told_from_one_whose_queue_nobody_has_opened
     made = examined("--database", url)
 
     assert state == "warning"
-    assert said == "there is none; it is made by fairturn migrate, or when the queue is next opened"
+    assert said == (
+        "there is none; it is created by fairturn migrate, or when the queue is next opened"
+    )
     assert made["schema"][0] == "ok"
-    assert made["queue"] == ("ok", "new: nobody has opened it yet")
+    assert made["queue"] == ("ok", "new: no process has opened it yet")
 
 
 def test_contents_of_a_queue_on_a_server_are_looked_for_where_they_lie(
@@ -323,7 +326,7 @@ def test_contents_of_a_queue_on_a_server_are_looked_for_where_they_lie(
 
     assert examined(*database)["contents"] == (
         "warning",
-        "2 contents not looked for; say with --contents where they lie",
+        "2 contents not checked; pass their folder or bucket with --contents",
     )
     whole = examined(*database, "--contents", str(place), "--thorough")
     damaged, missing = sorted(place.rglob("??/*"))
@@ -332,7 +335,7 @@ def test_contents_of_a_queue_on_a_server_are_looked_for_where_they_lie(
     found = examined(*database, "--contents", str(place), "--thorough", code=1)
     mistaken = examined(*database, "--contents", str(tmp_path / "shard"), code=1)
 
-    assert whole["contents"] == ("ok", "each of 2 contents is there")
+    assert whole["contents"] == ("ok", "each of 2 contents is present")
     assert whole["checksums"][0] == "ok"
     assert found["contents"][1].startswith(f"1 content of 2 missing in {place}, such as")
     assert found["checksums"][0] == "wrong"
@@ -356,5 +359,5 @@ def test_a_role_that_may_less_than_the_owner_is_told_so(databases: Databases, ur
 
     assert said.endswith("when the queue is next opened, but not by this role")
     assert f"{role} may use the queue." in granted.output
-    assert "those of other roles are seen only with GRANT pg_monitor" in hidden[1]
+    assert "those of other roles are visible only with GRANT pg_monitor" in hidden[1]
     assert "pg_monitor" not in seen[1]

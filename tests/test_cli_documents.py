@@ -1,4 +1,4 @@
-"""`list`, `show`, `wait`, `cancel`, `retry`: looking at documents and changing their course."""
+"""`list`, `show`, `wait`, `cancel`, `retry`."""
 
 import json
 import os
@@ -10,9 +10,10 @@ from pathlib import Path
 import apsw
 import pytest
 
-from fairturn import Completed, Document, Failed, Queue, Released
+from fairturn import Completed, Failed, Queue, Released
 from fairturn.clock import SystemClock
 from fairturn.model import ContentRef, Progress
+from fairturn.wire import DOCUMENT
 from tests.commands import (
     LEASE_US,
     SCRIPT,
@@ -46,20 +47,21 @@ def ids_of(*arguments: str) -> list[str]:
 # ── list ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_documents_are_listed_the_newest_first_with_the_fields_of_python(queue: Queue) -> None:
+def test_documents_are_listed_the_newest_first_with_the_fields_of_the_service(queue: Queue) -> None:
     first = queue.submit("acme", content=b"abc", metadata={"pages": 3}, name="a.pdf")
     second = queue.submit("bolt")
 
     lines = lines_of(fairturn("list", "--json"))
 
     assert [line["id"] for line in lines] == [second.id, first.id]
-    assert set(lines[0]) == (set(Document._fields) - {"metadata_json"}) | {"metadata"}
+    assert list(lines[0]) == [field.name for field in DOCUMENT]
     document = queue.get(first.id)
     assert document.sha256 is not None
     assert lines[1]["sha256"] == document.sha256.hex()
     assert lines[1]["metadata"] == {"pages": 3}
-    for field in ("customer", "state", "priority", "count", "submitted_at", "name", "kind"):
+    for field in ("customer", "state", "priority", "count", "name", "body_type"):
         assert lines[1][field] == getattr(document, field)
+    assert lines[1]["submitted_at"] == document.submitted_at_us
 
 
 def test_a_list_is_a_table_for_people(queue: Queue) -> None:
@@ -233,7 +235,7 @@ def test_an_error_is_shown(queue: Queue) -> None:
 
 
 def rows_of(id: str) -> dict[str, str]:
-    """What is shown of a document, by the name of the row."""
+    """Return the rows that are shown of a document, by name."""
     lines = fairturn("show", id).stdout.splitlines()
     return dict(re.split(r" {2,}", line, maxsplit=1) for line in lines)
 
@@ -261,7 +263,7 @@ def test_a_due_time_is_shown_while_it_lies_ahead(queue: Queue) -> None:
     assert "due" in rows_of(delayed)
     assert "due" not in rows_of(past)
     again = rows_of(failed)
-    assert again["tried again at"] > again["submitted"]
+    assert again["retry at"] > again["submitted"]
     assert "due" not in again
     assert "worker" not in again
 
@@ -330,7 +332,7 @@ def test_what_is_not_there_cannot_be_shown(queue: Queue) -> None:
     (id,) = submit(queue, 1)
 
     assert error_of(fairturn("show", ABSENT), 3) == f"there is no document '{ABSENT}'"
-    assert "only a completed one has a result" in error_of(fairturn("show", id, "--result"), 1)
+    assert "only a completed document has a result" in error_of(fairturn("show", id, "--result"), 1)
     assert "cannot be written" in error_of(
         fairturn("show", id, "--content", "-o", "absent/out.json"), 1
     )
@@ -412,7 +414,7 @@ def test_documents_are_cancelled_by_their_ids(queue: Queue) -> None:
 
     assert result.stdout.splitlines() == [
         f"{other}  cancelled",
-        f"{held.document.id}  running; its worker is told to stop",
+        f"{held.document.id}  running; its worker will stop it",
     ]
     assert queue.get(held.document.id).cancel_requested
     assert error_of(late, 1) == "1 document had ended already"
@@ -432,7 +434,7 @@ def test_documents_are_cancelled_by_filters_after_a_question(queue: Queue) -> No
 
     assert "Cancel 5 documents of acme? [y/N]" in declined.stderr
     assert (declined.exit_code, unanswered.exit_code, still) == (1, 1, 7)
-    assert agreed.stdout == "5 documents cancelled, 0 running told to stop.\n"
+    assert agreed.stdout == "5 documents cancelled, 0 running to be stopped.\n"
     assert queue.summary().waiting == 2
 
 
@@ -449,8 +451,9 @@ def test_with_yes_nobody_is_asked(queue: Queue) -> None:
 def test_nothing_is_cancelled_without_saying_what(queue: Queue) -> None:
     (id,) = submit(queue, 1)
 
-    assert "say which documents" in error_of(fairturn("cancel", "--yes"), 2)
-    assert "not by both" in error_of(fairturn("cancel", id, "--customer", "acme"), 2)
+    assert "no documents were named; pass ids" in error_of(fairturn("cancel", "--yes"), 2)
+    both = fairturn("cancel", id, "--customer", "acme")
+    assert "ids and filters cannot be combined" in error_of(both, 2)
     assert queue.summary().waiting == 1
 
 
@@ -477,11 +480,11 @@ def test_dead_documents_are_tried_again(queue: Queue) -> None:
     absent = fairturn("retry", ABSENT, "--json")
     rest = fairturn("retry", "--dead", "--yes")
 
-    assert one.stdout == f"{dead[0]}  waits again\n"
-    assert (again.stdout, again.exit_code) == (f"{dead[0]}  waits already\n", 0)
+    assert one.stdout == f"{dead[0]}  waiting again\n"
+    assert (again.stdout, again.exit_code) == (f"{dead[0]}  waiting already\n", 0)
     assert error_of(alive, 1) == "1 document not dead"
     assert error_of(absent, 3) == "1 document not found"
-    assert rest.stdout == "2 documents to be tried again.\n"
+    assert rest.stdout == "2 documents waiting again.\n"
     assert queue.summary().waiting == 4
 
 
@@ -492,7 +495,7 @@ def test_dead_documents_of_one_customer_are_tried_again_after_a_question(queue: 
 
     lines = fairturn("retry", "--dead", "--customer", "acme", "--json", stdin="y\n")
 
-    assert "Try again 2 documents of acme?" in lines.stderr
+    assert "Retry 2 documents of acme?" in lines.stderr
     assert [json.loads(line)["state"] for line in lines.stdout.splitlines()] == ["waiting"] * 2
     assert len(ids_of("--state", "dead", "--customer", "bolt")) == 2
 
@@ -500,9 +503,11 @@ def test_dead_documents_of_one_customer_are_tried_again_after_a_question(queue: 
 def test_only_the_dead_can_be_tried_again(queue: Queue) -> None:
     (id,) = submit(queue, 1)
 
-    assert "say which documents" in error_of(fairturn("retry"), 2)
-    assert "say which documents" in error_of(fairturn("retry", "--customer", "acme"), 2)
-    assert "not by both" in error_of(fairturn("retry", id, "--dead"), 2)
+    assert "no documents were named; pass ids" in error_of(fairturn("retry"), 2)
+    assert "no documents were named; pass ids" in error_of(
+        fairturn("retry", "--customer", "acme"), 2
+    )
+    assert "cannot be combined; pass one of them" in error_of(fairturn("retry", id, "--dead"), 2)
     assert "only dead documents" in error_of(fairturn("retry", "--dead", "--state", "waiting"), 2)
 
 
@@ -515,7 +520,7 @@ def test_a_store_that_stays_busy_ends_with_75(
     (id,) = submit(queue, 1)
     holder = apsw.Connection("documents.db")
     holder.execute("BEGIN IMMEDIATE")
-    monkeypatch.setattr("fairturn.stores.sqlite.connection.BUSY_S", 0.001)  # not half a minute
+    monkeypatch.setattr("fairturn.stores.sqlite.connection.BUSY_S", 0.001)  # instead of 30 s
     try:
         assert "try again" in error_of(fairturn("cancel", id), 75)
     finally:

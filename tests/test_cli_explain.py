@@ -1,4 +1,4 @@
-"""`fairturn explain`: sentences in the language that is wanted, for whoever is to read them."""
+"""`fairturn explain`: sentences in the chosen language, for the chosen audience."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Commands that run for long, while PostgreSQL goes away or does not answer."""
+"""Long-running commands while PostgreSQL stops or does not answer."""
 
 import fcntl
 import os
@@ -64,7 +64,7 @@ def status_of(client: httpx.Client, path: str = "/v1/summary") -> int:
 
 
 def full_pipe() -> tuple[int, int]:
-    """A pipe that takes no more: a process that writes to it waits until it is read."""
+    """Return a full pipe: a process that writes to it blocks until it is read."""
     read, write = os.pipe()
     fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4_096)
     os.write(write, bytes(4_096))
@@ -72,7 +72,7 @@ def full_pipe() -> tuple[int, int]:
 
 
 def stop(server: postgres.Server) -> None:
-    """End a server at once, and wait until it has ended."""
+    """Stop a server at once, and wait until it has stopped."""
     assert server.pid is not None
     ended = os.pidfd_open(server.pid)
     os.kill(server.pid, signal.SIGQUIT)
@@ -82,7 +82,7 @@ def stop(server: postgres.Server) -> None:
 
 @contextmanager
 def frozen(server: postgres.Server) -> Iterator[None]:
-    """A server that keeps its connections and answers nothing, like one behind a lost network."""
+    """Freeze a server: it keeps its connections and answers nothing, as after a network failure."""
     assert server.pid is not None
     children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
     family = [server.pid, *map(int, children)]
@@ -97,7 +97,7 @@ def frozen(server: postgres.Server) -> Iterator[None]:
 
 def test_a_service_whose_database_ends_as_it_begins_to_listen_serves_on_and_ends_well() -> None:
     port = free_port()
-    read, write = full_pipe()  # it listens, and cannot report so before the server has ended
+    read, write = full_pipe()  # it listens, but cannot report that before the server has stopped
     arguments = ("serve", "--port", str(port), "--database")
     with (
         postgres.started() as server,
@@ -175,7 +175,7 @@ def test_up_ends_soon_after_its_grace_period_while_another_process_holds_the_fil
     with running("up", "slow:run", "--grace", str(GRACE_S), "--port", "0") as program:
         wait_until((folder / "begun").exists, "a handler runs")
         with closing(apsw.Connection("documents.db")) as holder:
-            holder.execute("BEGIN IMMEDIATE")  # the outcome waits for this for 30 s
+            holder.execute("BEGIN IMMEDIATE")  # the outcome waits up to 30 s for this
             program.send_signal(signal.SIGTERM)
             program.wait(GRACE_S + ENDING_S + 10)
 

@@ -1,4 +1,4 @@
-"""`fairturn prune`: what is past its age is forgotten, and everything else is kept."""
+"""`fairturn prune` deletes documents beyond their age, and nothing else."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_documents_past_their_age_are_forgotten_with_their_contents(queue: Queue
 
     printed = fairturn("prune")
 
-    assert (printed.exit_code, printed.stdout) == (0, "Forgot 2 documents and 1 content.\n")
+    assert (printed.exit_code, printed.stdout) == (0, "Deleted 2 documents and 1 content.\n")
     assert {document.id for document in queue.iterate()} == {*dead, waiting}
 
 
@@ -40,4 +40,4 @@ def test_programs_get_the_numbers(queue: Queue) -> None:
 
 
 def test_progress_is_shown_on_a_terminal() -> None:
-    assert "Forgetting" in shown_on_a_terminal("stderr", "prune")
+    assert "Deleting" in shown_on_a_terminal("stderr", "prune")

@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Program:
-    """The program as it runs."""
+    """The running program."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process = process
@@ -46,10 +46,10 @@ class Program:
             self.url = match[1] if match else ""
 
     def end(self) -> int:
-        """A clean end; what it still said is among `said`."""
+        """Stop it cleanly; the rest of its output is in `said`."""
         self.process.send_signal(signal.SIGTERM)
         assert self.process.stderr is not None
-        self.said += self.process.stderr.readlines()  # `communicate` would lose what is buffered
+        self.said += self.process.stderr.readlines()  # `communicate` would lose buffered output
         return self.process.wait(30)
 
 
@@ -127,7 +127,7 @@ def test_over_postgresql_the_service_and_the_workers_are_processes_apart(
 
 @contextmanager
 def working(*arguments: str) -> "Iterator[subprocess.Popen[bytes]]":
-    """`fairturn work`, which ends by itself when it is told to."""
+    """Run `fairturn work` until it stops by itself."""
     with subprocess.Popen(
         [SCRIPT, "work", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
@@ -164,7 +164,7 @@ def test_the_demo_has_a_queue_of_its_own_and_leaves_nothing(folder: Path) -> Non
 def test_without_keys_the_service_listens_at_this_machine_alone() -> None:
     for command in (("serve",), ("up", "invoices:extract")):
         said = error_of(fairturn(*command, "--host", "0.0.0.0"), 2)
-        assert "without access keys everybody at 0.0.0.0 could do everything" in said
+        assert "without access keys every client could do everything at 0.0.0.0" in said
 
 
 def test_with_a_key_it_listens_elsewhere_and_says_what_is_missing() -> None:
@@ -175,7 +175,7 @@ def test_with_a_key_it_listens_elsewhere_and_says_what_is_missing() -> None:
         assert httpx.get(f"{url}/v1/summary", headers=bearer(key)).status_code == 200
         assert program.end() == 0
 
-    assert any("they would travel unencrypted" in line for line in program.said)
+    assert any("they would be sent unencrypted" in line for line in program.said)
 
 
 def test_a_proxy_is_believed_only_if_it_is_trusted() -> None:
@@ -206,7 +206,7 @@ def test_a_port_that_is_taken_ends_the_command_with_one_sentence_before_a_worker
     assert result.returncode == 1
     assert result.stderr == (
         f"Error: port {port} at 127.0.0.1 is in use; stop the program that listens there, or "
-        "choose another port with --port (0 for any that is free)\n"
+        "choose another port with --port (0 for a free one)\n"
     )
     assert not (folder / "loaded").exists()
 
@@ -219,7 +219,7 @@ def test_a_host_that_is_no_address_of_this_machine_is_wrong_use(host: str) -> No
 
     assert result.returncode == 2
     last = result.stderr.splitlines()[-1]
-    assert last.startswith(f"Error: {host} is no address of this machine (")
+    assert last.startswith(f"Error: {host} is not an address of this machine (")
     assert last.endswith("); correct --host")
 
 
@@ -258,7 +258,7 @@ def test_a_wrong_setting_is_told_before_anything_is_opened(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--certificate", "c.pem"), "give both"),
+        (("--certificate", "c.pem"), "https needs both"),
         (("--certificate", "c.pem", "--private-key", "absent.pem"), "cannot be used"),
     ],
 )
@@ -271,7 +271,7 @@ def test_a_certificate_that_cannot_be_used_is_told(
 
 
 def self_signed(folder: Path) -> tuple[Path, Path]:
-    """A certificate for this machine and its private key, as files."""
+    """Return a certificate for this machine and its private key, as files."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -338,9 +338,9 @@ def test_keys_are_made_listed_replaced_and_ended() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ((), "say what the key is for"),
-        (("--role", "operator", "--customer", "acme"), "names a customer"),
-        (("--role", "customer"), "names a customer"),
+        ((), "the key needs a role"),
+        (("--role", "operator", "--customer", "acme"), "the role customer requires a customer"),
+        (("--role", "customer"), "the role customer requires a customer"),
         (("--customer", ""), "customer is empty"),
     ],
 )

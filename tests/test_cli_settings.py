@@ -1,4 +1,4 @@
-"""Settings: who says so, in which order, and what `fairturn config` tells about it."""
+"""Settings: their sources, their precedence, and the output of `fairturn config`."""
 
 import os
 from inspect import signature
@@ -8,15 +8,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from fairturn import Delays, Queue, Settings, Worker
+from fairturn import Backoff, Queue, Settings, Worker
 from fairturn.cli.settings import (
     DEFAULT,
     SERVICE,
     SYNCHRONOUS,
     WORKER,
-    File,
-    Found,
-    WrongSetting,
+    InvalidSetting,
+    SettingsFile,
+    SettingValue,
     known_settings,
     names_of,
     read_file,
@@ -26,8 +26,8 @@ from fairturn.cli.settings import (
 from fairturn.cli.target import IN_MEMORY
 from fairturn.config import IN_MEMORY as QUEUE_IN_MEMORY
 from fairturn.model import SETTING_NAMES
-from fairturn.service.options import Plan
-from fairturn.service.server import Address
+from fairturn.service.options import ServiceLimits
+from fairturn.service.server import ListenAddress
 from fairturn.stores.sqlite.connection import SYNCHRONOUS as DATABASE_SYNCHRONOUS
 from tests.commands import error_of, fairturn, lines_of
 from tests.servers import postgres
@@ -43,8 +43,8 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def file_with(**values: Any) -> File:
-    return File(Path("fairturn.toml"), values)
+def file_with(**values: Any) -> SettingsFile:
+    return SettingsFile(Path("fairturn.toml"), values)
 
 
 # ── Who says so ──────────────────────────────────────────────────────────────────────────────────
@@ -54,7 +54,9 @@ def test_a_flag_goes_before_the_environment_the_file_and_the_default() -> None:
     file = file_with(synchronous="normal")
     environ = {"FAIRTURN_SYNCHRONOUS": "NORMAL"}
 
-    def found(flags: dict[str, Any], environ: dict[str, str], file: File | None) -> Found:
+    def found(
+        flags: dict[str, Any], environ: dict[str, str], file: SettingsFile | None
+    ) -> SettingValue:
         return resolve(flags, environ, file)["synchronous"]
 
     assert found({"synchronous": "FULL"}, environ, file) == ("FULL", "--synchronous")
@@ -83,7 +85,7 @@ def test_the_defaults_are_those_of_the_worker_itself() -> None:
     found = resolve({}, {}, None)
 
     retry = ("retry_first_s", "retry_factor", "retry_most_s")
-    assert Delays(*(found[name].value for name in retry)) == Delays()
+    assert Backoff(*(found[name].value for name in retry)) == Backoff()
     for name in set(names_of(WORKER)) - {"handler", *retry}:
         parameter = "memory_limit_bytes" if name == "memory_limit" else name
         assert found[name].value == of_the_worker[parameter].default
@@ -92,7 +94,7 @@ def test_the_defaults_are_those_of_the_worker_itself() -> None:
 
 def test_the_defaults_are_those_of_the_service_itself() -> None:
     found = resolve({}, {}, None)
-    address, plan = Address(), Plan()
+    address, plan = ListenAddress(), ServiceLimits()
 
     assert {name: found[name].value for name in names_of(SERVICE)} == {
         "host": address.host,
@@ -108,8 +110,8 @@ def test_the_defaults_are_those_of_the_service_itself() -> None:
 
 
 def test_a_database_named_in_a_file_lies_beside_that_file() -> None:
-    file = File(Path("elsewhere/fairturn.toml"), {"database": "queue.db"})
-    absolute = File(Path("elsewhere/fairturn.toml"), {"database": "/var/queue.db"})
+    file = SettingsFile(Path("elsewhere/fairturn.toml"), {"database": "queue.db"})
+    absolute = SettingsFile(Path("elsewhere/fairturn.toml"), {"database": "/var/queue.db"})
 
     assert resolve({}, {}, file)["database"].value == "elsewhere/queue.db"
     assert resolve({}, {}, absolute)["database"].value == "/var/queue.db"
@@ -162,20 +164,20 @@ def test_the_environment_and_the_file_mean_the_same_value(
         ("handler", "process", "module:function"),
         ("handler", ":process", "module:function"),
         ("concurrency", "many", "a whole number"),
-        ("concurrency", 0, "a whole number from 1 on"),
+        ("concurrency", 0, "a positive whole number"),
         ("concurrency", 1.5, "a whole number"),
         ("concurrency", True, "a whole number"),
         ("time_limit_s", "soon", "a number"),
-        ("time_limit_s", "-1", "above 0"),
-        ("time_limit_s", "nan", "above 0"),
-        ("lease_s", "inf", "above 0"),
+        ("time_limit_s", "-1", "a positive number of seconds"),
+        ("time_limit_s", "nan", "a positive number of seconds"),
+        ("lease_s", "inf", "a positive number of seconds"),
         ("memory_limit", "512MB", "such as 512MiB"),
-        ("memory_limit", "0", "at least a byte"),
+        ("memory_limit", "0", "at least 1 byte"),
         ("memory_limit", True, "such as 512MiB"),
         ("bounds", "a,b", "whole numbers"),
         ("bounds", 7, "whole numbers"),
         ("attempts_max", [], "a whole number"),
-        ("mode", "", "not empty"),
+        ("mode", "", "a non-empty string"),
     ],
 )
 def test_a_value_that_cannot_be_says_who_said_it_and_what_it_must_be(
@@ -184,11 +186,11 @@ def test_a_value_that_cannot_be_says_who_said_it_and_what_it_must_be(
     table = known_settings()[name].table
     file = file_with(**({table: {name: value}} if table else {name: value}))
 
-    with pytest.raises(WrongSetting, match=what) as of_file:
+    with pytest.raises(InvalidSetting, match=what) as of_file:
         resolve({}, {}, file)
     assert str(of_file.value).startswith(f"{name} in fairturn.toml is {value!r}; it must be ")
     if value:
-        with pytest.raises(WrongSetting) as of_environment:
+        with pytest.raises(InvalidSetting) as of_environment:
             resolve({}, {variable_of(name): f"{value} or so"}, None)
         assert str(of_environment.value).startswith(f"{variable_of(name)} is ")
 
@@ -196,7 +198,10 @@ def test_a_value_that_cannot_be_says_who_said_it_and_what_it_must_be(
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"databse": "x"}, "fairturn.toml: 'databse' is not a setting; they are: database, "),
+        (
+            {"databse": "x"},
+            "fairturn.toml: 'databse' is not a setting; the settings are: database, ",
+        ),
         ({"worker": {"conc": 1}}, "fairturn.toml: 'conc' is not a setting"),
         ({"mode": "fair"}, "fairturn.toml: 'mode' belongs in [queue]"),
         ({"queue": {"handler": "a:b"}}, "fairturn.toml: 'handler' belongs in [worker]"),
@@ -207,7 +212,7 @@ def test_a_value_that_cannot_be_says_who_said_it_and_what_it_must_be(
 def test_a_key_of_the_file_that_is_no_setting_is_named(
     values: dict[str, Any], sentence: str
 ) -> None:
-    with pytest.raises(WrongSetting) as refused:
+    with pytest.raises(InvalidSetting) as refused:
         resolve({}, {}, file_with(**values))
 
     assert str(refused.value).startswith(sentence)
@@ -305,7 +310,7 @@ def test_the_settings_in_force_are_those_of_the_queue() -> None:
 
     assert shown["mode"] == ("equal", "the queue documents.db")
     assert "to change this one: fairturn config set mode=levels" in printed
-    assert "mode is equal and fairturn.toml says levels" in refused
+    assert "mode is equal, and levels in fairturn.toml" in refused
     assert refused.endswith("fairturn config set mode=levels")
     assert fairturn("list").exit_code == 0, "who only looks is not held up by it"
 
@@ -406,7 +411,7 @@ def test_a_queue_that_is_not_there_ends_with_3_and_is_not_made(
     assert [path.name for path in tmp_path.iterdir()] == ["empty.db"]
 
 
-# `doctor` also examines a server on which no queue was made yet.
+# `doctor` also examines a server without a queue.
 @pytest.mark.parametrize("arguments", [a for a in LOOKING if a != ["doctor"]], ids=" ".join)
 def test_a_queue_that_is_not_there_in_postgresql_ends_with_3_and_is_not_made(
     arguments: list[str],
@@ -419,9 +424,9 @@ def test_a_queue_that_is_not_there_in_postgresql_ends_with_3_and_is_not_made(
         with psycopg.connect(url) as connection:
             (made,) = connection.execute("SELECT to_regnamespace('fairturn')").fetchall()
 
-    assert "has no queue in its schema fairturn; make it with: fairturn migrate" in no_queue
+    assert "has no queue in its schema fairturn; create it with: fairturn migrate" in no_queue
     assert shown.exit_code == 0
-    assert "does not exist; make it with createdb" in no_database
+    assert "does not exist; create it with createdb" in no_database
     assert made == (None,)
 
 

@@ -1,4 +1,4 @@
-"""`fairturn submit`: everything that can be handed in, and exactly where it stopped."""
+"""`fairturn submit`: all kinds of input, and where exactly it stopped after an error."""
 
 import json
 import os
@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from fairturn import Queue, Receipt
+from fairturn import Queue
 from fairturn.cli import batches as handing
 from fairturn.cli import ndjson
-from fairturn.cli.batches import Given
+from fairturn.cli.batches import BatchEntry
 from fairturn.model import Submission
+from fairturn.wire import RECEIPT
 from tests.commands import SCRIPT, complete, error_of, fairturn, lines_of, shown_on_a_terminal
 
 
@@ -35,7 +36,7 @@ def ndjson_of(*lines: Any) -> str:
 
 
 def payloads(queue: Queue) -> list[Any]:
-    """Of all documents, the oldest first."""
+    """Return the payloads of all documents, oldest first."""
     return [queue.payload(document.id) for document in queue.iterate()][::-1]
 
 
@@ -53,7 +54,7 @@ def test_files_are_copied_in_under_their_names(queue: Queue) -> None:
     assert (queue.read(first.id), queue.read(second.id)) == (b"one", b"two" * 100_000)
     assert first.metadata == second.metadata == {"x": "1=2"}
     assert [(line["count"], line["priority"]) for line in lines] == [(0, 1), (-1, 1)]
-    assert set(lines[0]) == set(Receipt._fields)
+    assert list(lines[0]) == [*(field.name for field in RECEIPT), "repeated"]
 
 
 def test_a_payload_with_everything(queue: Queue) -> None:
@@ -71,7 +72,7 @@ def test_a_payload_with_everything(queue: Queue) -> None:
     document = queue.get(line["id"])
     assert queue.payload(line["id"]) == {"a": [1]}
     assert (document.name, document.cost, document.parent) == ("n", 2_500_000, parent)
-    assert document.due_at == 4_102_441_200 * 1_000_000
+    assert document.due_at_us == 4_102_441_200 * 1_000_000
     assert (again["id"], again["repeated"]) == (line["id"], True)
 
 
@@ -102,23 +103,23 @@ def test_many_documents_are_summed_up_for_people() -> None:
     again = fairturn("submit", "--ndjson", "-", stdin=lines).stdout
 
     assert printed.startswith("44 documents of 2 customers accepted: 6 of priority 1, ")
-    assert "44 of them were there already" in again
+    assert "44 of them were stored before" in again
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "name the CUSTOMER"),
-        (["acme"], "name a FILE"),
+        ([], "CUSTOMER is missing"),
+        (["acme"], "no document; pass a FILE"),
         (["acme", "absent.pdf"], "absent.pdf does not exist; nothing was stored"),
         (["acme", "a.pdf", "absent.pdf"], "absent.pdf does not exist; nothing was stored"),
         (["acme", "."], ". is not a regular file"),
-        (["acme", "a.pdf", "--payload", "1"], "a file or a --payload"),
+        (["acme", "a.pdf", "--payload", "1"], "files and --payload cannot be combined"),
         (["acme", "--payload", "{"], "--payload is not JSON"),
-        (["acme", "--payload", "text"], "a text needs its own quotes"),
+        (["acme", "--payload", "text"], "quote a string twice"),
         (["acme", "a.pdf", "a.pdf", "--key", "k"], "--key is for one document"),
         (["acme", "a.pdf", "a.pdf", "--name", "k"], "--name is for one document"),
-        (["acme", "-", "-"], "standard input can be read once"),
+        (["acme", "-", "-"], "standard input can be read only once"),
         (["acme", "a.pdf", "--metadata", "k"], "it must be KEY=VALUE"),
         (["acme", "a.pdf", "--due-at", "tomorrow"], "not a moment with a time zone"),
         (["acme", "a.pdf", "--due-at", "2030-01-01T00:00"], "not a moment with a time zone"),
@@ -168,7 +169,7 @@ def test_each_line_is_a_document_in_the_order_of_the_file(queue: Queue) -> None:
     assert queue.read(documents[0].id) == b"one"
     assert queue.payload(documents[1].id) == {"é": None}
     assert (documents[1].name, documents[1].metadata) == ("n", {"pages": 3})
-    assert documents[1].due_at == documents[3].due_at == 4_102_444_800_000_000
+    assert documents[1].due_at_us == documents[3].due_at_us == 4_102_444_800_000_000
 
 
 def test_a_file_of_lines_may_lack_its_last_newline_and_have_carriage_returns(queue: Queue) -> None:
@@ -193,23 +194,23 @@ def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(
 ) -> None:
     monkeypatch.setattr(ndjson, "LINE_BYTES_MAX", 1_000)
 
-    with pytest.raises(handing.Stopped, match="f: a line has more than 1,000 bytes"):
+    with pytest.raises(handing.SubmissionRejected, match="f: a line has more than 1,000 bytes"):
         list(ndjson.groups_of(BytesIO(b"x" * 1_001), "f", None))
 
 
 BAD_LINES = {
     "no JSON": ("{", "the line is not JSON"),
     "no UTF-8": (b"\xff", "the line is not"),
-    "no object": ("[1]", "the line is not an object"),
+    "no object": ("[1]", "the line is not a JSON object"),
     "no customer": ('{"payload":1}', "the line has no customer"),
     "unknown field": ('{"customer":"a","paylod":1}', "'paylod' is not a field"),
-    "wrong customer": ('{"customer":7}', "customer must be a text, not int"),
+    "wrong customer": ('{"customer":7}', "customer must be a string, not int"),
     "wrong due time": ('{"customer":"a","due_at":"soon"}', "'soon' is not a moment"),
     "wrong cost": ('{"customer":"a","cost":"x"}', "cost is 'x'; it must be a number"),
     "two bodies": ('{"customer":"a","payload":1,"file":"x"}', "payload and file were given"),
     "absent file": ('{"customer":"a","file":"absent.pdf"}', "absent.pdf: No such file"),
     "no file": ('{"customer":"a","file":"."}', "is not a regular file"),
-    "deep": ('{"customer":"a","payload":' + "[" * 99_999 + "}", "too many lists"),
+    "deep": ('{"customer":"a","payload":' + "[" * 99_999 + "}", "nested too deeply"),
 }
 
 
@@ -237,7 +238,7 @@ def test_a_first_line_that_is_wrong_makes_no_queue() -> None:
     refused = error_of(fairturn("submit", "--ndjson", "-", stdin='\n{"payload":1}\n'), 2)
 
     assert refused.endswith(
-        "the line has no customer, and none was given as CUSTOMER; nothing was stored"
+        "the line has no customer; add one, or pass CUSTOMER; nothing was stored"
     )
     assert not Path("documents.db").exists()
 
@@ -246,7 +247,7 @@ def test_one_document_that_was_there_is_not_one_of_them(queue: Queue) -> None:
     arguments = ("submit", "acme", "--payload", "1", "--key", "k")
     fairturn(*arguments)
 
-    assert fairturn(*arguments).stdout.endswith("It was there already, under the same key.\n")
+    assert fairturn(*arguments).stdout.endswith("It was stored before, with the same key.\n")
 
 
 def test_running_it_again_with_keys_stores_each_document_once(queue: Queue) -> None:
@@ -348,7 +349,7 @@ def test_who_writes_slowly_into_a_pipe_is_answered_at_once(tmp_path: Path) -> No
 
 
 def test_large_files_are_stored_in_smaller_batches() -> None:
-    given = [Given(str(n), Submission(customer="a"), 100 * 1_048_576) for n in range(7)]
+    given = [BatchEntry(str(n), Submission(customer="a"), 100 * 1_048_576) for n in range(7)]
 
     batches = list(handing._batches(given, handing.BATCH_BYTES))
 

@@ -1,4 +1,4 @@
-"""Commands against a service: they say and do the same as on the queue itself."""
+"""Commands against a service have the same output and effect as on the queue itself."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fairturn import Completed, Queue
-from fairturn.cli.settings import File, resolve
+from fairturn.cli.settings import SettingsFile, resolve
 from tests.commands import claim, complete, error_of, fairturn, kill, lines_of, shown_on_a_terminal
 from tests.serving import served
 
@@ -38,7 +38,7 @@ def url(queue: Queue) -> Iterator[str]:
 
 
 def by_both(url: str, *arguments: str) -> list[Any]:
-    """What a command that succeeds says of the file; it must be what it says of the service."""
+    """Return the output of a command on the file; that on the service must be the same."""
     here = fairturn(*arguments, "--database", FILE, "--json")
     there = fairturn(*arguments, "--url", url, "--json")
     assert there.exit_code == here.exit_code == 0, there.output
@@ -51,12 +51,12 @@ def by_both(url: str, *arguments: str) -> list[Any]:
 
 
 def _without_ages(said: str) -> str:
-    """Without how long ago something was: between the two commands time goes on."""
+    """Remove ages, because time passes between the two commands."""
     return re.sub(r" +\d+ s\b", " some s", said)
 
 
 def _seen(line: Any) -> Any:
-    """Without what only the store knows, and what time changes."""
+    """Remove values that only the store has, and those that change with time."""
     gone = ("order", "content_name", "at")
     if isinstance(line, dict) and "origin" in line:
         return line if line["origin"] == "default" else line["name"]
@@ -158,7 +158,7 @@ def test_lines_are_stored_in_batches_up_to_the_one_that_is_wrong(
 
     assert len(stored) == 1_502
     assert [queue.get(each["id"]).size_bytes for each in stored[700:702]] == [20_000_000] * 2
-    assert "standard input, line 1503: customer must be a text" in error_of(again, 2)
+    assert "standard input, line 1503: customer must be a string" in error_of(again, 2)
     assert len(again.stdout.splitlines()) == 1_502
     assert queue.summary().waiting == 1_502
 
@@ -195,7 +195,7 @@ def test_keys_are_made_and_used_from_elsewhere(
 ) -> None:
     operator = fairturn("keys", "make", "--role", "operator", "--url", url).stdout.strip()
     none = fairturn("list", "--url", url)
-    assert "asks for an access key" in error_of(none, 1)
+    assert "requires an access key" in error_of(none, 1)
 
     monkeypatch.setenv("FAIRTURN_URL", url)
     monkeypatch.setenv("FAIRTURN_KEY", operator)
@@ -211,16 +211,18 @@ def test_keys_are_made_and_used_from_elsewhere(
     (id,) = [document.id for document in queue.iterate()]
     shown = fairturn("show", id, "--key-file", "acme.key")
     assert "attempts   0\n" in shown.stdout
-    assert "not meant for this" in error_of(fairturn("customers", "--key-file", "acme.key"), 1)
+    assert "does not permit this" in error_of(fairturn("customers", "--key-file", "acme.key"), 1)
     assert fairturn("config", "--key-file", "acme.key").exit_code == 0
     new = fairturn("keys", "rotate", made["id"]).stdout.strip()
     gone = fairturn("list", "--key-file", "acme.key")
-    assert "is not known" in error_of(gone, 1)
+    assert "is unknown at" in error_of(gone, 1)
     assert made["shown"] not in gone.output
     assert fairturn("keys", "revoke", new[3:15]).exit_code == 0
     assert "cannot be read" in error_of(fairturn("list", "--key-file", "nowhere"), 2)
     (folder / "bad.key").write_text("nonsense")
-    assert "does not read ft_ID_SECRET" in error_of(fairturn("list", "--key-file", "bad.key"), 2)
+    assert "does not have the form ft_ID_SECRET" in error_of(
+        fairturn("list", "--key-file", "bad.key"), 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -243,7 +245,7 @@ def test_what_works_on_the_queue_itself_says_so(
 
     said = error_of(fairturn(*command), 2)
 
-    assert "works on a queue itself and not over HTTP (FAIRTURN_URL names a service)" in said
+    assert "needs direct access to a queue and does not work over HTTP (FAIRTURN_URL" in said
 
 
 def test_the_stronger_word_decides_between_a_service_and_a_database(
@@ -253,11 +255,11 @@ def test_the_stronger_word_decides_between_a_service_and_a_database(
     nobody = "http://127.0.0.1:1"
 
     both = fairturn("list", "--url", nobody, "--database", FILE)
-    assert "one queue can be meant" in error_of(both, 2)
+    assert "are both set; leave one of them out" in error_of(both, 2)
     monkeypatch.setenv("FAIRTURN_URL", nobody)
     assert len(lines_of(fairturn("list", "--json", "--database", FILE))) == 1
     monkeypatch.setenv("FAIRTURN_DATABASE", FILE)
-    assert "one queue can be meant" in error_of(fairturn("list"), 2)
+    assert "are both set; leave one of them out" in error_of(fairturn("list"), 2)
     assert fairturn("doctor").exit_code == 0
     monkeypatch.delenv("FAIRTURN_URL")
     (folder / "fairturn.toml").write_text(f'url = "{nobody}"')
@@ -265,7 +267,9 @@ def test_the_stronger_word_decides_between_a_service_and_a_database(
 
 
 def test_a_key_file_in_the_file_of_settings_lies_beside_it() -> None:
-    file = File(Path("/etc/fairturn/fairturn.toml"), {"url": "http://x", "key_file": "my.key"})
+    file = SettingsFile(
+        Path("/etc/fairturn/fairturn.toml"), {"url": "http://x", "key_file": "my.key"}
+    )
 
     found = resolve({}, {}, file)
 
@@ -279,10 +283,10 @@ def test_an_option_before_the_command_is_told_where_it_belongs(url: str) -> None
 
 
 def test_a_wrong_address_ends_with_a_sentence(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "it must begin as in http://" in error_of(fairturn("list", "--url", "localhost"), 2)
+    assert "it must have the form http://" in error_of(fairturn("list", "--url", "localhost"), 2)
     monkeypatch.setattr("fairturn.cli.remote.TRIES", 1)
     nobody = fairturn("list", "--url", "http://127.0.0.1:1")
-    assert "no service answers at http://127.0.0.1:1" in error_of(nobody, 75)
+    assert "no service responds at http://127.0.0.1:1" in error_of(nobody, 75)
 
 
 def test_a_large_file_shows_how_much_of_it_is_sent(url: str, folder: Path) -> None:

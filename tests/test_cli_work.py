@@ -1,4 +1,4 @@
-"""`work`: documents get done from the command line."""
+"""`work`: a worker from the command line."""
 
 import json
 import os
@@ -16,13 +16,13 @@ from textwrap import dedent
 import pytest
 
 from fairturn import Queue, State
-from fairturn.cli.work import Lines
+from fairturn.cli.work import EventPrinter
 from fairturn.model import Released
-from fairturn.worker.events import DocumentEnded, Stopping, StoreAnswers, StoreFailed
+from fairturn.worker.events import DocumentEnded, StoreFailed, StoreRecovered, WorkerStopping
 from tests.commands import SCRIPT, error_of, fairturn, lines_of
 
 HANDLERS = """
-from fairturn import NeverAgain
+from fairturn import GiveUp
 
 def extract(document):
     print("reading", document.customer)
@@ -37,14 +37,14 @@ def hang(document):
     threading.Event().wait()
 
 def refuse(document):
-    raise NeverAgain("not a\\x1b[2J PDF")
+    raise GiveUp("not a\\x1b[2J PDF")
 """
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)  # so that what `work` adds to the path goes with it
+    monkeypatch.syspath_prepend(tmp_path)  # restores the path that `work` extends
     (tmp_path / "invoices.py").write_text(HANDLERS)
     return tmp_path
 
@@ -57,11 +57,11 @@ def queue(folder: Path) -> Iterator[Queue]:
 
 @contextmanager
 def working(*arguments: str) -> "Iterator[subprocess.Popen[str]]":
-    """The program at work on its own, killed at the end if it has not ended."""
+    """Run the program, and kill it at the end if it has not exited."""
     with subprocess.Popen(
         [SCRIPT, "work", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as worker:
-        over = threading.Timer(30, worker.kill)  # so that nobody waits for ever for a line
+        over = threading.Timer(30, worker.kill)  # so that reading a line cannot block forever
         over.start()
         try:
             yield worker
@@ -119,7 +119,7 @@ def test_without_a_handler_nothing_is_completed_and_the_example_that_is_printed_
     refused = fairturn(command)
 
     assert refused.exit_code == 2
-    assert "Error: no handler: name the function" in refused.stderr
+    assert "Error: no handler: pass the function" in refused.stderr
     assert (queue.get(id).state, queue.get(id).attempts) == (State.WAITING, 0)
     assert fairturn(command, "--database", "new.db").exit_code == 2
     assert not (folder / "new.db").exists()
@@ -173,7 +173,7 @@ def test_a_line_says_whether_a_failure_is_tried_again_or_was_the_last(folder: Pa
                     shown[options, attempts_max] = worker.stdout.readline()
 
     assert "acme  dead: ValueError: page 3 is torn (invoices.py, line " in shown[(), 1]
-    assert re.search(r"acme  failed, again in [23]\d\.\d s: ValueError: page 3", shown[(), 2])
+    assert re.search(r"acme  failed, retry in [23]\d\.\d s: ValueError: page 3", shown[(), 2])
     last, again = (json.loads(shown[("--json",), n]) for n in (1, 2))
     assert (last["outcome"], last["state"], last["retry_in_s"]) == ("failed", "dead", None)
     assert (again["outcome"], again["state"]) == ("failed", "delayed")
@@ -193,8 +193,8 @@ def test_a_worker_that_waits_for_the_last_documents_says_once_what_for(queue: Qu
         _, rest = worker.communicate(timeout=30)
 
     assert said == (
-        "Nothing can start now; waiting for documents: 1 of customers that are paused or at their "
-        "limit, 1 delayed. Ctrl-C ends the wait.\n"
+        "No document can start now; waiting for: 1 of customers that are paused or at their "
+        "limit, 1 delayed. Press Ctrl-C to stop.\n"
     )
     assert rest == f"{paused}: reading acme\nAttempts: 1 completed.\n"
 
@@ -222,9 +222,9 @@ def test_what_was_claimed_ahead_and_given_back_is_told_to_programs_alone(
     queue.store.finish([Released(claimed.fence)])
     ended = DocumentEnded(queue.get(id), Released(claimed.fence), 0.0)
 
-    Lines(nothing, as_json=False).add(ended)
+    EventPrinter(nothing, as_json=False).add(ended)
     for_people = capsys.readouterr().out
-    Lines(nothing, as_json=True).add(ended)
+    EventPrinter(nothing, as_json=True).add(ended)
     (line,) = capsys.readouterr().out.splitlines()
 
     assert for_people == ""
@@ -250,17 +250,17 @@ def test_a_document_that_is_cancelled_while_it_waits_has_a_line(queue: Queue) ->
 def test_a_queue_that_does_not_answer_is_told_once_and_when_it_is_back(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lines = Lines(nothing, as_json=False)
+    lines = EventPrinter(nothing, as_json=False)
     failed = StoreFailed("the server is away; try again later", 0.05)
 
-    for event in (failed, failed, StoreAnswers(12.0), failed, Stopping(False, 1, 2)):
+    for event in (failed, failed, StoreRecovered(12.0), failed, WorkerStopping(False, 1, 2)):
         lines.add(event)
 
-    away = "the server is away. The worker goes on by itself when it can."
+    away = "the server is away. The worker keeps retrying."
     first, back, again, stopping = capsys.readouterr().err.splitlines()
     assert first == again == away
     assert back == "The queue answers again, after 12.0 s."
-    assert stopping.startswith("Stopping: finishing what runs (1 document). The queue does not")
+    assert stopping.startswith("Stopping: finishing 1 document. The queue does not")
     assert "2 outcomes not recorded yet" in stopping
 
 
@@ -269,7 +269,7 @@ def nothing(done: int, total: int | None = None) -> None:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait until something is so."""
+    """Wait until the condition holds."""
     over = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < over
@@ -349,4 +349,4 @@ def test_a_worker_makes_the_queue_waits_for_documents_and_ends_well_with_sigterm
 
     assert worker.returncode == 0
     assert f'"id":"{id}"' in printed
-    assert "Stopping: finishing what runs" in said
+    assert "Stopping: finishing" in said

@@ -1,5 +1,5 @@
-"""What the client does when things go wrong: cut connections, a busy service, a wrong address or
-key. A submission is stored once, whatever happens on the way; every error says what to do."""
+"""The client under failures: cut connections, a busy service, a wrong URL or key. A submission is
+stored once, whatever happens to its connection; every error states what to do."""
 
 import hashlib
 import io
@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from fairturn import Client, NotAllowed, Queue, State, Submission, WrongState
-from fairturn.access.registry import Keys
-from fairturn.client import Tries
-from fairturn.client.download import IN_MEMORY_BYTES
+from fairturn.access.registry import KeyRegistry
+from fairturn.client import RetryPolicy
+from fairturn.client.request import IN_MEMORY_BYTES
 from fairturn.errors import ContentDamaged, Refused, StoreRefused, StoreUnavailable
-from fairturn.service.options import Plan
-from fairturn.worker.backoff import Delays
+from fairturn.service.options import ServiceLimits
+from fairturn.wire import DOCUMENT, to_json
+from fairturn.worker.backoff import Backoff
 from tests.commands import SCRIPT, complete, kill
 from tests.doors import awaited
 from tests.servers.rude import Manner, Rude, before
@@ -33,12 +34,12 @@ from tests.serving import key_for, served
 from tests.waiting import wait_until
 
 LARGE = bytes(range(256)) * 8_192  # 2 MiB
-TRIES = Tries(most=4, delays=Delays(1.0, 2.0, 10.0), random=lambda: 0.5)
+RETRIES = RetryPolicy(attempts_max=4, backoff=Backoff(1.0, 2.0, 10.0), random=lambda: 0.5)
 KINDS = ("client", "async client")
 
 
 class Way(NamedTuple):
-    """A client whose way to the service is rude, and the pauses that it made."""
+    """A client behind a rude proxy, and the pauses that it made."""
 
     client: Any
     rude: Rude
@@ -53,18 +54,18 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
 
 @contextmanager
 def client_for(kind: str, url: str, key: str | None = None, **more: Any) -> Iterator[Any]:
-    """A client that does not really pause."""
+    """Return a client that records its pauses instead of sleeping."""
     pauses: list[float] = more.pop("pauses", [])
-    more = {"tries": TRIES, **more}
+    more = {"retry_policy": RETRIES, **more}
     if kind == "client":
-        with Client(url, key, pause=pauses.append, **more) as client:
+        with Client(url, key, sleep=pauses.append, **more) as client:
             yield client
         return
 
     async def pause(seconds: float) -> None:
         pauses.append(seconds)
 
-    with awaited(url, key, pause=pause, **more) as client:
+    with awaited(url, key, sleep=pause, **more) as client:
         yield client
 
 
@@ -96,7 +97,7 @@ def test_the_client_s_own_keys_are_made_of_the_names_that_were_handed_in(
     queue: Queue, kind: str
 ) -> None:
     names = iter(["first", "first", "second"])
-    with served(queue) as url, client_for(kind, url, new_name=names.__next__) as client:
+    with served(queue) as url, client_for(kind, url, new_id=names.__next__) as client:
         ids = [client.submit("acme", payload=1).id for _ in range(3)]
 
     assert ids[0] == ids[1] != ids[2]
@@ -138,21 +139,21 @@ def test_it_waits_longer_each_time_and_as_long_as_the_service_says(queue: Queue,
     way.pauses.clear()
     way.rude.manners.extend([Manner.BUSY, Manner.LIMITED])
     way.client.submit("acme", payload=1)
-    assert way.pauses == [8.75, 3.75]  # 7 s and 3 s, and a quarter on top so that all come apart
+    assert way.pauses == [8.75, 3.75]  # 7 s and 3 s, and up to a quarter more as jitter
 
 
 def test_it_gives_up_after_so_many_tries_and_says_why(queue: Queue, way: Way) -> None:
     way.rude.manners.extend([Manner.BUSY] * 4)
-    with pytest.raises(StoreUnavailable, match=f"the service at {way.rude.url} says: Not now."):
+    with pytest.raises(StoreUnavailable, match=f"the service at {way.rude.url} reports: Not now."):
         way.client.submit("acme", payload=1)
     assert len(way.rude.seen) == 4
 
     way.rude.manners.extend([Manner.CUT_BEFORE] * 4)
-    with pytest.raises(StoreUnavailable, match="was cut before the answer"):
+    with pytest.raises(StoreUnavailable, match="was closed before the response was complete"):
         way.client.get("0123456789abcde")
 
     way.rude.manners.extend([Manner.GATEWAY] * 4)
-    with pytest.raises(StoreUnavailable, match="cannot reach it .it answered with status 502"):
+    with pytest.raises(StoreUnavailable, match="cannot reach it .status 502, text/html"):
         way.client.summary()
     assert queue.summary().waiting == 0
 
@@ -170,9 +171,9 @@ def test_what_would_do_more_the_second_time_is_not_sent_again(queue: Queue, way:
     with pytest.raises(StoreUnavailable):
         way.client.purge("acme")
     assert queue.summary().waiting == 0
-    way.rude.manners.append(Manner.LIMITED)  # which says that nothing was done
+    way.rude.manners.append(Manner.LIMITED)  # the service rejects it without effect
     assert way.client.keys.make("operator").shown.startswith("ft_")
-    assert len(Keys(queue.store).list()) == 1
+    assert len(KeyRegistry(queue.store).list()) == 1
 
 
 def test_a_stream_that_cannot_be_read_again_is_sent_once(queue: Queue, way: Way) -> None:
@@ -201,10 +202,12 @@ def test_a_service_that_does_not_answer_in_time_is_told_so(queue: Queue) -> None
         with (
             served(queue) as url,
             before(url) as rude,
-            client_for(kind, rude.url, timeout_s=1.5, tries=Tries(most=1)) as client,
+            client_for(
+                kind, rude.url, timeout_s=1.5, retry_policy=RetryPolicy(attempts_max=1)
+            ) as client,
         ):
             rude.manners.append(Manner.STALLED)
-            with pytest.raises(StoreUnavailable, match="did not answer in time"):
+            with pytest.raises(StoreUnavailable, match="did not respond in time"):
                 client.summary()
 
 
@@ -250,13 +253,13 @@ def test_a_file_that_changes_while_it_is_sent_is_not_stored(
             file.seek(-1, os.SEEK_END)
             file.write(b"\0")
 
-    with pytest.raises(Refused, match="the SHA-256 of what came in is"):
+    with pytest.raises(Refused, match="the SHA-256 of the received body is"):
         way.client.submit("acme", file=path, progress=change)
     assert queue.summary().waiting == 0
 
 
 def test_a_large_file_is_never_in_memory(queue: Queue, tmp_path: Path) -> None:
-    """A process submits 100 MB and reads them again, twice, and has grown by less than 40 MB."""
+    """A process submits and reads 100 MB twice, and grows by less than 40 MB."""
     path = tmp_path / "large"
     with path.open("wb") as file:
         file.truncate(100_000_000)
@@ -305,7 +308,7 @@ def test_too_much_for_one_call_is_refused_before_anything_is_sent(queue: Queue, 
 
 
 class _Stranger(BaseHTTPRequestHandler):
-    """Something that is no fairturn service."""
+    """A server that is not a fairturn service."""
 
     answer: tuple[int, dict[str, str], bytes] = (200, {}, b"")
 
@@ -319,7 +322,7 @@ class _Stranger(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
@@ -351,13 +354,23 @@ def test_what_is_no_service_is_told_so(kind: str) -> None:
             404,
             HTML,
             b"<h1>Nothing</h1>",
-            "is no fairturn service .it answered with status 404, tex",
+            "is not a fairturn service .status 404, text/html",
         ),
-        (200, HTML, b"<h1>Hello</h1>", "is no fairturn service .it answered with status 200, text"),
-        (200, JSON, b"[1]", "is no fairturn service"),
-        (301, {"Location": "https://elsewhere.example/"}, b"", "leads on to https://elsewhere.exa"),
-        (200, JSON, json.dumps(ME).encode(), "is fairturn of a version before; this client needs"),
-        (200, JSON, json.dumps({**ME, "version": "0.0.9"}).encode(), "is fairturn 0.0.9; this"),
+        (200, HTML, b"<h1>Hello</h1>", "is not a fairturn service .status 200, text/html"),
+        (200, JSON, b"[1]", "is not a fairturn service"),
+        (
+            301,
+            {"Location": "https://elsewhere.example/"},
+            b"",
+            "redirects to https://elsewhere.exa",
+        ),
+        (
+            200,
+            JSON,
+            json.dumps(ME).encode(),
+            "runs fairturn of an unknown version; this client needs",
+        ),
+        (200, JSON, json.dumps({**ME, "version": "0.0.9"}).encode(), "runs fairturn 0.0.9; this"),
     ]:
         with (
             stranger(status, headers, body) as url,
@@ -383,9 +396,11 @@ def test_what_stands_between_and_meddles_is_told_so(kind: str) -> None:
             super().do_GET()
 
     with serving(Meddling) as url, client_for(kind, url) as client:
-        with pytest.raises(StoreRefused, match="an answer of the service is not JSON"):
+        with pytest.raises(
+            StoreRefused, match="the service returned an unexpected response .JSONDecodeError"
+        ):
             client.summary()
-        with pytest.raises(Refused, match="does not let so many bytes through"):
+        with pytest.raises(Refused, match="rejects a body of this size"):
             client.submit("acme", content=LARGE)
 
 
@@ -396,13 +411,15 @@ def test_where_nobody_answers_is_told_with_what_to_do(kind: str) -> None:
     pauses: list[float] = []
     with (
         client_for(kind, f"http://127.0.0.1:{port}", pauses=pauses) as client,
-        pytest.raises(StoreUnavailable, match=f"no service answers at http://127.0.0.1:{port} "),
+        pytest.raises(StoreUnavailable, match=f"no service responds at http://127.0.0.1:{port} "),
     ):
         client.summary()
     assert len(pauses) == 3
     with (
         client_for(kind, "http://nowhere.invalid") as client,
-        pytest.raises(StoreUnavailable, match="there is no machine of the name in http://nowhere"),
+        pytest.raises(
+            StoreUnavailable, match="the host name in http://nowhere.invalid does not resolve"
+        ),
     ):
         client.summary()
 
@@ -411,20 +428,20 @@ def test_where_nobody_answers_is_told_with_what_to_do(kind: str) -> None:
 def test_wrong_keys_are_told_without_the_key(queue: Queue, kind: str) -> None:
     good, customers, reader = key_for(queue), key_for(queue, "acme"), key_for(queue, role="reader")
     wrong = good[:-8] + "00000000"
-    with served(queue, Plan(rate="1000/second")) as url:
-        with client_for(kind, url) as client, pytest.raises(NotAllowed, match="asks for an access"):
+    with served(queue, ServiceLimits(rate="1000/second")) as url:
+        with client_for(kind, url) as client, pytest.raises(NotAllowed, match="requires an access"):
             client.summary()
         with client_for(kind, url, wrong) as client:
-            with pytest.raises(NotAllowed, match=f"{wrong[:15]}_… is not known at {url}") as told:
+            with pytest.raises(NotAllowed, match=f"{wrong[:15]}_… is unknown at {url}") as told:
                 client.summary()
             assert wrong[-20:] not in f"{told.value} {client!r} {vars(client)!r}"
         with client_for(kind, url, customers) as client:
             for call in (client.summary, client.customers, client.keys.list):
-                with pytest.raises(NotAllowed, match="is not meant for this"):
+                with pytest.raises(NotAllowed, match="does not permit this at"):
                     call()
-            with pytest.raises(NotAllowed, match="is of the customer 'acme' and not of 'other'"):
+            with pytest.raises(NotAllowed, match="belongs to customer 'acme', not to 'other'"):
                 client.submit("other", payload=1)
-            with pytest.raises(NotAllowed, match="is of the customer 'acme' and not of 'other'"):
+            with pytest.raises(NotAllowed, match="belongs to customer 'acme', not to 'other'"):
                 client.list(customer="other")
         with client_for(kind, url, reader) as client:
             assert client.summary().waiting == 0
@@ -454,7 +471,7 @@ def test_a_customers_key_says_who_the_customer_is(queue: Queue, kind: str) -> No
 
 
 def certificate(folder: Path, host: str) -> tuple[Path, Path]:
-    """A certificate that only whoever is told of it trusts."""
+    """A certificate that is trusted only if it is given."""
     certificate, private_key = folder / "server.pem", folder / "server.key"
     making = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
     names = ["-subj", f"/CN={host}", "-addext", f"subjectAltName=IP:{host}"]
@@ -478,19 +495,19 @@ def test_a_certificate_is_trusted_only_if_one_says_so(
             assert client.submit("acme", payload=1).priority == 1
         with (
             client_for(kind, url, key) as client,
-            pytest.raises(StoreRefused, match="no trusted connection can be made to .*ertificate"),
+            pytest.raises(StoreRefused, match="the TLS connection to .* failed .*ertificate"),
         ):
             client.summary()
         plain = url.replace("https:", "http:")
         with (
             client_for(kind, plain, key) as client,
-            pytest.raises(StoreUnavailable, match="spoken to with https"),
+            pytest.raises(StoreUnavailable, match="whether it needs https"),
         ):
             client.summary()
     with (
         served(queue) as url,
         client_for(kind, url.replace("http:", "https:"), key) as client,
-        pytest.raises(StoreRefused, match="if it speaks no TLS at all, the url begins with"),
+        pytest.raises(StoreRefused, match="for a service without TLS, use an http:// url"),
     ):
         client.summary()
 
@@ -498,14 +515,14 @@ def test_a_certificate_is_trusted_only_if_one_says_so(
 @pytest.mark.parametrize(
     "url, key, said",
     [
-        ("localhost:8750", None, "url is 'localhost:8750'; it must begin as in http://localhost"),
-        ("ftp://localhost", None, "it must begin as in http://localhost:8750"),
-        ("http://", None, "it must begin as in"),
-        ("http://localhost:port", None, "which is no address"),
-        ("http://me:secret@localhost", None, "the url has a name or a password in it"),
-        ("http://localhost/?a=1", None, "ends before"),
-        ("http://localhost", "ft_nonsense", "the access key does not read ft_ID_SECRET"),
-        ("http://example.com", f"ft_{'0' * 12}_{'1' * 64}", "must not travel unencrypted to http"),
+        ("localhost:8750", None, "url is 'localhost:8750'; it must have the form http://localhost"),
+        ("ftp://localhost", None, "it must have the form http://localhost:8750"),
+        ("http://", None, "it must have the form"),
+        ("http://localhost:port", None, "which is not a valid url"),
+        ("http://me:secret@localhost", None, "the url contains a user name or password"),
+        ("http://localhost/?a=1", None, "must not contain . or #"),
+        ("http://localhost", "ft_nonsense", "the access key does not have the form ft_ID_SECRET"),
+        ("http://example.com", f"ft_{'0' * 12}_{'1' * 64}", "must not be sent unencrypted to http"),
     ],
 )
 def test_a_client_that_cannot_be_meant_is_not_made(url: str, key: str | None, said: str) -> None:
@@ -557,9 +574,7 @@ def test_a_content_that_is_damaged_on_the_way_is_not_handed_out(queue: Queue, ki
 
 
 def _shown(queue: Queue, id: str) -> dict[str, Any]:
-    from fairturn.service.shapes import fields_of
-
-    return fields_of(queue.get(id), whole=True)
+    return to_json(DOCUMENT, queue.get(id))
 
 
 # ── A real process ───────────────────────────────────────────────────────────────────────────────
@@ -577,16 +592,15 @@ def _wait_for_more(receipts: list[Any]) -> None:
 
 
 def test_documents_are_stored_once_although_the_service_is_killed(tmp_path: Path) -> None:
-    """Two clients submit, and one waits, while the service is killed and started again, three
-    times."""
+    """Two clients submit and one waits while the service is killed and restarted three times."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    tries = Tries(most=2_000, delays=Delays(0.05, 1.0, 0.05))
+    retries = RetryPolicy(attempts_max=2_000, backoff=Backoff(0.05, 1.0, 0.05))
     receipts: list[Any] = []
     stopping = threading.Event()
 
     def submitting(n: int) -> None:
-        with Client(f"http://127.0.0.1:{port}", tries=tries) as client:
+        with Client(f"http://127.0.0.1:{port}", retry_policy=retries) as client:
             while not stopping.is_set():
                 number = len(receipts)
                 content = b"%d %d " % (n, number) + LARGE[:100_000]
@@ -595,7 +609,7 @@ def test_documents_are_stored_once_although_the_service_is_killed(tmp_path: Path
     ended: list[Any] = []
 
     def waiting() -> None:
-        with Client(f"http://127.0.0.1:{port}", tries=tries) as client:
+        with Client(f"http://127.0.0.1:{port}", retry_policy=retries) as client:
             id = client.submit("waits", payload=1).id
             ended.append(client.wait(id))
 
@@ -636,7 +650,10 @@ def test_what_stays_on_this_machine_goes_through_no_proxy(
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
-    with served(queue) as url, Client(url, key_for(queue), tries=Tries(most=1)) as client:
+    with (
+        served(queue) as url,
+        Client(url, key_for(queue), retry_policy=RetryPolicy(attempts_max=1)) as client,
+    ):
         assert client.summary().waiting == 0
 
 

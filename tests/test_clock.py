@@ -1,4 +1,4 @@
-"""Moments, and the clocks that tell them."""
+"""Moments, and clocks."""
 
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 
@@ -40,7 +40,7 @@ def test_moments_count_microseconds_since_1970() -> None:
 
 
 class NoOffset(tzinfo):
-    """A zone that does not know how far from UTC it is."""
+    """A time zone without an offset from UTC."""
 
     def utcoffset(self, moment: datetime | None) -> None:
         return None

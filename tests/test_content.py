@@ -1,4 +1,5 @@
-"""Contents outside the row: written whole or not at all, checked when read, swept when orphaned."""
+"""Contents outside the row: written completely or not at all, checked when read, swept when
+orphaned."""
 
 import errno
 import hashlib
@@ -233,7 +234,7 @@ def test_a_damaged_content_gives_no_byte_and_says_what_is_wrong(
     ref = folder.put([b"an invoice"])
     damage(folder.path / ref.name[:2] / ref.name)
 
-    with pytest.raises(ContentDamaged, match=f"the content {ref.name} {how}"):
+    with pytest.raises(ContentDamaged, match=f"content {ref.name} {how}"):
         folder.open(ref)
 
 
@@ -389,7 +390,7 @@ def contents_of_documents(queue: Queue) -> set[str]:
 
 
 def two_hours_later() -> ManualClock:
-    """Processes that are killed use the real clock, so the sweep after them starts from it."""
+    """Killed processes use the real clock, so the sweep after them starts from it."""
     clock = ManualClock(SystemClock().now())
     clock.advance(2 * HOUR_S)
     return clock
@@ -420,7 +421,7 @@ def test_a_killed_submitter_leaves_no_document_without_content_and_no_content_af
         assert {queue.read(document.id)[:6] for document in found} <= {b"before", b"after!"}
         queue.sweep()
         assert set(queue.contents.names(older_than=1 << 62)) == contents_of_documents(queue)
-        # Submitting again with the same key is safe, whatever had happened.
+        # Submitting again with the same key is safe in any case.
         receipt = queue.submit("acme", file=file, key="k")
         assert queue.read(receipt.id) == file.read_bytes()
         assert len(list(queue.iterate())) == 2

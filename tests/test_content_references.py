@@ -42,7 +42,7 @@ def contents_in(queue: Queue) -> set[str]:
 
 @pytest.fixture
 def proxied(databases: Databases, tmp_path: Path) -> Iterator[tuple[Queue, Lossy]]:
-    """A queue in PostgreSQL, behind a proxy that can lose a reply."""
+    """A queue in PostgreSQL behind a proxy that can lose a reply."""
     name = databases.new().rpartition("/")[2].partition("?")[0]
     url = urlsplit(postgres.of_this_run().url(name, tcp=True))
     assert url.hostname is not None
@@ -57,7 +57,7 @@ def test_a_submission_whose_reply_was_lost_keeps_its_content(
     proxied: tuple[Queue, Lossy],
 ) -> None:
     queue, proxy = proxied
-    queue.submit("acme")  # there is a connection
+    queue.submit("acme")  # opens a connection
     proxy.lose_reply_to(b"order-17")
 
     receipt = queue.submit("acme", content=LARGE, key="order-17")
@@ -85,8 +85,8 @@ def test_an_upload_whose_reply_from_the_database_was_lost_keeps_its_content(
 
 
 class RefusesTheSecondAttempt(MemoryStore):
-    """A store that sends a submission twice because the first reply was lost, and then refuses it:
-    the first attempt filled the queue, or used up the key."""
+    """A store that sends a submission twice because the first reply was lost, and then rejects it:
+    the first attempt filled the queue or used the key."""
 
     error: FairturnError = QueueFull(limit="x", maximum=1, waiting=1, customer=None)
 
@@ -175,7 +175,7 @@ def queue(store: PostgresStore, tmp_path: Path) -> Queue:
 
 
 def swept(queue: Queue, timeout_s: float) -> int:
-    """What a sweep deletes more than an hour from now."""
+    """Return what a sweep more than an hour from now deletes."""
     much_later = SystemClock().now() + 2 * SWEEP_AGE_US
     return sweep(queue.contents, partial(queue.store.unreferenced, timeout_s=timeout_s), much_later)
 
@@ -230,7 +230,7 @@ def test_a_repetition_inside_the_caller_s_transaction_keeps_the_content_of_the_f
 
     assert again == first._replace(repeated=True)
     assert queue.read(first.id) == LARGE
-    assert swept(queue, timeout_s=PATIENCE_S) == 1  # the second copy was left to the sweep
+    assert swept(queue, timeout_s=PATIENCE_S) == 1  # the second copy remained for the sweep
     assert len(contents_in(queue)) == 1
 
 
@@ -258,7 +258,7 @@ def test_in_a_file_the_write_lock_of_another_process_is_waited_for(tmp_path: Pat
             target=lambda: answers.append(queue.store.unreferenced([orphan.name]))
         )
         looking.start()
-        looking.join(0.1)  # without the lock it answers at once
+        looking.join(0.1)  # without the lock it returns at once
         other.execute("COMMIT")
         other.close()
         looking.join(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""A contents folder that several users of the operating system share, by its group."""
+"""A contents folder that several users of the operating system share through its group."""
 
 import hashlib
 import os
@@ -21,7 +21,7 @@ from fairturn.model import ContentRef
 from tests.commands import fairturn
 from tests.forks import Forks, forks_of
 
-# Numbers that need no name: two users who have one group in common and nothing else.
+# Ids without names: two users with one common group.
 GROUP, FIRST, SECOND = 54_320, "54321", "54322"
 NAMES = tuple(f"ab{number:030x}" for number in range(3))  # all in one subfolder
 LARGE = b"x" * 100_000
@@ -82,7 +82,7 @@ def test_a_folder_that_exists_is_not_opened_to_its_group_unasked(tmp_path: Path)
     folder.mkdir(mode=0o700)
 
     for _ in range(2):
-        with pytest.raises(StoreError, match=f"has the mode 0700.*run: chmod 2770 {folder}"):
+        with pytest.raises(StoreError, match=f"has mode 0700.*run: chmod 2770 {folder}"):
             Folder(folder, shared=True).check()
     assert mode_of(folder) == 0o700
 
@@ -107,7 +107,7 @@ def test_a_subfolder_whose_maker_was_killed_before_it_was_shared_is_shared_by_th
 
 @pytest.fixture
 def common() -> Iterator[Path]:
-    """A folder of the group, where both users can go; pytest's own is closed to them."""
+    """A folder of the group that both users can reach; pytest's own is closed to them."""
     if os.geteuid() != 0:
         pytest.skip("NOT TESTED: only root can act as other users")
     folder = Path(tempfile.mkdtemp(prefix="fairturn-shared-"))
@@ -124,9 +124,9 @@ def forks() -> Iterator[Forks]:
 
 
 def become(uid: str) -> None:
-    """Go on as another user, with the umask that most users have; in a child process."""
+    """Continue as another user with a typical umask; for a child process."""
     os.setgroups([GROUP])
-    os.setgid(int(uid))  # a group of its own, as Debian gives to each user
+    os.setgid(int(uid))  # a primary group of its own, as Debian gives each user
     os.setuid(int(uid))
     os.umask(0o022)
 
@@ -178,7 +178,7 @@ def test_a_user_that_cannot_use_the_folder_of_another_is_told_what_to_set(
     refused = forks.run("put_as", SECOND, folder, NAMES[1], "private")
 
     assert refused.code != 0
-    assert "cannot write a content: Permission denied; if several users share" in refused.stderr
+    assert "cannot write content: Permission denied; if several users share" in refused.stderr
 
 
 # ── Where it is set ──────────────────────────────────────────────────────────────────────────────
@@ -228,7 +228,7 @@ def test_a_queue_that_is_copied_can_have_a_shared_folder(
 
 
 def test_what_cannot_be_shared_by_a_group_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="contents_shared is true and .* in a bucket"):
+    with pytest.raises(ValueError, match="contents_shared does not apply to a bucket"):
         open_contents("s3://documents", shared=True)
-    with pytest.raises(ValueError, match=r"write contents=Folder\(\.\.\., shared=True\)"):
+    with pytest.raises(ValueError, match=r"use contents=Folder\(\.\.\., shared=True\)"):
         Queue(tmp_path / "documents.db", contents=Folder(tmp_path), contents_shared=True)

@@ -1,9 +1,9 @@
 """A process that is killed at any crash point loses nothing that it acknowledged.
 
-A child works through a script on a database and is killed by SIGKILL at one point of one step.
-What that shows then must be exactly what the script had done until there: before the commit of that
-step without it, after the commit with it. The script on a store in memory says what that is. Then
-another process, this one, goes on with it to the end.
+A child executes a script on a database and is killed by SIGKILL at one point of one step. The
+database must then contain exactly the steps that were committed: a point after the commit includes
+its step, a point before does not. The script on a memory store is the reference. Then this process
+continues the work to the end.
 """
 
 import os
@@ -36,9 +36,9 @@ from fairturn.model import (
     State,
 )
 from fairturn.scheduling.flows import Mode
-from fairturn.stores.conformance import Snapshot, snapshot
+from fairturn.stores.conformance import StoreDump, snapshot
 from fairturn.stores.conformance.steps import assert_numbers_are_exact
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueueStore as Store
 from fairturn.stores.memory import MemoryStore
 from fairturn.stores.sqlite import SqliteStore
 from tests.forks import Forks, forks_of
@@ -51,8 +51,8 @@ LEASE_US = LEASE_S * SECOND_US
 KEY = 0xC0FFEE
 SETTINGS = Settings(completed_kept_s=3_600)
 
-# Points that no store reaches by itself: the tests of contents, of the queue, of backups and of
-# copies have them.
+# Points that no store reaches by itself; the tests of contents, of the queue, of backups and of
+# copies cover them.
 NOT_OF_A_STORE = {
     "content-before-write",
     "content-before-rename",
@@ -70,7 +70,7 @@ NOT_OF_A_STORE = {
 
 
 class Script:
-    """Work on one store, one call after the other; each call is one transaction."""
+    """A series of calls on one store; each call is one transaction."""
 
     def __init__(self, store: Store, clock: ManualClock) -> None:
         self.store = store
@@ -152,7 +152,8 @@ def new(customer: str, key: str) -> NewDocument:
     return NewDocument(customer, f'"{key}"', key=key, digest=key.encode())
 
 
-# Each step with the points of its transaction. Opening a new file is two: the schema, the settings.
+# Each step with the points of its transaction. Opening a new file has two: the schema, the
+# settings.
 STEPS: tuple[tuple[str, Callable[[Script], Any]], ...] = (
     ("submit", Script.submit_one),
     ("submit", Script.submit_many),
@@ -173,12 +174,12 @@ OPENING = ("migrate", "configure")
 
 
 class Crash(NamedTuple):
-    """A point, the how manieth time it is reached, and what the script has done there."""
+    """A point, which occurrence of it, and what the script has done by then."""
 
     point: str
     times: int
     step: int  # -1: opening the file
-    done: int  # how many steps are in the file
+    done: int  # steps in the file
 
     @property
     def name(self) -> str:
@@ -187,7 +188,7 @@ class Crash(NamedTuple):
 
 
 def crashes() -> list[Crash]:
-    """Every point of every step."""
+    """Return every point of every step."""
     found = []
     reached: dict[str, int] = {}
     stems = [(-1, stem) for stem in OPENING] + [(n, stem) for n, (stem, _) in enumerate(STEPS)]
@@ -217,7 +218,7 @@ def say(line: str) -> None:
 
 
 def work(place: str) -> None:
-    """The script in a child. It says when it begins a step; the last it has said is true."""
+    """Run the script in a child, which prints each step when it begins."""
     clock = ManualClock(START)
     say("begin -1")
     store = opened(place, settings=SETTINGS, clock=clock, key=KEY)
@@ -229,7 +230,7 @@ def work(place: str) -> None:
 
 
 def submit_in_threads(place: str) -> None:
-    """Many threads that submit one document after the other, and say what was acknowledged."""
+    """Submit one document after the other in many threads, and print what was acknowledged."""
     store = opened(place, clock=ManualClock(START), key=KEY)
     saying = threading.Lock()
 
@@ -253,7 +254,7 @@ def forks() -> Iterator[Forks]:
 
 
 def run_child(forks: Forks, what: str, place: str, crash_at: str) -> tuple[int, list[str]]:
-    """How the child ended, and what it said."""
+    """Return the exit code and the output of the child."""
     ended = forks.run(what, place, FAIRTURN_CRASH_AT=crash_at)
     assert ended.stderr == ""
     return ended.code, ended.stdout.splitlines()
@@ -263,7 +264,7 @@ def run_child(forks: Forks, what: str, place: str, crash_at: str) -> tuple[int, 
 
 
 def expected(done: int) -> Script:
-    """The script on a store in memory, so many steps of it."""
+    """Run this many steps of the script on a memory store."""
     clock = ManualClock(START)
     script = Script(MemoryStore(settings=SETTINGS, clock=clock, key=KEY), clock)
     for _, step in STEPS[:done]:
@@ -272,7 +273,7 @@ def expected(done: int) -> Script:
 
 
 def go_on(store: Store, clock: ManualClock) -> None:
-    """Let the leases of the dead end, and complete everything that can be completed."""
+    """Let the leases of the dead process expire, and complete everything that can be completed."""
     clock.advance(LEASE_S)
     for _ in range(20):
         claims = store.claim(100, worker="another", lease_us=LEASE_US).claims
@@ -291,13 +292,13 @@ def test_a_process_that_is_killed_loses_nothing_and_another_goes_on(
     assert ended == -signal.SIGKILL, f"the point was not reached; the child said {said}"
     assert said[-1] == f"begin {crashed.step}"
     script = expected(crashed.done)
-    # The moment of a step that was under way has passed for the world as well.
+    # The time of an interrupted step has passed for other processes too.
     moment = expected(max(0, crashed.step + 1)).clock
     script.clock.advance((moment.uptime().at - script.clock.uptime().at) / SECOND_US)
     store = opened(place, clock=script.clock)
     try:
         if crashed.step < 0:
-            store.configure(SETTINGS)  # whether it was made before or after the crash
+            store.configure(SETTINGS)  # before or after the crash
         else:
             assert snapshot(store) == snapshot(script.store)
         submit_again_what_was_not_answered(store, script, crashed)
@@ -312,8 +313,8 @@ def test_a_process_that_is_killed_loses_nothing_and_another_goes_on(
     submit_again_what_was_not_answered(twin.store, twin, crashed)
     go_on(twin.store, twin.clock)
     if crashed.step >= 0:
-        # A server gives out numbers that a transaction has drawn to nobody else, also if that is
-        # undone: only the order of what came later is the same.
+        # A server never reuses the numbers of a transaction, even one that was rolled back: only
+        # the order of later documents is the same.
         drawn = places.kind == "postgres" and crashed.point == "submit-before-commit"
         wanted = snapshot(twin.store)
         if drawn:
@@ -325,8 +326,8 @@ def test_a_process_that_is_killed_loses_nothing_and_another_goes_on(
         assert_whole(Path(place))
 
 
-def ranked(shown: Snapshot) -> Snapshot:
-    """With the ranks of documents in the place of their numbers."""
+def ranked(shown: StoreDump) -> StoreDump:
+    """Replace the numbers of documents by their ranks."""
     ids = {stored.document.id: f"{n}" for n, stored in enumerate(shown.documents)}
     return shown._replace(
         documents=[
@@ -339,7 +340,7 @@ def ranked(shown: Snapshot) -> Snapshot:
 
 
 def submit_again_what_was_not_answered(store: Store, script: Script, crashed: Crash) -> None:
-    """A submitter without an answer asks again, and finds its documents if they were stored."""
+    """A submitter without a reply submits again, and finds documents that were stored."""
     if crashed.step < 0 or STEPS[crashed.step][0] != "submit":
         return
     script.store = store
@@ -394,8 +395,8 @@ def test_of_threads_that_share_a_commit_each_finds_what_was_acknowledged(
 
 
 class Failing:
-    """A store of which every call fails at its first statement, then at its second, and so on; or
-    at its commit; and then it succeeds. After each failure everything must be as before."""
+    """A store in which every call fails at its first statement, then at its second, and so on, or
+    at its commit, and then succeeds. After each failure the state must be as before."""
 
     def __init__(
         self, where: str, file: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
@@ -403,7 +404,7 @@ class Failing:
         self.failures = 0
         self._where = where
         self._fails_to_commit = False
-        self._fails_after: int | None = None  # so many statements
+        self._fails_after: int | None = None  # a number of statements
         with monkeypatch.context() as patch:
             patch.setattr(apsw, "connection_hooks", [self._watch])
             self.store = SqliteStore(file, settings=SETTINGS, clock=clock, key=KEY)
@@ -499,7 +500,7 @@ def test_a_crash_point_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     )
 
     assert child.returncode == 1
-    assert "FAIRTURN_CRASH_AT names 'somewhere'" in child.stderr
+    assert "FAIRTURN_CRASH_AT is 'somewhere'; it must be one of: " in child.stderr
 
 
 def assert_whole(file: Path) -> None:

@@ -1,4 +1,4 @@
-"""`demo`: the traffic, the picture, and the whole in a few seconds."""
+"""`demo`: the traffic, the picture, and a complete run in a few seconds."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from fairturn.cli.demo import closing_words
-from fairturn.cli.lanes import Picture, Watched
+from fairturn.cli.lanes import LanesPicture, WorkerProgress
 from fairturn.clock import microseconds
 from fairturn.demo.traffic import (
     BULK,
@@ -22,7 +22,7 @@ from fairturn.demo.traffic import (
     SECONDS,
     schedule,
 )
-from fairturn.model import Customer, CustomerSettings, Document, Fence, Kind, State
+from fairturn.model import BodyType, Customer, CustomerSettings, Document, Fence, State
 from fairturn.priority import Count, Rule
 from fairturn.worker.events import DocumentClaimed
 from tests.commands import SCRIPT, fairturn, lines_of
@@ -56,7 +56,7 @@ def customer(name: str, waiting: dict[int, int]) -> Customer:
         name=name,
         settings=CustomerSettings(),
         count=-1_999,
-        count_updated_at=0,
+        count_updated_at_us=0,
         waiting=sum(waiting.values()),
         waiting_by_priority=tuple(waiting.get(level, 0) for level in range(1, 10)),
         running=0,
@@ -64,9 +64,11 @@ def customer(name: str, waiting: dict[int, int]) -> Customer:
     )
 
 
-def drawn(customers: dict[str, Customer], watched: Watched, *, now: int, width: int) -> list[str]:
+def drawn(
+    customers: dict[str, Customer], watched: WorkerProgress, *, now: int, width: int
+) -> list[str]:
     printed = StringIO()
-    picture = Picture(QUIET, BULK).draw("title", customers, watched, now=now, width=width)
+    picture = LanesPicture(QUIET, BULK).draw("title", customers, watched, now=now, width=width)
     Console(file=printed, width=width).print(picture)
     return printed.getvalue().splitlines()
 
@@ -74,7 +76,7 @@ def drawn(customers: dict[str, Customer], watched: Watched, *, now: int, width: 
 def test_the_picture_fits_a_small_terminal_and_shows_everybody_who_waits() -> None:
     customers = {name: customer(name, {9: 1}) for name in QUIET}
     customers[BULK] = customer(BULK, {1: 3, 9: 1_980})
-    watched = Watched()
+    watched = WorkerProgress()
     for n in range(300):
         document = claimed((*QUIET, BULK)[n % 11], 99_900_000)
         watched.add(DocumentClaimed(document, Fence(document.id, n)))
@@ -92,7 +94,7 @@ def test_the_picture_fits_a_small_terminal_and_shows_everybody_who_waits() -> No
 
 def test_in_a_narrow_terminal_customers_stand_below_each_other_and_nothing_is_cut() -> None:
     customers = {name: customer(name, {9: 1}) for name in (*QUIET, BULK)}
-    watched = Watched()
+    watched = WorkerProgress()
     document = claimed(BULK, 99_900_000)
     watched.add(DocumentClaimed(document, Fence(document.id, 1)))
 
@@ -106,7 +108,7 @@ def test_in_a_narrow_terminal_customers_stand_below_each_other_and_nothing_is_cu
 
 def test_a_document_that_was_served_at_once_is_seen_in_its_lane_for_a_moment() -> None:
     customers = {"oak": customer("oak", {2: 1})}
-    watched = Watched()
+    watched = WorkerProgress()
     document = claimed("elm", 1_000_000)._replace(priority=2)
     watched.add(DocumentClaimed(document, Fence(document.id, 1)))
 
@@ -119,8 +121,13 @@ def test_a_document_that_was_served_at_once_is_seen_in_its_lane_for_a_moment() -
 
 def claimed(name: str, wait_us: int) -> Document:
     values = dict.fromkeys(Document._fields)
-    values |= {"id": "0" * 15, "customer": name, "state": State.RUNNING, "kind": Kind.PAYLOAD}
-    values |= {"submitted_at": 0, "claimed_at": wait_us, "priority": 9}
+    values |= {
+        "id": "0" * 15,
+        "customer": name,
+        "state": State.RUNNING,
+        "body_type": BodyType.PAYLOAD,
+    }
+    values |= {"submitted_at_us": 0, "claimed_at_us": wait_us, "priority": 9}
     return Document(**values)  # type: ignore[arg-type]
 
 
@@ -137,8 +144,8 @@ def test_a_short_demo_ends_with_the_waits_in_three_orders() -> None:
     assert fair["wait_s_p99"] < first_come["wait_s_p99"], json.dumps(lines)
 
 
-SAYINGS = ("Behind the dump", "The nine levels help only", "In turns, nobody waits")
-LITTLE = "There is not much between them"
+SAYINGS = ("First come, first served", "The nine levels help only", "In turns, no customer waits")
+LITTLE = "The orders differ little"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""`fairturn doctor --thorough`: each damage that is planted is found and repaired, and nothing is
-found in a queue that is whole."""
+"""`fairturn doctor --thorough` finds and repairs each planted damage, and finds nothing in a sound
+queue."""
 
 import os
 from collections import Counter
@@ -15,8 +15,9 @@ import apsw
 import psycopg
 import pytest
 
-from fairturn.cli.recount import Recounted
+from fairturn.cli.recount import Recountable
 from fairturn.clock import SECOND_US, ManualClock
+from fairturn.maintenance import sqlite_file as sqlite
 from fairturn.model import (
     Completed,
     CustomerSettings,
@@ -32,8 +33,7 @@ from fairturn.model import (
 from fairturn.scheduling.flows import Costs, Mode
 from fairturn.stores.conformance.steps import find_all, prune_all
 from fairturn.stores.inspection import Damages, describe
-from fairturn.stores.postgres import inspection as postgres
-from fairturn.stores.sqlite import inspection as sqlite
+from fairturn.stores.postgres import audit as postgres
 from fairturn.urls import is_address
 from tests.commands import fairturn, lines_of
 from tests.servers.places import AnyStore, opened
@@ -46,7 +46,7 @@ LEASE_US = LEASE_S * SECOND_US
 
 @pytest.fixture
 def databases() -> Iterator[Databases]:
-    """Emptied and used again: most damages need less time than a new database."""
+    """Emptied and reused: most cases take less time than creating a database."""
     with Databases(recycled=True) as made:
         yield made
 
@@ -59,18 +59,18 @@ def place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> str:
     for name in [name for name in os.environ if name.startswith("FAIRTURN_")]:
-        monkeypatch.delenv(name)  # those of the tests are no settings
+        monkeypatch.delenv(name)  # variables of the tests are not settings
     return databases.new() if request.param == "postgres" else str(tmp_path / "documents.db")
 
 
-def examined(place: str) -> AbstractContextManager[Recounted]:
+def examined(place: str) -> AbstractContextManager[Recountable]:
     if is_address(place):
         return postgres.examined(place)
     return sqlite.examined(Path(place))
 
 
 def damages(place: str) -> list[str]:
-    """What the recount finds, in words."""
+    """Return the findings of the recount as text."""
     with examined(place) as queue:
         return [describe(damage) for damage in Damages(queue.recount(lambda *_: None)).shown]
 
@@ -80,7 +80,7 @@ def execute(place: str, statement: str) -> None:
     if is_address(place):
         with psycopg.connect(place) as connection:
             connection.execute("SET search_path = fairturn")
-            connection.execute("SELECT FROM queue FOR UPDATE")  # no claim runs meanwhile
+            connection.execute("SELECT FROM queue FOR UPDATE")  # excludes claims
             assert connection.execute(statement).rowcount, "nothing was planted"
     else:
         with closing(apsw.Connection(place)) as file:
@@ -90,7 +90,7 @@ def execute(place: str, statement: str) -> None:
 
 
 def doctor(place: str, *options: str) -> list[dict[str, Any]]:
-    """The lines of the recount. Leases on a manual clock are wrong in other lines."""
+    """Return the lines of the recount. Leases on a manual clock are wrong in other lines."""
     result = fairturn("doctor", "--thorough", "--json", "--database", place, *options)
     assert result.exit_code in (0, 1), result.output
     result.exit_code = 0
@@ -105,7 +105,7 @@ def new(customer: str, **fields: Any) -> NewDocument:
 
 
 def traffic(store: AnyStore, clock: ManualClock) -> Iterator[str]:
-    """Every operation of the contract; the name of each after it was done."""
+    """Run every operation of the contract; yield the name of each after it was done."""
 
     def claim(n: int) -> list[Any]:
         return store.claim(n, worker="w", lease_us=LEASE_US).claims
@@ -195,7 +195,7 @@ def test_a_recount_beside_processes_at_work_finds_nothing(place: str) -> None:
 
 
 def _work(place: str, stop: Event, customer: str) -> int:
-    """Submit, claim, finish, release, cancel and retry until it is told to stop."""
+    """Submit, claim, finish, release, cancel and retry until stopped."""
     rounds = 0
     with closing(opened(place)) as store:
         while not stop.is_set():
@@ -219,7 +219,7 @@ FIRST = f"(SELECT min(number) FROM documents WHERE customer = {ACME} AND state =
 
 
 class Plant(NamedTuple):
-    """A damage: the kind that is to be found, and the statement that does it."""
+    """A damage: the kind that must be found, and the statement that causes it."""
 
     kind: str
     where: str
@@ -298,46 +298,65 @@ PLANTS = (
         "customer.submitted", POSTGRES, f"UPDATE customers SET submitted = 0 WHERE number = {ACME}"
     ),
     Plant(
-        "standing.weight",
+        "customer_state.weight",
         BOTH,
-        """INSERT INTO standings (customer, weight, paused, recent_costs)
+        """INSERT INTO customer_states (customer, weight, paused, recent_costs)
         VALUES ("""
         + ACME
         + ", 5000, {false}, '{empty}')",
     ),
-    Plant("standing.running_max", BOTH, f"DELETE FROM standings WHERE customer = {LTD}"),
-    Plant("standing.paused", BOTH, "UPDATE standings SET paused = {true} WHERE customer = " + LTD),
-    Plant("limited.missing", POSTGRES, f"DELETE FROM limited WHERE customer = {LTD}"),
-    Plant("queue.waiting", SQLITE, "UPDATE queue SET waiting_1 = waiting_1 + 4"),
-    Plant("queue.waiting", POSTGRES, "UPDATE turns SET taken[1] = taken[1] + 4"),
     Plant(
-        "queue.waiting", POSTGRES, "UPDATE totals SET arrived[2] = 17 WHERE shard = 3", "arrived"
+        "customer_state.running_max", BOTH, f"DELETE FROM customer_states WHERE customer = {LTD}"
+    ),
+    Plant(
+        "customer_state.paused",
+        BOTH,
+        "UPDATE customer_states SET paused = {true} WHERE customer = " + LTD,
+    ),
+    Plant("limited.missing", POSTGRES, f"DELETE FROM limited_customers WHERE customer = {LTD}"),
+    Plant("queue.waiting", SQLITE, "UPDATE queue SET waiting_1 = waiting_1 + 4"),
+    Plant("queue.waiting", POSTGRES, "UPDATE scheduler_states SET taken[1] = taken[1] + 4"),
+    Plant(
+        "queue.waiting",
+        POSTGRES,
+        "UPDATE arrival_counters SET arrived[2] = 17 WHERE shard = 3",
+        "arrived",
     ),
     Plant("queue.delayed", SQLITE, "UPDATE queue SET delayed = 3"),
-    Plant("queue.delayed", POSTGRES, "UPDATE turns SET promoted = promoted - 2"),
+    Plant("queue.delayed", POSTGRES, "UPDATE scheduler_states SET promoted = promoted - 2"),
     Plant("queue.counted", SQLITE, "UPDATE queue SET counted = 0"),
     Plant("level.weight", SQLITE, "UPDATE levels SET weight = 0 WHERE weight > 0"),
-    Plant("level.weight", POSTGRES, "UPDATE turns SET weights = array_fill(0::bigint, ARRAY[9])"),
     Plant(
         "level.weight",
         POSTGRES,
-        "UPDATE turns SET weights = ARRAY(SELECT least(w, 1) FROM unnest(weights) w)",
+        "UPDATE scheduler_states SET weights = array_fill(0::bigint, ARRAY[9])",
+    ),
+    Plant(
+        "level.weight",
+        POSTGRES,
+        "UPDATE scheduler_states SET weights = ARRAY(SELECT least(w, 1) FROM unnest(weights) w)",
         "too low",
     ),
     Plant(
         "level.weight",
         POSTGRES,
-        "UPDATE turns SET weights[5] = 1000",
+        "UPDATE scheduler_states SET weights[5] = 1000",
         "where none waits",
     ),
     Plant(
         "level.places_from",
         POSTGRES,
-        "UPDATE turns SET places_from = array_fill(1000000000000000, ARRAY[9])",
+        "UPDATE scheduler_states SET places_from = array_fill(1000000000000000, ARRAY[9])",
     ),
-    Plant("queue.heads_from", POSTGRES, "UPDATE turns SET heads_from = 9000000000000000000"),
-    Plant("queue.leases_from", POSTGRES, "UPDATE turns SET leases_from = 9000000000000000000"),
-    Plant("queue.events_from", POSTGRES, "UPDATE turns SET events_from = '9000000000'"),
+    Plant(
+        "queue.heads_from", POSTGRES, "UPDATE scheduler_states SET heads_from = 9000000000000000000"
+    ),
+    Plant(
+        "queue.leases_from",
+        POSTGRES,
+        "UPDATE scheduler_states SET leases_from = 9000000000000000000",
+    ),
+    Plant("queue.events_from", POSTGRES, "UPDATE scheduler_states SET events_from = '9000000000'"),
     Plant("lease.running", BOTH, "UPDATE leases SET running = running + 1"),
     Plant("lease.until", BOTH, "UPDATE leases SET until = 9000000000000000000"),
     Plant("lease.missing", BOTH, "DELETE FROM leases"),
@@ -374,13 +393,15 @@ PLANTS = (
     ),
     Plant("flow.orphan", BOTH, f"DELETE FROM customers WHERE number = {OLD}"),
     Plant(
-        "standing.orphan",
+        "customer_state.orphan",
         BOTH,
-        """INSERT INTO standings (customer, weight, paused, recent_costs)
+        """INSERT INTO customer_states (customer, weight, paused, recent_costs)
         VALUES (777, 5000, {false}, '{empty}')""",
     ),
-    Plant("limited.orphan", POSTGRES, "INSERT INTO limited VALUES (777)"),
-    Plant("key.orphan", BOTH, f"UPDATE keys SET customer = 777 WHERE customer = {ACME}"),
+    Plant("limited.orphan", POSTGRES, "INSERT INTO limited_customers VALUES (777)"),
+    Plant(
+        "key.orphan", BOTH, f"UPDATE idempotency_keys SET customer = 777 WHERE customer = {ACME}"
+    ),
     Plant("result.orphan", BOTH, "UPDATE results SET document = document + 777"),
     Plant("children.orphan", POSTGRES, "INSERT INTO children VALUES (777, 1)"),
     Plant("body.orphan", SQLITE, "INSERT INTO bodies VALUES (777, 'x')"),
@@ -388,7 +409,7 @@ PLANTS = (
 
 
 def cases(is_wanted: Callable[[Plant, str], bool] = lambda plant, place: True) -> list[Any]:
-    """Each damage on each store that can have it."""
+    """Return each damage on each store that can have it."""
     return [
         pytest.param(plant, place, id="-".join(filter(None, (plant.kind, plant.label, place))))
         for plant in PLANTS
@@ -404,7 +425,7 @@ def statement_of(plant: Plant, place: str) -> str:
 
 
 def build(place: str, clock: ManualClock) -> AnyStore:
-    """Documents in every state, and all events applied."""
+    """Create documents in every state, and fold all events."""
     store = opened(place, clock=clock, settings=Settings(waiting_per_customer_max=100))
     store.adjust("ltd", CustomerSettings(limit=1))
     store.submit([new("old"), new("acme", key="first"), new("acme"), new("acme")])
@@ -449,7 +470,7 @@ def test_a_damage_is_found_and_repaired(plant: Plant, place: str) -> None:
 
 
 def states_of(place: str) -> dict[int, tuple[str, int]]:
-    """The customer and the state of every document."""
+    """Return the customer and the state of every document."""
     query = (
         "SELECT d.number, c.name, d.state FROM documents d JOIN customers c ON c.number = customer"
     )
@@ -480,7 +501,7 @@ def assert_numbers_are_those_of_documents(
 def assert_every_waiting_document_is_claimed_within_limits(
     store: AnyStore, clock: ManualClock
 ) -> None:
-    """Also those that are delayed, and those whose worker died."""
+    """Includes delayed documents and those of dead workers."""
     clock.advance(3_601)
     left = {
         document.id
@@ -614,7 +635,7 @@ def test_no_claim_takes_a_document_that_has_ended(plant: Plant, place: str) -> N
     clock = ManualClock(START)
     with closing(build(place, clock)) as store:
         execute(place, statement_of(plant, place))
-        # In a flow in which documents wait.
+        # A flow with waiting documents.
         execute(
             place,
             f"""UPDATE documents SET level = (SELECT max(level) FROM flows WHERE folded > 0)

@@ -1,4 +1,4 @@
-"""Explanations: which reasons apply to which document, with their parameters, and for whom."""
+"""Explanations: the reasons for each document, with their parameters, by audience."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from fairturn import Completed, Failed, NotFound, Queue, Submission
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.explain.analysis import Audience, Explanation, explain
 from fairturn.explain.reasons import PARAMETERS, Code
-from fairturn.explain.snapshot import Between, Situation
+from fairturn.explain.snapshot import CountRange, DocumentSnapshot
 from fairturn.model import Claim
 from fairturn.scheduling.flows import Mode
 
@@ -50,8 +50,8 @@ def parameters(explanation: Explanation, code: Code) -> dict[str, Any]:
     return found
 
 
-def situation(queue: Queue, id: str) -> Situation:
-    found = queue.store.situation(id)
+def snapshot(queue: Queue, id: str) -> DocumentSnapshot:
+    found = queue.store.snapshot(id)
     assert found is not None
     return found
 
@@ -86,7 +86,7 @@ def test_the_count_of_the_customer_is_told_with_its_reset(queue: Queue, clock: M
         "reset": "idle",
     }
     clock.advance(1_400)
-    assert Code.COUNT_RESETS in codes(queue.explain(first))  # exactly 1500 s are not more than that
+    assert Code.COUNT_RESETS in codes(queue.explain(first))  # 1500 s are not more than the interval
     clock.advance(0.000_001)
     assert Code.COUNT_IS_RESET in codes(queue.explain(first))
 
@@ -107,7 +107,7 @@ def test_a_document_made_by_one_that_is_gone_is_not_counted_among_those_that_wer
 ) -> None:
     *_, parent = submit(queue, "aaaa")
     child = queue.submit("a", parent=parent).id
-    found = replace(situation(queue, child), parent_count=None)
+    found = replace(snapshot(queue, child), parent_count=None)
 
     assert codes(explain(found))[0] is Code.PRIORITY_OF_PARENT
 
@@ -133,7 +133,7 @@ def test_what_is_before_a_document_is_told_part_by_part(queue: Queue) -> None:
     told = queue.explain(target)
 
     assert told.position is not None
-    assert told.position.bounds == Between(8, 8)
+    assert told.position.bounds == CountRange(8, 8)
     assert parameters(told, Code.POSITION) == {"documents": 8}
     assert parameters(told, Code.BEFORE_BETTER_LEVELS) == {"documents": 5}
     assert parameters(told, Code.BEFORE_OWN) == {"documents": 3}
@@ -221,7 +221,7 @@ def test_a_document_that_has_lost_its_lease_does_not_count_for_the_limit(
 
     clock.advance(3_601)
 
-    assert Code.LIMIT_REACHED not in codes(queue.explain(first))  # itself is the one that had it
+    assert Code.LIMIT_REACHED not in codes(queue.explain(first))  # its own lease has expired
     assert codes(queue.explain(second)).count(Code.LIMIT_AHEAD) == 1
 
 
@@ -406,7 +406,7 @@ def test_a_document_with_a_due_time_waited_from_then_on(queue: Queue, clock: Man
     id = queue.submit("a", due_at=START + 60 * SECOND_US).id
     submit(queue, "b")
     clock.advance(59)
-    claim(queue)  # of b, before it is due
+    claim(queue)  # of b, before the document is due
     clock.advance(4)
     claim(queue)
 
@@ -490,7 +490,7 @@ def test_every_code_stands_in_the_page_with_its_parameters() -> None:
 
 def test_an_explanation_follows_from_the_situation_alone(queue: Queue, clock: ManualClock) -> None:
     *_, id = submit(queue, "abcabc")
-    found = situation(queue, id)
+    found = snapshot(queue, id)
     clock.advance(1_000)
     claim(queue, 3)
 

@@ -1,4 +1,4 @@
-"""The history of a queue as a trace: what `fairturn export` writes, and that it can be replayed."""
+"""The history of a queue as a trace: the output of `fairturn export`, and its replay."""
 
 import csv
 import subprocess
@@ -29,7 +29,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def database(tmp_path: Path, clock: ManualClock) -> Path:
-    """A queue in which acme and zeta had documents done, one failed and one waits."""
+    """A queue in which acme and zeta have completed documents, one failed and one waiting."""
     path = tmp_path / "documents.db"
     with Queue(path, clock=clock) as queue:
         queue.set_customer("zeta", weight=2.5)
@@ -207,7 +207,7 @@ def _columns(made: Trace) -> tuple[object, ...]:
 
 
 def test_a_replayed_history_is_the_history_of_as_many_workers(clock: ManualClock) -> None:
-    """One worker that was never idle: the replay starts and ends what it started and ended."""
+    """One worker that was never idle: the replay has the same starts and ends."""
     with Queue(":memory:", clock=clock) as queue:
         for n in range(30):
             queue.submit("ab"[n % 2])
@@ -219,7 +219,7 @@ def test_a_replayed_history_is_the_history_of_as_many_workers(clock: ManualClock
 
     replayed = replay(history.trace_of(documents), rule=queue.settings.rule)
 
-    ended = [document.ended_at or 0 for document in reversed(documents)]
+    ended = [document.ended_at_us or 0 for document in reversed(documents)]
     assert [START + at for at in replayed.finished_at] == ended
 
 

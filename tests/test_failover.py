@@ -1,8 +1,8 @@
-"""After a failover that lost the tail of the log, and after a restored backup, nothing comes twice.
+"""After a failover that lost the tail of the WAL, and after a restored backup, nothing is reused.
 
-Receipts and claims that were given out before and are not in the surviving database stay void: no
-document gets their id, no claim gets their fence, and an outcome with such a fence is refused.
-Every document that is accepted afterwards is claimed, also by processes that lived through it.
+Receipts and claims that are not in the surviving database stay void: no document gets their id, no
+claim gets their fence, and an outcome with such a fence is rejected. Every document that is
+accepted afterwards is claimed, also by processes that were running all the time.
 """
 
 import signal
@@ -23,14 +23,14 @@ from tests.servers import dumps, replicas
 from tests.servers.queues import Databases
 
 LEASE_US = 30 * SECOND_US
-_ATTEMPTS = 50  # at a call while the server changes
-_TAIL = 60  # transactions that are lost
+_ATTEMPTS = 50  # of a call during the failover
+_TAIL = 60  # lost transactions
 
 T = TypeVar("T")
 
 
 class History:
-    """Everything that a queue has given out, and two stores that lived through all of it."""
+    """Everything that a queue has returned, and two stores that stay open throughout."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -40,7 +40,7 @@ class History:
         self.stores = [self.submitter, self.worker]
 
     def submit(self, *customers: str, store: PostgresStore | None = None) -> list[Receipt]:
-        """One document for each customer, each in a transaction of its own."""
+        """Submit one document for each customer, each in its own transaction."""
         submit = (store or self.submitter).submit
         receipts = []
         for customer in customers:
@@ -57,7 +57,7 @@ class History:
         return claims
 
     def reopen(self) -> None:
-        """A process that starts now."""
+        """Open the store in a new process."""
         self.stores.append(PostgresStore(self.url))
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class History:
 
 
 def persistently(call: Callable[[], T]) -> T:
-    """A call that is repeated while the store is unavailable, as clients and workers do."""
+    """Repeat a call while the store is unavailable, as clients and workers do."""
     for _ in range(_ATTEMPTS):
         try:
             return call()
@@ -76,7 +76,7 @@ def persistently(call: Callable[[], T]) -> T:
 
 
 def live(history: History) -> None:
-    """A life before the moment that a backup or a standby has."""
+    """Use the queue before the backup or the cut of replication."""
     history.submit(*"aabbcc")
     claims = history.claim(3)
     assert (
@@ -85,13 +85,13 @@ def live(history: History) -> None:
 
 
 def live_on(history: History) -> list[Fence]:
-    """A life that is lost afterwards: the fences of its attempts."""
+    """Use the queue after it; return the fences of the attempts that will be lost."""
     history.submit(*(f"lost{n % 7}" for n in range(_TAIL)))
     return [claim.fence for claim in history.claim(4)]
 
 
 def problems_after(history: History, lost: list[Fence]) -> list[str]:
-    """What comes twice, is accepted though it is void, or is never claimed."""
+    """Return what is reused, accepted although void, or never claimed."""
     found = []
     try:
         for problem in _problems_after(history, lost):
@@ -117,7 +117,7 @@ def _problems_after(history: History, lost: list[Fence]) -> Iterator[str]:
     claims = [claim for store in history.stores[::-1] for claim in history.claim(2, store)]
     yield from _accepted(history, lost)
     for turn in range(100):
-        claims += history.claim(20, history.stores[turn % 2])  # those that lived through it
+        claims += history.claim(20, history.stores[turn % 2])  # stores that stayed open
         waiting = persistently(history.submitter.summary).waiting
         if not waiting:
             break
@@ -143,7 +143,7 @@ def _accepted(history: History, lost: list[Fence]) -> Iterator[str]:
 
 
 def begin_epoch(store: PostgresStore) -> None:
-    """What `fairturn restored` does after a restore that the store cannot notice."""
+    """Run `fairturn restored` after a restore that the store cannot detect."""
     begin: Callable[[], None] | None = getattr(store, "begin_epoch", None)
     assert begin is not None, "the store has no begin_epoch"
     begin()

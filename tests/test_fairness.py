@@ -1,4 +1,4 @@
-"""What docs/fairness.md says: every number of it, made again from the fixed seed."""
+"""Every number in docs/fairness.md, recomputed from the fixed seed."""
 
 import os
 import re

@@ -1,5 +1,5 @@
-"""When a document will start: the interval that is stated at 90 % holds for 85 % of the documents
-in the simulator's workloads, and what is known for certain is said so."""
+"""Predicted starts: 90 % intervals contain at least 85 % of the starts in the simulator's
+workloads, and certain answers are stated as such."""
 
 from collections import deque
 from dataclasses import replace
@@ -13,15 +13,15 @@ from fairturn.explain.snapshot import (
     ARRIVALS_MAX,
     ATTEMPTS_MAX,
     Arrival,
-    Attempt,
-    Between,
-    Line,
-    Lineup,
-    Seen,
-    Service,
-    Working,
-    fronts_of,
+    AttemptSample,
+    CountRange,
+    QueueActivity,
+    QueueView,
+    RunningDocument,
+    WaitingLine,
+    WorkerHeartbeat,
     lines_of,
+    overdue_heads,
 )
 from fairturn.model import Settings, level_of
 from fairturn.priority import Rule
@@ -37,7 +37,7 @@ PATIENCE_US = 120 * SECOND_US
 
 
 class Asking(RealOrder):
-    """The real order, which is asked now and then when some waiting document will start."""
+    """The real order, which also predicts the start of some waiting documents."""
 
     def __init__(self, settings: Settings, documents: int, asks: int) -> None:
         super().__init__(mode=settings.mode, costs=settings.costs)
@@ -48,12 +48,12 @@ class Asking(RealOrder):
         self._pick = self._turns.pick
         self.pick = self._picking
         self._waiting: dict[int, Paper] = {}
-        self._running: dict[int, Working] = {}
+        self._running: dict[int, RunningDocument] = {}
         self._arrivals: deque[Arrival] = deque(maxlen=ARRIVALS_MAX)
-        self._attempts: deque[Attempt] = deque(maxlen=ATTEMPTS_MAX)
+        self._attempts: deque[AttemptSample] = deque(maxlen=ATTEMPTS_MAX)
         self._new: list[Paper] = []
         self.asked: list[tuple[int, Forecast]] = []
-        self.started: dict[int, int] = {}  # the first time
+        self.started: dict[int, int] = {}  # the first start
 
     def arrive(self, paper: Paper, at: int) -> None:
         self._look(at)
@@ -78,19 +78,19 @@ class Asking(RealOrder):
         super().end(pick, real_cost, at)
         claimed_at = self._running.pop(pick.order).claimed_at
         duration = None if real_cost is None else at - claimed_at
-        self._attempts.append(Attempt(pick.customer, duration))
+        self._attempts.append(AttemptSample(pick.customer, duration))
 
     def _picking(self, now: int) -> Pick | None:
         pick = self._pick(now)
         if pick is not None:
             self._waiting.pop(pick.order, None)
             self.started.setdefault(pick.order, now)
-            self._running[pick.order] = Working("w", now, pick.customer, True)
+            self._running[pick.order] = RunningDocument("w", now, pick.customer, True)
         return pick
 
     def _look(self, at: int) -> None:
-        """At the end of each moment: ask for those that came in it, and sometimes for others. That
-        is when something happens at the next one."""
+        """At the end of each moment, predict the start of those that arrived in it, and sometimes
+        of others: then something happens at the next moment."""
         if at == self._at:
             return
         asked, self._new = [paper for paper in self._new if paper.number in self._waiting], []
@@ -110,8 +110,10 @@ class Asking(RealOrder):
             same_level = level_of(other.priority, settings.mode) == level
             if same_level and other.number < paper.number:
                 before[other.customer] = before.get(other.customer, 0) + 1
-        standings = turns.standings.values()
-        lines = [line for s in standings for line in lines_of(s, settings) if line.level <= level]
+        customer_states = turns.customers.values()
+        lines = [
+            line for s in customer_states for line in lines_of(s, settings) if line.level <= level
+        ]
         if settings.mode is Mode.LEVELS:
             lines = [
                 line._replace(waiting=before.get(line.customer, 0))
@@ -120,49 +122,51 @@ class Asking(RealOrder):
                 for line in lines
             ]
         rank = before.get(paper.customer, 0)
-        fronts, stalled = fronts_of(standings, settings, at)
-        lineup = Lineup(
+        overdue, stalled = overdue_heads(customer_states, settings, at)
+        queue_view = QueueView(
             customer=paper.customer,
             level=level,
-            rank=Between(rank, rank),
+            rank=CountRange(rank, rank),
             number=turns.number,
             clock=turns.clocks[level],
             lines=tuple(sorted(lines)),
-            crowds={},
-            fronts=tuple(fronts),
+            others_by_level={},
+            overdue=tuple(overdue),
             stalled=tuple(stalled),
             waiting=len(self._waiting),
         )
-        found = position(lineup, mode=settings.mode, costs=settings.costs)
+        found = position(queue_view, mode=settings.mode, costs=settings.costs)
         assert found is not None
-        service = Service(
+        service = QueueActivity(
             running=tuple(self._running.values()),
-            workers=(),  # at the end of a moment nobody is idle while something waits
+            workers=(),  # at the end of a moment no worker is idle while a document waits
             attempts=tuple(self._attempts),
             arrivals=tuple(self._arrivals),
         )
         patience_us = settings.patience_us
-        return forecast(lineup, found, service, mode=settings.mode, patience_us=patience_us, at=at)
+        return forecast(
+            queue_view, found, service, mode=settings.mode, patience_us=patience_us, at=at
+        )
 
 
 def held(name: str, mode: Mode, asks: int) -> tuple[int, int]:
-    """For how many of how many asked documents the interval held; those to whom no latest moment
-    was told do not count."""
+    """Return for how many predictions, of how many, the interval held; without those that have no
+    latest moment."""
     scenario = workloads.make(name)
     settings = Settings(mode=mode, costs=scenario.costs)
     order = Asking(settings, len(scenario.trace), asks)
     serve(scenario.trace, order, rule=Rule(), plan=scenario.plan)
     inside = total = 0
     for document, answer in order.asked:
-        if document in order.started and answer.latest_at is not None:
+        if document in order.started and answer.latest_at_us is not None:
             total += 1
-            inside += answer.earliest_at <= order.started[document] <= answer.latest_at
+            inside += answer.earliest_at_us <= order.started[document] <= answer.latest_at_us
     return inside, total
 
 
 # ── The promise ──────────────────────────────────────────────────────────────────────────────────
 
-# Of the modes `levels` and `equal` a part, so that the tests stay short.
+# Only some workloads in the modes `levels` and `equal`, to keep the tests short.
 WORKLOADS = [
     *((Mode.FAIR, name) for name in workloads.WORKLOADS),
     *((Mode.EQUAL, name) for name in ("two-dumps", "heavy-unknown", "day")),
@@ -181,22 +185,22 @@ def test_the_interval_holds_for_85_percent_of_documents(mode: Mode, name: str) -
 # ── What is certain ──────────────────────────────────────────────────────────────────────────────
 
 
-def lineup(waiting: int = 10, rank: int = 0) -> Lineup:
-    return Lineup(
+def queue_view(waiting: int = 10, rank: int = 0) -> QueueView:
+    return QueueView(
         customer=1,
         level=1,
-        rank=Between(rank, rank),
+        rank=CountRange(rank, rank),
         number=0,
         clock=0,
-        lines=(Line(1, 0, 1, 1, waiting, 1_000_000),),
-        crowds={},
-        fronts=(),
+        lines=(WaitingLine(1, 0, 1, 1, waiting, 1_000_000),),
+        others_by_level={},
+        overdue=(),
         stalled=(),
         waiting=waiting,
     )
 
 
-def asked(line: Lineup, service: Service, mode: Mode = Mode.LEVELS) -> Forecast | None:
+def asked(line: QueueView, service: QueueActivity, mode: Mode = Mode.LEVELS) -> Forecast | None:
     found = position(line, mode=mode, costs=Settings().costs)
     assert isinstance(found, Position)
     return forecast(line, found, service, mode=mode, patience_us=PATIENCE_US, at=AT)
@@ -205,31 +209,31 @@ def asked(line: Lineup, service: Service, mode: Mode = Mode.LEVELS) -> Forecast 
 def service(
     *,
     running: int = 0,
-    workers: tuple[Seen, ...] = (),
+    workers: tuple[WorkerHeartbeat, ...] = (),
     durations_s: tuple[int | None, ...] = (),
     arrivals: tuple[Arrival, ...] = (),
     lease_holds: bool = True,
-) -> Service:
-    return Service(
-        running=(Working("w", AT - SECOND_US, 1, lease_holds),) * running,
+) -> QueueActivity:
+    return QueueActivity(
+        running=(RunningDocument("w", AT - SECOND_US, 1, lease_holds),) * running,
         workers=workers,
-        attempts=tuple(Attempt(1, d and d * SECOND_US) for d in durations_s),
+        attempts=tuple(AttemptSample(1, d and d * SECOND_US) for d in durations_s),
         arrivals=arrivals,
     )
 
 
 def seconds(answer: Forecast | None) -> tuple[float, float | None]:
     assert answer is not None
-    latest_at = answer.latest_at
+    latest_at = answer.latest_at_us
     latest = None if latest_at is None else (latest_at - AT) / SECOND_US
-    return (answer.earliest_at - AT) / SECOND_US, latest
+    return (answer.earliest_at_us - AT) / SECOND_US, latest
 
 
 def test_without_a_worker_nobody_can_say() -> None:
-    gone = Seen("w", AT - ALIVE_US - 1, 4)
+    gone = WorkerHeartbeat("w", AT - ALIVE_US - 1, 4)
 
-    assert asked(lineup(), service(durations_s=(5,))) is None
-    assert asked(lineup(), service(durations_s=(5,), workers=(gone,))) is None
+    assert asked(queue_view(), service(durations_s=(5,))) is None
+    assert asked(queue_view(), service(durations_s=(5,), workers=(gone,))) is None
     assert alive(service(workers=(gone,)), AT) == []
 
 
@@ -237,18 +241,18 @@ def test_a_lease_that_ran_out_is_no_worker() -> None:
     left = service(running=1, lease_holds=False, durations_s=(5,))
 
     assert alive(left, AT) == []
-    assert asked(lineup(), left) is None
+    assert asked(queue_view(), left) is None
 
 
 def test_before_anything_has_ended_nobody_can_say() -> None:
-    assert asked(lineup(), service(running=2)) is None
-    assert asked(lineup(), service(running=2, durations_s=(None,))) is None
+    assert asked(queue_view(), service(running=2)) is None
+    assert asked(queue_view(), service(running=2, durations_s=(None,))) is None
 
 
 def test_a_worker_with_nothing_to_do_starts_it_at_once() -> None:
-    idle = Seen("w", AT - SECOND_US, 1)  # a slot
+    idle = WorkerHeartbeat("w", AT - SECOND_US, 1)  # one slot
 
-    earliest, latest = seconds(asked(lineup(), service(workers=(idle,))))
+    earliest, latest = seconds(asked(queue_view(), service(workers=(idle,))))
 
     assert earliest == 0
     assert latest is not None
@@ -257,8 +261,8 @@ def test_a_worker_with_nothing_to_do_starts_it_at_once() -> None:
 
 def test_twice_the_workers_need_half_the_time() -> None:
     durations = (10,) * 20
-    two = seconds(asked(lineup(101, 100), service(running=2, durations_s=durations)))
-    four = seconds(asked(lineup(101, 100), service(running=4, durations_s=durations)))
+    two = seconds(asked(queue_view(101, 100), service(running=2, durations_s=durations)))
+    four = seconds(asked(queue_view(101, 100), service(running=4, durations_s=durations)))
 
     assert 350 < two[0] < 505
     assert 1_010 < (two[1] or 0) < 1_200  # with one more customer it takes twice as long
@@ -266,9 +270,9 @@ def test_twice_the_workers_need_half_the_time() -> None:
 
 
 def test_what_fails_and_comes_back_makes_it_later() -> None:
-    good = seconds(asked(lineup(101, 100), service(running=2, durations_s=(10,) * 20)))
+    good = seconds(asked(queue_view(101, 100), service(running=2, durations_s=(10,) * 20)))
     bad = seconds(
-        asked(lineup(101, 100), service(running=2, durations_s=(10,) * 20 + (None,) * 20))
+        asked(queue_view(101, 100), service(running=2, durations_s=(10,) * 20 + (None,) * 20))
     )
 
     assert bad[0] == good[0]
@@ -276,18 +280,18 @@ def test_what_fails_and_comes_back_makes_it_later() -> None:
 
 
 def test_of_a_first_upload_nobody_knows_yet_whether_it_fails() -> None:
-    others = replace(service(running=2), attempts=(Attempt(2, 10 * SECOND_US),) * 20)
-    some = replace(others, attempts=others.attempts[:10] + (Attempt(1, 10 * SECOND_US),) * 10)
+    others = replace(service(running=2), attempts=(AttemptSample(2, 10 * SECOND_US),) * 20)
+    some = replace(others, attempts=others.attempts[:10] + (AttemptSample(1, 10 * SECOND_US),) * 10)
 
-    unknown = seconds(asked(lineup(101, 100), others))
-    known = seconds(asked(lineup(101, 100), some))
+    unknown = seconds(asked(queue_view(101, 100), others))
+    known = seconds(asked(queue_view(101, 100), some))
 
     assert unknown[0] == known[0]
     assert (unknown[1] or 0) > 2 * (known[1] or 0)
 
 
 def test_as_much_before_it_as_is_done_leaves_only_the_turn_for_the_longest_waiting() -> None:
-    worse = replace(lineup(), level=9, lines=(Line(9, 0, 1, 1, 10, 1_000_000),))
+    worse = replace(queue_view(), level=9, lines=(WaitingLine(9, 0, 1, 1, 10, 1_000_000),))
     flood = tuple(Arrival(AT - n * SECOND_US, 100 + n, 1) for n in range(120))
     busy = service(running=2, durations_s=(10,) * 20, arrivals=flood)
 

@@ -2,9 +2,9 @@
 
 A frozen process is a paused virtual machine, a stopped process or a lost network: its connections
 stay open, and the server waits for its next message. In the samples the proxy holds the connection;
-in the long runs a real process is stopped by SIGSTOP at the same points. While it is frozen, other
-processes claim within 3 s, submit for other customers and renew their leases. When it goes on, its
-call returns or raises an error of our tree, and nothing was recorded twice.
+in the long runs SIGSTOP stops a real process at the same points. While it is frozen, other
+processes claim within 3 s, submit for other customers and renew their leases. When it resumes, its
+call returns or raises a `FairturnError`, and nothing was recorded twice.
 """
 
 import json
@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from fairturn.clock import stopwatch
-from fairturn.contents.local import Nowhere
+from fairturn.contents.local import NoContents
 from fairturn.errors import StoreUnavailable
 from fairturn.model import Completed, CustomerSettings, State
 from fairturn.queue import Queue
@@ -49,8 +49,8 @@ from tests.servers.wire import Action, Fault, Moment, Wire
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent
-CLAIM_S = 3.0  # others claim again within this time,
-SUBMIT_S = 1.5  # and submit and renew within this time
+CLAIM_S = 3.0  # others claim again within this time
+SUBMIT_S = 1.5  # others submit and renew within this time
 _SEED = 18
 _SAMPLE = 4
 
@@ -72,14 +72,14 @@ FROZEN = (
     "prune",
     "purge",
 )
-# Of these the frozen process records how attempts ended, while another process takes them over.
+# The frozen process records outcomes of these, while another process takes them over.
 TAKEN_OVER = ("finish-completed", "finish-many", "finish-released", "claim-with-outcomes", "renew")
 
 
 @cache
 def holds(name: str) -> list[Fault]:
-    """Every point of an operation at which its process can freeze. After an exchange is the same
-    as before the next one, so the last reply alone is held afterwards."""
+    """Return every point of an operation at which its process can freeze. After an exchange is the
+    same as before the next one, so only the last reply is held afterwards."""
     with TemporaryDirectory() as folder:
         n = len(exchanges_of(NAMED[name], Path(folder)))
     before = [Fault(number, Moment.BEFORE, Action.HOLD) for number in range(1, n + 1)]
@@ -87,8 +87,8 @@ def holds(name: str) -> list[Fault]:
 
 
 def stops(name: str) -> list[Fault]:
-    """The same points for a process that is stopped while it waits for a reply: its next exchange
-    is not sent before it goes on."""
+    """Return the same points for a process that is stopped while it waits for a reply: it does not
+    send its next exchange before it resumes."""
     return [Fault(number, Moment.AFTER, Action.HOLD) for number in range(1, len(holds(name)))]
 
 
@@ -96,7 +96,7 @@ def stops(name: str) -> list[Fault]:
 
 
 def problems_of_others(world: World, other: PostgresStore) -> list[str]:
-    """What other processes cannot do now."""
+    """Return what other processes cannot do now."""
     begun = stopwatch()
     claims = Attempt(lambda: _claim_one(other, begun + CLAIM_S))
     submits = Attempt(lambda: world.store.submit([new("q-new")]))
@@ -121,7 +121,7 @@ def problems_of_others(world: World, other: PostgresStore) -> list[str]:
 
 
 def _claim_one(store: PostgresStore, until: float) -> Any:
-    """A worker's claim: it comes again while the store is unavailable."""
+    """Claim like a worker: retry while the store is unavailable."""
     while True:
         try:
             return store.claim(1, worker="other", lease_us=LEASE_US).claims
@@ -132,12 +132,12 @@ def _claim_one(store: PostgresStore, until: float) -> Any:
 
 def problems_after(world: World, other: PostgresStore, operation: Operation) -> Iterator[str]:
     operation.settle(world)
-    yield from lasting_problems(world, Queue(other, Nowhere()))
+    yield from lasting_problems(world, Queue(other, contents=NoContents()))
 
 
 @contextmanager
 def other_store(world: World) -> Iterator[PostgresStore]:
-    """The store of another process, which has claimed before."""
+    """Return the store of another process, which has claimed before."""
     store = world.another_store()
     store.claim(0, worker="other", lease_us=LEASE_US)
     try:
@@ -150,7 +150,7 @@ def other_store(world: World) -> Iterator[PostgresStore]:
 
 
 def problems_of(operation: Operation, fault: Fault) -> list[str]:
-    """What a held connection does to others, and what is wrong when it goes on."""
+    """Return what a held connection does to others, and what is wrong when it resumes."""
     with (
         TemporaryDirectory() as folder,
         scene(Path(folder)) as (world, wire, actor),
@@ -198,7 +198,7 @@ def test_an_outcome_held_until_its_lease_expired_is_not_recorded_twice(name: str
 
 
 def problems_of_takeover(name: str, fault: Fault) -> list[str]:
-    """What is recorded twice if another process completes the documents of a frozen one."""
+    """Return what is recorded twice if another process completes the documents of a frozen one."""
     operation = NAMED[name]
     with (
         TemporaryDirectory() as folder,
@@ -233,7 +233,7 @@ def _complete_all(store: PostgresStore) -> None:
 
 
 class Child:
-    """A process of its own that runs operations, and lines to and from it."""
+    """A process that runs operations, controlled by lines."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -257,7 +257,7 @@ class Child:
         return json.loads(reading.answer)
 
     def stop(self) -> None:
-        """SIGSTOP, and wait until the process has stopped."""
+        """Send SIGSTOP and wait until the process has stopped."""
         os.kill(self.process.pid, signal.SIGSTOP)
         os.waitpid(self.process.pid, os.WUNTRACED)
 
@@ -277,7 +277,7 @@ def child() -> Iterator[Child]:
 
 
 def problems_of_stop(child: Child, operation: Operation, fault: Fault) -> list[str]:
-    """What a stopped process does to others, and what is wrong when it goes on."""
+    """Return what a stopped process does to others, and what is wrong when it resumes."""
     with (
         TemporaryDirectory() as folder,
         scene(Path(folder)) as (world, wire, actor),
@@ -288,7 +288,7 @@ def problems_of_stop(child: Child, operation: Operation, fault: Fault) -> list[s
         assert child.answer() == "ready"
         wire.watch(fault)
         child.tell("go")
-        # Null, or the name of an error of our tree: another error ends the process.
+        # Null, or the name of a FairturnError: another error ends the process.
         answer = Attempt(child.answer, at_end=wire.reached)
         assert wire.reached.wait(CALL_S), f"neither held nor ended; it made {wire.exchanges}"
         found: list[str] = []
@@ -323,7 +323,7 @@ def test_a_process_stopped_at_any_exchange_stops_no_other_process(child: Child, 
 
 @contextmanager
 def workers_beside_a_frozen_process(url: str, fault: Fault) -> Iterator["Workers"]:
-    """Two workers with free slots that go on claiming, while a purge is held."""
+    """Run two workers with free slots that keep claiming while a purge is held."""
     name = url.rpartition("/")[2].partition("?")[0]
     with Wire(postgres.of_this_run().url(name, tcp=True)) as wire:
         actor = PostgresStore(wire.url)
@@ -334,7 +334,7 @@ def workers_beside_a_frozen_process(url: str, fault: Fault) -> Iterator["Workers
         frozen, _ = held(wire, fault, lambda: actor.purge("p"))
         workers.release = wire.release
         with closing(PostgresStore(url)) as other:
-            other.submit([new("e-1")])  # so that both claim now
+            other.submit([new("e-1")])  # makes both claim now
         try:
             yield workers
         finally:
@@ -352,10 +352,10 @@ class Workers:
         self.started: list[str] = []
         self.twice, self.finish = threading.Event(), threading.Event()
         self.release: Any = None
-        # With more slots than documents, so that both go on claiming.
+        # More slots than documents, so that both keep claiming.
         self._workers = [
             Worker(
-                Queue(PostgresStore(url), Nowhere()),
+                Queue(PostgresStore(url), contents=NoContents()),
                 self._handle,
                 threads=True,
                 concurrency=8,
@@ -372,7 +372,7 @@ class Workers:
         self.finish.wait(CALL_S)
 
     def stop(self, within_s: float) -> bool:
-        """Whether all of them end within this time."""
+        """Return whether all of them stop within this time."""
         for worker in self._workers:
             worker.stop(now=True)
         return all(run.ended(within_s) for run in self._runs)
@@ -395,5 +395,5 @@ def test_a_worker_keeps_its_leases_while_another_process_is_frozen(url: str, fau
 def test_a_worker_obeys_stop_while_another_process_is_frozen(url: str, fault: Fault) -> None:
     with workers_beside_a_frozen_process(url, fault) as workers:
         workers.finish.set()
-        workers.twice.wait(1.0)  # until both wait for the claim, if they do
+        workers.twice.wait(1.0)  # until both wait for the claim
         assert workers.stop(5.0), "a worker did not stop while another process was frozen"

@@ -1,8 +1,8 @@
-"""A process that is stopped at any crash point holds up no other for longer than the busy timeout.
+"""A process that is stopped at any crash point blocks others for at most the busy timeout.
 
-A child works on a queue in a file and is stopped by SIGSTOP at one point. Inside a transaction it
-holds the write lock: calls of other processes raise `StoreBusy`, a worker obeys SIGTERM, `doctor`
-names the child. Everywhere else other processes go on: they take over what the child has claimed.
+SIGSTOP stops a child at one point of its work on a queue in a file. Inside a transaction it holds
+the write lock: calls of other processes raise `StoreBusy`, a worker obeys SIGTERM, and `doctor`
+names the child. Everywhere else other processes continue and take over the documents of the child.
 After SIGCONT nothing is recorded twice.
 
 `make test` stops the child at a few points that a seed chooses; `-m long` at all of them.
@@ -32,7 +32,7 @@ from fairturn.maintenance.restore import restore
 from fairturn.model import Completed, Failed, Fence, Settings, State
 from fairturn.stores.conformance.steps import assert_numbers_are_exact
 from fairturn.stores.sqlite import connection
-from fairturn.stores.sqlite.locks import holder_of
+from fairturn.stores.sqlite.connection import holder_of
 from fairturn.worker import Worker
 from tests.commands import fairturn
 from tests.servers.queues import Databases
@@ -41,7 +41,7 @@ ROOT = Path(__file__).parent.parent
 START = 1_700_000_000 * SECOND_US
 LEASE_S = 30
 LEASE_US = LEASE_S * SECOND_US
-LARGE = b"x" * 70_000  # not in the row
+LARGE = b"x" * 70_000  # too large for the row
 KEYS = [f"key {n}" for n in range(7)]
 WITHIN_S = 5.0
 CHILD_S = 60
@@ -70,7 +70,8 @@ def say(what: str, value: Any = None) -> None:
 
 
 def work(path: str, url: str = "") -> None:
-    """Reach every crash point once, and say what was recorded. Others may have taken over."""
+    """Reach every crash point once, and print what was recorded. Other processes may have taken
+    over."""
     signal.alarm(CHILD_S)
     clock = ManualClock(START)
     queue = Queue(path, clock=clock)
@@ -97,7 +98,7 @@ def work(path: str, url: str = "") -> None:
 
 
 def stop_when_told(path: str) -> None:
-    """A worker, which says when it waits for the lock of another process."""
+    """Run a worker, and report when it waits for the lock of another process."""
     signal.alarm(CHILD_S)
 
     def watch() -> None:
@@ -110,14 +111,14 @@ def stop_when_told(path: str) -> None:
 
 
 def _waits_for_lock() -> bool:
-    """Whether a thread of this process does: that in which the worker claims."""
-    wait = connection._Patience.wait.__code__
+    """Return whether a thread of this process waits for the lock: that of the worker's claims."""
+    wait = connection._LockTimeout.wait.__code__
     return any(frame.f_code is wait for frame in sys._current_frames().values())
 
 
 @contextmanager
 def started(function: Callable[..., None], *arguments: str, **environment: str) -> Iterator[Any]:
-    """A process that runs a function of this module."""
+    """Start a process that runs a function of this module."""
     call = f"from tests.test_frozen_sqlite import {function.__name__} as f; f(*{arguments!r})"
     with subprocess.Popen(
         [sys.executable, "-c", call],
@@ -136,7 +137,7 @@ def started(function: Callable[..., None], *arguments: str, **environment: str) 
 
 
 class Survivors:
-    """What other processes do while the child is stopped, and after it."""
+    """Other processes while the child is stopped, and after it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -147,7 +148,7 @@ class Survivors:
         return Queue(self.path, clock=self.clock)
 
     def take_over(self) -> None:
-        """Let the leases of the child end, and complete everything that can be completed."""
+        """Let the leases of the child expire, and complete everything that can be completed."""
         self.clock.advance(LEASE_S + 1)
         with self.opened() as queue:
             while claims := queue.store.claim(99, worker="w", lease_us=LEASE_US).claims:
@@ -183,12 +184,12 @@ def assert_a_worker_obeys_sigterm(path: Path) -> None:
         assert json.loads(worker.stdout.readline()) == ["waits", None]
         begun_s = stopwatch()
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(CHILD_S) in (0, -signal.SIGTERM)  # that is while it opens the queue
+        assert worker.wait(CHILD_S) in (0, -signal.SIGTERM)  # while it opens the queue
         assert stopwatch() - begun_s < WITHIN_S
 
 
 def freeze(path: Path, point: str, monkeypatch: pytest.MonkeyPatch, url: str = "") -> None:
-    """Stop a child at a point, see that others go on or are told, and let it go on."""
+    """Stop a child at a point, check that others continue or get an error, and resume it."""
     monkeypatch.setattr(connection, "BUSY_S", 0.1)
     survivors = Survivors(path)
     with started(work, str(path), url, FAIRTURN_FREEZE_AT=point) as child:

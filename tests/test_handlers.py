@@ -1,4 +1,4 @@
-"""What a handler may do to a worker: nothing. Each of these runs in a real child process."""
+"""No handler can harm a worker. Each of these runs in a real child process."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from fairturn import ClaimedDocument, Delays, Document, Queue, State, Worker
+from fairturn import Backoff, ClaimedDocument, Document, Queue, State, Worker
 from fairturn.clock import stopwatch
 from fairturn.worker.events import Event, LinePrinted
 from tests import handlers
 
 DEADLINE_S = 20.0
-AT_ONCE = Delays(first_s=0, most_s=0)
+AT_ONCE = Backoff(first_s=0, most_s=0)
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait until something is so."""
+    """Wait until the condition holds."""
     over = stopwatch() + DEADLINE_S
     while not condition():
         assert stopwatch() < over, f"{what}: not within {DEADLINE_S:g} s"
@@ -31,7 +31,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether no process of this number runs; one that nobody has taken note of does not run."""
+    """Return whether no process of this pid runs; a zombie does not."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -47,7 +47,7 @@ def run(
     documents: int = 1,
     **options: Any,
 ) -> list[Document]:
-    """Submit documents, work until all have ended, and look at them."""
+    """Submit documents, work until all have ended, and return them."""
     receipts = [queue.submit("acme", payload=payload) for _ in range(documents)]
     settings: dict[str, Any] = {"concurrency": 1, "retry": AT_ONCE} | options
     Worker(queue, handler, **settings).run(until_empty=True)
@@ -63,7 +63,7 @@ CRASHES = [
     (handlers.kill_its_group, "killed by signal 9 (SIGKILL)"),
     (handlers.close_every_descriptor, "exited with code 1 without an outcome"),
     (handlers.close_descriptors_and_hang, "closed its connection to the worker"),
-    (handlers.write_nonsense_to_every_descriptor, "something that is no answer"),
+    (handlers.write_nonsense_to_every_descriptor, "the child sent an invalid reply"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The fluid ideals: against a slow and obvious one in fractions, and by hand."""
+"""The fluid ideals, compared with a slow and obvious one in fractions, and with results by hand."""
 
 from fractions import Fraction
 
@@ -15,7 +15,7 @@ from tests.test_simulator import SECOND, scenarios, trace_of
 
 
 class Naive:
-    """The same ideal, without virtual clocks, heaps and floats."""
+    """The same ideal without virtual clocks, heaps and floats."""
 
     def __init__(self, trace: Trace, plan: Plan, levels: list[int]) -> None:
         self.trace, self.plan, self.levels = trace, plan, levels
@@ -84,7 +84,7 @@ class Naive:
             self.workers += self.changes.pop(0)[1]
 
     def rates(self) -> dict[int, Fraction]:
-        """Raise everybody's share together; who cannot use more stays behind."""
+        """Raise all shares together; a customer that cannot use more keeps its share."""
         free = Fraction(self.workers)
         running = [Fraction(0)] * len(self.trace.names)
         rates: dict[int, Fraction] = {}
@@ -141,7 +141,7 @@ def finished_s(ideal: Ideal) -> list[float]:
 def test_customers_share_a_worker_evenly_and_their_own_documents_come_in_order() -> None:
     trace = trace_of((0, "a", 2), (0, "a", 2), (0, "b", 3))
 
-    # Half a worker each: a's first and b are at it until 4; b has 1 left, a's second 2.
+    # Half a worker each: a's first and b run until 4; b has 1 left, a's second 2.
     assert finished_s(serve_ideally(trace, plan=Plan(workers=1))) == [4, 7, 6]
 
 
@@ -158,7 +158,7 @@ def test_inside_levels_a_worse_level_gets_what_the_better_ones_leave() -> None:
 
     in_levels = serve_ideally(trace, plan=Plan(workers=1), priorities=priorities)
 
-    # a's first and b share until 4; then a's second and third; the fourth, in level 2, at the end.
+    # a's first and b share until 4; then a's second and third; the fourth, in level 2, last.
     assert finished_s(in_levels) == [4, 6, 8, 10, 4]
 
 

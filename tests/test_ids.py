@@ -58,7 +58,7 @@ def test_the_ids_of_consecutive_numbers_tell_nothing_of_their_order() -> None:
     shared = sum(x == y for a, b in pairwise(encoded) for x, y in zip(a, b, strict=True))
     assert len(set(encoded)) == 1_000
     assert 400 < rising < 600
-    assert shared / 999 < 2  # of 15 digits; by chance it is one
+    assert shared / 999 < 2  # of 15 digits; the expected value by chance is one
 
 
 def test_queues_with_different_keys_give_a_number_different_ids() -> None:

@@ -48,7 +48,7 @@ def in_the_order_of_the_rule() -> list[int]:
 
 
 def test_a_dramatiq_worker_runs_all_nine_levels_in_their_order(rabbit: Rabbit) -> None:
-    fairturn = for_dramatiq.Fairturn(customer=customer_of, counts=":memory:")
+    fairturn = for_dramatiq.DramatiqPriorityMiddleware(customer=customer_of, counts=":memory:")
     broker = RabbitmqBroker(url=rabbit.url, max_priority=10)
     broker.add_middleware(fairturn)
     queue, done, ran = f"dramatiq-{os.getpid()}", threading.Event(), list[int]()
@@ -62,7 +62,7 @@ def test_a_dramatiq_worker_runs_all_nine_levels_in_their_order(rabbit: Rabbit) -
     for customer, number in DOCUMENTS:
         actor.send(number, customer_id=customer)
     actor.send_with_options(args=(100,), kwargs={"customer_id": "dump"}, broker_priority=10)
-    actor.send(101)  # without a customer: as Dramatiq has it, after all others
+    actor.send(101)  # without a customer: Dramatiq's default, after all others
     worker = dramatiq.Worker(broker, worker_threads=1)
     worker.queue_prefetch = 1
     worker.start()
@@ -77,7 +77,9 @@ def test_a_dramatiq_worker_runs_all_nine_levels_in_their_order(rabbit: Rabbit) -
 
 def test_a_dramatiq_broker_without_priorities_is_refused_when_a_message_is_sent() -> None:
     broker = StubBroker(middleware=[])
-    broker.add_middleware(for_dramatiq.Fairturn(customer=customer_of, counts=":memory:"))
+    broker.add_middleware(
+        for_dramatiq.DramatiqPriorityMiddleware(customer=customer_of, counts=":memory:")
+    )
     actor = dramatiq.actor(actor_name="process", broker=broker)(lambda: None)
 
     with pytest.raises(BrokerRefused, match="StubBroker has max_priority 0 and nine levels need 9"):
@@ -86,9 +88,11 @@ def test_a_dramatiq_broker_without_priorities_is_refused_when_a_message_is_sent(
 
 def test_a_dramatiq_worker_that_takes_messages_ahead_does_not_start(rabbit: Rabbit) -> None:
     broker = RabbitmqBroker(url=rabbit.url, max_priority=10)
-    broker.add_middleware(for_dramatiq.Fairturn(customer=customer_of, counts=":memory:"))
+    broker.add_middleware(
+        for_dramatiq.DramatiqPriorityMiddleware(customer=customer_of, counts=":memory:")
+    )
 
-    with pytest.raises(BrokerRefused, match="this worker takes 16 messages ahead"):
+    with pytest.raises(BrokerRefused, match="this worker prefetches 16 messages"):
         dramatiq.Worker(broker, worker_threads=8).start()
 
 
@@ -100,7 +104,7 @@ def classic(name: str, max_priority: int = 10) -> Queue:
 
 
 def test_taskiq_messages_come_out_of_the_queue_in_the_order_of_the_rule(rabbit: Rabbit) -> None:
-    fairturn = for_taskiq.Fairturn(customer=customer_of, counts=":memory:")
+    fairturn = for_taskiq.TaskiqPriorityMiddleware(customer=customer_of, counts=":memory:")
     name = f"taskiq-{os.getpid()}"
 
     async def publish() -> None:
@@ -149,13 +153,15 @@ NEEDED = "needs classic queues with 9 priorities or more"
         (AioPikaBroker(qos=1), NEEDED),
         (AioPikaBroker(qos=1).with_queue(Queue(name="quorum", max_priority=9)), NEEDED),
         (AioPikaBroker(qos=1).with_queue(classic("few", max_priority=5)), NEEDED),
-        (AioPikaBroker(qos=10).with_queue(classic("all")), "workers take 10 messages ahead"),
+        (AioPikaBroker(qos=10).with_queue(classic("all")), "workers prefetch 10 messages"),
     ],
 )
 def test_a_taskiq_broker_without_an_order_is_refused_at_its_start(
     broker: Any, sentence: str
 ) -> None:
-    broker.add_middlewares(for_taskiq.Fairturn(customer=customer_of, counts=":memory:"))
+    broker.add_middlewares(
+        for_taskiq.TaskiqPriorityMiddleware(customer=customer_of, counts=":memory:")
+    )
 
     with pytest.raises(BrokerRefused, match=sentence):
         asyncio.run(broker.startup())

@@ -1,8 +1,9 @@
-"""Two operations at a time, the first one held at every exchange while the second one runs.
+"""Pairs of operations, the first held at every exchange while the second runs.
 
 Afterwards an independent recount equals flows, counters, `summary` and `customers`, and every
-waiting document is claimed exactly once. An operation that waits for a lock of the held one goes on
-when that is released; a visible lock wait ends the hold at once, another wait after 2 s.
+waiting document is claimed exactly once. An operation that waits for a lock of the held one
+continues when that is released; a visible lock wait ends the hold at once, any other wait after 2
+s.
 """
 
 import os
@@ -53,7 +54,7 @@ _BLOCKED = """
 
 
 def _sweep(known: Known, queue: Queue) -> None:
-    """A sweep an hour and more after every content was written."""
+    """Sweep more than an hour after every content was written."""
     assert isinstance(queue.contents, Folder)
     for path in queue.contents.path.rglob("*"):
         if path.is_file():
@@ -91,7 +92,7 @@ PAIRS = [
 
 @cache
 def holds(operation: Operation) -> list[Fault]:
-    """The points between two exchanges of an operation, and the one after its last."""
+    """Return the points between two exchanges of an operation, and the one after its last."""
     with TemporaryDirectory() as folder:
         n = len(exchanges_of(operation, Path(folder)))
     between = [Fault(number, Moment.BEFORE, Action.HOLD) for number in range(2, n + 1)]
@@ -99,7 +100,7 @@ def holds(operation: Operation) -> list[Fault]:
 
 
 def problems_of(first: Operation, second: Operation, fault: Fault) -> list[str]:
-    """What is wrong after the second operation ran while the first one was held."""
+    """Return what is wrong after the second operation ran while the first one was held."""
     with (
         TemporaryDirectory() as folder,
         scene(Path(folder)) as (world, wire, actor),
@@ -126,16 +127,16 @@ def problems_of(first: Operation, second: Operation, fault: Fault) -> list[str]:
 
 def _errors(name: str, attempt: Attempt) -> Iterator[str]:
     yield from attempt.problems(name)
-    if type(attempt.error) is StoreError:  # an error of the driver that has no meaning of its own
+    if type(attempt.error) is StoreError:  # a driver error without a meaning of its own
         yield f"{name} raised {attempt.error!r}"
 
 
 @contextmanager
 def another_queue(world: World) -> Iterator[Queue]:
-    """The queue of another process, whose connections no fault touches."""
+    """Return the queue of another process, whose connections have no faults."""
     contents = Folder(world.folder, clock=world.clock)
-    with Queue(world.another_store(), contents, clock=world.clock) as queue:
-        queue.summary()  # so that a connection is at hand
+    with Queue(world.another_store(), contents=contents, clock=world.clock) as queue:
+        queue.summary()  # opens a connection
         yield queue
 
 
@@ -146,8 +147,8 @@ def test_two_operations_interleaved_at_any_exchange_leave_a_consistent_queue(
 ) -> None:
     faults = holds(first)
     if first.name == "submit-content" and second is SWEEP:
-        # `_sweep` makes every content old. One whose submission has not reached the server yet is
-        # protected by its age alone: an hour.
+        # `_sweep` makes every content old. A content whose submission has not reached the server
+        # yet is protected only by its age: an hour.
         faults = [fault for fault in faults if fault.moment is Moment.AFTER]
 
     found = [problem for fault in faults for problem in problems_of(first, second, fault)]
@@ -197,7 +198,8 @@ def test_a_dump_that_is_taken_during_an_operation_restores_to_a_consistent_queue
 
 
 def problems_of_dump(operation: Operation, fault: Fault) -> list[str]:
-    """What is wrong in a queue that was restored from a dump taken while an operation was held."""
+    """Return what is wrong in a queue restored from a dump that was taken while an operation was
+    held."""
     with (
         TemporaryDirectory() as folder,
         TemporaryDirectory() as backup,
@@ -294,7 +296,8 @@ def test_delays_and_leases_that_end_during_a_change_of_mode_are_counted_once(mod
 
 
 def problems_of_change_of_mode(url: str, mode: Mode, fault: Fault) -> tuple[list[str], bool]:
-    """What is counted wrong if a delay and a lease end, on the server's clock, while it is held."""
+    """Return what is counted wrong if a delay and a lease end, on the server's clock, while it is
+    held."""
     name = url.rpartition("/")[2].partition("?")[0]
     with Wire(postgres.of_this_run().url(name, tcp=True)) as wire:
         actor, store = PostgresStore(wire.url), PostgresStore(url)

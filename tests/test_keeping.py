@@ -1,4 +1,4 @@
-"""The servers of the tests end with whoever uses them, even by kill -9."""
+"""The servers of the tests stop with their last user, even after kill -9."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Bounds on what claims and outcomes may say, the same for every store."""
+"""Limits on the arguments of claims and outcomes, the same for every store."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +25,7 @@ from fairturn.model import (
     State,
 )
 from fairturn.scheduling.flows import Costs
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueueStore as Store
 from fairturn.stores.memory import MemoryStore
 from fairturn.stores.sqlite import SqliteStore
 from fairturn.worker import handler
@@ -54,7 +54,7 @@ CLAIMS = {
     "a worker that no database can hold": (1, "\ud800", LEASE_US, "lone surrogate"),
     "a worker with a long name": (1, "w" * (WORKER_BYTES_MAX + 1), LEASE_US, "at most 255"),
     "no lease": (1, "w", 0, "lease_us is 0"),
-    "an endless lease": (1, "w", LEASE_US_MAX + 1, "to 24 hours"),
+    "an endless lease": (1, "w", LEASE_US_MAX + 1, r"\(24 hours\)"),
 }
 
 
@@ -70,14 +70,14 @@ def test_a_claim_out_of_bounds_is_refused_and_takes_nothing(store: Store, case: 
 
 
 def test_an_endless_renewal_is_refused(store: Store) -> None:
-    with pytest.raises(ValueError, match="to 24 hours"):
+    with pytest.raises(ValueError, match=r"\(24 hours\)"):
         store.renew([NOBODY], lease_us=LEASE_US_MAX + 1)
 
 
 OUTCOMES: dict[str, tuple[Outcome, str]] = {
     "a result that no database can hold": (Completed(NOBODY, '"\ud800"'), "lone surrogate"),
     "a result that is too long": (Completed(NOBODY, "1" * (RESULT_BYTES_MAX + 1)), "16,777,216"),
-    "a retry in a hundred years": (Failed(NOBODY, "no", 100 * RETRY_US_MAX), "at most a year"),
+    "a retry in a hundred years": (Failed(NOBODY, "no", 100 * RETRY_US_MAX), "at most 366 days"),
 }
 
 

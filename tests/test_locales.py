@@ -1,8 +1,6 @@
-"""Languages: complete, with right plurals and numbers, and chosen as the environment asks."""
+"""Languages: complete, with correct plurals and numbers, and chosen by the environment."""
 
 from collections.abc import Iterator
-from gettext import GNUTranslations
-from io import BytesIO
 
 import pytest
 
@@ -11,9 +9,10 @@ from fairturn.explain.analysis import Explanation
 from fairturn.explain.reasons import PARAMETERS, Code, Reason, Value
 from fairturn.explain.sentences import MESSAGES, PHRASES, STATES, tell
 from fairturn.i18n import languages, load, preferred
+from fairturn.i18n.catalogue import Entry, read, translations
 from fairturn.model import State
 from tests import catalogues
-from tests.catalogues import FOLDER, Entry, placeholders, problems, read
+from tests.catalogues import FOLDER, placeholders, problems
 
 LANGUAGES = ["de", "es", "pl", "pt"]
 SAMPLES: dict[str, Value] = {
@@ -30,7 +29,7 @@ SAMPLES: dict[str, Value] = {
 def explanation(*reasons: Reason, state: State = State.WAITING) -> Explanation:
     return Explanation(
         id="0c2f1d4b5a69788",
-        at=0,
+        at_us=0,
         state=state,
         priority=1,
         count=0,
@@ -46,7 +45,7 @@ def reason(code: Code, **changes: Value) -> Reason:
 
 
 def reasons() -> Iterator[Reason]:
-    """Every code, and every message that it can choose."""
+    """Return every code with every message that it can choose."""
     for code in Code:
         yield reason(code)
     yield reason(Code.COUNT_RESETS, reset="periodic")
@@ -77,15 +76,6 @@ def test_a_catalogue_has_every_message_with_its_placeholders_and_all_plural_form
     assert list(problems(entries, language)) == []
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_what_is_shipped_was_compiled_from_the_catalogue(language: str) -> None:
-    entries = read((FOLDER / f"{language}.po").read_text(encoding="utf-8"))
-
-    assert (FOLDER / f"{language}.mo").read_bytes() == catalogues.compiled(entries), (
-        "compile the catalogues: make locales"
-    )
-
-
 def test_the_check_finds_what_is_wrong() -> None:
     header = Entry("", None, ("Language: xx\nPlural-Forms: nplurals=2; plural=(n != 1);\n",))
     whole = [
@@ -111,14 +101,12 @@ def test_the_check_finds_what_is_wrong() -> None:
         read('#, fuzzy\nmsgid "a"\nmsgstr "b"\n')
 
 
-def test_the_compiled_form_is_that_of_gettext() -> None:
+def test_a_catalogue_is_read_as_utf_8() -> None:
     text = (
         'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n\nmsgid "a"\nmsgstr "ä"'
     )
 
-    found = GNUTranslations(BytesIO(catalogues.compiled(read(text))))
-
-    assert found.gettext("a") == "ä"
+    assert translations(read(text)).gettext("a") == "ä"
 
 
 @pytest.mark.parametrize("language", ["en", *LANGUAGES])

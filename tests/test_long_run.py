@@ -1,4 +1,4 @@
-"""`make test-long` resumes: a test that has passed is left out until the sources change."""
+"""`make test-long` resumes: a test that has passed is skipped until the sources change."""
 
 import json
 from pathlib import Path

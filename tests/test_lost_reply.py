@@ -18,7 +18,7 @@ import pytest
 
 from fairturn.errors import FairturnError, StoreUnavailable
 from fairturn.queue import Queue
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueueStore as Store
 from tests.attempt import Attempt
 from tests.faults import (
     NAMED,
@@ -35,16 +35,16 @@ from tests.servers.wire import Action, Fault, Moment
 _SAMPLE = 8
 
 
-# What a fault cannot change: a new method of the contract is here, or among the operations.
+# Methods that a fault cannot affect: a new method of the contract is here, or among the operations.
 READING = {
-    *("settings", "find", "read", "customers", "summary", "lanes", "situation", "workers"),
-    *("oldest_waiting", "access_key", "access_keys", "version", "wait", "close", "one_writer"),
+    *("settings", "find", "read", "customers", "summary", "lanes", "snapshot", "workers"),
+    *("oldest_waiting", "access_key", "access_keys", "version", "wait", "close", "single_writer"),
     "sync",  # changes nothing on PostgreSQL
 }
 
 
 class Reference(NamedTuple):
-    """An execution without a fault: its exchanges, and what it leaves."""
+    """An execution without a fault: its exchanges, and the resulting state."""
 
     exchanges: int
     left: dict[str, Any]
@@ -63,7 +63,7 @@ def reference(name: str) -> Reference:
 
 
 def problems_of(operation: Operation, fault: Fault) -> list[str]:
-    """What a fault during an operation, and the repeated call, have damaged."""
+    """Return what a fault during an operation, and the repeated call, have damaged."""
     with TemporaryDirectory() as folder, scene(Path(folder)) as (world, wire, actor):
         operation.prepare(world, actor)
         before = portrait(world)
@@ -88,7 +88,7 @@ def problems_of(operation: Operation, fault: Fault) -> list[str]:
 
 
 def _twice_at_most(operation: Operation, before: dict[str, Any], world: World) -> Iterator[str]:
-    """Two executions at most, each whole: of a claim, or of a submission without a key."""
+    """Allow two complete executions of a claim, or of a submission without a key."""
     once, now = reference(operation.name).left, portrait(world)
     if operation.name == "submit":
         more = len(now["documents"]) - len(before["documents"])
@@ -183,7 +183,7 @@ def test_a_cancelled_document_is_reported_once_at_most_whichever_reply_is_lost()
 def test_every_change_of_the_contract_is_among_the_operations() -> None:
     with TemporaryDirectory() as folder, scene(Path(folder)) as (world, _, actor):
         called: set[str] = set()
-        spied = Queue(_Spy(actor.store, called), actor.contents, clock=world.clock)
+        spied = Queue(_Spy(actor.store, called), contents=actor.contents, clock=world.clock)
         for operation in OPERATIONS:
             operation.prepare(world, spied)
             try:
@@ -196,7 +196,7 @@ def test_every_change_of_the_contract_is_among_the_operations() -> None:
 
 
 class _Spy:
-    """A store that notes which of its methods are called."""
+    """A store that records which of its methods are called."""
 
     def __init__(self, store: Any, called: set[str]) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""What a run was like: each measure by hand, and what holds for any numbers."""
+"""Each measure of a simulated run: by hand, and properties for any numbers."""
 
 from itertools import pairwise
 
@@ -150,7 +150,7 @@ def test_evenness_looks_at_those_who_wait_throughout_a_window_by_their_weight() 
 
     assert of(even).windows == 5
     assert of(even).least > 0.99
-    # In the first four windows a alone is served, of three who wait; then b beside c.
+    # In the first four windows only a is served, of three waiting customers; then b beside c.
     assert of(uneven).windows == 5
     assert of(uneven).least == pytest.approx(1 / 3)
 
@@ -202,7 +202,7 @@ def test_no_worker_is_idle_while_documents_wait_that_no_limit_holds(
 def test_a_limit_leaves_workers_idle_while_documents_wait() -> None:
     made = scenario(trace_of(*[(0, "a", 10)] * 3), Plan(workers=2, limits={0: 1}))
 
-    # For 20 seconds one of the two workers could have had a document.
+    # For 20 seconds one of the two workers was idle while a document waited.
     assert measures.idle_while_waiting(made, run(made)) == 20 * SECOND
 
 

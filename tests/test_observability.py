@@ -1,4 +1,4 @@
-"""The dashboard and the alerts name what `/metrics` really has, in the language of Prometheus."""
+"""The dashboard and the alerts use metrics that `/metrics` really has, in PromQL."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fairturn import Queue
 from fairturn.service.app import make_app
-from fairturn.service.options import Plan
+from fairturn.service.options import ServiceLimits
 from tests.commands import claim, complete
 from tests.serving import asked
 
@@ -26,13 +26,13 @@ LABELS_OF_PROMETHEUS = {"job", "instance"}
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """Every number that a service in use has, with the labels of it."""
+    """Return every metric of a service in use, with its labels."""
     with Queue(tmp_path_factory.mktemp("shown") / "documents.db") as queue:
         for _ in range(5):
             queue.submit("acme", payload=1)
         complete(queue)
         claim(queue)
-        app = make_app(queue, Plan(customers_in_metrics=10))
+        app = make_app(queue, ServiceLimits(customers_in_metrics=10))
         text = asked(app, "GET", "/metrics").text
     return {
         sample.name: set(sample.labels)
@@ -51,7 +51,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 def selectors(expression: Any) -> Iterator[Any]:
-    """The numbers that an expression is made of."""
+    """Return the metrics in an expression."""
     if isinstance(expression, promql_parser.VectorSelector):
         yield expression
     for name in ("expr", "lhs", "rhs", "vector_selector", "param"):

@@ -1,4 +1,4 @@
-"""How much a worker claims ahead, how long it waits before it tries again, and how it talks."""
+"""The worker's prefetch, backoff, and log of outages."""
 
 import random
 from collections import Counter
@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairturn.model import CLAIM_DOCUMENTS_MAX, RETRY_US_MAX, Settings
-from fairturn.worker.backoff import Delays, check, delay_us
-from fairturn.worker.messages import FRAME_BYTES_MAX, FrameError, Frames, pack
+from fairturn.worker.backoff import Backoff, check, delay_us
+from fairturn.worker.messages import FRAME_BYTES_MAX, FrameDecoder, FrameError, pack
 from fairturn.worker.outage import Outage
-from fairturn.worker.output import DOCUMENT_BYTES_MAX, LINE_BYTES_MAX, Lines
-from fairturn.worker.prefetch import AHEAD_S, Pace
+from fairturn.worker.output import DOCUMENT_BYTES_MAX, LINE_BYTES_MAX, LineSplitter
+from fairturn.worker.prefetch import AHEAD_S, PrefetchPolicy
 
 SECOND_US = 1_000_000
 
@@ -22,7 +22,7 @@ SECOND_US = 1_000_000
 
 
 def test_an_unknown_handler_gets_only_what_can_start_at_once() -> None:
-    pace = Pace()
+    pace = PrefetchPolicy()
 
     assert pace.wanted(free=4, unstarted=0) == 4
     pace.add(0.000_1, 1)
@@ -30,7 +30,7 @@ def test_an_unknown_handler_gets_only_what_can_start_at_once() -> None:
 
 
 def test_a_fast_handler_gets_50_ms_of_work_ahead() -> None:
-    pace = Pace(refill=0.0)
+    pace = PrefetchPolicy(refill=0.0)
     pace.add(0.1, 100)  # 1 ms each
 
     assert pace.ahead == 50
@@ -39,17 +39,17 @@ def test_a_fast_handler_gets_50_ms_of_work_ahead() -> None:
 
 
 def test_one_half_of_the_work_ahead_is_fetched_while_the_other_is_worked_on() -> None:
-    pace = Pace(refill=0.5)
+    pace = PrefetchPolicy(refill=0.5)
     pace.add(0.1, 100)  # 1 ms each, so that 50 may wait
 
     assert pace.wanted(free=4, unstarted=0) == 29
-    assert pace.wanted(free=4, unstarted=29) == 25  # of which four start at once
+    assert pace.wanted(free=4, unstarted=29) == 25  # four of them start at once
     assert pace.wanted(free=0, unstarted=25) == 25
     assert pace.wanted(free=0, unstarted=26) == 0
 
 
 def test_a_slow_handler_gets_nothing_ahead() -> None:
-    pace = Pace()
+    pace = PrefetchPolicy()
     pace.add(10, 100)  # 100 ms each
 
     assert pace.wanted(free=1, unstarted=0) == 1
@@ -57,14 +57,14 @@ def test_a_slow_handler_gets_nothing_ahead() -> None:
 
 
 def test_one_document_of_50_ms_is_claimed_ahead() -> None:
-    pace = Pace()
+    pace = PrefetchPolicy()
     pace.add(0.0503 * 10, 10)
 
     assert pace.ahead == 1
 
 
 def test_after_one_slow_document_nothing_is_claimed_ahead_for_a_while() -> None:
-    pace = Pace()
+    pace = PrefetchPolicy()
     pace.add(0.1, 1_000)
     pace.add(2.0)
 
@@ -75,7 +75,7 @@ def test_after_one_slow_document_nothing_is_claimed_ahead_for_a_while() -> None:
 
 
 def test_a_handler_that_was_forgotten_is_unknown_again() -> None:
-    pace = Pace()
+    pace = PrefetchPolicy()
     pace.add(0.1, 1_000)
 
     pace.forget()
@@ -91,7 +91,7 @@ def test_a_handler_that_was_forgotten_is_unknown_again() -> None:
 def test_work_ahead_is_never_more_than_measured(
     measured: list[tuple[float, int]], free: int, unstarted: int
 ) -> None:
-    pace = Pace()
+    pace = PrefetchPolicy()
     for seconds, documents in measured:
         pace.add(seconds, documents)
 
@@ -106,12 +106,12 @@ def test_work_ahead_is_never_more_than_measured(
 
 
 def test_delays_grow_up_to_a_limit() -> None:
-    delays = Delays(first_s=5, factor=2, most_s=60)
+    backoff = Backoff(first_s=5, factor=2, most_s=60)
 
-    floors = [delay_us(delays, attempt, lambda: 0.0) / SECOND_US for attempt in range(1, 8)]
+    floors = [delay_us(backoff, attempt, lambda: 0.0) / SECOND_US for attempt in range(1, 8)]
 
     assert floors == [5, 10, 20, 40, 60, 60, 60]
-    assert delay_us(delays, 10_000, lambda: 0.0) == 60 * SECOND_US
+    assert delay_us(backoff, 10_000, lambda: 0.0) == 60 * SECOND_US
 
 
 @given(
@@ -122,9 +122,9 @@ def test_delays_grow_up_to_a_limit() -> None:
 def test_chance_is_added_above_the_floor_and_never_goes_below_it(
     attempt: int, chance: float, after_s: float | None
 ) -> None:
-    floor = delay_us(Delays(), attempt, lambda: 0.0, after_s)
+    floor = delay_us(Backoff(), attempt, lambda: 0.0, after_s)
 
-    delay = delay_us(Delays(), attempt, lambda: chance, after_s)
+    delay = delay_us(Backoff(), attempt, lambda: chance, after_s)
 
     assert 0 <= floor <= delay <= min(RETRY_US_MAX, 1.5 * floor + 1)
 
@@ -137,19 +137,19 @@ def test_chance_is_added_above_the_floor_and_never_goes_below_it(
 def test_a_handlers_own_delay_never_shortens_the_backoff(
     attempt: int, chance: float, after_s: float
 ) -> None:
-    own = delay_us(Delays(), attempt, lambda: chance, after_s)
+    own = delay_us(Backoff(), attempt, lambda: chance, after_s)
 
-    assert own >= delay_us(Delays(), attempt, lambda: chance)
+    assert own >= delay_us(Backoff(), attempt, lambda: chance)
 
 
 def test_a_handlers_own_delay_is_kept_if_it_is_longer_than_the_backoff() -> None:
-    assert delay_us(Delays(), 1, lambda: 0.0, 100) == 100 * SECOND_US
-    assert delay_us(Delays(first_s=0), 1, lambda: 1.0, 10) == 15 * SECOND_US
-    assert delay_us(Delays(), 5, lambda: 1.0, 1e12) == RETRY_US_MAX
+    assert delay_us(Backoff(), 1, lambda: 0.0, 100) == 100 * SECOND_US
+    assert delay_us(Backoff(first_s=0), 1, lambda: 1.0, 10) == 15 * SECOND_US
+    assert delay_us(Backoff(), 5, lambda: 1.0, 1e12) == RETRY_US_MAX
 
 
 def test_the_default_attempts_outlast_an_outage_of_an_hour() -> None:
-    delays = [delay_us(Delays(), n, lambda: 0.0) for n in range(1, Settings().attempts_max)]
+    delays = [delay_us(Backoff(), n, lambda: 0.0) for n in range(1, Settings().attempts_max)]
 
     assert [delay / SECOND_US for delay in delays] == [20, 140, 980, 3_600]
     assert sum(delays) > 75 * 60 * SECOND_US
@@ -158,18 +158,18 @@ def test_the_default_attempts_outlast_an_outage_of_an_hour() -> None:
 def test_what_failed_together_comes_back_apart() -> None:
     chance = random.Random(7).random
 
-    due = Counter(delay_us(Delays(first_s=10), 1, chance) // SECOND_US for _ in range(10_000))
+    due = Counter(delay_us(Backoff(first_s=10), 1, chance) // SECOND_US for _ in range(10_000))
 
     assert set(due) == {10, 11, 12, 13, 14}
     assert max(due.values()) <= 2 * 10_000 / len(due)
 
 
 @pytest.mark.parametrize(
-    "delays", [Delays(first_s=-1), Delays(factor=0.5), Delays(most_s=inf), Delays(first_s=inf)]
+    "backoff", [Backoff(first_s=-1), Backoff(factor=0.5), Backoff(most_s=inf), Backoff(first_s=inf)]
 )
-def test_delays_that_are_none_are_refused(delays: Delays) -> None:
+def test_delays_that_are_none_are_refused(backoff: Backoff) -> None:
     with pytest.raises(ValueError, match="must be a number of at least"):
-        check(delays)
+        check(backoff)
 
 
 # ── Messages ─────────────────────────────────────────────────────────────────────────────────────
@@ -186,7 +186,7 @@ def test_messages_come_out_as_they_went_in_however_they_are_cut(
     sent: list[object], chance: random.Random
 ) -> None:
     stream = b"".join(pack(message) for message in sent)
-    frames = Frames()
+    frames = FrameDecoder()
     heard: list[object] = []
 
     while stream:
@@ -210,7 +210,7 @@ def test_messages_come_out_as_they_went_in_however_they_are_cut(
 )
 def test_what_is_no_message_is_refused(nonsense: bytes) -> None:
     with pytest.raises(FrameError):
-        Frames().feed(nonsense)
+        FrameDecoder().feed(nonsense)
 
 
 # ── What handlers print ──────────────────────────────────────────────────────────────────────────
@@ -218,7 +218,7 @@ def test_what_is_no_message_is_refused(nonsense: bytes) -> None:
 
 def printed(pieces: list[bytes]) -> list[str]:
     heard: list[str] = []
-    lines = Lines(lambda document, line: heard.append(line))
+    lines = LineSplitter(lambda document, line: heard.append(line))
     for piece in pieces:
         lines.feed("d", piece)
     lines.end("d")
@@ -245,7 +245,7 @@ def test_a_document_prints_so_much_and_no_more(pieces: list[bytes]) -> None:
 
 def test_after_one_document_the_next_may_print_again() -> None:
     heard: list[str] = []
-    lines = Lines(lambda document, line: heard.append(f"{document}: {line}"))
+    lines = LineSplitter(lambda document, line: heard.append(f"{document}: {line}"))
     lines.feed("a", b"x\n" * DOCUMENT_BYTES_MAX)
     lines.end("a")
 

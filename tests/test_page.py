@@ -1,4 +1,4 @@
-"""The page over HTTP: what it answers to whom, before any browser draws it."""
+"""The page over HTTP: its responses by role, before any browser draws them."""
 
 import asyncio
 import csv
@@ -23,10 +23,10 @@ from fairturn.dashboard.login import back_to
 from fairturn.dashboard.renderer import LANGUAGE_NAMES
 from fairturn.dashboard.routes import install
 from fairturn.dashboard.rules import calculate, rows_of
-from fairturn.dashboard.samples import Trail
-from fairturn.dashboard.sessions import LASTS_US, SESSIONS_MAX, Sessions
+from fairturn.dashboard.samples import ActivitySampler
+from fairturn.dashboard.sessions import LASTS_US, SESSIONS_MAX, PageSessions
 from fairturn.dashboard.texts import TEXTS
-from fairturn.demo.traffic import Pace
+from fairturn.demo.traffic import DemoPace
 from fairturn.i18n import languages
 from fairturn.model import Completed, Outcome, State
 from fairturn.priority import Reset, Rule
@@ -54,7 +54,7 @@ def app(queue: Queue) -> FastAPI:
 
 
 def logged_in(app: FastAPI, key: str) -> dict[str, str]:
-    """The cookie of a session for this key."""
+    """Return the cookie of a session for this key."""
     response = asked(app, "POST", "/login", data={"key": key}, headers=SAME)
     assert response.status_code == 303, response.text
     return {"Cookie": response.headers["set-cookie"].partition(";")[0]}
@@ -183,7 +183,7 @@ def test_a_form_of_another_site_changes_nothing(queue: Queue, app: FastAPI) -> N
 
 def test_sessions_end_by_themselves_and_the_oldest_make_room() -> None:
     numbers = iter(range(SESSIONS_MAX + 2))
-    sessions = Sessions(token=lambda: str(next(numbers)))
+    sessions = PageSessions(token=lambda: str(next(numbers)))
 
     first = sessions.begin("a", 0)
     assert sessions.find(first, LASTS_US - 1) is not None
@@ -212,7 +212,7 @@ def test_after_the_login_one_stays_on_this_service(wanted: str, path: str) -> No
 
 
 def page_routes(method: str) -> list[str]:
-    """The addresses of the page that take this method."""
+    """Return the paths of the page with this method."""
     routers = [routes.router, *(page.router for page in routes.PAGES)]
     return [
         route.path
@@ -247,7 +247,7 @@ def test_no_page_shows_a_customer_anything_of_another(queue: Queue, app: FastAPI
     assert len(paths) >= 18
     for path in paths:
         if path == "/page-events":
-            continue  # it never ends; what it tells is tested with a browser
+            continue  # it never ends; a browser test covers its events
         full = path.replace("{id}", foreign).replace("{name}", "style.css")
         query = "?name=rival&customer=rival&q=rival&action=cancel&to=en"
         response = asked(app, "GET", full + query, headers=cookie)
@@ -386,7 +386,7 @@ def test_a_look_that_fails_does_not_end_the_service(
 ) -> None:
     looks = threading.Event()
 
-    class Broken(Trail):
+    class Broken(ActivitySampler):
         def look(self) -> None:
             looks.set()
             raise ZeroDivisionError
@@ -397,7 +397,7 @@ def test_a_look_that_fails_does_not_end_the_service(
         assert looks.wait(30)
         assert httpx.get(f"{url}/livez").status_code == 200
 
-    assert "the page could not look at the queue" in caplog.text
+    assert "the page could not sample the queue" in caplog.text
 
 
 def test_behind_a_proxy_every_address_has_what_stands_before_it(app: FastAPI) -> None:
@@ -477,7 +477,7 @@ def test_the_second_step_names_the_command_that_was_started(queue: Queue) -> Non
 
 
 def running_shown(app: FastAPI) -> str:
-    """The tile of running documents, as text."""
+    """Return the text of the tile of running documents."""
     tile = re.search(r"<dt>Running</dt><dd[^>]*>(.*?)</dd>", asked(app, "GET", "/").text)
     assert tile is not None
     return re.sub(r"\s+", " ", re.sub("<[^>]*>", "", tile[1])).strip()
@@ -493,14 +493,14 @@ def test_the_tile_shows_how_many_slots_of_the_workers_are_busy(queue: Queue, app
     queue.store.claim(1, worker="second", lease_us=10**9)
     assert running_shown(app) == "1 of 6"
 
-    # What the first worker has claimed ahead waits inside it.
+    # Prefetched documents of the first worker wait inside it.
     queue.store.claim(5, worker="first", lease_us=10**9)
     assert running_shown(app) == "3 of 6"
 
 
 def test_of_a_demo_the_simulated_orders_are_shown_beside_what_is_measured(queue: Queue) -> None:
     made = make_app(queue)
-    install(made, demo=Pace(document_s=0.3, workers=4))
+    install(made, demo=DemoPace(document_s=0.3, workers=4))
     queue.submit("oak", payload=1)
     queue.store.claim(1, worker="w", lease_us=10**9)
 

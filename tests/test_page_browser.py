@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, JSHandle, Page, Route, expect
 
 from fairturn import ClaimedDocument, Queue, Submission, Worker
-from fairturn.access.registry import Keys
+from fairturn.access.registry import KeyRegistry
 from fairturn.dashboard.visitors import LANGUAGE_COOKIE, SESSION_COOKIE
 from fairturn.i18n import languages
 from fairturn.model import Completed, Progress, State
@@ -29,14 +29,14 @@ WIDE = {"width": 1280, "height": 900}
 
 
 class Shown(NamedTuple):
-    """A service to look at, and what it has."""
+    """A service with content."""
 
     queue: Queue
     url: str
     ids: dict[str, str]
 
     def pages(self) -> dict[str, str]:
-        """Every page by its name."""
+        """Return every page by name."""
         hostile = quote(HOSTILE[0], safe="")
         return {
             "rules": "/priorities?documents=40&apart_s=3",
@@ -54,7 +54,7 @@ class Shown(NamedTuple):
         }
 
     def more_pages(self) -> dict[str, str]:
-        """A document in other states."""
+        """Return pages of documents in other states."""
         return {name: f"/documents/{self.ids[name]}" for name in ("running", "completed")}
 
 
@@ -73,7 +73,7 @@ def shown() -> Iterator[Shown]:
 
 
 class Mine(NamedTuple):
-    """A service where a customer has logged in."""
+    """A service in which a customer has logged in."""
 
     url: str
     cookies: list[Any]
@@ -139,7 +139,7 @@ def looking(
     cookies: list[Any] | None = None,
     **more: Any,
 ) -> Iterator[Page]:
-    """A page in a browser that knows nothing of other tests."""
+    """Open a page in a new browser context."""
     context = context_of(chromium, url, language, **more)
     context.add_cookies(cookies or [])
     try:
@@ -149,14 +149,14 @@ def looking(
 
 
 def goto(page: Page, path: str) -> int:
-    """Go there, and say with which status; what comes later by scripts is waited for by name."""
+    """Open a page and return the status; later changes by scripts are awaited by name."""
     response = page.goto(path, wait_until="domcontentloaded")
     assert response is not None
     return response.status
 
 
 def untranslated(page: Page) -> list[str]:
-    """Texts that the pseudo-language did not touch."""
+    """Return texts that the pseudo-language did not touch."""
     return [
         text
         for text in texts_of(page)
@@ -182,7 +182,7 @@ def log_in(page: Page, key: str) -> None:
 def test_every_page_is_there_in_every_language_and_complains_of_nothing(
     chromium: Browser, shown: Shown, language: str
 ) -> None:
-    # The longest language is looked at on the narrowest screen.
+    # The longest language on the narrowest screen.
     viewport = NARROW if language == "de" else WIDE
     with looking(chromium, shown.url, language, viewport=viewport) as page:
         wrong = watched(page)
@@ -193,7 +193,7 @@ def test_every_page_is_there_in_every_language_and_complains_of_nothing(
             assert page.locator("html").get_attribute("lang") == language
             assert page.locator("h1").count() == 1, name
             assert_nothing_is_wider_than_the_screen(page, name)
-            if name != "problem":  # the browser itself complains of a 404
+            if name != "problem":  # the browser itself reports a 404
                 assert wrong == [], name
 
 
@@ -222,9 +222,9 @@ def test_no_text_is_left_untranslated(chromium: Browser, shown: Shown) -> None:
 def test_axe_finds_nothing_serious(
     chromium: Browser, shown: Shown, mine: Mine, scheme: Any
 ) -> None:
-    # The same row again and again would be examined each time; so of lists, those that are short.
+    # Long lists repeat the same row, so only short lists are examined.
     pages = {**shown.pages(), "documents": "/documents?state=dead", "customers": "/customers?q=me"}
-    # In the dark only the colours are others; these pages have all of them.
+    # The dark theme differs only in colours; these pages have all of them.
     coloured = ("rules", "now", "dead", "customers")
     with examining(chromium, shown.url, color_scheme=scheme) as page:
         for name in pages if scheme == "light" else coloured:
@@ -237,8 +237,8 @@ def test_axe_finds_nothing_serious(
 
 @contextmanager
 def examining(chromium: Browser, url: str, **more: Any) -> Iterator[Page]:
-    """A page with axe in it. Scripts from the outside are refused by the policy of the page; so it
-    comes in through the debugger, as a tool of the developer would."""
+    """Return a page with axe. The page's policy refuses external scripts, so axe is injected
+    through the debugger."""
     axe = (resources.files("axe_playwright_python") / "axe.min.js").read_text()
     with looking(chromium, url, bypass_csp=True, **more) as page:
         page.add_init_script(axe)
@@ -246,7 +246,7 @@ def examining(chromium: Browser, url: str, **more: Any) -> Iterator[Page]:
 
 
 def serious(page: Page) -> list[Any]:
-    """What axe finds that keeps people out."""
+    """Return axe's findings that exclude readers."""
     options = {"resultTypes": ["violations"]}
     found = page.evaluate("options => axe.run(document, options)", options)
     return [
@@ -285,7 +285,7 @@ def test_a_hundred_hostile_names_do_nothing_anywhere(
     paths += list(shown.more_pages().values())
     paths += [f"/customers?sort=name&page={number}" for number in (1, 2, 3)]
     paths += [f"/documents?name={quote(HOSTILE[1], safe='')}"]
-    # Each of the results, and of those that are long or steer, each page of its own.
+    # Each kind of result, and each page of long and hostile ones.
     paths += [f"/documents/{each.id}" for each in queue.iterate(states=State.COMPLETED)][:6]
     paths += [f"/customer?name={quote(HOSTILE[n], safe='')}" for n in (1, 2, 10, 12, 14, 31)]
     with looking(chromium, address) as page:
@@ -441,7 +441,7 @@ def test_banners_say_that_no_worker_runs_and_who_is_paused(page: Page, queue: Qu
 
 
 def work_all(queue: Queue, handler: Any) -> None:
-    """A real worker, until no document waits or runs."""
+    """Run a real worker until no document waits or runs."""
     worker = Worker(queue, handler, threads=True, concurrency=4)
     thread = threading.Thread(target=worker.run)
     thread.start()
@@ -793,7 +793,7 @@ def test_a_customer_uploads_and_sees_its_own_documents_and_nothing_else(
 
 
 def dropped(page: Page, name: str) -> JSHandle:
-    """What a browser hands over when a file is dropped."""
+    """Return what a browser passes on when a file is dropped."""
     return page.evaluate_handle(
         """name => {
           const data = new DataTransfer();
@@ -826,7 +826,7 @@ def test_keys_are_made_shown_once_and_revoked_and_a_revoked_one_ends_its_session
     theirs.goto("/mine")
     assert "/login" in theirs.url
     expect(theirs.locator("main")).to_contain_text("Your session has ended.")
-    assert Keys(queue.store).check(key) is None
+    assert KeyRegistry(queue.store).check(key) is None
     context.close()
 
 

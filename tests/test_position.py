@@ -1,8 +1,8 @@
-"""The position of a document, against the real engine: the queue is drained, and compared.
+"""The position of a document, compared with the real engine: the queue is drained.
 
-A case is a list of plain values that brings a store into some state. Then time stands still: every
-waiting document is asked for its position, and the queue is drained: so that nothing that runs
-ends, so that everything ends at once, and so that something ends only when nothing else is left.
+A case is a list of plain values that brings a store into some state. Then, without time passing,
+the position of every waiting document is computed and the queue is drained in three ways: running
+documents never end, end at once, or end only when no other document can be claimed.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from fairturn.clock import SECOND_US, ManualClock
-from fairturn.explain.snapshot import Between, Front, Line, Lineup
+from fairturn.explain.snapshot import CountRange, OverdueHead, QueueView, WaitingLine
 from fairturn.model import (
     Claim,
     Completed,
@@ -28,7 +28,7 @@ from fairturn.model import (
 )
 from fairturn.scheduling.flows import Costs, Mode
 from fairturn.scheduling.position import Cause, Position, position
-from fairturn.scheduling.position.closed_form import Before
+from fairturn.scheduling.position.closed_form import DocumentsAhead
 from fairturn.stores.memory import MemoryStore
 
 START = 1_700_000_000 * SECOND_US
@@ -95,7 +95,7 @@ def steps(limits: st.SearchStrategy[int | None], costs: st.SearchStrategy[int | 
 
 
 def store_after(program: list[Step], queue: Settings) -> tuple[MemoryStore, list[str]]:
-    """A store in the state that the program leaves it in, and all its documents."""
+    """Return a store after the program, and all its documents."""
     clock = ManualClock(START)
     store = MemoryStore(settings=queue, clock=clock, key=7)
     documents: list[str] = []
@@ -129,8 +129,8 @@ def store_after(program: list[Step], queue: Settings) -> tuple[MemoryStore, list
 
 
 def drained(store: MemoryStore, *, ending: str = "never") -> dict[str, int]:
-    """The place of each document in the order in which all of them are claimed. What runs ends
-    `"never"`, `"at once"`, or `"late"`: the last one, when nothing else can be claimed."""
+    """Return the index of each document in the order of claims. Running documents end `"never"`,
+    `"at once"`, or `"late"`: when nothing else can be claimed."""
     places: dict[str, int] = {}
     running = [
         Fence(store._id(row.number), row.fence)
@@ -151,15 +151,15 @@ def drained(store: MemoryStore, *, ending: str = "never") -> dict[str, int]:
 
 
 def positions(store: MemoryStore, ids: list[str], **options: Any) -> dict[str, Position | None]:
-    """The positions of those that wait; None is one of a paused customer."""
+    """Return the positions of waiting documents; None for those of a paused customer."""
     found = {}
     for id in ids:
-        situation = store.situation(id)
-        assert situation is not None
-        if situation.lineup is not None:
-            queue = situation.settings
+        snapshot = store.snapshot(id)
+        assert snapshot is not None
+        if snapshot.queue_view is not None:
+            queue = snapshot.settings
             costs, mode = queue.costs, queue.mode
-            found[id] = position(situation.lineup, mode=mode, costs=costs, **options)
+            found[id] = position(snapshot.queue_view, mode=mode, costs=costs, **options)
     return found
 
 
@@ -187,7 +187,7 @@ def test_without_limits_it_is_exact_and_so_is_each_part_of_it(
             assert id not in order
             continue
         place = order.index(id)
-        assert answer.bounds == Between(place, place)
+        assert answer.bounds == CountRange(place, place)
         assert answer.before == parts(claims[:place], claims[place])
         assert answer.reached
         assert answer.causes == ()
@@ -203,8 +203,8 @@ class Claimed(NamedTuple):
 
 
 def claims_in_order(store: MemoryStore) -> list[Claimed]:
-    """All that can be claimed. Whether a claim was for the longest waiting no store tells; it shows
-    in what the engine charged, which is nothing."""
+    """Claim everything. No store reports whether a claim was for the longest waiting; the engine's
+    charge shows it: there is none."""
     claims: list[Claimed] = []
     while found := store.claim(1, worker="w", lease_us=LEASE_US).claims:
         document = found[0].document
@@ -217,12 +217,12 @@ def claims_in_order(store: MemoryStore) -> list[Claimed]:
     return claims
 
 
-def parts(before: list[Claimed], target: Claimed) -> Before:
+def parts(before: list[Claimed], target: Claimed) -> DocumentsAhead:
     longest = sum(claimed.for_longest_waiting for claimed in before)
     ordinary = [claimed for claimed in before if not claimed.for_longest_waiting]
     others = [claimed for claimed in ordinary if claimed.customer != target.customer]
     better = sum(claimed.level < target.level for claimed in others)
-    return Before(better, len(others) - better, longest, len(ordinary) - len(others))
+    return DocumentsAhead(better, len(others) - better, longest, len(ordinary) - len(others))
 
 
 @pytest.mark.parametrize("mode", list(Mode))
@@ -303,41 +303,43 @@ def test_where_documents_cost_differently_the_bounds_hold(
 # ── Cases by hand ────────────────────────────────────────────────────────────────────────────────
 
 
-def lineup(
-    *lines: Line,
+def queue_view(
+    *lines: WaitingLine,
     rank: int = 0,
     number: int = 0,
-    fronts: tuple[Front, ...] = (),
+    overdue: tuple[OverdueHead, ...] = (),
     level: int = 1,
-) -> Lineup:
-    """Customer 1 has the document."""
-    return Lineup(
+) -> QueueView:
+    """Return a view of a document of customer 1."""
+    return QueueView(
         customer=1,
         level=level,
-        rank=Between(rank, rank),
+        rank=CountRange(rank, rank),
         number=number,
         clock=0,
         lines=tuple(sorted(lines)),
-        crowds={},
-        fronts=fronts,
+        others_by_level={},
+        overdue=overdue,
         stalled=(),
         waiting=sum(line.waiting for line in lines),
     )
 
 
 def test_a_customer_with_twice_the_weight_has_twice_the_turns_before_it() -> None:
-    line = lineup(Line(1, 0, 1, 1, 100, 1_000), Line(1, 0, 2, 2, 1_000, 500), rank=10)
+    line = queue_view(
+        WaitingLine(1, 0, 1, 1, 100, 1_000), WaitingLine(1, 0, 2, 2, 1_000, 500), rank=10
+    )
 
     answer = position(line, mode=Mode.FAIR, costs=Costs.EQUAL)
 
     assert answer is not None
-    assert answer.before == Before(other_turns=20, own=10)
+    assert answer.before == DocumentsAhead(other_turns=20, own=10)
     assert answer.turns == {2: 20}
 
 
 def test_of_two_turns_at_one_place_the_earlier_tick_comes_first() -> None:
-    earlier = lineup(Line(1, 5, 2, 1, 1, 1_000), Line(1, 5, 1, 2, 1, 1_000))
-    later = lineup(Line(1, 5, 1, 1, 1, 1_000), Line(1, 5, 2, 2, 1, 1_000))
+    earlier = queue_view(WaitingLine(1, 5, 2, 1, 1, 1_000), WaitingLine(1, 5, 1, 2, 1, 1_000))
+    later = queue_view(WaitingLine(1, 5, 1, 1, 1, 1_000), WaitingLine(1, 5, 2, 2, 1, 1_000))
 
     assert [
         answer and answer.before.total
@@ -348,97 +350,105 @@ def test_of_two_turns_at_one_place_the_earlier_tick_comes_first() -> None:
 
 
 def test_every_tenth_claim_before_it_is_for_the_longest_waiting_as_long_as_there_are_any() -> None:
-    own, other = Line(1, 0, 1, 1, 1_000, 1_000), Line(1, 0, 2, 2, 1_000, 1_000)
-    fronts = tuple(Front(n, n, n, 9) for n in range(3, 8))
-    line = lineup(own, other, rank=45, number=3, fronts=fronts)
+    own, other = WaitingLine(1, 0, 1, 1, 1_000, 1_000), WaitingLine(1, 0, 2, 2, 1_000, 1_000)
+    overdue = tuple(OverdueHead(n, n, n, 9) for n in range(3, 8))
+    line = queue_view(own, other, rank=45, number=3, overdue=overdue)
 
     answer = position(line, mode=Mode.FAIR, costs=Costs.EQUAL)
 
     # 90 ordinary claims and five others: the claims with the numbers 10, 20, 30, 40 and 50.
     assert answer is not None
-    assert answer.before == Before(other_turns=45, longest_waiting=5, own=45)
+    assert answer.before == DocumentsAhead(other_turns=45, longest_waiting=5, own=45)
 
 
 def test_a_document_that_had_its_turn_as_the_longest_waiting_has_no_other_one() -> None:
-    own, other = Line(2, 5, 3, 1, 1, 1_000), Line(2, 0, 2, 2, 1, 1_000)
-    line = lineup(own, other, Line(1, 0, 1, 3, 15, 1_000), fronts=(Front(0, 1, 2, 2),), level=2)
+    own, other = WaitingLine(2, 5, 3, 1, 1, 1_000), WaitingLine(2, 0, 2, 2, 1, 1_000)
+    line = queue_view(
+        own, other, WaitingLine(1, 0, 1, 3, 15, 1_000), overdue=(OverdueHead(0, 1, 2, 2),), level=2
+    )
 
     answer = position(line, mode=Mode.FAIR, costs=Costs.EQUAL)
 
     assert answer is not None
-    assert answer.before == Before(better_levels=15, longest_waiting=1)
+    assert answer.before == DocumentsAhead(better_levels=15, longest_waiting=1)
 
 
 def test_a_million_documents_are_counted_without_taking_a_turn() -> None:
-    lines = [Line(1, n, n, n, 100, 1_000_000) for n in range(1, 10_001)]
+    lines = [WaitingLine(1, n, n, n, 100, 1_000_000) for n in range(1, 10_001)]
 
-    answer = position(lineup(*lines, rank=99), mode=Mode.FAIR, costs=Costs.EQUAL, steps_max=0)
+    answer = position(queue_view(*lines, rank=99), mode=Mode.FAIR, costs=Costs.EQUAL, steps_max=0)
 
     assert answer is not None
-    assert answer.bounds == Between(990_000, 990_000)
+    assert answer.bounds == CountRange(990_000, 990_000)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_bounds_know_that_the_customers_oldest_may_have_its_turn_free_of_charge(rank: int) -> None:
-    own, other = Line(1, 0, 2, 1, 5, 1_000), Line(1, 0, 1, 2, 100, 100)
-    fronts = (Front(0, 1, 1, 1), Front(1, 2, 2, 1))
-    line = lineup(own, other, rank=rank, number=9, fronts=fronts)
+    own, other = WaitingLine(1, 0, 2, 1, 5, 1_000), WaitingLine(1, 0, 1, 2, 100, 100)
+    overdue = (OverdueHead(0, 1, 1, 1), OverdueHead(1, 2, 2, 1))
+    line = queue_view(own, other, rank=rank, number=9, overdue=overdue)
 
     taken = position(line, mode=Mode.FAIR, costs=Costs.EQUAL)
     bounded = position(line, mode=Mode.FAIR, costs=Costs.EQUAL, steps_max=0)
 
     assert taken is not None
     assert bounded is not None
-    assert taken.before == (Before() if rank == 0 else Before(other_turns=1, longest_waiting=1))
+    assert taken.before == (
+        DocumentsAhead() if rank == 0 else DocumentsAhead(other_turns=1, longest_waiting=1)
+    )
     assert bounded.causes == (Cause.MANY_TURNS,)
     assert bounded.bounds.least <= taken.before.total <= bounded.bounds.most
 
 
 def test_until_something_of_its_customer_ends_everything_in_the_queue_may_come_before_it() -> None:
-    line = lineup(Line(1, 0, 1, 1, 5, 1_000, room=0), Line(1, 0, 2, 2, 3, 1_000), rank=1)
+    line = queue_view(
+        WaitingLine(1, 0, 1, 1, 5, 1_000, capacity=0), WaitingLine(1, 0, 2, 2, 3, 1_000), rank=1
+    )
     queue = replace(line, waiting=1_000)  # the others are in worse levels
 
     answer = position(queue, mode=Mode.FAIR, costs=Costs.EQUAL)
 
     assert answer is not None
-    assert answer.before == Before(other_turns=1, own=1)
+    assert answer.before == DocumentsAhead(other_turns=1, own=1)
     assert not answer.reached
-    assert answer.bounds == Between(2, 996)  # without it, and three of its line behind it
+    assert answer.bounds == CountRange(2, 996)  # without itself, and three of its line behind it
 
 
 def test_a_customer_at_its_limit_may_have_a_turn_as_the_longest_waiting_when_something_ends() -> (
     None
 ):
-    line = lineup(Line(1, 0, 1, 1, 1, 1_000), number=9)
-    stalled = replace(line, stalled=(Front(0, 1, 2, 5),), waiting=2)
+    line = queue_view(WaitingLine(1, 0, 1, 1, 1, 1_000), number=9)
+    stalled = replace(line, stalled=(OverdueHead(0, 1, 2, 5),), waiting=2)
 
     answer = position(stalled, mode=Mode.FAIR, costs=Costs.EQUAL)
 
     assert answer is not None
-    assert answer.bounds == Between(0, 1)
+    assert answer.bounds == CountRange(0, 1)
     assert answer.causes == (Cause.LIMITS,)
     soon = position(replace(stalled, number=8), mode=Mode.FAIR, costs=Costs.EQUAL)
     assert soon is not None
-    assert soon.bounds == Between(0, 0)  # the claim after it is for the longest waiting
+    assert soon.bounds == CountRange(0, 0)  # the next claim is for the longest waiting
 
 
 def test_documents_that_were_not_counted_widen_the_bounds() -> None:
-    line = lineup(Line(1, 0, 1, 1, 100, 1_000))
-    unsure = replace(line, rank=Between(3, 50), uncounted=7)
+    line = queue_view(WaitingLine(1, 0, 1, 1, 100, 1_000))
+    unsure = replace(line, rank=CountRange(3, 50), uncounted=7)
 
     answer = position(unsure, mode=Mode.FAIR, costs=Costs.EQUAL)
 
     assert answer is not None
-    assert answer.bounds == Between(3, 57)
+    assert answer.bounds == CountRange(3, 57)
     assert answer.causes == (Cause.MANY_DOCUMENTS,)
 
 
 def test_what_is_not_folded_in_leaves_only_what_waits_in_all() -> None:
-    line = lineup(Line(1, 0, 1, 1, 100, 1_000), rank=4)
+    line = queue_view(WaitingLine(1, 0, 1, 1, 100, 1_000), rank=4)
     unsure = replace(line, folded=False, waiting=1_000)
 
     answer = position(unsure, mode=Mode.FAIR, costs=Costs.EQUAL)
 
     assert answer is not None
-    assert answer.bounds == Between(0, 904)  # of 1,000 it is one, and 95 of its line are behind it
+    assert answer.bounds == CountRange(
+        0, 904
+    )  # of 1,000 it is one, and 95 of its line are behind it
     assert Cause.UNFOLDED in answer.causes

@@ -1,5 +1,5 @@
-"""PostgreSQL: work under the lock of claims is done in small transactions, and nothing is lost or
-counted wrong between two of them."""
+"""PostgreSQL: work under the claim lock is done in small transactions, and nothing is lost or
+miscounted between two of them."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -26,6 +26,7 @@ from fairturn.stores.conformance.steps import claim, customers_of, new
 from fairturn.stores.postgres import PostgresStore, admin
 from fairturn.stores.postgres.audit import recount
 from fairturn.stores.postgres.connection import WAIT_S
+from fairturn.stores.postgres.rows import now_of, uptime_of
 from fairturn.stores.postgres.session import Session
 from tests.recount import differences
 
@@ -51,15 +52,15 @@ def opened(url: str, clock: ManualClock, **settings: Any) -> PostgresStore:
 
 
 def begin_mode(store: PostgresStore, connection: psycopg.Connection[Any], mode: Mode) -> None:
-    """Change the mode as a process does that ends before any customer is converted."""
-    uptime = store._uptime()
+    """Change the mode like a process that exits before it converts any customer."""
+    uptime = uptime_of(store._clock)
     answer = admin.ConfigureResult.AGAIN
     while answer is admin.ConfigureResult.AGAIN:
         answer = admin.configure(
             Session(connection, "fairturn"),
             replace(store.settings(), mode=mode),
             None,
-            moment=store._moment(),
+            moment=now_of(store._clock),
             uptime=uptime,
             budget=BUDGET,
         )
@@ -110,7 +111,9 @@ def test_no_customer_waits_for_the_conversion_of_a_large_one(
         first = claim(store, 1)
 
         assert customers_of(first) == "s"
-        ((postponed,),) = connection.execute("SELECT cardinality(postponed) FROM fairturn.turns")
+        ((postponed,),) = connection.execute(
+            "SELECT cardinality(postponed) FROM fairturn.scheduler_states"
+        )
         assert postponed == 1
 
 
@@ -151,7 +154,7 @@ def test_any_operation_between_two_steps_of_a_conversion_keeps_all_counters_righ
 
 
 class _Program:
-    """Random operations, and what is known of their documents."""
+    """Random operations, and the expected state of their documents."""
 
     def __init__(
         self,
@@ -271,14 +274,17 @@ def test_a_purge_deletes_many_keys_in_small_transactions(
         store.submit([new("a", key=str(n)) for n in range(40)])
         # As many keys as one transaction may delete, and one more.
         connection.execute(
-            "INSERT INTO fairturn.keys (customer, key, document, count, priority, submitted_at) "
+            "INSERT INTO fairturn.idempotency_keys "
+            "(customer, key, document, count, priority, submitted_at) "
             "SELECT customer, key || ' ' || n, document, count, priority, submitted_at "
-            "FROM fairturn.keys, generate_series(1, 63) n"
+            "FROM fairturn.idempotency_keys, generate_series(1, 63) n"
         )
 
         store.purge("a")
 
-        assert connection.execute("SELECT count(*) FROM fairturn.keys").fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM fairturn.idempotency_keys").fetchone() == (
+            0,
+        )
         assert damages(connection) == []
 
 
@@ -308,7 +314,7 @@ def test_claims_find_and_repair_counters_that_do_not_agree(
 
         claimed = []
         for _ in range(3):
-            clock.advance(61)  # also an idle worker compares counters once in a minute
+            clock.advance(61)  # an idle worker also compares counters once a minute
             claimed += claim(store, 2, lease_us=3_600 * SECOND_US)
 
         assert {each.document.id for each in claimed} == {receipt.id for receipt in receipts}
@@ -381,13 +387,13 @@ def test_a_claim_returns_what_its_first_transaction_recorded_if_a_later_one_fail
             store.submit([new(f"{n}", due_at=clock.now() + SECOND_US)])
         cancelled = store.submit([new("z")] * 20)
         store.cancel([receipt.id for receipt in cancelled])
-        ((version,),) = connection.execute("SELECT max(version) FROM fairturn.turns")
+        ((version,),) = connection.execute("SELECT max(version) FROM fairturn.scheduler_states")
         connection.execute(
             "CREATE FUNCTION fairturn.fail() RETURNS trigger LANGUAGE plpgsql "
             "AS $$ BEGIN RAISE 'not now'; END $$"
         )
         connection.execute(
-            "CREATE TRIGGER fail BEFORE INSERT ON fairturn.turns FOR EACH ROW "
+            "CREATE TRIGGER fail BEFORE INSERT ON fairturn.scheduler_states FOR EACH ROW "
             f"WHEN (NEW.version > {version + 1}) EXECUTE FUNCTION fairturn.fail()"
         )
 

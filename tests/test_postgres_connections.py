@@ -1,4 +1,4 @@
-"""PostgreSQL: connections, also those that are lost or pooled, and their round trips."""
+"""PostgreSQL: connections, also lost or pooled ones, and their round trips."""
 
 import os
 import threading
@@ -15,9 +15,11 @@ from fairturn.clock import SECOND_US
 from fairturn.errors import FairturnError, StoreUnavailable
 from fairturn.model import Completed, CustomerSettings, Filter, Receipt, Settings
 from fairturn.stores.conformance.steps import assert_numbers_are_exact, claim, find_all, submit
-from fairturn.stores.postgres import PostgresStore, connection, gate, notify
+from fairturn.stores.postgres import PostgresStore, connection, notify
 from fairturn.stores.postgres.pool import Use
-from fairturn.stores.postgres.session import BEGIN, SCHEMA
+from fairturn.stores.postgres.session import BEGIN
+from fairturn.stores.postgres.submit import SUBMISSIONS_PER_CUSTOMER_MAX
+from fairturn.urls import SCHEMA
 from tests.on_postgres import (
     PATIENCE_S,
     ended_somehow,
@@ -135,7 +137,7 @@ def test_submissions_that_wait_for_one_customer_leave_those_of_others_undisturbe
         ]
         for thread in threads:
             thread.start()
-        wait_until_waiting(looking, gate.SUBMISSIONS_PER_CUSTOMER_MAX)
+        wait_until_waiting(looking, SUBMISSIONS_PER_CUSTOMER_MAX)
 
         assert submit(store, "other").count == 0
         assert store.summary().waiting == 2
@@ -245,7 +247,7 @@ def test_behind_a_pooler_without_another_address_changes_are_looked_for(
 
 
 def test_a_statement_is_prepared_once_whatever_the_size_of_its_numbers(url: str) -> None:
-    opened = connection.Database(url, schema=SCHEMA, pool_max=2, prepare=True)
+    opened = connection.PostgresDatabase(url, schema=SCHEMA, pool_max=2, prepare=True)
     with opened.session() as session:
         found = [session.fetch("SELECT %s", (n,)) for n in (1, 1_000, 100_000, 1 << 40)]
         prepared = session.fetch("SELECT count(*) FROM pg_prepared_statements WHERE NOT from_sql")

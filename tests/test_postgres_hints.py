@@ -1,4 +1,4 @@
-"""PostgreSQL: how others hear of a change, and what a hint may not cost."""
+"""PostgreSQL: notifications of a change, and their limits."""
 
 import threading
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from fairturn.errors import StoreError
 from fairturn.model import Completed
 from fairturn.stores.conformance.steps import assert_numbers_are_exact, claim, find_all, submit
 from fairturn.stores.postgres import PostgresStore, notify
-from fairturn.stores.postgres.session import SCHEMA
+from fairturn.urls import SCHEMA
 from tests.on_postgres import PATIENCE_S, new, terminate_others, woken
 
 LEASE_US = 30 * SECOND_US
@@ -38,7 +38,7 @@ def listener(url: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 def hints(listener: psycopg.Connection[Any]) -> int:
-    """How many hints there were since the last call. The server tells of those that were committed
+    """Return the number of notifications since the last call. The server delivers committed ones
     before it answers."""
     listener.execute("SELECT 1")
     return len(list(listener.notifies(timeout=0)))
@@ -61,7 +61,7 @@ def test_changes_close_together_share_a_hint(
 
 
 def news_of(store: PostgresStore) -> int:
-    """What it has heard of, when it listens."""
+    """Return what the listener has received."""
     before = store.wait(-1, 0, certain=False)
     return store.wait(before, PATIENCE_S, certain=False)
 
@@ -69,7 +69,7 @@ def news_of(store: PostgresStore) -> int:
 def test_a_process_hears_of_its_own_changes_once(
     url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notify, "_TOGETHER_S", 0.0)  # each submission sends a hint
+    monkeypatch.setattr(notify, "_TOGETHER_S", 0.0)  # each submission sends a notification
     news = news_of(store)
 
     for _ in range(5):
@@ -84,7 +84,7 @@ HINT = ("pg_notify", "(text, text)", "void")
 
 
 def break_function(url: str, function: tuple[str, str, str], fault: str) -> None:
-    """Let a function of the server do something else."""
+    """Replace a function of the server."""
     name, arguments, result = function
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"UPDATE pg_proc SET proname = 'gone' WHERE proname = '{name}'")
@@ -95,7 +95,7 @@ def break_function(url: str, function: tuple[str, str, str], fault: str) -> None
 
 
 def refuse_to_commit(url: str, table: str) -> None:
-    """Let every transaction fail in the end that has put something into a table."""
+    """Let every transaction that has inserted into a table fail at its commit."""
     with psycopg.connect(url) as connection:
         connection.execute(
             "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE "
@@ -123,7 +123,7 @@ def test_what_fails_when_it_is_committed_is_not_said_to_be_stored(
 def test_a_hint_that_fails_costs_a_submission_nothing(
     url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    monkeypatch.setattr(notify, "_TOGETHER_S", 0.0)  # each submission sends one
+    monkeypatch.setattr(notify, "_TOGETHER_S", 0.0)  # each submission sends a notification
     with psycopg.connect(url) as connection:
         connection.execute("CREATE TABLE refused (number integer)")
     refuse_to_commit(url, "refused")
@@ -139,7 +139,7 @@ def test_a_hint_that_fails_costs_a_submission_nothing(
 def test_a_submission_is_on_the_disk_when_it_returns(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notify, "_TOGETHER_S", 0.0)  # each submission sends a hint
+    monkeypatch.setattr(notify, "_TOGETHER_S", 0.0)  # each submission sends a notification
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(
             f"ALTER DATABASE {connection.info.dbname} SET synchronous_commit = on;"
@@ -178,13 +178,13 @@ def test_an_address_to_listen_at_that_leads_nowhere_is_told_once_and_without_its
 ) -> None:
     monkeypatch.setattr(notify, "_AGAIN_S", (0.01,))
     tried = threading.Semaphore(0)
-    tell = notify.Watching._tell
+    tell = notify.ChangeListener._log_failure
 
-    def tell_and_count(self: notify.Watching, error: Exception) -> None:
+    def tell_and_count(self: notify.ChangeListener, error: Exception) -> None:
         tell(self, error)
         tried.release()
 
-    monkeypatch.setattr(notify.Watching, "_tell", tell_and_count)
+    monkeypatch.setattr(notify.ChangeListener, "_log_failure", tell_and_count)
     store = PostgresStore(url, listen_url="postgresql://app:secret@127.0.0.1:1/nowhere")
 
     store.wait(store.version(), 0)
@@ -194,5 +194,5 @@ def test_an_address_to_listen_at_that_leads_nowhere_is_told_once_and_without_its
 
     (told,) = [r.getMessage() for r in caplog.records if r.name == "fairturn.postgres"]
     assert told.startswith("cannot listen for changes at the database nowhere at 127.0.0.1:1 (")
-    assert told.endswith("; they are looked for once in a second")
+    assert told.endswith("; polling once a second")
     assert "secret" not in told

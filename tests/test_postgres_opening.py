@@ -1,4 +1,4 @@
-"""PostgreSQL: who may open a queue, at which address, of which version."""
+"""PostgreSQL: roles that may open a queue, URLs, and versions."""
 
 import os
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def role(databases: Databases) -> Iterator[str]:
         connection.execute(f"CREATE ROLE {name} LOGIN")
         yield name
     with psycopg.connect(postgres.of_this_run().url(), autocommit=True) as connection:
-        databases.__exit__(None, None, None)  # what was granted goes with the databases
+        databases.__exit__(None, None, None)  # the grants are dropped with the databases
         connection.execute(f"DROP ROLE {name}")
 
 
@@ -88,11 +88,11 @@ def test_a_role_that_was_let_in_can_copy_a_queue(
 def test_a_role_without_rights_is_told_what_it_lacks(databases: Databases, role: str) -> None:
     empty, made = databases.new(empty=True), databases.new()
 
-    with pytest.raises(StoreRefused, match=f"the role {role} may not make it .*--grant {role}"):
+    with pytest.raises(StoreRefused, match=f"the role {role} may not migrate it .*--grant {role}"):
         PostgresStore(as_role(empty, role))
-    with pytest.raises(StoreRefused, match=f"the role {role} may not do what a queue needs"):
+    with pytest.raises(StoreRefused, match=f"the role {role} lacks a privilege that a queue needs"):
         PostgresStore(as_role(made, role))
-    with pytest.raises(StoreRefused, match=f"the role {role} may not make or change the schema"):
+    with pytest.raises(StoreRefused, match=f"the role {role} may not create or change the schema"):
         migrating.migrate_server(as_role(empty, role))
 
 
@@ -100,7 +100,7 @@ def test_rights_that_were_not_given_are_not_said_to_be(databases: Databases, rol
     url = databases.new()
     migrating.migrate_server(url, grant_to=role)
 
-    with pytest.raises(StoreRefused, match=r"or give rights on it .*pg_read_all_stats"):
+    with pytest.raises(StoreRefused, match=r"or grant its use .*pg_read_all_stats"):
         migrating.migrate_server(as_role(url, role), grant_to="pg_read_all_stats")
 
 
@@ -109,7 +109,7 @@ def test_rights_for_a_role_that_is_not_there_are_refused_before_anything_is_made
 ) -> None:
     empty = databases.new(empty=True)
 
-    with pytest.raises(StoreRefused, match="knows no role 'nobody_here'"):
+    with pytest.raises(StoreRefused, match="has no role 'nobody_here'"):
         migrating.migrate_server(empty, grant_to="nobody_here")
 
     with psycopg.connect(empty) as connection:
@@ -121,7 +121,7 @@ def test_without_leave_to_migrate_a_database_without_a_schema_is_refused(
 ) -> None:
     empty = databases.new(empty=True)
 
-    with pytest.raises(StoreRefused, match="has no queue in its schema fairturn; make it with"):
+    with pytest.raises(StoreRefused, match="has no queue in its schema fairturn; create it with"):
         PostgresStore(empty, migrate=False)
 
     with psycopg.connect(empty) as connection:
@@ -150,10 +150,10 @@ def test_another_isolation_level_by_default_is_refused_with_the_statement_that_c
 
 def test_a_newer_schema_is_refused_and_left_untouched(url: str) -> None:
     with psycopg.connect(url) as connection:
-        connection.execute("INSERT INTO fairturn.migrations (number) VALUES (99)")
+        connection.execute("INSERT INTO fairturn.migrations VALUES (99, 99)")
 
     for migrate in (True, False):
-        with pytest.raises(StoreRefused, match="has schema 99 and this fairturn knows"):
+        with pytest.raises(StoreRefused, match="has schema 99, and this release reads"):
             PostgresStore(url, migrate=migrate)
 
 
@@ -173,7 +173,7 @@ def test_two_queues_in_two_schemas_of_one_database_do_not_touch_each_other(url: 
 
 def test_a_schema_that_is_no_plain_name_is_refused() -> None:
     for name in ("", "Fair", 'x"; DROP TABLE y; --', "a b", "x" * 64):
-        with pytest.raises(ValueError, match="it must be a name of small letters"):
+        with pytest.raises(ValueError, match="it must contain only lowercase letters"):
             PostgresStore("postgresql:///x", schema=name)
 
 
@@ -187,12 +187,20 @@ SECRET = "hunter2"
     [
         (f"postgresql://u:{SECRET}@127.0.0.1:1/db", StoreUnavailable, "cannot be reached"),
         (f"postgresql://u:{SECRET}@nowhere.invalid/db", StoreUnavailable, "cannot be reached"),
-        (f"postgresql://u:{SECRET}@h:port/db", StoreRefused, "its port is no number; write"),
-        (f"postgresql://u:{SECRET}@h/db?colour=red", StoreRefused, "colour is no parameter of"),
-        (f"postgresql://u:{SECRET}%zz@h/db", StoreRefused, "is no PostgreSQL URL; write"),
-        (f"postgresql:/u:{SECRET}@h/db", StoreRefused, "is no PostgreSQL URL; write"),
-        (f"postgresql://u:x@{SECRET}@h/db", StoreRefused, "a password with an @ has it as %40"),
-        (f"postgresql://u:a/b?{SECRET}=x@h/db", StoreRefused, "is no PostgreSQL URL; write"),
+        (f"postgresql://u:{SECRET}@h:port/db", StoreRefused, "its port is not a number; write"),
+        (
+            f"postgresql://u:{SECRET}@h/db?colour=red",
+            StoreRefused,
+            "colour is not a connection parameter",
+        ),
+        (f"postgresql://u:{SECRET}%zz@h/db", StoreRefused, "is not a valid PostgreSQL URL; write"),
+        (f"postgresql:/u:{SECRET}@h/db", StoreRefused, "is not a valid PostgreSQL URL; write"),
+        (f"postgresql://u:x@{SECRET}@h/db", StoreRefused, "an @ in a password is written %40"),
+        (
+            f"postgresql://u:a/b?{SECRET}=x@h/db",
+            StoreRefused,
+            "is not a valid PostgreSQL URL; write",
+        ),
         (
             f"postgresql://u:{SECRET}@127.0.0.1:99999/db",
             StoreRefused,
@@ -217,7 +225,7 @@ def test_an_address_that_leads_nowhere_is_a_sentence_without_the_password(
 
 
 def test_an_address_to_listen_at_that_is_none_is_told_when_the_queue_is_opened(url: str) -> None:
-    with pytest.raises(StoreRefused, match="is no PostgreSQL URL; write") as refused:
+    with pytest.raises(StoreRefused, match="is not a valid PostgreSQL URL; write") as refused:
         PostgresStore(url, listen_url=f"postgresql:/u:{SECRET}@h/db")
 
     assert SECRET not in str(refused.value)
@@ -225,7 +233,7 @@ def test_an_address_to_listen_at_that_is_none_is_told_when_the_queue_is_opened(u
 
 def test_a_database_that_does_not_exist_is_named() -> None:
     with pytest.raises(
-        StoreRefused, match='"nosuchdatabase" does not exist; make it with createdb'
+        StoreRefused, match='"nosuchdatabase" does not exist; create it with createdb'
     ):
         PostgresStore(postgres.of_this_run().url("nosuchdatabase"))
 
@@ -233,7 +241,7 @@ def test_a_database_that_does_not_exist_is_named() -> None:
 def test_a_role_that_does_not_exist_is_named() -> None:
     url = as_role(postgres.of_this_run().url(), "nosuchrole")
 
-    with pytest.raises(StoreRefused, match="cannot be opened: .*; correct the address"):
+    with pytest.raises(StoreRefused, match="cannot be opened: .*; correct the URL"):
         PostgresStore(url)
 
 
@@ -261,7 +269,7 @@ def test_who_runs_goes_on_beside_a_newer_fairturn_and_who_starts_is_refused(
 ) -> None:
     submit(store)
     with psycopg.connect(url) as newer:
-        newer.execute("INSERT INTO fairturn.migrations (number) VALUES (9999)")
+        newer.execute("INSERT INTO fairturn.migrations VALUES (9999, 9999)")
         newer.execute("ALTER TABLE fairturn.documents ADD COLUMN colour text")
         newer.execute("ALTER TABLE fairturn.flows ADD COLUMN colour text")
         newer.execute("CREATE TABLE fairturn.colours (colour text)")
@@ -270,5 +278,5 @@ def test_who_runs_goes_on_beside_a_newer_fairturn_and_who_starts_is_refused(
     (first, second) = claim(store, 2)
     assert store.finish([Completed(first.fence), Released(second.fence)]) == []
     assert_numbers_are_exact(store)
-    with pytest.raises(StoreRefused, match="install the newer fairturn that made it"):
+    with pytest.raises(StoreRefused, match="install the newer fairturn that migrated it"):
         PostgresStore(url)

@@ -1,4 +1,4 @@
-"""What PostgreSQL reads for an operation: by indexes, and nothing that grows or is dead."""
+"""PostgreSQL reads rows by indexes; no operation reads dead rows or a number that grows."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,8 @@ from tests.on_postgres import new
 
 LEASE_US = 300 * SECOND_US
 TABLES = {
-    *("customers", "documents", "flows", "recorded", "leases", "keys", "standings", "turns"),
+    *("customers", "documents", "flows", "event_log", "leases", "idempotency_keys"),
+    *("customer_states", "scheduler_states"),
     "unreported_cancels",
 }
 
@@ -44,7 +45,7 @@ CALLS = {
     "claim": "SELECT * FROM fairturn.claim("
     "gen_random_uuid(), 50, 'w', 1000000, NULL, NULL, 'server', 2000)",
     "submit": "SELECT * FROM fairturn.submit(NULL, (SELECT id_key FROM fairturn.queue), 0, "
-    "ARRAY['c5', 'c6'], ARRAY['1', '1'], ARRAY[NULL, NULL]::bytea[], ARRAY[true, true], "
+    "ARRAY['c5', 'c6'], ARRAY['1', '1'], ARRAY[NULL, NULL]::bytea[], ARRAY['payload', 'payload'], "
     "ARRAY[1, 1]::bigint[], ARRAY[NULL, NULL]::bytea[], ARRAY[NULL, NULL], ARRAY[NULL, NULL], "
     "ARRAY[NULL, NULL], ARRAY[NULL, NULL]::bigint[], ARRAY[NULL, NULL]::bigint[], "
     "ARRAY['k', NULL], ARRAY[NULL, NULL]::bytea[], ARRAY[NULL, NULL]::bigint[])",
@@ -85,7 +86,7 @@ def test_every_operation_has_a_lock_timeout_and_plans_that_statistics_cannot_cha
 def test_the_documents_of_a_customer_are_listed_from_the_newest_on_and_no_others_are_read(
     filled: psycopg.Connection[Any],
 ) -> None:
-    statement = query._its_numbers("d.customer = 5")
+    statement = query._newest_of_customer("d.customer = 5")
     values = {"before": 6_000, "lowest": 1, "size": 5}
     with filled.transaction():
         filled.execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off")
@@ -113,7 +114,7 @@ def test_a_claim_reads_as_much_however_many_rows_an_open_transaction_keeps_from_
         submit(store, "other")
         before = pages_of_a_claim(connection, store)
         old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        old.execute("SELECT pg_current_xact_id()")  # nothing is removed from now on
+        old.execute("SELECT pg_current_xact_id()")  # no dead row is removed from now on
         for n in range(400):
             submit(store, f"c{n % 3}")
             claims = claim(store)
@@ -152,7 +153,7 @@ def test_a_claim_reads_as_much_however_many_cancels_were_reported_since_an_open_
         receipts = store.submit([new("a", due_at=later)] * CANCELS_KEPT_MAX)
         before = min(pages_of_a_claim(connection, store) for _ in range(3))
         old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        old.execute("SELECT pg_current_xact_id()")  # nothing is removed from now on
+        old.execute("SELECT pg_current_xact_id()")  # no dead row is removed from now on
         store.cancel(ids(receipts))
         while store.claim(0, worker="w", lease_us=LEASE_US).cancelled:
             pass
@@ -163,7 +164,7 @@ def test_a_claim_reads_as_much_however_many_cancels_were_reported_since_an_open_
 
 
 def pages_of_a_claim(connection: psycopg.Connection[Any], store: PostgresStore) -> int:
-    """How many pages the server reads to claim one document, each as often as it does."""
+    """Return how many pages the server reads to claim one document, repeated reads included."""
     submit(store, "acme")
     rows = connection.execute(f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) {CALLS['claim']}")
     plan = "\n".join(line for (line,) in rows.fetchall())
@@ -176,7 +177,7 @@ def pages_of_a_claim(connection: psycopg.Connection[Any], store: PostgresStore) 
 
 @pytest.fixture
 def stores(url: str) -> Iterator[list[PostgresStore]]:
-    """Two processes that have one queue open, on the clock of the server."""
+    """Two processes with one queue, on the clock of the server."""
     opened = [PostgresStore(url) for _ in range(2)]
     yield opened
     for store in opened:
@@ -189,7 +190,7 @@ def test_a_lease_that_is_shorter_than_those_seen_before_is_found_when_it_ran_out
     one, other = stores
     _, second = submit(one), submit(one)
     claim(one, lease_us=LEASE_US)
-    claim(one, 0)  # it sees the end of that one
+    claim(one, 0)  # sees the end of that one
 
     claim(other, lease_us=1)
 
@@ -219,7 +220,7 @@ def test_a_lease_below_those_seen_before_is_found_before_long(url: str) -> None:
         # As if the clock had been set back and forth.
         connection.execute("UPDATE fairturn.leases SET until = -1")
         connection.execute("UPDATE fairturn.documents SET lease_until = -1")
-        connection.execute("UPDATE fairturn.turns SET leases_from = 0")
+        connection.execute("UPDATE fairturn.scheduler_states SET leases_from = 0")
         connection.commit()
         assert claim(store) == []
 

@@ -1,4 +1,4 @@
-"""PostgreSQL: a wrong row degrades one customer for a moment, and never stops the queue."""
+"""PostgreSQL: a wrong row degrades one customer for a moment and never stops the queue."""
 
 import threading
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from fairturn.stores.conformance.steps import claim, find_all, submit
 from fairturn.stores.postgres import PostgresStore
 from tests.on_postgres import PATIENCE_S, new, wait_until_waiting
 
-# In one second of 16 a claim looks for what wrong sums and bounds hide.
+# In one second of 16 a claim searches for documents that wrong sums and bounds hide.
 START = 1_700_000_000 * SECOND_US
 LEASE_US = 30 * SECOND_US
 
@@ -38,16 +38,17 @@ def damage(url: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 DAMAGES = {
-    "no weights": "UPDATE fairturn.turns SET weights = array_fill(0::bigint, ARRAY[9])",
-    "weights too low": "UPDATE fairturn.turns SET weights = array_fill(-500::bigint, ARRAY[9])",
-    "a weight of 0": "UPDATE fairturn.standings SET weight = 0",
+    "no weights": "UPDATE fairturn.scheduler_states SET weights = array_fill(0::bigint, ARRAY[9])",
+    "weights too low": "UPDATE fairturn.scheduler_states "
+    "SET weights = array_fill(-500::bigint, ARRAY[9])",
+    "a weight of 0": "UPDATE fairturn.customer_states SET weight = 0",
     "more running than the limit": "UPDATE fairturn.flows SET running = 9, held = false "
     "WHERE customer = (SELECT number FROM fairturn.customers WHERE name = 'wrong')",
     "one head twice": "UPDATE fairturn.flows SET head_order = 1 "
     "WHERE customer = (SELECT number FROM fairturn.customers WHERE name = 'wrong')",
-    "events that are no JSON": "INSERT INTO fairturn.recorded (at, customers, events) "
+    "events that are no JSON": "INSERT INTO fairturn.event_log (at, customers, events) "
     "VALUES (1, '{1}', 'torn')",
-    "events of no kind": "INSERT INTO fairturn.recorded (at, customers, events) "
+    "events of no kind": "INSERT INTO fairturn.event_log (at, customers, events) "
     "VALUES (1, '{1}', '[[99,1,1,1]]')",
 }
 
@@ -75,7 +76,9 @@ def test_a_queue_whose_counters_are_too_high_accepts_documents(
 ) -> None:
     store.configure(Settings(waiting_max=5))
     store.submit([new("a")])
-    damage.execute("UPDATE fairturn.totals SET arrived[1] = arrived[1] + 9, delayed = delayed + 7")
+    damage.execute(
+        "UPDATE fairturn.arrival_counters SET arrived[1] = arrived[1] + 9, delayed = delayed + 7"
+    )
 
     store.submit([new("b")] * 4)
 
@@ -87,12 +90,12 @@ def test_a_refused_submission_repairs_nothing_in_a_queue_that_is_really_full(
 ) -> None:
     store.configure(Settings(waiting_max=1))
     store.submit([new("a")])
-    before = damage.execute("SELECT * FROM fairturn.turns").fetchall()
+    before = damage.execute("SELECT * FROM fairturn.scheduler_states").fetchall()
 
     with pytest.raises(QueueFull):
         store.submit([new("b")])
 
-    assert damage.execute("SELECT * FROM fairturn.turns").fetchall() == before
+    assert damage.execute("SELECT * FROM fairturn.scheduler_states").fetchall() == before
 
 
 def test_a_submission_in_a_transaction_of_the_caller_begins_no_epoch_there(

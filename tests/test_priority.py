@@ -1,4 +1,4 @@
-"""The priority rule: the vectors, the table, and the settings that are refused."""
+"""The priority rule: the vectors, the table, and rejected settings."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.reference import Reference
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "priority.json").read_text("utf-8"))
 INTERVAL = 1_500_000_000
 
-# The count with which each level begins and ends, and the documents of a burst that this means.
+# The first and last count of each level, and the corresponding documents of an upload.
 TABLE = [
     (1, 0, -2, 1, 3),
     (2, -3, -4, 4, 5),
@@ -50,6 +50,15 @@ def test_every_check_of_the_vectors_has_exactly_their_answer(case: dict[str, Any
 def test_the_vectors_are_all_there() -> None:
     assert len(VECTORS["cases"]) == 12
     assert sum(len(case["steps"]) for case in VECTORS["cases"]) == 983
+
+
+def test_the_defaults_are_those_of_the_published_description() -> None:
+    described = Rule(
+        bounds=(-2, -4, -6, -8, -10, -12, -14, -20), reset_interval_us=INTERVAL, reset=Reset.IDLE
+    )
+
+    assert Rule() == described
+    assert Settings().rule == described
 
 
 @pytest.mark.parametrize(("level", "first", "last", "first_of_burst", "last_of_burst"), TABLE)
@@ -158,11 +167,11 @@ def test_a_burst_is_that_many_checks_one_after_the_other(
     assert (list(found), after) == (counts, one_by_one)
 
 
-@given(st.integers(-10_000, 0))
-def test_a_lower_count_never_has_a_better_priority(count: int) -> None:
-    rule = Rule()
+def test_a_lower_count_never_has_a_better_priority() -> None:
+    priorities = [Rule().priority(-n) for n in range(1_000)]
 
-    assert 1 <= rule.priority(count) <= rule.priority(count - 1) <= LEVELS
+    assert priorities == sorted(priorities)
+    assert set(priorities) == set(range(1, LEVELS + 1))
 
 
 @pytest.mark.parametrize(

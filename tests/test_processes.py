@@ -1,4 +1,4 @@
-"""Child processes as a crew: who is given what, and what comes back."""
+"""The process executor: what its children get and return."""
 
 import errno
 import os
@@ -11,10 +11,10 @@ import pytest
 
 from fairturn import Queue, State, Worker
 from fairturn.clock import stopwatch
-from fairturn.worker.executor import STUCK_S, Ended, Held
+from fairturn.worker.executor import STUCK_S, ActiveClaim, AttemptResult
 from fairturn.worker.messages import FrameError
-from fairturn.worker.prefetch import Pace
-from fairturn.worker.process_executor import Limits, ProcessCrew
+from fairturn.worker.prefetch import PrefetchPolicy
+from fairturn.worker.process_executor import ChildLimits, ProcessExecutor
 from tests.test_handlers import AT_ONCE, DEADLINE_S, until
 
 TAKEN_BACK = 300  # times: more than a byte can count
@@ -27,15 +27,15 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
 
 
 @pytest.fixture
-def crew(queue: Queue, tmp_path: Path) -> Iterator[ProcessCrew]:
-    """One child, whose handler is known to be fast."""
-    pace = Pace()
+def crew(queue: Queue, tmp_path: Path) -> Iterator[ProcessExecutor]:
+    """One child, whose handler has proved fast."""
+    pace = PrefetchPolicy()
     pace.add(0.1, 1_000)
-    crew = ProcessCrew(
+    crew = ProcessExecutor(
         "tests.test_worker:slow_if_told",
         None,
         concurrency=1,
-        limits=Limits(None, None, 10_000, 1 << 40),
+        limits=ChildLimits(None, None, 10_000, 1 << 40),
         contents=queue.contents,
         folder=tmp_path,
         pace=pace,
@@ -46,26 +46,26 @@ def crew(queue: Queue, tmp_path: Path) -> Iterator[ProcessCrew]:
     crew.close()
 
 
-def claim(queue: Queue, payloads: list[str | None]) -> list[Held]:
+def claim(queue: Queue, payloads: list[str | None]) -> list[ActiveClaim]:
     for payload in payloads:
         queue.submit("acme", payload=payload)
     claims, *_ = queue.store.claim(len(payloads), worker="w", lease_us=60_000_000)
-    return [Held(one, stopwatch(), None) for one in claims]
+    return [ActiveClaim(one, stopwatch(), None) for one in claims]
 
 
-def wait_until(crew: ProcessCrew, condition: Callable[[], bool], what: str) -> None:
+def wait_until(crew: ProcessExecutor, condition: Callable[[], bool], what: str) -> None:
     over = stopwatch() + DEADLINE_S
     while not condition():
         assert stopwatch() < over, f"not within {DEADLINE_S} s: {what}"
         crew.wait(0.1)
 
 
-def has_begun(folder: Path, held: Held) -> None:
+def has_begun(folder: Path, held: ActiveClaim) -> None:
     until((folder / f"began-{held.fence.document}-1").exists, "the slow one begins")
 
 
-def collect(crew: ProcessCrew, n: int) -> list[Ended]:
-    ended: list[Ended] = []
+def collect(crew: ProcessExecutor, n: int) -> list[AttemptResult]:
+    ended: list[AttemptResult] = []
     over = stopwatch() + DEADLINE_S
     while len(ended) < n:
         assert stopwatch() < over, f"{len(ended)} of {n} have ended"
@@ -115,7 +115,7 @@ def test_a_worker_does_without_descriptors_of_processes_where_there_are_none(
 
 
 def test_a_child_never_runs_what_was_taken_back_however_often(
-    queue: Queue, crew: ProcessCrew, tmp_path: Path
+    queue: Queue, crew: ProcessExecutor, tmp_path: Path
 ) -> None:
     slow, taken, kept = claim(queue, [str(tmp_path), None, None])
     (slot,) = crew._slots
@@ -135,7 +135,7 @@ def test_a_child_never_runs_what_was_taken_back_however_often(
 
 
 def test_nothing_is_given_to_a_child_whose_document_turned_out_slow(
-    queue: Queue, crew: ProcessCrew, tmp_path: Path
+    queue: Queue, crew: ProcessExecutor, tmp_path: Path
 ) -> None:
     slow, fast = claim(queue, [str(tmp_path), None])
     crew.give([slow])
@@ -154,14 +154,14 @@ def test_a_child_that_cannot_be_replaced_is_replaced_when_there_is_room_again(
     queue: Queue, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    crew = ProcessCrew(
+    crew = ProcessExecutor(
         "tests.handlers:exit_at_once",
         None,
         concurrency=1,
-        limits=Limits(None, None, 10_000, 1 << 40),
+        limits=ChildLimits(None, None, 10_000, 1 << 40),
         contents=queue.contents,
         folder=tmp_path,
-        pace=Pace(),
+        pace=PrefetchPolicy(),
         output=lambda _, line: said.append(line),
     )
     try:
@@ -174,8 +174,8 @@ def test_a_child_that_cannot_be_replaced_is_replaced_when_there_is_room_again(
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
         (ended,) = crew.collect()
-        assert ended.answer[0] == "again"
-        assert "cannot be started (Too many open files); 0 of 1 go on" in said[0]
+        assert ended.answer[0] == "retry"
+        assert "cannot be started (Too many open files); 0 of 1 are running" in said[0]
         assert not crew.free()
         again_at = crew.due_s()
         assert again_at is not None
@@ -193,11 +193,11 @@ def test_a_child_that_cannot_be_replaced_is_replaced_when_there_is_room_again(
         ["progress", 10**400, None],
         ["progress", 1, float("inf")],
         ["answer", "done", None, None, None, float("inf"), False],
-        ["answer", "again", "no", None, float("nan"), 0.1, False],
+        ["answer", "retry", "no", None, float("nan"), 0.1, False],
     ],
 )
 def test_a_child_that_says_senseless_numbers_is_ended(
-    queue: Queue, crew: ProcessCrew, tmp_path: Path, message: list[object]
+    queue: Queue, crew: ProcessExecutor, tmp_path: Path, message: list[object]
 ) -> None:
     (held,) = claim(queue, [str(tmp_path)])
     (slot,) = crew._slots
@@ -205,5 +205,5 @@ def test_a_child_that_says_senseless_numbers_is_ended(
     has_begun(tmp_path, held)
     said = [held.fence.document if part == "answer" else part for part in message]
 
-    with pytest.raises(FrameError, match="a number that is none"):
+    with pytest.raises(FrameError, match="a number is .* out of range"):
         slot._understand(said, [])

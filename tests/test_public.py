@@ -1,15 +1,17 @@
-"""The names that `import fairturn` gives, and what they cost."""
+"""The names that `import fairturn` provides, and the modules that they load."""
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
 import fairturn
+from fairturn.errors import FairturnError
 
 
 def loaded_by(program: str) -> set[str]:
-    """The modules that a new process has loaded after this."""
+    """Return the modules that a new process has loaded after this code."""
     printed = subprocess.run(
         [sys.executable, "-c", f"{program}\nimport sys\nprint(*sys.modules)"],
         capture_output=True,
@@ -51,6 +53,19 @@ worker = Worker(Queue(":memory:"), "json:loads", concurrency=1, threads={threads
 def test_every_public_name_is_there_and_is_listed(name: str) -> None:
     assert getattr(fairturn, name).__name__ == name
     assert name in dir(fairturn)
+
+
+def test_every_error_is_importable_from_the_package() -> None:
+    tree = [FairturnError]
+    for error in tree:
+        tree += error.__subclasses__()
+
+    ours = {error.__name__ for error in tree if error.__module__ == "fairturn.errors"}
+    assert ours <= set(fairturn.__all__)
+
+
+def test_the_version_is_that_of_the_installed_distribution() -> None:
+    assert fairturn.__version__ == version("fairturn")
 
 
 def test_a_name_that_does_not_exist_is_an_error_like_any_other() -> None:

@@ -1,7 +1,7 @@
 """Real processes and threads on one database: nothing lost, nothing twice, no busy errors.
 
-A child (`tests/racers.py`) reads lines from its parent and answers with lines, so that nobody
-sleeps: everybody waits for a line, for the end of a process, or for a lock.
+A child (`tests/racers.py`) reads lines from its parent and answers with lines. No process sleeps:
+each waits for a line, for the end of a process, or for a lock.
 """
 
 import fcntl
@@ -45,7 +45,7 @@ from tests.servers.places import AnyStore, Places, opened
 from tests.servers.queues import Databases
 
 ROOT = Path(__file__).parent.parent
-PATIENCE_S = 60  # of the parent with a child that does not answer
+PATIENCE_S = 60  # how long the parent waits for a child
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -55,7 +55,7 @@ def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
 
 
 class Child:
-    """A process of its own, and lines to and from it."""
+    """A process, with lines to and from it."""
 
     def __init__(self, what: str) -> None:
         self.process = subprocess.Popen(
@@ -83,7 +83,7 @@ class Child:
 
 @pytest.fixture
 def children() -> Iterator[list[Child]]:
-    """Whatever happens, none of them is left behind."""
+    """Start children, and stop all of them at the end."""
     started: list[Child] = []
     yield started
     for child in started:
@@ -131,7 +131,7 @@ def test_processes_that_submit_and_claim_at_once_lose_nothing_and_record_nothing
     place = places.new()
     opened(place, settings=Settings(attempts_max=1_000)).close()
     submitters, claimers = start(children, "submit", 3), start(children, "claim", 3)
-    # A batch may go beyond what a submitter was asked for by six.
+    # A batch may exceed the requested number by six.
     for seed, child in enumerate(submitters):
         child.tell([place, seed, 100])
     for seed, child in enumerate(claimers):
@@ -163,7 +163,7 @@ def test_processes_that_submit_and_claim_at_once_lose_nothing_and_record_nothing
 
 
 def assert_counts_are_those_of_a_sequence(receipts: Sequence[Receipt]) -> None:
-    """As if one submission had come after the other, whoever made it."""
+    """Assert that the counts are those of one submission after the other."""
     rule = Rule()
     for name in "abc":
         own = [receipt for receipt in receipts if receipt.customer == name]
@@ -175,8 +175,8 @@ def assert_counts_are_those_of_a_sequence(receipts: Sequence[Receipt]) -> None:
 def assert_each_attempt_had_its_document_alone(
     claimed: list[Fence], ended: list[tuple[str, Fence]], completed: set[str]
 ) -> None:
-    """No two attempts share a fence, and each fence but the last was ended by its own attempt
-    before the next was given: so at no time two attempts held one document."""
+    """Assert that no two attempts share a fence, and that each attempt but the last ended before
+    the next began, so that at no time two attempts held one document."""
     assert len(set(claimed)) == len(claimed)
     assert max(Counter(fence for _, fence in ended).values()) == 1
     endings = {fence: kind for kind, fence in ended}
@@ -245,7 +245,7 @@ def test_a_frozen_process_loses_its_lease_on_the_clock_of_the_machine_too(
 
 
 def stop(child: Child) -> None:
-    """Freeze a process, and wait until it stands still."""
+    """Send SIGSTOP and wait until the process has stopped."""
     os.kill(child.process.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, child.process.pid, os.WSTOPPED | os.WNOWAIT)
 
@@ -268,7 +268,7 @@ def test_a_store_is_refused_after_a_fork_and_goes_on_in_the_process_that_opened_
 
 
 class Watched(Sequence[NewDocument]):
-    """Documents that tell when a store begins to read them."""
+    """Documents that report when a store begins to read them."""
 
     def __init__(self, documents: Sequence[NewDocument]) -> None:
         self._documents = documents
@@ -288,7 +288,7 @@ class Watched(Sequence[NewDocument]):
 
 
 class Submitters:
-    """Threads whose submissions pile up behind somebody else's transaction."""
+    """Threads whose submissions wait behind another transaction."""
 
     def __init__(self, store: AnyStore, calls: Sequence[Sequence[NewDocument]]) -> None:
         self.answers: list[list[Receipt] | Exception | None] = [None] * len(calls)
@@ -318,7 +318,7 @@ class Submitters:
 
 @contextmanager
 def held_up(store: AnyStore) -> Iterator[None]:
-    """A transaction of somebody else that nobody can submit beside."""
+    """Hold a transaction that blocks all submissions."""
     if isinstance(store, PostgresStore):
         with psycopg.connect(store.url) as blocker:
             blocker.execute("LOCK TABLE fairturn.customers IN ACCESS EXCLUSIVE MODE")

@@ -1,4 +1,4 @@
-"""Files to simulate: the Standard Workload Format, compressed files, and what is refused."""
+"""Trace files: the Standard Workload Format, compression, and rejected files."""
 
 import gzip
 import os
@@ -12,13 +12,13 @@ from fairturn.errors import TraceError
 from fairturn.simulator.trace_files import read, scaled
 from tests.test_simulator import SECOND, trace_of
 
-EXAMPLES = settings().max_examples  # of the profile that is loaded
+EXAMPLES = settings().max_examples  # of the active profile
 HEADER = "; Version: 2.2\n;\n; Note: two users\n"
 REAL_TRACE = os.environ.get("FAIRTURN_TRACE")
 
 
 def record(number: int, submitted: object, run: object, user: object) -> str:
-    """A line of the format: 18 fields, of which three matter here."""
+    """Return a line of the format: 18 fields, of which three matter here."""
     fields: list[object] = [number, submitted, -1, run, 4, *[-1] * 6, user, *[1] * 6]
     return "  ".join(map(str, fields)) + "\n"
 

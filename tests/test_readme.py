@@ -1,4 +1,4 @@
-"""What README.md and docs/ claim, as far as a machine can check it."""
+"""The claims of README.md and docs/ that a program can check."""
 
 import os
 import re
@@ -49,7 +49,7 @@ def test_the_program_on_the_first_screen_runs_as_written_and_prints_what_it_says
 def test_the_commands_of_the_readme_run_one_after_the_other_in_the_folder_of_its_program(
     tmp_path: Path,
 ) -> None:
-    """All but those that run for long, in a folder that has nothing else in it."""
+    """All except long-running ones, in an otherwise empty folder."""
     first, *_ = programs_in(README)
     (tmp_path / "program.py").write_text(first)
     blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
@@ -104,7 +104,7 @@ app = Celery(broker="redis://localhost")
 """
 
     for program in programs_in(page):
-        if "prometheus_client" not in program:  # it is not among our dependencies
+        if "prometheus_client" not in program:  # not one of our dependencies
             assert run(given + program, tmp_path) == []
 
 

@@ -1,4 +1,4 @@
-"""The recount that the suites of faults rely on: it finds nothing in a sound queue, and damage."""
+"""The recount that the fault tests rely on: it finds nothing in a sound queue, and finds damage."""
 
 from pathlib import Path
 

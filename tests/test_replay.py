@@ -1,4 +1,4 @@
-"""Replaying a trace: the vectors, the rules of one moment, and traces that are refused."""
+"""Replay of a trace: the vectors, the order at equal moments, and rejected traces."""
 
 import json
 from pathlib import Path
@@ -17,11 +17,11 @@ from tests import reference
 VECTORS = Path(__file__).parent / "vectors" / "order"
 ANSWERS = sorted(VECTORS.glob("*.jsonl"))
 HEADER = "at_s,customer,cost_s\n"
-EXAMPLES = settings().max_examples  # of the profile that is loaded
+EXAMPLES = settings().max_examples  # of the active profile
 
 
 def lines_of(trace: Trace, replayed: Replayed) -> list[str]:
-    """The lines that `fairturn replay --json` prints."""
+    """Return the lines that `fairturn replay --json` prints."""
     return [
         json.dumps(
             {
@@ -178,7 +178,7 @@ def test_documents_that_cost_nothing_free_their_worker_at_the_same_moment(mode: 
 
 
 def test_at_one_moment_documents_finish_then_others_are_submitted_then_workers_claim() -> None:
-    # The worker is free at 30, and b, who comes at 30, is in level 1; the fourth of a is in 2.
+    # The worker is free at 30, and b, which arrives at 30, is in level 1; the fourth of a is in 2.
     lines = [reference.Row(0, "a", 10)] * 4 + [reference.Row(30, "b", 10)]
 
     replayed = replay(trace_of(lines), rule=Rule(), workers=1, mode=Mode.LEVELS)
@@ -273,7 +273,7 @@ BAD = {
     ),
     "text after a quote": (HEADER + '0,a,1\n0,"a"b,1\n', 3, "after its closing quote"),
     "a quote in the header": ('at_s,"customer,cost_s\n0,a,1\n', 1, "never closed"),
-    "semicolons": ("at_s;customer;cost_s\n0;a;1\n", 1, "by semicolons; a trace has commas"),
+    "semicolons": ("at_s;customer;cost_s\n0;a;1\n", 1, "by semicolons; use commas"),
     "tabs": ("at_s\tcustomer\tcost_s\n0\ta\t1\n", 1, "separated by tabs"),
     "a blank line before the bad one": (HEADER + "\n\n0,a,x\n", 4, "cost_s 'x'"),
 }

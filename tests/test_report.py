@@ -1,12 +1,13 @@
-"""The report: one file without a network, a table under every picture, nothing from outside."""
+"""The report: one file without external resources, a table below every chart, all input escaped."""
 
 import re
 from html.parser import HTMLParser
 
 import pytest
 
+from fairturn.charts.rows import WAITING, Band, Timeline, strip
+from fairturn.charts.svg import safe
 from fairturn.simulator import workloads
-from fairturn.simulator.charts import WAITING, Band, Row, safe, strip
 from fairturn.simulator.comparison import Comparison, Discipline, compare
 from fairturn.simulator.plan import Plan
 from fairturn.simulator.report import page
@@ -25,7 +26,7 @@ VOID = {"meta"}
 
 
 class Checked(HTMLParser):
-    """Finds what is open, and what a page may not have."""
+    """Finds unclosed elements, and elements that the report may not have."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +134,7 @@ def test_text_that_steers_is_replaced() -> None:
 
 
 def test_a_block_is_taller_the_better_its_level_is_and_waiting_is_a_thin_line() -> None:
-    picture = strip("t", [Band("g", [Row("a", [1, 1, 0, 9, WAITING])])], 100 * SECOND, "d")
+    picture = strip("t", [Band("g", [Timeline("a", [1, 1, 0, 9, WAITING])])], 100 * SECOND, "d")
 
     def height(style: str) -> float:
         found = re.search(rf'class="{style}" d="M[\d.]+ [\d.]+h[\d.]+v([\d.]+)', picture)
@@ -185,14 +186,14 @@ def test_the_words_say_who_pays_and_where_workers_were_idle() -> None:
 
     said, with_limit = (" ".join(sentences(compare(made, modes))) for made in (free, limited))
 
-    assert re.search(r"Who waits longer on average in fair: dump by \d+% against fifo", said)
+    assert re.search(r"Longer mean waits in fair: dump by \d+% against fifo", said)
     assert "Furthest behind ideal, in documents of one customer: " in said
     assert "No worker was idle while a document waited, in any mode." in said
-    assert "Workers were idle while documents waited, because limits held them" in with_limit
+    assert "Workers were idle while documents waited, because of concurrency limits" in with_limit
 
 
 def test_the_ideals_alone_can_be_told_too() -> None:
     made = compare(scenario(trace_of((0, "a", 1)), Plan()), [Discipline.IDEAL])
 
     assert sentences(made)
-    assert "<h2>Who was served when" not in page(made)
+    assert "<h2>Service over time" not in page(made)

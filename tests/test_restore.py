@@ -1,4 +1,5 @@
-"""A restored queue is the backup, whatever was there before and whenever the restore is killed."""
+"""A restored queue equals the backup, whatever was there before and whenever the restore is
+killed."""
 
 import json
 import os
@@ -15,9 +16,9 @@ from fairturn import Queue
 from fairturn.errors import NoQueue, StoreBusy, StoreError, StoreRefused, StoreUnavailable
 from fairturn.maintenance.backup import back_up
 from fairturn.maintenance.restore import Restored, restore
+from fairturn.maintenance.sqlite_file import exclusive
 from fairturn.stores.conformance.steps import assert_numbers_are_exact
 from fairturn.stores.sqlite import SqliteStore
-from fairturn.stores.sqlite.replacement import exclusive
 from tests.commands import SCRIPT, claim, error_of, fairturn, lines_of
 
 SIZE = 70_000  # too large for the row
@@ -48,11 +49,11 @@ def contents(database: str) -> set[str]:
 
 
 def assert_whole(database: str = "documents.db") -> list[str]:
-    """Everything in the queue can be read; the ids of its documents."""
+    """Assert that everything in the queue can be read; return the ids of its documents."""
     with Queue(database) as queue:
         found = ids_of(queue)
         for document in queue.iterate():
-            if document.kind == "content":
+            if document.body_type == "content":
                 assert len(queue.read(document.id)) == document.size_bytes
         assert_numbers_are_exact(queue.store)
         assert queue.store.unreferenced(sorted(contents(database))) == []
@@ -62,7 +63,7 @@ def assert_whole(database: str = "documents.db") -> list[str]:
     return found
 
 
-# What a process does that is then killed: its last documents are in the log alone.
+# The work of a process that is then killed: its last documents are only in the WAL.
 _LEAVE_A_LOG = """
 import os, signal
 from fairturn import Queue
@@ -184,16 +185,6 @@ def test_a_backup_in_a_folder_that_cannot_be_written_is_restored(backed_up: list
     assert assert_whole("new.db") == backed_up
 
 
-def test_a_backup_of_an_earlier_version_is_restored(backed_up: list[str]) -> None:
-    connection = apsw.Connection("copy.db")
-    connection.execute("ALTER TABLE workers DROP COLUMN slots; PRAGMA user_version = 7")
-    connection.close()
-
-    restore("copy.db", "new.db")
-
-    assert assert_whole("new.db") == backed_up
-
-
 def test_contents_that_the_queue_and_the_backup_share_are_not_copied_again(
     backed_up: list[str],
 ) -> None:
@@ -217,7 +208,7 @@ def test_a_restore_that_is_killed_leaves_the_queue_before_or_the_restored_one(
 ) -> None:
     leave_a_log()
     (name,) = contents("copy.db")
-    Path("documents.db.contents", name[:2], name).unlink()  # so that it is to be copied
+    Path("documents.db.contents", name[:2], name).unlink()  # so that it has to be copied
     restoring = [str(SCRIPT), "restore", "copy.db", "documents.db", "--replace"]
 
     killed = subprocess.run(restoring, env={**os.environ, "FAIRTURN_CRASH_AT": point}, check=False)
@@ -226,7 +217,7 @@ def test_a_restore_that_is_killed_leaves_the_queue_before_or_the_restored_one(
     with Queue("documents.db") as queue:
         late = [document for document in queue.iterate() if document.customer == "late"]
         assert len(late) == (0 if point == "restore-after-rename" else 51)
-        assert all(queue.read(d.id) for d in late if d.kind == "content")
+        assert all(queue.read(d.id) for d in late if d.body_type == "content")
         assert_numbers_are_exact(queue.store)
     assert subprocess.run(restoring, check=False).returncode == 0
     assert assert_whole() == backed_up
@@ -297,7 +288,7 @@ def test_a_process_that_opens_a_file_while_it_is_replaced_does_not_use_the_old_o
     connect = apsw.Connection
 
     def opened(name: str) -> apsw.Connection:
-        """A connection that has no lock yet."""
+        """Return a connection without a lock."""
         connection = connect(name)
         if Path("other.db").exists():
             Path("other.db").replace("documents.db")
@@ -320,7 +311,7 @@ def test_what_is_no_backup_or_no_queue_is_refused_and_left_alone(backed_up: list
 
     for backup, to, sentence in (
         ("absent.db", "new.db", "there is no backup .*absent.db"),
-        ("empty.db", "new.db", "empty.db is empty: there is no queue in it"),
+        ("empty.db", "new.db", "empty.db is empty: it contains no queue"),
         ("letter.txt", "new.db", "letter.txt is not a database"),
         ("copy.db", "letter.txt", "letter.txt is not a database"),
         ("copy.db", "link.db", "link.db is a symbolic link"),
@@ -357,7 +348,7 @@ def test_a_backup_of_a_newer_version_is_refused(backed_up: list[str]) -> None:
     connection.execute("PRAGMA user_version = 99")
     connection.close()
 
-    with pytest.raises(StoreRefused, match="copy.db has schema 99 and this fairturn knows"):
+    with pytest.raises(StoreRefused, match="copy.db has schema 99, and this release"):
         restore("copy.db", "new.db")
 
 
@@ -370,7 +361,7 @@ def test_the_command_restores_and_says_what(backed_up: list[str]) -> None:
     (line,) = lines_of(fairturn("restore", "copy.db", "new.db", "--replace", "--json"))
 
     path = Path("new.db").absolute()
-    assert made.stdout.startswith(f"Made {path} from copy.db: ")
+    assert made.stdout.startswith(f"Created {path} from copy.db: ")
     assert made.stdout.endswith(", 1 content. A new epoch has begun.\n")
     assert refused == f"{path} and {path}.contents exist already; --replace replaces a queue"
     assert (line["path"], line["contents"]) == (str(path), 1)

@@ -1,4 +1,4 @@
-"""The PostgreSQL server of the tests: it is there while somebody uses it, and then it is gone."""
+"""The PostgreSQL server of the tests runs as long as a process uses it, and no longer."""
 
 import os
 import select
@@ -58,7 +58,7 @@ def test_a_recycled_database_has_the_same_rows_as_a_new_one() -> None:
 
 
 def _rows(url: str) -> dict[str, list[Any]]:
-    """The rows of every table, and where every sequence stands."""
+    """Return the rows of every table, and the state of every sequence."""
     with psycopg.connect(url) as connection:
         names = connection.execute(
             "SELECT relname, CASE relkind WHEN 'r' THEN '*' ELSE 'last_value, is_called' END"
@@ -94,14 +94,14 @@ def test_the_server_ends_when_its_last_user_was_killed(tmp_path: Path) -> None:
 
 
 def _ends(process: int) -> bool:
-    """Whether a process ends, by its file descriptor."""
+    """Return whether a process ends, by its file descriptor."""
     readable, *_ = select.select([process], [], [], PATIENCE_S)
     os.close(process)
     return bool(readable)
 
 
 def use(folder: Path) -> None:
-    """Use a server for ever."""
+    """Use a server forever."""
     with postgres.shared(folder) as server:
         assert isinstance(server, Server)
         sys.stdout.write(f"{server.pid}\n")

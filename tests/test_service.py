@@ -1,4 +1,4 @@
-"""The HTTP service: submitting, looking, waiting, fetching, changing."""
+"""The HTTP service: submit, query, wait, fetch, change."""
 
 import hashlib
 import json
@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from fairturn import Completed, Queue
-from fairturn.access.registry import Keys
+from fairturn.access.registry import KeyRegistry
 from fairturn.clock import stopwatch
-from fairturn.service.options import Plan
+from fairturn.service.options import ServiceLimits
 from tests.commands import LEASE_US, claim, complete, kill
 from tests.serving import bearer, client_of, code_of, key_for
 from tests.waiting import wait_until
@@ -76,7 +76,7 @@ def test_a_json_body_is_a_payload_unless_it_is_said_to_be_a_content(
     queue: Queue, acme: httpx.Client
 ) -> None:
     payload = submitted(acme, json={"page": 1})
-    content = submitted(acme, json={"page": 1}, params={"kind": "content"})
+    content = submitted(acme, json={"page": 1}, params={"body_type": "content"})
 
     assert queue.payload(payload) == {"page": 1}
     assert json.loads(queue.read(content)) == {"page": 1}
@@ -193,7 +193,7 @@ def test_a_customer_is_told_of_others_only_how_many_they_are(
 
 def test_a_setting_hides_positions_from_customers(queue: Queue) -> None:
     keys = key_for(queue, "acme"), key_for(queue)
-    with client_of(queue, Plan(show_positions=False)) as client:
+    with client_of(queue, ServiceLimits(show_positions=False)) as client:
         hidden, shown = (
             client.get(
                 f"/v1/documents/{queue.submit('acme', payload=1).id}",
@@ -291,7 +291,7 @@ def test_documents_are_cancelled_and_dead_ones_tried_again(
     assert kill(queue) == [dead]
     waiting = submitted(acme)
 
-    for _ in range(2):  # as after a lost answer
+    for _ in range(2):  # as after a lost response
         retried = acme.post(f"/v1/documents/{dead}/retry")
         assert (retried.status_code, retried.json()) == (200, {"id": dead, "state": "waiting"})
     assert acme.post(f"/v1/documents/{waiting}/cancel").json()["state"] == "cancelled"
@@ -310,7 +310,7 @@ def test_a_customer_sees_where_it_stands(queue: Queue, acme: httpx.Client) -> No
     assert (before["count"], before["priority_of_next"], before["resets_at"]) == (0, 1, None)
     assert after["role"] == "customer"
     standing = after["customer"]
-    last = queue.customer("acme").count_updated_at
+    last = queue.customer("acme").count_updated_at_us
     assert last is not None
     assert standing == {
         "name": "acme",
@@ -389,7 +389,7 @@ def test_an_operator_sees_the_queue_at_a_glance(queue: Queue, operator: httpx.Cl
     workers = operator.get("/v1/workers").json()["workers"]
 
     assert (summary["waiting"], summary["running"], summary["workers"]) == (1, 1, 1)
-    assert summary["oldest_waiting_since_at"] >= receipt.submitted_at
+    assert summary["oldest_waiting_since_at"] >= receipt.submitted_at_us
     assert [(w["name"], w["slots"], w["alive"]) for w in workers] == [("w", 4, True)]
 
 
@@ -454,14 +454,14 @@ def test_a_stream_ends_with_its_key(queue: Queue) -> None:
     with client_of(queue, key=key) as client, client.stream("GET", "/v1/events") as response:
         events = events_of(response)
         next(events)
-        Keys(queue.store).revoke(key.split("_")[1])
+        KeyRegistry(queue.store).revoke(key.split("_")[1])
 
         assert list(events) == []
 
 
 def test_one_key_has_only_so_many_streams(queue: Queue) -> None:
     keys = [bearer(key_for(queue, name)) for name in ("acme", "other")]
-    with client_of(queue, Plan(streams_per_key_max=1)) as client:
+    with client_of(queue, ServiceLimits(streams_per_key_max=1)) as client:
         with client.stream("GET", "/v1/events", headers=keys[0]) as first:
             events = events_of(first)
             next(events)
@@ -510,7 +510,7 @@ def test_the_numbers_for_prometheus_are_those_of_the_store(
     assert "fairturn_worker_slots 4.0" in text
     assert "fairturn_idle_places 4.0" in text
     assert 'fairturn_recent_wait_seconds{quantile="0.99"}' in text
-    assert "acme" not in text  # unless that is asked for
+    assert "acme" not in text  # unless it is requested
 
 
 def test_outcomes_are_counted_for_prometheus_although_their_documents_are_gone(
@@ -539,7 +539,7 @@ def test_customers_are_in_the_numbers_only_when_asked_for_and_no_more_than_that(
 ) -> None:
     for customer in ("a", "b", "c"):
         queue.submit(customer, payload=1)
-    with client_of(queue, Plan(customers_in_metrics=2)) as client:
+    with client_of(queue, ServiceLimits(customers_in_metrics=2)) as client:
         text = client.get("/metrics").text
 
     assert 'fairturn_customer_waiting_documents{customer="b"} 1.0' in text
@@ -556,7 +556,7 @@ def test_a_service_is_ready_with_notes_and_not_ready_with_reasons(queue: Queue) 
 
     assert ready.json()["notes"] == ["no worker is running: documents are accepted, and wait"]
     assert not_ready.status_code == 503
-    assert not_ready.json()["reasons"] == ["store: it does not answer"]
+    assert not_ready.json()["reasons"] == ["store: it does not respond"]
     assert live.json() == {"live": True}
 
 

@@ -1,4 +1,4 @@
-"""Who may do what: keys, roles, addresses, and that nobody learns of anybody else's documents."""
+"""Authorization: keys, roles, addresses; and no customer learns of other customers' documents."""
 
 import asyncio
 import itertools
@@ -14,12 +14,12 @@ import pytest
 from fastapi import FastAPI
 
 from fairturn import Queue
-from fairturn.access.registry import Keys
+from fairturn.access.registry import KeyRegistry
 from fairturn.clock import ManualClock
 from fairturn.service.app import make_app
-from fairturn.service.logs import JsonFormatter, Served
-from fairturn.service.options import REFUSED_PER_MINUTE, Plan
-from fairturn.service.rates import Rates
+from fairturn.service.logs import AccessLogEntry, LogFormatter
+from fairturn.service.options import REFUSED_PER_MINUTE, ServiceLimits
+from fairturn.service.rates import RateLimiter
 from tests.commands import claim, complete, kill
 from tests.serving import asked, bearer, client_of, code_of, key_for
 
@@ -38,7 +38,7 @@ def app(queue: Queue) -> FastAPI:
 
 
 def operations(app: FastAPI) -> list[tuple[str, str, dict[str, Any]]]:
-    """Every operation of the description: method, path, and what it says of itself."""
+    """Return every operation of the description: method, path, and its definition."""
     return [
         (method.upper(), path, operation)
         for path, methods in app.openapi()["paths"].items()
@@ -139,7 +139,7 @@ def test_a_key_opens_what_its_role_is_for_and_nothing_else(
             assert answer.status_code != 403, path
 
     assert queue.settings == before
-    assert len(Keys(queue.store).list()) == 1
+    assert len(KeyRegistry(queue.store).list()) == 1
 
 
 def test_a_revoked_key_opens_nothing_at_once(queue: Queue, app: FastAPI) -> None:
@@ -200,7 +200,7 @@ def test_a_rotated_key_gives_way_to_the_new_one(queue: Queue, app: FastAPI) -> N
 
 
 def in_every_state(queue: Queue, customer: str) -> list[str]:
-    """Documents of a customer, of both kinds, in all states; nothing else may wait."""
+    """Create documents of a customer, of both kinds, in all states; no other document may wait."""
     completed = queue.submit(customer, content=b"x" * 70_000, name=f"secret of {customer}").id
     assert complete(queue) == [completed]
     dead = queue.submit(customer, payload=1, metadata={"secret": customer}).id
@@ -214,7 +214,7 @@ def in_every_state(queue: Queue, customer: str) -> list[str]:
 
 
 def places_of(operation: dict[str, Any]) -> set[tuple[str, str]]:
-    """Where the operation takes a name of something: an id, or a customer."""
+    """Return where the operation takes an id or the name of a customer."""
     named = {(each["in"], each["name"]) for each in operation.get("parameters", [])}
     places = {each for each in named if each[1] in ("id", "after", "parent", "customer")}
     content = operation.get("requestBody", {}).get("content", {})
@@ -227,7 +227,7 @@ def places_of(operation: dict[str, Any]) -> set[tuple[str, str]]:
 def named_with(
     app: FastAPI, key: str, operation: tuple[str, str], place: tuple[str, str], name: str
 ) -> httpx.Response:
-    """What an operation answers if this stands in that place."""
+    """Return the response of an operation with this value in that place."""
     method, path = operation
     where, field = place
     more = dict(BODIES.get(path, {}) if method != "GET" else {})
@@ -312,7 +312,8 @@ def test_a_foreign_parent_gives_no_priority_and_no_answer(queue: Queue, app: Fas
 def test_a_page_after_a_foreign_document_is_answered_like_one_after_nothing(
     queue: Queue, app: FastAPI
 ) -> None:
-    """It would tell that the document exists, and before which of one's own it came."""
+    """Otherwise the response would reveal that the document exists, and its place among one's
+    own."""
     key = key_for(queue, "acme")
     own = [queue.submit("acme", payload=1).id]
     theirs = queue.submit("other", payload=1).id
@@ -394,7 +395,7 @@ def test_a_key_from_elsewhere_is_refused_unless_it_came_encrypted(
 
 def test_a_key_that_asks_too_often_is_told_when_to_come_again(queue: Queue) -> None:
     keys = [bearer(key_for(queue, name)) for name in ("acme", "other")]
-    app = make_app(queue, Plan(rate="3/hour"))
+    app = make_app(queue, ServiceLimits(rate="3/hour"))
 
     answers = [asked(app, "GET", "/v1/me", headers=keys[0]) for _ in range(4)]
 
@@ -406,7 +407,7 @@ def test_a_key_that_asks_too_often_is_told_when_to_come_again(queue: Queue) -> N
 
 def test_a_window_ends_by_the_clock_and_old_ones_are_forgotten() -> None:
     clock = ManualClock(1_800_000_000_000_000)
-    rates = Rates("2/minute", clock)
+    rates = RateLimiter("2/minute", clock)
 
     waits = [rates.seconds_to_wait("a") for _ in range(3)]
     clock.advance(59)
@@ -459,7 +460,7 @@ def test_a_problem_says_what_is_wrong_in_the_language_of_who_asks(
 
 
 def test_a_log_has_no_key_no_query_and_no_name_in_it(queue: Queue) -> None:
-    served: list[Served] = []
+    served: list[AccessLogEntry] = []
     key = key_for(queue, "acme")
     app = make_app(queue, on_served=served.append)
 
@@ -482,7 +483,7 @@ def test_what_the_server_says_is_one_line_of_json_too() -> None:
             "uvicorn.error", logging.ERROR, "", 0, "Exception in %s", ("app",), sys.exc_info()
         )
 
-    line = JsonFormatter().format(record)
+    line = LogFormatter().format(record)
 
     assert "\n" not in line
     told = json.loads(line)

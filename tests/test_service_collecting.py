@@ -1,4 +1,4 @@
-"""Small documents of many callers are stored together, and what one did wrong hurts nobody else."""
+"""Small documents of many callers are stored together, and an error of one affects no other."""
 
 import asyncio
 import threading
@@ -13,12 +13,12 @@ from fairturn import Queue
 from fairturn.errors import StoreUnavailable
 from fairturn.model import Receipt, Submission
 from fairturn.service.app import make_app
-from fairturn.service.batcher import Collector
+from fairturn.service.batcher import SubmissionBatcher
 from tests.serving import bearer, code_of, key_for
 
 
 def asked_at_once(app: FastAPI, requests: list[dict[str, Any]]) -> list[httpx.Response]:
-    """What the application answers to all of them, sent at the same time."""
+    """Return the responses to requests that are sent at the same time."""
 
     async def ask() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 50_000))
@@ -31,7 +31,7 @@ def asked_at_once(app: FastAPI, requests: list[dict[str, Any]]) -> list[httpx.Re
 
 
 class Noting(Queue):
-    """A queue that notes how many documents were handed over together."""
+    """A queue that records how many documents were submitted together."""
 
     def __init__(self, place: Path) -> None:
         super().__init__(place)
@@ -118,7 +118,7 @@ def test_the_same_key_at_once_is_one_document(tmp_path: Path) -> None:
 
 
 class Slow(Queue):
-    """A queue that stores nothing before it is told to."""
+    """A queue that blocks submissions until it is released."""
 
     def __init__(self, place: Path) -> None:
         super().__init__(place)
@@ -132,7 +132,7 @@ class Slow(Queue):
 
 def test_nobody_is_left_waiting_when_handing_over_is_stopped(tmp_path: Path) -> None:
     with Slow(tmp_path / "documents.db") as queue:
-        collector: Collector = make_app(queue).state.collector
+        collector: SubmissionBatcher = make_app(queue).state.collector
 
         async def stop() -> list[Receipt | BaseException]:
             before = asyncio.all_tasks()
@@ -140,7 +140,7 @@ def test_nobody_is_left_waiting_when_handing_over_is_stopped(tmp_path: Path) -> 
             await asyncio.to_thread(queue.asked.wait, 30)
             (handing_over,) = asyncio.all_tasks() - before - {first}
             second = asyncio.create_task(collector.submit(lambda: Submission("b", payload=1)))
-            await asyncio.to_thread(int)  # until that has asked, too
+            await asyncio.to_thread(int)  # until the other request has arrived too
             handing_over.cancel()
             queue.go_on.set()
             left = await asyncio.gather(first, second, return_exceptions=True)
@@ -155,7 +155,7 @@ def test_nobody_is_left_waiting_when_handing_over_is_stopped(tmp_path: Path) -> 
 
 def test_who_comes_when_the_last_was_just_answered_is_stored_too(tmp_path: Path) -> None:
     with Queue(tmp_path / "documents.db") as queue:
-        collector: Collector = make_app(queue).state.collector
+        collector: SubmissionBatcher = make_app(queue).state.collector
 
         async def one_after_the_other(customer: str) -> list[Receipt]:
             return [

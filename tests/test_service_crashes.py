@@ -1,4 +1,4 @@
-"""A server that is killed while documents come in: what it accepted is there, each of them once."""
+"""A server that is killed during submissions: each accepted document is stored exactly once."""
 
 import hashlib
 import os
@@ -24,14 +24,14 @@ SIZES = (50, 2_000, 100_000, 1_500_000)
 
 
 class Sent(NamedTuple):
-    """A document that a sender wants to be rid of."""
+    """A document to send."""
 
     key: str
     body: bytes
 
 
 class Senders:
-    """Programs that submit, and submit again with the same key when the answer did not come."""
+    """Clients that submit, and submit again with the same key if no response arrives."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -41,7 +41,7 @@ class Senders:
         self._lock = threading.Lock()
 
     def send(self, url: str, process: "subprocess.Popen[str]", acknowledged: int) -> None:
-        """Send until so many documents were accepted; then kill the server in the midst of it."""
+        """Send until `acknowledged` more documents are accepted, then kill the server."""
         enough = threading.Event()
         until = len(self.accepted) + acknowledged
         threads = [
@@ -68,7 +68,7 @@ class Senders:
                     )
                 except httpx.TransportError:
                     self._unanswered[number].append(document)
-                    return  # the server is gone
+                    return  # the server was killed
                 assert answer.status_code in (200, 201), answer.text
                 with self._lock:
                     digest = hashlib.sha256(document.body).hexdigest()
@@ -87,7 +87,7 @@ class Senders:
 
 @contextmanager
 def server(folder: Path) -> "Iterator[tuple[str, subprocess.Popen[str]]]":
-    """The installed program, and its address."""
+    """Start the installed program and yield its URL."""
     with subprocess.Popen(
         [SCRIPT, "serve", "--port", "0", "--rate", "1000000/second"],
         cwd=folder,

@@ -1,5 +1,5 @@
-"""The description of the service is complete and true: whatever is asked, the answer is one that it
-names, in the form that it names, and never an error of the service."""
+"""The description of the service is complete and true: every response is one that it defines, in
+the format that it defines, and never an internal error."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
 
 from fairturn import Queue
 from fairturn.service.app import make_app
-from fairturn.service.options import Plan
+from fairturn.service.options import ServiceLimits
 from fairturn.wire import WAIT_S_MAX
 from tests.commands import complete, kill
 from tests.serving import bearer, key_for, served
@@ -40,7 +40,7 @@ CHECKED = [
     response_headers_conformance,
     negative_data_rejection,
 ]
-# Here the key is always sent along, also where leaving it out is what was tried.
+# The key is always sent, even for cases that omit it.
 CHECKED_ON_THE_ROAD = CHECKED[:-1]
 QUICK = settings(
     max_examples=EXAMPLES,
@@ -58,14 +58,14 @@ def lines(ctx: Any, value: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, str]]]:
-    """A server with something in its queue, and an operator's key."""
+    """A server with documents in its queue, and an operator key."""
     file: Path = tmp_path_factory.mktemp("described") / "documents.db"
     with Queue(file) as queue:
         for _ in range(3):
             queue.submit("acme", payload=1)
         complete(queue)
         kill(queue)
-        with served(queue, Plan(rate="100000/second", pause_s_max=2)) as url:
+        with served(queue, ServiceLimits(rate="100000/second", pause_s_max=2)) as url:
             yield url, bearer(key_for(queue))
 
 
@@ -83,8 +83,8 @@ def operations() -> BaseSchema:
     return schemathesis.openapi.from_dict(DESCRIPTION).exclude(path=NEVER_ENDS)
 
 
-# What schemathesis' own `parametrize` does, but when the test runs: to make the cases of all
-# operations takes seconds, and each process of a run collects all tests.
+# Like schemathesis' own `parametrize`, but at run time: creating the cases of all operations takes
+# seconds, and each process of a run collects all tests.
 @pytest.mark.parametrize(
     "method, path",
     [
@@ -114,9 +114,9 @@ def test_every_operation_answers_as_it_is_described(
 def answers_as_described(case: Case[Any], url: str, headers: dict[str, str]) -> None:
     wait_s = case.query.get("wait_s") if isinstance(case.query, dict) else None
     if isinstance(wait_s, int | float) and 0.01 < wait_s <= WAIT_S_MAX:
-        case.query["wait_s"] = 0.01  # a longer one is refused at once
-    # Of a parameter that is said twice the last one counts; an object cannot be said in a query:
-    # what is sent instead may well be right.
+        case.query["wait_s"] = 0.01  # a longer one is rejected at once
+    # Of a repeated parameter the last one counts, and a query cannot contain an object: the request
+    # may be valid after all.
     strange = any(isinstance(value, list | dict) for value in (case.query or {}).values())
     checks = CHECKED_ON_THE_ROAD if strange else CHECKED
     case.call_and_validate(base_url=url, headers=headers, checks=checks)

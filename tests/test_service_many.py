@@ -1,5 +1,5 @@
-"""The HTTP service: many documents by their ids, room in a full queue, and what a client in Python
-needs to give back the same values as the queue itself."""
+"""The HTTP service: many documents by id, a full queue, and the fields that a Python client needs
+to return the same values as the queue."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""The service over every store: what it promises does not depend on where documents are kept."""
+"""The service has the same behaviour on every store."""
 
 import json
 import threading

@@ -1,5 +1,5 @@
-"""Bodies that are too large, too slow, cut off, broken or deep: a clear answer, nothing kept, and
-the customer's count untouched."""
+"""Bodies that are too large, too slow, cut off, broken or too deep: a clear error, nothing stored,
+and the customer's count unchanged."""
 
 import asyncio
 import base64
@@ -18,17 +18,17 @@ import httpx
 import pytest
 
 from fairturn import Queue
-from fairturn.contents.local import Folder, Nowhere
+from fairturn.contents.local import Folder, NoContents
 from fairturn.model import CONTENT_BYTES_MAX, ContentRef
 from fairturn.service.app import make_app
-from fairturn.service.options import Plan
+from fairturn.service.options import ServiceLimits
 from fairturn.service.service import THREADS
 from fairturn.wire import BATCH_BYTES_MAX, JSON_BYTES_MAX
 from tests.serving import asked, bearer, client_of, code_of, key_for, served
 from tests.waiting import wait_until
 
-SMALL = Plan(size_bytes_max=200_000)
-IMPATIENT = Plan(pause_s_max=0.3)
+SMALL = ServiceLimits(size_bytes_max=200_000)
+IMPATIENT = ServiceLimits(pause_s_max=0.3)
 LINES = {"Content-Type": "application/x-ndjson"}
 
 
@@ -49,7 +49,7 @@ Post = Callable[..., httpx.Response]
 
 @pytest.fixture
 def post(queue: Queue) -> Post:
-    """Asks the application itself, without a server: the same, in a fraction of the time."""
+    """Call the application without a server, which is much faster."""
     app = make_app(queue, SMALL)
     key = bearer(key_for(queue, "acme"))
 
@@ -73,7 +73,7 @@ def test_a_size_limit_below_64_kib_holds_for_every_way_to_submit(
     queue: Queue, path: str, body: dict[str, Any]
 ) -> None:
     headers = {**bearer(key_for(queue, "acme")), **body.pop("headers", {})}
-    app = make_app(queue, Plan(size_bytes_max=1_000))
+    app = make_app(queue, ServiceLimits(size_bytes_max=1_000))
 
     answer = asked(app, "POST", f"/v1/documents{path}", headers=headers, **body)
 
@@ -83,7 +83,7 @@ def test_a_size_limit_below_64_kib_holds_for_every_way_to_submit(
 
 
 def nothing_was_kept(queue: Queue) -> bool:
-    """No document, no count, no content, not even an unfinished one."""
+    """Return whether there is no document, no count and no content, not even an unfinished one."""
     return (
         queue.list().documents == []
         and queue.customers().customers == []
@@ -93,7 +93,7 @@ def nothing_was_kept(queue: Queue) -> bool:
 
 @contextmanager
 def connected(url: str) -> Iterator[socket.socket]:
-    """A connection on which anything can be said."""
+    """Return a raw connection."""
     where = urlsplit(url)
     assert where.hostname is not None
     with socket.create_connection((where.hostname, where.port or 80), timeout=30) as connection:
@@ -158,13 +158,13 @@ def test_a_body_that_stops_coming_is_too_slow(queue: Queue, begun: bytes) -> Non
 @pytest.mark.parametrize(
     "path, plan",
     [
-        ("/v1/documents", Plan(upload_s_max=0.5)),
-        ("/v1/documents/batch", Plan(upload_s_max=0.5)),
-        ("/v1/customers", Plan(body_s_max=0.5)),
+        ("/v1/documents", ServiceLimits(upload_s_max=0.5)),
+        ("/v1/documents/batch", ServiceLimits(upload_s_max=0.5)),
+        ("/v1/customers", ServiceLimits(body_s_max=0.5)),
     ],
 )
 def test_a_body_that_comes_bit_by_bit_without_an_end_is_too_slow(
-    queue: Queue, path: str, plan: Plan
+    queue: Queue, path: str, plan: ServiceLimits
 ) -> None:
     kind = "Content-Type: application/x-ndjson" if "batch" in path else "Content-Type: x/y"
     answered = threading.Event()
@@ -193,7 +193,7 @@ LOOK = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 def test_a_request_that_does_not_come_whole_ends_its_connection(
     queue: Queue, asked_before: int, begun: bytes
 ) -> None:
-    with served(queue, Plan(headers_s_max=0.3)) as url, connected(url) as connection:
+    with served(queue, ServiceLimits(headers_s_max=0.3)) as url, connected(url) as connection:
         for _ in range(asked_before):
             connection.sendall(LOOK)
             answered = b""
@@ -206,7 +206,7 @@ def test_a_request_that_does_not_come_whole_ends_its_connection(
 
 def test_a_request_that_takes_long_to_answer_keeps_its_connection(queue: Queue) -> None:
     id = queue.submit("acme", payload=1).id
-    with client_of(queue, Plan(headers_s_max=0.1)) as client:
+    with client_of(queue, ServiceLimits(headers_s_max=0.1)) as client:
         waited = client.get(f"/v1/documents/{id}", params={"wait_s": 0.5})
         uploaded = client.post("/v1/documents?customer=acme", content=_slowly(b"x" * 50_000, 0.2))
 
@@ -214,7 +214,7 @@ def test_a_request_that_takes_long_to_answer_keeps_its_connection(queue: Queue) 
 
 
 def _slowly(piece: bytes, pause_s: float) -> Iterator[bytes]:
-    """The piece twice, with a pause between."""
+    """Send the chunk twice, with a pause between."""
     yield piece
     threading.Event().wait(pause_s)
     yield piece
@@ -223,7 +223,7 @@ def _slowly(piece: bytes, pause_s: float) -> Iterator[bytes]:
 @pytest.mark.parametrize("begun", [b"x" * 100, b"x" * 100_000])
 def test_a_body_that_is_cut_off_leaves_nothing(queue: Queue, begun: bytes) -> None:
     key = key_for(queue, "acme")
-    with served(queue, Plan()) as url:
+    with served(queue, ServiceLimits()) as url:
         with connected(url) as connection:
             connection.sendall(head(key, "Content-Length: 150000") + begun)
             if len(begun) > 65_536:
@@ -360,7 +360,7 @@ def test_lines_that_are_wrong_are_refused(queue: Queue, post: Post, body: bytes,
         {"due_at": "9" * 19},
         {"parent": "nobody"},
         {"sha256": "0"},
-        {"kind": "paper"},
+        {"body_type": "paper"},
         {"name": "x" * 2_000},
     ],
 )
@@ -399,7 +399,7 @@ def test_a_request_that_is_no_upload_has_a_small_body(queue: Queue) -> None:
 
 def test_one_key_has_only_so_many_uploads_at_once(queue: Queue) -> None:
     key, other = key_for(queue, "acme"), key_for(queue, "other")
-    plan = Plan(uploads_per_key_max=2)
+    plan = ServiceLimits(uploads_per_key_max=2)
     with (
         served(queue, plan) as url,
         connected(url) as first,
@@ -434,7 +434,7 @@ def test_a_queue_that_is_full_says_when_to_come_again(queue: Queue, post: Post) 
 
 
 def test_a_large_upload_is_not_held_in_memory(queue: Queue) -> None:
-    """A quarter of a gigabyte would show."""
+    """Upload a quarter of a gigabyte."""
     size, piece = 256 * 1_048_576, b"x" * 1_048_576
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with client_of(queue, key=key_for(queue, "acme")) as client:
@@ -451,7 +451,7 @@ def test_a_large_upload_is_not_held_in_memory(queue: Queue) -> None:
 
 
 class Stuck(Folder):
-    """A place for contents that does not answer until it is told to."""
+    """Contents that block until released."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -478,7 +478,7 @@ def test_a_place_for_contents_that_does_not_answer_holds_up_nothing_else(
     id = queue.submit("acme", content=large).id
     stuck = queue.contents = Stuck(tmp_path / "documents.db.contents")
     key = bearer(key_for(queue, "acme"))
-    app = make_app(queue, Plan(uploads_per_key_max=1_000))
+    app = make_app(queue, ServiceLimits(uploads_per_key_max=1_000))
 
     def all_wait() -> bool:
         return stuck.waiting >= THREADS
@@ -515,7 +515,7 @@ def test_a_place_for_contents_that_does_not_answer_holds_up_nothing_else(
 def test_without_a_place_for_contents_large_documents_are_refused_and_small_ones_accepted(
     queue: Queue,
 ) -> None:
-    queue.contents = Nowhere()
+    queue.contents = NoContents()
     app, key = make_app(queue), bearer(key_for(queue, "acme"))
 
     large = asked(app, "POST", "/v1/documents", content=b"x" * 65_537, headers=key)

@@ -1,4 +1,4 @@
-"""`fairturn simulate`: what it prints, for people and for programs, and what it refuses."""
+"""`fairturn simulate`: its output for people and programs, and rejected input."""
 
 import json
 from pathlib import Path
@@ -9,6 +9,7 @@ from click.testing import Result
 
 from fairturn.cli.simulate import DEFAULT_MODES, MODES
 from fairturn.simulator.comparison import Discipline
+from fairturn.simulator.readings import Reading
 from fairturn.simulator.workloads import WORKLOADS
 from tests.commands import fairturn, shown_on_a_terminal
 from tests.test_reading import record
@@ -84,8 +85,8 @@ def test_the_tables_of_a_workload_fit_80_columns(
 @pytest.mark.parametrize(
     ("modes", "said"),
     [
-        (("fair", "levels", "fifo"), "Nobody waits longer on average in fair than in levels or"),
-        (("fair", "levels"), "Nobody waits longer on average in fair than in levels."),
+        (("fair", "levels", "fifo"), "No group waits longer on average in fair than in levels or"),
+        (("fair", "levels"), "No group waits longer on average in fair than in levels."),
         (("fair", "equal"), None),
     ],
 )
@@ -196,7 +197,7 @@ def test_a_workload_log_is_scaled_and_cut(tmp_path: Path) -> None:
     result = simulate(*arguments, "--json")
 
     assert json.loads(result.stdout)["modes"][0]["ends_at_s"] == 9 * 20
-    assert result.stderr == "Left out without a run time or a user: 1.\n"
+    assert result.stderr == "Skipped, without a run time or a user: 1.\n"
 
 
 def test_a_file_named_like_a_workload_is_meant_by_its_path(tmp_path: Path) -> None:
@@ -217,16 +218,44 @@ def test_a_trace_without_documents_is_told_so(tmp_path: Path) -> None:
     assert "There are no documents." in (tmp_path / "empty.html").read_text()
 
 
+# ── Readings of the rule ─────────────────────────────────────────────────────────────────────────
+
+
+def test_the_readings_of_the_rule_are_compared_group_by_group(csv_file: Path) -> None:
+    result = simulate(csv_file, "--readings", "--workers", 1)
+
+    assert result.exit_code == 0, result.output
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert lines[0] == ["Mode", "levels.", "Waits", "in", "seconds:", "p50", "/", "p99."]
+    assert ["idle", "periodic", "outstanding", "re-evaluated"] in lines
+    assert [line[0] for line in lines if "/" in line[2:3]] == ["dump", "quiet"]
+
+
+def test_programs_get_the_readings_of_every_named_workload() -> None:
+    found = answer("--readings", "--mode", "fair")
+
+    assert found["mode"] == "fair"
+    assert [of["name"] for of in found["workloads"]] == list(WORKLOADS)
+    for workload in found["workloads"]:
+        assert [of["reading"] for of in workload["readings"]] == list(Reading)
+
+
+def test_the_table_of_readings_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+    assert max(map(len, simulate("--readings").stdout.splitlines())) <= 80
+
+
 # ── What it refuses ──────────────────────────────────────────────────────────────────────────────
 
 WRONG = [
-    ([], "name a workload of --list, or a file"),
+    ([], "no target; pass a workload of --list, or a file"),
     (["absent.csv"], "no file absent.csv, and no workload"),
     (["dump", "--mode", "random"], "'random' is not one of"),
     (["dump", "--workers", "0"], "0 is not in the range"),
     (["dump", "--seed", "-1"], "-1 is not in the range"),
     (["dump", "--reset-interval", "0"], "must be positive"),
-    (["dump", "--bounds", "-2,-4"], "8 are needed"),
+    (["dump", "--bounds", "-2,-4"], "it must have 8"),
     (["dump", "--weights", "quiet-01"], "'quiet-01' is not a customer and a number"),
     (["dump", "--weights", "quiet-01=many"], "'many' in 'quiet-01=many' is not a number"),
     (["dump", "--weights", "nobody=2"], "dump has no customer 'nobody'"),
@@ -239,6 +268,9 @@ WRONG = [
     (["dump", "--time-scale", "2"], "--time-scale is for files"),
     (["dump", "--max-cost", "2"], "--max-cost is for files"),
     (["lost-workers", "--workers", "5"], "all 5 workers are lost"),
+    (["dump", "--readings", "--reset", "idle"], "--reset cannot be combined with --readings"),
+    (["dump", "--readings", "--mode", "ideal"], "--readings cannot be combined with --mode ideal"),
+    (["--readings", "--mode", "fair", "--mode", "fifo"], "pass --mode once"),
     (["FILE", "--seed", "1"], "--seed is for workloads"),
     (["FILE", "--time-scale", "0"], "time scale is 0"),
     (["FILE", "--max-cost", "-1"], "-1 is not between 0"),

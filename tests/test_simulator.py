@@ -1,4 +1,4 @@
-"""The simulator with all that goes wrong: against a real store, and the orders to compare with."""
+"""The simulator with failures, compared with a real store; and the orders to compare with."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -36,7 +36,7 @@ REAL = [Mode.FAIR, Mode.EQUAL, Mode.LEVELS]
 
 
 def trace_of(*rows: tuple[float, str, float], weights: dict[str, int] | None = None) -> Trace:
-    """Documents as (seconds, customer, seconds of work)."""
+    """Return documents from (seconds, customer, seconds of work)."""
     trace = Trace()
     wanted = dict(weights or {})
     for n, (at_s, customer, cost_s) in enumerate(rows):
@@ -106,7 +106,7 @@ def run(made: Scenario, order: Order | None = None) -> Replayed:
 
 
 class Driver:
-    """The same scenario on a real store, by whoever knows only the contract of a store."""
+    """The same scenario on a real store, through the contract only."""
 
     def __init__(self, made: Scenario, mode: Mode) -> None:
         self.trace, self.plan, self.made = made.trace, made.plan, made
@@ -319,7 +319,7 @@ def test_a_document_that_waits_for_its_retry_can_be_cancelled() -> None:
         (lambda: Plan(workers=2, losses=(Loss(1, 1, 9), Loss(2, 1, 8))), "all 2 workers are lost"),
         (
             lambda: run(scenario(trace_of((5, "a", 1)), Plan(cancels=(Cancel(4, 0),)))),
-            "cancelled before it is submitted",
+            "document 0 is cancelled at 4, before its submission",
         ),
     ],
 )
@@ -332,7 +332,7 @@ def test_a_plan_that_cannot_be_is_refused(make: Callable[[], object], why: str) 
 
 
 def served(order: Order, *rows: tuple[float, str, float], plan: Plan | None = None) -> str:
-    """The customers, in the order in which their documents begin."""
+    """Return the customers in the order in which their documents start."""
     made = scenario(trace_of(*rows), plan or Plan())
     replayed = run(made, order)
     by_start = sorted(range(len(rows)), key=lambda n: replayed.started_at[n])
@@ -352,7 +352,7 @@ def test_round_robin_gives_each_customer_one_document_in_turn() -> None:
 
 
 def test_ageing_serves_levels_first_until_somebody_has_waited_long_enough() -> None:
-    # The 4th and 5th of a are in level 2. For two minutes newcomers of level 1 pass them.
+    # The 4th and 5th of a are in level 2. For two minutes new customers in level 1 overtake them.
     rows = [(0, "a", 10)] * 5 + [(at, f"n{at}", 10) for at in range(5, 200, 10)]
 
     order = served(Line(aged), *[(at, who, cost) for at, who, cost in rows])

@@ -1,4 +1,4 @@
-"""Situations in a file: what is said at the limits of what is counted, and what is looked at."""
+"""Snapshots of a file: results at the limits of what is counted, and the rows that are read."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,7 +16,7 @@ from fairturn.model import Claim, Completed, CustomerSettings, NewDocument, Sett
 from fairturn.scheduling.flows import Mode
 from fairturn.scheduling.position import Cause, Position, position
 from fairturn.stores import positions
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueueStore as Store
 from fairturn.stores.postgres import PostgresStore
 from fairturn.stores.sqlite import SqliteStore, snapshot
 from fairturn.stores.sqlite import rows as sqlite_rows
@@ -47,10 +47,10 @@ def claim(store: SqliteStore, n: int = 1) -> list[Claim]:
 
 
 def place(store: SqliteStore, id: str) -> Position:
-    found = store.situation(id)
+    found = store.snapshot(id)
     assert found is not None
-    assert found.lineup is not None
-    answer = position(found.lineup, mode=found.settings.mode, costs=found.settings.costs)
+    assert found.queue_view is not None
+    answer = position(found.queue_view, mode=found.settings.mode, costs=found.settings.costs)
     assert answer is not None
     return answer
 
@@ -101,7 +101,7 @@ def test_when_too_much_was_recorded_the_bounds_hold_and_say_so(
     claim(store, 3)
     store.adjust("b", CustomerSettings(weight=3))
     ids = submit(store, "cab" * 10)
-    monkeypatch.setattr(snapshot, "RECORDED_MAX", 100)
+    monkeypatch.setattr(snapshot, "EVENTS_MAX", 100)
 
     answers = {id: place(store, id) for id in ids}
     order = [claimed.document.id for _ in range(60) for claimed in claim(store)]
@@ -130,7 +130,7 @@ def either(
 
 
 def fill(store: Store, clock: ManualClock, mode: Mode) -> list[str]:
-    """Customers with one to nine documents, some with a weight or a limit; some were served."""
+    """Submit one to nine documents per customer, some with a weight or a limit; serve some."""
     chance = Random(7)
     store.configure(Settings(mode=mode, patience_s=60.0))
     customers = [f"c{n}" for n in range(30)]
@@ -156,13 +156,13 @@ def test_lines_that_are_added_up_give_the_same_explanation_as_lines_that_are_rea
     mode: Mode,
 ) -> None:
     ids = fill(either, clock, mode)
-    situations = [either.situation(id) for id in ids]
-    read = [explain(found) for found in situations if found is not None]
+    snapshots = [either.snapshot(id) for id in ids]
+    read = [explain(found) for found in snapshots if found is not None]
 
     monkeypatch.setattr(positions, "LINES_MAX", 3)
-    crowded = [found for found in map(either.situation, ids) if found is not None]
+    crowded = [found for found in map(either.snapshot, ids) if found is not None]
 
-    assert any(found.lineup is not None and found.lineup.crowd for found in crowded)
+    assert any(found.queue_view is not None and found.queue_view.other_lines for found in crowded)
     for one, added_up in zip(read, map(explain, crowded), strict=True):
         assert added_up.position is not None
         assert one.position is not None
@@ -180,10 +180,10 @@ def test_beyond_the_patience_lines_that_are_added_up_give_bounds_that_hold(
 ) -> None:
     ids = fill(either, clock, mode)
     clock.advance(100)
-    read = [explain(found) for found in map(either.situation, ids) if found is not None]
+    read = [explain(found) for found in map(either.snapshot, ids) if found is not None]
 
     monkeypatch.setattr(positions, "LINES_MAX", 3)
-    added_up = [explain(found) for found in map(either.situation, ids) if found is not None]
+    added_up = [explain(found) for found in map(either.snapshot, ids) if found is not None]
 
     ahead = [[r for r in one.reasons if r.code is Code.PATIENCE_OVER] for one in read]
     assert any(ahead)
@@ -217,14 +217,14 @@ def test_the_rows_that_an_explanation_reads_do_not_grow_with_the_customers(
         claim(store)
         clock.advance(200)
         rows = 0
-        found = store.situation(last.id)
+        found = store.snapshot(last.id)
         assert found is not None
-        assert found.lineup is not None
-        read.append((rows, len(found.lineup.lines), len(found.lineup.fronts)))
+        assert found.queue_view is not None
+        read.append((rows, len(found.queue_view.lines), len(found.queue_view.overdue)))
 
-    numbers, lines, fronts = zip(*read, strict=True)
-    assert (set(lines), set(fronts)) == ({1}, {1})  # its own
-    assert max(numbers) - min(numbers) < 10  # what runs
+    numbers, lines, overdue = zip(*read, strict=True)
+    assert (set(lines), set(overdue)) == ({1}, {1})  # its own
+    assert max(numbers) - min(numbers) < 10  # running documents
 
 
 # ── What is sampled ──────────────────────────────────────────────────────────────────────────────
@@ -241,7 +241,7 @@ def test_a_snapshot_reads_the_last_attempts_and_arrivals_and_no_more(
         store.finish([Completed(claimed.fence) for claimed in claims])
     (id,) = submit(store, "a")
 
-    found = store.situation(id)
+    found = store.snapshot(id)
 
     assert found is not None
     assert len(found.service.arrivals) == ARRIVALS_MAX
@@ -258,7 +258,7 @@ def test_only_the_neighbours_are_looked_at_for_who_was_served_meanwhile(
         clock.advance(1)
         claim(store, 1)
 
-    found = store.situation(target)
+    found = store.snapshot(target)
 
     assert found is not None
     assert found.served is not None

@@ -1,4 +1,4 @@
-"""The store in an SQLite file: files that it refuses, its settings, a full disk, its plans."""
+"""The store in an SQLite file: rejected files, settings, a full disk, query plans."""
 
 import os
 import re
@@ -32,8 +32,7 @@ from fairturn.scheduling.flows import Costs, Mode
 from fairturn.stores.conformance import snapshot
 from fairturn.stores.sqlite import SqliteStore, submit
 from fairturn.stores.sqlite.claim import CLOCK_MAX
-from fairturn.stores.sqlite.connection import refuse_engine
-from fairturn.stores.sqlite.schema import migrate
+from fairturn.stores.sqlite.schema import migrate, refuse_engine
 
 START = 1_700_000_000 * SECOND_US
 LEASE_US = 30 * SECOND_US
@@ -224,7 +223,7 @@ def test_a_store_is_not_opened_with_an_engine_that_is_refused(
 
 @pytest.fixture
 def connections(monkeypatch: pytest.MonkeyPatch) -> list[apsw.Connection]:
-    """Every connection that is made while the test runs."""
+    """Every connection that is opened during the test."""
     made: list[apsw.Connection] = []
     monkeypatch.setattr(apsw, "connection_hooks", [*apsw.connection_hooks, made.append])
     return made
@@ -250,7 +249,7 @@ def test_the_settings_of_the_engine_are_in_force_on_every_connection(
 
         found = [{name: c.pragma(name) for name in wanted} for c in connections]
 
-    assert len(found) == 3  # one that writes, and as many as read at once
+    assert len(found) == 3  # one writer, and the concurrent readers
     assert found == [wanted] * 3
 
 
@@ -291,7 +290,7 @@ def test_the_file_carries_our_id_and_the_number_of_its_schema(file: Path) -> Non
 
 @pytest.fixture
 def mounted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """A table of mounts in which the folder of the test has the type that is put in here."""
+    """A mount table in which the test's folder has this type of file system."""
     kinds: list[str] = []
     read_text = Path.read_text
 
@@ -317,7 +316,7 @@ def test_a_network_file_system_is_refused_by_its_type(
 ) -> None:
     mounted.append(kind)
 
-    with pytest.raises(StoreRefused, match=f"lies on a {re.escape(kind)} file system"):
+    with pytest.raises(StoreRefused, match=f"is on a {re.escape(kind)} file system"):
         SqliteStore(file)
 
     assert not file.exists()
@@ -379,22 +378,25 @@ def test_closing_leaves_one_file(file: Path) -> None:
 # ── What is left ─────────────────────────────────────────────────────────────────────────────────
 
 
+# Tables with rows that belong to no customer.
+_OWN_ROWS = {"migrations", "queue", "levels", "outcome_counters", "workers"}
+
+
 def rows_left(file: Path) -> dict[str, int]:
-    """How many rows each table has, apart from those that always have the same and the workers,
-    who are nobody's."""
+    """Return the number of rows of each table that has rows of customers."""
     connection = apsw.Connection(str(file))
     tables = [name for (name,) in connection.execute("SELECT name FROM pragma_table_list")]
     rows = {
         name: connection.execute(f'SELECT count(*) FROM "{name}"').get
         for name in tables
-        if not name.startswith("sqlite_") and name not in ("queue", "levels", "ends", "workers")
+        if not name.startswith("sqlite_") and name not in _OWN_ROWS
     }
     connection.close()
     return {name: n for name, n in rows.items() if n}
 
 
 def live(store: SqliteStore, clock: ManualClock) -> None:
-    """Leave a trace in every table."""
+    """Leave rows in every table."""
     store.adjust("acme", CustomerSettings(weight=2, limit=5))
     store.submit([new(key=f"{n}", digest=b"1") for n in range(12)])
     store.submit([NewDocument("acme", "x" * 100_000, size_bytes=100_000)])
@@ -418,7 +420,7 @@ def test_nothing_is_left_of_a_customer_that_was_purged(
         assert rows_left(file) == {}
 
 
-# Where costs are learned, what a customer's documents cost is remembered.
+# While costs are learned, the recent costs of a customer are stored.
 @pytest.mark.parametrize("costs", [Costs.EQUAL, Costs.KNOWN])
 def test_nothing_is_left_of_a_customer_that_is_idle_for_long(
     file: Path, clock: ManualClock, costs: Costs
@@ -441,7 +443,7 @@ def test_nothing_is_left_of_a_customer_that_is_idle_for_long(
 
 
 def fill(place: Path, leave_bytes: int) -> Path:
-    """A file that leaves only so much free."""
+    """Create a file that leaves only this much space."""
     stat = os.statvfs(place)
     ballast = place / "ballast"
     with ballast.open("wb") as file:
@@ -464,7 +466,7 @@ def test_a_full_disk_refuses_submissions_and_lets_work_go_on(
             store.submit([new()])
         assert snapshot(store) == before
 
-        # Every document fails once and is completed, out of the reserve alone.
+        # Every document fails once and is completed, within the reserve.
         claims = store.claim(400, worker="w", lease_us=LEASE_US).claims
         assert store.renew([claim.fence for claim in claims], lease_us=LEASE_US) == ([], [])
         assert store.finish([Failed(claim.fence, "x" * 500, 0) for claim in claims]) == []
@@ -548,12 +550,12 @@ def assert_whole(file: Path) -> None:
 
 # ── Plans ────────────────────────────────────────────────────────────────────────────────────────
 
-# Tables with one row, with nine, and with what happened since the last claim.
-SMALL = {"queue", "levels", "recorded", "unreported_cancels"}
+# Tables with one row, with nine, and with the events since the last claim.
+SMALL = {"queue", "levels", "event_log", "unreported_cancels"}
 
 
 def work_through(store: SqliteStore, clock: ManualClock) -> None:
-    """Everything that a claim can meet: leases that ended, delays, limits, pauses, patience."""
+    """Everything that a claim can meet: expired leases, delays, limits, pauses, patience."""
     for n in range(40):
         store.submit([new(f"customer {m % 13}", cost=m) for m in range(n, n + 9)])
         store.submit([new("later", due_at=clock.now() + SECOND_US)])
@@ -586,7 +588,7 @@ def test_no_statement_of_a_claim_walks_a_table_or_sorts(
     monkeypatch.setattr(apsw, "connection_hooks", [*apsw.connection_hooks, watch])
     with opened(file, clock, settings=settings, synchronous="NORMAL") as store:
         work_through(store, clock)
-    # Three processes: what one has in memory, another has to read.
+    # Three processes: what one has cached, another has to read.
     with ExitStack() as stack:
         stores = [stack.enter_context(opened(file, clock)) for _ in range(3)]
         for n in range(24):
@@ -627,11 +629,11 @@ def plan_of(file: Path, statement: str) -> list[str]:
 
 
 def walks(step: str) -> bool:
-    """Whether a step of a plan costs more, the more documents or customers there are."""
+    """Return whether the cost of a plan's step grows with the number of documents or customers."""
     if "TEMP B-TREE" in step:
         return True
     scanned = re.match(r"SCAN (?!CONSTANT ROW)(\w+)(?! VIRTUAL TABLE)", step)
-    # An index that is walked in its order as far as a LIMIT is what a claim is made of.
+    # Claims scan an index in its order up to a LIMIT.
     return scanned is not None and scanned[1] not in SMALL and "INDEX" not in step
 
 
@@ -669,10 +671,10 @@ def test_a_submitter_that_is_interrupted_while_it_waits_leaves_the_line_to_the_o
 ) -> None:
     with opened(file) as store:
         somebody = apsw.Connection(str(file))
-        somebody.execute("BEGIN IMMEDIATE")  # so that the one who writes has to wait
+        somebody.execute("BEGIN IMMEDIATE")  # blocks the writer
         leader = threading.Thread(target=store.submit, args=([new("leader")],))
         leader.start()
-        while not store._submitting._writer:
+        while not store._group_commit._writer:
             os.sched_yield()
 
         caught = threading.Event()
@@ -683,9 +685,9 @@ def test_a_submitter_that_is_interrupted_while_it_waits_leaves_the_line_to_the_o
                 raise KeyboardInterrupt
 
         def signal_until_caught() -> None:
-            while not store._submitting._requests:
+            while not store._group_commit._requests:
                 os.sched_yield()
-            # One that comes just before the wait begins does not end it, so there are several.
+            # A change just before the wait begins does not end it, so there are several.
             while not caught.wait(0.01):
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
@@ -710,10 +712,10 @@ def test_a_forked_process_is_refused_at_once_while_a_thread_of_its_parent_submit
 ) -> None:
     with opened(file) as store:
         somebody = apsw.Connection(str(file))
-        somebody.execute("BEGIN IMMEDIATE")  # so that the one who writes has to wait
+        somebody.execute("BEGIN IMMEDIATE")  # blocks the writer
         writer = threading.Thread(target=store.submit, args=([new()],))
         writer.start()
-        while not store._submitting._writer:
+        while not store._group_commit._writer:
             os.sched_yield()
 
         child = os.fork()
@@ -746,8 +748,8 @@ def test_a_submitter_that_is_interrupted_at_any_call_holds_up_nobody(file: Path)
 
 
 def interrupt_at(number: int, work: Callable[[], object]) -> bool:
-    """Raise where a function of `submit.py` begins, or has called something, for so many times:
-    there Python handles signals. False if the work ended before."""
+    """Raise KeyboardInterrupt at the n-th point of `submit.py` where Python handles signals: at a
+    call, or after a C function. Return False if the work ended before."""
     before = sys.getprofile()
     seen = 0
 
@@ -781,6 +783,6 @@ def test_settings_of_a_newer_version_are_refused_by_name(file: Path, clock: Manu
 
     with (
         opened(file, clock) as store,
-        pytest.raises(StoreRefused, match="does not know: colour; install the newer fairturn"),
+        pytest.raises(StoreRefused, match="does not support: colour; install the newer fairturn"),
     ):
         store.settings()

@@ -1,4 +1,4 @@
-"""No id and no fence of an SQLite file comes again: after power cuts, and after a restore."""
+"""No id and no fence of an SQLite file is reused after power cuts and restores."""
 
 import os
 import shutil
@@ -25,10 +25,9 @@ LEASE_US = 30 * SECOND_US
 
 
 class Machine:
-    """A machine whose power can be cut: the files are then as they were when they were synced.
+    """A machine whose power can be cut: its files then have their last synced content.
 
-    SQLite syncs a submission before it returns. The store syncs the log by itself with `os.fsync`.
-    """
+    SQLite syncs a submission before it returns. The store syncs the WAL itself with `os.fsync`."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._folder = folder
@@ -100,14 +99,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Seen:
-    """Every id and fence that a queue has given out."""
+    """Every id and fence that a queue has returned."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
         self.fences: list[int] = []
 
     def work(self, queue: Queue) -> None:
-        """Submit, and claim everything that waits: new documents must be among it."""
+        """Submit, and claim everything that waits: the new documents must be included."""
         submitted = [queue.submit(customer).id for customer in "abc"]
         claims = claim(queue, 2) + claim(queue, 99)
         assert set(submitted) <= {claimed.document.id for claimed in claims}
@@ -120,7 +119,7 @@ class Seen:
 
 
 def copy_by_hand(queue: Queue) -> None:
-    """What a snapshot of the disk holds."""
+    """Copy the files like a snapshot of the disk."""
     for path in Path().glob("documents.db*"):
         if not path.name.endswith("-shm"):
             shutil.copy(path, path.name.replace("documents", "copy"))
@@ -159,8 +158,8 @@ def test_a_copy_begins_one_epoch_however_often_it_is_opened_and_written_to() -> 
     with Queue("documents.db") as queue:
         queue.submit("acme")
         back_up(queue, "copy.db")
-    assert epoch("documents.db").startswith("0; after restoring it from anything but a fairturn")
-    assert epoch("copy.db") == "0; a copy by fairturn backup, whose first write begins another"
+    assert epoch("documents.db").startswith("0; after a restore from anything but a fairturn")
+    assert epoch("copy.db") == "0; a copy by fairturn backup: its first write begins a new one"
 
     for _ in range(2):
         with Queue("copy.db") as copy:
@@ -195,7 +194,7 @@ def test_processes_that_have_the_file_open_begin_an_epoch_when_it_is_restored_in
 
 
 def restore_in_place() -> None:
-    """What `.restore` of the sqlite3 program does, while other processes have the file open."""
+    """Do what `.restore` of the sqlite3 program does, while other processes have the file open."""
     source, target = apsw.Connection("copy.db"), apsw.Connection("documents.db")
     with target.backup("main", source, "main") as restoring:
         restoring.step()
@@ -213,7 +212,7 @@ def test_a_process_trusts_no_cache_of_before_the_restore() -> None:
         submitted = [other.submit(customer).id for customer in "abcd"]
         claims = [claimed for _ in "abc" for claimed in claim(other)]
 
-        claims += claim(queue)  # the file has been claimed from as often as before the restore
+        claims += claim(queue)  # as many claims from the file as before the restore
 
         assert [claimed.document.id for claimed in claims] == submitted
 

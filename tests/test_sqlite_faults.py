@@ -21,7 +21,7 @@ from fairturn.model import Filter, NewDocument, Settings
 from fairturn.service.app import make_app
 from fairturn.stores.sqlite import SqliteStore
 from fairturn.stores.sqlite import connection as database
-from fairturn.stores.sqlite.locks import holder_of
+from fairturn.stores.sqlite.connection import holder_of
 from tests.commands import fairturn
 from tests.serving import asked
 from tests.waiting import wait_until
@@ -58,7 +58,7 @@ def new(customer: str = "acme", body: str = "1") -> NewDocument:
 
 
 def writes(store: SqliteStore) -> dict[str, Callable[[], object]]:
-    """A call of every kind that needs the write lock."""
+    """Return a call of every kind that needs the write lock."""
     return {
         "submit": lambda: store.submit([new()]),
         "claim": lambda: store.claim(1, worker="w", lease_us=LEASE_US),
@@ -73,7 +73,7 @@ def writes(store: SqliteStore) -> dict[str, Callable[[], object]]:
 
 
 def waits(store: SqliteStore) -> bool:
-    """Whether a thread writes, and waits for the lock of the file."""
+    """Return whether a writing thread waits for the lock of the file."""
     lock = store._database._lock
     if lock.acquire(blocking=False):
         lock.release()
@@ -82,14 +82,14 @@ def waits(store: SqliteStore) -> bool:
 
 
 def reads(store: SqliteStore, ids: list[str]) -> dict[str, Callable[[], object]]:
-    """A call of every kind that reads."""
+    """Return a call of every kind that reads."""
     return {
         "settings": store.settings,
         "summary": store.summary,
         "find": lambda: store.find(Filter(), size=100),
         "customers": store.customers,
         "lanes": store.lanes,
-        "situation": lambda: [store.situation(id) for id in ids[::5]],
+        "snapshot": lambda: [store.snapshot(id) for id in ids[::5]],
         "read": lambda: [store.read(id) for id in ids],
         "workers": store.workers,
         "oldest_waiting": store.oldest_waiting,
@@ -134,7 +134,7 @@ def test_threads_that_wait_for_one_lock_wait_beside_each_other_and_not_in_turn(
         thread.join()
 
     assert len(ended) == len(calls)
-    assert max(seconds for _, seconds in ended) < 3  # in turn they would take 13 s
+    assert max(seconds for _, seconds in ended) < 3  # one after the other they would take 13 s
 
 
 def test_an_interrupt_ends_the_waits_that_are_under_way_and_no_later_one(
@@ -262,7 +262,7 @@ def test_the_process_that_holds_the_write_lock_is_named(file: Path) -> None:
 
 
 def fill(file: Path) -> list[str]:
-    """A queue on some fifty pages; the ids of its documents."""
+    """Create a queue on about fifty pages and return the ids of its documents."""
     with Queue(file) as queue:
         for n in range(60):
             queue.submit(f"customer {n % 20}", payload="x" * 800)
@@ -321,7 +321,7 @@ def test_the_service_is_not_ready_once_a_call_has_met_damage(file: Path) -> None
         not_ready = asked(make_app(queue), "GET", "/readyz")
 
     assert not_ready.status_code == 503
-    assert not_ready.json()["reasons"] == ["store: it does not answer"]
+    assert not_ready.json()["reasons"] == ["store: it does not respond"]
 
 
 def test_a_backup_of_a_damaged_file_names_the_file_and_not_the_copy(file: Path) -> None:
@@ -344,7 +344,7 @@ def _sqlite(queue: Queue) -> SqliteStore:
 
 
 def leave(place: Path, free_bytes: int) -> None:
-    """Fill the disk but for this many bytes."""
+    """Fill the disk except for this many bytes."""
     stat = os.statvfs(place)
     with (place / "ballast").open("wb") as ballast:
         ballast.write(bytes(max(0, stat.f_bavail * stat.f_frsize - free_bytes)))
@@ -354,7 +354,7 @@ def test_a_large_submission_in_a_group_commit_does_not_fail_a_small_one(small_di
     store = SqliteStore(small_disk / "documents.db")
     locked = apsw.Connection(str(store.path))
     leave(small_disk, database.RESERVE_BYTES + 2 * MIB)
-    locked.execute("BEGIN IMMEDIATE")  # so that submissions gather behind the first
+    locked.execute("BEGIN IMMEDIATE")  # so that submissions queue behind the first
     outcomes: dict[str, Any] = {}
 
     def submit(name: str, documents: list[NewDocument]) -> None:
@@ -370,10 +370,10 @@ def test_a_large_submission_in_a_group_commit_does_not_fail_a_small_one(small_di
 
     try:
         threads = [started("first", [new()])]
-        wait_until(lambda: store._submitting._writer, "the first submitter writes")
+        wait_until(lambda: store._group_commit._writer, "the first submitter writes")
         threads.append(started("small", [new()]))
         threads.append(started("large", [new(body="x" * 60_000)] * 40))
-        wait_until(lambda: len(store._submitting._requests) == 2, "two wait for the next commit")
+        wait_until(lambda: len(store._group_commit._requests) == 2, "two wait for the next commit")
         locked.execute("ROLLBACK")
         for thread in threads:
             thread.join()

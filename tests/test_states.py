@@ -1,4 +1,4 @@
-"""The states of a document: one table, and what derives from it."""
+"""The states of a document: one table, and its derivations."""
 
 import re
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_an_attempt_ends_as_the_table_allows(attempts: int, cancelled: bool) -> 
 
 
 def test_no_statement_names_a_state_by_its_number() -> None:
-    functions = [script for _, script in schema.scripts("functions")]
+    functions = [script for _, script in schema.function_scripts()]
     sources = Path(schema.__file__).parent.parent.rglob("*.py")
 
     found = [

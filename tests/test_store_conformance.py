@@ -1,4 +1,4 @@
-"""Every store here against the suite that every store must pass."""
+"""Every store of the package passes the conformance suite."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from fairturn.stores.conformance import (
     read_order_cases,
     read_priority_cases,
 )
-from fairturn.stores.contract import Store
+from fairturn.stores.contract import QueueStore as Store
 from fairturn.stores.memory import MemoryStore
 from fairturn.stores.postgres import PostgresStore
 from fairturn.stores.sqlite import SqliteStore
@@ -75,7 +75,7 @@ class Sqlite(DurableStoreConformance):
 
 
 class TestSqlite(Sqlite):
-    """NORMAL, because each of many tests makes a new file; nothing but fsync differs."""
+    """NORMAL, because each of many tests creates a file; only the fsyncs differ."""
 
     priority_cases = PRIORITY_CASES
     order_cases = ORDER_CASES
@@ -83,7 +83,7 @@ class TestSqlite(Sqlite):
 
 
 class TestSqliteFull(Sqlite):
-    """The default, with the first of the vectors: all of them would be long."""
+    """The default, with the first vectors only, to keep the run short."""
 
     priority_cases = PRIORITY_CASES[:1]
     order_cases = ORDER_CASES[:1]

@@ -1,4 +1,4 @@
-"""What a submitter hands in: kept exactly, or refused in a sentence with the value in it."""
+"""A submission is stored exactly, or rejected with a sentence that contains the value."""
 
 import json
 from collections.abc import Iterator
@@ -23,12 +23,12 @@ from fairturn.model import (
     METADATA_KEYS_MAX,
     NAME_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
-    Kind,
+    BodyType,
     State,
 )
 from fairturn.validation.submission import JSON_DEPTH_MAX
 
-# Every character there is, NUL and lone surrogates too.
+# Every character, including NUL and lone surrogates.
 texts = st.text(st.characters(exclude_categories=()), max_size=40)
 values = st.recursive(
     st.none()
@@ -101,7 +101,7 @@ def test_a_payload_up_to_64_kib_is_in_the_row_and_a_larger_one_outside(
     receipt = queue.submit("acme", payload=payload, name=name)
 
     document = queue.get(receipt.id)
-    assert (document.kind, document.size_bytes) == (Kind.PAYLOAD, INLINE_BYTES_MAX + extra)
+    assert (document.body_type, document.size_bytes) == (BodyType.PAYLOAD, INLINE_BYTES_MAX + extra)
     assert (document.content_name is not None) == bool(extra)
     assert queue.payload(receipt.id) == payload
 
@@ -156,7 +156,7 @@ def test_a_content_comes_back_whichever_way_it_went_in(
 
     document = queue.get(receipt.id)
     assert queue.read(receipt.id) == content
-    assert (document.kind, document.size_bytes) == (Kind.CONTENT, size_bytes)
+    assert (document.body_type, document.size_bytes) == (BodyType.CONTENT, size_bytes)
     assert (document.content_name is None) == (size_bytes <= INLINE_BYTES_MAX)
     assert document.name == ("scan 1.pdf" if how == "file" else None)
 
@@ -237,7 +237,7 @@ def test_a_due_time_is_the_same_moment_in_every_time_zone(queue: Queue) -> None:
         for due_at in (moment, elsewhere, from_datetime(moment))
     ]
 
-    assert {d.due_at for d in documents} == {from_datetime(moment)}
+    assert {d.due_at_us for d in documents} == {from_datetime(moment)}
     assert {d.state for d in documents} == {State.DELAYED}
 
 
@@ -259,7 +259,11 @@ itself: list[Any] = []
 itself.append(itself)
 MISUSES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no customer": ({"customer": ""}, ValueError, "customer is empty"),
-    "a customer that is no text": ({"customer": 17}, TypeError, "customer must be a text, not int"),
+    "a customer that is no text": (
+        {"customer": 17},
+        TypeError,
+        "customer must be a string, not int",
+    ),
     "a customer of bytes": ({"customer": b"acme"}, TypeError, "not bytes"),
     "a customer that is a list": ({"customer": []}, TypeError, "not list"),
     "a NUL in the customer": ({"customer": "a\x00"}, ValueError, "customer 'a.x00' has a NUL"),
@@ -272,15 +276,19 @@ MISUSES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no key": ({"key": ""}, ValueError, "key is empty"),
     "a NUL in the key": ({"key": "\x00"}, ValueError, "key '.x00' has a NUL"),
     "a key too long": ({"key": "k" * (KEY_BYTES_MAX + 1)}, ValueError, "key has 256 bytes"),
-    "a key that is no text": ({"key": 5}, TypeError, "key must be a text"),
-    "not a number": ({"payload": float("nan")}, ValueError, "payload cannot be written as JSON"),
-    "infinity": ({"payload": [float("inf")]}, ValueError, "payload cannot be written as JSON"),
-    "a set": ({"payload": {1, 2}}, TypeError, "payload cannot be written as JSON: .*set"),
+    "a key that is no text": ({"key": 5}, TypeError, "key must be a string"),
+    "not a number": ({"payload": float("nan")}, ValueError, "payload cannot be encoded as JSON"),
+    "infinity": ({"payload": [float("inf")]}, ValueError, "payload cannot be encoded as JSON"),
+    "a set": ({"payload": {1, 2}}, TypeError, "payload cannot be encoded as JSON: .*set"),
     "bytes as payload": ({"payload": b"x"}, TypeError, "payload cannot be .*bytes"),
     "a value in itself": ({"payload": itself}, ValueError, "payload contains itself"),
-    "a deep value": ({"payload": nested(JSON_DEPTH_MAX + 1)}, ValueError, "more than 64 lists"),
-    "a very deep value": ({"payload": nested(100_000)}, ValueError, "more than 64 lists"),
-    "a number too long": ({"payload": 10**5_000}, ValueError, "payload cannot be written"),
+    "a deep value": (
+        {"payload": nested(JSON_DEPTH_MAX + 1)},
+        ValueError,
+        "nested more than 64 levels",
+    ),
+    "a very deep value": ({"payload": nested(100_000)}, ValueError, "nested more than 64 levels"),
+    "a number too long": ({"payload": 10**5_000}, ValueError, "payload cannot be encoded"),
     "two contents": ({"payload": 1, "content": b""}, ValueError, "payload and content were given"),
     "a file and a content": ({"content": b"", "file": "x"}, ValueError, "content and file were"),
     "all three": (
@@ -289,9 +297,9 @@ MISUSES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "payload and content and",
     ),
     "a text as content": ({"content": "text"}, TypeError, "content must be bytes.*not str"),
-    "a stream of text": ({"content": Texts()}, TypeError, "must be opened as binary"),
+    "a stream of text": ({"content": Texts()}, TypeError, "yields str; open it in binary mode"),
     "a file that is no path": ({"file": 5}, TypeError, "file must be a path, not int"),
-    "a name that is no text": ({"name": 5}, TypeError, "name must be a text, not 5"),
+    "a name that is no text": ({"name": 5}, TypeError, "name must be a string, not 5"),
     "metadata that is no mapping": ({"metadata": [1]}, TypeError, "metadata must be a mapping"),
     "a metadata key that is no text": ({"metadata": {1: 2}}, TypeError, "the key 1"),
     "many metadata keys": (
@@ -304,7 +312,7 @@ MISUSES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         ValueError,
         "metadata has 65,544 bytes as JSON; at most 65,536",
     ),
-    "metadata that is no JSON": ({"metadata": {"x": 1j}}, TypeError, "metadata cannot be written"),
+    "metadata that is no JSON": ({"metadata": {"x": 1j}}, TypeError, "metadata cannot be encoded"),
     "a negative cost": ({"cost": -1}, ValueError, "cost is -1"),
     "a cost too high": ({"cost": COST_MAX * 2}, ValueError, r"cost is 2,000,000"),
     "a cost that is not a number": ({"cost": float("nan")}, ValueError, "cost is nan"),

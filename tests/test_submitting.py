@@ -1,4 +1,4 @@
-"""Many documents in one call, on every store: what is encoded late is stored as if it were not."""
+"""Many documents in one call, on every store: late encoding makes no difference."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_many_payloads_are_stored_as_one_by_one(queue: Queue) -> None:
         Submission(customer=f"customer-{i % 7}", payload=p) for i, p in enumerate(payloads)
     )
 
-    assert [(r.customer, r.count, r.submitted_at) for r in receipts] == [
+    assert [(r.customer, r.count, r.submitted_at_us) for r in receipts] == [
         (f"customer-{i % 7}", -(i // 7), NOON) for i in range(MANY)
     ]
     assert [queue.payload(r.id) for r in receipts] == payloads

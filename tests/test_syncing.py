@@ -1,4 +1,4 @@
-"""When the SQLite store waits for the disk: seen by the calls that SQLite and the store make."""
+"""When the SQLite store waits for an fsync, observed in the VFS."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ PATIENCE_S = 30
 
 
 class Disk(apsw.VFS):
-    """The file system as it is, with a list of what was synced."""
+    """The real file system, with a list of synced files."""
 
     def __init__(self) -> None:
         self.synced: list[str] = []
@@ -148,15 +148,15 @@ def test_a_claim_that_finds_nothing_but_has_changed_something_is_synced_too(
     store: SqliteStore, disk: Disk, clock: ManualClock
 ) -> None:
     store.claim(3, worker="w", lease_us=LEASE_US)
-    claim(store)  # what this worker is seen doing was noted
+    claim(store)  # records this worker
     disk.synced.clear()
 
     claim(store, synced=False)
     store.sync()
-    assert disk.synced == []  # it was only a look
+    assert disk.synced == []  # it changed nothing
 
     clock.advance(3_600)
-    store.claim(0, worker="w", lease_us=LEASE_US, synced=False)  # leases have run out
+    store.claim(0, worker="w", lease_us=LEASE_US, synced=False)  # leases have expired
     store.sync()
     assert disk.synced == ["queue.db-wal"]
 
@@ -225,7 +225,7 @@ def test_a_claim_that_a_power_cut_has_undone_gave_a_fence_that_does_not_come_aga
     claim(store)
     after = tmp_path / "after"
     after.mkdir()
-    for name in ("queue.db", "queue.db-wal"):  # what was on the disk before the next claim
+    for name in ("queue.db", "queue.db-wal"):  # on the disk before the next claim
         shutil.copy(tmp_path / name, after)
     ((undone,), *_) = claim(store, synced=False)
     clock.reboot("boot-2")

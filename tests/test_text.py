@@ -1,4 +1,4 @@
-"""Text from outside: identities are refused, descriptions are mended."""
+"""Text from outside: invalid identities are rejected, invalid descriptions are corrected."""
 
 import pytest
 from hypothesis import given
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fairturn.validation.text import REPLACEMENT, description, identity
 
-# Everything that Python calls a text, with what no database can hold.
+# Every Python string, including those that no database can hold.
 any_text = st.text(st.characters(codec=None, exclude_categories=()))
 
 
@@ -35,7 +35,7 @@ def test_an_identity_is_measured_in_bytes(value: str) -> None:
 
 @pytest.mark.parametrize("value", [None, 7, b"bytes"])
 def test_an_identity_that_is_no_text_is_refused(value: object) -> None:
-    with pytest.raises(TypeError, match="customer must be a text"):
+    with pytest.raises(TypeError, match="customer must be a string"):
         identity(value, "customer", 255)  # type: ignore[arg-type]
 
 

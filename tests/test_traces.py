@@ -1,4 +1,4 @@
-"""Traces: one from the submission, over the wait, to the handler, wherever each of them happens."""
+"""Traces: one from the submission, through the wait, to the handler, in whichever processes."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -77,7 +77,7 @@ def test_the_handler_is_part_of_the_trace_of_the_submission(
         assert span.attributes is not None
         assert span.attributes["messaging.message.id"] == id
     document = queue.get(id)
-    assert waited.start_time == document.submitted_at * 1_000
+    assert waited.start_time == document.submitted_at_us * 1_000
     assert document.metadata["pages"] == 3
 
 

@@ -1,4 +1,4 @@
-"""The order of service: the engine against the reference, its guarantees, and old mistakes."""
+"""The order of service: the engine compared with the reference, its guarantees, and regressions."""
 
 import sys
 from bisect import bisect_right, insort
@@ -18,22 +18,22 @@ from fairturn.priority import BOUNDS, LEVELS, Count, Reset, Rule
 from fairturn.scheduling.flows import (
     COST_ONE,
     PATIENCE_US,
-    Arrived,
+    ArrivalEvent,
     Backlog,
-    Changed,
+    CancelEvent,
+    CompletionEvent,
     Costs,
-    Ended,
+    CustomerState,
+    EndEvent,
     Event,
-    Finished,
+    EventBatch,
     Flow,
-    Left,
     Mode,
     Pick,
-    Purged,
-    Recorded,
-    Resumed,
-    Returned,
-    Standing,
+    PurgeEvent,
+    RequeueEvent,
+    RunningEvent,
+    SettingsEvent,
 )
 from fairturn.scheduling.turns import Turns
 from tests.reference import Document, Reference
@@ -42,7 +42,7 @@ Row = TypeVar("Row")
 
 SECOND = 1_000_000
 FAIR_MODES = (Mode.FAIR, Mode.EQUAL)
-EXAMPLES = settings().max_examples  # of the profile that is loaded
+EXAMPLES = settings().max_examples  # of the active profile
 
 
 # ── Two small stores around the engine ───────────────────────────────────────────────────────────
@@ -72,7 +72,7 @@ class Setup:
 
 @dataclass
 class Paper:
-    """A document, as a store keeps it."""
+    """A document, as a store has it."""
 
     number: int
     customer: int
@@ -106,13 +106,13 @@ class StandingRow(NamedTuple):
 
 
 class Stored:
-    """A `Shelf` like that of a database: rows of plain values, each read counted."""
+    """A `FlowSource` like that of a database: rows of plain values, with a count of reads."""
 
     def __init__(self, mode: Mode) -> None:
         self.mode = mode
         self.orders: dict[tuple[int, int], list[int]] = {}
         self.costs: dict[int, int] = {}
-        self.standings: dict[int, StandingRow] = {}
+        self.customers: dict[int, StandingRow] = {}
         self.rows: dict[tuple[int, int], FlowRow] = {}
         self.reads: Counter[str] = Counter()
 
@@ -126,25 +126,25 @@ class Stored:
         orders.remove(order)
         return orders[0] if orders else None
 
-    def standing(self, customer: int) -> Standing:
-        self.reads["standing"] += 1
-        standing = Standing(customer)
-        if customer in self.standings:
-            standing.weight, standing.limit, standing.paused, costs = self.standings[customer]
-            standing.recent_costs = costs
+    def customer_state(self, customer: int) -> CustomerState:
+        self.reads["customer_state"] += 1
+        state = CustomerState(customer)
+        if customer in self.customers:
+            state.weight, state.limit, state.paused, costs = self.customers[customer]
+            state.recent_costs = costs
         for flow in self.flows(customer):
             row = self.rows[customer, flow.level]
             if row.head_since is not None:
-                standing.head_order, standing.head_since = row.head_order, row.head_since
-            elif customer not in self.standings and standing.head_order is not None:
-                # The head is here already, and nothing holds its flows together.
-                standing.whole = False
+                state.head_order, state.head_since = row.head_order, row.head_since
+            elif customer not in self.customers and state.head_order is not None:
+                # The flow contains the head, and no limit or pause connects the flows.
+                state.whole = False
                 if row.head_order is not None:
-                    standing.elsewhere = min(row.head_order, standing.elsewhere or row.head_order)
+                    state.elsewhere = min(row.head_order, state.elsewhere or row.head_order)
                 continue
-            standing.flows[flow.level] = flow
-            standing.running += flow.running
-        return standing
+            state.flows[flow.level] = flow
+            state.running += flow.running
+        return state
 
     def flows(self, customer: int) -> list[Flow]:
         return [
@@ -188,23 +188,23 @@ class Stored:
         return self.costs.get(flow.head_order)
 
     def write(self, turns: Turns) -> None:
-        """Keep what the engine says has changed, and nothing else."""
+        """Store what the engine has touched, and nothing else."""
         for customer in turns.adjusted:
-            standing = turns.standings[customer]
-            self.standings[customer] = StandingRow(
-                standing.weight, standing.limit, standing.paused, standing.recent_costs
+            state = turns.customers[customer]
+            self.customers[customer] = StandingRow(
+                state.weight, state.limit, state.paused, state.recent_costs
             )
         for flow in turns.touched:
-            standing = turns.standings[flow.customer]
-            is_head = flow.head_order is not None and flow.head_order == standing.head_order
+            state = turns.customers[flow.customer]
+            is_head = flow.head_order is not None and flow.head_order == state.head_order
             self.rows[flow.customer, flow.level] = FlowRow(
                 flow.virtual_time,
                 flow.tick,
                 flow.waiting,
                 flow.running,
                 flow.head_order,
-                standing.head_since if is_head else None,
-                standing.held,
+                state.head_since if is_head else None,
+                state.held,
             )
         turns.adjusted.clear()
         turns.touched.clear()
@@ -229,15 +229,15 @@ def to_flow(customer: int, level: int, row: FlowRow) -> Flow:
 
 
 class Desk:
-    """Documents, leases and what was recorded since the last claim: what every store has.
+    """The documents, leases and unfolded events that every store has.
 
     The engine lives as long as the desk, with everything in memory."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.shelf: Backlog | Stored = Backlog()
+        self.source: Backlog | Stored = Backlog()
         self.engine = Turns(
-            self.shelf, mode=setup.mode, costs=setup.costs, patience_us=setup.patience_us
+            self.source, mode=setup.mode, costs=setup.costs, patience_us=setup.patience_us
         )
         self.rule = Rule(
             bounds=setup.bounds, reset=setup.reset, reset_interval_us=setup.reset_interval_us
@@ -245,7 +245,7 @@ class Desk:
         self.counts: dict[int, Count] = {}
         self.papers: dict[int, Paper] = {}
         self.by_order: dict[int, Paper] = {}
-        self.recorded: list[Recorded] = []
+        self.events: list[EventBatch] = []
 
     def submit(
         self, customer: int, now: int, costs: Iterable[int | None], due_at: int | None = None
@@ -266,21 +266,21 @@ class Desk:
         return papers
 
     def set(self, customer: int, now: int, weight: int, limit: int | None, paused: bool) -> None:
-        self._record(now, Changed(customer, weight, limit, paused))
+        self._record(now, SettingsEvent(customer, weight, limit, paused))
 
     def cancel(self, paper: Paper, now: int) -> None:
         if paper.state == "waiting":
-            lowest = self.shelf.discard(paper.customer, paper.level, paper.order)
-            self._record(now, Left(paper.customer, paper.level, paper.order, lowest))
+            lowest = self.source.discard(paper.customer, paper.level, paper.order)
+            self._record(now, CancelEvent(paper.customer, paper.level, paper.order, lowest))
         paper.state = "ended"
 
     def finish(self, paper: Paper, now: int, real_cost: int) -> None:
         paper.state = "ended"
-        ended: Event = Ended(paper.customer, paper.level, 1)
+        ended: Event = EndEvent(paper.customer, paper.level, 1)
         if self.setup.costs is Costs.LEARNED:
             assert paper.pick is not None
             charged = (paper.pick.cost, paper.pick.weight)
-            ended = Finished(paper.customer, paper.level, *charged, real_cost)
+            ended = CompletionEvent(paper.customer, paper.level, *charged, real_cost)
         self._record(now, ended)
 
     def fail(self, paper: Paper, now: int, delay_us: int | None) -> None:
@@ -289,7 +289,7 @@ class Desk:
         else:
             paper.state = "delayed"
             paper.due_at = now + delay_us
-        self._record(now, Ended(paper.customer, paper.level, 1))
+        self._record(now, EndEvent(paper.customer, paper.level, 1))
 
     def release(self, paper: Paper, now: int) -> None:
         assert paper.pick is not None
@@ -302,10 +302,10 @@ class Desk:
         turns.fold(
             now,
             expired=list(self._expired(now)),
-            recorded=self.recorded,
+            events=self.events,
             due=list(self._due(now)),
         )
-        self.recorded = []
+        self.events = []
         picks: list[Pick] = []
         while len(picks) < n and (pick := turns.pick(now)) is not None:
             picks.append(pick)
@@ -327,7 +327,7 @@ class Desk:
         pass
 
     def _record(self, at: int, *events: Event) -> None:
-        self.recorded.append(Recorded(at, events))
+        self.events.append(EventBatch(at, events))
 
     def _expired(self, now: int) -> Iterator[Event]:
         running = [paper for paper in self.papers.values() if paper.state == "running"]
@@ -336,12 +336,12 @@ class Desk:
                 break
             if paper.attempts >= self.setup.attempts_max:
                 paper.state = "ended"
-                yield Ended(paper.customer, paper.level, 1)
+                yield EndEvent(paper.customer, paper.level, 1)
             else:
                 paper.state = "waiting"
                 yield self._returned(paper, 0)
 
-    def _due(self, now: int) -> Iterator[tuple[int, Arrived]]:
+    def _due(self, now: int) -> Iterator[tuple[int, ArrivalEvent]]:
         delayed = [paper for paper in self.papers.values() if paper.state == "delayed"]
         due = [(paper.due_at, paper.number) for paper in delayed if paper.due_at is not None]
         for due_at, number in sorted(due):
@@ -352,22 +352,22 @@ class Desk:
             if not paper.order:
                 self._number(paper)
             self._shelve(paper)
-            yield due_at, Arrived(paper.customer, paper.level, paper.order, 1)
+            yield due_at, ArrivalEvent(paper.customer, paper.level, paper.order, 1)
 
     def _arrived(self, papers: list[Paper]) -> Iterator[Event]:
-        """One event for each flow: in one submission the documents of a flow come together."""
+        """Return one event per flow: the documents of a flow in one submission arrive together."""
         for level in sorted({paper.level for paper in papers}):
             inside = [paper for paper in papers if paper.level == level]
             for paper in inside:
                 self._shelve(paper)
-            yield Arrived(inside[0].customer, level, inside[0].order, len(inside))
+            yield ArrivalEvent(inside[0].customer, level, inside[0].order, len(inside))
 
     def _returned(self, paper: Paper, refund: int) -> Event:
         self._shelve(paper)
-        return Returned(paper.customer, paper.level, paper.order, refund)
+        return RequeueEvent(paper.customer, paper.level, paper.order, refund)
 
     def _shelve(self, paper: Paper) -> None:
-        self.shelf.add(paper.customer, paper.level, paper.order, paper.cost)
+        self.source.add(paper.customer, paper.level, paper.order, paper.cost)
 
     def _number(self, paper: Paper) -> None:
         paper.order = len(self.by_order) + 1
@@ -375,17 +375,17 @@ class Desk:
 
 
 class KeepingDesk(Desk):
-    """A desk that stores rows, as a database does, and keeps the engine from claim to claim."""
+    """A desk that stores rows, as a database does, and caches the engine from claim to claim."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self.shelf: Stored = Stored(setup.mode)
+        self.source: Stored = Stored(setup.mode)
         self._load(self.engine)
 
     def _load(self, last: Turns) -> None:
-        """Begin with an engine that knows nothing but what is stored."""
+        """Replace the engine by one that has loaded nothing."""
         self.engine = Turns(
-            self.shelf,
+            self.source,
             mode=self.setup.mode,
             costs=self.setup.costs,
             patience_us=self.setup.patience_us,
@@ -400,22 +400,22 @@ class KeepingDesk(Desk):
 
     def _keep(self, turns: Turns, picks: list[Pick]) -> None:
         for pick in picks:
-            self.shelf.discard(pick.customer, pick.level, pick.order)
-        self.shelf.write(turns)
+            self.source.discard(pick.customer, pick.level, pick.order)
+        self.source.write(turns)
         weights = [0] * (LEVELS + 1)
-        for (customer, level), row in self.shelf.rows.items():
+        for (customer, level), row in self.source.rows.items():
             if row.waiting > 0 and not row.held:
-                standing = self.shelf.standings.get(customer)
-                weights[level] += standing.weight if standing else 1_000
+                state = self.source.customers.get(customer)
+                weights[level] += state.weight if state else 1_000
         assert turns.weights == weights
 
     def forget(self) -> None:
-        self.shelf.forget(self.engine)
+        self.source.forget(self.engine)
         self._load(self.engine)
 
 
 class ReloadingDesk(KeepingDesk):
-    """A desk that begins anew with each claim, as if each came from another process."""
+    """A desk that starts a new engine for each claim, as if each came from another process."""
 
     def _keep(self, turns: Turns, picks: list[Pick]) -> None:
         super()._keep(turns, picks)
@@ -443,8 +443,8 @@ Operation = tuple[Any, ...]
 
 
 def decode(blob: bytes) -> list[Operation]:
-    """Five bytes are one operation. Hypothesis makes and shrinks bytes much faster than it makes
-    and shrinks lists of tuples; a zero is the simplest choice."""
+    """Decode five bytes into one operation. Hypothesis generates and shrinks bytes much faster than
+    lists of tuples; a zero is the simplest choice."""
     told: list[Operation] = []
     for start in range(0, len(blob) - 4, 5):
         kind, a, b, c, d = blob[start : start + 5]
@@ -491,7 +491,7 @@ def setups(mode: Mode, costs: Costs) -> st.SearchStrategy[Setup]:
 
 
 class Run:
-    """Drives the reference and any number of desks through the same operations, in step."""
+    """Drives the reference and several desks through the same operations."""
 
     def __init__(self, setup: Setup, *desks: Desk) -> None:
         self.reference = setup.reference()
@@ -500,7 +500,7 @@ class Run:
         self.documents: dict[int, Document] = {}  # all that were ever submitted
 
     def do(self, operation: Operation) -> list[Document]:
-        """What it claimed."""
+        """Do one operation and return what it claimed."""
         match operation:
             case "wait", int(us):
                 self.now += us
@@ -590,12 +590,12 @@ class Line:
         for _ in range(n):
             self.last_order += 1
             self.backlog.add(customer, 1, self.last_order, cost)
-            self.turns.apply(Arrived(customer, 1, self.last_order, 1), self.now)
+            self.turns.apply(ArrivalEvent(customer, 1, self.last_order, 1), self.now)
 
     def set(
         self, customer: int, *, weight: int = 1_000, limit: int | None = None, paused: bool = False
     ) -> None:
-        self.turns.apply(Changed(customer, weight, limit, paused), self.now)
+        self.turns.apply(SettingsEvent(customer, weight, limit, paused), self.now)
 
     def pick(self) -> Pick:
         pick = self.turns.pick(self.now)
@@ -603,13 +603,13 @@ class Line:
         return pick
 
     def end(self, pick: Pick, real_cost: int | None = None) -> None:
-        ended: Event = Ended(pick.customer, pick.level, 1)
+        ended: Event = EndEvent(pick.customer, pick.level, 1)
         if real_cost is not None:
-            ended = Finished(pick.customer, pick.level, pick.cost, pick.weight, real_cost)
+            ended = CompletionEvent(pick.customer, pick.level, pick.cost, pick.weight, real_cost)
         self.turns.apply(ended, self.now)
 
     def serve(self, n: int) -> list[int]:
-        """The customers of the next documents, which are done at once."""
+        """Return the customers of the next documents, which are completed at once."""
         served = []
         for _ in range(n):
             pick = self.pick()
@@ -626,7 +626,7 @@ exact_costs = st.sampled_from(EXACT_COSTS)
 
 
 def disturb(line: Line, kind: int, a: int, b: int) -> None:
-    """Something that happens around two customers, perhaps to four others."""
+    """Let time pass, or submit for one of four other customers or change its settings."""
     other = 2 + a % 4
     match kind % 6:
         case 1 | 2:
@@ -640,7 +640,7 @@ def disturb(line: Line, kind: int, a: int, b: int) -> None:
 
 
 def in_turns(cost: int, weight: int) -> int:
-    """A cost divided by a weight, in the unit of virtual time."""
+    """Return a cost divided by a weight, in the unit of virtual time."""
     return cost * 1_000 // weight
 
 
@@ -735,18 +735,18 @@ def test_2_a_document_that_waited_too_long_as_the_oldest_is_claimed_within_its_b
     setup = data.draw(setups(mode, Costs.EQUAL))
     desk = Desk(setup)
     run = Run(setup, desk)
-    deadlines: dict[int, int] = {}  # order -> the number of the last claim that may bring it
+    deadlines: dict[int, int] = {}  # order -> the number of the claim by which it must be taken
 
     for operation in data.draw(stories()):
         for single in singly(operation):
             for claimed in run.do(single):
                 deadlines.pop(claimed.order or 0, None)
             if single[0] == "claim":
-                standings = desk.engine.standings.values()
-                heads = [(s.head_since, s.head_order) for s in standings if s.head_order]
+                states = desk.engine.customers.values()
+                heads = [(s.head_since, s.head_order) for s in states if s.head_order]
                 patient = {
                     s.head_order: 1 + sum(head < (s.head_since, s.head_order) for head in heads)
-                    for s in standings
+                    for s in states
                     if s.head_order and not s.held and run.now - s.head_since > setup.patience_us
                 }
                 number = desk.engine.number
@@ -758,7 +758,7 @@ def test_2_a_document_that_waited_too_long_as_the_oldest_is_claimed_within_its_b
 
 
 def singly(operation: Operation) -> Iterator[Operation]:
-    """A claim of many as that many claims of one."""
+    """Replace a claim of many by claims of one."""
     if operation[0] == "claim":
         yield from [("claim", 1, operation[2])] * operation[1]
     else:
@@ -766,10 +766,10 @@ def singly(operation: Operation) -> Iterator[Operation]:
 
 
 def held(desk: Desk, customer: int) -> bool:
-    """Whether a customer is paused or at its limit, counted from the documents."""
-    standing = desk.engine.standings.get(customer, Standing(customer))
+    """Return whether a customer is paused or at its limit, counted from the documents."""
+    state = desk.engine.customers.get(customer, CustomerState(customer))
     running = sum(p.customer == customer and p.state == "running" for p in desk.papers.values())
-    return standing.paused or (standing.limit is not None and running >= standing.limit)
+    return state.paused or (state.limit is not None and running >= state.limit)
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -813,10 +813,10 @@ def test_4_a_customer_at_its_limit_costs_other_claims_nothing() -> None:
         for customer in range(20):
             desk.submit(customer, PATIENCE_US, [None] * 3)
         desk.claim(PATIENCE_US, 1, 10**15)
-        desk.engine.number = 9  # the next claim looks for the longest waiting
-        desk.shelf.reads.clear()
+        desk.engine.number = 9  # the next claim is for the longest waiting
+        desk.source.reads.clear()
         assert len(desk.claim(3 * PATIENCE_US, 10, 10**15)) == 10
-        return desk.shelf.reads
+        return desk.source.reads
 
     assert reads_of_a_claim(300) == reads_of_a_claim(0)
 
@@ -859,14 +859,14 @@ def test_6_in_mode_levels_the_order_is_by_priority_then_order_of_submission(
 
 
 def claim_reads(customers_waiting: int, documents_each: int) -> Counter[str]:
-    """What a claim of ten reads, among them one turn for the longest waiting."""
+    """Return what a claim of ten reads, with one turn for the longest waiting."""
     desk = ReloadingDesk(Setup(mode=Mode.EQUAL, costs=Costs.KNOWN))
     for customer in range(customers_waiting):
         desk.submit(customer, 0, [None] * documents_each)
     desk.claim(0, 5, 10**15)
-    desk.shelf.reads.clear()
+    desk.source.reads.clear()
     desk.claim(PATIENCE_US + 1, 10, 10**15)
-    return desk.shelf.reads
+    return desk.source.reads
 
 
 def test_7_a_claim_reads_as_much_among_many_customers_as_among_few() -> None:
@@ -881,7 +881,7 @@ def test_7_a_claim_reads_as_much_of_a_long_backlog_as_of_a_short_one() -> None:
 
 
 def calls_of_100_claims(mode: Mode, customers_waiting: int, documents_each: int) -> int:
-    """How many functions are called for them, those of the heaps included."""
+    """Return how many functions they call, those of the heaps included."""
     line = Line(mode=mode, costs=Costs.KNOWN)
     for customer in range(customers_waiting):
         line.submit(customer, documents_each)
@@ -914,7 +914,7 @@ def test_7_a_claim_in_memory_makes_as_many_calls_among_many_as_among_few(mode: M
 
 
 class Office:
-    """A desk for stories in which everybody is in one level and leases are long."""
+    """A desk for cases with one level and long leases."""
 
     def __init__(self, kind: type[Desk]) -> None:
         self.kind = kind
@@ -937,7 +937,7 @@ class Office:
         return [self.desk.by_order[p.order] for p in self.desk.claim(self.now, n, 10**15)]
 
     def serve(self, n: int) -> list[int]:
-        """The customers of the next documents, claimed one by one and done at once."""
+        """Return the customers of the next documents, claimed one by one and completed at once."""
         served = []
         for _ in range(n):
             (paper,) = self.claim()
@@ -953,8 +953,8 @@ class Office:
         return self.desk.engine.clocks[1]
 
     def virtual_time(self, customer: int) -> int:
-        loaded = self.desk.engine.standings.get(customer)
-        return (loaded or self.desk.shelf.standing(customer)).flows[1].virtual_time
+        loaded = self.desk.engine.customers.get(customer)
+        return (loaded or self.desk.source.customer_state(customer)).flows[1].virtual_time
 
 
 @pytest.fixture(params=DESKS)
@@ -966,12 +966,12 @@ def test_a_drained_flow_above_its_clock_is_remembered(office: Office) -> None:
     office.submit(1)
     office.submit(2, 3)
     assert office.serve(1) == [1]  # 1 has had a whole document, the clock moved by half of one
-    office.claim(0)  # folds the finish in: nothing of 1 waits or runs
+    office.claim(0)  # folds the outcome: nothing of 1 waits or runs
     office.desk.forget()
 
     office.submit(1, 2)
 
-    assert office.serve(4) == [2, 2, 1, 2]  # at the clock, 1 would come second
+    assert office.serve(4) == [2, 2, 1, 2]  # starting at the clock, 1 would be second
 
 
 def test_a_drained_flow_at_its_clock_is_forgotten(office: Office) -> None:
@@ -981,8 +981,8 @@ def test_a_drained_flow_at_its_clock_is_forgotten(office: Office) -> None:
     office.claim(0)
     office.desk.forget()
 
-    shelf = office.desk.shelf
-    assert not (shelf.rows if isinstance(shelf, Stored) else office.desk.engine.standings)
+    source = office.desk.source
+    assert not (source.rows if isinstance(source, Stored) else office.desk.engine.customers)
 
 
 def test_forgetting_a_customer_does_not_disturb_the_turns_for_the_longest_waiting(
@@ -1002,7 +1002,7 @@ def test_with_learned_costs_forgetting_changes_nothing_although_the_clock_goes_b
     office: Office,
 ) -> None:
     # The flow of 1 is idle and at its clock. Then the documents of 2 turn out to cost little, the
-    # clock goes back below that flow, and what 1 has had beyond the clock counts again.
+    # clock goes back below that flow, and the service of 1 beyond the clock counts again.
     office.opened_with(costs=Costs.LEARNED)
     expensive = office.submit(2, 9)[:2]
     office.submit(1)
@@ -1058,7 +1058,7 @@ def test_cancelling_99_percent_of_a_backlog_leaves_nothing_behind(office: Office
     served = office.serve(17)
 
     assert first == [1] * 10
-    assert set(served[:6]) == {1, 2, 3, 4, 5, 6}  # everybody at once, 1 as well
+    assert set(served[:6]) == {1, 2, 3, 4, 5, 6}  # all customers at once, also 1
     assert served[6:] == [1] * 11
     assert office.claim() == []
 
@@ -1084,7 +1084,7 @@ def test_a_cancel_does_not_hide_a_document_whose_lease_ran_out_before_the_claim(
     (of_another,) = office.submit(2)
     office.desk.cancel(first, office.now)
 
-    office.now += 2 * SECOND  # the lease of the second has run out
+    office.now += 2 * SECOND  # the lease of the second has expired
 
     assert sorted(paper.number for paper in office.claim(9)) == [
         second.number,
@@ -1097,16 +1097,16 @@ def test_a_cancel_does_not_hide_a_document_whose_lease_ran_out_before_the_claim(
 def test_a_cancel_does_not_hide_what_arrived_while_it_looked(cancelled_too: bool) -> None:
     backlog = Backlog()
     turns = Turns(backlog)
-    told = [Recorded(0, (Arrived(1, 1, order, 1),)) for order in (5, 6, 7)]
+    told = [EventBatch(0, (ArrivalEvent(1, 1, order, 1),)) for order in (5, 6, 7)]
     for order in (5, 6, 7):
         backlog.add(1, 1, order)
-    if cancelled_too:  # by somebody who has seen all of it
+    if cancelled_too:  # by a process that has seen all of it
         backlog.discard(1, 1, 6)
-        told.append(Recorded(0, (Left(1, 1, 6, 5),)))
+        told.append(EventBatch(0, (CancelEvent(1, 1, 6, 5),)))
     backlog.discard(1, 1, 5)
-    told.append(Recorded(0, (Left(1, 1, 5, None),)))
+    told.append(EventBatch(0, (CancelEvent(1, 1, 5, None),)))
 
-    turns.fold(0, recorded=told)
+    turns.fold(0, events=told)
 
     picks = [turns.pick(0), turns.pick(0), turns.pick(0)]
     orders = [pick.order for pick in picks if pick is not None]
@@ -1143,7 +1143,7 @@ def test_a_restart_keeps_the_clocks() -> None:
     office.submit(1, 200)
     office.serve(50)
 
-    office.submit(2, 200)  # the engine of the next claim has seen nothing of this
+    office.submit(2, 200)  # the engine of the next claim has not seen this
 
     served = office.serve(20)
     assert (served.count(1), served.count(2)) == (10, 10)
@@ -1230,12 +1230,12 @@ def test_a_submitter_frozen_before_its_commit_delays_nobody_and_loses_nothing(
     office: Office,
 ) -> None:
     office.submit(1)
-    frozen, office.desk.recorded = office.desk.recorded, []  # numbered, but not committed yet
+    frozen, office.desk.events = office.desk.events, []  # numbered, but not committed yet
     office.submit(1, 2)
     office.submit(2, 2)
 
     meanwhile = office.claim(2)
-    office.desk.recorded = frozen + office.desk.recorded
+    office.desk.events = frozen + office.desk.events
     afterwards = office.claim(3)
 
     assert sorted(paper.order for paper in meanwhile) == [2, 4]
@@ -1351,7 +1351,7 @@ def test_several_documents_that_end_together_free_their_places_together() -> Non
     line.pick()
     held_at_its_limit = line.turns.pick(0)
 
-    line.turns.apply(Ended(1, 1, 2), 0)
+    line.turns.apply(EndEvent(1, 1, 2), 0)
 
     assert held_at_its_limit is None
     assert [line.pick().order, line.pick().order, line.turns.pick(0)] == [3, 4, None]
@@ -1360,7 +1360,7 @@ def test_several_documents_that_end_together_free_their_places_together() -> Non
 def test_documents_that_run_already_count_for_the_limit_of_flows_that_are_built_anew() -> None:
     line = Line()
     line.set(1, limit=2)
-    line.turns.apply(Resumed(1, 1, 1), 0)
+    line.turns.apply(RunningEvent(1, 1, 1), 0)
     line.submit(1, 3)
 
     assert [line.pick().order, line.turns.pick(0)] == [1, None]
@@ -1372,7 +1372,7 @@ def test_a_customer_whose_documents_are_all_gone_gives_its_share_of_the_level_up
     line.submit(2, 5)
     line.pick()
 
-    line.turns.apply(Purged(1), 0)
+    line.turns.apply(PurgeEvent(1), 0)
 
     assert line.turns.weights[1] == 1_000
     assert line.serve(5) == [2] * 5
@@ -1380,7 +1380,7 @@ def test_a_customer_whose_documents_are_all_gone_gives_its_share_of_the_level_up
 
 
 def size_of(turns: Turns) -> int:
-    """The longest of all that an engine holds on to."""
+    """Return the size of the largest container of an engine."""
     return max(len(value) for value in vars(turns).values() if hasattr(value, "__len__"))
 
 
@@ -1405,7 +1405,7 @@ def test_an_engine_does_not_grow_with_pauses_and_a_clock_that_goes_back() -> Non
     for order in range(2, 5_002):
         line.now -= 1
         following = line.backlog.discard(2, 1, order)
-        line.turns.apply(Left(2, 1, order, following), line.now)
+        line.turns.apply(CancelEvent(2, 1, order, following), line.now)
         line.set(2, paused=True)
         line.set(2)
 

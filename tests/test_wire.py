@@ -1,4 +1,4 @@
-"""The proxy that the suites of faults rely on: it cuts and holds exactly where it is asked to."""
+"""The proxy that the fault tests rely on: it cuts and holds exactly where requested."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -93,7 +93,7 @@ def test_a_connection_is_cut_exactly_before_or_after_an_exchange(
             assert wire.happened
             stored.append(rows(wire) - before)
 
-    # Nothing before the first exchange, all after the last; between two, the server's state is one.
+    # Nothing before the first exchange, all after the last; both sides of a gap are equal.
     assert (stored[0], stored[-1]) == (0, 1)
     assert stored[1:-1:2] == stored[2::2]
 

@@ -1,4 +1,4 @@
-"""The worker: what it promises about claims, leases, outcomes and signals."""
+"""The worker: its promises about claims, leases, outcomes and signals."""
 
 import fcntl
 import gc
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fairturn import Delays, NeverAgain, Queue, State, Submission, Worker
+from fairturn import Backoff, GiveUp, Queue, State, Submission, Worker
 from fairturn.clock import stopwatch
 from fairturn.errors import HandlerNotLoaded, NotFound, StoreUnavailable, WrongState
 from fairturn.explain.reasons import Code
@@ -37,14 +37,14 @@ from fairturn.worker.events import (
     DocumentLost,
     Event,
     LinePrinted,
-    StoreAnswers,
     StoreFailed,
+    StoreRecovered,
 )
 from tests import handlers
 from tests.test_handlers import AT_ONCE, is_gone, until
 
 ROOT = Path(__file__).parent.parent
-SLACK_S = 0.5  # of a busy machine
+SLACK_S = 0.5  # for a busy machine
 KINDS = pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
 
 
@@ -55,14 +55,14 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
 
 
 def drain(queue: Queue, handler: Any, **options: Any) -> list[Event]:
-    """Work until the queue is empty; what happened meanwhile."""
+    """Work until the queue is empty and return the events."""
     events: list[Event] = []
     Worker(queue, handler, on_event=events.append, **options).run(until_empty=True)
     return events
 
 
 class InBackground:
-    """A worker that runs in a thread, until the end of a `with`."""
+    """A worker that runs in a thread until the end of a `with`."""
 
     def __init__(self, queue: Queue, handler: Any, **options: Any) -> None:
         self.events: list[Event] = []
@@ -79,7 +79,7 @@ class InBackground:
 
 
 class WorkerProcess:
-    """A worker in a process of its own, killed at the end of a `with`."""
+    """A worker in a process that is killed at the end of a `with`."""
 
     def __init__(self, queue: Queue, handler: str, **options: Any) -> None:
         assert isinstance(queue.store, SqliteStore)
@@ -98,12 +98,12 @@ class WorkerProcess:
         return self
 
     def hear(self, line: str) -> None:
-        """Wait until it says this."""
+        """Wait until it prints this."""
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == f"{line}\n"
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Ask it to stop, and wait until it has heard that."""
+        """Send a signal and wait until the worker reports that it stops."""
         self.process.send_signal(number)
         self.hear("stopping")
 
@@ -114,14 +114,14 @@ class WorkerProcess:
         self.process.stdout.close()
 
     def end(self) -> dict[str, int]:
-        """Wait until it has ended by itself; what it did."""
+        """Wait until it has exited by itself and return what it did."""
         out, _ = self.process.communicate(timeout=20)
         done: dict[str, int] = json.loads(out)
         return done
 
 
 def has_begun(folder: Path, id: str, attempt: int = 1) -> int:
-    """Wait until an attempt has begun; the process that it runs in."""
+    """Wait until an attempt has begun and return the pid of its process."""
     mark = folder / f"began-{id}-{attempt}"
     until(mark.exists, f"attempt {attempt} begins")
     return int(mark.read_text())
@@ -170,7 +170,8 @@ def test_a_handler_learns_everything_about_its_document(queue: Queue, threads: b
         "count": receipt.count,
         "attempt": 1,
         "size_bytes": 5,
-        "submitted_at": receipt.submitted_at,
+        "submitted_at": receipt.submitted_at.isoformat(),
+        "submitted_at_us": receipt.submitted_at_us,
         "fence": f"{receipt.id}-1",
     }
 
@@ -237,7 +238,7 @@ def test_a_document_without_a_file_has_no_result_to_open(queue: Queue) -> None:
 
     drain(queue, handlers.nothing)
 
-    with pytest.raises(NotFound, match="has no file as its result"):
+    with pytest.raises(NotFound, match="has no result file"):
         queue.open_result(receipt.id)
 
 
@@ -285,7 +286,7 @@ def test_a_folder_that_is_removed_before_it_is_locked_is_made_anew(
     removed: list[Path] = []
 
     def remove_first(descriptor: int, operation: int) -> None:
-        """As another worker does that starts at this very moment."""
+        """Like another worker that starts at this moment."""
         if not removed:
             removed.extend(temporary.iterdir())
             shutil.rmtree(removed[0])
@@ -370,13 +371,13 @@ def test_a_handler_asks_for_a_delay_that_is_at_least_the_backoff(
 ) -> None:
     receipt = queue.submit("acme")
 
-    events = drain(queue, handlers.try_again_at_first, threads=threads, retry=Delays(0.02, 1))
+    events = drain(queue, handlers.try_again_at_first, threads=threads, retry=Backoff(0.02, 1))
 
     assert queue.result(receipt.id) == 3
     failed = [event.outcome for event in events if isinstance(event, DocumentEnded)][:2]
     delays = [one.retry_in_us for one in failed if isinstance(one, Failed) and one.retry_in_us]
     assert len(delays) == 2
-    assert min(delays) >= 20_000  # the handler asked for 10 ms
+    assert min(delays) >= 20_000  # the handler requested 10 ms
 
 
 @KINDS
@@ -456,7 +457,7 @@ def test_a_handler_that_says_what_to_do_prints_no_traceback(queue: Queue, thread
     "handler, error",
     [
         (handlers.fail_with_strange_text, "ValueError: NUL \ufffd and half a character \ufffd xxx"),
-        (handlers.fail_without_text, "SilentError: (its text cannot be made)"),
+        (handlers.fail_without_text, "SilentError: (str() of the error failed)"),
         (handlers.try_again_at_no_time, "the server is busy"),
         (handlers.try_again_in_its_own_way, "503"),
         (handlers.answer_with_a_set, "TypeError: the handler's result is not JSON"),
@@ -642,7 +643,7 @@ def test_cancelling_a_running_document_reaches_it_at_the_next_renewal(
 
 def fail_as_told(document: Any) -> None:
     if document.payload == "never":
-        raise NeverAgain("broken")
+        raise GiveUp("broken")
     if document.payload == "again":
         raise ValueError("not now")
 
@@ -694,7 +695,7 @@ def test_a_document_that_is_cancelled_while_it_waits_is_reported_to_one_worker(
     queue: Queue,
 ) -> None:
     waiting = queue.submit("acme")
-    delayed = queue.submit("acme", due_at=queue.get(waiting.id).submitted_at + 10**12)
+    delayed = queue.submit("acme", due_at=queue.get(waiting.id).submitted_at_us + 10**12)
 
     assert queue.cancel([waiting.id, delayed.id]) == [State.CANCELLED] * 2
 
@@ -875,7 +876,7 @@ def test_documents_are_claimed_in_the_order_of_service_one_by_one(queue: Queue) 
 def test_a_better_turn_waits_behind_50_ms_of_claimed_work_at_most(
     queue: Queue, threads: bool
 ) -> None:
-    """1,000 documents of 20 ms wait, and the worker is busy with them; a quiet customer comes."""
+    """1,000 documents of 20 ms keep the worker busy when a quiet customer submits."""
     queue.submit_many([Submission(customer="busy") for _ in range(1_000)])
     claimed: list[str] = []
 
@@ -902,7 +903,7 @@ def test_a_better_turn_waits_behind_50_ms_of_claimed_work_at_most(
 
 @pytest.fixture
 def fast_and_slow(queue: Queue, tmp_path: Path) -> str:
-    """Fast documents, which make a worker claim ahead, then a slow one, then fast ones again."""
+    """Fast documents, which make a worker prefetch, then a slow one, then fast ones again."""
     queue.submit_many([Submission(customer="acme", payload=None) for _ in range(500)])
     slow = queue.submit("acme", payload=str(tmp_path))
     queue.submit_many([Submission(customer="acme", payload=None) for _ in range(500)])
@@ -974,7 +975,7 @@ def test_a_document_that_is_submitted_to_an_idle_worker_starts_soon(
     queue: Queue, threads: bool
 ) -> None:
     with InBackground(queue, handlers.nothing, threads=threads):
-        queue.wait(queue.submit("acme").id, 10)  # the worker is up
+        queue.wait(queue.submit("acme").id, 10)  # the worker has started
         took_s = []
         for _ in range(20):
             begun_s = stopwatch()
@@ -988,7 +989,7 @@ def test_a_document_that_is_submitted_to_an_idle_worker_starts_soon(
 
 
 class FailingStore(SqliteStore):
-    """A store that cannot be written to for a while: a fault, at the place where it happens."""
+    """A store that rejects writes for a while."""
 
     down = threading.Event()
     refused = 0
@@ -1029,7 +1030,7 @@ def test_an_outcome_is_recorded_once_the_store_is_back(tmp_path: Path, threads: 
     assert len(list(tmp_path.glob("began-*"))) == 8
 
 
-@pytest.mark.parametrize("kind", [StoreFailed, StoreAnswers])
+@pytest.mark.parametrize("kind", [StoreFailed, StoreRecovered])
 def test_an_error_in_on_event_about_the_store_loses_no_outcome(
     tmp_path: Path, kind: type[Event]
 ) -> None:
@@ -1059,7 +1060,7 @@ def test_an_error_in_on_event_about_the_store_loses_no_outcome(
 
 
 class SilentStore(SqliteStore):
-    """A store that records an outcome and whose answer is lost, once."""
+    """A store that records an outcome and loses its reply, once."""
 
     silent = False
 
@@ -1099,12 +1100,12 @@ def test_a_file_stays_the_result_if_only_the_answer_to_its_recording_was_lost(
 
 
 class StuckStore(SqliteStore):
-    """A store in which one kind of call does not return until it is let go: a frozen server."""
+    """A store in which one kind of call blocks until released, like a frozen server."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.stuck: str | None = None
-        self.arrived = threading.Event()  # such a call was made,
+        self.arrived = threading.Event()  # such a call was made
         self.go_on = threading.Event()  # and waits for this
 
     def _stick(self, kind: str) -> None:
@@ -1180,10 +1181,10 @@ def test_a_worker_stops_while_a_claim_does_not_return_and_releases_its_late_repl
     took_s = stopwatch() - begun_s
     summary = queue.summary()
     stuck.go_on.set()
-    until(lambda: queue.get(receipt.id).claimed_at is not None, "the claim returns late")
+    until(lambda: queue.get(receipt.id).claimed_at_us is not None, "the claim returns late")
     until(lambda: queue.get(receipt.id).state is State.WAITING, "its document is released")
 
-    assert took_s < 1.0 + SLACK_S  # a claim alone is not worth the grace period
+    assert took_s < 1.0 + SLACK_S  # claiming alone does not justify the grace period
     assert (summary.waiting, summary.running) == (1, 0)
     assert queue.get(receipt.id).attempts == 0
 
@@ -1230,7 +1231,7 @@ def test_a_worker_stops_while_an_outcome_or_a_renewal_does_not_return(
         assert (queue.get(receipt.id).state, queue.get(receipt.id).attempts) == (State.WAITING, 0)
     else:
         assert ended == [
-            "the store did not record how 1 attempts ended before the worker had to stop; "
+            "the store did not record the outcomes of 1 attempts before the worker stopped; "
             "their documents run again when their leases have expired"
         ]
         stuck.go_on.set()
@@ -1260,7 +1261,7 @@ def test_a_worker_obeys_sigterm_while_another_process_holds_the_lock_of_the_file
 
 
 class Deaf(Exception):
-    """What `on_event` raises, as a closed standard output would."""
+    """Raised by `on_event`, as by a closed standard output."""
 
 
 @pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
@@ -1422,7 +1423,7 @@ def test_a_worker_runs_once_at_a_time(queue: Queue, tmp_path: Path) -> None:
     with InBackground(queue, handlers.hang, concurrency=1) as background:
         has_begun(tmp_path, receipt.id)
 
-        with pytest.raises(RuntimeError, match="runs already"):
+        with pytest.raises(RuntimeError, match="already running"):
             background.worker.run()
 
 
@@ -1472,7 +1473,7 @@ def test_a_script_without_a_guard_is_told_what_is_missing(tmp_path: Path) -> Non
     ran = run_script(tmp_path, "")
 
     assert ran.returncode != 0
-    assert 'put what starts it below: if __name__ == "__main__":' in ran.stderr
+    assert 'start it below: if __name__ == "__main__":' in ran.stderr
 
 
 def test_a_handler_in_a_script_from_standard_input_is_refused_in_a_sentence(tmp_path: Path) -> None:
@@ -1488,4 +1489,4 @@ def test_a_handler_in_a_script_from_standard_input_is_refused_in_a_sentence(tmp_
     )
 
     *_, last = ran.stderr.splitlines()
-    assert "the handler process was typed in, or read from standard input" in last
+    assert "handler process was entered interactively or read from standard input" in last

@@ -1,4 +1,4 @@
-"""The worker on a server: it claims more while it works on what it has."""
+"""The worker on a server: it claims more while it processes documents."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from fairturn import ClaimedDocument, Delays, Queue, State, Submission, Worker
+from fairturn import Backoff, ClaimedDocument, Queue, State, Submission, Worker
 from fairturn.clock import stopwatch
 from fairturn.contents.local import Folder
 from fairturn.errors import StoreUnavailable
@@ -20,22 +20,22 @@ from fairturn.worker.events import (
     DocumentEnded,
     Event,
     LinePrinted,
-    StoreAnswers,
     StoreFailed,
+    StoreRecovered,
 )
 from tests.servers.queues import Databases
 from tests.test_handlers import until
 
 
 class WatchedStore(PostgresStore):
-    """A store whose claims can fail, or not return: a fault, where it happens."""
+    """A store whose claims can fail or block."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.finished_during_claims = 0  # outcomes that were recorded while a claim was in flight
         self.claims_that_fail = 0
         self.claims_before_stuck = 1 << 62
-        self.arrived = threading.Event()  # a claim is stuck,
+        self.arrived = threading.Event()  # a claim is blocked
         self.go_on = threading.Event()  # and waits for this
         self._claiming_now = False
 
@@ -104,10 +104,10 @@ def test_a_claim_that_fails_is_tried_again_and_nothing_is_lost(
         done = Worker(queue, nothing, threads=True, on_event=events.append).run(until_empty=True)
 
     assert (done.completed, done.lost) == (6_000, 0)
-    troubles = [type(event) for event in events if isinstance(event, StoreFailed | StoreAnswers)]
+    troubles = [type(event) for event in events if isinstance(event, StoreFailed | StoreRecovered)]
     assert troubles.count(StoreFailed) == 3
-    assert troubles[-1] is StoreAnswers
-    assert not any(a is b is StoreAnswers for a, b in pairwise(troubles))
+    assert troubles[-1] is StoreRecovered
+    assert not any(a is b is StoreRecovered for a, b in pairwise(troubles))
     assert sum(isinstance(event, DocumentEnded) for event in events) == 6_000
 
 
@@ -192,7 +192,7 @@ def test_an_error_of_the_listener_when_the_server_is_back_leaves_nothing_running
     store.claims_that_fail = 1
 
     def fail(event: Event) -> None:
-        if isinstance(event, StoreAnswers):
+        if isinstance(event, StoreRecovered):
             raise RuntimeError("the listener has failed")
 
     with queue, pytest.raises(RuntimeError, match="the listener has failed"):
@@ -235,9 +235,9 @@ def test_leases_are_renewed_and_stop_is_obeyed_while_another_transaction_blocks_
         took_s = stopwatch() - begun_s
     ends.set()
 
-    assert took_s < 0.5 + 1.0 + 0.5  # the grace, a second, and the slack of a busy machine
+    assert took_s < 0.5 + 1.0 + 0.5  # the grace period, a second, and slack for a busy machine
     assert len(runs) == 1
-    # The claims that were blocked go on after the workers have stopped, and release what they got.
+    # The blocked claims return after the workers have stopped, and release their documents.
     until(
         lambda: not any(thread.name == "fairturn-claim" for thread in threading.enumerate()),
         "the blocked claims return",
@@ -254,7 +254,7 @@ def test_a_worker_without_a_place_for_contents_does_everything_else(
     small = [elsewhere.submit("acme", content=b"x") for _ in range(3)]
 
     with Queue(store) as queue:
-        done = Worker(queue, size, threads=True, retry=Delays(first_s=0)).run(until_empty=True)
+        done = Worker(queue, size, threads=True, retry=Backoff(first_s=0)).run(until_empty=True)
 
         assert done.completed == 3
         assert {queue.result(one.id) for one in small} == {1}

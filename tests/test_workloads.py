@@ -1,4 +1,4 @@
-"""The named workloads: the same from the same seed, and each what its sentence says."""
+"""The named workloads: reproducible from the seed, and as their sentences describe."""
 
 from collections import Counter
 

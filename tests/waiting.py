@@ -1,4 +1,4 @@
-"""Waiting for something that another process or thread does, without guessing how long it takes."""
+"""Waiting for another process or thread without a guessed delay."""
 
 import threading
 from collections.abc import Callable
@@ -10,7 +10,7 @@ _NEVER = threading.Event()
 
 
 def wait_until(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
-    """Wait until the condition holds; fail, saying what did not happen, if it never does."""
+    """Wait until the condition holds; fail with what did not happen if it never does."""
     end = stopwatch() + patience_s
     while not condition():
         if stopwatch() > end:

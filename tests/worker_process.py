@@ -1,13 +1,13 @@
-"""A worker in a process of its own: `python -m tests.worker_process DATABASE HANDLER OPTIONS`.
+"""A worker in a separate process: `python -m tests.worker_process DATABASE HANDLER OPTIONS`.
 
-It prints a line when it begins, one when it was asked to stop, and what it has done when it ends.
+It prints a line when it starts, one when it is asked to stop, and what it has done when it exits.
 """
 
 import json
 import sys
 
 from fairturn import Queue, Worker
-from fairturn.worker.events import Event, Stopping
+from fairturn.worker.events import Event, WorkerStopping
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
         sys.stdout.flush()
 
     def hear(event: Event) -> None:
-        if isinstance(event, Stopping):
+        if isinstance(event, WorkerStopping):
             say("stopping")
 
     with Queue(database) as queue:

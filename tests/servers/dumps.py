@@ -11,12 +11,12 @@ from tests.servers import postgres
 
 
 def dump(url: str, file: Path) -> None:
-    """Dump a database while others may use it."""
+    """Dump a database, which may be in use."""
     _run("pg_dump", "--format=custom", f"--file={file}", f"--dbname={url}")
 
 
 def restore(file: Path, name: str) -> str:
-    """Restore a dump as a database with this name, in place of one that has it; its URL."""
+    """Restore a dump into a new database of this name, replacing an old one; return its URL."""
     server = postgres.of_this_run()
     server.drop(name)
     server.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))

@@ -1,9 +1,9 @@
-"""Servers of our own that end with whoever uses them, however that ends.
+"""Servers that stop when their last user exits, however that happens.
 
-A server runs in a folder. Everybody who uses it holds a lock on a file there, and the kernel lets
-go of the locks of the dead. A keeper, a process of its own, waits until nobody holds it any more;
-then it ends what still runs of the server and removes the folder. What outlives a test is nobody's
-child: some tests count the children that they have.
+A server runs in a folder. Each process that uses it holds a lock on a file there, and the kernel
+releases the locks of dead processes. A reaper process waits until the lock is free, then stops the
+programs of the server and removes the folder. These processes are detached, because some tests
+count their children.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ STOPPED_WITHIN_S = 20
 
 @contextmanager
 def kept_folder(name: str) -> Iterator[Path]:
-    """A folder for a server that this process uses, guarded by a keeper."""
+    """Create a folder for a server that this process uses, guarded by a reaper."""
     folder = Path(tempfile.mkdtemp(prefix=f"fairturn-{name}-"))
     with (folder / "users").open("w") as users:
         fcntl.flock(users, fcntl.LOCK_SH)
@@ -35,8 +35,8 @@ def kept_folder(name: str) -> Iterator[Path]:
 
 @contextmanager
 def shared(name: str, start: Callable[[Path], dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """What `start` said about a server that all processes of this run of pytest use: the first one
-    starts it, and it ends with the last."""
+    """Return the result of `start` for a server that all processes of this pytest run share: the
+    first process starts it, and it stops with the last."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"process-{os.getpid()}")
     folder = Path(tempfile.gettempdir()) / f"fairturn-{name}-{run}"
     folder.mkdir(mode=0o755, exist_ok=True)
@@ -54,7 +54,7 @@ def shared(name: str, start: Callable[[Path], dict[str, Any]]) -> Iterator[dict[
 def run_server(
     folder: Path, command: list[str], user: str | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a program in a group of its own, which the keeper knows of; it writes to `log`."""
+    """Start a program in a process group that the reaper ends; it writes to `log`."""
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen(
             command,
@@ -71,7 +71,7 @@ def run_server(
 
 
 def run_detached(folder: Path, command: list[str], environment: dict[str, str]) -> int:
-    """The same for a program that outlives whoever starts it; its process id."""
+    """The same for a program that outlives its parent; return its process id."""
     told = subprocess.run(
         [sys.executable, "-I", __file__, "detach", str(folder), *command],
         env=environment,
@@ -83,7 +83,7 @@ def run_detached(folder: Path, command: list[str], environment: dict[str, str]) 
 
 
 def free_port() -> int:
-    """A port that nobody listens on at the moment."""
+    """Return a port that is not in use."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -91,7 +91,7 @@ def free_port() -> int:
 
 
 def absent(what: str) -> NoReturn:
-    """Skip the test because a service is absent; where all must be there, fail."""
+    """Skip the test because a service is not installed; fail where all are required."""
     import pytest
 
     if os.environ.get("FAIRTURN_REQUIRE_SERVICES") == "1":
@@ -107,7 +107,7 @@ def _start_keeper(folder: Path) -> None:
 
 
 def guard(folder: Path) -> None:
-    """Start a keeper that is nobody's child."""
+    """Start a detached reaper."""
     subprocess.Popen(
         [sys.executable, "-I", __file__, "keep", str(folder)],
         stdin=subprocess.DEVNULL,
@@ -118,12 +118,12 @@ def guard(folder: Path) -> None:
 
 
 def detach(folder: Path, command: list[str]) -> None:
-    """Start a program that is nobody's child, and say its process id."""
+    """Start a detached program and print its process id."""
     sys.stdout.write(str(run_server(folder, command).pid))
 
 
 def keep(folder: Path) -> None:
-    """Wait until nobody uses the folder, then end its programs and remove it."""
+    """Wait until no process uses the folder, then end its programs and remove it."""
     for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     with (folder / "users").open("a") as users:

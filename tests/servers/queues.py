@@ -1,4 +1,4 @@
-"""Databases with an empty queue's schema in them, each a copy of one that was migrated once."""
+"""Databases with the schema of an empty queue, each a copy of one that was migrated once."""
 
 import atexit
 import fcntl
@@ -21,7 +21,7 @@ _numbers = count()
 
 @cache
 def _template() -> str:
-    """The name of the template, made by the first process of the run that needs one."""
+    """Return the name of the template, created by the first process of the run that needs it."""
     server = postgres.of_this_run()
     name = f"fairturn_template_{server.pid or os.getpid()}"
     with (Path(tempfile.gettempdir()) / f"{name}.lock").open("w") as making:
@@ -44,9 +44,9 @@ def _template() -> str:
 
 
 class Databases:
-    """Databases for one test, dropped at its end. Where they are used through a store alone, they
-    can be `recycled`: emptied instead, and given to a later test. To make and to drop one takes a
-    server longer than most tests take."""
+    """Databases for one test, dropped at its end. If they are used only through a store, they can
+    be `recycled`: emptied and reused by a later test, because creating and dropping one takes
+    longer than most tests."""
 
     def __init__(self, *, recycled: bool = False) -> None:
         self._server = postgres.of_this_run()
@@ -54,7 +54,7 @@ class Databases:
         self._recycled = recycled
 
     def new(self, *, empty: bool = False) -> str:
-        """The address of a new database: with an empty queue's schema, or really empty."""
+        """Return the URL of a new database: with an empty queue's schema, or without one."""
         if self._recycled and not empty and _stock():
             self._names.append(_stock().pop())
             return self._server.url(self._names[-1])
@@ -80,7 +80,7 @@ class Databases:
 
 # ── As new ───────────────────────────────────────────────────────────────────────────────────────
 
-_SIZE_BYTES_MAX = 4_000_000  # of what deleted rows have left behind
+_SIZE_BYTES_MAX = 4_000_000  # of dead rows
 _SIZE = """
     SELECT sum(pg_total_relation_size(oid)) FROM pg_class
     WHERE relnamespace = 'fairturn'::regnamespace AND relkind = 'r'"""
@@ -91,7 +91,7 @@ _NAMES = """
 
 @cache
 def _stock() -> list[str]:
-    """The databases of this process that are as new, until it ends."""
+    """The databases of this process that are as new."""
     names: list[str] = []
     server = postgres.of_this_run()
 
@@ -105,7 +105,8 @@ def _stock() -> list[str]:
 
 @cache
 def _first_rows() -> tuple[str, dict[str, bytes]]:
-    """What empties every table and sets every sequence as in the template, and its rows."""
+    """Return the statement that empties every table and resets every sequence as in the template,
+    and its rows."""
     with psycopg.connect(postgres.of_this_run().url(_template())) as connection:
         tables, sequences = (
             [name for (name,) in connection.execute(_NAMES, (kind,)).fetchall()] for kind in "rS"
@@ -124,7 +125,7 @@ def _first_rows() -> tuple[str, dict[str, bytes]]:
 
 
 def _emptied(url: str) -> bool:
-    """Whether a database could be made as new: nobody holds anything in it, and it is small."""
+    """Empty a database; return whether it is as new: unlocked and small."""
     clear, rows = _first_rows()
     try:
         with psycopg.connect(url, options="-c lock_timeout=1s") as connection:

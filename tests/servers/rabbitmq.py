@@ -1,8 +1,8 @@
-"""A RabbitMQ of our own, from the system's package: own port, own folder, own name of the node.
+"""A RabbitMQ server from the system's package, with its own port, folder and node name.
 
 It takes about five seconds to start, so all tests of a run share one; each uses queues of its own.
-The programs are called directly, not through the package's wrappers, which would change to the user
-and the folders of the system's service. Nothing of that service is used or touched.
+The programs are called directly: the package's wrappers would switch to the user and the folders of
+the system's service, which is neither used nor touched.
 """
 
 import os
@@ -22,7 +22,7 @@ ANSWERS_WITHIN_S = 120
 
 
 class Rabbit:
-    """A server that runs."""
+    """A running server."""
 
     def __init__(self, port: int, environment: dict[str, str]) -> None:
         self.port = port
@@ -30,7 +30,7 @@ class Rabbit:
         self._environment = environment
 
     def control(self, *command: str) -> str:
-        """What `rabbitmqctl` says; it takes a second or two."""
+        """Return the output of `rabbitmqctl`, which takes a second or two."""
         done = subprocess.run(
             [str(PROGRAMS / "rabbitmqctl"), "--quiet", *command],
             env=self._environment,
@@ -43,7 +43,7 @@ class Rabbit:
 
 @contextmanager
 def of_this_run() -> Iterator[Rabbit]:
-    """The server that all processes of this run of pytest use."""
+    """Return the server that all processes of this pytest run share."""
     refuse_if_absent()
     with shared("rabbitmq", _start) as known:
         yield Rabbit(**known)
@@ -51,7 +51,7 @@ def of_this_run() -> Iterator[Rabbit]:
 
 @contextmanager
 def started() -> Iterator[Rabbit]:
-    """A server for as long as the block runs."""
+    """Run a server until the end of the block."""
     refuse_if_absent()
     with kept_folder("rabbitmq") as folder:
         yield Rabbit(**_start(folder))
@@ -69,7 +69,7 @@ def _start(folder: Path) -> dict[str, Any]:
     environment = {
         "PATH": os.environ["PATH"],
         "LANG": "C.UTF-8",
-        "HOME": str(folder),  # where Erlang keeps its secret
+        "HOME": str(folder),  # the folder of Erlang's cookie
         "ERL_EPMD_PORT": str(names_port),
         "ERL_EPMD_ADDRESS": "127.0.0.1",
         "RABBITMQ_NODENAME": f"fairturn-{port}@localhost",
@@ -84,7 +84,7 @@ def _start(folder: Path) -> dict[str, Any]:
         "RABBITMQ_CONFIG_FILE": str(folder / "rabbit"),
         "RABBITMQ_CONF_ENV_FILE": str(folder / "environment"),
     }
-    # Started by us, or the server would start one that stays when all has ended.
+    # Started here, because the server would start one that outlives it.
     run_detached(folder, ["epmd"], environment)
     wait_until(lambda: _listens(names_port), "epmd listens")
     server = run_detached(folder, [str(PROGRAMS / "rabbitmq-server")], environment)

