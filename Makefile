@@ -30,8 +30,8 @@ CHECKED := $(wildcard src tests benchmarks examples)
 # it imports. What is compiled lies in __pycache__, and `make clean` removes it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-long check locales bench-store bench-embedded bench-postgres bench-postgres-long \
-	bench-postgres-stalls bench-replay bench-explain bench-forecast bench-http bench-celery bench-pages screenshots \
+.PHONY: help setup run test test-long check bench-store bench-embedded bench-postgres bench-postgres-long \
+	bench-postgres-stalls bench-bulk bench-replay bench-explain bench-forecast bench-http bench-celery bench-pages screenshots \
 	fairness lock clean \
 	python-is-new-enough
 
@@ -64,9 +64,6 @@ check: $(WHEEL) ## Check style, format, types, the rules of the architecture, an
 	@echo "Checking the languages."
 	@$(BIN)/python -m pytest -q tests/test_locales.py
 
-locales: $(WHEEL) ## Compile the catalogues of the languages.
-	@$(BIN)/python -m tests.catalogues
-
 bench-store: $(WHEEL) ## Measure the stores.
 	@$(BIN)/python -m benchmarks.store $(ARGS)
 
@@ -81,6 +78,9 @@ bench-postgres-long: $(WHEEL) ## Measure PostgreSQL with an old transaction, and
 
 bench-postgres-stalls: $(WHEEL) ## Measure how long large operations on PostgreSQL stall others.
 	@$(BIN)/python -m benchmarks.postgres_stalls $(ARGS)
+
+bench-bulk: $(WHEEL) ## Measure submissions in bulk on PostgreSQL against COPY.
+	@$(BIN)/python -m benchmarks.bulk $(ARGS)
 
 bench-replay: $(WHEEL) ## Measure the replay of a million documents.
 	@$(BIN)/python -m benchmarks.replay $(ARGS)
