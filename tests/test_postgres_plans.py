@@ -47,7 +47,8 @@ CALLS = {
     "submit": "SELECT * FROM fairturn.submit(NULL, (SELECT id_key FROM fairturn.queue), 0, "
     "ARRAY['c5', 'c6'], ARRAY['1', '1'], ARRAY[NULL, NULL]::bytea[], ARRAY['payload', 'payload'], "
     "ARRAY[1, 1]::bigint[], ARRAY[NULL, NULL]::bytea[], ARRAY[NULL, NULL], ARRAY[NULL, NULL], "
-    "ARRAY[NULL, NULL], ARRAY[NULL, NULL]::bigint[], ARRAY[NULL, NULL]::bigint[], "
+    "ARRAY[NULL, NULL], ARRAY[NULL, NULL], ARRAY[NULL, NULL]::bigint[], "
+    "ARRAY[NULL, NULL]::bigint[], "
     "ARRAY['k', NULL], ARRAY[NULL, NULL]::bytea[], ARRAY[NULL, NULL]::bigint[])",
     "finish": "SELECT fairturn.finish(NULL, ARRAY[7]::bigint[], ARRAY[7]::bigint[], "
     "ARRAY[0]::smallint[], ARRAY[NULL], ARRAY[NULL]::bigint[], ARRAY[NULL]::bigint[], "

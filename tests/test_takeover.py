@@ -77,7 +77,7 @@ def read_in_words_of_0_1(document: Document) -> dict[str, Any]:
     return {
         NAMES.get(name, name): value
         for name, value in document._asdict().items()
-        if name not in {"sha256", "progress"}
+        if name not in {"sha256", "progress", "tags_json"}
     }
 
 

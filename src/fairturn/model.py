@@ -33,6 +33,8 @@ KEY_BYTES_MAX = 255
 NAME_BYTES_MAX = 1_024
 METADATA_BYTES_MAX = 65_536
 METADATA_KEYS_MAX = 64
+TAGS_MAX = 16
+TAG_BYTES_MAX = 64
 TRACEPARENT = "traceparent"  # the metadata key of a submission's trace context (W3C)
 INLINE_BYTES_MAX = 65_536  # larger bodies are stored outside the database
 PAYLOAD_BYTES_MAX = 16 * 1_048_576
@@ -109,6 +111,7 @@ class Submission(NamedTuple):
     cost: float | None = None
     due_at: datetime | int | None = None  # an aware datetime, or a moment
     parent: str | None = None
+    tags: Iterable[str] | None = None
     written: ContentRef | None = None  # a content already stored through `Contents.begin`
 
 
@@ -124,6 +127,7 @@ class SubmissionFields(TypedDict, total=False):
     cost: float | None
     due_at: datetime | int | None
     parent: str | None
+    tags: Iterable[str] | None
 
 
 class NewDocument(NamedTuple):
@@ -137,6 +141,7 @@ class NewDocument(NamedTuple):
     content_name: str | None = None
     name: str | None = None
     metadata: str | None = None
+    tags: str | None = None  # a JSON array
     cost: int | None = None
     due_at: int | None = None
     key: str | None = None
@@ -188,6 +193,7 @@ class Document(NamedTuple):
     name: str | None
     metadata_json: str | None
     parent: str | None
+    tags_json: str | None = None
     real_cost: int | None = None  # reported by the worker on completion
     progress: "Progress | None" = None
 
@@ -210,6 +216,11 @@ class Document(NamedTuple):
     @property
     def metadata(self) -> dict[str, Any]:
         return json.loads(self.metadata_json) if self.metadata_json else {}
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags, sorted."""
+        return tuple(json.loads(self.tags_json)) if self.tags_json else ()
 
     @property
     def ended(self) -> bool:
@@ -324,6 +335,7 @@ class Filter:
     submitted_from: int | None = None
     submitted_before: int | None = None
     ids: tuple[str, ...] | None = None
+    tags: tuple[str, ...] | None = None  # all of them
 
 
 class Page(NamedTuple):

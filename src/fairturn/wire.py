@@ -66,6 +66,7 @@ HEX = FieldType(str, bytes.hex, bytes.fromhex)
 METADATA = FieldType(dict[str, Any], decode=_json_or_none)
 PROGRESS = FieldType(dict[str, float | None], Progress._asdict, _progress)
 INTEGERS = FieldType(list[int], list, tuple)
+TEXTS = FieldType(list[str], list, _json_or_none)
 JSON_TEXT = FieldType(Any, json.loads)
 
 
@@ -85,6 +86,7 @@ DOCUMENT = (
     _field("size_bytes", INTEGER, in_csv=True),
     _field("sha256", HEX, optional=True),
     _field("metadata", METADATA),
+    _field("tags", TEXTS, in_csv=True),
     _field("parent", TEXT, optional=True),
     _field("submitted_at", MOMENT, in_csv=True),
     _field("due_at", MOMENT, optional=True, in_csv=True),
@@ -109,6 +111,7 @@ DOCUMENT = (
 SUBMISSION = (
     _field("name", TEXT),
     _field("metadata", JSON_TEXT),
+    _field("tags", JSON_TEXT),
     _field("cost", COST),
     _field("due_at", INTEGER),
     _field("parent", TEXT),

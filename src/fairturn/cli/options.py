@@ -163,6 +163,9 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--submitted-from", type=MomentType(), help="Only submitted at or after this moment."
         ),
+        click.option(
+            "--tag", multiple=True, help="Only with this tag; may be given several times."
+        ),
         click.option("--name", help="Only with exactly this name."),
         click.option(
             "--priority",

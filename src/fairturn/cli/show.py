@@ -174,6 +174,7 @@ def _print(queue: "Queue | Client", document: "Document", now: int) -> None:
         "took": None if document.real_cost is None else duration(document.real_cost),
         "cost": None if document.cost is None else f"{document.cost / 1_000_000:g}",
         "metadata": json.dumps(document.metadata) if document.metadata else None,
+        "tags": ", ".join(document.tags) or None,
         "body": f"{document.body_type}, {size(document.size_bytes)}",
         "sha256": None if document.sha256 is None else document.sha256.hex(),
         "payload": _preview(queue.payload(document.id))

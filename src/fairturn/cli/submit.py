@@ -55,6 +55,7 @@ _IN_MEMORY_BYTES = 1_048_576
     help="A document for each line of FILE; - is standard input.",
 )
 @click.option("--name", help="Name of the document; by default that of the file.")
+@click.option("--tag", "tags", metavar="TAG", multiple=True, help="May be given several times.")
 @click.option("--metadata", metavar="KEY=VALUE", multiple=True, help="May be given several times.")
 @click.option("--key", help="Idempotency key: the document is stored once in 24 hours.")
 @click.option("--cost", type=float, help="Its cost, if the setting costs of the queue is known.")
@@ -84,7 +85,7 @@ def command(
     fairturn submit --ndjson documents.ndjson --json
 
     Each line of --ndjson is an object with "customer" and "payload" or "file", and optionally
-    "name", "metadata", "key", "cost", "due_at" and "parent". Lines are stored in batches.
+    "name", "metadata", "tags", "key", "cost", "due_at" and "parent". Lines are stored in batches.
     After an error, run the command again: a document with a key is stored once.
     """
     _refuse_contradictions(customer, files, ndjson, fields)
@@ -161,7 +162,8 @@ def _groups(
             return groups_of(sys.stdin.buffer, "standard input", customer), None
         return groups_of(stack.enter_context(_opened(ndjson)), ndjson, customer), None
     assert customer is not None
-    described = {**fields, "metadata": _metadata(fields["metadata"])}
+    metadata, tags = _metadata(fields["metadata"]), fields["tags"] or None
+    described = {**fields, "metadata": metadata, "tags": tags}
     payload = described.pop("payload")
     if payload is not None:
         return iter([_of_payload(customer, payload, described)]), 1

@@ -39,6 +39,7 @@ class DocumentListQuery(shapes.RequestFields):
     state: Annotated[list[State | Literal[""]], Field(default_factory=list)]
     priority: Annotated[list[int | Literal[""]], Field(default_factory=list)]
     name: Annotated[str, Field(max_length=NAME_BYTES_MAX)] = ""
+    tag: Annotated[list[str], Field(default_factory=list)]
     submitted_from: str = ""
     submitted_before: str = ""
 
@@ -50,6 +51,10 @@ class DocumentListQuery(shapes.RequestFields):
     def priorities(self) -> list[int]:
         return [n for n in self.priority if isinstance(n, int) and 1 <= n <= LEVELS]
 
+    @property
+    def tags(self) -> list[str]:
+        return [tag for tag in self.tag if tag]
+
     def query(self) -> dict[str, Any]:
         """Return the query parameters."""
         return {
@@ -57,6 +62,7 @@ class DocumentListQuery(shapes.RequestFields):
             "state": [state.value for state in self.states],
             "priority": self.priorities,
             "name": self.name,
+            "tag": self.tags,
             "submitted_from": self.submitted_from,
             "submitted_before": self.submitted_before,
         }
@@ -69,6 +75,7 @@ class DocumentListQuery(shapes.RequestFields):
             states=self.states or None,
             priorities=self.priorities or None,
             name_part=self.name or None,
+            tags=self.tags or None,
             submitted_from=None if since is None else moment_of(since),
             submitted_before=None if before is None else moment_of(before),
         )
@@ -144,7 +151,9 @@ def _csv(documents: Iterator[dict[str, Any]]) -> Iterator[str]:
 
 
 def _cell(value: Any) -> Any:
-    """Quote text that a spreadsheet would evaluate as a formula."""
+    """Quote text that a spreadsheet would evaluate as a formula; write lists as JSON."""
+    if isinstance(value, list):
+        return json.dumps(value, ensure_ascii=False) if value else ""
     if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
         return f"'{value}"
     return value
@@ -190,6 +199,7 @@ def _bulk(asked: BulkConfirmation, *, dry_run: bool) -> BulkActionJson:
         state=asked.states,
         priority=asked.priorities,
         name_part=asked.name or None,
+        tag=asked.tags,
         submitted_from=since,
         submitted_before=before,
     )

@@ -264,6 +264,7 @@ DOCUMENTS = {
     "looking": Message("Looking…"),
     "filter": Message("Show"),
     "any": Message("any"),
+    "tag": Message("Tag"),
     "submitted_from": Message("Submitted from (UTC)"),
     "submitted_before": Message("Submitted before (UTC)"),
     "newest_first": Message("The newest first"),

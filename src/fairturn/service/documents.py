@@ -12,6 +12,7 @@ from fairturn.explain.analysis import Audience, Explanation, without_position
 from fairturn.model import (
     ENDED,
     NAME_BYTES_MAX,
+    TAGS_MAX,
     BodyType,
     Document,
     Filter,
@@ -49,6 +50,10 @@ class DocumentFilterQuery(shapes.RequestFields):
     ] = None
     submitted_from: Annotated[str | None, Field(description=MOMENT_FORMAT)] = None
     submitted_before: Annotated[str | None, Field(description=MOMENT_FORMAT)] = None
+    tag: Annotated[
+        list[str],
+        Field(default_factory=list, max_length=TAGS_MAX, description="All of these tags."),
+    ]
     id: Annotated[
         list[str],
         Field(default_factory=list, max_length=IDS_MAX, description="Match only these ids."),
@@ -66,6 +71,7 @@ class DocumentFilterQuery(shapes.RequestFields):
             submitted_from=None if since is None else moment_of(since),
             submitted_before=None if before is None else moment_of(before),
             ids=self.id or None,
+            tags=self.tag or None,
         )
 
 

@@ -72,6 +72,9 @@ class SubmissionQuery(shapes.RequestFields):
     metadata: Annotated[
         str | None, Field(description="A JSON object.", examples=['{"pages": 3}'])
     ] = None
+    tags: Annotated[
+        str | None, Field(description="A JSON array of texts.", examples=['["urgent"]'])
+    ] = None
     cost: Annotated[float | None, Field(ge=0, le=COST_MAX)] = None
     due_at: Annotated[
         str | None,
@@ -303,6 +306,7 @@ def _checked(service: Service, caller: Caller, submission: _ReceivedSubmission) 
         cost=about.cost,
         due_at=None if about.due_at is None else moment_of(about.due_at),
         parent=own_parent(service, caller, about.parent),
+        tags=None if about.tags is None else _json(about.tags, "tags", list),
     )
 
 

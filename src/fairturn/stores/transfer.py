@@ -78,6 +78,7 @@ class ExportedDocument(NamedTuple):
     error: str | None
     name: str | None
     metadata: str | None
+    tags: str | None
     content_name: str | None
     sha256: bytes | None
     body: str | bytes | None

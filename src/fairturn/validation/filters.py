@@ -1,5 +1,6 @@
 """Filters for listing documents, as callers pass them."""
 
+import json
 from collections.abc import Iterable
 from datetime import datetime
 from typing import TypedDict
@@ -8,6 +9,7 @@ from fairturn.clock import as_moment
 from fairturn.model import CUSTOMER_BYTES_MAX, NAME_BYTES_MAX, PAGE_MAX, Filter, State
 from fairturn.priority import LEVELS
 from fairturn.validation import text
+from fairturn.validation.submission import tags_json
 
 
 class Filters(TypedDict, total=False):
@@ -21,6 +23,7 @@ class Filters(TypedDict, total=False):
     submitted_from: datetime | int | None
     submitted_before: datetime | int | None
     ids: Iterable[str] | None
+    tags: str | Iterable[str] | None
 
 
 # The filter that each parameter of a request and each option of a command sets.
@@ -30,6 +33,7 @@ PARAMETERS = {
     "priority": "priorities",
     "name": "name",
     "name_part": "name_part",
+    "tag": "tags",
     "submitted_from": "submitted_from",
     "submitted_before": "submitted_before",
     "id": "ids",
@@ -59,6 +63,7 @@ def to_filter(filters: Filters) -> Filter:
         else as_moment(submitted_from, "submitted_from"),
         submitted_before=None if before is None else as_moment(before, "submitted_before"),
         ids=_ids(filters.get("ids")),
+        tags=_tags(filters.get("tags")),
     )
 
 
@@ -89,6 +94,13 @@ def _ids(wanted: Iterable[str] | None) -> tuple[str, ...] | None:
     if len(found) > PAGE_MAX:
         raise ValueError(f"{len(found):,} ids were given; at most {PAGE_MAX:,} are allowed")
     return found
+
+
+def _tags(wanted: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    if wanted is None:
+        return None
+    encoded = tags_json([wanted] if isinstance(wanted, str) else wanted)
+    return tuple(json.loads(encoded)) if encoded else None
 
 
 def page_size(size: int) -> int:

@@ -24,6 +24,8 @@ from fairturn.model import (
     METADATA_KEYS_MAX,
     NAME_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
+    TAG_BYTES_MAX,
+    TAGS_MAX,
     TRACEPARENT,
     BodyType,
     ContentRef,
@@ -73,13 +75,13 @@ class SubmissionEncoder:
                 source.close()
 
     def _encode(self, s: Submission, source: str | bytes | BinaryIO | ContentRef) -> NewDocument:
-        name, metadata, key, cost, due_at, parent = describe(s)
+        name, metadata, key, cost, due_at, parent, tags = describe(s)
         body_type = _PAYLOAD if isinstance(source, str) else _CONTENT
         body, size_bytes, sha256, content_name = self._store(source)
         digest = None
         if key is not None:
             canonical = _canonical(source).encode() if isinstance(source, str) else sha256
-            digest = _digest(body_type, canonical, metadata, cost, due_at)
+            digest = _digest(body_type, canonical, metadata, cost, due_at, tags=tags)
         return NewDocument(
             s.customer,
             body,
@@ -89,6 +91,7 @@ class SubmissionEncoder:
             content_name,
             name,
             metadata,
+            tags,
             cost,
             due_at,
             key,
@@ -125,6 +128,7 @@ class SubmissionDescription(NamedTuple):
     cost: int | None  # in millionths
     due_at: int | None
     parent: str | None
+    tags: str | None  # JSON text
 
 
 def describe(s: Submission) -> SubmissionDescription:
@@ -139,6 +143,7 @@ def describe(s: Submission) -> SubmissionDescription:
         cost=None if s.cost is None else _cost(s.cost),
         due_at=None if s.due_at is None else as_moment(s.due_at, "due_at"),
         parent=s.parent,
+        tags=None if s.tags is None else tags_json(s.tags),
     )
 
 
@@ -245,6 +250,16 @@ def _metadata(metadata: Mapping[str, Any]) -> str | None:
     return encode_json(dict(metadata), "metadata", METADATA_BYTES_MAX) if metadata else None
 
 
+def tags_json(tags: Iterable[str]) -> str | None:
+    """Return tags as a JSON array, sorted and without duplicates; None if there are none."""
+    if isinstance(tags, str):
+        raise TypeError(f"tags is {tags!r}; it must be a list of texts, such as [{tags!r}]")
+    checked = sorted({text.identity(tag, "tag", TAG_BYTES_MAX) for tag in tags})
+    if len(checked) > TAGS_MAX:
+        raise ValueError(f"{len(checked)} tags were given; at most {TAGS_MAX} are allowed")
+    return text.compact_json(checked) if checked else None
+
+
 def _cost(cost: float) -> int:
     if isinstance(cost, bool) or not isinstance(cost, int | float):
         raise TypeError(f"cost is {cost!r}; it must be a number")
@@ -269,6 +284,8 @@ def _digest(
     metadata: str | None,
     cost: int | None,
     due_at: int | None,
+    *,
+    tags: str | None,
 ) -> bytes:
     """Return the hash that must match when an idempotency key is reused."""
     compared = [
@@ -277,5 +294,6 @@ def _digest(
         metadata and _without_trace(metadata),
         cost,
         due_at,
+        *([] if tags is None else [tags]),  # digests of earlier releases stay valid
     ]
     return hashlib.sha256(json.dumps(compared).encode()).digest()

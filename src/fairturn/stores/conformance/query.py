@@ -122,6 +122,33 @@ class QueryPromises(StoreSuite):
         assert [document.name for document in page.documents] == found
         assert everybody == page
 
+    def test_documents_are_found_by_all_of_their_tags(self, store: Store) -> None:
+        tagged = {
+            name: store.submit([new("a", tags=tags)])[0].id
+            for name, tags in {
+                "both": '["late","scan"]',
+                "one": '["scan"]',
+                "other": '["sc","scanned"]',
+                "none": None,
+            }.items()
+        }
+
+        def found(*tags: str) -> set[str]:
+            return set(ids(store.find(Filter(tags=tags)).documents))
+
+        assert found("scan") == {tagged["both"], tagged["one"]}
+        assert found("late", "scan") == {tagged["both"]}
+        assert found("Scan") == set()
+        document = store.find(Filter(ids=(tagged["both"],))).documents[0]
+        assert document.tags == ("late", "scan")
+        claimed = [each.document for each in claim(store, 4)]
+        assert {each.id: each.tags for each in claimed} == {
+            tagged["both"]: ("late", "scan"),
+            tagged["one"]: ("scan",),
+            tagged["other"]: ("sc", "scanned"),
+            tagged["none"]: (),
+        }
+
     @pytest.mark.parametrize("wanted", list(State))
     def test_documents_are_found_by_state(self, store: Store, wanted: State) -> None:
         order = [s for s in State if s is not State.WAITING] + [State.WAITING]

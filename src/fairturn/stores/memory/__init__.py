@@ -599,6 +599,7 @@ class MemoryStore:
             and (filter.submitted_from is None or row.submitted_at >= filter.submitted_from)
             and (filter.submitted_before is None or row.submitted_at < filter.submitted_before)
             and (filter.ids is None or self._id(row.number) in filter.ids)
+            and (filter.tags is None or set(filter.tags) <= set(self._document(row).tags))
         )
 
     def read(self, id: str) -> Stored | None:
@@ -949,6 +950,7 @@ class MemoryStore:
             content_name=row.new.content_name,
             name=row.new.name,
             metadata_json=row.new.metadata,
+            tags_json=row.new.tags,
             parent=row.new.parent,
             real_cost=row.real_cost,
             progress=row.progress,

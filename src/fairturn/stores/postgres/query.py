@@ -155,6 +155,9 @@ def _conditions(filter: Filter, key: int, values: dict[str, Any]) -> Iterable[st
         values.update(parts)
         found = (f'strpos(lower(d.name COLLATE "C"), %({part})s) > 0' for part in parts)
         yield f"({' OR '.join(found)})"
+    if filter.tags is not None:
+        values["tags"] = json.dumps(filter.tags)
+        yield "d.tags::jsonb @> %(tags)s::jsonb"
     if filter.submitted_from is not None:
         values["submitted_from"] = filter.submitted_from
         yield "d.submitted_at >= %(submitted_from)s"

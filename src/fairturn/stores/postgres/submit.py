@@ -33,7 +33,7 @@ _LOG = logging.getLogger("fairturn.postgres")
 _SHARD_BITS = 4  # arrival_counters of a new queue has 16 shards
 _TYPES = (
     *("text[]", "text[]", "bytea[]", "text[]", "int8[]", "bytea[]", "text[]", "text[]"),
-    *("text[]", "int8[]", "int8[]", "text[]", "bytea[]", "int8[]"),
+    *("text[]", "text[]", "int8[]", "int8[]", "text[]", "bytea[]", "int8[]"),
 )
 SUBMIT = f"""
     SELECT answer, refused, pending, maximum, refused_number, its_now, receipts, replayed_at
@@ -186,6 +186,7 @@ def _row(document: NewDocument, key: int) -> Row:
         document.content_name,
         document.name,
         document.metadata,
+        document.tags,
         document.cost,
         document.due_at,
         document.key,

@@ -154,6 +154,9 @@ def _condition(
         parts = {f"part_{n}": _like(part) for n, part in enumerate(spellings(filter.name_part))}
         found = " OR ".join(f"d.name LIKE :{name} ESCAPE '\\'" for name in parts)
         where(f"({found})", **parts)
+    for n, tag in enumerate(filter.tags or ()):
+        has_tag = f"EXISTS (SELECT 1 FROM json_each(d.tags) WHERE value = :tag_{n})"
+        where(has_tag, **{f"tag_{n}": tag})
     if filter.submitted_from is not None:
         where("d.submitted_at >= :submitted_from", submitted_from=filter.submitted_from)
     if filter.submitted_before is not None:

@@ -11,7 +11,7 @@ CREATE OR REPLACE FUNCTION {schema}.submit(
     shard integer,                  -- of arrival_counters: the first to try
     customers text[], body_texts text[], body_bytes bytea[], body_types text[],
     sizes bigint[], hashes bytea[], content_names text[], names text[], metadata text[],
-    costs bigint[], due_ats bigint[], keys text[], digests bytea[], parents bigint[],
+    tags text[], costs bigint[], due_ats bigint[], keys text[], digests bytea[], parents bigint[],
     OUT answer smallint, OUT refused integer,
     OUT pending bigint, OUT maximum bigint,         -- if a limit is reached: waiting and delayed documents, the limit
     OUT refused_number bigint,                      -- the document that has the key
@@ -228,20 +228,20 @@ BEGIN
     WITH given AS MATERIALIZED (
         SELECT u.*, owners[customer_indexes[u.position]] AS owner, u.due_at > its_now AS is_delayed
         FROM unnest(numbers, counts, priorities, levels, is_new, body_texts, body_bytes, body_types,
-                sizes, hashes, content_names, names, metadata, costs, due_ats, keys, digests,
+                sizes, hashes, content_names, names, metadata, tags, costs, due_ats, keys, digests,
                 parents) WITH ORDINALITY
             AS u(number, count, priority, level, is_new, body_text, body_bytes, body_type,
-                size_bytes, sha256, content_name, name, metadata, cost, due_at, key, digest, parent,
+                size_bytes, sha256, content_name, name, metadata, tags, cost, due_at, key, digest, parent,
                 position)
         WHERE u.is_new),
     documents AS (
         INSERT INTO {schema}.documents (number, customer, order_number, count, submitted_at,
             size_bytes, level, priority, state, body_type, due_at, delayed_until, cost, parent, name,
-            metadata, content_name, sha256, body_text, body_bytes)
+            metadata, tags, content_name, sha256, body_text, body_bytes)
         SELECT g.number, g.owner, CASE WHEN g.is_delayed THEN NULL ELSE g.number END, g.count, its_now,
             g.size_bytes, g.level, g.priority,
             CASE WHEN g.is_delayed THEN {delayed} ELSE {waiting} END, g.body_type, g.due_at,
-            CASE WHEN g.is_delayed THEN g.due_at END, g.cost, g.parent, g.name, g.metadata,
+            CASE WHEN g.is_delayed THEN g.due_at END, g.cost, g.parent, g.name, g.metadata, g.tags,
             g.content_name, g.sha256, g.body_text, g.body_bytes
         FROM given g),
     keyed AS (
