@@ -245,7 +245,7 @@ def test_what_works_on_the_queue_itself_says_so(
 
     said = error_of(fairturn(*command), 2)
 
-    assert "needs direct access to a queue and does not work over HTTP (FAIRTURN_URL" in said
+    assert "direct access to a queue and does not work over HTTP (FAIRTURN_URL is set)" in said
 
 
 def test_the_stronger_word_decides_between_a_service_and_a_database(

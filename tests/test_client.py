@@ -364,7 +364,8 @@ def test_results_come_back_or_are_refused_in_the_same_words(queue: Queue, door: 
     for look in (door.result, door.open_result):
         with pytest.raises(
             WrongState,
-            match=rf"{dead} is dead \(unreadable\); only a completed document has a result",
+            match=rf"document {dead} is dead \(unreadable\); "
+            "only a completed document has a result",
         ):
             look(dead)
 

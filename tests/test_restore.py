@@ -185,6 +185,19 @@ def test_a_backup_in_a_folder_that_cannot_be_written_is_restored(backed_up: list
     assert assert_whole("new.db") == backed_up
 
 
+def test_a_backup_of_an_earlier_version_is_restored(backed_up: list[str]) -> None:
+    connection = apsw.Connection("copy.db")
+    connection.execute(
+        "ALTER TABLE documents DROP COLUMN tags; DELETE FROM migrations WHERE number > 10; "
+        "PRAGMA user_version = 10"
+    )
+    connection.close()
+
+    restore("copy.db", "new.db")
+
+    assert assert_whole("new.db") == backed_up
+
+
 def test_contents_that_the_queue_and_the_backup_share_are_not_copied_again(
     backed_up: list[str],
 ) -> None:

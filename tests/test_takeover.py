@@ -37,7 +37,7 @@ NAMES = {  # the names of 0.1, by the present ones
 
 @pytest.fixture
 def old_file(tmp_path: Path) -> Path:
-    """The file that 0.1 wrote, with its contents, as nobody may change it."""
+    """The file that 0.1 wrote, with its contents."""
     path = tmp_path / "old.db"
     shutil.copy(DATA / "queue-0.1.db", path)
     shutil.copytree(DATA / "queue-0.1.db.contents", contents_beside(path))
