@@ -88,7 +88,7 @@ def _be_a_child(
     try:
         signal.alarm(ENDED_WITHIN_S)
         os.environ.update(environment)
-        importlib.reload(importlib.import_module("fairturn.crash"))  # reads the environment
+        importlib.reload(importlib.import_module("fairturn.stores.crash"))  # reads the environment
         getattr(sys.modules[module], function)(*arguments)
         code = 0
     except BaseException:

@@ -17,7 +17,7 @@ from fairturn.errors import SettingsConflict, StoreRefused
 from fairturn.model import SETTING_NAMES, Settings
 from fairturn.scheduling.flows import Mode
 from fairturn.stores.memory import MemoryStore
-from fairturn.urls import is_address, without_password
+from fairturn.stores.urls import is_address, without_password
 from fairturn.validation.changes import SettingChanges
 
 

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, cast
 import apsw
 import pytest
 
-from fairturn import crash
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.errors import StoreError
 from fairturn.model import (
@@ -36,6 +35,7 @@ from fairturn.model import (
     State,
 )
 from fairturn.scheduling.flows import Mode
+from fairturn.stores import crash
 from fairturn.stores.conformance import StoreDump, snapshot
 from fairturn.stores.conformance.steps import assert_numbers_are_exact
 from fairturn.stores.contract import QueueStore as Store
@@ -492,7 +492,7 @@ def test_claims_that_fail_do_not_change_the_order(
 
 def test_a_crash_point_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     child = subprocess.run(
-        [sys.executable, "-c", "import fairturn.crash"],
+        [sys.executable, "-c", "import fairturn.stores.crash"],
         env={**os.environ, "FAIRTURN_CRASH_AT": "somewhere"},
         capture_output=True,
         text=True,

@@ -13,7 +13,9 @@ from rich.console import Console
 from fairturn.cli.demo import closing_words
 from fairturn.cli.lanes import LanesPicture, WorkerProgress
 from fairturn.clock import microseconds
-from fairturn.demo.traffic import (
+from fairturn.model import BodyType, Customer, CustomerSettings, Document, Fence, State
+from fairturn.priority import Count, Rule
+from fairturn.simulator.demo.traffic import (
     BULK,
     DOCUMENT_S,
     PAUSING,
@@ -22,8 +24,6 @@ from fairturn.demo.traffic import (
     SECONDS,
     schedule,
 )
-from fairturn.model import BodyType, Customer, CustomerSettings, Document, Fence, State
-from fairturn.priority import Count, Rule
 from fairturn.worker.events import DocumentClaimed
 from tests.commands import SCRIPT, fairturn, lines_of
 

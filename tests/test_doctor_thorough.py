@@ -34,7 +34,7 @@ from fairturn.scheduling.flows import Costs, Mode
 from fairturn.stores.conformance.steps import find_all, prune_all
 from fairturn.stores.inspection import Damages, describe
 from fairturn.stores.postgres import audit as postgres
-from fairturn.urls import is_address
+from fairturn.stores.urls import is_address
 from tests.commands import fairturn, lines_of
 from tests.servers.places import AnyStore, opened
 from tests.servers.queues import Databases

@@ -23,13 +23,14 @@ from typing import Any
 
 import pytest
 
-from fairturn import Queue, crash
+from fairturn import Queue
 from fairturn.clock import SECOND_US, ManualClock, stopwatch
 from fairturn.errors import StoreBusy
 from fairturn.maintenance.backup import back_up
 from fairturn.maintenance.copy import copy_queue
 from fairturn.maintenance.restore import restore
 from fairturn.model import Completed, Failed, Fence, Settings, State
+from fairturn.stores import crash
 from fairturn.stores.conformance.steps import assert_numbers_are_exact
 from fairturn.stores.sqlite import connection
 from fairturn.stores.sqlite.connection import holder_of

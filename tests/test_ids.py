@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairturn import ids
+from fairturn.stores import ids
 
 numbers = st.integers(0, 2**ids.BITS - 1)
 keys = st.integers(0, 2**ids.BITS - 1)

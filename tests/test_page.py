@@ -26,11 +26,11 @@ from fairturn.dashboard.rules import calculate, rows_of
 from fairturn.dashboard.samples import ActivitySampler
 from fairturn.dashboard.sessions import LASTS_US, SESSIONS_MAX, PageSessions
 from fairturn.dashboard.texts import TEXTS
-from fairturn.demo.traffic import DemoPace
 from fairturn.i18n import languages
 from fairturn.model import Completed, Outcome, State
 from fairturn.priority import Reset, Rule
 from fairturn.service.app import make_app
+from fairturn.simulator.demo.traffic import DemoPace
 from tests.page_contents import fill
 from tests.servers.queues import Databases
 from tests.serving import asked, key_for, served_app

@@ -6,13 +6,13 @@ from xml.etree import ElementTree
 import pytest
 
 from fairturn import Queue, Submission
-from fairturn.charts.series import Note, Series, count_chart, waits_chart
 from fairturn.clock import SECOND_US, ManualClock, to_datetime
 from fairturn.dashboard.customer_index import KEPT_US, CustomerIndex
 from fairturn.dashboard.samples import BUCKETS, DUMP, RECENT_US, ActivitySampler, quantile
 from fairturn.dashboard.whatif import WhatIfMode, WhatIfRuns, WhatIfSettings
 from fairturn.model import PAGE_MAX, Completed, Failed, Outcome
 from fairturn.priority import BOUNDS, Reset
+from fairturn.simulator.charts.series import Note, Series, count_chart, waits_chart
 from tests.waiting import wait_until
 
 START = 1_800_000_000 * SECOND_US

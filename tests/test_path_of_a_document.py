@@ -23,8 +23,8 @@ from tests.servers.queues import Databases
 MODULES_MAX = 8
 LEAVES = {
     "fairturn.clock",
-    "fairturn.crash",
-    "fairturn.ids",
+    "fairturn.stores.crash",
+    "fairturn.stores.ids",
     "fairturn.model",
     "fairturn.validation.text",
 }

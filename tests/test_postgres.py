@@ -34,7 +34,7 @@ from fairturn.stores.postgres import connection as database
 from fairturn.stores.postgres.load import SETTINGS
 from fairturn.stores.postgres.rows import settings_columns
 from fairturn.stores.postgres.session import LOCK_SETTINGS, Session
-from fairturn.urls import SCHEMA
+from fairturn.stores.urls import SCHEMA
 from tests.on_postgres import PATIENCE_S, ended_somehow, new, wait_until_waiting
 from tests.servers.queues import Databases
 

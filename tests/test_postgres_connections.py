@@ -19,7 +19,7 @@ from fairturn.stores.postgres import PostgresStore, connection, notify
 from fairturn.stores.postgres.pool import Use
 from fairturn.stores.postgres.session import BEGIN
 from fairturn.stores.postgres.submit import SUBMISSIONS_PER_CUSTOMER_MAX
-from fairturn.urls import SCHEMA
+from fairturn.stores.urls import SCHEMA
 from tests.on_postgres import (
     PATIENCE_S,
     ended_somehow,

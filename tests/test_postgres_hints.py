@@ -12,7 +12,7 @@ from fairturn.errors import StoreError
 from fairturn.model import Completed
 from fairturn.stores.conformance.steps import assert_numbers_are_exact, claim, find_all, submit
 from fairturn.stores.postgres import PostgresStore, notify
-from fairturn.urls import SCHEMA
+from fairturn.stores.urls import SCHEMA
 from tests.on_postgres import PATIENCE_S, new, terminate_others, woken
 
 LEASE_US = 30 * SECOND_US

@@ -5,9 +5,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from fairturn.charts.rows import WAITING, Band, Timeline, strip
-from fairturn.charts.svg import safe
 from fairturn.simulator import workloads
+from fairturn.simulator.charts.rows import WAITING, Band, Timeline, strip
+from fairturn.simulator.charts.svg import safe
 from fairturn.simulator.comparison import Comparison, Discipline, compare
 from fairturn.simulator.plan import Plan
 from fairturn.simulator.report import page

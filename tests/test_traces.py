@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from fairturn import ClaimedDocument, Queue, Worker
 from fairturn.model import METADATA_KEYS_MAX
 from fairturn.service.app import make_app
-from fairturn.telemetry import traced, with_context
+from fairturn.service.telemetry import traced, with_context
 from tests.serving import asked, code_of
 from tests.test_handlers import AT_ONCE
 

@@ -14,7 +14,7 @@ from fairturn.model import Settings
 from fairturn.priority import Rule
 from fairturn.stores.contract import QueueStore
 from fairturn.stores.memory import MemoryStore
-from fairturn.urls import POSTGRES, SCHEMA, is_address, scheme_of
+from fairturn.stores.urls import POSTGRES, SCHEMA, is_address, scheme_of
 from fairturn.validation.changes import SettingChanges
 
 IN_MEMORY = ":memory:"

@@ -15,7 +15,7 @@ from operator import attrgetter
 from types import TracebackType
 from typing import Any, BinaryIO, Self, Unpack, overload
 
-from fairturn import config, crash, ids
+from fairturn import config
 from fairturn.access.registry import KeyRegistry
 from fairturn.clock import Clock, SystemClock, microseconds, stopwatch
 from fairturn.contents import local
@@ -49,6 +49,7 @@ from fairturn.model import (
     Summary,
 )
 from fairturn.priority import Rule
+from fairturn.stores import crash, ids
 from fairturn.stores.contract import Checkable, Interruptible, QueryStore, QueueStore
 from fairturn.validation import text
 from fairturn.validation.changes import (

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fairturn.urls import is_address
+from fairturn.stores.urls import is_address
 
 # A process that a test starts imports only the store that it opens.
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from fairturn.cli.settings import (
 from fairturn.cli.target import database_of, opened_at, service_of, settings_here
 from fairturn.cli.terminal import console, print_line, print_table, printable
 from fairturn.errors import NoQueue, NotAllowed
-from fairturn.urls import without_password
+from fairturn.stores.urls import without_password
 
 
 class _SettingRow(NamedTuple):

@@ -7,7 +7,7 @@ import click
 from fairturn.cli.exit_codes import misuse_is_wrong_use
 from fairturn.cli.options import json_option
 from fairturn.cli.terminal import number, print_line, printable, progress
-from fairturn.urls import without_password
+from fairturn.stores.urls import without_password
 
 
 @click.command("copy")

@@ -19,8 +19,8 @@ from fairturn.clock import SystemClock, microseconds
 
 if TYPE_CHECKING:  # loaded when the demo runs
     from fairturn.cli.lanes import WorkerProgress
-    from fairturn.demo.traffic import TrafficSender
     from fairturn.queue import Queue
+    from fairturn.simulator.demo.traffic import TrafficSender
     from fairturn.worker import Worker
 
 WORKERS = 2
@@ -59,8 +59,8 @@ def command(*, documents: int, seconds: float, as_json: bool) -> None:
     fairturn demo
     """
     from fairturn.cli.lanes import WorkerProgress
-    from fairturn.demo import traffic
     from fairturn.queue import Queue
+    from fairturn.simulator.demo import traffic
     from fairturn.worker import Worker
 
     sendings = traffic.schedule(documents=documents, seconds=seconds)
@@ -69,7 +69,10 @@ def command(*, documents: int, seconds: float, as_json: bool) -> None:
         with Queue(file, reset_interval_s=traffic.RESET_INTERVAL_S) as queue:
             watched = WorkerProgress()
             worker = Worker(
-                queue, "fairturn.demo.handler:rest", concurrency=WORKERS, on_event=watched.add
+                queue,
+                "fairturn.simulator.demo.handler:rest",
+                concurrency=WORKERS,
+                on_event=watched.add,
             )
             sender = traffic.TrafficSender(queue, sendings)
             total = sum(sending.documents for sending in sendings)
@@ -146,7 +149,7 @@ def _display(
 ) -> Iterator[Callable[[float], None]]:
     """Yield a function that shows the current state: a picture on a terminal, otherwise lines."""
     from fairturn.cli.lanes import LanesPicture
-    from fairturn.demo.traffic import BULK, QUIET
+    from fairturn.simulator.demo.traffic import BULK, QUIET
 
     if as_json or not sys.stdout.isatty():
         next_s = 0.0
@@ -209,7 +212,7 @@ def _report(queue: "Queue", watched: "WorkerProgress", *, as_json: bool) -> None
 
 def closing_words(found: Mapping[str, Mapping[int, int]]) -> str:
     """Return the conclusions that the percentiles of the three orders support."""
-    from fairturn.demo.traffic import DOCUMENT_S, QUIET
+    from fairturn.simulator.demo.traffic import DOCUMENT_S, QUIET
 
     fifo, levels, fair = found[_FIFO], found[_LEVELS], found[_FAIR]
     one_of_each_us = microseconds(DOCUMENT_S) * (len(QUIET) + 1)
@@ -232,7 +235,7 @@ def closing_words(found: Mapping[str, Mapping[int, int]]) -> str:
 
 
 def _served(watched: "WorkerProgress") -> list[int]:
-    from fairturn.demo.traffic import QUIET
+    from fairturn.simulator.demo.traffic import QUIET
 
     return sorted(us for name in QUIET for us in watched.waits.get(name, []))
 
@@ -240,9 +243,9 @@ def _served(watched: "WorkerProgress") -> list[int]:
 def _simulated(queue: "Queue", watched: "WorkerProgress", *, fifo: bool) -> list[int]:
     """Return the simulated waits of the quiet customers for the same documents in another order.
     Run times are those measured; the overhead of a queue is left out, in favour of that order."""
-    from fairturn.demo.traffic import QUIET
     from fairturn.scheduling.flows import Mode
     from fairturn.simulator.baselines import Line, first_come
+    from fairturn.simulator.demo.traffic import QUIET
     from fairturn.simulator.history import trace_of
     from fairturn.simulator.orders import Order, RealOrder
     from fairturn.simulator.plan import Plan

@@ -9,7 +9,7 @@ from fairturn.cli.exit_codes import wrong_use
 from fairturn.cli.options import json_option, setting_options
 from fairturn.cli.target import database_of, settings_here
 from fairturn.cli.terminal import number, print_line, printable
-from fairturn.urls import POSTGRES, scheme_of
+from fairturn.stores.urls import POSTGRES, scheme_of
 
 
 @click.command("migrate")

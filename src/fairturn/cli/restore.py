@@ -10,7 +10,7 @@ from fairturn.cli.exit_codes import CommandExit, wrong_use
 from fairturn.cli.options import json_option, setting_options
 from fairturn.cli.target import settings_here
 from fairturn.cli.terminal import number, print_line, printable, progress, size
-from fairturn.urls import is_address
+from fairturn.stores.urls import is_address
 
 
 @click.command("restore")

@@ -16,9 +16,9 @@ from fairturn.cli.terminal import json_line, printable
 from fairturn.clock import SystemClock
 
 if TYPE_CHECKING:
-    from fairturn.demo.traffic import DemoPace
     from fairturn.queue import Queue
     from fairturn.service.server import ListenAddress, Server
+    from fairturn.simulator.demo.traffic import DemoPace
 
 SERVICE_OPTIONS = names_of(SERVICE)
 GRACE_S = 30.0  # for requests in flight, after a signal

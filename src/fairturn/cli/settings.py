@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairturn.cli.terminal import plain_number, printable
-from fairturn.urls import is_address, without_password
+from fairturn.stores.urls import is_address, without_password
 
 FILE = "fairturn.toml"
 FILE_VARIABLE = "FAIRTURN_CONFIG"

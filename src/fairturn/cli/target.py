@@ -22,7 +22,7 @@ from fairturn.cli.settings import (
     worded,
 )
 from fairturn.errors import SettingsConflict
-from fairturn.urls import is_address, without_password
+from fairturn.stores.urls import is_address, without_password
 
 if TYPE_CHECKING:
     from fairturn.model import Settings

@@ -19,8 +19,8 @@ from fairturn.cli.target import QUEUE_OPTIONS, opened, settings_here
 from fairturn.cli.work import WORKER_OPTIONS, EventPrinter, refuse_no_handler, worker_of
 
 if TYPE_CHECKING:
-    from fairturn.demo.traffic import DemoPace
     from fairturn.queue import Queue
+    from fairturn.simulator.demo.traffic import DemoPace
     from fairturn.worker import Worker
 
 DEMO_S = 3_600.0
@@ -50,7 +50,7 @@ def command(*, demo: bool, open_page: bool, as_json: bool, flags: Mapping[str, A
         if demo:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fairturn-demo-"))
             file = str(Path(folder) / "demo.db")
-            flags = {**flags, "database": file, "handler": "fairturn.demo.handler:rest"}
+            flags = {**flags, "database": file, "handler": "fairturn.simulator.demo.handler:rest"}
         settings = settings_here(flags)
         refuse_no_handler(settings)
         sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
@@ -109,7 +109,7 @@ def _working(worker: "Worker", stop_serving: Any) -> Iterator[None]:
 
 
 def _pace(workers: int) -> "DemoPace":
-    from fairturn.demo.traffic import DemoPace
+    from fairturn.simulator.demo.traffic import DemoPace
 
     return DemoPace(DEMO_DOCUMENT_S, workers)
 
@@ -117,7 +117,7 @@ def _pace(workers: int) -> "DemoPace":
 @contextmanager
 def _traffic(queue: "Queue") -> Iterator[None]:
     """Send the traffic of the demo while the block runs."""
-    from fairturn.demo import traffic
+    from fairturn.simulator.demo import traffic
 
     queue.configure(reset_interval_s=traffic.SHORT_RESET_INTERVAL_S)
     sendings = traffic.schedule(documents=2_000, seconds=DEMO_S, again_s=DEMO_AGAIN_S)

@@ -5,7 +5,6 @@ from functools import partial
 from itertools import islice
 from typing import Any, BinaryIO, TypeVar
 
-from fairturn import ids
 from fairturn.access.keys import AccessKey, Role
 from fairturn.access.registry import NewKey, refuse_role
 from fairturn.client import values
@@ -48,6 +47,7 @@ from fairturn.model import (
     Summary,
 )
 from fairturn.priority import Rule
+from fairturn.stores import ids
 from fairturn.validation import text
 from fairturn.validation.changes import SettingChanges, changed, customer_changes
 from fairturn.validation.filters import PARAMETERS, Filters, page_size, to_filter

@@ -21,10 +21,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from fairturn import crash
 from fairturn.clock import Clock, SystemClock
 from fairturn.errors import ContentDamaged, StoreError, StoreFull, StoreRefused
 from fairturn.model import CONTENT_BYTES_MAX, INLINE_BYTES_MAX, BodyType, ContentRef, Document
+from fairturn.stores import crash
 
 CHUNK_BYTES = 1_048_576
 # An unreferenced content may belong to a submission in progress, but not after this time.

@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
-from fairturn import crash
 from fairturn.clock import from_datetime
 from fairturn.contents.local import CHUNK_BYTES, UNFINISHED, checked_name, verify, written
 from fairturn.errors import (
@@ -27,6 +26,7 @@ from fairturn.errors import (
     StoreUnavailable,
 )
 from fairturn.model import CONTENT_BYTES_MAX, ContentRef
+from fairturn.stores import crash
 
 PART_BYTES = 8 * 1_048_576  # S3 allows 10,000 parts, each but the last of at least 5 MiB
 CONNECT_S, ANSWER_S = 10, 60

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from fairturn.clock import SECOND_US
 from fairturn.dashboard.samples import RecentActivity, quantile
-from fairturn.demo import traffic
 from fairturn.priority import Rule
 from fairturn.simulator.comparison import Discipline, compare
+from fairturn.simulator.demo import traffic
 from fairturn.simulator.plan import Plan
 from fairturn.simulator.scenario import Scenario
 from fairturn.simulator.trace import Growing

@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from fairturn.access.keys import Role
 from fairturn.access.registry import NewKey
-from fairturn.charts.series import count_chart
 from fairturn.dashboard.login import back_to
 from fairturn.dashboard.now import CustomerRow, row_of
 from fairturn.dashboard.renderer import PageRoute, link_to, render, see_other
@@ -20,6 +19,7 @@ from fairturn.errors import NotFound
 from fairturn.model import CUSTOMER_BYTES_MAX, RUNNING_MAX, Customer, Document, Filter
 from fairturn.priority import Count, Rule
 from fairturn.service.problems import Problem, ProblemCode, refusing_misuse
+from fairturn.simulator.charts.series import count_chart
 
 SIZE = 50
 HISTORY = 500  # of the newest documents, in the chart of the count

@@ -16,10 +16,10 @@ from fairturn.dashboard.now import ExampleCache, now_page
 from fairturn.dashboard.renderer import PageRoute, see_other
 from fairturn.dashboard.samples import ActivitySampler
 from fairturn.dashboard.visitors import Operator, Overseer
-from fairturn.demo import traffic
 from fairturn.queue import Queue
 from fairturn.service.change_feed import ChangeFeed
 from fairturn.service.service import Service
+from fairturn.simulator.demo import traffic
 from fairturn.worker import Worker
 from fairturn.worker.handler import ClaimedDocument
 

@@ -8,7 +8,6 @@ from fastapi import APIRouter, Request
 from markupsafe import Markup
 from starlette.responses import Response
 
-from fairturn.charts.series import Note, Series, waits_chart
 from fairturn.clock import SECOND_US
 from fairturn.dashboard.comparison import DemoComparison
 from fairturn.dashboard.customer_index import CustomerIndex
@@ -31,6 +30,7 @@ from fairturn.priority import Rule
 from fairturn.queue import Queue
 from fairturn.service.administration import workers_of
 from fairturn.service.shapes import WorkerJson
+from fairturn.simulator.charts.series import Note, Series, waits_chart
 from fairturn.stores.contract import QueryStore
 
 CHIPS = 24

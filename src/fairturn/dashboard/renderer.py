@@ -1,4 +1,4 @@
-"""Renders templates. All values are escaped except the charts of `fairturn.charts`."""
+"""Renders templates. All values are escaped except the charts of `fairturn.simulator.charts`."""
 
 import hashlib
 from collections.abc import Callable

@@ -32,10 +32,10 @@ from fairturn.dashboard.login import back_to
 from fairturn.dashboard.renderer import HEADERS, STATIC, PageRoute, see_other, static_file, tell
 from fairturn.dashboard.samples import ActivitySampler
 from fairturn.dashboard.visitors import LANGUAGE_COOKIE, Anybody, PageContext
-from fairturn.demo.traffic import DemoPace
 from fairturn.errors import StoreError
 from fairturn.service.problems import Problem, ProblemCode
 from fairturn.service.service import Service
+from fairturn.simulator.demo.traffic import DemoPace
 
 LOOK_S = 1.0
 _LOG = logging.getLogger("fairturn.dashboard")

@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 import apsw
 
-from fairturn import crash
 from fairturn.clock import MOMENT_MAX
 from fairturn.config import contents_beside
 from fairturn.contents.local import Folder, chunks_of
@@ -37,6 +36,7 @@ from fairturn.errors import (
 from fairturn.maintenance.sqlite_file import remove_beside, write_copy
 from fairturn.model import ContentRef
 from fairturn.queue import Queue
+from fairturn.stores import crash
 from fairturn.stores.sqlite import SqliteStore
 from fairturn.stores.sqlite.query import contents
 from fairturn.stores.sqlite.schema import refuse_foreign_file

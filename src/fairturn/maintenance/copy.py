@@ -22,8 +22,8 @@ from fairturn.maintenance.sqlite_transfer import unload
 from fairturn.maintenance.takeover import copy_server, is_file_of_0_1, take_over_file
 from fairturn.model import ContentRef
 from fairturn.stores.sqlite import SqliteStore, query
+from fairturn.stores.urls import SCHEMA, is_address
 from fairturn.stores.values import Row
-from fairturn.urls import SCHEMA, is_address
 
 if TYPE_CHECKING:
     from fairturn.stores.postgres import PostgresStore

@@ -11,7 +11,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
-from fairturn import crash
 from fairturn.clock import MOMENT_MAX
 from fairturn.config import contents_beside
 from fairturn.contents.local import Folder, chunks_of
@@ -32,6 +31,7 @@ from fairturn.maintenance.sqlite_file import (
     write_copy,
 )
 from fairturn.model import ContentRef
+from fairturn.stores import crash
 from fairturn.stores.sqlite import SqliteStore, query
 from fairturn.stores.sqlite.schema import network_below, refuse_foreign_file, refuse_network
 

@@ -20,12 +20,12 @@ from fairturn.service.submissions import (
     own_parent,
     parsed,
 )
+from fairturn.service.telemetry import carrying, submitting
 from fairturn.service.uploads import (
     one_of_its_uploads,
     receive_to_disk,
     refusing_without_a_place,
 )
-from fairturn.telemetry import carrying, submitting
 from fairturn.wire import BATCH_BYTES_MAX, JSON, LINES, RECEIPT, to_json
 
 # The service reads no files of its own machine, whatever a line says.

@@ -32,6 +32,7 @@ from fairturn.service.problems import (
 )
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
+from fairturn.service.telemetry import carrying, submitting
 from fairturn.service.uploads import (
     Received,
     check_checksum,
@@ -42,7 +43,6 @@ from fairturn.service.uploads import (
     receive_small,
     refusing_without_a_place,
 )
-from fairturn.telemetry import carrying, submitting
 from fairturn.wire import (
     BINARY,
     IDEMPOTENCY_KEY,

@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fairturn.charts.rows import (
+from fairturn.clock import SECOND_US
+from fairturn.simulator import measures
+from fairturn.simulator.charts.rows import (
     WAITING,
     Band,
     Bar,
@@ -15,9 +17,7 @@ from fairturn.charts.rows import (
     spreads,
     strip,
 )
-from fairturn.charts.svg import safe
-from fairturn.clock import SECOND_US
-from fairturn.simulator import measures
+from fairturn.simulator.charts.svg import safe
 from fairturn.simulator.comparison import IDEALS, Comparison, Result
 from fairturn.simulator.replay import Replayed
 from fairturn.simulator.style import STYLE

@@ -6,7 +6,6 @@ from itertools import repeat
 from secrets import randbits
 from typing import Any
 
-from fairturn import ids
 from fairturn.model import BodyType, Claim, Document, Fence, Settings, State
 from fairturn.scheduling.flows import (
     ArrivalEvent,
@@ -21,6 +20,7 @@ from fairturn.scheduling.flows import (
     RunningEvent,
     SettingsEvent,
 )
+from fairturn.stores import ids
 from fairturn.validation.text import compact_json
 
 Row = tuple[Any, ...]  # of a statement

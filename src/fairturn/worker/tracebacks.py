@@ -16,7 +16,7 @@ FRAMES_MAX = 50  # of a traceback: the innermost ones
 
 # Strings, because a child should not import pathlib for this.
 _OURS = __file__.removesuffix("worker/tracebacks.py")
-_DEMO_HANDLER = _OURS + "demo/handler.py"
+_DEMO_HANDLER = _OURS + "simulator/demo/handler.py"
 _CALLER = _OURS + "worker/handler.py"
 _CALLS = ("run", "_answer", "_wait")  # functions there that call a handler, also through asyncio
 _LIBRARY = os.__file__.removesuffix("os.py")

@@ -9,7 +9,6 @@ from heapq import heappop, heappush
 from secrets import randbits
 from typing import Any
 
-from fairturn import ids
 from fairturn.access.keys import ACCESS_KEYS_MAX, AccessKey
 from fairturn.clock import Clock, SystemClock
 from fairturn.explain.snapshot import (
@@ -67,6 +66,7 @@ from fairturn.scheduling.flows import (
     SettingsEvent,
 )
 from fairturn.scheduling.turns import Turns
+from fairturn.stores import ids
 from fairturn.stores.admission import AdmissionCustomer, AdmissionParent, KnownKey, admit
 from fairturn.stores.contract import UNREFERENCED_S
 from fairturn.stores.estimates import Kept, KeptCustomer, foresee, make_snapshot

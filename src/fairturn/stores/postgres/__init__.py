@@ -9,7 +9,6 @@ from typing import Any
 
 import psycopg
 
-from fairturn import crash, ids
 from fairturn.access.keys import AccessKey
 from fairturn.clock import Clock, Uptime
 from fairturn.errors import StoreError
@@ -36,6 +35,7 @@ from fairturn.model import (
     check_lease,
     check_outcomes,
 )
+from fairturn.stores import crash, ids
 from fairturn.stores.contract import UNREFERENCED_S
 from fairturn.stores.postgres import admin, query, snapshot
 from fairturn.stores.postgres.claim import BUDGET, PostgresClaimer
@@ -58,8 +58,8 @@ from fairturn.stores.postgres.schema import migrate_on_opening, newest, refuse_o
 from fairturn.stores.postgres.session import Session
 from fairturn.stores.postgres.submit import PostgresSubmitter
 from fairturn.stores.transfer import ExportedQueue
+from fairturn.stores.urls import SCHEMA
 from fairturn.stores.values import SettingsCache
-from fairturn.urls import SCHEMA
 
 _LOG = logging.getLogger("fairturn.postgres")
 _NOW = f"SELECT {MOMENT}"

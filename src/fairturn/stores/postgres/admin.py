@@ -10,11 +10,11 @@ from contextlib import AbstractContextManager
 from enum import IntEnum
 from typing import Any
 
-from fairturn import crash, ids
 from fairturn.access.keys import ACCESS_KEYS_MAX, AccessKey, Role
 from fairturn.clock import Uptime, stopwatch
 from fairturn.explain.snapshot import WORKERS_MAX, WorkerHeartbeat
 from fairturn.model import CustomerSettings, Settings, State, weight_in_thousandths
+from fairturn.stores import crash, ids
 from fairturn.stores.postgres.rows import MOMENT, NO_ORDER, SERVER_BOOT, settings_columns
 from fairturn.stores.postgres.session import Session
 from fairturn.stores.values import STATES, WAITING, Row

@@ -15,8 +15,8 @@ from fairturn.stores.postgres.claim import BUDGET
 from fairturn.stores.postgres.connection import POOL_MAX, PostgresDatabase
 from fairturn.stores.postgres.schema import newest, version_of
 from fairturn.stores.postgres.session import BEGIN_SNAPSHOT, COMMIT, Session
+from fairturn.stores.urls import SCHEMA
 from fairturn.stores.values import RUNNING, WAITING, Row
-from fairturn.urls import SCHEMA
 
 STEPS = ("queue", "flows", "customers", "documents", "leases")
 BATCH = 100  # customers, leases or rows that one transaction repairs, under the lock of the queue

@@ -27,10 +27,10 @@ from random import Random
 from typing import NamedTuple
 from uuid import UUID
 
-from fairturn import crash
 from fairturn.clock import Clock, Uptime, stopwatch
 from fairturn.errors import StoreError
 from fairturn.model import Claim, Claimed, Document, Fence, Outcome
+from fairturn.stores import crash
 from fairturn.stores.postgres.admin import repair_customers
 from fairturn.stores.postgres.connection import PostgresDatabase
 from fairturn.stores.postgres.finish import OUTCOME_TYPES, outcome_columns

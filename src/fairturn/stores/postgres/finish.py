@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from json import dumps
 from typing import Any
 
-from fairturn import crash, ids
 from fairturn.model import (
     ERROR_BYTES_MAX,
     Completed,
@@ -17,6 +16,7 @@ from fairturn.model import (
     Stopped,
     kept_cost,
 )
+from fairturn.stores import crash, ids
 from fairturn.stores.postgres.rows import columns
 from fairturn.stores.postgres.session import Session
 from fairturn.stores.values import Row

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fairturn import ids
 from fairturn.model import (
     FAILED,
     ContentRef,
@@ -21,6 +20,7 @@ from fairturn.model import (
 )
 from fairturn.priority import LEVELS, Count
 from fairturn.scheduling.flows import WEIGHT_ONE
+from fairturn.stores import ids
 from fairturn.stores.postgres.rows import (
     NO_ORDER,
     QUEUE,

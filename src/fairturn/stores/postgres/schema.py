@@ -11,7 +11,6 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from fairturn import crash
 from fairturn.clock import SERVER_NOW
 from fairturn.errors import NoQueue, StoreRefused, StoreUnavailable
 from fairturn.explain.snapshot import WORKERS_KEPT_US
@@ -28,6 +27,7 @@ from fairturn.model import (
 )
 from fairturn.priority import CLOCK_AHEAD_US_MAX
 from fairturn.scheduling.flows import COST_ONE, WEIGHT_MAX, WEIGHT_MIN, WEIGHT_ONE
+from fairturn.stores import crash
 from fairturn.stores.migrations import Migration, migrations_of, refuse_unreadable
 from fairturn.stores.postgres.claim import PROBE_EVERY_IDLE_US, PROBE_EVERY_US, PROBE_SIZE
 from fairturn.stores.postgres.connection import (
@@ -37,8 +37,8 @@ from fairturn.stores.postgres.connection import (
     PostgresDatabase,
 )
 from fairturn.stores.postgres.rows import NO_ORDER
+from fairturn.stores.urls import SCHEMA
 from fairturn.stores.values import CODES, JUMP_MIN
-from fairturn.urls import SCHEMA
 
 # Held while a migration is applied: of ten processes that start at once, one applies it.
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('{schema}.'), 4)"

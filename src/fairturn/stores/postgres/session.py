@@ -14,9 +14,9 @@ from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.rows import tuple_row
 from psycopg.types.numeric import Int8BinaryDumper
 
-from fairturn import crash
+from fairturn.stores import crash
+from fairturn.stores.urls import SCHEMA
 from fairturn.stores.values import Row
-from fairturn.urls import SCHEMA
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 BEGIN_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"

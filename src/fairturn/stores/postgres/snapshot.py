@@ -3,13 +3,12 @@
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from fairturn import ids
 from fairturn.clock import Uptime
 from fairturn.explain.snapshot import DocumentSnapshot
 from fairturn.model import PAGE_MAX, Document, Filter, Lanes, level_of
 from fairturn.scheduling.flows import COST_ONE, WEIGHT_ONE, EventBatch
 from fairturn.scheduling.turns import Turns
-from fairturn.stores import snapshot
+from fairturn.stores import ids, snapshot
 from fairturn.stores.positions import FlowKey
 from fairturn.stores.postgres.flows import SnapshotFlows
 from fairturn.stores.postgres.query import find, summary

@@ -11,7 +11,6 @@ from typing import Any
 
 import psycopg
 
-from fairturn import crash, ids
 from fairturn.clock import Clock, stopwatch
 from fairturn.errors import (
     KeyReused,
@@ -22,6 +21,7 @@ from fairturn.errors import (
     StoreUnavailable,
 )
 from fairturn.model import NewDocument, Receipt
+from fairturn.stores import crash, ids
 from fairturn.stores.postgres.admin import has_wrong_counters, repair_queue
 from fairturn.stores.postgres.connection import WAIT_S, PostgresDatabase
 from fairturn.stores.postgres.rows import columns, now_of

@@ -13,7 +13,6 @@ from typing import Any
 
 import apsw
 
-from fairturn import ids
 from fairturn.access.keys import AccessKey
 from fairturn.clock import Clock, SystemClock, stopwatch
 from fairturn.errors import StoreBusy
@@ -40,6 +39,7 @@ from fairturn.model import (
     check_lease,
     check_outcomes,
 )
+from fairturn.stores import ids
 from fairturn.stores.contract import UNREFERENCED_S
 from fairturn.stores.sqlite import admin, finish, query, snapshot
 from fairturn.stores.sqlite.claim import Claimer

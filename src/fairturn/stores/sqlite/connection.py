@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import apsw
 
-from fairturn import crash
 from fairturn.clock import stopwatch
 from fairturn.errors import StoreBusy, StoreError, StoreFull, StoreRefused, StoreUnavailable
+from fairturn.stores import crash
 from fairturn.stores.sqlite.schema import (
     migrate,
     network_below,

@@ -6,7 +6,6 @@ from typing import Any
 
 import apsw
 
-from fairturn import ids
 from fairturn.clock import Uptime
 from fairturn.model import (
     CANCELS_KEPT_MAX,
@@ -20,6 +19,7 @@ from fairturn.model import (
     level_of,
 )
 from fairturn.scheduling.flows import ArrivalEvent, CancelEvent, Costs, EndEvent, Event
+from fairturn.stores import ids
 from fairturn.stores.sqlite.rows import (
     CounterChanges,
     QueueRow,

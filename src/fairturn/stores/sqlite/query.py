@@ -6,7 +6,6 @@ from typing import Any
 
 import apsw
 
-from fairturn import ids
 from fairturn.model import (
     FAILED,
     ContentRef,
@@ -24,6 +23,7 @@ from fairturn.model import (
 )
 from fairturn.priority import LEVELS, Count
 from fairturn.scheduling.flows import WEIGHT_ONE, Mode
+from fairturn.stores import ids
 from fairturn.stores.sqlite.rows import REPAIRS, QueueRow, fetch_each, read_outcome_counters
 from fairturn.stores.transitions import to_summary
 from fairturn.stores.values import (

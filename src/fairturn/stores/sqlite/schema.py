@@ -4,8 +4,8 @@ from pathlib import Path
 
 import apsw
 
-from fairturn import crash
 from fairturn.errors import StoreRefused
+from fairturn.stores import crash
 from fairturn.stores.migrations import BASELINE, Migration, migrations_of, refuse_unreadable
 
 APPLICATION_ID = 0x46544E31  # "FTN1", in the header of the file

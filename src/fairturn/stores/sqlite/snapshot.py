@@ -6,12 +6,11 @@ from itertools import islice
 
 import apsw
 
-from fairturn import ids
 from fairturn.clock import Uptime
 from fairturn.explain.snapshot import DocumentSnapshot
 from fairturn.model import PAGE_MAX, Document, Filter, Lanes
 from fairturn.scheduling.flows import COST_ONE, WEIGHT_ONE, EventBatch
-from fairturn.stores import snapshot
+from fairturn.stores import ids, snapshot
 from fairturn.stores.positions import FlowKey
 from fairturn.stores.snapshot import DOCUMENTS_SAMPLED, FLOWS_SAMPLED, by_lane, next_numbers
 from fairturn.stores.sqlite.claim import DUE

@@ -7,12 +7,12 @@ from typing import Any
 
 import apsw
 
-from fairturn import ids
 from fairturn.clock import stopwatch
 from fairturn.errors import FairturnError, StoreBusy, StoreUnavailable
 from fairturn.model import KEY_KEPT_US, NewDocument, Receipt
 from fairturn.priority import Count
 from fairturn.scheduling.flows import ArrivalEvent
+from fairturn.stores import ids
 from fairturn.stores.admission import Admission, AdmissionCustomer, AdmissionParent, KnownKey, admit
 from fairturn.stores.sqlite.connection import Database
 from fairturn.stores.sqlite.rows import (

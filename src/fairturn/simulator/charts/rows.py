@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fairturn.charts import svg
 from fairturn.clock import SECOND_US
 from fairturn.priority import LEVELS
+from fairturn.simulator.charts import svg
 
 LOG_FROM_S = 0.1  # start of the logarithmic axes
 WIDTH = 1_080

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from fairturn.charts import svg
 from fairturn.clock import SECOND_US
+from fairturn.simulator.charts import svg
 
 _WIDTH, _HEIGHT = 640, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 112, 18, 26
