@@ -428,6 +428,7 @@ def test_architecture_md_names_every_module_of_a_package(folder: str) -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     package = installed_package() / folder
     modules = {path.stem for path in package.glob("*.py")} - {"__init__"}
+    modules |= {path.parent.name for path in package.glob("*/__init__.py")}
     functions = {f"functions/{path.name}" for path in package.glob("functions/*.sql")}
 
     problems = list(differences_from_the_parts(text, f"Inside `{folder}/`", modules | functions))

@@ -14,7 +14,9 @@ from fairturn.cli import COMMANDS
 from fairturn.cli.settings import SettingsFile, known_settings, resolve
 from tests.commands import SCRIPT
 
-PAGE = (Path(__file__).parent.parent / "docs" / "cli.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = (DOCS / "cli.md").read_text(encoding="utf-8")
+DOCUMENTS = (DOCS / "documents.md").read_text(encoding="utf-8")
 
 
 def commands() -> list[tuple[str, click.Command]]:
@@ -35,13 +37,14 @@ def test_every_command_and_every_option_stands_in_the_page(
     top, *_ = name.split()
     (section,) = re.findall(rf"^### `fairturn {top}\b.*?(?=^##|\Z)", PAGE, re.DOTALL | re.MULTILINE)
     general = PAGE.partition("## Documents")[0]
-    filters = PAGE.partition("### `fairturn list`")[2].partition("###")[0]
+    linked = re.findall(r"\(documents\.md#(\w+)\)", section)
+    tables = [
+        DOCUMENTS.partition(f"## {title.capitalize()}\n")[2].partition("## ")[0] for title in linked
+    ]
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             for option in parameter.opts:
-                places = [section, general]
-                if "the filters of `list`" in section:
-                    places.append(filters)
+                places = [section, general, *tables]
                 assert any(f"`{option}" in place for place in places), option
 
 

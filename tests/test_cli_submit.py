@@ -145,6 +145,12 @@ def test_wrong_use_ends_with_2_and_stores_nothing(arguments: list[str], sentence
             assert queue.list().documents == []
 
 
+def test_an_option_is_named_as_it_was_given() -> None:
+    refused = error_of(fairturn("submit", "--ndjson", "-", "--tag", "scan"), 2)
+
+    assert refused.endswith("leave out --tag")
+
+
 # ── Lines ────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -300,6 +301,48 @@ def test_a_formula_in_a_name_is_text_in_a_table(queue: Queue, app: FastAPI) -> N
     assert (row[1], row[5]) == ("'=1+1", '\'@SUM("a")\nb')
     assert listed[0]["customer"] == "=1+1"
     assert asked(app, "GET", "/documents.json?customer=nobody").json() == []
+
+
+def test_a_bulk_action_changes_the_documents_that_all_filters_match(
+    queue: Queue, app: FastAPI
+) -> None:
+    wanted = queue.submit("acme", name="Invoice-17.pdf", tags=["scan", "late"]).id
+    queue.submit("acme", name="Invoice-18.pdf", tags=["scan"])
+    queue.submit("other", name="Invoice-19.pdf", tags=["scan", "late"])
+    filters: dict[str, Any] = {
+        "customer": "acme",
+        "name": "invoice",
+        "tag": ["late", "scan"],
+        "state": ["", "waiting"],
+        "priority": ["", "1"],
+        "submitted_from": "2020-01-01T00:00",
+        "submitted_before": "",
+    }
+
+    shown = asked(app, "GET", "/documents-bulk", params={**filters, "action": "cancel"})
+    done = asked(app, "POST", "/documents-bulk", data={**filters, "action": "cancel"}, headers=SAME)
+
+    assert "Cancel 1 document?" in shown.text
+    assert 'name="tag" value="late"><input type="hidden" name="tag" value="scan"' in shown.text
+    assert done.status_code == 303
+    assert "did_cancel=1" in done.headers["location"]
+    assert [each.id for each in queue.iterate(states="cancelled")] == [wanted]
+
+
+@pytest.mark.parametrize("path", ["/documents?", "/documents-bulk?action=cancel&"])
+@pytest.mark.parametrize(
+    ("query", "detail"),
+    [
+        ("&".join(f"tag={n}" for n in range(17)), "17 tags were given; at most 16 are allowed"),
+        ("customer=" + "x" * 256, "customer has 256 bytes; at most 255 are allowed"),
+        ("submitted_from=noon", "&#39;noonZ&#39; is not a moment"),
+    ],
+)
+def test_a_wrong_filter_is_a_problem(app: FastAPI, path: str, query: str, detail: str) -> None:
+    response = asked(app, "GET", path + query)
+
+    assert response.status_code == 422
+    assert detail in response.text
 
 
 # ── Languages ────────────────────────────────────────────────────────────────────────────────────

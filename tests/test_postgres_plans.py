@@ -14,6 +14,7 @@ from fairturn.model import CANCELS_KEPT_MAX, Completed, Settings
 from fairturn.scheduling.flows import Mode
 from fairturn.stores.conformance.steps import claim, ids, submit
 from fairturn.stores.postgres import PostgresStore, query
+from fairturn.stores.postgres.submit import SUBMIT, to_arrays
 from tests.on_postgres import new
 
 LEASE_US = 300 * SECOND_US
@@ -44,12 +45,7 @@ def filled(request: pytest.FixtureRequest, url: str) -> Iterator[psycopg.Connect
 CALLS = {
     "claim": "SELECT * FROM fairturn.claim("
     "gen_random_uuid(), 50, 'w', 1000000, NULL, NULL, 'server', 2000)",
-    "submit": "SELECT * FROM fairturn.submit(NULL, (SELECT id_key FROM fairturn.queue), 0, "
-    "ARRAY['c5', 'c6'], ARRAY['1', '1'], ARRAY[NULL, NULL]::bytea[], ARRAY['payload', 'payload'], "
-    "ARRAY[1, 1]::bigint[], ARRAY[NULL, NULL]::bytea[], ARRAY[NULL, NULL], ARRAY[NULL, NULL], "
-    "ARRAY[NULL, NULL], ARRAY[NULL, NULL], ARRAY[NULL, NULL]::bigint[], "
-    "ARRAY[NULL, NULL]::bigint[], "
-    "ARRAY['k', NULL], ARRAY[NULL, NULL]::bytea[], ARRAY[NULL, NULL]::bigint[])",
+    "submit": SUBMIT,
     "finish": "SELECT fairturn.finish(NULL, ARRAY[7]::bigint[], ARRAY[7]::bigint[], "
     "ARRAY[0]::smallint[], ARRAY[NULL], ARRAY[NULL]::bigint[], ARRAY[NULL]::bigint[], "
     "ARRAY[NULL]::bigint[], ARRAY[NULL], ARRAY[NULL], ARRAY[NULL]::bigint[], "
@@ -62,8 +58,11 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_no_operation_reads_a_whole_table(filled: psycopg.Connection[Any], name: str) -> None:
+    ((key,),) = filled.execute("SELECT id_key FROM fairturn.queue").fetchall()
+    documents = [new("c5", key="k"), new("c6")]
+    arguments = (None, key, 0, *to_arrays(documents, key)) if name == "submit" else ()
     with filled.transaction():
-        filled.execute(CALLS[name])
+        filled.execute(CALLS[name], arguments)
         read = filled.execute(
             "SELECT relname, seq_scan FROM pg_stat_xact_user_tables WHERE seq_scan > 0"
         ).fetchall()

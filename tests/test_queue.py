@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from fairturn.model import (
     Claim,
     Completed,
     Failed,
+    Filter,
     NewDocument,
     Receipt,
     State,
@@ -38,6 +40,7 @@ from fairturn.model import (
 from fairturn.priority import Reset
 from fairturn.scheduling.flows import Costs, Mode
 from fairturn.stores.memory import MemoryStore
+from fairturn.validation.filters import FILTERS, Filters
 
 NOON = 1_800_000_000_000_000
 DAY_S = 86_400.0
@@ -496,6 +499,14 @@ def test_filters_choose_documents(queue: Queue, clock: ManualClock) -> None:
     assert ids(ids=[dead, delayed, "nonsense"]) == [delayed, dead]
     assert ids(ids=named) == [named]
     assert ids(customer="acme", states="waiting", priorities=1) == [later[0], named]
+
+
+def test_the_list_of_filters_has_every_filter_once() -> None:
+    names = [each.name for each in FILTERS]
+
+    assert sorted(names) == sorted(Filters.__annotations__)
+    assert sorted(names) == sorted(field.name for field in fields(Filter))
+    assert len({each.parameter for each in FILTERS}) == len(FILTERS)
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,14 @@ from fairturn.clock import SECOND_US, ManualClock
 from fairturn.explain.sentences import tell
 from fairturn.model import SETTING_NAMES, Settings
 from fairturn.priority import Rule
+from fairturn.validation.filters import FILTERS
+from fairturn.wire import DOCUMENT, SUBMISSION
 from tests.commands import SCRIPT
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PYTHON_PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+DOCUMENTS_PAGE = (ROOT / "docs" / "documents.md").read_text(encoding="utf-8")
 
 
 def programs_in(page: str) -> list[str]:
@@ -116,6 +119,43 @@ def test_the_table_of_thresholds_is_the_rule() -> None:
     for priority, cell in enumerate(counts, start=1):
         for count in map(int, re.findall(r"-?\d+", cell.replace("below -20", "-21"))):
             assert rule.priority(count) == priority
+
+
+def rows_of(title: str) -> list[list[str]]:
+    """Return the rows of the first table below a heading of docs/documents.md, as cells."""
+    section = DOCUMENTS_PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
+    first, *_ = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in first.splitlines()[2:]]
+
+
+def test_every_field_of_a_submission_stands_in_the_page_of_documents_with_its_option() -> None:
+    rows = {field: option for field, option, _ in rows_of("Submission")}
+
+    assert list(rows) == [f"`{field.name}`" for field in SUBMISSION]
+    for field in SUBMISSION:
+        option = f"--{(field.option or field.name).replace('_', '-')}"
+        assert rows[f"`{field.name}`"].startswith(f"`{option}"), field.name
+
+
+def test_every_field_of_a_document_stands_in_its_page_and_those_of_the_csv_are_marked() -> None:
+    names = ", ".join(name for name, _ in rows_of("Fields"))
+
+    assert set(re.findall(r"`(\w+)`", names)) == {field.name for field in DOCUMENT}
+    assert set(re.findall(r"`(\w+)`\\\*", names)) == {f.name for f in DOCUMENT if f.in_csv}
+
+
+def test_every_filter_stands_in_the_page_of_documents_with_its_names() -> None:
+    named = [[cell.strip("`") for cell in row[:4]] for row in rows_of("Filters")]
+
+    assert named == [
+        [
+            each.name,
+            f"--{each.parameter.replace('_', '-')}" if each.is_option else "",
+            each.parameter,
+            each.on_page,
+        ]
+        for each in FILTERS
+    ]
 
 
 @pytest.mark.parametrize("name", SETTING_NAMES)

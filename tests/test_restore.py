@@ -18,7 +18,9 @@ from fairturn.maintenance.backup import back_up
 from fairturn.maintenance.restore import Restored, restore
 from fairturn.maintenance.sqlite_file import exclusive
 from fairturn.stores.conformance.steps import assert_numbers_are_exact
+from fairturn.stores.migrations import BASELINE
 from fairturn.stores.sqlite import SqliteStore
+from fairturn.stores.sqlite.schema import migrations
 from tests.commands import SCRIPT, claim, error_of, fairturn, lines_of
 
 SIZE = 70_000  # too large for the row
@@ -38,6 +40,11 @@ def backed_up() -> list[str]:
         queue.submit("acme", content=b"x" * SIZE)
         back_up(queue, "copy.db")
         return ids_of(queue)
+
+
+def columns_of(connection: apsw.Connection) -> set[str]:
+    rows = connection.execute("SELECT name FROM pragma_table_info('documents')")
+    return {name for (name,) in rows}
 
 
 def ids_of(queue: Queue) -> list[str]:
@@ -186,12 +193,15 @@ def test_a_backup_in_a_folder_that_cannot_be_written_is_restored(backed_up: list
 
 
 def test_a_backup_of_an_earlier_version_is_restored(backed_up: list[str]) -> None:
+    baseline = apsw.Connection(":memory:")
+    baseline.execute(migrations()[0].script)
     connection = apsw.Connection("copy.db")
-    connection.execute(
-        "ALTER TABLE documents DROP COLUMN tags; DELETE FROM migrations WHERE number > 10; "
-        "PRAGMA user_version = 10"
-    )
+    for column in columns_of(connection) - columns_of(baseline):
+        connection.execute(f"ALTER TABLE documents DROP COLUMN {column}")
+    connection.execute(f"DELETE FROM migrations WHERE number > {BASELINE}")
+    connection.execute(f"PRAGMA user_version = {BASELINE}")
     connection.close()
+    baseline.close()
 
     restore("copy.db", "new.db")
 

@@ -25,8 +25,10 @@ from fairturn.model import (
     PAYLOAD_BYTES_MAX,
     BodyType,
     State,
+    SubmissionFields,
 )
 from fairturn.validation.submission import JSON_DEPTH_MAX
+from fairturn.wire import SUBMISSION
 
 # Every character, including NUL and lone surrogates.
 texts = st.text(st.characters(exclude_categories=()), max_size=40)
@@ -50,6 +52,12 @@ def queue(
     database = ":memory:" if request.param == "memory" else folder / "documents.db"
     with Queue(database) as queue:
         yield queue
+
+
+def test_the_list_of_fields_has_every_keyword_except_key_and_body() -> None:
+    others = {"key", "payload", "content", "file"}
+
+    assert {field.name for field in SUBMISSION} == SubmissionFields.__annotations__.keys() - others
 
 
 def nested(depth: int) -> Any:

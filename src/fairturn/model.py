@@ -26,7 +26,7 @@ from fairturn.scheduling.flows import (
     Costs,
     Mode,
 )
-from fairturn.validation.text import identity, storable
+from fairturn.validation.text import identity, small, spellings, storable
 
 CUSTOMER_BYTES_MAX = 255
 KEY_BYTES_MAX = 255
@@ -336,6 +336,24 @@ class Filter:
     submitted_before: int | None = None
     ids: tuple[str, ...] | None = None
     tags: tuple[str, ...] | None = None  # all of them
+
+    def matches(self, document: Document) -> bool:
+        """Return whether a document matches all criteria."""
+        return (
+            (self.customer is None or document.customer == self.customer)
+            and (self.states is None or document.state in self.states)
+            and (self.priorities is None or document.priority in self.priorities)
+            and (self.name is None or document.name == self.name)
+            and (self.name_part is None or _has_part(document.name, self.name_part))
+            and (self.submitted_from is None or document.submitted_at_us >= self.submitted_from)
+            and (self.submitted_before is None or document.submitted_at_us < self.submitted_before)
+            and (self.ids is None or document.id in self.ids)
+            and (self.tags is None or set(self.tags) <= set(document.tags))
+        )
+
+
+def _has_part(name: str | None, part: str) -> bool:
+    return name is not None and any(spelling in small(name) for spelling in spellings(part))
 
 
 class Page(NamedTuple):

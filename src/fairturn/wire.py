@@ -2,7 +2,8 @@
 
 Each entity has one list of fields. The service and its OpenAPI description, the clients, the
 command line (`--json`) and the CSV export derive from it: a field that is added here appears in all
-of them. Moments are integers of microseconds since 1970 UTC.
+of them. The parameters, options and lines of JSON that state a submission derive from `SUBMISSION`.
+Moments are integers of microseconds since 1970 UTC.
 """
 
 import json
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fairturn.access.keys import Role
-from fairturn.model import BodyType, Progress, State
+from fairturn.model import NAME_BYTES_MAX, BodyType, Progress, State
 from fairturn.scheduling.flows import COST_ONE
 
 JSON, LINES = "application/json", "application/x-ndjson"
@@ -56,6 +57,7 @@ def _progress(value: Mapping[str, Any]) -> Progress:
 
 
 TEXT, INTEGER, NUMBER, BOOLEAN = map(FieldType, (str, int, float, bool))
+DOCUMENT_ID = FieldType(str)
 MOMENT = FieldType(int)
 PRIORITY = FieldType(int)
 STATE = FieldType(State, decode=State)
@@ -67,7 +69,8 @@ METADATA = FieldType(dict[str, Any], decode=_json_or_none)
 PROGRESS = FieldType(dict[str, float | None], Progress._asdict, _progress)
 INTEGERS = FieldType(list[int], list, tuple)
 TEXTS = FieldType(list[str], list, _json_or_none)
-JSON_TEXT = FieldType(Any, json.loads)
+JSON_OBJECT = FieldType(dict, json.loads)
+JSON_ARRAY = FieldType(list, json.loads)
 
 
 def _field(name: str, type: FieldType, attribute: str = "", **more: Any) -> JsonField:
@@ -106,15 +109,6 @@ DOCUMENT = (
     _field("cost", COST, optional=True),
     _field("real_cost", COST, optional=True),
     _field("progress", PROGRESS, optional=True),
-)
-# What a submission states beside its customer, its key and its body.
-SUBMISSION = (
-    _field("name", TEXT),
-    _field("metadata", JSON_TEXT),
-    _field("tags", JSON_TEXT),
-    _field("cost", COST),
-    _field("due_at", INTEGER),
-    _field("parent", TEXT),
 )
 RECEIPT = (
     _field("id", TEXT),
@@ -160,6 +154,43 @@ CUSTOMER_SUMMARY = (
         description="The count is 0 after this moment, unless a document is submitted before.",
     ),
 )
+
+
+class SubmissionField(NamedTuple):
+    """One field of a submission: a keyword of `submit`, an option of `fairturn submit`, a parameter
+    of a request, a part of a form, and a key in a line of JSON."""
+
+    name: str
+    type: FieldType
+    description: str  # without the full stop
+    option: str = ""  # `--OPTION`, if it is not the name
+    bytes_max: int | None = None  # of a text
+
+
+# What a submission states beside its customer, its key and its body.
+SUBMISSION = (
+    SubmissionField(
+        "name",
+        TEXT,
+        "Its name, for display; by default that of the file",
+        bytes_max=NAME_BYTES_MAX,
+    ),
+    SubmissionField("cost", COST, "Its cost, if the setting costs of the queue is known"),
+    SubmissionField("metadata", JSON_OBJECT, "More about it, as keys and values"),
+    SubmissionField("tags", JSON_ARRAY, "Texts to find it by", option="tag"),
+    SubmissionField("due_at", MOMENT, "Its earliest start"),
+    SubmissionField("parent", DOCUMENT_ID, "The id of the document that it derives from"),
+)
+
+
+def submission_to_json(described: Any) -> dict[str, Any]:
+    """Return the fields of a validated submission that are set, as a JSON object."""
+    found = {}
+    for name, type, *_ in SUBMISSION:
+        plain = getattr(described, name)
+        if plain is not None:
+            found[name] = plain if type.encode is None else type.encode(plain)
+    return found
 
 
 def to_json(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from enum import StrEnum
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,9 +12,6 @@ from fairturn.cli.exit_codes import wrong_use
 from fairturn.cli.settings import FILE_METAVAR, SettingDefinition, flag_of, option_settings
 from fairturn.clock import from_datetime, microseconds
 from fairturn.priority import BOUNDS, LEVELS, RESET_INTERVAL_US, Reset, Rule
-
-if TYPE_CHECKING:
-    pass
 
 SECONDS_MAX = 1_000_000_000
 STATES = ("delayed", "waiting", "running", "completed", "dead", "cancelled")
@@ -144,43 +141,27 @@ def _option_of(
 
 def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the filters of documents; the command gets their values as `filters`."""
+    from fairturn.validation.filters import FILTERS, FilterType
+
+    known = [each for each in FILTERS if each.is_option]
+    types: dict[FilterType, dict[str, Any]] = {
+        FilterType.STATE: {"type": click.Choice(STATES)},
+        FilterType.PRIORITY: {"type": click.IntRange(1, LEVELS), "metavar": "N"},
+        FilterType.MOMENT: {"type": MomentType()},
+    }
 
     @wraps(command)
     def with_filters(*args: Any, **options: Any) -> Any:
-        from fairturn.validation.filters import PARAMETERS
-
-        filters: dict[str, Any] = {}
-        for option, name in PARAMETERS.items():
-            value = options.pop(option, None)
-            if value is not None and value != ():
-                filters[name] = value
+        given = {each.name: options.pop(each.parameter) for each in known}
+        filters = {name: value for name, value in given.items() if value not in (None, ())}
         return command(*args, filters=filters, **options)
 
-    for option in (
-        click.option(
-            "--submitted-before", type=MomentType(), help="Only submitted before this moment."
-        ),
-        click.option(
-            "--submitted-from", type=MomentType(), help="Only submitted at or after this moment."
-        ),
-        click.option(
-            "--tag", multiple=True, help="Only with this tag; may be given several times."
-        ),
-        click.option("--name", help="Only with exactly this name."),
-        click.option(
-            "--priority",
-            type=click.IntRange(1, LEVELS),
-            multiple=True,
-            metavar="N",
-            help="Only of this priority; may be given several times.",
-        ),
-        click.option(
-            "--state",
-            type=click.Choice(STATES),
-            multiple=True,
-            help="Only in this state; may be given several times.",
-        ),
-        click.option("--customer", help="Only of this customer."),
-    ):
-        with_filters = option(with_filters)
+    for each in reversed(known):
+        again = "; may be given several times" if each.several else ""
+        with_filters = click.option(
+            f"--{each.parameter.replace('_', '-')}",
+            multiple=bool(each.several),
+            help=f"{each.description}{again}.",
+            **types.get(each.type, {}),
+        )(with_filters)
     return with_filters

@@ -18,6 +18,7 @@ from fairturn.cli.terminal import duration, moment, number, print_line, printabl
 from fairturn.cli.values import document_as_json, stopping
 from fairturn.clock import SystemClock
 from fairturn.errors import NotAllowed
+from fairturn.wire import SUBMISSION
 
 if TYPE_CHECKING:
     from fairturn.client.sync_client import Client
@@ -172,9 +173,7 @@ def _print(queue: "Queue | Client", document: "Document", now: int) -> None:
         "claimed": moment(document.claimed_at_us),
         "ended": moment(document.ended_at_us),
         "took": None if document.real_cost is None else duration(document.real_cost),
-        "cost": None if document.cost is None else f"{document.cost / 1_000_000:g}",
-        "metadata": json.dumps(document.metadata) if document.metadata else None,
-        "tags": ", ".join(document.tags) or None,
+        **_described(document),
         "body": f"{document.body_type}, {size(document.size_bytes)}",
         "sha256": None if document.sha256 is None else document.sha256.hex(),
         "payload": _preview(queue.payload(document.id))
@@ -186,6 +185,22 @@ def _print(queue: "Queue | Client", document: "Document", now: int) -> None:
     width = max(map(len, shown))
     for name, value in shown.items():
         click.echo(f"{name:{width}}  {printable(value)}")
+
+
+def _described(document: "Document") -> dict[str, str | None]:
+    """Return what the submission stated and no other line has."""
+    values, elsewhere = document_as_json(document), ("name", "due_at", "parent")
+    return {
+        each.name: _text(values[each.name]) for each in SUBMISSION if each.name not in elsewhere
+    }
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, dict):
+        return json.dumps(value) if value else None
+    return ", ".join(value) if isinstance(value, list) else value
 
 
 def _progress(document: "Document") -> str | None:

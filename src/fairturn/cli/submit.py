@@ -5,7 +5,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -34,6 +34,7 @@ from fairturn.cli.terminal import (
 )
 from fairturn.errors import FairturnError, StoreError, StoreFull, StoreRefused
 from fairturn.validation.text import identity
+from fairturn.wire import COST, DOCUMENT_ID, JSON_ARRAY, JSON_OBJECT, MOMENT, SUBMISSION, FieldType
 
 if TYPE_CHECKING:
     from fairturn.cli.batches import BatchEntry
@@ -44,7 +45,50 @@ _STANDARD_INPUT = "-"
 _IN_MEMORY_BYTES = 1_048_576
 
 
-@click.command("submit")
+_HELP = f"""Submit documents.
+
+Files are copied into the queue; - is standard input. Exit code 0 means that all documents are
+durable. The queue is created if it does not exist.
+
+\b
+fairturn submit acme invoice-17.pdf invoice-18.pdf
+fairturn submit acme --payload '{{"invoice": 17}}' --key invoice-17
+fairturn submit --ndjson documents.ndjson --json
+
+Each line of --ndjson is an object with "customer" and "payload" or "file", and optionally
+{", ".join(f'"{field.name}"' for field in SUBMISSION)} and "key". Lines are stored in batches.
+After an error, run the command again: a document with a key is stored once.
+"""
+
+
+def _field_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of `SUBMISSION`."""
+    types: dict[FieldType, dict[str, Any]] = {
+        JSON_OBJECT: {"multiple": True, "metavar": "KEY=VALUE"},
+        JSON_ARRAY: {"multiple": True},
+        COST: {"type": float},
+        MOMENT: {"type": MomentType()},
+        DOCUMENT_ID: {"metavar": "ID"},
+    }
+    notes = {
+        JSON_OBJECT: "; may be given several times",
+        JSON_ARRAY: "; may be given several times",
+        MOMENT: ", such as 2030-01-31T08:00Z",
+    }
+    for each in reversed(SUBMISSION):
+        about = f"{each.description}{notes.get(each.type, '')}."
+        add = click.option(_flag(each.name), each.name, help=about, **types.get(each.type, {}))
+        command = add(command)
+    return command
+
+
+def _flag(field: str) -> str:
+    """Return the option of a field."""
+    options = {each.name: each.option for each in SUBMISSION if each.option}
+    return f"--{options.get(field, field).replace('_', '-')}"
+
+
+@click.command("submit", help=_HELP)
 @click.argument("customer", required=False)
 @click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path())
 @click.option("--payload", metavar="JSON", help="A document that is a JSON value, not a file.")
@@ -54,13 +98,8 @@ _IN_MEMORY_BYTES = 1_048_576
     metavar="FILE",
     help="A document for each line of FILE; - is standard input.",
 )
-@click.option("--name", help="Name of the document; by default that of the file.")
-@click.option("--tag", "tags", metavar="TAG", multiple=True, help="May be given several times.")
-@click.option("--metadata", metavar="KEY=VALUE", multiple=True, help="May be given several times.")
+@_field_options
 @click.option("--key", help="Idempotency key: the document is stored once in 24 hours.")
-@click.option("--cost", type=float, help="Its cost, if the setting costs of the queue is known.")
-@click.option("--due-at", type=MomentType(), help="Earliest start, such as 2030-01-31T08:00Z.")
-@click.option("--parent", metavar="ID", help="The document that this one derives from.")
 @click.option("--wait-for-room", is_flag=True, help="Wait while the queue is full.")
 @json_option
 @place_options
@@ -74,20 +113,6 @@ def command(
     flags: Mapping[str, Any],
     **fields: Any,
 ) -> None:
-    """Submit documents.
-
-    Files are copied into the queue; - is standard input. Exit code 0 means that all documents are
-    durable. The queue is created if it does not exist.
-
-    \b
-    fairturn submit acme invoice-17.pdf invoice-18.pdf
-    fairturn submit acme --payload '{"invoice": 17}' --key invoice-17
-    fairturn submit --ndjson documents.ndjson --json
-
-    Each line of --ndjson is an object with "customer" and "payload" or "file", and optionally
-    "name", "metadata", "tags", "key", "cost", "due_at" and "parent". Lines are stored in batches.
-    After an error, run the command again: a document with a key is stored once.
-    """
     _refuse_contradictions(customer, files, ndjson, fields)
     with ExitStack() as stack:
         groups, total = _groups(stack, customer, files, ndjson, fields, wait_for_room=wait_for_room)
@@ -125,7 +150,7 @@ def _refuse_contradictions(
     if ndjson is not None:
         given = [name for name, value in fields.items() if value not in (None, ())]
         if files or given:
-            what = "files" if files else f"--{given[0].replace('_', '-')}"
+            what = "files" if files else _flag(given[0])
             wrong_use(f"with --ndjson all fields are in the lines; leave out {what}")
         return
     if customer is None:
@@ -162,8 +187,8 @@ def _groups(
             return groups_of(sys.stdin.buffer, "standard input", customer), None
         return groups_of(stack.enter_context(_opened(ndjson)), ndjson, customer), None
     assert customer is not None
-    metadata, tags = _metadata(fields["metadata"]), fields["tags"] or None
-    described = {**fields, "metadata": metadata, "tags": tags}
+    described = {**fields, "metadata": _metadata(fields["metadata"])}
+    described = {name: None if value == () else value for name, value in described.items()}
     payload = described.pop("payload")
     if payload is not None:
         return iter([_of_payload(customer, payload, described)]), 1

@@ -50,7 +50,7 @@ from fairturn.priority import Rule
 from fairturn.stores import ids
 from fairturn.validation import text
 from fairturn.validation.changes import SettingChanges, changed, customer_changes
-from fairturn.validation.filters import PARAMETERS, Filters, page_size, to_filter
+from fairturn.validation.filters import FILTERS, Filters, page_size, to_filter
 from fairturn.wire import IDS_MAX
 
 LONG_POLL_S = 30.0  # proxies close connections that are idle for a minute
@@ -152,7 +152,7 @@ class DocumentOperations:
             raise ValueError(
                 f"{len(f.ids):,} ids were given; over HTTP at most {IDS_MAX} are allowed"
             )
-        wanted = {parameter: getattr(f, name) for parameter, name in PARAMETERS.items()}
+        wanted = {each.parameter: getattr(f, each.name) for each in FILTERS}
         wanted["customer"] = _named((yield from self._session.identity()), f.customer)
         query = query_of(size=page_size(size), after=after, **wanted)
         if () in wanted.values():  # a query cannot express an empty set

@@ -34,8 +34,7 @@ from fairturn.wire import (
     JSON_BYTES_MAX,
     LINES,
     REPEATED,
-    SUBMISSION,
-    to_json,
+    submission_to_json,
 )
 
 CHUNK_BYTES = 262_144
@@ -158,10 +157,11 @@ def _validate(s: Submission, customer: str | None, new_id: NewId) -> _ValidSubmi
     if customer is not None:
         text.identity(customer, "customer", CUSTOMER_BYTES_MAX)
     described = describe(s)
-    fields = {"customer": customer, **to_json(SUBMISSION, described)}
-    given = {field: value for field, value in fields.items() if value is not None}
+    fields = {} if customer is None else {"customer": customer}
     key = described.key
-    return _ValidSubmission(given, key or f"client-{new_id()}", key is None)
+    return _ValidSubmission(
+        fields | submission_to_json(described), key or f"client-{new_id()}", key is None
+    )
 
 
 def _has_payload(s: Submission) -> bool:

@@ -5,24 +5,29 @@ import json
 from collections.abc import Iterator
 from io import StringIO
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Form, Query, Request
-from pydantic import Field
+from pydantic import Field, create_model
 from starlette.responses import Response, StreamingResponse
 
-from fairturn.dashboard.documents import caller_of
 from fairturn.dashboard.renderer import PageRoute, render, see_other
 from fairturn.dashboard.search import LOOKED_MAX, look
 from fairturn.dashboard.visitors import Operator, Overseer, Visitor
-from fairturn.model import NAME_BYTES_MAX, State
+from fairturn.model import State
 from fairturn.priority import LEVELS
-from fairturn.service import administration, shapes
-from fairturn.service.administration import BulkActionJson, BulkFilterJson
+from fairturn.service import shapes
+from fairturn.service.administration import BulkAction, change_in_bulk
 from fairturn.service.problems import refusing_misuse
 from fairturn.service.responses import ATTACHED
 from fairturn.service.submissions import moment_of
-from fairturn.validation.filters import Filters, to_filter
+from fairturn.validation.filters import (
+    FILTERS,
+    FilterDefinition,
+    Filters,
+    FilterType,
+    to_filter,
+)
 from fairturn.wire import DOCUMENT, to_json
 
 SIZE = 50
@@ -32,60 +37,50 @@ COLUMNS = tuple(field.name for field in DOCUMENT if field.in_csv)
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
-class DocumentListQuery(shapes.RequestFields):
+PAGE_FILTERS = tuple(each for each in FILTERS if each.on_page)
+_FILTER_TYPES = {FilterType.STATE: State, FilterType.PRIORITY: int}
+
+
+def _filter_fields() -> Any:
+    """Return a model with a field for each filter of the page. A form sends empty fields too."""
+    members: dict[str, Any] = {}
+    for each in PAGE_FILTERS:
+        value: Any = _FILTER_TYPES.get(each.type, str)
+        if each.several:
+            members[each.on_page] = (list[value | Literal[""]], Field(default_factory=list))
+        else:
+            longest = each.bytes_max if each.type is FilterType.TEXT else None
+            members[each.on_page] = (str, Field("", max_length=longest))
+    return create_model("PageFilterFields", __base__=shapes.RequestFields, **members)
+
+
+class DocumentListQuery(_filter_fields()):  # type: ignore[misc]  # a model made from a list
     """The filters in the URL. An empty field matches every document."""
 
-    customer: str = ""
-    state: Annotated[list[State | Literal[""]], Field(default_factory=list)]
-    priority: Annotated[list[int | Literal[""]], Field(default_factory=list)]
-    name: Annotated[str, Field(max_length=NAME_BYTES_MAX)] = ""
-    tag: Annotated[list[str], Field(default_factory=list)]
-    submitted_from: str = ""
-    submitted_before: str = ""
-
-    @property
-    def states(self) -> list[State]:
-        return [state for state in self.state if isinstance(state, State)]
-
-    @property
-    def priorities(self) -> list[int]:
-        return [n for n in self.priority if isinstance(n, int) and 1 <= n <= LEVELS]
-
-    @property
-    def tags(self) -> list[str]:
-        return [tag for tag in self.tag if tag]
-
     def query(self) -> dict[str, Any]:
-        """Return the query parameters."""
-        return {
-            "customer": self.customer,
-            "state": [state.value for state in self.states],
-            "priority": self.priorities,
-            "name": self.name,
-            "tag": self.tags,
-            "submitted_from": self.submitted_from,
-            "submitted_before": self.submitted_before,
-        }
+        """Return the query parameters: texts, and lists without empty and impossible values."""
+        return {each.on_page: self._given(each) for each in PAGE_FILTERS}
+
+    def _given(self, each: FilterDefinition) -> Any:
+        value = getattr(self, each.on_page)
+        if each.type is FilterType.PRIORITY:
+            return [n for n in value if n in range(1, LEVELS + 1)]
+        return [item for item in value if item] if each.several else value
 
     def filters(self) -> Filters:
         """Return the filters of `Queue.list`."""
-        since, before = _moment(self.submitted_from), _moment(self.submitted_before)
-        return Filters(
-            customer=self.customer or None,
-            states=self.states or None,
-            priorities=self.priorities or None,
-            name_part=self.name or None,
-            tags=self.tags or None,
-            submitted_from=None if since is None else moment_of(since),
-            submitted_before=None if before is None else moment_of(before),
-        )
+        filters: dict[str, Any] = {}
+        for each in PAGE_FILTERS:
+            value = self._given(each)
+            if value:
+                filters[each.name] = _moment(value) if each.type is FilterType.MOMENT else value
+        return cast(Filters, filters)
 
 
-def _moment(text: str) -> str | None:
-    """Add UTC, as the label of the field states, to a moment without a time zone."""
-    if not text:
-        return None
-    return text if text[-1] in "Zz" or "+" in text or text.isdecimal() else f"{text}Z"
+def _moment(text: str) -> int:
+    """Parse a moment; without a time zone it is UTC, as the label of the field states."""
+    has_zone = text[-1] in "Zz" or "+" in text or text.isdecimal()
+    return moment_of(text if has_zone else f"{text}Z")
 
 
 class DocumentListPageQuery(DocumentListQuery):
@@ -114,6 +109,7 @@ def show_documents(
         "documents.html",
         asked=asked,
         query=asked.query(),
+        filters=PAGE_FILTERS,
         documents=found.documents,
         further=found,
         full=len(found.documents) >= SIZE,
@@ -168,7 +164,7 @@ def _json(documents: Iterator[dict[str, Any]]) -> Iterator[str]:
 
 
 class BulkConfirmation(DocumentListQuery):
-    action: Literal["cancel", "retry"]
+    action: BulkAction
 
 
 @router.get("/documents-bulk")
@@ -176,7 +172,7 @@ def ask_before_bulk(
     request: Request, visitor: Operator, asked: Annotated[BulkConfirmation, Query()]
 ) -> Response:
     """Show the number of matching documents, and ask for confirmation."""
-    found = administration.act_in_bulk(request, caller_of(visitor), _bulk(asked, dry_run=True))
+    found = change_in_bulk(visitor.service, asked.action, asked.filters(), dry_run=True)
     return render(request, visitor, "bulk.html", asked=asked, query=asked.query(), found=found)
 
 
@@ -184,23 +180,8 @@ def ask_before_bulk(
 def act_in_bulk(
     request: Request, visitor: Operator, asked: Annotated[BulkConfirmation, Form()]
 ) -> Response:
-    found = administration.act_in_bulk(request, caller_of(visitor), _bulk(asked, dry_run=False))
+    found = change_in_bulk(visitor.service, asked.action, asked.filters(), dry_run=False)
     visitor.page.directory.changed()
     return see_other(
         request, "/documents", **asked.query(), **{f"did_{asked.action}": found.changed}
     )
-
-
-def _bulk(asked: BulkConfirmation, *, dry_run: bool) -> BulkActionJson:
-    since, before = _moment(asked.submitted_from), _moment(asked.submitted_before)
-    filter = BulkFilterJson(
-        id=[],
-        customer=asked.customer or None,
-        state=asked.states,
-        priority=asked.priorities,
-        name_part=asked.name or None,
-        tag=asked.tags,
-        submitted_from=since,
-        submitted_before=before,
-    )
-    return BulkActionJson(action=asked.action, filter=filter, dry_run=dry_run)

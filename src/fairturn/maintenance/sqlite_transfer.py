@@ -12,7 +12,7 @@ from fairturn.model import State
 from fairturn.priority import LEVELS
 from fairturn.scheduling.flows import EventBatch
 from fairturn.stores.sqlite.rows import QueueRow, fetch, read_outcome_counters
-from fairturn.stores.transfer import ExportedDocument, ExportedQueue
+from fairturn.stores.transfer import SUBMITTED, ExportedDocument, ExportedQueue
 from fairturn.stores.transitions import Attempt, Ending, end_of_lease, has_ended
 from fairturn.stores.values import (
     CODES,
@@ -54,11 +54,11 @@ _FLOWS = """
 _EVENTS = "SELECT at, events FROM event_log ORDER BY number"
 # Retries are due by the boot clock here, and by the wall clock elsewhere. ?1 is the difference.
 _DUE_AT = f"coalesce(CASE d.state WHEN {DELAYED} THEN d.retry_at + ?1 END, d.due_at)"
-_COLUMNS = ", ".join(
-    _DUE_AT if name == "due_at" else f"d.{name}" for name in ExportedDocument._fields[:-1]
-)
+_EXPRESSIONS = {"due_at": _DUE_AT, "body": "coalesce(d.body, b.body)"}
+_DECIDED = ExportedDocument._fields[:-1]
+_COLUMNS = ", ".join(_EXPRESSIONS.get(name, f"d.{name}") for name in (*_DECIDED, *SUBMITTED))
 _DOCUMENTS = f"""
-    SELECT {_COLUMNS}, coalesce(d.body, b.body)
+    SELECT {_COLUMNS}
     FROM documents d LEFT JOIN bodies b ON b.document = d.number ORDER BY d.number"""
 _RESULTS = "SELECT document, result, content_name, size_bytes, sha256 FROM results"
 _UNREPORTED = "SELECT document FROM unreported_cancels ORDER BY number"
@@ -144,7 +144,7 @@ class _Expired:
         return (*row[:-LEVELS], *waiting)
 
     def document(self, row: Row) -> ExportedDocument:
-        document = ExportedDocument._make(row)
+        document = ExportedDocument._make((*row[: len(_DECIDED)], row[len(_DECIDED) :]))
         ending = self.endings.get(document.number)
         if ending is None:
             return document

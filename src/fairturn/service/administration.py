@@ -18,10 +18,12 @@ from fairturn.service.problems import refusing_misuse
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
 from fairturn.validation.changes import SettingChanges
+from fairturn.validation.filters import Filters, to_filter
 
 router = APIRouter(tags=["queue"])
 
 Seconds = Annotated[shapes.Number | None, Field(ge=0, le=SECONDS_MAX)]
+BulkAction = Literal["cancel", "retry"]
 Limit = Annotated[shapes.Whole | None, Field(ge=1, le=1 << 53)]
 
 
@@ -160,12 +162,12 @@ class BulkFilterJson(DocumentFilterQuery):
 class BulkActionJson(shapes.RequestFields):
     """An action and the documents to apply it to. Nothing changes unless `dry_run` is false."""
 
-    action: Literal["cancel", "retry"]
+    action: BulkAction
     filter: BulkFilterJson
     dry_run: shapes.YesOrNo = True
 
 
-_CHANGEABLE = {
+_CHANGEABLE: dict[BulkAction, tuple[State, ...]] = {
     "cancel": (State.DELAYED, State.WAITING, State.RUNNING),
     "retry": (State.DEAD,),
 }
@@ -178,18 +180,25 @@ def act_in_bulk(request: Request, caller: Operator, bulk: BulkActionJson) -> Any
     Matching documents that the action cannot change are skipped: `cancel` applies to delayed,
     waiting and running documents, `retry` to dead ones.
     """
-    queue = service_of(request).queue
     filters = bulk.filter.filters(caller)
-    possible = _CHANGEABLE[bulk.action]
-    filters["states"] = [s for s in possible if not bulk.filter.state or s in bulk.filter.state]
-    found: list[str] = []
-    if filters["states"]:
-        with refusing_misuse():
+    return change_in_bulk(service_of(request), bulk.action, filters, dry_run=bulk.dry_run)
+
+
+def change_in_bulk(
+    service: Service, action: BulkAction, filters: Filters, *, dry_run: bool
+) -> shapes.BulkResultJson:
+    """Cancel or retry the documents that match. Raises `Problem` if a filter is wrong."""
+    queue, found = service.queue, list[str]()
+    with refusing_misuse():
+        wanted = to_filter(filters).states
+        states = [state for state in _CHANGEABLE[action] if not wanted or state in wanted]
+        if states:
+            filters["states"] = states
             found = [each.id for each in islice(queue.iterate(**filters), BULK_MAX + 1)]
     more, ids = len(found) > BULK_MAX, found[:BULK_MAX]
     changed = 0
-    if not bulk.dry_run and bulk.action == "cancel":
+    if not dry_run and action == "cancel":
         changed = sum(s in (State.CANCELLED, State.RUNNING) for s in queue.cancel(ids))
-    elif not bulk.dry_run:
+    elif not dry_run:
         changed = sum(s is State.DEAD for s in queue.retry(ids))
-    return shapes.BulkResultJson(matched=len(ids), changed=changed, more=more, dry_run=bulk.dry_run)
+    return shapes.BulkResultJson(matched=len(ids), changed=changed, more=more, dry_run=dry_run)

@@ -2,17 +2,15 @@
 
 import json
 from io import BytesIO
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from pydantic import Field
+from pydantic import Field, create_model
 
 from fairturn.contents import local
 from fairturn.explain.analysis import Audience, Explanation, without_position
 from fairturn.model import (
     ENDED,
-    NAME_BYTES_MAX,
-    TAGS_MAX,
     BodyType,
     Document,
     Filter,
@@ -27,8 +25,8 @@ from fairturn.service.problems import Problem, ProblemCode, refusing_misuse
 from fairturn.service.responses import ATTACHED, attachment, problems
 from fairturn.service.service import Service, service_of
 from fairturn.service.submissions import moment_of
-from fairturn.validation.filters import Filters
-from fairturn.wire import BINARY, DOCUMENT, IDS_MAX, JSON, WAIT_S_MAX, to_json
+from fairturn.validation.filters import FILTERS, Filters, FilterType
+from fairturn.wire import BINARY, DOCUMENT, JSON, WAIT_S_MAX, to_json
 
 router = APIRouter(tags=["documents"])
 
@@ -36,43 +34,45 @@ MOMENT_FORMAT = "ISO 8601 with a time zone, or microseconds since 1970-01-01 UTC
 _BINARY: dict[str, Any] = {"content": {BINARY: {"schema": {"type": "string", "format": "binary"}}}}
 
 
-class DocumentFilterQuery(shapes.RequestFields):
-    """Selects documents. An omitted field matches every document."""
+_FILTER_TYPES = {
+    FilterType.CUSTOMER: shapes.CustomerName,
+    FilterType.STATE: State,
+    FilterType.PRIORITY: shapes.Priority,
+}
+_FILTER_NOTES = {
+    FilterType.CUSTOMER: "Accepted from operators and readers only.",
+    FilterType.MOMENT: MOMENT_FORMAT,
+}
 
-    customer: Annotated[
-        shapes.CustomerName | None, Field(description="Accepted from operators and readers only.")
-    ] = None
-    state: Annotated[list[State], Field(default_factory=list)]
-    priority: Annotated[list[shapes.Priority], Field(default_factory=list)]
-    name: Annotated[str | None, Field(max_length=NAME_BYTES_MAX)] = None
-    name_part: Annotated[
-        str | None, Field(max_length=NAME_BYTES_MAX, description="A substring of the name.")
-    ] = None
-    submitted_from: Annotated[str | None, Field(description=MOMENT_FORMAT)] = None
-    submitted_before: Annotated[str | None, Field(description=MOMENT_FORMAT)] = None
-    tag: Annotated[
-        list[str],
-        Field(default_factory=list, max_length=TAGS_MAX, description="All of these tags."),
-    ]
-    id: Annotated[
-        list[str],
-        Field(default_factory=list, max_length=IDS_MAX, description="Match only these ids."),
-    ]
+
+def _filter_fields() -> Any:
+    """Return a model with a field for each of `FILTERS`."""
+    members: dict[str, Any] = {}
+    for each in FILTERS:
+        value: Any = _FILTER_TYPES.get(each.type, str)
+        if each.several:
+            about = f"{each.description}; of several, {each.several} must match."
+            default: Any = Field(default_factory=list, max_length=each.values_max)
+            members[each.parameter] = (Annotated[list[value], Field(description=about)], default)
+        else:
+            about = f"{each.description}. {_FILTER_NOTES.get(each.type, '')}".strip()
+            default = Field(None, max_length=each.bytes_max)
+            members[each.parameter] = (Annotated[value | None, Field(description=about)], default)
+    return create_model("FilterFields", __base__=shapes.RequestFields, **members)
+
+
+class DocumentFilterQuery(_filter_fields()):  # type: ignore[misc]  # a model made from a list
+    """Selects documents. An omitted field matches every document."""
 
     def filters(self, caller: Caller) -> Filters:
         """Return the filters of `Queue.list`, limited to what the caller may see."""
-        since, before = self.submitted_from, self.submitted_before
-        return Filters(
-            customer=scope_of(caller, self.customer),
-            states=self.state or None,
-            priorities=self.priority or None,
-            name=self.name,
-            name_part=self.name_part,
-            submitted_from=None if since is None else moment_of(since),
-            submitted_before=None if before is None else moment_of(before),
-            ids=self.id or None,
-            tags=self.tag or None,
-        )
+        filters: dict[str, Any] = {}
+        for each in FILTERS:
+            value = getattr(self, each.parameter)
+            if value is not None and value != []:
+                filters[each.name] = moment_of(value) if each.type is FilterType.MOMENT else value
+        filters["customer"] = scope_of(caller, filters.get("customer"))
+        return cast(Filters, filters)
 
 
 class DocumentPageQuery(DocumentFilterQuery):

@@ -26,8 +26,14 @@ from fairturn.service.uploads import (
     receive_to_disk,
     refusing_without_a_place,
 )
-from fairturn.wire import BATCH_BYTES_MAX, JSON, LINES, RECEIPT, to_json
+from fairturn.wire import BATCH_BYTES_MAX, JSON, LINES, RECEIPT, SUBMISSION, to_json
 
+_ABOUT = f"""Submit a batch of up to 10,000 documents, all or none.
+
+Each line is a JSON object with `payload`, or `content` in Base64, and optionally
+{", ".join(f"`{field.name}`" for field in SUBMISSION)} and `key`. `customer` is required with an
+operator's key.
+"""
 # The service reads no files of its own machine, whatever a line says.
 _FIELDS = ("customer", *(name for name in SubmissionFields.__annotations__ if name != "file"))
 
@@ -52,6 +58,7 @@ class LineReceiptsJson(shapes.ResponseJson):
     "/v1/documents/batch",
     status_code=201,
     response_model=LineReceiptsJson,
+    description=_ABOUT,
     responses=problems(400, 408, 413, 415, 429, 507),
     openapi_extra={
         "requestBody": {
@@ -61,11 +68,6 @@ class LineReceiptsJson(shapes.ResponseJson):
     },
 )
 async def submit_batch(request: Request, caller: Submitter) -> Response:
-    """Submit a batch of up to 10,000 documents, all or none.
-
-    Each line is a JSON object with `payload`, or `content` in Base64, and optionally `name`,
-    `metadata`, `key`, `cost`, `due_at` and `parent`. `customer` is required with an operator's key.
-    """
     service = service_of(request)
     if media_type_of(request) != LINES:
         raise Problem(ProblemCode.MEDIA_TYPE_UNKNOWN, f"a batch must have the type {LINES}")

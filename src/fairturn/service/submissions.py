@@ -5,14 +5,14 @@ from datetime import datetime
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, create_model
 
+from fairturn import wire
 from fairturn.clock import from_datetime
 from fairturn.errors import StoreError
 from fairturn.model import (
     COST_MAX,
     KEY_BYTES_MAX,
-    NAME_BYTES_MAX,
     TRACEPARENT,
     BodyType,
     ContentRef,
@@ -60,30 +60,35 @@ CONTENT_DIGEST = "Content-Digest"
 router = APIRouter(tags=["documents"])
 
 
-class SubmissionQuery(shapes.RequestFields):
+_SCHEMAS = {wire.COST: Annotated[float, Field(ge=0, le=COST_MAX)]}  # others are texts
+_NOTES = {
+    wire.JSON_OBJECT: "A JSON object.",
+    wire.JSON_ARRAY: "A JSON array of texts.",
+    wire.MOMENT: "ISO 8601 with a time zone, or microseconds since 1970.",
+}
+_EXAMPLES = {wire.JSON_OBJECT: ['{"pages": 3}'], wire.JSON_ARRAY: ['["urgent"]']}
+
+
+def _described_fields() -> Any:
+    """Return a model with a field for each of `wire.SUBMISSION`."""
+    members: dict[str, Any] = {}
+    for each in wire.SUBMISSION:
+        schema: Any = _SCHEMAS.get(each.type, str)
+        field: Any = Field(
+            None,
+            max_length=each.bytes_max,
+            description=f"{each.description}. {_NOTES.get(each.type, '')}".strip(),
+            examples=_EXAMPLES.get(each.type),
+        )
+        members[each.name] = (schema | None, field)
+    return create_model("DescribedFields", __base__=shapes.RequestFields, **members)
+
+
+class SubmissionQuery(_described_fields()):  # type: ignore[misc]  # a model made from a list
     """The properties of a document other than its body."""
 
     customer: Annotated[
         shapes.CustomerName | None, Field(description="Required with an operator's key.")
-    ] = None
-    name: Annotated[
-        str | None, Field(max_length=NAME_BYTES_MAX, description="A display name, never a path.")
-    ] = None
-    metadata: Annotated[
-        str | None, Field(description="A JSON object.", examples=['{"pages": 3}'])
-    ] = None
-    tags: Annotated[
-        str | None, Field(description="A JSON array of texts.", examples=['["urgent"]'])
-    ] = None
-    cost: Annotated[float | None, Field(ge=0, le=COST_MAX)] = None
-    due_at: Annotated[
-        str | None,
-        Field(
-            description="The earliest start: ISO 8601 with a time zone, or microseconds since 1970."
-        ),
-    ] = None
-    parent: Annotated[
-        str | None, Field(description="The id of the document that this one was made from.")
     ] = None
     sha256: Annotated[
         str | None,
@@ -294,20 +299,26 @@ def _checked(service: Service, caller: Caller, submission: _ReceivedSubmission) 
     about, received, payload, key, digest, trace = submission
     if received is not None:
         check_checksum(received, about.sha256, digest)
-    metadata = None if about.metadata is None else _json(about.metadata, "metadata", dict)
+    described = {each.name: _value(each, getattr(about, each.name)) for each in wire.SUBMISSION}
+    described["metadata"] = carrying(described["metadata"], trace)
+    described["parent"] = own_parent(service, caller, described["parent"])
     return Submission(
         customer=customer_for(caller, about.customer),
         payload=payload,
         content=received if isinstance(received, bytes) else None,
         written=received if isinstance(received, ContentRef) else None,
-        name=about.name,
-        metadata=carrying(metadata, trace),
         key=key,
-        cost=about.cost,
-        due_at=None if about.due_at is None else moment_of(about.due_at),
-        parent=own_parent(service, caller, about.parent),
-        tags=None if about.tags is None else _json(about.tags, "tags", list),
+        **described,
     )
+
+
+def _value(field: wire.SubmissionField, value: Any) -> Any:
+    """Convert the value of a parameter to that of `Submission`."""
+    if value is None:
+        return None
+    if field.type in (wire.JSON_OBJECT, wire.JSON_ARRAY):
+        return _json(value, field.name, field.type.schema)
+    return moment_of(value) if field.type is wire.MOMENT else value
 
 
 def _discard(service: Service, received: Received | None) -> None:
@@ -377,7 +388,7 @@ def _about(request: Request) -> SubmissionQuery:
 
 def _valid(fields: dict[str, Any], where: str) -> SubmissionQuery:
     try:
-        return SubmissionQuery.model_validate(fields)
+        return SubmissionQuery(**fields)
     except ValidationError as error:
         raise invalid(error.errors(), where) from None
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from fairturn.model import NewDocument
 from fairturn.scheduling.flows import EventBatch
 from fairturn.stores.transitions import OutcomeCounters
 from fairturn.stores.values import Row
@@ -44,6 +45,14 @@ class ExportedQueue(NamedTuple):
     access_keys: Iterable[Row]
 
 
+# The columns of a document that are copied as they were submitted.
+SUBMITTED = tuple(
+    name
+    for name in NewDocument._fields
+    if name not in {"customer", "body", "due_at", "key", "digest", "parent"}
+)
+
+
 class ExportedDocument(NamedTuple):
     """A document. It has more than 15 attributes because it has all columns of a document."""
 
@@ -52,7 +61,6 @@ class ExportedDocument(NamedTuple):
     order_number: int | None
     count: int  # type: ignore[assignment]  # the rule's word
     submitted_at: int
-    size_bytes: int
     fence: int
     attempts: int
     level: int
@@ -60,14 +68,12 @@ class ExportedDocument(NamedTuple):
     state: int
     returned: int
     cancel_requested: int
-    body_type: str
     claimed_at: int | None
     charged_cost: int | None
     charged_weight: int | None
     charge: int | None
     ended_at: int | None
     due_at: int | None
-    cost: int | None
     parent: int | None
     children: int
     real_cost: int | None
@@ -76,9 +82,5 @@ class ExportedDocument(NamedTuple):
     progress_total: float | None
     worker: str | None
     error: str | None
-    name: str | None
-    metadata: str | None
-    tags: str | None
-    content_name: str | None
-    sha256: bytes | None
     body: str | bytes | None
+    submitted: Row  # the columns of `SUBMITTED`

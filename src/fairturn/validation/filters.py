@@ -1,15 +1,30 @@
-"""Filters for listing documents, as callers pass them."""
+"""Filters for listing documents, as callers pass them.
+
+`FILTERS` has each filter once. The parameters of requests and their OpenAPI description, the
+options of commands, the client and the filters of the page derive from it.
+"""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import TypedDict
+from enum import StrEnum
+from functools import partial
+from typing import Any, NamedTuple, TypedDict
 
 from fairturn.clock import as_moment
-from fairturn.model import CUSTOMER_BYTES_MAX, NAME_BYTES_MAX, PAGE_MAX, Filter, State
+from fairturn.model import (
+    CUSTOMER_BYTES_MAX,
+    NAME_BYTES_MAX,
+    PAGE_MAX,
+    TAG_BYTES_MAX,
+    TAGS_MAX,
+    Filter,
+    State,
+)
 from fairturn.priority import LEVELS
 from fairturn.validation import text
 from fairturn.validation.submission import tags_json
+from fairturn.wire import IDS_MAX
 
 
 class Filters(TypedDict, total=False):
@@ -26,18 +41,30 @@ class Filters(TypedDict, total=False):
     tags: str | Iterable[str] | None
 
 
-# The filter that each parameter of a request and each option of a command sets.
-PARAMETERS = {
-    "customer": "customer",
-    "state": "states",
-    "priority": "priorities",
-    "name": "name",
-    "name_part": "name_part",
-    "tag": "tags",
-    "submitted_from": "submitted_from",
-    "submitted_before": "submitted_before",
-    "id": "ids",
-}
+class FilterType(StrEnum):
+    """The type of a filter's value: how requests, commands and the page write it."""
+
+    CUSTOMER = "customer"
+    TEXT = "text"
+    STATE = "state"
+    PRIORITY = "priority"
+    MOMENT = "moment"
+    ID = "id"
+
+
+class FilterDefinition(NamedTuple):
+    """One filter, in Python and as a parameter."""
+
+    name: str  # in `Filters` and `Filter`
+    parameter: str  # of requests; its option is `--PARAMETER`, with hyphens
+    type: FilterType
+    check: Callable[[Any], Any]  # converts a value of `Filters` to that of `Filter`
+    description: str  # without the full stop
+    several: str = ""  # if several values are accepted: "one" or "all" of them must match
+    values_max: int | None = None  # per request
+    bytes_max: int | None = None  # of a text
+    is_option: bool = True  # whether commands have it
+    on_page: str = ""  # its parameter on the page, with the label `filter_PARAMETER`; "": none
 
 
 def to_filter(filters: Filters) -> Filter:
@@ -47,29 +74,25 @@ def to_filter(filters: Filters) -> Filter:
     if unknown:
         known = ", ".join(Filters.__annotations__)
         raise TypeError(f"unknown filter: {', '.join(sorted(unknown))}; the filters are: {known}")
-    customer, name, part = filters.get("customer"), filters.get("name"), filters.get("name_part")
-    submitted_from, before = filters.get("submitted_from"), filters.get("submitted_before")
-    if customer is not None:
-        text.identity(customer, "customer", CUSTOMER_BYTES_MAX)
-    return Filter(
-        customer=customer,
-        states=_states(filters.get("states")),
-        priorities=_priorities(filters.get("priorities")),
-        # Converted as names are when they are stored, in `submission.py`.
-        name=None if name is None else text.description(name, NAME_BYTES_MAX),
-        name_part=None if not part else text.description(part, NAME_BYTES_MAX),
-        submitted_from=None
-        if submitted_from is None
-        else as_moment(submitted_from, "submitted_from"),
-        submitted_before=None if before is None else as_moment(before, "submitted_before"),
-        ids=_ids(filters.get("ids")),
-        tags=_tags(filters.get("tags")),
-    )
+    given = {name: value for name, value in filters.items() if value is not None}
+    checked = {each.name: each.check(given[each.name]) for each in FILTERS if each.name in given}
+    return Filter(**checked)
 
 
-def _states(states: State | str | Iterable[State | str] | None) -> tuple[State, ...] | None:
-    if states is None:
-        return None
+def _customer(customer: str) -> str:
+    return text.identity(customer, "customer", CUSTOMER_BYTES_MAX)
+
+
+def _name(name: str) -> str:
+    """Convert a name as `submission.py` does before it is stored."""
+    return text.description(name, NAME_BYTES_MAX)
+
+
+def _name_part(part: str) -> str | None:
+    return _name(part) if part else None
+
+
+def _states(states: State | str | Iterable[State | str]) -> tuple[State, ...]:
     wanted = [states] if isinstance(states, str) else list(states)
     for state in wanted:
         if state not in list(State):
@@ -77,9 +100,7 @@ def _states(states: State | str | Iterable[State | str] | None) -> tuple[State, 
     return tuple(State(state) for state in wanted)
 
 
-def _priorities(priorities: int | Iterable[int] | None) -> tuple[int, ...] | None:
-    if priorities is None:
-        return None
+def _priorities(priorities: int | Iterable[int]) -> tuple[int, ...]:
     wanted = (priorities,) if isinstance(priorities, int) else tuple(priorities)
     for priority in wanted:
         if priority not in range(1, LEVELS + 1):
@@ -87,20 +108,103 @@ def _priorities(priorities: int | Iterable[int] | None) -> tuple[int, ...] | Non
     return wanted
 
 
-def _ids(wanted: Iterable[str] | None) -> tuple[str, ...] | None:
-    if wanted is None:
-        return None
+def _ids(wanted: Iterable[str]) -> tuple[str, ...]:
     found = (wanted,) if isinstance(wanted, str) else tuple(wanted)
     if len(found) > PAGE_MAX:
         raise ValueError(f"{len(found):,} ids were given; at most {PAGE_MAX:,} are allowed")
     return found
 
 
-def _tags(wanted: str | Iterable[str] | None) -> tuple[str, ...] | None:
-    if wanted is None:
-        return None
+def _tags(wanted: str | Iterable[str]) -> tuple[str, ...] | None:
     encoded = tags_json([wanted] if isinstance(wanted, str) else wanted)
     return tuple(json.loads(encoded)) if encoded else None
+
+
+# In the order of parameters, options and fields of the page.
+FILTERS = (
+    FilterDefinition(
+        "customer",
+        "customer",
+        FilterType.CUSTOMER,
+        _customer,
+        "Only of this customer",
+        bytes_max=CUSTOMER_BYTES_MAX,
+        on_page="customer",
+    ),
+    FilterDefinition(
+        "name",
+        "name",
+        FilterType.TEXT,
+        _name,
+        "Only with exactly this name",
+        bytes_max=NAME_BYTES_MAX,
+    ),
+    FilterDefinition(
+        "name_part",
+        "name_part",
+        FilterType.TEXT,
+        _name_part,
+        "Only with this text in the name, in either case",
+        bytes_max=NAME_BYTES_MAX,
+        is_option=False,
+        on_page="name",
+    ),
+    FilterDefinition(
+        "tags",
+        "tag",
+        FilterType.TEXT,
+        _tags,
+        "Only with this tag",
+        several="all",
+        values_max=TAGS_MAX,
+        bytes_max=TAG_BYTES_MAX,
+        on_page="tag",
+    ),
+    FilterDefinition(
+        "states",
+        "state",
+        FilterType.STATE,
+        _states,
+        "Only in this state",
+        several="one",
+        on_page="state",
+    ),
+    FilterDefinition(
+        "priorities",
+        "priority",
+        FilterType.PRIORITY,
+        _priorities,
+        "Only of this priority",
+        several="one",
+        on_page="priority",
+    ),
+    FilterDefinition(
+        "submitted_from",
+        "submitted_from",
+        FilterType.MOMENT,
+        partial(as_moment, what="submitted_from"),
+        "Only submitted at or after this moment",
+        on_page="submitted_from",
+    ),
+    FilterDefinition(
+        "submitted_before",
+        "submitted_before",
+        FilterType.MOMENT,
+        partial(as_moment, what="submitted_before"),
+        "Only submitted before this moment",
+        on_page="submitted_before",
+    ),
+    FilterDefinition(
+        "ids",
+        "id",
+        FilterType.ID,
+        _ids,
+        "Only with this id",
+        several="one",
+        values_max=IDS_MAX,
+        is_option=False,
+    ),
+)
 
 
 def page_size(size: int) -> int:

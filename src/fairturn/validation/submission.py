@@ -75,13 +75,13 @@ class SubmissionEncoder:
                 source.close()
 
     def _encode(self, s: Submission, source: str | bytes | BinaryIO | ContentRef) -> NewDocument:
-        name, metadata, key, cost, due_at, parent, tags = describe(s)
+        described = describe(s)
         body_type = _PAYLOAD if isinstance(source, str) else _CONTENT
         body, size_bytes, sha256, content_name = self._store(source)
         digest = None
-        if key is not None:
+        if described.key is not None:
             canonical = _canonical(source).encode() if isinstance(source, str) else sha256
-            digest = _digest(body_type, canonical, metadata, cost, due_at, tags=tags)
+            digest = _digest(body_type, canonical, described)
         return NewDocument(
             s.customer,
             body,
@@ -89,14 +89,8 @@ class SubmissionEncoder:
             size_bytes,
             sha256,
             content_name,
-            name,
-            metadata,
-            tags,
-            cost,
-            due_at,
-            key,
-            digest,
-            parent,
+            digest=digest,
+            **described._asdict(),
         )
 
     def _store(
@@ -278,22 +272,15 @@ def _without_trace(metadata: str) -> str | None:
     return json.dumps(value, sort_keys=True, separators=(",", ":")) if value else None
 
 
-def _digest(
-    body_type: BodyType,
-    body: bytes | None,
-    metadata: str | None,
-    cost: int | None,
-    due_at: int | None,
-    *,
-    tags: str | None,
-) -> bytes:
+def _digest(body_type: BodyType, body: bytes | None, described: SubmissionDescription) -> bytes:
     """Return the hash that must match when an idempotency key is reused."""
+    metadata, tags = described.metadata, described.tags
     compared = [
         body_type.value,
         hashlib.sha256(body or b"").hexdigest(),
         metadata and _without_trace(metadata),
-        cost,
-        due_at,
+        described.cost,
+        described.due_at,
         *([] if tags is None else [tags]),  # digests of earlier releases stay valid
     ]
     return hashlib.sha256(json.dumps(compared).encode()).digest()

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import islice
 from secrets import randbits
 from typing import Any
 
@@ -81,7 +82,13 @@ from fairturn.stores.transitions import (
     to_summary,
 )
 from fairturn.stores.values import jump
-from fairturn.validation.text import small, spellings
+
+# The fields of a `Document` that a submission states, and their names in `NewDocument`.
+_SUBMITTED = {
+    field: name
+    for field in Document._fields
+    if (name := field.removesuffix("_json")) in NewDocument._fields
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -579,28 +586,16 @@ class MemoryStore:
             if reach is not None:  # count from an existing document: an epoch leaves a gap
                 highest = max((n for n in self._documents if n < below), default=0)
                 lowest = max(1, highest + 1 - reach)
-            matching = [
-                row
+            documents = (
+                self._document(row)
                 for number, row in sorted(self._documents.items(), reverse=True)
-                if lowest <= number < below and self._matches(row, filter)
-            ]
-            page = [self._document(row) for row in matching[:size]]
+                if lowest <= number < below
+            )
+            matching = list(islice((d for d in documents if filter.matches(d)), size + 1))
+            page = matching[:size]
             if len(matching) > size:
                 return Page(page, page[-1].id)
             return Page(page, self._id(lowest) if lowest > 1 else None)
-
-    def _matches(self, row: _Row, filter: Filter) -> bool:
-        return (
-            (filter.customer is None or row.customer.name == filter.customer)
-            and (filter.states is None or row.state in filter.states)
-            and (filter.priorities is None or row.priority in filter.priorities)
-            and (filter.name is None or row.new.name == filter.name)
-            and (filter.name_part is None or _has_part(row.new.name, filter.name_part))
-            and (filter.submitted_from is None or row.submitted_at >= filter.submitted_from)
-            and (filter.submitted_before is None or row.submitted_at < filter.submitted_before)
-            and (filter.ids is None or self._id(row.number) in filter.ids)
-            and (filter.tags is None or set(filter.tags) <= set(self._document(row).tags))
-        )
 
     def read(self, id: str) -> Stored | None:
         with self._changed:
@@ -930,7 +925,6 @@ class MemoryStore:
     def _document(self, row: _Row) -> Document:
         return Document(
             id=self._id(row.number),
-            customer=row.customer.name,
             state=row.state,
             priority=row.priority,
             count=row.count,
@@ -943,22 +937,10 @@ class MemoryStore:
             worker=row.worker,
             error=row.error,
             cancel_requested=row.cancel_requested,
-            cost=row.new.cost,
-            body_type=row.new.body_type,
-            size_bytes=row.new.size_bytes,
-            sha256=row.new.sha256,
-            content_name=row.new.content_name,
-            name=row.new.name,
-            metadata_json=row.new.metadata,
-            tags_json=row.new.tags,
-            parent=row.new.parent,
             real_cost=row.real_cost,
             progress=row.progress,
+            **{field: getattr(row.new, name) for field, name in _SUBMITTED.items()},
         )
-
-
-def _has_part(name: str | None, part: str) -> bool:
-    return name is not None and any(spelling in small(name) for spelling in spellings(part))
 
 
 def _changed(customer: _Customer) -> SettingsEvent:

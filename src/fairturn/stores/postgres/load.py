@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from fairturn.errors import StoreRefused
-from fairturn.model import FAILED, Settings
+from fairturn.model import FAILED, BodyType, NewDocument, Settings
 from fairturn.priority import LEVELS
 from fairturn.stores.postgres.rows import settings_columns
 from fairturn.stores.postgres.session import BEGIN, LOCK_SETTINGS, Session
-from fairturn.stores.transfer import ExportedDocument, ExportedQueue
+from fairturn.stores.transfer import SUBMITTED, ExportedDocument, ExportedQueue
 from fairturn.stores.values import DELAYED, STATES, Row, encode_events
 
 _PROGRESS_EVERY = 1_000  # rows
@@ -40,9 +40,8 @@ _DOCUMENT_TYPES = {
     **dict.fromkeys(("sha256", "body_bytes"), "bytea"),
     "attempts": "int4",
 }
-_TEXTS = {
-    name for name, type in ExportedDocument.__annotations__.items() if type in (str, str | None)
-}
+_ANNOTATIONS = NewDocument.__annotations__ | ExportedDocument.__annotations__
+_TEXTS = {name for name, type in _ANNOTATIONS.items() if type in (str, str | None, BodyType)}
 _CHILDREN = ("parent, made", ("int8", "int4"))
 _RESULTS = (
     "document, result, content_name, size_bytes, sha256",
@@ -169,8 +168,8 @@ def _events(exported: ExportedQueue) -> Iterator[Row]:
 
 def _document(d: ExportedDocument) -> dict[str, Any]:
     """Return the columns of a document; some differ between the databases."""
-    columns = d._asdict()
-    for name in ("children", "progress_done", "progress_total", "body"):
+    columns = d._asdict() | dict(zip(SUBMITTED, d.submitted, strict=True))
+    for name in ("children", "progress_done", "progress_total", "body", "submitted"):
         del columns[name]
     has_progress = d.progress_done is not None
     return columns | {
@@ -185,7 +184,8 @@ def _document(d: ExportedDocument) -> dict[str, Any]:
 
 
 _EMPTY = ExportedDocument._make([None] * len(ExportedDocument._fields))
-_DOCUMENT_COLUMNS = tuple(_document(_EMPTY._replace(state=DELAYED)))
+_NOT_SUBMITTED = _EMPTY._replace(state=DELAYED, submitted=(None,) * len(SUBMITTED))
+_DOCUMENT_COLUMNS = tuple(_document(_NOT_SUBMITTED))
 _DOCUMENTS = (
     ", ".join(_DOCUMENT_COLUMNS),
     tuple(

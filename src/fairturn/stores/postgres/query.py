@@ -126,6 +126,14 @@ def _lowest(session: Session, before: int | None, reach: int) -> int:
     return max(1, (highest or 0) + 1 - reach)
 
 
+# Filters that compare a column with their value.
+_COMPARISONS = {
+    "name": "d.name = %(name)s",
+    "submitted_from": "d.submitted_at >= %(submitted_from)s",
+    "submitted_before": "d.submitted_at < %(submitted_before)s",
+}
+
+
 def _conditions(filter: Filter, key: int, values: dict[str, Any]) -> Iterable[str]:
     """Yield the filter's conditions, and add their parameters to `values`. An index supports each
     query: documents_flow, documents_failed, documents_delayed, leases, or the primary key."""
@@ -147,9 +155,6 @@ def _conditions(filter: Filter, key: int, values: dict[str, Any]) -> Iterable[st
     if filter.priorities is not None:
         values["priorities"] = list(filter.priorities)
         yield "d.priority = ANY (%(priorities)s::smallint[])"
-    if filter.name is not None:
-        values["name"] = filter.name
-        yield "d.name = %(name)s"
     if filter.name_part is not None:
         parts = {f"part_{n}": part for n, part in enumerate(spellings(filter.name_part))}
         values.update(parts)
@@ -158,12 +163,11 @@ def _conditions(filter: Filter, key: int, values: dict[str, Any]) -> Iterable[st
     if filter.tags is not None:
         values["tags"] = json.dumps(filter.tags)
         yield "d.tags::jsonb @> %(tags)s::jsonb"
-    if filter.submitted_from is not None:
-        values["submitted_from"] = filter.submitted_from
-        yield "d.submitted_at >= %(submitted_from)s"
-    if filter.submitted_before is not None:
-        values["submitted_before"] = filter.submitted_before
-        yield "d.submitted_at < %(submitted_before)s"
+    for name, comparison in _COMPARISONS.items():
+        value = getattr(filter, name)
+        if value is not None:
+            values[name] = value
+            yield comparison
 
 
 # Few documents are running or delayed: those of all customers are read and filtered.

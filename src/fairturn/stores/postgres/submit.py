@@ -26,19 +26,21 @@ from fairturn.stores.postgres.admin import has_wrong_counters, repair_queue
 from fairturn.stores.postgres.connection import WAIT_S, PostgresDatabase
 from fairturn.stores.postgres.rows import columns, now_of
 from fairturn.stores.postgres.session import Session
-from fairturn.stores.values import Row
 
 _LOG = logging.getLogger("fairturn.postgres")
 
 _SHARD_BITS = 4  # arrival_counters of a new queue has 16 shards
-_TYPES = (
-    *("text[]", "text[]", "bytea[]", "text[]", "int8[]", "bytea[]", "text[]", "text[]"),
-    *("text[]", "text[]", "int8[]", "int8[]", "text[]", "bytea[]", "int8[]"),
-)
+# The function has an array for each field of `NewDocument`, in their order; the body has two.
+_ARRAYS = {int: "int8[]", int | None: "int8[]", bytes | None: "bytea[]"}  # others are texts
+_TYPES = {
+    **{name: _ARRAYS.get(type, "text[]") for name, type in NewDocument.__annotations__.items()},
+    "body": "text[], %s::bytea[]",
+    "parent": "int8[]",  # its number
+}
 SUBMIT = f"""
     SELECT answer, refused, pending, maximum, refused_number, its_now, receipts, replayed_at
     FROM fairturn.submit(%s::int8, %s::int8, %s::int4,
-        {", ".join(f"%s::{kind}" for kind in _TYPES)})"""
+        {", ".join(f"%s::{type}" for type in _TYPES.values())})"""
 _RECEIPT = Struct(">qiB")  # number, count, priority (plus 16 if replayed)
 _REPLAYED = 16
 _CUSTOMER_FULL, _QUEUE_FULL, _NO_PARENT, _OTHER_QUEUE, _NEW_EPOCH = 3, 4, 5, 6, 7
@@ -152,7 +154,7 @@ def submit(
     """Submit documents, all or none."""
     if not documents:
         return []
-    arrays = columns([_row(document, key) for document in documents])
+    arrays = to_arrays(documents, key)
     crash.point("submit-before-commit")
     session.unsure = any(document.key is None for document in documents)
     (row,) = session.fetch(SUBMIT, (moment, key, random.getrandbits(_SHARD_BITS), *arrays))
@@ -174,25 +176,17 @@ def submit(
     ]
 
 
-def _row(document: NewDocument, key: int) -> Row:
-    body, parent = document.body, document.parent
-    return (
-        document.customer,
-        body if isinstance(body, str) else None,
-        body if isinstance(body, bytes) else None,
-        document.body_type.value,
-        document.size_bytes,
-        document.sha256,
-        document.content_name,
-        document.name,
-        document.metadata,
-        document.tags,
-        document.cost,
-        document.due_at,
-        document.key,
-        document.digest,
-        None if parent is None else ids.decode(parent, key) or _NO_DOCUMENT,
-    )
+def to_arrays(documents: Sequence[NewDocument], key: int) -> list[list[Any]]:
+    """Return the arrays of `SUBMIT`."""
+    customers, bodies, body_types, *others, parents = columns(documents)
+    return [
+        customers,
+        [body if isinstance(body, str) else None for body in bodies],
+        [body if isinstance(body, bytes) else None for body in bodies],
+        [body_type.value for body_type in body_types],
+        *others,
+        [None if id is None else ids.decode(id, key) or _NO_DOCUMENT for id in parents],
+    ]
 
 
 def _refusal(

@@ -124,6 +124,14 @@ def find(
     return Page(documents, ids.encode(lowest, queue.key) if lowest > 1 else None)
 
 
+# Filters that compare a column with their value.
+_COMPARISONS = {
+    "name": "d.name = :name",
+    "submitted_from": "d.submitted_at >= :submitted_from",
+    "submitted_before": "d.submitted_at < :submitted_before",
+}
+
+
 def _condition(
     connection: apsw.Connection, queue: QueueRow, filter: Filter, values: dict[str, Any]
 ) -> str:
@@ -147,8 +155,6 @@ def _condition(
         where_in("state", (CODES[state] for state in filter.states))
     if filter.priorities is not None:
         where_in("priority", filter.priorities)
-    if filter.name is not None:
-        where("d.name = :name", name=filter.name)
     if filter.name_part is not None:
         # LIKE ignores the case of ASCII letters, in half the time of lower().
         parts = {f"part_{n}": _like(part) for n, part in enumerate(spellings(filter.name_part))}
@@ -157,10 +163,10 @@ def _condition(
     for n, tag in enumerate(filter.tags or ()):
         has_tag = f"EXISTS (SELECT 1 FROM json_each(d.tags) WHERE value = :tag_{n})"
         where(has_tag, **{f"tag_{n}": tag})
-    if filter.submitted_from is not None:
-        where("d.submitted_at >= :submitted_from", submitted_from=filter.submitted_from)
-    if filter.submitted_before is not None:
-        where("d.submitted_at < :submitted_before", submitted_before=filter.submitted_before)
+    for name, comparison in _COMPARISONS.items():
+        value = getattr(filter, name)
+        if value is not None:
+            where(comparison, **{name: value})
     return " AND ".join(conditions)
 
 
