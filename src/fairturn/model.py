@@ -57,7 +57,7 @@ RUNNING_MAX = 1_000_000  # the highest concurrency limit of a customer
 
 
 class State(StrEnum):
-    """The state of a document."""
+    """The state of a document. The position is the code in the database: append, never reorder."""
 
     DELAYED = "delayed"  # not due yet, or waiting for a retry
     WAITING = "waiting"
@@ -68,7 +68,8 @@ class State(StrEnum):
 
 
 LEASE_RAN_OUT = "the lease ran out: the worker crashed, hung or lost its connection"
-# `ENDED` and `FAILED`, and the lists of ended and failed states in SQL, derive from this table.
+# The tuples below, the lists of states in SQL and the counters of ended documents derive from this
+# table.
 TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
     {
         State.DELAYED: frozenset({State.WAITING, State.CANCELLED}),
@@ -82,7 +83,10 @@ TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
     }
 )
 ENDED = tuple(state for state, to in TRANSITIONS.items() if State.CANCELLED not in to)
+NOT_ENDED = tuple(state for state in TRANSITIONS if state not in ENDED)
 FAILED = tuple(state for state in ENDED if state is not State.COMPLETED)
+ENDED_BY_ATTEMPT = tuple(state for state in ENDED if state not in TRANSITIONS[State.WAITING])
+KEPT_SETTINGS = {state: f"{state}_kept_s" for state in ENDED}  # how long a document is kept
 
 
 class BodyType(StrEnum):
@@ -224,7 +228,7 @@ class Document(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        """Completed, dead or cancelled."""
+        """Whether the state is one of `ENDED`."""
         return self.state in ENDED
 
 
@@ -482,9 +486,8 @@ class Settings:
         for name in ("attempts_max", "waiting_max", "waiting_per_customer_max"):
             if _whole(name, getattr(self, name)) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("patience_s", "completed_kept_s", "cancelled_kept_s", "dead_kept_s"):
+        for name in ("patience_s", "reset_interval_s", *KEPT_SETTINGS.values()):
             _seconds(name, getattr(self, name))
-        _seconds("reset_interval_s", self.reset_interval_s)
         rule = Rule(
             bounds=self.bounds,
             reset_interval_us=round(self.reset_interval_s * 1_000_000),
@@ -498,7 +501,7 @@ class Settings:
 
     def kept_us(self, state: State) -> int:
         """Return how long a document in an ended state is kept."""
-        kept_s: float = getattr(self, f"{state.value}_kept_s")
+        kept_s: float = getattr(self, KEPT_SETTINGS[state])
         return round(kept_s * 1_000_000)
 
     def to_json(self) -> str:
@@ -519,6 +522,23 @@ class Settings:
 
 
 SETTING_NAMES = tuple(f.name for f in fields(Settings) if f.init)
+
+
+class SettingChanges(TypedDict, total=False):
+    """Settings of a queue by name; omitted ones keep their values."""
+
+    mode: Mode | str
+    costs: Costs | str
+    patience_s: float
+    reset: Reset | str
+    reset_interval_s: float
+    bounds: Iterable[int]
+    attempts_max: int
+    waiting_max: int
+    waiting_per_customer_max: int
+    completed_kept_s: float
+    cancelled_kept_s: float
+    dead_kept_s: float
 
 
 def _member(kind: type[StrEnum], name: str, value: str) -> StrEnum:

@@ -68,7 +68,7 @@ MEANINGS = {
     "limited.orphan": "the mark of a limit of a customer that does not exist",
     "key.orphan": "idempotency keys of a customer that does not exist",
     "document.returned": "the flag of document {place} as waiting again",
-    "document.failed": "the flag of document {place} as dead or cancelled",
+    "document.failed": "the flag `failed` of document {place}",
     "document.delayed_until": "the flag of document {place} as delayed",
     "document.level": "the level of document {place}",
     "document.order_number": "the order of document {place}",

@@ -11,6 +11,7 @@ from fairturn.clock import SECOND_US, ManualClock
 from fairturn.errors import KeyReused, NotFound
 from fairturn.model import (
     CUSTOMER_BYTES_MAX,
+    ENDED,
     BodyType,
     Settings,
     State,
@@ -315,7 +316,7 @@ class SubmitPromises(StoreSuite):
 
         assert not later.repeated
 
-    @pytest.mark.parametrize("ended", [State.COMPLETED, State.DEAD, State.CANCELLED])
+    @pytest.mark.parametrize("ended", ENDED)
     def test_a_key_is_known_when_its_document_has_ended(self, store: Store, ended: State) -> None:
         id = make(store, ended, key="k", digest=DIGEST)
 

@@ -536,7 +536,7 @@ class MemoryStore:
                     if row.state is State.WAITING:
                         self._record(now, self._leave(row))
                     self._end(row, State.CANCELLED, now)
-                    self._outcome_counters.cancel()
+                    self._outcome_counters.end(State.CANCELLED)
                     self._unreported_cancels.append(row.number)
                 states.append(None if row is None else row.state)
             self._notify()

@@ -13,7 +13,7 @@ from typing import Any
 from fairturn.access.keys import ACCESS_KEYS_MAX, AccessKey, Role
 from fairturn.clock import Uptime, stopwatch
 from fairturn.explain.snapshot import WORKERS_MAX, WorkerHeartbeat
-from fairturn.model import CustomerSettings, Settings, State, weight_in_thousandths
+from fairturn.model import ENDED, CustomerSettings, Settings, State, weight_in_thousandths
 from fairturn.stores import crash, ids
 from fairturn.stores.postgres.rows import MOMENT, NO_ORDER, SERVER_BOOT, settings_columns
 from fairturn.stores.postgres.session import Session
@@ -146,7 +146,7 @@ PURGE_BUDGET = 250  # documents per transaction: the server sends the reply befo
 
 _PRUNE = """
     SELECT contents, finished
-    FROM fairturn.prune(%s::int8, %s::int4, %s::int8, %s::int8, %s::int8)"""
+    FROM fairturn.prune(%s::int8, %s::int4, %s::int8[])"""
 _PURGE = "SELECT contents, done FROM fairturn.purge(%s::int8, %s::text, %s::int4)"
 _REFERENCED = """
     SELECT n FROM unnest(%s::text[]) AS n
@@ -170,9 +170,9 @@ def prune(
 ) -> list[str] | None:
     """Prune one batch of a round over all documents, then all customers. Return the contents to
     delete, or None at the end of a round whose last batch found nothing to prune."""
-    kept = [settings.kept_us(s) for s in (State.COMPLETED, State.DEAD, State.CANCELLED)]
+    kept = [settings.kept_us(state) if state in ENDED else None for state in STATES]
     crash.point("prune-before-commit")
-    ((contents, finished),) = session.fetch(_PRUNE, (moment, documents_max, *kept))
+    ((contents, finished),) = session.fetch(_PRUNE, (moment, documents_max, kept))
     crash.point("prune-after-commit")
     return None if finished else contents
 

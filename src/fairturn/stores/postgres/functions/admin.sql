@@ -65,7 +65,7 @@ BEGIN
     DELETE FROM {schema}.unreported_cancels c
     WHERE c.number <= last_cancel - {cancels_kept_max}
         AND c.number >= (SELECT t.cancels_from FROM {schema}.scheduler_states t ORDER BY t.version DESC LIMIT 1);
-    PERFORM {schema}.add_ends(0, 0, 0, ended_count);
+    PERFORM {schema}.count_outcomes(0, 0, array_fill({cancelled}::smallint, ARRAY[ended_count::integer]));
     PERFORM {schema}.count_arrived(0, array_fill(0::bigint, ARRAY[9]), 0);
     RETURN ARRAY(
         SELECT d.state FROM unnest(numbers) WITH ORDINALITY AS u(number, position)
@@ -273,7 +273,7 @@ BEGIN
         FROM events e HAVING count(*) > 0)
     SELECT count(*), array_agg(g.fence) INTO running_count, fences
     FROM gone g WHERE g.state = {running};
-    PERFORM {schema}.add_ends(running_count, 0, 0, 0);
+    PERFORM {schema}.count_outcomes(running_count, 0, '{{}}');
     DELETE FROM {schema}.leases l WHERE l.fence = ANY (fences) AND l.running <= 0;
     DELETE FROM {schema}.results r WHERE r.document = ANY (numbers);
     DELETE FROM {schema}.children c WHERE c.parent = ANY (numbers);

@@ -473,21 +473,23 @@ END
 $$;
 
 -- Count attempts and documents that ended other than completed, in the first row that is not locked.
-CREATE OR REPLACE FUNCTION {schema}.add_ends(
-    its_attempts bigint, its_retried bigint, its_dead bigint, its_cancelled bigint
+CREATE OR REPLACE FUNCTION {schema}.count_outcomes(
+    its_attempts bigint, its_retried bigint,
+    ended smallint[]                -- the states of documents that ended; other than failed ones are not counted
 ) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    shard bigint;
 BEGIN
-    IF its_attempts = 0 AND its_retried = 0 AND its_dead = 0 AND its_cancelled = 0 THEN
+    IF its_attempts = 0 AND its_retried = 0 AND ended = '{{}}' THEN
         RETURN;
     END IF;
-    UPDATE {schema}.outcome_counters e SET attempts = e.attempts + its_attempts,
-        retried = e.retried + its_retried, dead = e.dead + its_dead,
-        cancelled = e.cancelled + its_cancelled
-    WHERE e.number = (
-        SELECT o.number FROM {schema}.outcome_counters o ORDER BY o.number LIMIT 1 FOR UPDATE SKIP LOCKED);
+    SELECT o.number INTO shard FROM {schema}.outcome_counters o
+    ORDER BY o.number LIMIT 1 FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        INSERT INTO {schema}.outcome_counters (attempts, retried, dead, cancelled)
-        VALUES (its_attempts, its_retried, its_dead, its_cancelled);
+        INSERT INTO {schema}.outcome_counters (attempts) VALUES (0) RETURNING number INTO shard;
     END IF;
+    UPDATE {schema}.outcome_counters e SET attempts = e.attempts + its_attempts,
+        retried = e.retried + its_retried, {count_failed}
+    WHERE e.number = shard;
 END
 $$;

@@ -21,7 +21,9 @@ DECLARE
     is_one_level boolean;
     earlier_mode_fence bigint;      -- charges of attempts up to this fence belong to an earlier mode
     lost integer[];
-    end_counts bigint[];
+    other_attempts bigint;          -- that ended other than completed
+    retried bigint;
+    ended smallint[];
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(hashtext('{schema}.'), 1),
         pg_advisory_xact_lock_shared(hashtext('{schema}.'), 2);
@@ -102,13 +104,10 @@ BEGIN
     SELECT ARRAY(
             SELECT p FROM generate_subscripts(numbers, 1) p
             EXCEPT SELECT h.position FROM held h ORDER BY 1),
-        (SELECT ARRAY[
-            count(*) FILTER (WHERE h.state <> {completed}),
-            count(*) FILTER (WHERE h.state = {delayed}),
-            count(*) FILTER (WHERE h.state = {dead}),
-            count(*) FILTER (WHERE h.state = {cancelled})] FROM held h)
-    INTO lost, end_counts;
-    PERFORM {schema}.add_ends(end_counts[1], end_counts[2], end_counts[3], end_counts[4]);
+        count(*), count(*) FILTER (WHERE h.state = {delayed}), coalesce(array_agg(h.state), '{{}}')
+    INTO lost, other_attempts, retried, ended
+    FROM held h WHERE h.state <> {completed};
+    PERFORM {schema}.count_outcomes(other_attempts, retried, ended);
     PERFORM {schema}.count_arrived(0, array_fill(0::bigint, ARRAY[9]), 0);
     RETURN lost;
 END

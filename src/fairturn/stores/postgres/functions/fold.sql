@@ -230,11 +230,8 @@ BEGIN
     WHERE l.fence = ANY (expired_fences) AND d.number = u.number AND d.fence = l.fence
         AND d.state = {running} AND d.lease_until > lease_now + l.length;
     DELETE FROM {schema}.leases l WHERE l.fence = ANY (expired_fences) AND l.documents = '{{}}';
-    PERFORM {schema}.add_ends(
-        cardinality(numbers),
-        (SELECT count(*) FROM unnest(states) s WHERE s = {waiting}),
-        (SELECT count(*) FROM unnest(states) s WHERE s = {dead}),
-        (SELECT count(*) FROM unnest(states) s WHERE s = {cancelled}));
+    PERFORM {schema}.count_outcomes(
+        cardinality(numbers), cardinality(array_positions(states, {waiting}::smallint)), states);
     RETURN QUERY SELECT NULL::bigint, NULL::smallint, NULL::bigint, NULL::bigint, NULL::smallint[],
         NULL::bigint, has_more;
 END
