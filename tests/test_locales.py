@@ -10,7 +10,7 @@ from fairturn.explain.reasons import PARAMETERS, Code, Reason, Value
 from fairturn.explain.sentences import MESSAGES, PHRASES, STATES, tell
 from fairturn.i18n import languages, load, preferred
 from fairturn.i18n.catalogue import Entry, read, translations
-from fairturn.model import State
+from fairturn.model import ENDED, State
 from tests import catalogues
 from tests.catalogues import FOLDER, placeholders, problems
 
@@ -127,7 +127,8 @@ def test_every_message_is_used_and_every_code_has_one() -> None:
 
     assert len(told) >= len(MESSAGES)
     assert set(Code) <= set(MESSAGES)
-    assert {state.value for state in State} == set(STATES)
+    assert set(State) == set(STATES)
+    assert {state for state in State if STATES[state].event} == set(ENDED)
 
 
 def test_placeholders_are_parameters_of_the_code() -> None:

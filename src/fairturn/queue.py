@@ -41,6 +41,7 @@ from fairturn.model import (
     Pruned,
     Receipt,
     Renewed,
+    SettingChanges,
     Settings,
     State,
     Stored,
@@ -54,7 +55,6 @@ from fairturn.stores.contract import Checkable, Interruptible, QueryStore, Queue
 from fairturn.validation import text
 from fairturn.validation.changes import (
     UNCHANGED,
-    SettingChanges,
     Unchanged,
     changed,
     customer_changes,
@@ -340,7 +340,7 @@ class Queue:
                 return
 
     def wait(self, id: str, timeout_s: float | None = None) -> Document:
-        """Wait until the document is completed, dead or cancelled, and return it.
+        """Wait until the document has ended, and return it.
 
         Raises `TimeoutError` after `timeout_s`.
         """
@@ -444,7 +444,7 @@ class Queue:
 
         Return the state afterwards: a running document stays `running` until its worker stops it;
         in a list, None for an id that does not exist. For a single id, raises `NotFound`, and
-        `WrongState` if the document is completed or dead.
+        `WrongState` if the document has ended otherwise.
         """
         if not isinstance(ids, str):
             return [state for batch in _batches(ids) for state in self.store.cancel(batch)]

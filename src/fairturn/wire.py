@@ -1,4 +1,4 @@
-"""The JSON of documents, receipts, customers and access keys, and the constants of HTTP requests.
+"""The JSON of documents and other entities, and the constants of HTTP requests.
 
 Each entity has one list of fields. The service and its OpenAPI description, the clients, the
 command line (`--json`) and the CSV export derive from it: a field that is added here appears in all
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fairturn.access.keys import Role
-from fairturn.model import BodyType, Progress, State
+from fairturn.model import ENDED, BodyType, Progress, State
 from fairturn.scheduling.flows import COST_ONE
 
 JSON, LINES = "application/json", "application/x-ndjson"
@@ -159,6 +159,27 @@ CUSTOMER_SUMMARY = (
         optional=True,
         description="The count is 0 after this moment, unless a document is submitted before.",
     ),
+)
+SUMMARY = (
+    _field("waiting", INTEGER),
+    _field("waiting_by_priority", INTEGERS),
+    _field("delayed", INTEGER),
+    _field("running", INTEGER),
+    _field("started", INTEGER, description="Attempts started since the queue was created."),
+    *(
+        _field(
+            state.value,
+            INTEGER,
+            description=f"Documents that became {state} since then, counted each time.",
+        )
+        for state in ENDED
+    ),
+    _field(
+        "retried",
+        INTEGER,
+        description="Attempts that failed or lost their lease, and were followed by another.",
+    ),
+    _field("repairs", INTEGER, description="Counters and flows that claims have corrected."),
 )
 
 

@@ -11,13 +11,13 @@ import click
 from fairturn.cli.exit_codes import wrong_use
 from fairturn.cli.settings import FILE_METAVAR, SettingDefinition, flag_of, option_settings
 from fairturn.clock import from_datetime, microseconds
+from fairturn.model import State
 from fairturn.priority import BOUNDS, LEVELS, RESET_INTERVAL_US, Reset, Rule
 
 if TYPE_CHECKING:
     pass
 
 SECONDS_MAX = 1_000_000_000
-STATES = ("delayed", "waiting", "running", "completed", "dead", "cancelled")
 
 
 class SecondsType(click.ParamType[float]):
@@ -176,7 +176,7 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--state",
-            type=click.Choice(STATES),
+            type=choice(State),
             multiple=True,
             help="Only in this state; may be given several times.",
         ),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from fairturn.explain.sentences import Message
+from fairturn.explain.sentences import STATES, Message
 
 # On every page.
 FRAME = {
@@ -207,12 +207,7 @@ NOW = {
 
 # Documents, one and many, and the search.
 DOCUMENTS = {
-    "state_delayed": Message("delayed"),
-    "state_waiting": Message("waiting"),
-    "state_running": Message("running"),
-    "state_completed": Message("completed"),
-    "state_dead": Message("dead"),
-    "state_cancelled": Message("cancelled"),
+    **{f"state_{state}": texts.label for state, texts in STATES.items()},
     "what_happened": Message("What happened"),
     "why_here": Message("Why is it where it is?"),
     "why_place_between": Message("Number {least} to {most} in line"),
@@ -239,9 +234,7 @@ DOCUMENTS = {
     "event_running": Message("It is running"),
     "event_stopping": Message("It was asked to stop"),
     "event_failed": Message("The last error:"),
-    "event_completed": Message("Completed"),
-    "event_dead": Message("Failed for good"),
-    "event_cancelled": Message("Cancelled"),
+    **{f"event_{state}": texts.event for state, texts in STATES.items() if texts.event},
     "result_title": Message("Result"),
     "metadata_title": Message("Metadata"),
     "document_title": Message("The document"),

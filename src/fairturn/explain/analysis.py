@@ -385,8 +385,8 @@ def _last_event(snapshot: DocumentSnapshot) -> Iterator[Reason]:
             error=document.error,
             worker=document.worker,
         )
-    elif document.state is State.CANCELLED:
-        yield reason(Code.CANCELLED, ended_at=ended_at, ended_us=ago)
+    else:
+        yield reason(Code(document.state), ended_at=ended_at, ended_us=ago)
 
 
 def _largest(

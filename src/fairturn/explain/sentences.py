@@ -22,13 +22,30 @@ class Message(NamedTuple):
     by: str = ""
 
 
+class StateTexts(NamedTuple):
+    """The texts for a state: a label, the first sentence of an explanation, and the event of an
+    ended state in a timeline."""
+
+    label: Message
+    sentence: Message
+    event: Message | None = None
+
+
 STATES = {
-    "delayed": Message("Document {id} does not wait for its turn yet."),
-    "waiting": Message("Document {id} is waiting."),
-    "running": Message("Document {id} is running."),
-    "completed": Message("Document {id} is completed."),
-    "dead": Message("Document {id} failed for good."),
-    "cancelled": Message("Document {id} was cancelled."),
+    State.DELAYED: StateTexts(
+        Message("delayed"), Message("Document {id} does not wait for its turn yet.")
+    ),
+    State.WAITING: StateTexts(Message("waiting"), Message("Document {id} is waiting.")),
+    State.RUNNING: StateTexts(Message("running"), Message("Document {id} is running.")),
+    State.COMPLETED: StateTexts(
+        Message("completed"), Message("Document {id} is completed."), Message("Completed")
+    ),
+    State.DEAD: StateTexts(
+        Message("dead"), Message("Document {id} failed for good."), Message("Failed for good")
+    ),
+    State.CANCELLED: StateTexts(
+        Message("cancelled"), Message("Document {id} was cancelled."), Message("Cancelled")
+    ),
 }
 
 # By code; where a code has several messages, `_variant` chooses.
@@ -203,7 +220,7 @@ _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 def tell(explanation: Explanation, language: str = "en") -> list[str]:
     """Return the explanation as sentences; the first states the state of the document."""
     formatter = _Formatter(load(language))
-    sentences = [formatter.format(STATES[_state(explanation)], {"id": explanation.id})]
+    sentences = [formatter.format(STATES[_state(explanation)].sentence, {"id": explanation.id})]
     for reason in explanation.reasons:
         sentences += formatter.sentences(reason)
     return sentences
@@ -278,7 +295,7 @@ class _Formatter:
         return self.format(PHRASES["two_units"], {"first": parts[0], "second": parts[1]})
 
 
-def _state(explanation: Explanation) -> str:
+def _state(explanation: Explanation) -> State:
     """Return the state after the next claim has folded due documents and expired leases."""
     codes = {reason.code for reason in explanation.reasons}
     late = explanation.state is State.DELAYED and not codes & {Code.NOT_DUE, Code.RETRIED_LATER}

@@ -226,26 +226,12 @@ class CustomersJson(ResponseJson):
     next: str | None
 
 
-class SummaryJson(ResponseJson):
+_Summary = json_model("_Summary", "The counters of the queue.", wire.SUMMARY)
+
+
+class SummaryJson(_Summary):  # type: ignore[misc, valid-type]  # a model made from a list
     """The counters of the queue."""
 
-    waiting: int
-    waiting_by_priority: list[int]
-    delayed: int
-    running: int
-    started: Annotated[int, Field(description="Attempts started since the queue was created.")]
-    completed: Annotated[int, Field(description="Documents completed since then.")]
-    dead: Annotated[
-        int, Field(description="Documents that became dead since then, counted each time.")
-    ]
-    cancelled: Annotated[int, Field(description="Documents cancelled since then.")]
-    retried: Annotated[
-        int,
-        Field(
-            description="Attempts that failed or lost their lease, and were followed by another."
-        ),
-    ]
-    repairs: Annotated[int, Field(description="Counters and flows that claims have corrected.")]
     workers: Annotated[int, Field(description="Workers with a recent heartbeat.")]
     oldest_waiting_since_at: Moment | None
 
