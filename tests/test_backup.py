@@ -72,7 +72,7 @@ def test_a_copy_is_a_queue_like_any_other(queue: Queue) -> None:
 
     with Queue("copy.db") as copy:
         assert snapshot(copy.store) == snapshot(queue.store)
-        assert copy.submit("bolt", payload={"large": "x" * 100_000}, key="k").repeated
+        assert copy.submit("bolt", payload={"large": "x" * 100_000}, key="k").replayed
         assert len(claim(copy, 9)) == 5
     assert len(assert_whole()) == 6
     assert contents("copy.db") == contents("documents.db")

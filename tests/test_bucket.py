@@ -226,7 +226,7 @@ def test_a_submission_that_is_replayed_after_a_lost_reply_keeps_its_content(
     with Queue(SubmitsTwice(tmp_path / "documents.db"), contents=bucket) as queue:
         receipt = queue.submit("acme", content=b"x" * 100_000, key="order-17")
 
-        assert receipt.repeated
+        assert receipt.replayed
         assert queue.read(receipt.id) == b"x" * 100_000
         queue.submit("acme", content=b"x" * 100_000, key="order-17")
         assert len(stored(server)) == 1

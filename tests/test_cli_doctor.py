@@ -170,7 +170,7 @@ def test_documents_that_nobody_works_on_are_told(queue: Queue) -> None:
     assert "is a worker running?" in sentence
 
 
-def test_a_lease_that_ran_out_and_that_nobody_took_back_is_wrong(
+def test_a_lease_that_expired_and_that_nobody_took_back_is_wrong(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "LEASE_LATE_US", 0)

@@ -155,14 +155,14 @@ def test_everything_that_is_said_about_a_document_arrives_as_it_was_said(
         assert seen(door.get(receipt.id)) == seen(document)
         if "key" in said:
             again = door.submit("Müller & Söhne=?", **carried, **said)
-            assert again == receipt._replace(repeated=True)
+            assert again == receipt._replace(replayed=True)
 
 
 def test_a_key_belongs_to_one_document(queue: Queue, door: Any) -> None:
     first = door.submit("acme", payload=1, key="k")
 
-    assert door.submit("acme", payload=1, key="k") == first._replace(repeated=True)
-    assert door.submit("other", payload=2, key="k").repeated is False
+    assert door.submit("acme", payload=1, key="k") == first._replace(replayed=True)
+    assert door.submit("other", payload=2, key="k").replayed is False
     with pytest.raises(KeyReused, match="the idempotency key 'k' of customer 'acme' belongs to"):
         door.submit("acme", payload=2, key="k")
     with pytest.raises(KeyReused):
@@ -173,7 +173,7 @@ def test_a_key_belongs_to_one_document(queue: Queue, door: Any) -> None:
 def test_a_document_without_a_key_is_never_called_repeated(queue: Queue, door: Any) -> None:
     receipts = [door.submit("acme", payload=1) for _ in range(2)]
 
-    assert [receipt.repeated for receipt in receipts] == [False, False]
+    assert [receipt.replayed for receipt in receipts] == [False, False]
     assert [receipt.count for receipt in receipts] == [0, -1]
 
 
@@ -253,7 +253,7 @@ def test_many_are_stored_in_their_order_all_or_none(
     assert [queue.read(receipt.id) for receipt in receipts[1:]] == [b"bytes", LARGE, LARGE]
     assert queue.get(receipts[3].id).name == "a.pdf"
     again = door.submit_many([wanted[0], Submission("acme", payload=2)])
-    assert [receipt.repeated for receipt in again] == [True, False]
+    assert [receipt.replayed for receipt in again] == [True, False]
     with pytest.raises(KeyReused):
         door.submit_many([Submission("acme", payload=3), Submission("acme", payload=4, key="k")])
     assert door.submit_many([]) == []

@@ -126,7 +126,7 @@ def test_a_submission_is_stored_once_wherever_the_connection_breaks(
         stored = 1 if name == "with a key" else stored + len(receipts)
         assert queue.summary().waiting == stored, manner
         if name != "with a key":
-            assert not any(each.repeated for each in receipts)
+            assert not any(each.replayed for each in receipts)
         if name in ("bytes", "stream", "form"):
             assert queue.read(receipt.id) == LARGE
 

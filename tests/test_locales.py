@@ -253,7 +253,7 @@ def test_a_start_that_nobody_can_tell_is_not_put_into_less_than_a_second() -> No
         (State.DELAYED, Code.RETRIED_LATER, "does not wait for its turn yet"),
         (State.DELAYED, Code.NEXT, "is waiting"),
         (State.RUNNING, Code.RUNNING, "is running"),
-        (State.RUNNING, Code.LEASE_RAN_OUT, "is waiting"),
+        (State.RUNNING, Code.LEASE_EXPIRED, "is waiting"),
     ],
 )
 def test_the_first_sentence_says_how_the_next_claim_will_find_it(

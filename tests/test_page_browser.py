@@ -716,7 +716,7 @@ def test_a_history_is_simulated_under_other_settings(page: Page, queue: Queue) -
     page.goto("/what-if")
 
     page.get_by_label("Order").select_option("fifo")
-    page.get_by_label("Places in workers").fill("1")
+    page.get_by_label("Worker slots").fill("1")
     page.get_by_label("Weights").fill(f"{HOSTILE[9]} = 2")
     page.get_by_role("button", name="Simulate").click()
 

@@ -104,7 +104,7 @@ def test_a_line_can_carry_bytes_and_says_whether_it_was_there_before(
         wrong = acme.post("/v1/documents/batch", content='{"content": "***"}', headers=LINES)
 
     (first,), (again,) = (answer.json()["receipts"] for answer in answers)
-    assert (first.pop("repeated"), again.pop("repeated")) == (False, True)
+    assert (first.pop("replayed"), again.pop("replayed")) == (False, True)
     assert first == again
     assert queue.read(first["id"]) == body
     assert code_of(orphan) == (422, "parent_unknown")

@@ -58,7 +58,7 @@ def test_tags_that_are_wrong_are_refused(
 def test_other_tags_with_the_same_key_are_another_document(queue: Queue) -> None:
     queue.submit("acme", key="k", tags=["b", "a"])
 
-    assert queue.submit("acme", key="k", tags=["a", "b"]).repeated
+    assert queue.submit("acme", key="k", tags=["a", "b"]).replayed
     with pytest.raises(KeyReused):
         queue.submit("acme", key="k", tags=["a"])
 

@@ -67,7 +67,7 @@ class State(StrEnum):
     CANCELLED = "cancelled"
 
 
-LEASE_RAN_OUT = "the lease ran out: the worker crashed, hung or lost its connection"
+LEASE_EXPIRED = "the lease expired: the worker crashed, hung or lost its connection"
 # The tuples below, the lists of states in SQL and the counters of ended documents derive from this
 # table.
 TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
@@ -154,14 +154,14 @@ class NewDocument(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """The answer to a submission. `repeated` is true if the idempotency key replayed it."""
+    """The answer to a submission. `replayed` is true if the idempotency key replayed it."""
 
     id: str
     customer: str
     count: int  # type: ignore[assignment]  # hides tuple.count
     priority: int
     submitted_at_us: int
-    repeated: bool = False
+    replayed: bool = False
 
     @property
     def submitted_at(self) -> datetime:

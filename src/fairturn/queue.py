@@ -65,7 +65,7 @@ from fairturn.validation.submission import SubmissionEncoder
 # The sweep deletes unreferenced contents after an hour; a longer call must fail before.
 SUBMIT_S_MAX = 1_800.0
 _WAIT_S = 3_600.0  # of one wait: some clocks reject an infinite timeout
-_REPEATED = attrgetter("repeated")
+_REPLAYED = attrgetter("replayed")
 _BATCH = 1_000  # documents to cancel or retry in one transaction
 # Errors after which nothing was stored. After any other, such as a connection lost during the
 # commit, the documents may have been stored, and their contents are left to the sweep.
@@ -207,9 +207,9 @@ class Queue:
         except _STORED_NOTHING:
             self._discard_contents(documents, connection)
             raise
-        if any(map(_REPEATED, receipts)):
+        if any(map(_REPLAYED, receipts)):
             pairs = zip(documents, receipts, strict=True)
-            replayed = [document for document, receipt in pairs if receipt.repeated]
+            replayed = [document for document, receipt in pairs if receipt.replayed]
             self._discard_contents(replayed, connection)
         return receipts
 

@@ -18,7 +18,7 @@ JSON, LINES = "application/json", "application/x-ndjson"
 BINARY, PROBLEM = "application/octet-stream", "application/problem+json"
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
-REPEATED = "Idempotency-Replayed"  # header of a response: the key was known
+REPLAYED = "Idempotency-Replayed"  # header of a response: the key was known
 
 JSON_BYTES_MAX = 1_048_576  # of a payload or a request; a larger body must be a content
 BATCH_BYTES_MAX = 32 * 1_048_576

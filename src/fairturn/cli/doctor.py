@@ -361,16 +361,16 @@ def _waiting(found: "Findings", now: int) -> CheckResult:
 
 def _leases(found: "Findings") -> CheckResult:
     running = f"{number(found.running, 'document')} running"
-    since = found.run_out_since_us
-    if found.run_out and since is None:
+    since = found.expired_since_us
+    if found.expired and since is None:
         return wrong(
             "leases",
             f"{running}, claimed before the machine was booted; no worker is running: start one",
         )
-    if found.run_out and since is not None and since > LEASE_LATE_US:
+    if found.expired and since is not None and since > LEASE_LATE_US:
         return wrong(
             "leases",
-            f"{running}, {found.run_out:,} of them with a lease that expired up to "
+            f"{running}, {found.expired:,} of them with a lease that expired up to "
             f"{duration(since)} ago; no worker is running: start one",
         )
     return ok("leases", f"{running}, no lease has expired")

@@ -264,7 +264,7 @@ class _ReceiptPrinter:
         self._priorities: Counter[int] = Counter()
         self._customers: set[str] = set()
         self.stored = 0
-        self._repeated = 0
+        self._replayed = 0
         self.unprinted: OSError | None = None  # the error that ended printing
 
     def add(self, receipts: "list[Receipt]") -> None:
@@ -274,13 +274,13 @@ class _ReceiptPrinter:
         if self._as_json:
             with self._printing():
                 for receipt in receipts:
-                    print_line({**to_json(RECEIPT, receipt), "repeated": receipt.repeated})
+                    print_line({**to_json(RECEIPT, receipt), "replayed": receipt.replayed})
                 sys.stdout.flush()
             return
         self._shown += receipts[: RECEIPTS_SHOWN + 1 - len(self._shown)]
         self._priorities.update(receipt.priority for receipt in receipts)
         self._customers.update(receipt.customer for receipt in receipts)
-        self._repeated += sum(receipt.repeated for receipt in receipts)
+        self._replayed += sum(receipt.replayed for receipt in receipts)
 
     def end(self) -> None:
         if not self._as_json:
@@ -313,9 +313,9 @@ class _ReceiptPrinter:
                 f"{number(len(self._customers), 'customer')} accepted"
                 + (f": {by_priority}." if by_priority else ".")
             )
-        if self._repeated:
-            was = "was" if self._repeated == 1 else "were"
-            which = "It" if self.stored == 1 else f"{self._repeated:,} of them"
+        if self._replayed:
+            was = "was" if self._replayed == 1 else "were"
+            which = "It" if self.stored == 1 else f"{self._replayed:,} of them"
             click.echo(f"{which} {was} stored before, with the same key.")
 
 

@@ -33,7 +33,7 @@ from fairturn.wire import (
     JSON,
     JSON_BYTES_MAX,
     LINES,
-    REPEATED,
+    REPLAYED,
     SUBMISSION,
     to_json,
 )
@@ -56,9 +56,9 @@ class PreparedUpload(NamedTuple):
         """The receipts in a response. With a generated key, a replay is a retry of this client:
         the caller sees an ordinary receipt."""
         if "receipts" not in value:
-            value = {"receipts": [{**value, "repeated": REPEATED.lower() in headers}]}
+            value = {"receipts": [{**value, "replayed": REPLAYED.lower() in headers}]}
         pairs = zip(value["receipts"], self.own_keys, strict=True)
-        return [receipt_of(each, repeated=each["repeated"] and not own) for each, own in pairs]
+        return [receipt_of(each, replayed=each["replayed"] and not own) for each, own in pairs]
 
     def close(self) -> None:
         if self.file is not None:

@@ -204,9 +204,9 @@ def _obstacles(snapshot: DocumentSnapshot, found: Position | None) -> Iterator[R
         if snapshot.leased:
             return
         if snapshot.queue_view is None:
-            yield reason(Code.LEASE_RAN_OUT_LAST, attempts=document.attempts)
+            yield reason(Code.LEASE_EXPIRED_LAST, attempts=document.attempts)
             return
-        yield reason(Code.LEASE_RAN_OUT, attempts=document.attempts)
+        yield reason(Code.LEASE_EXPIRED, attempts=document.attempts)
     settings = snapshot.customer_settings
     if settings.paused:
         yield reason(Code.CUSTOMER_PAUSED)

@@ -100,8 +100,8 @@ MESSAGES = {
     ),
     "no_worker": Message("No worker is running."),
     "no_worker_since": Message("No worker is running. The last one was seen {seen} ago."),
-    "lease_ran_out": Message("The worker that had it is gone. Another one will get it."),
-    "lease_ran_out_last": Message("The worker that had it is gone. It will not be tried again."),
+    "lease_expired": Message("The worker that had it is gone. Another one will get it."),
+    "lease_expired_last": Message("The worker that had it is gone. It will not be tried again."),
     "next": Message("It is the next document to be started."),
     "position": Message(
         "{documents} document will be started before it.",
@@ -299,7 +299,7 @@ def _state(explanation: Explanation) -> State:
     """Return the state after the next claim has folded due documents and expired leases."""
     codes = {reason.code for reason in explanation.reasons}
     late = explanation.state is State.DELAYED and not codes & {Code.NOT_DUE, Code.RETRIED_LATER}
-    return State.WAITING if late or Code.LEASE_RAN_OUT in codes else explanation.state
+    return State.WAITING if late or Code.LEASE_EXPIRED in codes else explanation.state
 
 
 def _variant(code: Code, values: Mapping[str, Value]) -> str:

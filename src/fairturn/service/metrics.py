@@ -64,7 +64,7 @@ class _MetricsCollector:
             "fairturn_worker_slots", "Documents that workers can run at the same time.", slots
         )
         yield GaugeMetricFamily(
-            "fairturn_idle_places",
+            "fairturn_idle_slots",
             "Worker slots without a document.",
             max(0, slots - summary.running),
         )

@@ -37,7 +37,7 @@ router = APIRouter(tags=["documents"])
 class LineReceiptJson(shapes.ReceiptJson):  # type: ignore[misc]  # a model made from a list
     """The receipt of one line."""
 
-    repeated: Annotated[
+    replayed: Annotated[
         bool, Field(description="Whether the receipt was replayed for a known idempotency key.")
     ]
 
@@ -86,7 +86,7 @@ def _submit_lines(service: Service, caller: Caller, file: BinaryIO, trace: str |
         raise Problem(ProblemCode.INVALID, "the batch has no documents")
     with refusing_misuse(), refusing_parents(), refusing_without_a_place():
         receipts = service.queue.submit_many(submissions)
-    answered = [{**to_json(RECEIPT, each), "repeated": each.repeated} for each in receipts]
+    answered = [{**to_json(RECEIPT, each), "replayed": each.replayed} for each in receipts]
     return json.dumps({"receipts": answered}).encode()
 
 

@@ -50,7 +50,7 @@ from fairturn.wire import (
     JSON_BYTES_MAX,
     LINES,
     RECEIPT,
-    REPEATED,
+    REPLAYED,
     to_json,
 )
 
@@ -194,10 +194,10 @@ async def submit(request: Request) -> Response:
             caller = await service.run(submitter_of, request)
             receipt = await submit_for(caller, request, trace)
     headers = {"Location": f"/v1/documents/{receipt.id}"}
-    if receipt.repeated:
-        headers[REPEATED] = "true"
+    if receipt.replayed:
+        headers[REPLAYED] = "true"
     content = json.dumps(to_json(RECEIPT, receipt))
-    return Response(content, 200 if receipt.repeated else 201, headers, media_type=JSON)
+    return Response(content, 200 if receipt.replayed else 201, headers, media_type=JSON)
 
 
 def media_type_of(request: Request) -> str:

@@ -82,7 +82,7 @@ class Store(Protocol):
         Each document counts as one check of the rule, in the order given; checks are atomic per
         customer.
         A document whose idempotency key the same customer used within 24 h is not stored and not
-        checked: the receipt of the first submission is replayed (`Receipt.repeated`). The first
+        checked: the receipt of the first submission is replayed (`Receipt.replayed`). The first
         20 documents with the same parent inherit its count and priority without a check.
 
         With `connection`, a database server stores the documents inside the caller's transaction;

@@ -13,8 +13,8 @@ class Findings(NamedTuple):
     oldest_waiting_at: int | None
     newest_at: int | None
     running: int
-    run_out: int  # documents whose lease expired and that no claim has recovered yet
-    run_out_since_us: int | None  # the age of the oldest expired lease; None: unknown
+    expired: int  # documents whose lease expired and that no claim has recovered yet
+    expired_since_us: int | None  # the age of the oldest expired lease; None: unknown
     repairs: int  # flows that claims have repaired
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fairturn.model import (
     ERROR_BYTES_MAX,
     FAILED,
-    LEASE_RAN_OUT,
+    LEASE_EXPIRED,
     LEASE_US_MAX,
     Completed,
     Failed,
@@ -75,8 +75,8 @@ def end_of_lease(attempt: Attempt, settings: Settings) -> Ending:
     if attempt.cancelled:
         return Ending(State.CANCELLED, ended)
     if attempt.attempts >= settings.attempts_max:
-        return Ending(State.DEAD, ended, LEASE_RAN_OUT)
-    return Ending(State.WAITING, _returned(attempt, 0), LEASE_RAN_OUT)
+        return Ending(State.DEAD, ended, LEASE_EXPIRED)
+    return Ending(State.WAITING, _returned(attempt, 0), LEASE_EXPIRED)
 
 
 def has_ended(lease_until: int, at: int | None) -> bool:

@@ -469,7 +469,7 @@ class SummaryPromises(StoreSuite):
         claim_one(store)
         clock.advance(LEASE_S)
         last = claim_one(store)
-        assert store.summary().retried == 2, "a lease ran out"
+        assert store.summary().retried == 2, "a lease expired"
         fail(store, last, retry_in_s=0)
 
         assert store.summary().retried == 2

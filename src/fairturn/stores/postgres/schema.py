@@ -21,7 +21,7 @@ from fairturn.model import (
     ENDED,
     FAILED,
     KEY_KEPT_US,
-    LEASE_RAN_OUT,
+    LEASE_EXPIRED,
     LEASE_US_MAX,
     REAL_COST_MAX,
 )
@@ -96,7 +96,7 @@ _CONSTANTS = {
     "cancels_kept_max": CANCELS_KEPT_MAX,
     "cancels_reported_max": CANCELS_REPORTED_MAX,
     "lease_max": LEASE_US_MAX,
-    "lease_ran_out": LEASE_RAN_OUT,
+    "lease_expired": LEASE_EXPIRED,
     "epoch_jump_min": JUMP_MIN,
     "day": 24 * 3_600 * 1_000_000,
     "page": 100,  # flows that a claim reads in one statement

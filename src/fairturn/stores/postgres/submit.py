@@ -169,7 +169,7 @@ def submit(
     return [
         Receipt(id, document.customer, count, level, now)
         if level < _REPLAYED
-        else Receipt(id, document.customer, count, level - _REPLAYED, next(earlier), repeated=True)
+        else Receipt(id, document.customer, count, level - _REPLAYED, next(earlier), replayed=True)
         for id, document, (_, count, level) in zip(encoded, documents, stored, strict=True)
     ]
 
