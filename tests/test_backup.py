@@ -206,7 +206,7 @@ def test_a_moment_of_which_a_content_was_deleted_too_early_is_given_up_for_a_lat
 def test_who_deletes_faster_than_can_be_copied_is_told_to_try_again(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairturn.maintenance.backup.MOMENTS_MAX", 1)
+    monkeypatch.setattr("fairturn.maintenance.backup.SNAPSHOTS_MAX", 1)
     submit(queue)
     state: list[int] = []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 SECOND_US = 1_000_000
-MOMENT_MAX = 1 << 62  # far beyond the year 9999
+TIMESTAMP_MAX = 1 << 62  # far beyond the year 9999
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # The current moment on a PostgreSQL server. Not now(), which is the start of the transaction: the
 # transaction may have waited for a lock since.
@@ -104,7 +104,7 @@ def from_datetime(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
-def as_moment(value: datetime | int, what: str) -> int:
+def as_timestamp(value: datetime | int, what: str) -> int:
     """Convert an argument, either an aware datetime or microseconds since 1970 UTC, to
     microseconds. Errors name it `what`."""
     if isinstance(value, datetime):
@@ -113,7 +113,7 @@ def as_moment(value: datetime | int, what: str) -> int:
         raise TypeError(
             f"{what} is {value!r}; it must be an aware datetime, or microseconds since 1970 UTC"
         )
-    if not -MOMENT_MAX < value < MOMENT_MAX:
+    if not -TIMESTAMP_MAX < value < TIMESTAMP_MAX:
         raise ValueError(f"{what} is {value}; it must be between -2^62 and 2^62 microseconds")
     return value
 
@@ -123,6 +123,6 @@ def to_datetime(moment: int) -> datetime:
     return _EPOCH + timedelta(microseconds=moment)
 
 
-def moment_or_none(moment: int | None) -> datetime | None:
+def datetime_or_none(moment: int | None) -> datetime | None:
     """Return a moment as an aware datetime in UTC; None for None."""
     return None if moment is None else to_datetime(moment)

@@ -14,7 +14,7 @@ from os import PathLike
 from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple, TypedDict
 
-from fairturn.clock import moment_or_none, to_datetime
+from fairturn.clock import datetime_or_none, to_datetime
 from fairturn.errors import StoreRefused
 from fairturn.priority import BOUNDS, LEVELS, RESET_INTERVAL_US, Count, Reset, Rule
 from fairturn.scheduling.flows import (
@@ -207,15 +207,15 @@ class Document(NamedTuple):
 
     @property
     def due_at(self) -> datetime | None:
-        return moment_or_none(self.due_at_us)
+        return datetime_or_none(self.due_at_us)
 
     @property
     def claimed_at(self) -> datetime | None:
-        return moment_or_none(self.claimed_at_us)
+        return datetime_or_none(self.claimed_at_us)
 
     @property
     def ended_at(self) -> datetime | None:
-        return moment_or_none(self.ended_at_us)
+        return datetime_or_none(self.ended_at_us)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -381,7 +381,7 @@ class Customer:
 
     @property
     def count_updated_at(self) -> datetime | None:
-        return moment_or_none(self.count_updated_at_us)
+        return datetime_or_none(self.count_updated_at_us)
 
 
 class CustomerSummary(NamedTuple):
@@ -417,7 +417,7 @@ class CustomerSummary(NamedTuple):
 
     @property
     def resets_at(self) -> datetime | None:
-        return moment_or_none(self.resets_at_us)
+        return datetime_or_none(self.resets_at_us)
 
 
 class CustomerPage(NamedTuple):

@@ -56,7 +56,7 @@ def _progress(value: Mapping[str, Any]) -> Progress:
 
 
 TEXT, INTEGER, NUMBER, BOOLEAN = map(FieldType, (str, int, float, bool))
-MOMENT = FieldType(int)
+TIMESTAMP = FieldType(int)
 PRIORITY = FieldType(int)
 STATE = FieldType(State, decode=State)
 BODY_TYPE = FieldType(BodyType, decode=BodyType)
@@ -72,7 +72,7 @@ JSON_TEXT = FieldType(Any, json.loads)
 
 def _field(name: str, type: FieldType, attribute: str = "", **more: Any) -> JsonField:
     """A field whose attribute has its name; moments are integers in `NAME_us`."""
-    return JsonField(name, attribute or (f"{name}_us" if type is MOMENT else name), type, **more)
+    return JsonField(name, attribute or (f"{name}_us" if type is TIMESTAMP else name), type, **more)
 
 
 DOCUMENT = (
@@ -88,10 +88,10 @@ DOCUMENT = (
     _field("metadata", METADATA),
     _field("tags", TEXTS, in_csv=True),
     _field("parent", TEXT, optional=True),
-    _field("submitted_at", MOMENT, in_csv=True),
-    _field("due_at", MOMENT, optional=True, in_csv=True),
-    _field("claimed_at", MOMENT, optional=True, in_csv=True),
-    _field("ended_at", MOMENT, optional=True, in_csv=True),
+    _field("submitted_at", TIMESTAMP, in_csv=True),
+    _field("due_at", TIMESTAMP, optional=True, in_csv=True),
+    _field("claimed_at", TIMESTAMP, optional=True, in_csv=True),
+    _field("ended_at", TIMESTAMP, optional=True, in_csv=True),
     _field("attempts", INTEGER, in_csv=True),
     _field(
         "worker",
@@ -121,16 +121,16 @@ RECEIPT = (
     _field("customer", TEXT),
     _field("count", INTEGER),
     _field("priority", PRIORITY),
-    _field("submitted_at", MOMENT),
+    _field("submitted_at", TIMESTAMP),
 )
 ACCESS_KEY = (
     _field("id", TEXT),
     _field("role", ROLE),
     _field("customer", TEXT, optional=True),
     _field("name", TEXT),
-    _field("made_at", MOMENT),
-    _field("used_at", MOMENT, optional=True),
-    _field("ends_at", MOMENT, optional=True),
+    _field("made_at", TIMESTAMP),
+    _field("used_at", TIMESTAMP, optional=True),
+    _field("ends_at", TIMESTAMP, optional=True),
 )
 # The settings of a customer are in `Customer.settings`.
 CUSTOMER_SETTINGS = (
@@ -148,14 +148,16 @@ _CUSTOMER_COUNTERS = (
 )
 CUSTOMER = (
     *_CUSTOMER_COUNTERS,
-    _field("count_updated_at", MOMENT, optional=True, description="When the count changed last."),
+    _field(
+        "count_updated_at", TIMESTAMP, optional=True, description="When the count changed last."
+    ),
 )
 CUSTOMER_SUMMARY = (
     *_CUSTOMER_COUNTERS,
     _field("priority_of_next", PRIORITY, description="Of a document submitted now."),
     _field(
         "resets_at",
-        MOMENT,
+        TIMESTAMP,
         optional=True,
         description="The count is 0 after this moment, unless a document is submitted before.",
     ),

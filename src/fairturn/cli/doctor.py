@@ -16,7 +16,7 @@ from fairturn.cli.options import json_option, setting_options
 from fairturn.cli.recount import CheckResult, recount_findings
 from fairturn.cli.settings import FILE_VARIABLE, SettingValue, known_settings, variable_of
 from fairturn.cli.target import refuse_absent, settings_here
-from fairturn.cli.terminal import duration, moment, number, print_line, printable, progress, size
+from fairturn.cli.terminal import duration, number, print_line, printable, progress, size, timestamp
 from fairturn.clock import SECOND_US, Clock, SystemClock, stopwatch, to_datetime
 from fairturn.errors import FairturnError
 
@@ -353,7 +353,7 @@ def _settings(found: "Findings") -> CheckResult:
 def _waiting(found: "Findings", now: int) -> CheckResult:
     if found.oldest_waiting_at is None:
         return ok("waiting", "no document waits")
-    oldest = f"the oldest document has been waiting since {moment(found.oldest_waiting_at)}"
+    oldest = f"the oldest document has been waiting since {timestamp(found.oldest_waiting_at)}"
     if not found.running and now - found.oldest_waiting_at >= WAITING_LONG_US:
         return warning("waiting", f"{oldest}, and none is running; is a worker running?")
     return ok("waiting", f"{oldest}, {duration(max(0, now - found.oldest_waiting_at))}")
@@ -388,14 +388,14 @@ def _repairs(found: "Findings") -> CheckResult:
 
 def _clock(found: "Findings", now: int) -> CheckResult:
     if to_datetime(now).year < YEAR_MIN:
-        return wrong("clock", f"the time is {moment(now)}; set the clock of this machine")
+        return wrong("clock", f"the time is {timestamp(now)}; set the clock of this machine")
     if found.newest_at is not None and found.newest_at > now + CLOCK_STEP_US:
         return warning(
             "clock",
-            f"the time is {moment(now)}, and the newest document is from "
-            f"{moment(found.newest_at)}: the clock was set back; counts are reset too late",
+            f"the time is {timestamp(now)}, and the newest document is from "
+            f"{timestamp(found.newest_at)}: the clock was set back; counts are reset too late",
         )
-    return ok("clock", moment(now))
+    return ok("clock", timestamp(now))
 
 
 # ── The contents ─────────────────────────────────────────────────────────────────────────────────
@@ -409,11 +409,11 @@ def _contents(
     *,
     thorough: bool,
 ) -> Iterator[CheckResult]:
-    from fairturn.clock import MOMENT_MAX
+    from fairturn.clock import TIMESTAMP_MAX
     from fairturn.contents.local import SWEEP_AGE_US
 
     refs = {ref.name: ref for ref in find()}
-    present = set(contents.names(MOMENT_MAX))
+    present = set(contents.names(TIMESTAMP_MAX))
     old = set(contents.names(clock.now() - SWEEP_AGE_US))
     missing = refs.keys() - present
     if missing:  # unless their documents were deleted since they were listed

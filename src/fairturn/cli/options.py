@@ -51,7 +51,7 @@ class ThresholdsType(click.ParamType[tuple[int, ...]]):
             self.fail(f"{value!r} is not a list of whole numbers such as -2,-4,-6.", param, ctx)
 
 
-class MomentType(click.ParamType[int]):
+class TimestampType(click.ParamType[int]):
     """A moment in ISO 8601 with a time zone."""
 
     name = "moment"
@@ -60,12 +60,12 @@ class MomentType(click.ParamType[int]):
         if isinstance(value, int):
             return value
         try:
-            return moment_of(value)
+            return timestamp_of(value)
         except ValueError as error:
             self.fail(f"{error}.", param, ctx)
 
 
-def moment_of(text: str) -> int:
+def timestamp_of(text: str) -> int:
     """Parse a moment in ISO 8601; raise `ValueError` if it has no time zone."""
     try:
         return from_datetime(datetime.fromisoformat(text))
@@ -158,10 +158,10 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     for option in (
         click.option(
-            "--submitted-before", type=MomentType(), help="Only submitted before this moment."
+            "--submitted-before", type=TimestampType(), help="Only submitted before this moment."
         ),
         click.option(
-            "--submitted-from", type=MomentType(), help="Only submitted at or after this moment."
+            "--submitted-from", type=TimestampType(), help="Only submitted at or after this moment."
         ),
         click.option(
             "--tag", multiple=True, help="Only with this tag; may be given several times."

@@ -21,7 +21,7 @@ from fairturn.cli.exit_codes import (
     unwritable,
     wrong_use,
 )
-from fairturn.cli.options import MomentType, json_option
+from fairturn.cli.options import TimestampType, json_option
 from fairturn.cli.remote import place_options, reached
 from fairturn.cli.terminal import (
     console,
@@ -59,7 +59,7 @@ _IN_MEMORY_BYTES = 1_048_576
 @click.option("--metadata", metavar="KEY=VALUE", multiple=True, help="May be given several times.")
 @click.option("--key", help="Idempotency key: the document is stored once in 24 hours.")
 @click.option("--cost", type=float, help="Its cost, if the setting costs of the queue is known.")
-@click.option("--due-at", type=MomentType(), help="Earliest start, such as 2030-01-31T08:00Z.")
+@click.option("--due-at", type=TimestampType(), help="Earliest start, such as 2030-01-31T08:00Z.")
 @click.option("--parent", metavar="ID", help="The document that this one derives from.")
 @click.option("--wait-for-room", is_flag=True, help="Wait while the queue is full.")
 @json_option

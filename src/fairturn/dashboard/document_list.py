@@ -21,7 +21,7 @@ from fairturn.service import administration, shapes
 from fairturn.service.administration import BulkActionJson, BulkFilterJson
 from fairturn.service.problems import refusing_misuse
 from fairturn.service.responses import ATTACHED
-from fairturn.service.submissions import moment_of
+from fairturn.service.submissions import timestamp_of
 from fairturn.validation.filters import Filters, to_filter
 from fairturn.wire import DOCUMENT, to_json
 
@@ -69,19 +69,19 @@ class DocumentListQuery(shapes.RequestFields):
 
     def filters(self) -> Filters:
         """Return the filters of `Queue.list`."""
-        since, before = _moment(self.submitted_from), _moment(self.submitted_before)
+        since, before = _timestamp(self.submitted_from), _timestamp(self.submitted_before)
         return Filters(
             customer=self.customer or None,
             states=self.states or None,
             priorities=self.priorities or None,
             name_part=self.name or None,
             tags=self.tags or None,
-            submitted_from=None if since is None else moment_of(since),
-            submitted_before=None if before is None else moment_of(before),
+            submitted_from=None if since is None else timestamp_of(since),
+            submitted_before=None if before is None else timestamp_of(before),
         )
 
 
-def _moment(text: str) -> str | None:
+def _timestamp(text: str) -> str | None:
     """Add UTC, as the label of the field states, to a moment without a time zone."""
     if not text:
         return None
@@ -192,7 +192,7 @@ def act_in_bulk(
 
 
 def _bulk(asked: BulkConfirmation, *, dry_run: bool) -> BulkActionJson:
-    since, before = _moment(asked.submitted_from), _moment(asked.submitted_before)
+    since, before = _timestamp(asked.submitted_from), _timestamp(asked.submitted_before)
     filter = BulkFilterJson(
         id=[],
         customer=asked.customer or None,

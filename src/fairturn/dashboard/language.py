@@ -88,7 +88,7 @@ class PageLanguage:
         return f"{self.number(size)}\u00a0B"
 
 
-def moment(us: int) -> str:
+def timestamp(us: int) -> str:
     """Return a moment in ISO 8601, in UTC."""
     return to_datetime(us).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

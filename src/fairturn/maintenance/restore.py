@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
-from fairturn.clock import MOMENT_MAX
+from fairturn.clock import TIMESTAMP_MAX
 from fairturn.config import contents_beside
 from fairturn.contents.local import Folder, chunks_of
 from fairturn.errors import ContentDamaged, NoQueue, StoreRefused
@@ -150,7 +150,7 @@ class _Contents:
         self._target = Folder(contents_beside(path), shared=shared)
         self._is_new = not self._target.path.exists() and not path.exists()
         self._path = path
-        self._before = set(self._target.names(MOMENT_MAX))
+        self._before = set(self._target.names(TIMESTAMP_MAX))
         self.size_bytes = 0
         self.damaged: list[str] = []
 
@@ -170,7 +170,7 @@ class _Contents:
 
     def delete_others(self, needed: set[str]) -> None:
         """Delete contents of the replaced queue and of killed restores."""
-        self._target.delete(set(self._target.names(MOMENT_MAX)) - needed)
+        self._target.delete(set(self._target.names(TIMESTAMP_MAX)) - needed)
 
     def abandon(self) -> None:
         """Remove the folder if this restore created it and the target does not exist."""

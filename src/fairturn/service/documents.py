@@ -26,13 +26,13 @@ from fairturn.service.languages import preferred_of
 from fairturn.service.problems import Problem, ProblemCode, refusing_misuse
 from fairturn.service.responses import ATTACHED, attachment, problems
 from fairturn.service.service import Service, service_of
-from fairturn.service.submissions import moment_of
+from fairturn.service.submissions import timestamp_of
 from fairturn.validation.filters import Filters
 from fairturn.wire import BINARY, DOCUMENT, IDS_MAX, JSON, WAIT_S_MAX, to_json
 
 router = APIRouter(tags=["documents"])
 
-MOMENT_FORMAT = "ISO 8601 with a time zone, or microseconds since 1970-01-01 UTC."
+TIMESTAMP_FORMAT = "ISO 8601 with a time zone, or microseconds since 1970-01-01 UTC."
 _BINARY: dict[str, Any] = {"content": {BINARY: {"schema": {"type": "string", "format": "binary"}}}}
 
 
@@ -48,8 +48,8 @@ class DocumentFilterQuery(shapes.RequestFields):
     name_part: Annotated[
         str | None, Field(max_length=NAME_BYTES_MAX, description="A substring of the name.")
     ] = None
-    submitted_from: Annotated[str | None, Field(description=MOMENT_FORMAT)] = None
-    submitted_before: Annotated[str | None, Field(description=MOMENT_FORMAT)] = None
+    submitted_from: Annotated[str | None, Field(description=TIMESTAMP_FORMAT)] = None
+    submitted_before: Annotated[str | None, Field(description=TIMESTAMP_FORMAT)] = None
     tag: Annotated[
         list[str],
         Field(default_factory=list, max_length=TAGS_MAX, description="All of these tags."),
@@ -68,8 +68,8 @@ class DocumentFilterQuery(shapes.RequestFields):
             priorities=self.priority or None,
             name=self.name,
             name_part=self.name_part,
-            submitted_from=None if since is None else moment_of(since),
-            submitted_before=None if before is None else moment_of(before),
+            submitted_from=None if since is None else timestamp_of(since),
+            submitted_before=None if before is None else timestamp_of(before),
             ids=self.id or None,
             tags=self.tag or None,
         )

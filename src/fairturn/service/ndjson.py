@@ -16,9 +16,9 @@ from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
 from fairturn.service.submissions import (
     media_type_of,
-    moment_of,
     own_parent,
     parsed,
+    timestamp_of,
 )
 from fairturn.service.telemetry import carrying, submitting
 from fairturn.service.uploads import (
@@ -135,7 +135,7 @@ def _submission(service: Service, caller: Caller, value: Any, trace: str | None)
     if unknown:
         raise ValueError(f"{unknown[0]!r} is not a field; the fields are {', '.join(_FIELDS)}")
     if isinstance(value.get("due_at"), str):
-        value["due_at"] = moment_of(value["due_at"])
+        value["due_at"] = timestamp_of(value["due_at"])
     if value.get("content") is not None:
         value["content"] = _from_base64(value["content"])
     metadata = value.get("metadata")

@@ -304,7 +304,7 @@ def _checked(service: Service, caller: Caller, submission: _ReceivedSubmission) 
         metadata=carrying(metadata, trace),
         key=key,
         cost=about.cost,
-        due_at=None if about.due_at is None else moment_of(about.due_at),
+        due_at=None if about.due_at is None else timestamp_of(about.due_at),
         parent=own_parent(service, caller, about.parent),
         tags=None if about.tags is None else _json(about.tags, "tags", list),
     )
@@ -327,7 +327,7 @@ def own_parent(service: Service, caller: Caller, parent: Any) -> str | None:
     return stored.document.id
 
 
-def moment_of(text: str) -> int:
+def timestamp_of(text: str) -> int:
     """Parse a moment: ISO 8601 with a time zone, or microseconds since 1970. Raises `Problem`."""
     if text.lstrip("-").isdecimal() and text.isascii() and len(text) < 20:
         return int(text)

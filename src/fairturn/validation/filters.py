@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TypedDict
 
-from fairturn.clock import as_moment
+from fairturn.clock import as_timestamp
 from fairturn.model import CUSTOMER_BYTES_MAX, NAME_BYTES_MAX, PAGE_MAX, Filter, State
 from fairturn.priority import LEVELS
 from fairturn.validation import text
@@ -60,8 +60,8 @@ def to_filter(filters: Filters) -> Filter:
         name_part=None if not part else text.description(part, NAME_BYTES_MAX),
         submitted_from=None
         if submitted_from is None
-        else as_moment(submitted_from, "submitted_from"),
-        submitted_before=None if before is None else as_moment(before, "submitted_before"),
+        else as_timestamp(submitted_from, "submitted_from"),
+        submitted_before=None if before is None else as_timestamp(before, "submitted_before"),
         ids=_ids(filters.get("ids")),
         tags=_tags(filters.get("tags")),
     )

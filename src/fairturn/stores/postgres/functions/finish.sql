@@ -2,7 +2,7 @@
 -- the document is running. Returns the positions of the outcomes that did not count. Kinds are those of
 -- fairturn.stores.postgres.finish, the next states those of fairturn.stores.transitions.
 CREATE OR REPLACE FUNCTION {schema}.finish(
-    moment bigint,                  -- NULL: the clock of the server
+    given_now bigint,                  -- NULL: the clock of the server
     numbers bigint[], fences bigint[],
     kinds smallint[],               -- 0: completed, 1: failed, 2: released, 3: stopped
     errors text[],
@@ -27,7 +27,7 @@ DECLARE
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(hashtext('{schema}.'), 1),
         pg_advisory_xact_lock_shared(hashtext('{schema}.'), 2);
-    now_us := coalesce(moment, {now});
+    now_us := coalesce(given_now, {now});
     SELECT q.costs = 'learned', q.attempts_max, q.one_level, q.charges_from
     INTO is_learned, most_attempts, is_one_level, earlier_mode_fence
     FROM {schema}.queue q;
@@ -116,13 +116,13 @@ $$;
 -- Renew the leases of attempts, and store their progress. Returns the attempts that still have their lease, and whether
 -- a cancel was requested.
 CREATE OR REPLACE FUNCTION {schema}.renew(
-    moment bigint, lease bigint, numbers bigint[], fences bigint[], progresses text[]
+    given_now bigint, lease bigint, numbers bigint[], fences bigint[], progresses text[]
 ) RETURNS TABLE (its_number bigint, its_fence bigint, is_cancelled boolean) LANGUAGE plpgsql
 SET lock_timeout = '{lock_timeout}'
 {planned_by_indexes}
 AS $$
 DECLARE
-    now_us bigint := coalesce(moment, {now});
+    now_us bigint := coalesce(given_now, {now});
 BEGIN
     -- Locks documents before leases, in the order of their numbers, as `finish` does.
     RETURN QUERY

@@ -1,7 +1,7 @@
 -- Delete one batch: ended documents past their retention, then old keys, workers and idle customers. A round passes all
 -- documents and all customers, batch by batch. `finished`: the round has ended, and its last batch found nothing.
 CREATE OR REPLACE FUNCTION {schema}.prune(
-    moment bigint, budget integer,
+    given_now bigint, budget integer,
     kept bigint[],                  -- how long a document in each state is kept, by code; NULL: it has not ended
     OUT contents text[], OUT finished boolean
 ) LANGUAGE plpgsql
@@ -24,7 +24,7 @@ BEGIN
     contents := '{{}}';
     PERFORM pg_advisory_xact_lock_shared(hashtext('{schema}.'), 1);
     SELECT p.documents, p.customers INTO next_document, next_customer FROM {schema}.prune_cursor p FOR UPDATE;
-    now_us := coalesce(moment, {now});
+    now_us := coalesce(given_now, {now});
     IF next_document <> done THEN
         -- By the primary key, from the end of the last batch. It stops at the first document that is too young,
         -- with a day's margin: numbers follow the time of submission, except after steps of the clock.

@@ -6,7 +6,7 @@
 -- 6: another queue than `its_key` names, 7: `check_epoch` must begin a new epoch first, in a transaction of its own.
 -- From 2 on nothing is stored, and `refused` is the position of the refused document.
 CREATE OR REPLACE FUNCTION {schema}.submit(
-    moment bigint,                  -- NULL: the clock of the server
+    given_now bigint,                  -- NULL: the clock of the server
     its_key bigint,                 -- the id_key that the queue must have
     shard integer,                  -- of arrival_counters: the first to try
     customers text[], body_texts text[], body_bytes bytea[], body_types text[],
@@ -93,7 +93,7 @@ BEGIN
             ON CONFLICT (name) DO NOTHING RETURNING number)
         SELECT array_agg(number) INTO new_customers FROM inserted;
     END LOOP;
-    its_now := coalesce(moment, {now});
+    its_now := coalesce(given_now, {now});
     customer_indexes := ARRAY(
         SELECT w.rank FROM (
             SELECT u.position, dense_rank() OVER (ORDER BY u.name COLLATE "C") AS rank
@@ -273,9 +273,9 @@ BEGIN
     SELECT string_agg(int8send(u.number) || int4send(greatest(u.count, -2147483648)::integer)
             || set_byte('\x00', 0, u.priority + CASE WHEN u.replayed THEN 16 ELSE 0 END), ''::bytea
             ORDER BY u.position),
-        array_agg(u.moment ORDER BY u.position) FILTER (WHERE u.replayed)
+        array_agg(u.submitted_at ORDER BY u.position) FILTER (WHERE u.replayed)
     INTO receipts, replayed_at
     FROM unnest(numbers, counts, priorities, replayed, moments) WITH ORDINALITY
-        AS u(number, count, priority, replayed, moment, position);
+        AS u(number, count, priority, replayed, submitted_at, position);
 END
 $$;
