@@ -77,7 +77,7 @@ def test_a_payload_is_submitted_and_comes_back(queue: Queue, door: Any) -> None:
         document = queue.get(receipt.id)
         assert seen(door.get(receipt.id)) == seen(document)
         assert receipt == (receipt.id, f"customer {n}", 0, 1, document.submitted_at_us, False)
-        with pytest.raises(ValueError, match="has a payload, not a content"):
+        with pytest.raises(ValueError, match="has a payload, not content"):
             door.read(receipt.id)
 
 
@@ -101,7 +101,7 @@ def test_a_content_is_submitted_and_comes_back(
         assert seen(document) == seen(queue.get(receipt.id))
         assert document.sha256 == hashlib.sha256(content).digest()
         assert document.name == ("invoice.pdf" if way == "file" else None)
-        with pytest.raises(ValueError, match="has a content, not a payload"):
+        with pytest.raises(ValueError, match="has content, not a payload"):
             door.payload(receipt.id)
 
 

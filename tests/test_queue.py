@@ -405,7 +405,7 @@ def test_a_payload_is_no_content_and_a_content_no_payload(queue: Queue) -> None:
 
     with pytest.raises(ValueError, match=f"document {payload} has a payload"):
         queue.read(payload)
-    with pytest.raises(ValueError, match=f"document {content} has a content"):
+    with pytest.raises(ValueError, match=f"document {content} has content"):
         queue.payload(content)
 
 

@@ -1,6 +1,6 @@
 """Documents, customers, claims, outcomes and settings: frozen values, without I/O.
 
-Fields that end in `_at_us` are moments: microseconds since 1970 UTC, as in `fairturn.clock`.
+Fields that end in `_at_us` are timestamps: microseconds since 1970 UTC, as in `fairturn.clock`.
 Values created in large numbers are named tuples, which are faster to construct.
 """
 
@@ -113,10 +113,10 @@ class Submission(NamedTuple):
     metadata: Mapping[str, Any] | None = None
     key: str | None = None
     cost: float | None = None
-    due_at: datetime | int | None = None  # an aware datetime, or a moment
+    due_at: datetime | int | None = None  # an aware datetime, or a timestamp
     parent: str | None = None
     tags: Iterable[str] | None = None
-    written: ContentRef | None = None  # a content already stored through `Contents.begin`
+    written: ContentRef | None = None  # a file already stored through `Contents.begin`
 
 
 class SubmissionFields(TypedDict, total=False):

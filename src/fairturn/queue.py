@@ -265,7 +265,7 @@ class Queue:
         return self._stored(id).document
 
     def payload(self, id: str) -> Any:
-        """Return the payload of the document; raises `ValueError` if it has a content."""
+        """Return the payload of the document; raises `ValueError` if it has content."""
         document, body, *_ = self._stored(id)
         return local.payload_of(document, body, self.contents)
 

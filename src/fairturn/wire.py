@@ -2,7 +2,7 @@
 
 Each entity has one list of fields. The service and its OpenAPI description, the clients, the
 command line (`--json`) and the CSV export derive from it: a field that is added here appears in all
-of them. Moments are integers of microseconds since 1970 UTC.
+of them. Timestamps are integers of microseconds since 1970 UTC.
 """
 
 import json
@@ -20,7 +20,7 @@ BINARY, PROBLEM = "application/octet-stream", "application/problem+json"
 IDEMPOTENCY_KEY = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"  # header of a response: the key was known
 
-JSON_BYTES_MAX = 1_048_576  # of a payload or a request; a larger body must be a content
+JSON_BYTES_MAX = 1_048_576  # of a payload or a request; a larger body must be content
 BATCH_BYTES_MAX = 32 * 1_048_576
 IDS_MAX = 500  # in the query of a list: a request line has to fit into the server's buffer
 WAIT_S_MAX = 60.0  # of a long poll
@@ -71,7 +71,7 @@ JSON_TEXT = FieldType(Any, json.loads)
 
 
 def _field(name: str, type: FieldType, attribute: str = "", **more: Any) -> JsonField:
-    """A field whose attribute has its name; moments are integers in `NAME_us`."""
+    """A field whose attribute has its name; timestamps are integers in `NAME_us`."""
     return JsonField(name, attribute or (f"{name}_us" if type is TIMESTAMP else name), type, **more)
 
 
@@ -159,7 +159,7 @@ CUSTOMER_SUMMARY = (
         "resets_at",
         TIMESTAMP,
         optional=True,
-        description="The count is 0 after this moment, unless a document is submitted before.",
+        description="The count is 0 after this time, unless a document is submitted before.",
     ),
 )
 SUMMARY = (

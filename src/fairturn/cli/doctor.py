@@ -55,7 +55,7 @@ def wrong(check: str, finding: str) -> CheckResult:
 @click.option(
     "--thorough",
     is_flag=True,
-    help="Recount everything, read every content and check its SHA-256.",
+    help="Recount everything, read every stored file and check its SHA-256.",
 )
 @click.option("--repair", is_flag=True, help="With --thorough: repair wrong values.")
 @json_option
@@ -202,7 +202,7 @@ def _findings_at(
         return
     if place is None:
         if unseen:
-            unchecked = f"{number(unseen, 'content')} not checked"
+            unchecked = f"{number(unseen, 'stored file')} not checked"
             yield warning("contents", f"{unchecked}; pass their folder or bucket with --contents")
         return
     # After that transaction: reading all contents can take hours.
@@ -421,7 +421,7 @@ def _contents(
     if missing:
         yield wrong(
             "contents",
-            f"{number(len(missing), 'content')} of {len(refs):,} missing in {where}, "
+            f"{number(len(missing), 'stored file')} of {len(refs):,} missing in {where}, "
             f"such as {min(missing)}; restore from a backup",
         )
     else:
@@ -432,7 +432,7 @@ def _contents(
     if stray:
         yield warning(
             "strays",
-            f"{number(len(stray), 'content')} without a document, left by a crash; "
+            f"{number(len(stray), 'stored file')} without a document, left by a crash; "
             "fairturn prune deletes them",
         )
 
@@ -447,9 +447,9 @@ def _checksums(read: Callable[[Any], Any], refs: list[Any]) -> CheckResult:
                 damaged.append(str(error))
             advance(n + 1)
     if damaged:
-        return wrong("checksums", f"{number(len(damaged), 'content')} damaged: {damaged[0]}")
+        return wrong("checksums", f"{number(len(damaged), 'stored file')} damaged: {damaged[0]}")
     return ok("checksums", f"{_all(len(refs))} undamaged")
 
 
 def _all(contents: int) -> str:
-    return "the only content is" if contents == 1 else f"each of {contents:,} contents is"
+    return "the only stored file is" if contents == 1 else f"each of {contents:,} stored files is"

@@ -31,9 +31,9 @@ _CUSTOMERS_AT_ONCE = 1_000
 )
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @click.option(
-    "--submitted-from", type=TimestampType(), help="Only submitted at or after this moment."
+    "--submitted-from", type=TimestampType(), help="Only submitted at or after this time."
 )
-@click.option("--submitted-before", type=TimestampType(), help="Only submitted before this moment.")
+@click.option("--submitted-before", type=TimestampType(), help="Only submitted before this time.")
 @click.option("--anonymous", is_flag=True, help="Write numbers instead of customers' names.")
 @place_options
 def command(

@@ -52,9 +52,9 @@ class ThresholdsType(click.ParamType[tuple[int, ...]]):
 
 
 class TimestampType(click.ParamType[int]):
-    """A moment in ISO 8601 with a time zone."""
+    """A timestamp in ISO 8601 with a time zone."""
 
-    name = "moment"
+    name = "timestamp"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
@@ -66,12 +66,12 @@ class TimestampType(click.ParamType[int]):
 
 
 def timestamp_of(text: str) -> int:
-    """Parse a moment in ISO 8601; raise `ValueError` if it has no time zone."""
+    """Parse a timestamp in ISO 8601; raise `ValueError` if it has no time zone."""
     try:
         return from_datetime(datetime.fromisoformat(text))
     except (ValueError, TypeError):
         raise ValueError(
-            f"{text!r} is not a moment with a time zone, such as 2030-01-31T08:00Z "
+            f"{text!r} is not a timestamp with a time zone, such as 2030-01-31T08:00Z "
             "or 2030-01-31T09:00+01:00"
         ) from None
 
@@ -158,10 +158,10 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     for option in (
         click.option(
-            "--submitted-before", type=TimestampType(), help="Only submitted before this moment."
+            "--submitted-before", type=TimestampType(), help="Only submitted before this time."
         ),
         click.option(
-            "--submitted-from", type=TimestampType(), help="Only submitted at or after this moment."
+            "--submitted-from", type=TimestampType(), help="Only submitted at or after this time."
         ),
         click.option(
             "--tag", multiple=True, help="Only with this tag; may be given several times."

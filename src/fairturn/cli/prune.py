@@ -29,4 +29,4 @@ def command(*, as_json: bool, flags: Mapping[str, Any]) -> None:
         print_line(pruned._asdict())
     else:
         documents = number(pruned.documents, "document")
-        click.echo(f"Deleted {documents} and {number(pruned.contents, 'content')}.")
+        click.echo(f"Deleted {documents} and {number(pruned.contents, 'stored file')}.")

@@ -60,7 +60,7 @@ def age(us: int) -> str:
 
 
 def timestamp(at: int | None) -> str:
-    """Format a moment in the local time zone; empty for None."""
+    """Format a timestamp in the local time zone; empty for None."""
     return "" if at is None else f"{to_datetime(at).astimezone():%Y-%m-%d %H:%M:%S}"
 
 

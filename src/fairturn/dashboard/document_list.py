@@ -82,7 +82,7 @@ class DocumentListQuery(shapes.RequestFields):
 
 
 def _timestamp(text: str) -> str | None:
-    """Add UTC, as the label of the field states, to a moment without a time zone."""
+    """Add UTC, as the label of the field states, to a timestamp without a time zone."""
     if not text:
         return None
     return text if text[-1] in "Zz" or "+" in text or text.isdecimal() else f"{text}Z"

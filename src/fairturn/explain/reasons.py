@@ -7,7 +7,7 @@ from enum import StrEnum
 
 class Code(StrEnum):
     """The code of a reason. Codes are stable: programs may rely on them. `PARAMETERS` has the
-    names of their parameters; moments end in `_at`, durations in `_us`."""
+    names of their parameters; timestamps end in `_at`, durations in `_us`."""
 
     # The priority.
     PRIORITY_FIRST = "priority_first"

@@ -207,7 +207,7 @@ PHRASES = {
     "of_customers": Message("of one customer", "of {n} customers"),
     "largest": Message("By customer: {names}."),
     "largest_of_many": Message("By customer: {names} and others."),
-    "moment": Message("less than a second"),
+    "under_a_second": Message("less than a second"),
     "two_units": Message("{first} {second}"),
     "second": Message("{n} second", "{n} seconds"),
     "minute": Message("{n} minute", "{n} minutes"),
@@ -282,7 +282,7 @@ class _Formatter:
         """Return a duration in its two largest units, or one if its number is 10 or more."""
         seconds = round(us / SECOND_US)
         if seconds == 0:
-            return self.format(PHRASES["moment"], {})
+            return self.format(PHRASES["under_a_second"], {})
         parts = []
         for unit, length in _UNITS:
             n, seconds = divmod(seconds, length)

@@ -5,7 +5,7 @@ copied, and finally the snapshot itself. So the copy contains every content that
 content was deleted before it could be copied, its document is gone too, and a newer snapshot is
 taken.
 
-The copy is written under a temporary name and renamed when it is complete. At any moment the target
+The copy is written under a temporary name and renamed when it is complete. At any time the target
 is absent, the previous copy or the new one, each with all its contents. A lock, which the kernel
 releases with the process, admits one backup per target; the next one removes the files of a killed
 one.
@@ -253,7 +253,7 @@ def _verify(path: Path, copy: _Copy) -> None:
 
 
 def is_whole(folder: Folder, ref: ContentRef) -> bool:
-    """Return whether a content is present and matches its checksum."""
+    """Return whether a stored file is present and matches its checksum."""
     try:
         folder.open(ref).close()
     except ContentDamaged:

@@ -1,7 +1,7 @@
 """Restoring a backup to a file-based queue.
 
 Contents are copied first, then the database, under a temporary name beside the target. The copy
-begins a new epoch. When everything is durable, one rename replaces the target. At any moment the
+begins a new epoch. When everything is durable, one rename replaces the target. At any time the
 target is the previous queue or the restored one, each with all its contents.
 """
 
@@ -155,7 +155,7 @@ class _Contents:
         self.damaged: list[str] = []
 
     def copy(self, ref: ContentRef) -> None:
-        """Copy a content unless the folder already has it undamaged."""
+        """Copy a stored file unless the folder already has it undamaged."""
         if ref.name not in self._before or not is_whole(self._target, ref):
             try:
                 with self._source.open(ref) as stream:

@@ -1,4 +1,4 @@
-"""Request and response models. Moments are integers of microseconds since 1970 UTC."""
+"""Request and response models. Timestamps are integers of microseconds since 1970 UTC."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any

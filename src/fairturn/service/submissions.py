@@ -263,7 +263,7 @@ async def submit_for(caller: Caller, request: Request, trace: str | None = None)
             received = await receive(request, service)
         digest = request.headers.get(CONTENT_DIGEST)
         submission = _ReceivedSubmission(about, received, payload, key, digest, trace)
-        # Not in a thread of the store: a large payload becomes a content.
+        # Not in a thread of the store: a large payload is stored as content.
         return await service.move(_submit, service, caller, submission)
 
 
@@ -328,7 +328,7 @@ def own_parent(service: Service, caller: Caller, parent: Any) -> str | None:
 
 
 def timestamp_of(text: str) -> int:
-    """Parse a moment: ISO 8601 with a time zone, or microseconds since 1970. Raises `Problem`."""
+    """Parse a timestamp: ISO 8601 with a time zone, or microseconds since 1970; raise `Problem`."""
     if text.lstrip("-").isdecimal() and text.isascii() and len(text) < 20:
         return int(text)
     try:
@@ -336,7 +336,7 @@ def timestamp_of(text: str) -> int:
     except (ValueError, TypeError, OverflowError):
         raise Problem(
             ProblemCode.INVALID,
-            f"{text[:40]!r} is not a moment with a time zone, such as 2030-01-31T08:00Z",
+            f"{text[:40]!r} is not a timestamp with a time zone, such as 2030-01-31T08:00Z",
         ) from None
 
 

@@ -87,7 +87,7 @@ class Growing:
         self._work = 0
 
     def add(self, at: int, customer: str, cost: int) -> None:
-        """Append a document; its moment and its cost are in microseconds."""
+        """Append a document; its time and its cost are in microseconds."""
         trace = self.trace
         if at < self._last:
             raise ValueError(

@@ -80,7 +80,7 @@ def end_of_lease(attempt: Attempt, settings: Settings) -> Ending:
 
 
 def has_ended(lease_until: int, at: int | None) -> bool:
-    """Return whether a lease has expired at this moment; None: the machine has rebooted since.
+    """Return whether a lease has expired at this time; None: the machine has rebooted since.
 
     A lease that ends more than `LEASE_US_MAX` ahead counts as expired: the clock that it was set by
     has stepped back.

@@ -723,7 +723,7 @@ class MemoryStore:
         return self._clock.now() + row.retry_at - at
 
     def _arrives_at(self, row: _Row) -> int | None:
-        """Return the moment from which a document waits in the next claim, or a later one than now
+        """Return the time from which a document waits in the next claim, or a later one than now
         if it is not due."""
         now, due_at = self._clock.now(), self._due_at_now(row)
         if row.due_at is None or due_at is None or due_at > now:

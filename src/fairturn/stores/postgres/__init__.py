@@ -68,7 +68,7 @@ _NOW = f"SELECT {TIMESTAMP}"
 class PostgresStore:
     """A `QueueStore` in one schema of a database.
 
-    Without `clock`, moments are those of the server. `migrate=False` refuses a missing or older
+    Without `clock`, timestamps are those of the server. `migrate=False` refuses a missing or older
     schema, for roles that may not change it. `listen_url` bypasses a pooler for LISTEN; behind a
     pooler and without it, the store polls for changes once a second. `prepare` decides whether
     statements are prepared; by default they are unless a pooler is detected. `budget` is the number
@@ -305,7 +305,7 @@ class PostgresStore:
 
     @contextmanager
     def _read_transaction(self) -> Iterator[tuple[Session, PostgresQueueRow, int]]:
-        """Yield a session that reads one snapshot, the row of the queue, and the present moment."""
+        """Yield a session that reads one snapshot, the row of the queue, and the present time."""
         with self._database.reading() as session:
             with session.together():
                 queue_cursor = session.ask(QUEUE)

@@ -297,7 +297,7 @@ def page_of_keys(
 
 
 def end_key(session: Session, id: str, at: int) -> AccessKey | None:
-    """Revoke a key at a given_now, unless it expires earlier."""
+    """Revoke a key at a time, unless it expires earlier."""
     crash.point("configure-before-commit")
     session.ask(_END_KEY, (at, id))
     crash.point("configure-after-commit")
@@ -327,5 +327,5 @@ def oldest_waiting(session: Session) -> Mapping[int, int]:
 
 
 def _to_key(row: tuple[Any, ...]) -> AccessKey:
-    id, role, customer, name, digest, *moments = row
-    return AccessKey(id, Role(role), customer, name, bytes(digest), *moments)
+    id, role, customer, name, digest, *timestamps = row
+    return AccessKey(id, Role(role), customer, name, bytes(digest), *timestamps)

@@ -30,7 +30,7 @@ DECLARE
     numbers bigint[];
     counts bigint[];
     priorities smallint[];
-    moments bigint[];
+    timestamps bigint[];
     replayed boolean[];
     n integer := cardinality(customers);
     distinct_names text[];
@@ -108,7 +108,7 @@ BEGIN
     arrivals := array_fill(0::bigint, ARRAY[9 * cardinality(owners)]);
     numbers := array_fill(NULL::bigint, ARRAY[n]);
     counts := numbers;
-    moments := array_fill(its_now, ARRAY[n]);
+    timestamps := array_fill(its_now, ARRAY[n]);
     priorities := array_fill(NULL::smallint, ARRAY[n]);
     levels := priorities;
     replayed := array_fill(false, ARRAY[n]);
@@ -124,7 +124,7 @@ BEGIN
                 numbers[i] := k.document;
                 counts[i] := k.count;
                 priorities[i] := k.priority;
-                moments[i] := k.submitted_at;
+                timestamps[i] := k.submitted_at;
             ELSE
                 -- The same key earlier in this call.
                 SELECT digests[firsts[i]] AS digest INTO k WHERE firsts[i] < i;
@@ -222,7 +222,7 @@ BEGIN
             numbers[i] := numbers[firsts[i]];
             counts[i] := counts[firsts[i]];
             priorities[i] := priorities[firsts[i]];
-            moments[i] := moments[firsts[i]];
+            timestamps[i] := timestamps[firsts[i]];
         END IF;
     END LOOP;
     WITH given AS MATERIALIZED (
@@ -275,7 +275,7 @@ BEGIN
             ORDER BY u.position),
         array_agg(u.submitted_at ORDER BY u.position) FILTER (WHERE u.replayed)
     INTO receipts, replayed_at
-    FROM unnest(numbers, counts, priorities, replayed, moments) WITH ORDINALITY
+    FROM unnest(numbers, counts, priorities, replayed, timestamps) WITH ORDINALITY
         AS u(number, count, priority, replayed, submitted_at, position);
 END
 $$;
