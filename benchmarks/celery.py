@@ -26,7 +26,7 @@ from benchmarks.celery_apps import BY_HAND, NAP_S, PLAIN, STAMPED
 from benchmarks.figures import Figure, report
 from fairturn import Queue, Worker
 from tests.servers import rabbitmq, valkey
-from tests.waiting import wait_until
+from tests.wait import wait_until
 
 ROOT = Path(__file__).parent.parent
 DUMP, QUIET = 1_000, 5

@@ -19,9 +19,9 @@ from fairturn.model import ContentRef, NewDocument, Receipt
 from fairturn.service.app import make_app
 from fairturn.stores.sqlite import SqliteStore
 from tests import handlers
+from tests.http_server import asked, bearer, client_of, code_of, key_for
 from tests.servers import objects
 from tests.servers.objects import Objects
-from tests.serving import asked, bearer, client_of, code_of, key_for
 from tests.test_handlers import AT_ONCE
 
 EVER = 1 << 62

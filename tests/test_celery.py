@@ -21,9 +21,9 @@ from fairturn.priority import Reset, Rule
 from tests import celery_app
 from tests.celery_app import stamp_of
 from tests.servers import valkey
-from tests.servers.keeping import free_port
+from tests.servers.lifetime import free_port
 from tests.servers.valkey import Valkey
-from tests.waiting import wait_until
+from tests.wait import wait_until
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "priority.json").read_text("utf-8"))
 QUEUE = "documents"

@@ -12,7 +12,7 @@ import pytest
 from fairturn import Completed, Queue
 from fairturn.cli.settings import SettingsFile, resolve
 from tests.commands import claim, complete, error_of, fairturn, kill, lines_of, shown_on_a_terminal
-from tests.serving import served
+from tests.http_server import served
 
 LARGE = bytes(range(256)) * 1_024
 FILE = "documents.db"

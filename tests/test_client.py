@@ -35,8 +35,8 @@ from fairturn.explain.sentences import tell
 from fairturn.model import Failed, Fence, Progress
 from tests.commands import LEASE_US, claim, complete, kill
 from tests.doors import DOORS, ELSEWHERE, door_to
-from tests.serving import asked, served
-from tests.waiting import wait_until
+from tests.http_server import asked, served
+from tests.wait import wait_until
 
 NOBODYS = "0123456789abcde"
 LARGE = bytes(range(256)) * 1_024  # too large for a row

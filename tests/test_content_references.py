@@ -22,10 +22,10 @@ from fairturn.stores.memory import MemoryStore
 from fairturn.stores.postgres import PostgresStore
 from fairturn.stores.sqlite import SqliteStore
 from tests import handlers
+from tests.http_server import bearer, client_of, key_for
 from tests.servers import lossy, postgres
 from tests.servers.lossy import Lossy
 from tests.servers.queues import Databases
-from tests.serving import bearer, client_of, key_for
 from tests.test_worker import drain
 
 LARGE = b"x" * 100_000

@@ -18,10 +18,10 @@ from fairturn.access.registry import KeyRegistry
 from fairturn.dashboard.visitors import LANGUAGE_COOKIE, SESSION_COOKIE
 from fairturn.i18n import languages
 from fairturn.model import Completed, Progress, State
-from tests.browsing import PSEUDO, browser, page_app, page_served, texts_of, watched
+from tests.browser import PSEUDO, browser, page_app, page_served, texts_of, watched
+from tests.http_server import key_for, served_app
 from tests.page_contents import HOSTILE, LEASE_US, fill
-from tests.serving import key_for, served_app
-from tests.waiting import wait_until
+from tests.wait import wait_until
 
 WAIT_MS = 10_000
 NARROW = {"width": 360, "height": 740}

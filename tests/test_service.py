@@ -16,8 +16,8 @@ from fairturn.access.registry import KeyRegistry
 from fairturn.clock import stopwatch
 from fairturn.service.options import ServiceLimits
 from tests.commands import LEASE_US, claim, complete, kill
-from tests.serving import bearer, client_of, code_of, key_for
-from tests.waiting import wait_until
+from tests.http_server import bearer, client_of, code_of, key_for
+from tests.wait import wait_until
 
 LARGE = bytes(range(256)) * 1_024  # too large for a row
 

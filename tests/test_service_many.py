@@ -14,7 +14,7 @@ import pytest
 from fairturn import Completed, Queue
 from fairturn.wire import IDS_MAX
 from tests.commands import claim, complete, kill
-from tests.serving import bearer, code_of, key_for, served
+from tests.http_server import bearer, code_of, key_for, served
 
 NOBODYS = "0123456789abcde"
 LINES = {"Content-Type": "application/x-ndjson"}

@@ -14,7 +14,7 @@ from fairturn.dashboard.routes import install
 from fairturn.model import TAG_BYTES_MAX, TAGS_MAX
 from fairturn.service.app import make_app
 from tests.commands import fairturn, lines_of
-from tests.serving import asked, served
+from tests.http_server import asked, served
 
 
 @pytest.fixture
