@@ -164,7 +164,7 @@ $(POSTGRES_PEERS): benchmarks/postgres_peers.txt | python-is-new-enough
 	@build/postgres-peers/bin/python -m pip install -q --require-hashes -r benchmarks/postgres_peers.txt
 	@touch $@
 
-# The stamp carries the moment the build began: a file saved during the build is newer, and the next
+# The stamp carries the time the build began: a file saved during the build is newer, and the next
 # make builds again.
 $(WHEEL): $(FILLED) $(SOURCES) pyproject.toml README.md LICENSE
 	@echo "Building the wheel and installing it into .venv."

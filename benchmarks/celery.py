@@ -1,6 +1,6 @@
 """A bulk upload beside quiet customers in Celery, with and without stamp: `make bench-celery`.
 
-First the cost of `stamp` for a publisher: the same publication with and without it, in random
+First the cost of `stamp` for a publisher: the same publish with and without it, in random
 order; also with the server on a core of its own. Then one customer publishes 1,000 tasks of 20 ms
 at once while five others publish one per second each. The figure is how long the quiet customers'
 tasks wait with two workers, on Valkey and on RabbitMQ, and for the same arrivals in fairturn's own
@@ -26,7 +26,7 @@ from benchmarks.celery_apps import BY_HAND, NAP_S, PLAIN, STAMPED
 from benchmarks.figures import Figure, report
 from fairturn import Queue, Worker
 from tests.servers import rabbitmq, valkey
-from tests.waiting import wait_until
+from tests.wait import wait_until
 
 ROOT = Path(__file__).parent.parent
 DUMP, QUIET = 1_000, 5
@@ -41,7 +41,7 @@ class Bench:
     def __init__(self, folder: Path, *, quick: bool) -> None:
         self._folder = folder
         self.dump = DUMP // 5 if quick else DUMP
-        self._publications = 500 if quick else 4_000
+        self._publishes = 500 if quick else 4_000
         self._made = 0
         self.figures: list[Figure] = []
 
@@ -102,14 +102,14 @@ class Bench:
     # ── What it costs ────────────────────────────────────────────────────────────────────────────
 
     def overhead(self, where: str, broker: str, counts: str, bar: float | None) -> None:
-        """Return the median time of a publication with and without stamp, in random order."""
+        """Return the median time of a publish with and without stamp, in random order."""
         apps = {
             mode: celery_apps.make(mode, broker, counts, f"cost-{os.getpid()}", os.devnull)
             for mode in (BY_HAND, STAMPED)
         }
         took: dict[str, list[float]] = {mode: [] for mode in apps}
         order = list(apps)
-        for turn in range(self._publications + 100):
+        for turn in range(self._publishes + 100):
             random.shuffle(order)
             for mode in order:
                 nap = apps[mode].tasks["nap"]
@@ -149,7 +149,7 @@ def arrive(dump: int, publish: Callable[[str], object]) -> int:
     """Publish the bulk upload and the quiet customers' tasks when they are due; return their
     number."""
     lasts_s = dump * NAP_S / WORKERS
-    moments = sorted(
+    timestamps = sorted(
         (second + number / QUIET, f"quiet {number}")
         for second in range(int(lasts_s * 0.8))
         for number in range(QUIET)
@@ -157,11 +157,11 @@ def arrive(dump: int, publish: Callable[[str], object]) -> int:
     dumping = threading.Thread(target=lambda: [publish("dump") for _ in range(dump)])
     begun = time.monotonic()
     dumping.start()
-    for moment, customer in moments:
-        time.sleep(max(0.0, begun + moment - time.monotonic()))
+    for timestamp, customer in timestamps:
+        time.sleep(max(0.0, begun + timestamp - time.monotonic()))
         publish(customer)
     dumping.join()
-    return dump + len(moments)
+    return dump + len(timestamps)
 
 
 @contextmanager

@@ -60,7 +60,7 @@ class Contestant(Protocol):
 
 
 class Board:
-    """The number of documents that each worker has started, and the moment of the last start."""
+    """The number of documents that each worker has started, and the time of the last start."""
 
     SIZE_BYTES = 16 * WORKERS_MAX
 

@@ -26,7 +26,7 @@ from fairturn.dashboard.routes import install
 from fairturn.model import Completed, Failed, Outcome
 from fairturn.service.app import make_app
 from fairturn.service.server import ListenAddress, Server
-from tests.browsing import browser, chromium_path
+from tests.browser import browser, chromium_path
 
 BAR_MS = 300
 BATCH = 10_000

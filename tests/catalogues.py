@@ -19,13 +19,13 @@ def messages() -> list[Message]:
     """Return every message that the package can request."""
     numbers = [Message(SHORT_NUMBER), Message(LONG_NUMBER)]
     tables = (
-        sentences.STATES,
         sentences.MESSAGES,
         sentences.PHRASES,
         service_problems.MESSAGES,
         TEXTS,
     )
-    everything = numbers + [message for table in tables for message in table.values()]
+    everything = numbers + [texts.sentence for texts in sentences.STATES.values()]
+    everything += [message for table in tables for message in table.values()]
     return list({(message.one, message.many): message for message in everything}.values())
 
 

@@ -12,7 +12,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from fairturn import AsyncClient, Client, Queue
 from tests.commands import SCRIPT
-from tests.serving import served
+from tests.http_server import served
 
 DOORS = ("queue", "client", "async client")
 ELSEWHERE = "client of a process"

@@ -10,7 +10,7 @@ import psycopg
 
 from fairturn.model import Completed, Failed, NewDocument, Outcome, Released
 from fairturn.stores.postgres import PostgresStore
-from tests.waiting import wait_until
+from tests.wait import wait_until
 
 BUSY_US = 1_000
 

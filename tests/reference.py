@@ -189,8 +189,8 @@ class Reference:
         return claimed
 
     def _fold(self, now: int) -> None:
-        ran_out = [d for d in self.documents if d.state == "running" and d.lease_ends_at <= now]
-        for document in sorted(ran_out, key=lambda d: (d.lease_ends_at, d.number)):
+        expired = [d for d in self.documents if d.state == "running" and d.lease_ends_at <= now]
+        for document in sorted(expired, key=lambda d: (d.lease_ends_at, d.number)):
             if document.attempts >= self.attempts_max:
                 document.state = "ended"
                 document.seen = "nowhere"

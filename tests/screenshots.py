@@ -20,8 +20,8 @@ from fairturn import Queue, Submission
 from fairturn.access.registry import KeyRegistry
 from fairturn.clock import SECOND_US, ManualClock, SystemClock
 from fairturn.model import Completed, Failed, Fence, Filter, Outcome, Progress, State
-from tests.browsing import browser, page_app, page_served
-from tests.serving import served_app
+from tests.browser import browser, page_app, page_served
+from tests.http_server import served_app
 
 FOLDER = Path(__file__).parent.parent / "docs" / "page"
 MINUTES = 28

@@ -287,7 +287,7 @@ class Machine:
                 submitted = [self._new(doc) for doc in operation.documents]
                 receipts = self._same(operation, lambda store: store.submit(submitted))
                 if isinstance(receipts, list):
-                    self.documents += [receipt.id for receipt in receipts if not receipt.repeated]
+                    self.documents += [receipt.id for receipt in receipts if not receipt.replayed]
             case Claim():
                 claimed = self._same(operation, self._claiming(operation))
                 self.attempts += [claim.fence for claim in claimed.claims]

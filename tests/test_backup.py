@@ -72,7 +72,7 @@ def test_a_copy_is_a_queue_like_any_other(queue: Queue) -> None:
 
     with Queue("copy.db") as copy:
         assert snapshot(copy.store) == snapshot(queue.store)
-        assert copy.submit("bolt", payload={"large": "x" * 100_000}, key="k").repeated
+        assert copy.submit("bolt", payload={"large": "x" * 100_000}, key="k").replayed
         assert len(claim(copy, 9)) == 5
     assert len(assert_whole()) == 6
     assert contents("copy.db") == contents("documents.db")
@@ -206,7 +206,7 @@ def test_a_moment_of_which_a_content_was_deleted_too_early_is_given_up_for_a_lat
 def test_who_deletes_faster_than_can_be_copied_is_told_to_try_again(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairturn.maintenance.backup.MOMENTS_MAX", 1)
+    monkeypatch.setattr("fairturn.maintenance.backup.SNAPSHOTS_MAX", 1)
     submit(queue)
     state: list[int] = []
 

@@ -19,9 +19,9 @@ from fairturn.model import ContentRef, NewDocument, Receipt
 from fairturn.service.app import make_app
 from fairturn.stores.sqlite import SqliteStore
 from tests import handlers
+from tests.http_server import asked, bearer, client_of, code_of, key_for
 from tests.servers import objects
 from tests.servers.objects import Objects
-from tests.serving import asked, bearer, client_of, code_of, key_for
 from tests.test_handlers import AT_ONCE
 
 EVER = 1 << 62
@@ -226,7 +226,7 @@ def test_a_submission_that_is_replayed_after_a_lost_reply_keeps_its_content(
     with Queue(SubmitsTwice(tmp_path / "documents.db"), contents=bucket) as queue:
         receipt = queue.submit("acme", content=b"x" * 100_000, key="order-17")
 
-        assert receipt.repeated
+        assert receipt.replayed
         assert queue.read(receipt.id) == b"x" * 100_000
         queue.submit("acme", content=b"x" * 100_000, key="order-17")
         assert len(stored(server)) == 1

@@ -1,4 +1,4 @@
-"""`stamp` in a publisher: the priority of each publication, whatever happens to the counts."""
+"""`stamp` in a publisher: the priority of each publish, whatever happens to the counts."""
 
 import json
 import pickle
@@ -21,9 +21,9 @@ from fairturn.priority import Reset, Rule
 from tests import celery_app
 from tests.celery_app import stamp_of
 from tests.servers import valkey
-from tests.servers.keeping import free_port
+from tests.servers.lifetime import free_port
 from tests.servers.valkey import Valkey
-from tests.waiting import wait_until
+from tests.wait import wait_until
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "priority.json").read_text("utf-8"))
 QUEUE = "documents"
@@ -57,7 +57,7 @@ def app(broker: Valkey) -> Celery:
 
 
 def messages(broker: Valkey) -> list[dict[str, Any]]:
-    """Return the waiting messages, in the order of publication at each step."""
+    """Return the waiting messages, in the order in which they were published, at each step."""
     client = broker.client()
     keys = [QUEUE, *(f"{QUEUE}\x06\x16{step}" for step in range(1, 10))]
     return [json.loads(text) for key in keys for text in reversed(client.lrange(key, 0, -1))]
@@ -134,7 +134,7 @@ def publish_a_chain(app: Celery) -> None:
     chain(*(app.tasks["process"].s(customer_id="acme") for _ in range(3))).apply_async()
 
 
-PUBLICATIONS = [
+PUBLISHES = [
     publish_plainly,
     publish_with_options,
     publish_by_name,
@@ -144,7 +144,7 @@ PUBLICATIONS = [
 ]
 
 
-@pytest.mark.parametrize("publish", PUBLICATIONS)
+@pytest.mark.parametrize("publish", PUBLISHES)
 def test_every_way_to_publish_is_one_check(
     app: Celery, broker: Valkey, publish: Callable[[Celery], None]
 ) -> None:
@@ -333,7 +333,7 @@ class Defective:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_no_error_of_the_counts_ever_fails_a_publication(broker: Valkey, at_once: bool) -> None:
+def test_no_error_of_the_counts_ever_fails_a_publish(broker: Valkey, at_once: bool) -> None:
     app = celery_app.make(broker.url, Defective(at_once=at_once), QUEUE)
 
     for _ in range(2):
@@ -395,7 +395,7 @@ def test_who_wants_the_error_gets_it_and_nothing_is_published(broker: Valkey) ->
     assert messages(broker) == []
 
 
-def test_a_customer_that_cannot_be_told_never_stops_a_publication(
+def test_a_customer_that_cannot_be_told_never_stops_a_publish(
     broker: Valkey, caplog: pytest.LogCaptureFixture
 ) -> None:
     def customer(task: str, args: Any, kwargs: Any) -> str:
@@ -437,7 +437,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("broker_url, conf, sentences", WRONG)
-def test_settings_that_make_priorities_meaningless_are_refused_at_the_first_publication(
+def test_settings_that_make_priorities_meaningless_are_refused_at_the_first_publish(
     broker_url: str, conf: dict[str, Any], sentences: list[str]
 ) -> None:
     app = Celery("wrong", broker=broker_url, set_as_current=False)

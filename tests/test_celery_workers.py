@@ -22,7 +22,7 @@ from tests.celery_app import stamp_of
 from tests.servers import rabbitmq, valkey
 from tests.servers.rabbitmq import Rabbit
 from tests.servers.valkey import Valkey
-from tests.waiting import wait_until
+from tests.wait import wait_until
 
 ROOT = Path(__file__).parent.parent
 SEED = 20_261_116

@@ -29,10 +29,10 @@ from fairturn.cli.settings import (
     variable_of,
 )
 from tests.commands import SCRIPT
-from tests.serving import bearer, key_for
+from tests.http_server import bearer, key_for
 from tests.test_cli_docs import commands
 from tests.test_cli_service import self_signed
-from tests.waiting import wait_until
+from tests.wait import wait_until
 
 SOON_S = 15  # well below the defaults of lease and grace, 30 s
 HANDLERS = """

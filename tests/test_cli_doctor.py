@@ -74,8 +74,8 @@ def test_a_healthy_queue_has_a_line_for_each_check_and_ends_with_0(queue: Queue)
         "checksums",
     ]
     assert all(line.startswith("ok ") for line in printed.splitlines())
-    assert found["contents"][1] == "the only content is present"
-    assert found["checksums"][1] == "the only content is undamaged"
+    assert found["contents"][1] == "the only stored file is present"
+    assert found["checksums"][1] == "the only stored file is undamaged"
 
 
 def test_looking_changes_nothing_and_makes_nothing(queue: Queue, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_documents_that_nobody_works_on_are_told(queue: Queue) -> None:
     assert "is a worker running?" in sentence
 
 
-def test_a_lease_that_ran_out_and_that_nobody_took_back_is_wrong(
+def test_a_lease_that_expired_and_that_nobody_took_back_is_wrong(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "LEASE_LATE_US", 0)
@@ -335,7 +335,7 @@ def test_contents_of_a_queue_on_a_server_are_looked_for_where_they_lie(
     found = examined(*database, "--contents", str(place), "--thorough", code=1)
     mistaken = examined(*database, "--contents", str(tmp_path / "shard"), code=1)
 
-    assert whole["contents"] == ("ok", "each of 2 contents is present")
+    assert whole["contents"] == ("ok", "each of 2 stored files is present")
     assert whole["checksums"][0] == "ok"
     assert found["contents"][1].startswith(f"1 content of 2 missing in {place}, such as")
     assert found["checksums"][0] == "wrong"

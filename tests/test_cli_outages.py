@@ -23,7 +23,7 @@ from tests.servers import postgres
 from tests.servers.proxy import through
 from tests.servers.queues import Databases
 from tests.test_http_docs import free_port
-from tests.waiting import wait_until
+from tests.wait import wait_until
 
 GRACE_S = 1
 HANDLER = """

@@ -18,10 +18,10 @@ import pytest
 
 from fairturn import Queue
 from tests.commands import SCRIPT, error_of, fairturn, lines_of
+from tests.http_server import bearer
 from tests.servers import objects
 from tests.servers.queues import Databases
-from tests.serving import bearer
-from tests.waiting import wait_until
+from tests.wait import wait_until
 
 
 @pytest.fixture(autouse=True)

@@ -54,7 +54,7 @@ def test_files_are_copied_in_under_their_names(queue: Queue) -> None:
     assert (queue.read(first.id), queue.read(second.id)) == (b"one", b"two" * 100_000)
     assert first.metadata == second.metadata == {"x": "1=2"}
     assert [(line["count"], line["priority"]) for line in lines] == [(0, 1), (-1, 1)]
-    assert list(lines[0]) == [*(field.name for field in RECEIPT), "repeated"]
+    assert list(lines[0]) == [*(field.name for field in RECEIPT), "replayed"]
 
 
 def test_a_payload_with_everything(queue: Queue) -> None:
@@ -73,7 +73,7 @@ def test_a_payload_with_everything(queue: Queue) -> None:
     assert queue.payload(line["id"]) == {"a": [1]}
     assert (document.name, document.cost, document.parent) == ("n", 2_500_000, parent)
     assert document.due_at_us == 4_102_441_200 * 1_000_000
-    assert (again["id"], again["repeated"]) == (line["id"], True)
+    assert (again["id"], again["replayed"]) == (line["id"], True)
 
 
 def test_a_content_comes_from_standard_input(queue: Queue) -> None:
@@ -121,8 +121,8 @@ def test_many_documents_are_summed_up_for_people() -> None:
         (["acme", "a.pdf", "a.pdf", "--name", "k"], "--name is for one document"),
         (["acme", "-", "-"], "standard input can be read only once"),
         (["acme", "a.pdf", "--metadata", "k"], "it must be KEY=VALUE"),
-        (["acme", "a.pdf", "--due-at", "tomorrow"], "not a moment with a time zone"),
-        (["acme", "a.pdf", "--due-at", "2030-01-01T00:00"], "not a moment with a time zone"),
+        (["acme", "a.pdf", "--due-at", "tomorrow"], "not a timestamp with a time zone"),
+        (["acme", "a.pdf", "--due-at", "2030-01-01T00:00"], "not a timestamp with a time zone"),
         (["acme", "a.pdf", "--cost", "-1"], "a.pdf: cost is -1.0; it must be between 0"),
         (["", "a.pdf"], "CUSTOMER is empty"),
         (["", "--payload", "1"], "CUSTOMER is empty"),
@@ -211,7 +211,7 @@ BAD_LINES = {
     "no customer": ('{"payload":1}', "the line has no customer"),
     "unknown field": ('{"customer":"a","paylod":1}', "'paylod' is not a field"),
     "wrong customer": ('{"customer":7}', "customer must be a string, not int"),
-    "wrong due time": ('{"customer":"a","due_at":"soon"}', "'soon' is not a moment"),
+    "wrong due time": ('{"customer":"a","due_at":"soon"}', "'soon' is not a timestamp"),
     "wrong cost": ('{"customer":"a","cost":"x"}', "cost is 'x'; it must be a number"),
     "two bodies": ('{"customer":"a","payload":1,"file":"x"}', "payload and file were given"),
     "absent file": ('{"customer":"a","file":"absent.pdf"}', "absent.pdf: No such file"),
@@ -266,7 +266,7 @@ def test_running_it_again_with_keys_stores_each_document_once(queue: Queue) -> N
 
     assert "standard input, line 21" in refused
     assert "every document had a key, so running it again is safe" in refused
-    assert [line["repeated"] for line in again] == [True] * 20 + [False] * 10
+    assert [line["replayed"] for line in again] == [True] * 20 + [False] * 10
     assert payloads(queue) == list(range(30))
 
 

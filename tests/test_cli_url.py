@@ -12,7 +12,7 @@ import pytest
 from fairturn import Completed, Queue
 from fairturn.cli.settings import SettingsFile, resolve
 from tests.commands import claim, complete, error_of, fairturn, kill, lines_of, shown_on_a_terminal
-from tests.serving import served
+from tests.http_server import served
 
 LARGE = bytes(range(256)) * 1_024
 FILE = "documents.db"
@@ -127,7 +127,7 @@ def test_documents_are_submitted_waited_for_cancelled_and_retried(
 
     assert [queue.read(each["id"]) for each in first + piped] == [LARGE, b"b", LARGE]
     assert queue.get(first[0]["id"]).metadata == {"a": "b"}
-    assert [each.pop("repeated") for each in keyed] == [False, True]
+    assert [each.pop("replayed") for each in keyed] == [False, True]
     assert keyed[0] == keyed[1]
     done = complete(queue)[0]
     assert lines_of(fairturn("wait", done, "--url", url, "--json"))[0]["state"] == "completed"

@@ -35,8 +35,8 @@ from fairturn.explain.sentences import tell
 from fairturn.model import Failed, Fence, Progress
 from tests.commands import LEASE_US, claim, complete, kill
 from tests.doors import DOORS, ELSEWHERE, door_to
-from tests.serving import asked, served
-from tests.waiting import wait_until
+from tests.http_server import asked, served
+from tests.wait import wait_until
 
 NOBODYS = "0123456789abcde"
 LARGE = bytes(range(256)) * 1_024  # too large for a row
@@ -77,7 +77,7 @@ def test_a_payload_is_submitted_and_comes_back(queue: Queue, door: Any) -> None:
         document = queue.get(receipt.id)
         assert seen(door.get(receipt.id)) == seen(document)
         assert receipt == (receipt.id, f"customer {n}", 0, 1, document.submitted_at_us, False)
-        with pytest.raises(ValueError, match="has a payload, not a content"):
+        with pytest.raises(ValueError, match="has a payload, not content"):
             door.read(receipt.id)
 
 
@@ -101,7 +101,7 @@ def test_a_content_is_submitted_and_comes_back(
         assert seen(document) == seen(queue.get(receipt.id))
         assert document.sha256 == hashlib.sha256(content).digest()
         assert document.name == ("invoice.pdf" if way == "file" else None)
-        with pytest.raises(ValueError, match="has a content, not a payload"):
+        with pytest.raises(ValueError, match="has content, not a payload"):
             door.payload(receipt.id)
 
 
@@ -155,14 +155,14 @@ def test_everything_that_is_said_about_a_document_arrives_as_it_was_said(
         assert seen(door.get(receipt.id)) == seen(document)
         if "key" in said:
             again = door.submit("Müller & Söhne=?", **carried, **said)
-            assert again == receipt._replace(repeated=True)
+            assert again == receipt._replace(replayed=True)
 
 
 def test_a_key_belongs_to_one_document(queue: Queue, door: Any) -> None:
     first = door.submit("acme", payload=1, key="k")
 
-    assert door.submit("acme", payload=1, key="k") == first._replace(repeated=True)
-    assert door.submit("other", payload=2, key="k").repeated is False
+    assert door.submit("acme", payload=1, key="k") == first._replace(replayed=True)
+    assert door.submit("other", payload=2, key="k").replayed is False
     with pytest.raises(KeyReused, match="the idempotency key 'k' of customer 'acme' belongs to"):
         door.submit("acme", payload=2, key="k")
     with pytest.raises(KeyReused):
@@ -173,7 +173,7 @@ def test_a_key_belongs_to_one_document(queue: Queue, door: Any) -> None:
 def test_a_document_without_a_key_is_never_called_repeated(queue: Queue, door: Any) -> None:
     receipts = [door.submit("acme", payload=1) for _ in range(2)]
 
-    assert [receipt.repeated for receipt in receipts] == [False, False]
+    assert [receipt.replayed for receipt in receipts] == [False, False]
     assert [receipt.count for receipt in receipts] == [0, -1]
 
 
@@ -253,7 +253,7 @@ def test_many_are_stored_in_their_order_all_or_none(
     assert [queue.read(receipt.id) for receipt in receipts[1:]] == [b"bytes", LARGE, LARGE]
     assert queue.get(receipts[3].id).name == "a.pdf"
     again = door.submit_many([wanted[0], Submission("acme", payload=2)])
-    assert [receipt.repeated for receipt in again] == [True, False]
+    assert [receipt.replayed for receipt in again] == [True, False]
     with pytest.raises(KeyReused):
         door.submit_many([Submission("acme", payload=3), Submission("acme", payload=4, key="k")])
     assert door.submit_many([]) == []

@@ -29,9 +29,9 @@ from fairturn.wire import DOCUMENT, to_json
 from fairturn.worker.backoff import Backoff
 from tests.commands import SCRIPT, complete, kill
 from tests.doors import awaited
+from tests.http_server import key_for, served
 from tests.servers.rude import Manner, Rude, before
-from tests.serving import key_for, served
-from tests.waiting import wait_until
+from tests.wait import wait_until
 
 LARGE = bytes(range(256)) * 8_192  # 2 MiB
 RETRIES = RetryPolicy(attempts_max=4, backoff=Backoff(1.0, 2.0, 10.0), random=lambda: 0.5)
@@ -126,7 +126,7 @@ def test_a_submission_is_stored_once_wherever_the_connection_breaks(
         stored = 1 if name == "with a key" else stored + len(receipts)
         assert queue.summary().waiting == stored, manner
         if name != "with a key":
-            assert not any(each.repeated for each in receipts)
+            assert not any(each.replayed for each in receipts)
         if name in ("bytes", "stream", "form"):
             assert queue.read(receipt.id) == LARGE
 

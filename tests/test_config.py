@@ -14,11 +14,10 @@ from fairturn.clock import ManualClock
 from fairturn.config import open_store
 from fairturn.contents.local import Folder
 from fairturn.errors import SettingsConflict, StoreRefused
-from fairturn.model import SETTING_NAMES, Settings
+from fairturn.model import SETTING_NAMES, SettingChanges, Settings
 from fairturn.scheduling.flows import Mode
 from fairturn.stores.memory import MemoryStore
 from fairturn.stores.urls import is_address, without_password
-from fairturn.validation.changes import SettingChanges
 
 
 def test_a_file_name_is_the_whole_wiring(tmp_path: Path) -> None:

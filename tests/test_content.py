@@ -255,9 +255,9 @@ def test_a_damaged_content_gives_no_byte_and_says_what_is_wrong(
 def test_a_name_that_was_not_made_here_never_reaches_the_disk(folder: Folder, name: str) -> None:
     folder.put([b"x"])
 
-    with pytest.raises(ValueError, match="not the name of a content"):
+    with pytest.raises(ValueError, match="not the name of a stored file"):
         folder.open(ContentRef(name, 1, b""))
-    with pytest.raises(ValueError, match="not the name of a content"):
+    with pytest.raises(ValueError, match="not the name of a stored file"):
         folder.delete([name])
 
 

@@ -22,10 +22,10 @@ from fairturn.stores.memory import MemoryStore
 from fairturn.stores.postgres import PostgresStore
 from fairturn.stores.sqlite import SqliteStore
 from tests import handlers
+from tests.http_server import bearer, client_of, key_for
 from tests.servers import lossy, postgres
 from tests.servers.lossy import Lossy
 from tests.servers.queues import Databases
-from tests.serving import bearer, client_of, key_for
 from tests.test_worker import drain
 
 LARGE = b"x" * 100_000
@@ -63,7 +63,7 @@ def test_a_submission_whose_reply_was_lost_keeps_its_content(
     receipt = queue.submit("acme", content=LARGE, key="order-17")
 
     assert proxy.has_lost_it
-    assert receipt.repeated
+    assert receipt.replayed
     assert queue.read(receipt.id) == LARGE
 
 
@@ -228,7 +228,7 @@ def test_a_repetition_inside_the_caller_s_transaction_keeps_the_content_of_the_f
         first = queue.submit("acme", content=LARGE, key="k", connection=connection)
         again = queue.submit("acme", content=LARGE, key="k", connection=connection)
 
-    assert again == first._replace(repeated=True)
+    assert again == first._replace(replayed=True)
     assert queue.read(first.id) == LARGE
     assert swept(queue, timeout_s=PATIENCE_S) == 1  # the second copy remained for the sweep
     assert len(contents_in(queue)) == 1

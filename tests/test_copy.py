@@ -64,7 +64,7 @@ def test_everything_is_there_afterwards_under_its_old_id(queue: Queue, url: str)
         assert copy.store.access_key("id") == queue.store.access_key("id") is not None
         for document in before:
             assert copy.store.read(document.id) == queue.store.read(document.id)
-        assert copy.submit("a", payload={"n": 1}, key="key of a").repeated
+        assert copy.submit("a", payload={"n": 1}, key="key of a").replayed
 
 
 def test_large_contents_go_into_the_folder_of_all_machines(

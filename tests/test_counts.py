@@ -30,9 +30,9 @@ from fairturn.integrations.counts.memory import CUSTOMERS_MAX, MemoryCounts
 from fairturn.integrations.counts.redis import RedisCounts
 from fairturn.priority import Count, Reset, Rule
 from tests.servers import lossy, postgres, valkey
-from tests.servers.keeping import free_port
+from tests.servers.lifetime import free_port
 from tests.servers.valkey import Valkey
-from tests.waiting import wait_until
+from tests.wait import wait_until
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "priority.json").read_text("utf-8"))
 INTERVAL = 1_500_000_000

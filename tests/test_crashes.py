@@ -346,7 +346,7 @@ def submit_again_what_was_not_answered(store: Store, script: Script, crashed: Cr
     script.store = store
     receipts = STEPS[crashed.step][1](script)
     stored = crashed.done > crashed.step
-    fresh = [receipt for receipt in receipts if not receipt.repeated]
+    fresh = [receipt for receipt in receipts if not receipt.replayed]
     assert bool(fresh) != stored
 
 
@@ -384,7 +384,7 @@ def test_of_threads_that_share_a_commit_each_finds_what_was_acknowledged(
     for stored in shown.documents:
         id = stored.document.id
         (receipt,) = store.submit([new(stored.document.customer, found[id])])
-        assert (receipt.id, receipt.repeated) == (id, True)
+        assert (receipt.id, receipt.replayed) == (id, True)
     assert_numbers_are_exact(store)
     store.close()
     if places.kind == "sqlite":

@@ -377,12 +377,12 @@ def test_a_document_whose_worker_is_gone_will_be_claimed_again(
 ) -> None:
     (id,) = submit(queue, "a")
     claim(queue)
-    assert Code.LEASE_RAN_OUT not in codes(queue.explain(id))
+    assert Code.LEASE_EXPIRED not in codes(queue.explain(id))
 
     clock.advance(3_601)
 
     told = queue.explain(id)
-    assert Code.LEASE_RAN_OUT in codes(told)
+    assert Code.LEASE_EXPIRED in codes(told)
     assert told.position is not None
     assert not {Code.RUNNING, Code.WAITED} & set(codes(told))
     assert parameters(told, Code.ATTEMPTS)["attempts"] == 1
@@ -398,8 +398,8 @@ def test_a_document_whose_worker_is_gone_for_the_last_time_is_told_so(
 
     told = queue.explain(id)
 
-    assert Code.LEASE_RAN_OUT_LAST in codes(told)
-    assert not {Code.RUNNING, Code.LEASE_RAN_OUT} & set(codes(told))
+    assert Code.LEASE_EXPIRED_LAST in codes(told)
+    assert not {Code.RUNNING, Code.LEASE_EXPIRED} & set(codes(told))
 
 
 def test_a_document_with_a_due_time_waited_from_then_on(queue: Queue, clock: ManualClock) -> None:

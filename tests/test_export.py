@@ -108,8 +108,8 @@ def test_a_file_that_is_there_is_replaced_only_if_asked_for(database: Path, tmp_
     ("arguments", "code", "why"),
     [
         (["--database", "absent.db"], 3, "there is no queue absent.db"),
-        (["--submitted-from", "yesterday"], 2, "'yesterday' is not a moment"),
-        (["--submitted-before", "2026-07-01"], 2, "is not a moment with a time zone"),
+        (["--submitted-from", "yesterday"], 2, "'yesterday' is not a timestamp"),
+        (["--submitted-before", "2026-07-01"], 2, "is not a timestamp with a time zone"),
         (["--output", "absent/x.csv"], 1, "absent/x.csv cannot be written"),
     ],
 )

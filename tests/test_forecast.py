@@ -237,7 +237,7 @@ def test_without_a_worker_nobody_can_say() -> None:
     assert alive(service(workers=(gone,)), AT) == []
 
 
-def test_a_lease_that_ran_out_is_no_worker() -> None:
+def test_a_lease_that_expired_is_no_worker() -> None:
     left = service(running=1, lease_holds=False, durations_s=(5,))
 
     assert alive(left, AT) == []

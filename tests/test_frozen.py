@@ -46,7 +46,7 @@ from tests.faults import (
 )
 from tests.servers import postgres
 from tests.servers.wire import Action, Fault, Moment, Wire
-from tests.waiting import wait_until
+from tests.wait import wait_until
 
 ROOT = Path(__file__).parent.parent
 CLAIM_S = 3.0  # others claim again within this time

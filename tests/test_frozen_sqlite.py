@@ -225,7 +225,7 @@ def assert_recorded_once(survivors: Survivors, said: dict[str, Any]) -> None:
         documents = {document.id: document for document in queue.iterate()}
         for n, key in enumerate(KEYS[1:]):
             receipt = queue.submit("abc"[n % 3], payload=n, key=key)
-            assert receipt.repeated
+            assert receipt.replayed
             assert receipt.id == said["submitted"][n + 1]
         assert_numbers_are_exact(queue.store)
         summary = queue.summary()

@@ -43,7 +43,7 @@ from tests.faults import (
 from tests.servers import dumps, postgres
 from tests.servers.queues import Databases
 from tests.servers.wire import Action, Fault, Moment, Wire
-from tests.waiting import wait_until
+from tests.wait import wait_until
 
 HOLD_S = 2.0
 _SEED = 18

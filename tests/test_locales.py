@@ -10,7 +10,7 @@ from fairturn.explain.reasons import PARAMETERS, Code, Reason, Value
 from fairturn.explain.sentences import MESSAGES, PHRASES, STATES, tell
 from fairturn.i18n import languages, load, preferred
 from fairturn.i18n.catalogue import Entry, read, translations
-from fairturn.model import State
+from fairturn.model import ENDED, State
 from tests import catalogues
 from tests.catalogues import FOLDER, placeholders, problems
 
@@ -127,7 +127,8 @@ def test_every_message_is_used_and_every_code_has_one() -> None:
 
     assert len(told) >= len(MESSAGES)
     assert set(Code) <= set(MESSAGES)
-    assert {state.value for state in State} == set(STATES)
+    assert set(State) == set(STATES)
+    assert {state for state in State if STATES[state].event} == set(ENDED)
 
 
 def test_placeholders_are_parameters_of_the_code() -> None:
@@ -137,7 +138,9 @@ def test_placeholders_are_parameters_of_the_code() -> None:
         message = MESSAGES[code]
         assert placeholders(message.one) | placeholders(message.many or "") <= known, code
         assert message.by in ("", *PARAMETERS[code])
-    assert all(placeholders(p.many or p.one) for name, p in PHRASES.items() if name != "moment")
+    assert all(
+        placeholders(p.many or p.one) for name, p in PHRASES.items() if name != "under_a_second"
+    )
 
 
 # ── Plurals, numbers, durations ──────────────────────────────────────────────────────────────────
@@ -252,7 +255,7 @@ def test_a_start_that_nobody_can_tell_is_not_put_into_less_than_a_second() -> No
         (State.DELAYED, Code.RETRIED_LATER, "does not wait for its turn yet"),
         (State.DELAYED, Code.NEXT, "is waiting"),
         (State.RUNNING, Code.RUNNING, "is running"),
-        (State.RUNNING, Code.LEASE_RAN_OUT, "is waiting"),
+        (State.RUNNING, Code.LEASE_EXPIRED, "is waiting"),
     ],
 )
 def test_the_first_sentence_says_how_the_next_claim_will_find_it(

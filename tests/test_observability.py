@@ -15,7 +15,7 @@ from fairturn import Queue
 from fairturn.service.app import make_app
 from fairturn.service.options import ServiceLimits
 from tests.commands import claim, complete
-from tests.serving import asked
+from tests.http_server import asked
 
 FOLDER = Path(__file__).parent.parent / "observability"
 DASHBOARD = json.loads((FOLDER / "grafana-dashboard.json").read_text(encoding="utf-8"))

@@ -32,10 +32,10 @@ from fairturn.model import Completed, Outcome, State
 from fairturn.priority import Reset, Rule
 from fairturn.service.app import make_app
 from fairturn.simulator.demo.traffic import DemoPace
+from tests.http_server import asked, key_for, served_app
 from tests.page_contents import fill
 from tests.servers.queues import Databases
-from tests.serving import asked, key_for, served_app
-from tests.waiting import wait_until
+from tests.wait import wait_until
 
 TONGUES = all_tongues()
 SAME = {"Sec-Fetch-Site": "same-origin"}

@@ -18,10 +18,10 @@ from fairturn.access.registry import KeyRegistry
 from fairturn.dashboard.visitors import LANGUAGE_COOKIE, SESSION_COOKIE
 from fairturn.i18n import languages
 from fairturn.model import Completed, Progress, State
-from tests.browsing import PSEUDO, browser, page_app, page_served, texts_of, watched
+from tests.browser import PSEUDO, browser, page_app, page_served, texts_of, watched
+from tests.http_server import key_for, served_app
 from tests.page_contents import HOSTILE, LEASE_US, fill
-from tests.serving import key_for, served_app
-from tests.waiting import wait_until
+from tests.wait import wait_until
 
 WAIT_MS = 10_000
 NARROW = {"width": 360, "height": 740}
@@ -716,7 +716,7 @@ def test_a_history_is_simulated_under_other_settings(page: Page, queue: Queue) -
     page.goto("/what-if")
 
     page.get_by_label("Order").select_option("fifo")
-    page.get_by_label("Places in workers").fill("1")
+    page.get_by_label("Worker slots").fill("1")
     page.get_by_label("Weights").fill(f"{HOSTILE[9]} = 2")
     page.get_by_role("button", name="Simulate").click()
 

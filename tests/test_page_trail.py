@@ -13,7 +13,7 @@ from fairturn.dashboard.whatif import WhatIfMode, WhatIfRuns, WhatIfSettings
 from fairturn.model import PAGE_MAX, Completed, Failed, Outcome
 from fairturn.priority import BOUNDS, Reset
 from fairturn.simulator.charts.series import Note, Series, count_chart, waits_chart
-from tests.waiting import wait_until
+from tests.wait import wait_until
 
 START = 1_800_000_000 * SECOND_US
 LEASE_US = 3_600 * SECOND_US

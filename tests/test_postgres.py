@@ -61,7 +61,7 @@ def test_a_document_exists_exactly_if_the_callers_own_rows_do(
         rows = connection.execute("SELECT id FROM invoices").fetchall()
 
     assert [found.id for found in find_all(store)] == [id for (id,) in rows] == [kept.id]
-    assert (kept.count, kept.repeated) == (0, False)
+    assert (kept.count, kept.replayed) == (0, False)
     assert [each.document.id for each in claim(store, 9)] == [kept.id]
     assert_numbers_are_exact(store)
 

@@ -60,7 +60,7 @@ def begin_mode(store: PostgresStore, connection: psycopg.Connection[Any], mode: 
             Session(connection, "fairturn"),
             replace(store.settings(), mode=mode),
             None,
-            moment=now_of(store._clock),
+            given_now=now_of(store._clock),
             uptime=uptime,
             budget=BUDGET,
         )

@@ -172,7 +172,7 @@ def pages_of_a_claim(connection: psycopg.Connection[Any], store: PostgresStore) 
     return sum(int(n) for n in re.findall(r"shared hit=(\d+)", executed)[:1])
 
 
-# ── Leases that ran out ──────────────────────────────────────────────────────────────────────────
+# ── Leases that expired ──────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ def stores(url: str) -> Iterator[list[PostgresStore]]:
         store.close()
 
 
-def test_a_lease_that_is_shorter_than_those_seen_before_is_found_when_it_ran_out(
+def test_a_lease_that_is_shorter_than_those_seen_before_is_found_when_it_expired(
     stores: list[PostgresStore],
 ) -> None:
     one, other = stores
@@ -197,7 +197,7 @@ def test_a_lease_that_is_shorter_than_those_seen_before_is_found_when_it_ran_out
     assert [c.document.id for c in claim(one, 2)] == [second.id]
 
 
-def test_a_lease_that_a_renewal_made_shorter_is_found_when_it_ran_out(
+def test_a_lease_that_a_renewal_made_shorter_is_found_when_it_expired(
     stores: list[PostgresStore],
 ) -> None:
     one, other = stores

@@ -86,7 +86,7 @@ def contents_in(queue: Queue) -> set[str]:
 def test_a_receipt_tells_id_count_priority_and_moment(queue: Queue) -> None:
     receipts = [queue.submit("acme", payload={"n": n}) for n in range(4)]
 
-    assert [(r.customer, r.count, r.priority, r.submitted_at_us, r.repeated) for r in receipts] == [
+    assert [(r.customer, r.count, r.priority, r.submitted_at_us, r.replayed) for r in receipts] == [
         ("acme", 0, 1, NOON, False),
         ("acme", -1, 1, NOON, False),
         ("acme", -2, 1, NOON, False),
@@ -217,7 +217,7 @@ def test_the_same_key_gives_the_first_receipt_and_keeps_one_content(
 
     again = queue.submit("acme", file=file, key="k", metadata={"b": 2, "a": 1}, cost=3.0)
 
-    assert again == first._replace(repeated=True)
+    assert again == first._replace(replayed=True)
     assert contents_in(queue) == contents
     assert queue.read(again.id) == LARGE
     assert queue.submit("acme").count == -1
@@ -228,7 +228,7 @@ def test_equal_payloads_are_the_same_however_their_keys_are_ordered(queue: Queue
 
     again = queue.submit("acme", payload={"b": "é", "a": [1, {"y": 2, "x": 1}]}, key="k")
 
-    assert (again.id, again.repeated) == (first.id, True)
+    assert (again.id, again.replayed) == (first.id, True)
 
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -262,7 +262,7 @@ def test_the_same_key_with_another_document_is_refused(
         queue.submit("acme", **{**given, **change})
 
     assert queue.submit("acme", **given).id == first.id
-    assert queue.submit("bolt", **{**given, **change}).repeated is False
+    assert queue.submit("bolt", **{**given, **change}).replayed is False
 
 
 def test_the_same_key_with_another_large_content_leaves_no_content(queue: Queue) -> None:
@@ -282,7 +282,7 @@ def test_any_mix_of_keys_moves_the_count_once_for_each_key(keys: list[tuple[str,
         for customer, number in keys:
             receipt = queue.submit(customer, payload=number, key=f"k{number}")
             known = seen.setdefault((customer, number), receipt)
-            assert receipt == known._replace(repeated=receipt is not known)
+            assert receipt == known._replace(replayed=receipt is not known)
 
         assert queue.summary().waiting == len(seen)
 
@@ -408,7 +408,7 @@ def test_a_payload_is_no_content_and_a_content_no_payload(queue: Queue) -> None:
 
     with pytest.raises(ValueError, match=f"document {payload} has a payload"):
         queue.read(payload)
-    with pytest.raises(ValueError, match=f"document {content} has a content"):
+    with pytest.raises(ValueError, match=f"document {content} has content"):
         queue.payload(content)
 
 

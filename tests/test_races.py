@@ -369,7 +369,7 @@ def test_each_thread_gets_its_own_answer(store: AnyStore) -> None:
     for n, (call, answer) in enumerate(zip(calls, submitters.answers, strict=True)):
         assert isinstance(answer, list), answer
         assert [receipt.customer for receipt in answer] == [f"c{n}"] * len(call)
-        assert [receipt.repeated for receipt in answer] == [False] + [True] * (len(call) - 1)
+        assert [receipt.replayed for receipt in answer] == [False] + [True] * (len(call) - 1)
         stored = store.read(answer[0].id)
         assert stored is not None
         assert stored.document.customer == f"c{n}"
@@ -435,7 +435,7 @@ def test_the_same_key_of_many_threads_is_one_document(store: AnyStore) -> None:
     receipts = [answer[0] for answer in submitters.answers[1:] if isinstance(answer, list)]
     assert len(receipts) == 20
     assert len({receipt.id for receipt in receipts}) == 1
-    assert sorted(receipt.repeated for receipt in receipts) == [False] + [True] * 19
+    assert sorted(receipt.replayed for receipt in receipts) == [False] + [True] * 19
     assert store.submit([new()])[0].count == -1
 
 

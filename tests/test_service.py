@@ -16,8 +16,8 @@ from fairturn.access.registry import KeyRegistry
 from fairturn.clock import stopwatch
 from fairturn.service.options import ServiceLimits
 from tests.commands import LEASE_US, claim, complete, kill
-from tests.serving import bearer, client_of, code_of, key_for
-from tests.waiting import wait_until
+from tests.http_server import bearer, client_of, code_of, key_for
+from tests.wait import wait_until
 
 LARGE = bytes(range(256)) * 1_024  # too large for a row
 
@@ -508,7 +508,7 @@ def test_the_numbers_for_prometheus_are_those_of_the_store(
     assert 'fairturn_recent_documents{state="completed"} 1.0' in text
     assert "fairturn_workers 1.0" in text
     assert "fairturn_worker_slots 4.0" in text
-    assert "fairturn_idle_places 4.0" in text
+    assert "fairturn_idle_slots 4.0" in text
     assert 'fairturn_recent_wait_seconds{quantile="0.99"}' in text
     assert "acme" not in text  # unless it is requested
 

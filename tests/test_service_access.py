@@ -21,7 +21,7 @@ from fairturn.service.logs import AccessLogEntry, LogFormatter
 from fairturn.service.options import REFUSED_PER_MINUTE, ServiceLimits
 from fairturn.service.rates import RateLimiter
 from tests.commands import claim, complete, kill
-from tests.serving import asked, bearer, client_of, code_of, key_for
+from tests.http_server import asked, bearer, client_of, code_of, key_for
 
 NOBODYS = "0123456789abcde"
 

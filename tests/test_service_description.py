@@ -28,7 +28,7 @@ from fairturn.service.app import make_app
 from fairturn.service.options import ServiceLimits
 from fairturn.wire import WAIT_S_MAX
 from tests.commands import complete, kill
-from tests.serving import bearer, key_for, served
+from tests.http_server import bearer, key_for, served
 
 THOROUGH = os.environ.get("FAIRTURN_HYPOTHESIS") == "thorough"
 EXAMPLES, STEPS = (300, 30) if THOROUGH else (6, 6)

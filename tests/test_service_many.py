@@ -14,7 +14,7 @@ import pytest
 from fairturn import Completed, Queue
 from fairturn.wire import IDS_MAX
 from tests.commands import claim, complete, kill
-from tests.serving import bearer, code_of, key_for, served
+from tests.http_server import bearer, code_of, key_for, served
 
 NOBODYS = "0123456789abcde"
 LINES = {"Content-Type": "application/x-ndjson"}
@@ -104,7 +104,7 @@ def test_a_line_can_carry_bytes_and_says_whether_it_was_there_before(
         wrong = acme.post("/v1/documents/batch", content='{"content": "***"}', headers=LINES)
 
     (first,), (again,) = (answer.json()["receipts"] for answer in answers)
-    assert (first.pop("repeated"), again.pop("repeated")) == (False, True)
+    assert (first.pop("replayed"), again.pop("replayed")) == (False, True)
     assert first == again
     assert queue.read(first["id"]) == body
     assert code_of(orphan) == (422, "parent_unknown")

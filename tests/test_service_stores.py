@@ -12,9 +12,9 @@ import pytest
 from fairturn import Completed, Queue
 from fairturn.contents.local import Folder
 from tests.commands import claim, kill
+from tests.http_server import bearer, client_of, code_of, key_for
 from tests.servers.queues import Databases
-from tests.serving import bearer, client_of, code_of, key_for
-from tests.waiting import wait_until
+from tests.wait import wait_until
 
 LARGE = bytes(range(256)) * 1_024  # too large for a row
 LINES = {"Content-Type": "application/x-ndjson"}

@@ -24,8 +24,8 @@ from fairturn.service.app import make_app
 from fairturn.service.options import ServiceLimits
 from fairturn.service.service import THREADS
 from fairturn.wire import BATCH_BYTES_MAX, JSON_BYTES_MAX
-from tests.serving import asked, bearer, client_of, code_of, key_for, served
-from tests.waiting import wait_until
+from tests.http_server import asked, bearer, client_of, code_of, key_for, served
+from tests.wait import wait_until
 
 SMALL = ServiceLimits(size_bytes_max=200_000)
 IMPATIENT = ServiceLimits(pause_s_max=0.3)

@@ -12,7 +12,7 @@ from fairturn.simulator.comparison import Discipline
 from fairturn.simulator.readings import Reading
 from fairturn.simulator.workloads import WORKLOADS
 from tests.commands import fairturn, shown_on_a_terminal
-from tests.test_reading import record
+from tests.test_trace_files import record
 
 ROOT = Path(__file__).parent.parent
 CSV = "at_s,customer,cost_s\n" + "0,dump,1\n" * 40 + "5,quiet,1\n9,quiet,1\n"

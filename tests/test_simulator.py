@@ -240,7 +240,7 @@ def test_a_failed_attempt_is_tried_again_after_its_delay() -> None:
     assert [at / SECOND for at in replayed.finished_at] == [21, 4]
 
 
-def test_a_document_of_a_lost_worker_waits_again_when_its_lease_has_run_out() -> None:
+def test_a_document_of_a_lost_worker_waits_again_when_its_lease_has_expired() -> None:
     made = scenario(
         trace_of((0, "a", 10), (0, "b", 10)),
         Plan(workers=2, losses=(Loss(4 * SECOND, 1, 100 * SECOND),), lease_us=30 * SECOND),

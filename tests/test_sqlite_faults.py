@@ -23,8 +23,8 @@ from fairturn.stores.sqlite import SqliteStore
 from fairturn.stores.sqlite import connection as database
 from fairturn.stores.sqlite.connection import holder_of
 from tests.commands import fairturn
-from tests.serving import asked
-from tests.waiting import wait_until
+from tests.http_server import asked
+from tests.wait import wait_until
 
 LEASE_US = 30 * SECOND_US
 MIB = 1_048_576

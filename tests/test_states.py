@@ -1,13 +1,18 @@
 """The states of a document: one table, and its derivations."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from fairturn.explain.reasons import Code
 from fairturn.model import (
     ENDED,
+    ENDED_BY_ATTEMPT,
     FAILED,
+    KEPT_SETTINGS,
+    SETTING_NAMES,
     TRANSITIONS,
     Completed,
     Failed,
@@ -17,10 +22,11 @@ from fairturn.model import (
     Settings,
     State,
     Stopped,
+    Summary,
 )
 from fairturn.stores.postgres import schema
 from fairturn.stores.transitions import Attempt, end_of, end_of_lease
-from fairturn.stores.values import CODES, COMPLETED, STATES
+from fairturn.stores.values import CODES, COMPLETED
 
 FENCE = Fence("d", 1)
 OUTCOMES: list[Outcome] = [
@@ -34,8 +40,27 @@ OUTCOMES: list[Outcome] = [
 BARE_CODE = re.compile(r"\bstate\s*(=|<>|<|>|<=|>=|IN \()\s*\d")
 
 
-def test_every_state_has_a_code_and_its_transitions() -> None:
-    assert set(TRANSITIONS) == set(STATES) == set(State) == set(CODES)
+def test_every_state_has_transitions_and_keeps_its_code() -> None:
+    assert set(TRANSITIONS) == set(State)
+    assert CODES == {
+        State.DELAYED: 0,
+        State.WAITING: 1,
+        State.RUNNING: 2,
+        State.COMPLETED: 3,
+        State.DEAD: 4,
+        State.CANCELLED: 5,
+    }
+
+
+def test_every_ended_state_has_a_retention_setting_a_counter_and_an_explanation() -> None:
+    assert set(KEPT_SETTINGS.values()) == {n for n in SETTING_NAMES if n.endswith("_kept_s")}
+    assert {state.value for state in ENDED} <= {each.name for each in fields(Summary)}
+    assert {state.value for state in ENDED} <= set(Code)
+
+
+def test_an_attempt_has_ended_in_every_state_that_a_waiting_document_cannot_enter() -> None:
+    assert ENDED_BY_ATTEMPT == (State.COMPLETED, State.DEAD)
+    assert TRANSITIONS[State.WAITING] == {State.RUNNING, State.CANCELLED}
 
 
 def test_an_ended_document_is_left_by_retry_alone() -> None:

@@ -14,7 +14,7 @@ from fairturn.dashboard.routes import install
 from fairturn.model import TAG_BYTES_MAX, TAGS_MAX
 from fairturn.service.app import make_app
 from tests.commands import fairturn, lines_of
-from tests.serving import asked, served
+from tests.http_server import asked, served
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_tags_that_are_wrong_are_refused(
 def test_other_tags_with_the_same_key_are_another_document(queue: Queue) -> None:
     queue.submit("acme", key="k", tags=["b", "a"])
 
-    assert queue.submit("acme", key="k", tags=["a", "b"]).repeated
+    assert queue.submit("acme", key="k", tags=["a", "b"]).replayed
     with pytest.raises(KeyReused):
         queue.submit("acme", key="k", tags=["a"])
 

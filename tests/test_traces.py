@@ -13,7 +13,7 @@ from fairturn import ClaimedDocument, Queue, Worker
 from fairturn.model import METADATA_KEYS_MAX
 from fairturn.service.app import make_app
 from fairturn.service.telemetry import traced, with_context
-from tests.serving import asked, code_of
+from tests.http_server import asked, code_of
 from tests.test_handlers import AT_ONCE
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

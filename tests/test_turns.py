@@ -1073,7 +1073,7 @@ def test_cancelling_the_document_that_is_next_makes_the_following_one_next(offic
     assert office.claim(3) == [second]
 
 
-def test_a_cancel_does_not_hide_a_document_whose_lease_ran_out_before_the_claim(
+def test_a_cancel_does_not_hide_a_document_whose_lease_expired_before_the_claim(
     office: Office,
 ) -> None:
     first, second = office.submit(1, 2)

@@ -1,6 +1,6 @@
 """The only module that reads the time.
 
-A moment is an integer: microseconds since 1970-01-01 UTC. Naive datetimes are rejected.
+A timestamp is an integer: microseconds since 1970-01-01 UTC. Naive datetimes are rejected.
 """
 
 import time
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 SECOND_US = 1_000_000
-MOMENT_MAX = 1 << 62  # far beyond the year 9999
+TIMESTAMP_MAX = 1 << 62  # far beyond the year 9999
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# The current moment on a PostgreSQL server. Not now(), which is the start of the transaction: the
+# The current time on a PostgreSQL server. Not now(), which is the start of the transaction: the
 # transaction may have waited for a lock since.
 SERVER_NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 NO_BOOT = "wall"  # the boot id where the system provides none
@@ -19,7 +19,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Uptime(NamedTuple):
-    """A moment on a monotonic clock. Comparable only within one boot."""
+    """A reading of a monotonic clock. Comparable only within one boot."""
 
     boot: str
     at: int
@@ -78,7 +78,7 @@ class ManualClock:
         self._now += round(seconds * SECOND_US)
 
     def set(self, at: int) -> None:
-        """Set the wall clock to a moment; the uptime does not change."""
+        """Set the wall clock to a timestamp; the uptime does not change."""
         self._now = at
 
     def reboot(self, boot: str) -> None:
@@ -95,16 +95,16 @@ def microseconds(seconds: float) -> int:
     return round(seconds * SECOND_US)
 
 
-def from_datetime(moment: datetime) -> int:
-    """Return an aware datetime as a moment; raise `TypeError` for a naive one."""
-    if moment.tzinfo is None or moment.utcoffset() is None:
+def from_datetime(value: datetime) -> int:
+    """Return an aware datetime as a timestamp; raise `TypeError` for a naive one."""
+    if value.tzinfo is None or value.utcoffset() is None:
         raise TypeError(
-            f"{moment!r} has no time zone; pass an aware datetime, such as datetime.now(UTC)"
+            f"{value!r} has no time zone; pass an aware datetime, such as datetime.now(UTC)"
         )
-    return (moment - _EPOCH) // timedelta(microseconds=1)
+    return (value - _EPOCH) // timedelta(microseconds=1)
 
 
-def as_moment(value: datetime | int, what: str) -> int:
+def as_timestamp(value: datetime | int, what: str) -> int:
     """Convert an argument, either an aware datetime or microseconds since 1970 UTC, to
     microseconds. Errors name it `what`."""
     if isinstance(value, datetime):
@@ -113,16 +113,16 @@ def as_moment(value: datetime | int, what: str) -> int:
         raise TypeError(
             f"{what} is {value!r}; it must be an aware datetime, or microseconds since 1970 UTC"
         )
-    if not -MOMENT_MAX < value < MOMENT_MAX:
+    if not -TIMESTAMP_MAX < value < TIMESTAMP_MAX:
         raise ValueError(f"{what} is {value}; it must be between -2^62 and 2^62 microseconds")
     return value
 
 
-def to_datetime(moment: int) -> datetime:
-    """Return a moment as an aware datetime in UTC."""
-    return _EPOCH + timedelta(microseconds=moment)
+def to_datetime(timestamp: int) -> datetime:
+    """Return a timestamp as an aware datetime in UTC."""
+    return _EPOCH + timedelta(microseconds=timestamp)
 
 
-def moment_or_none(moment: int | None) -> datetime | None:
-    """Return a moment as an aware datetime in UTC; None for None."""
-    return None if moment is None else to_datetime(moment)
+def datetime_or_none(timestamp: int | None) -> datetime | None:
+    """Return a timestamp as an aware datetime in UTC; None for None."""
+    return None if timestamp is None else to_datetime(timestamp)

@@ -10,12 +10,11 @@ from fairturn.contents.s3 import Bucket, is_bucket
 from fairturn.errors import SettingsConflict, StoreRefused
 from fairturn.integrations.counts import TIMEOUT_S, Counts
 from fairturn.integrations.counts.memory import MemoryCounts
-from fairturn.model import Settings
+from fairturn.model import SettingChanges, Settings
 from fairturn.priority import Rule
 from fairturn.stores.contract import QueueStore
 from fairturn.stores.memory import MemoryStore
 from fairturn.stores.urls import POSTGRES, SCHEMA, is_address, scheme_of
-from fairturn.validation.changes import SettingChanges
 
 IN_MEMORY = ":memory:"
 _NO_DRIVER = (

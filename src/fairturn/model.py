@@ -1,6 +1,6 @@
 """Documents, customers, claims, outcomes and settings: frozen values, without I/O.
 
-Fields that end in `_at_us` are moments: microseconds since 1970 UTC, as in `fairturn.clock`.
+Fields that end in `_at_us` are timestamps: microseconds since 1970 UTC, as in `fairturn.clock`.
 Values created in large numbers are named tuples, which are faster to construct.
 """
 
@@ -14,7 +14,7 @@ from os import PathLike
 from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple, TypedDict
 
-from fairturn.clock import moment_or_none, to_datetime
+from fairturn.clock import datetime_or_none, to_datetime
 from fairturn.errors import StoreRefused
 from fairturn.priority import BOUNDS, LEVELS, RESET_INTERVAL_US, Count, Reset, Rule
 from fairturn.scheduling.flows import (
@@ -57,7 +57,7 @@ RUNNING_MAX = 1_000_000  # the highest concurrency limit of a customer
 
 
 class State(StrEnum):
-    """The state of a document."""
+    """The state of a document. The position is the code in the database: append, never reorder."""
 
     DELAYED = "delayed"  # not due yet, or waiting for a retry
     WAITING = "waiting"
@@ -67,8 +67,9 @@ class State(StrEnum):
     CANCELLED = "cancelled"
 
 
-LEASE_RAN_OUT = "the lease ran out: the worker crashed, hung or lost its connection"
-# `ENDED` and `FAILED`, and the lists of ended and failed states in SQL, derive from this table.
+LEASE_EXPIRED = "the lease expired: the worker crashed, hung or lost its connection"
+# The tuples below, the lists of states in SQL and the counters of ended documents derive from this
+# table.
 TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
     {
         State.DELAYED: frozenset({State.WAITING, State.CANCELLED}),
@@ -82,7 +83,10 @@ TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
     }
 )
 ENDED = tuple(state for state, to in TRANSITIONS.items() if State.CANCELLED not in to)
+NOT_ENDED = tuple(state for state in TRANSITIONS if state not in ENDED)
 FAILED = tuple(state for state in ENDED if state is not State.COMPLETED)
+ENDED_BY_ATTEMPT = tuple(state for state in ENDED if state not in TRANSITIONS[State.WAITING])
+KEPT_SETTINGS = {state: f"{state}_kept_s" for state in ENDED}  # how long a document is kept
 
 
 class BodyType(StrEnum):
@@ -109,10 +113,10 @@ class Submission(NamedTuple):
     metadata: Mapping[str, Any] | None = None
     key: str | None = None
     cost: float | None = None
-    due_at: datetime | int | None = None  # an aware datetime, or a moment
+    due_at: datetime | int | None = None  # an aware datetime, or a timestamp
     parent: str | None = None
     tags: Iterable[str] | None = None
-    written: ContentRef | None = None  # a content already stored through `Contents.begin`
+    written: ContentRef | None = None  # a file already stored through `Contents.begin`
 
 
 class SubmissionFields(TypedDict, total=False):
@@ -150,14 +154,14 @@ class NewDocument(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """The answer to a submission. `repeated` is true if the idempotency key replayed it."""
+    """The answer to a submission. `replayed` is true if the idempotency key replayed it."""
 
     id: str
     customer: str
     count: int  # type: ignore[assignment]  # hides tuple.count
     priority: int
     submitted_at_us: int
-    repeated: bool = False
+    replayed: bool = False
 
     @property
     def submitted_at(self) -> datetime:
@@ -203,15 +207,15 @@ class Document(NamedTuple):
 
     @property
     def due_at(self) -> datetime | None:
-        return moment_or_none(self.due_at_us)
+        return datetime_or_none(self.due_at_us)
 
     @property
     def claimed_at(self) -> datetime | None:
-        return moment_or_none(self.claimed_at_us)
+        return datetime_or_none(self.claimed_at_us)
 
     @property
     def ended_at(self) -> datetime | None:
-        return moment_or_none(self.ended_at_us)
+        return datetime_or_none(self.ended_at_us)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -224,7 +228,7 @@ class Document(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        """Completed, dead or cancelled."""
+        """Whether the state is one of `ENDED`."""
         return self.state in ENDED
 
 
@@ -395,7 +399,7 @@ class Customer:
 
     @property
     def count_updated_at(self) -> datetime | None:
-        return moment_or_none(self.count_updated_at_us)
+        return datetime_or_none(self.count_updated_at_us)
 
 
 class CustomerSummary(NamedTuple):
@@ -431,7 +435,7 @@ class CustomerSummary(NamedTuple):
 
     @property
     def resets_at(self) -> datetime | None:
-        return moment_or_none(self.resets_at_us)
+        return datetime_or_none(self.resets_at_us)
 
 
 class CustomerPage(NamedTuple):
@@ -500,9 +504,8 @@ class Settings:
         for name in ("attempts_max", "waiting_max", "waiting_per_customer_max"):
             if _whole(name, getattr(self, name)) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("patience_s", "completed_kept_s", "cancelled_kept_s", "dead_kept_s"):
+        for name in ("patience_s", "reset_interval_s", *KEPT_SETTINGS.values()):
             _seconds(name, getattr(self, name))
-        _seconds("reset_interval_s", self.reset_interval_s)
         rule = Rule(
             bounds=self.bounds,
             reset_interval_us=round(self.reset_interval_s * 1_000_000),
@@ -516,7 +519,7 @@ class Settings:
 
     def kept_us(self, state: State) -> int:
         """Return how long a document in an ended state is kept."""
-        kept_s: float = getattr(self, f"{state.value}_kept_s")
+        kept_s: float = getattr(self, KEPT_SETTINGS[state])
         return round(kept_s * 1_000_000)
 
     def to_json(self) -> str:
@@ -537,6 +540,23 @@ class Settings:
 
 
 SETTING_NAMES = tuple(f.name for f in fields(Settings) if f.init)
+
+
+class SettingChanges(TypedDict, total=False):
+    """Settings of a queue by name; omitted ones keep their values."""
+
+    mode: Mode | str
+    costs: Costs | str
+    patience_s: float
+    reset: Reset | str
+    reset_interval_s: float
+    bounds: Iterable[int]
+    attempts_max: int
+    waiting_max: int
+    waiting_per_customer_max: int
+    completed_kept_s: float
+    cancelled_kept_s: float
+    dead_kept_s: float
 
 
 def _member(kind: type[StrEnum], name: str, value: str) -> StrEnum:

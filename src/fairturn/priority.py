@@ -26,7 +26,7 @@ class Reset(StrEnum):
 
 
 class Count(NamedTuple):
-    """A customer's pending documents count and the moment of its last update."""
+    """A customer's pending documents count and the time of its last update."""
 
     value: int
     updated_at: int
@@ -84,5 +84,5 @@ class Rule:
         return since > self.reset_interval_us or -since > CLOCK_AHEAD_US_MAX
 
     def resets_at(self, last: Count) -> int:
-        """Return the last moment at which the count holds; after it, the count is 0."""
+        """Return the last time at which the count holds; after it, the count is 0."""
         return last.updated_at + self.reset_interval_us

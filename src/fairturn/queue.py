@@ -41,6 +41,7 @@ from fairturn.model import (
     Pruned,
     Receipt,
     Renewed,
+    SettingChanges,
     Settings,
     State,
     Stored,
@@ -54,7 +55,6 @@ from fairturn.stores.contract import Checkable, Interruptible, QueryStore, Queue
 from fairturn.validation import text
 from fairturn.validation.changes import (
     UNCHANGED,
-    SettingChanges,
     Unchanged,
     changed,
     customer_changes,
@@ -65,7 +65,7 @@ from fairturn.validation.submission import SubmissionEncoder
 # The sweep deletes unreferenced contents after an hour; a longer call must fail before.
 SUBMIT_S_MAX = 1_800.0
 _WAIT_S = 3_600.0  # of one wait: some clocks reject an infinite timeout
-_REPEATED = attrgetter("repeated")
+_REPLAYED = attrgetter("replayed")
 _BATCH = 1_000  # documents to cancel or retry in one transaction
 # Errors after which nothing was stored. After any other, such as a connection lost during the
 # commit, the documents may have been stored, and their contents are left to the sweep.
@@ -207,9 +207,9 @@ class Queue:
         except _STORED_NOTHING:
             self._discard_contents(documents, connection)
             raise
-        if any(map(_REPEATED, receipts)):
+        if any(map(_REPLAYED, receipts)):
             pairs = zip(documents, receipts, strict=True)
-            replayed = [document for document, receipt in pairs if receipt.repeated]
+            replayed = [document for document, receipt in pairs if receipt.replayed]
             self._discard_contents(replayed, connection)
         return receipts
 
@@ -265,7 +265,7 @@ class Queue:
         return self._stored(id).document
 
     def payload(self, id: str) -> Any:
-        """Return the payload of the document; raises `ValueError` if it has a content."""
+        """Return the payload of the document; raises `ValueError` if it has content."""
         document, body, *_ = self._stored(id)
         return local.payload_of(document, body, self.contents)
 
@@ -340,7 +340,7 @@ class Queue:
                 return
 
     def wait(self, id: str, timeout_s: float | None = None) -> Document:
-        """Wait until the document is completed, dead or cancelled, and return it.
+        """Wait until the document has ended, and return it.
 
         Raises `TimeoutError` after `timeout_s`.
         """
@@ -444,7 +444,7 @@ class Queue:
 
         Return the state afterwards: a running document stays `running` until its worker stops it;
         in a list, None for an id that does not exist. For a single id, raises `NotFound`, and
-        `WrongState` if the document is completed or dead.
+        `WrongState` if the document has ended otherwise.
         """
         if not isinstance(ids, str):
             return [state for batch in _batches(ids) for state in self.store.cancel(batch)]

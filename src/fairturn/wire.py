@@ -1,9 +1,9 @@
-"""The JSON of documents, receipts, customers and access keys, and the constants of HTTP requests.
+"""The JSON of documents and other entities, and the constants of HTTP requests.
 
 Each entity has one list of fields. The service and its OpenAPI description, the clients, the
 command line (`--json`) and the CSV export derive from it: a field that is added here appears in all
 of them. The parameters, options and lines of JSON that state a submission derive from `SUBMISSION`.
-Moments are integers of microseconds since 1970 UTC.
+Timestamps are integers of microseconds since 1970 UTC.
 """
 
 import json
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fairturn.access.keys import Role
-from fairturn.model import NAME_BYTES_MAX, BodyType, Progress, State
+from fairturn.model import ENDED, NAME_BYTES_MAX, BodyType, Progress, State
 from fairturn.scheduling.flows import COST_ONE
 
 JSON, LINES = "application/json", "application/x-ndjson"
 BINARY, PROBLEM = "application/octet-stream", "application/problem+json"
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
-REPEATED = "Idempotency-Replayed"  # header of a response: the key was known
+REPLAYED = "Idempotency-Replayed"  # header of a response: the key was known
 
-JSON_BYTES_MAX = 1_048_576  # of a payload or a request; a larger body must be a content
+JSON_BYTES_MAX = 1_048_576  # of a payload or a request; a larger body must be content
 BATCH_BYTES_MAX = 32 * 1_048_576
 IDS_MAX = 500  # in the query of a list: a request line has to fit into the server's buffer
 WAIT_S_MAX = 60.0  # of a long poll
@@ -58,7 +58,7 @@ def _progress(value: Mapping[str, Any]) -> Progress:
 
 TEXT, INTEGER, NUMBER, BOOLEAN = map(FieldType, (str, int, float, bool))
 DOCUMENT_ID = FieldType(str)
-MOMENT = FieldType(int)
+TIMESTAMP = FieldType(int)
 PRIORITY = FieldType(int)
 STATE = FieldType(State, decode=State)
 BODY_TYPE = FieldType(BodyType, decode=BodyType)
@@ -74,8 +74,8 @@ JSON_ARRAY = FieldType(list, json.loads)
 
 
 def _field(name: str, type: FieldType, attribute: str = "", **more: Any) -> JsonField:
-    """A field whose attribute has its name; moments are integers in `NAME_us`."""
-    return JsonField(name, attribute or (f"{name}_us" if type is MOMENT else name), type, **more)
+    """A field whose attribute has its name; timestamps are integers in `NAME_us`."""
+    return JsonField(name, attribute or (f"{name}_us" if type is TIMESTAMP else name), type, **more)
 
 
 DOCUMENT = (
@@ -91,10 +91,10 @@ DOCUMENT = (
     _field("metadata", METADATA),
     _field("tags", TEXTS, in_csv=True),
     _field("parent", TEXT, optional=True),
-    _field("submitted_at", MOMENT, in_csv=True),
-    _field("due_at", MOMENT, optional=True, in_csv=True),
-    _field("claimed_at", MOMENT, optional=True, in_csv=True),
-    _field("ended_at", MOMENT, optional=True, in_csv=True),
+    _field("submitted_at", TIMESTAMP, in_csv=True),
+    _field("due_at", TIMESTAMP, optional=True, in_csv=True),
+    _field("claimed_at", TIMESTAMP, optional=True, in_csv=True),
+    _field("ended_at", TIMESTAMP, optional=True, in_csv=True),
     _field("attempts", INTEGER, in_csv=True),
     _field(
         "worker",
@@ -115,16 +115,16 @@ RECEIPT = (
     _field("customer", TEXT),
     _field("count", INTEGER),
     _field("priority", PRIORITY),
-    _field("submitted_at", MOMENT),
+    _field("submitted_at", TIMESTAMP),
 )
 ACCESS_KEY = (
     _field("id", TEXT),
     _field("role", ROLE),
     _field("customer", TEXT, optional=True),
     _field("name", TEXT),
-    _field("made_at", MOMENT),
-    _field("used_at", MOMENT, optional=True),
-    _field("ends_at", MOMENT, optional=True),
+    _field("made_at", TIMESTAMP),
+    _field("used_at", TIMESTAMP, optional=True),
+    _field("ends_at", TIMESTAMP, optional=True),
 )
 # The settings of a customer are in `Customer.settings`.
 CUSTOMER_SETTINGS = (
@@ -142,17 +142,40 @@ _CUSTOMER_COUNTERS = (
 )
 CUSTOMER = (
     *_CUSTOMER_COUNTERS,
-    _field("count_updated_at", MOMENT, optional=True, description="When the count changed last."),
+    _field(
+        "count_updated_at", TIMESTAMP, optional=True, description="When the count changed last."
+    ),
 )
 CUSTOMER_SUMMARY = (
     *_CUSTOMER_COUNTERS,
     _field("priority_of_next", PRIORITY, description="Of a document submitted now."),
     _field(
         "resets_at",
-        MOMENT,
+        TIMESTAMP,
         optional=True,
-        description="The count is 0 after this moment, unless a document is submitted before.",
+        description="The count is 0 after this time, unless a document is submitted before.",
     ),
+)
+SUMMARY = (
+    _field("waiting", INTEGER),
+    _field("waiting_by_priority", INTEGERS),
+    _field("delayed", INTEGER),
+    _field("running", INTEGER),
+    _field("started", INTEGER, description="Attempts started since the queue was created."),
+    *(
+        _field(
+            state.value,
+            INTEGER,
+            description=f"Documents that became {state} since then, counted each time.",
+        )
+        for state in ENDED
+    ),
+    _field(
+        "retried",
+        INTEGER,
+        description="Attempts that failed or lost their lease, and were followed by another.",
+    ),
+    _field("repairs", INTEGER, description="Counters and flows that claims have corrected."),
 )
 
 
@@ -178,7 +201,7 @@ SUBMISSION = (
     SubmissionField("cost", COST, "Its cost, if the setting costs of the queue is known"),
     SubmissionField("metadata", JSON_OBJECT, "More about it, as keys and values"),
     SubmissionField("tags", JSON_ARRAY, "Texts to find it by", option="tag"),
-    SubmissionField("due_at", MOMENT, "Its earliest start"),
+    SubmissionField("due_at", TIMESTAMP, "Its earliest start"),
     SubmissionField("parent", DOCUMENT_ID, "The id of the document that it derives from"),
 )
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-from tests.servers.keeping import free_port, kept_folder, run_server
-from tests.waiting import wait_until
+from tests.servers.lifetime import free_port, kept_folder, run_server
+from tests.wait import wait_until
 
 
 class Objects:

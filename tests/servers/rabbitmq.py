@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.servers.keeping import absent, free_port, kept_folder, run_detached, shared
-from tests.waiting import wait_until
+from tests.servers.lifetime import absent, free_port, kept_folder, run_detached, shared
+from tests.wait import wait_until
 
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")
 ANSWERS_WITHIN_S = 120

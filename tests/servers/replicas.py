@@ -17,8 +17,8 @@ from typing import Any
 
 import psycopg
 
-from tests.servers import keeping, postgres
-from tests.waiting import wait_until
+from tests.servers import lifetime, postgres
+from tests.wait import wait_until
 
 ENDED_WITHIN_S = 20
 _SETTINGS = {
@@ -37,7 +37,7 @@ class Node:
 
     def __init__(self, folder: Path, name: str, binaries: Path, user: str | None) -> None:
         self.data = folder / name
-        self.port = keeping.free_port()
+        self.port = lifetime.free_port()
         self._folder = folder
         self._binaries = binaries
         self._user = user
@@ -64,7 +64,7 @@ class Node:
     def start(self) -> None:
         settings = {**_SETTINGS, "port": str(self.port)}
         options = [f"--{name}={value}" for name, value in settings.items()]
-        self._process = keeping.run_server(
+        self._process = lifetime.run_server(
             self._folder,
             [str(self._binaries / "bin" / "postgres"), "-D", str(self.data), *options],
             self._user,
@@ -137,7 +137,7 @@ def started() -> Iterator[Replicas]:
 @contextmanager
 def single() -> Iterator[Node]:
     """Start a primary without a standby, whose data directory can be copied and replaced."""
-    with keeping.kept_folder("replicas") as folder:
+    with lifetime.kept_folder("replicas") as folder:
         folder.chmod(0o755)
         with _node(folder, "primary") as primary:
             primary.run(

@@ -11,8 +11,8 @@ from typing import Any
 
 import redis
 
-from tests.servers.keeping import STOPPED_WITHIN_S, absent, free_port, kept_folder, run_server
-from tests.waiting import wait_until
+from tests.servers.lifetime import STOPPED_WITHIN_S, absent, free_port, kept_folder, run_server
+from tests.wait import wait_until
 
 
 class Valkey:

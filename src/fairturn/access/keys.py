@@ -12,7 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-from fairturn.clock import moment_or_none, to_datetime
+from fairturn.clock import datetime_or_none, to_datetime
 
 ID_BYTES, SECRET_BYTES = 6, 32
 KEY_NAME_BYTES_MAX = 255
@@ -47,11 +47,11 @@ class AccessKey(NamedTuple):
 
     @property
     def used_at(self) -> datetime | None:
-        return moment_or_none(self.used_at_us)
+        return datetime_or_none(self.used_at_us)
 
     @property
     def ends_at(self) -> datetime | None:
-        return moment_or_none(self.ends_at_us)
+        return datetime_or_none(self.ends_at_us)
 
     def opens(self, now: int) -> bool:
         """Return whether the key is valid: neither expired nor revoked."""

@@ -41,12 +41,12 @@ def command(*, file: Path, force: bool, as_json: bool, flags: Mapping[str, Any])
     if as_json:
         print_line({**made._asdict(), "path": str(made.path)})
     else:
-        contents = number(made.contents, "content")
+        contents = number(made.contents, "stored file")
         click.echo(f"Copied to {printable(str(made.path))}: {size(made.size_bytes)}, {contents}.")
     for sentence in made.damaged:
         click.echo(printable(sentence), err=True)
     if made.damaged:
         raise CommandExit(
-            f"{number(len(made.damaged), 'content')} could not be copied: damaged or missing in "
-            "the queue itself; the rest of the copy is complete"
+            f"{number(len(made.damaged), 'stored file')} could not be copied: damaged or missing "
+            "in the queue itself; the rest of the copy is complete"
         )

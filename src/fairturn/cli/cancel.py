@@ -11,18 +11,17 @@ from fairturn.cli.exit_codes import FAILED, NOT_FOUND, CommandExit, wrong_use
 from fairturn.cli.options import filter_options, json_option
 from fairturn.cli.remote import place_options, reached
 from fairturn.cli.terminal import number, print_line, printable
+from fairturn.model import ENDED, NOT_ENDED, State
 
 if TYPE_CHECKING:
-    from fairturn.model import State
     from fairturn.validation.filters import Filters
 
-_NOT_ENDED = ("delayed", "waiting", "running")
-_WORDS = {
+_LATE = tuple(state for state in ENDED if state is not State.CANCELLED)
+_WORDS: dict[State | None, str] = {
     None: "there is no such document",
-    "cancelled": "cancelled",
-    "running": "running; its worker will stop it",
-    "completed": "completed already; it cannot be cancelled",
-    "dead": "dead already; it cannot be cancelled",
+    State.CANCELLED: "cancelled",
+    State.RUNNING: "running; its worker will stop it",
+    **{state: f"{state} already; it cannot be cancelled" for state in _LATE},
 }
 
 
@@ -52,10 +51,10 @@ def command(
     if not ids and not filters:
         wrong_use("no documents were named; pass ids, or filters such as --customer acme")
     if not ids:
-        filters.setdefault("states", _NOT_ENDED)
-    ended: Counter[str | None] = Counter()
+        filters.setdefault("states", NOT_ENDED)
+    ended: Counter[State | None] = Counter()
 
-    def report(id: str, state: "State | None") -> None:
+    def report(id: str, state: State | None) -> None:
         ended[state] += 1
         if as_json:
             print_line({"id": id, "state": state})
@@ -67,11 +66,11 @@ def command(
         change(wanted, queue.cancel, report, "Cancelling")
     if not ids and not as_json:
         click.echo(
-            f"{number(ended['cancelled'], 'document')} cancelled, "
-            f"{ended['running']:,} running to be stopped."
+            f"{number(ended[State.CANCELLED], 'document')} cancelled, "
+            f"{ended[State.RUNNING]:,} running to be stopped."
         )
     if ids and ended[None]:
         raise CommandExit(f"{number(ended[None], 'document')} not found", NOT_FOUND)
-    if ids and ended["completed"] + ended["dead"]:
-        late = ended["completed"] + ended["dead"]
+    late = sum(ended[state] for state in _LATE)
+    if ids and late:
         raise CommandExit(f"{number(late, 'document')} had ended already", FAILED)

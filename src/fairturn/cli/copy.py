@@ -70,7 +70,7 @@ def command(
         number(copied.documents, "document"),
         number(copied.customers, "customer"),
     )
-    with_contents = f", {number(copied.contents, 'content')}" if copied.contents else ""
+    with_contents = f", {number(copied.contents, 'stored file')}" if copied.contents else ""
     old, new = (printable(without_password(name)) for name in (source, target))
     click.echo(
         f"Copied {documents} of {customers}{with_contents} to {new}.\n"

@@ -16,7 +16,7 @@ from fairturn.cli.options import json_option, setting_options
 from fairturn.cli.recount import CheckResult, recount_findings
 from fairturn.cli.settings import FILE_VARIABLE, SettingValue, known_settings, variable_of
 from fairturn.cli.target import refuse_absent, settings_here
-from fairturn.cli.terminal import duration, moment, number, print_line, printable, progress, size
+from fairturn.cli.terminal import duration, number, print_line, printable, progress, size, timestamp
 from fairturn.clock import SECOND_US, Clock, SystemClock, stopwatch, to_datetime
 from fairturn.errors import FairturnError
 
@@ -55,7 +55,7 @@ def wrong(check: str, finding: str) -> CheckResult:
 @click.option(
     "--thorough",
     is_flag=True,
-    help="Recount everything, read every content and check its SHA-256.",
+    help="Recount everything, read every stored file and check its SHA-256.",
 )
 @click.option("--repair", is_flag=True, help="With --thorough: repair wrong values.")
 @json_option
@@ -202,7 +202,7 @@ def _findings_at(
         return
     if place is None:
         if unseen:
-            unchecked = f"{number(unseen, 'content')} not checked"
+            unchecked = f"{number(unseen, 'stored file')} not checked"
             yield warning("contents", f"{unchecked}; pass their folder or bucket with --contents")
         return
     # After that transaction: reading all contents can take hours.
@@ -353,7 +353,7 @@ def _settings(found: "Findings") -> CheckResult:
 def _waiting(found: "Findings", now: int) -> CheckResult:
     if found.oldest_waiting_at is None:
         return ok("waiting", "no document waits")
-    oldest = f"the oldest document has been waiting since {moment(found.oldest_waiting_at)}"
+    oldest = f"the oldest document has been waiting since {timestamp(found.oldest_waiting_at)}"
     if not found.running and now - found.oldest_waiting_at >= WAITING_LONG_US:
         return warning("waiting", f"{oldest}, and none is running; is a worker running?")
     return ok("waiting", f"{oldest}, {duration(max(0, now - found.oldest_waiting_at))}")
@@ -361,16 +361,16 @@ def _waiting(found: "Findings", now: int) -> CheckResult:
 
 def _leases(found: "Findings") -> CheckResult:
     running = f"{number(found.running, 'document')} running"
-    since = found.run_out_since_us
-    if found.run_out and since is None:
+    since = found.expired_since_us
+    if found.expired and since is None:
         return wrong(
             "leases",
             f"{running}, claimed before the machine was booted; no worker is running: start one",
         )
-    if found.run_out and since is not None and since > LEASE_LATE_US:
+    if found.expired and since is not None and since > LEASE_LATE_US:
         return wrong(
             "leases",
-            f"{running}, {found.run_out:,} of them with a lease that expired up to "
+            f"{running}, {found.expired:,} of them with a lease that expired up to "
             f"{duration(since)} ago; no worker is running: start one",
         )
     return ok("leases", f"{running}, no lease has expired")
@@ -388,14 +388,14 @@ def _repairs(found: "Findings") -> CheckResult:
 
 def _clock(found: "Findings", now: int) -> CheckResult:
     if to_datetime(now).year < YEAR_MIN:
-        return wrong("clock", f"the time is {moment(now)}; set the clock of this machine")
+        return wrong("clock", f"the time is {timestamp(now)}; set the clock of this machine")
     if found.newest_at is not None and found.newest_at > now + CLOCK_STEP_US:
         return warning(
             "clock",
-            f"the time is {moment(now)}, and the newest document is from "
-            f"{moment(found.newest_at)}: the clock was set back; counts are reset too late",
+            f"the time is {timestamp(now)}, and the newest document is from "
+            f"{timestamp(found.newest_at)}: the clock was set back; counts are reset too late",
         )
-    return ok("clock", moment(now))
+    return ok("clock", timestamp(now))
 
 
 # ── The contents ─────────────────────────────────────────────────────────────────────────────────
@@ -409,11 +409,11 @@ def _contents(
     *,
     thorough: bool,
 ) -> Iterator[CheckResult]:
-    from fairturn.clock import MOMENT_MAX
+    from fairturn.clock import TIMESTAMP_MAX
     from fairturn.contents.local import SWEEP_AGE_US
 
     refs = {ref.name: ref for ref in find()}
-    present = set(contents.names(MOMENT_MAX))
+    present = set(contents.names(TIMESTAMP_MAX))
     old = set(contents.names(clock.now() - SWEEP_AGE_US))
     missing = refs.keys() - present
     if missing:  # unless their documents were deleted since they were listed
@@ -421,7 +421,7 @@ def _contents(
     if missing:
         yield wrong(
             "contents",
-            f"{number(len(missing), 'content')} of {len(refs):,} missing in {where}, "
+            f"{number(len(missing), 'stored file')} of {len(refs):,} missing in {where}, "
             f"such as {min(missing)}; restore from a backup",
         )
     else:
@@ -432,7 +432,7 @@ def _contents(
     if stray:
         yield warning(
             "strays",
-            f"{number(len(stray), 'content')} without a document, left by a crash; "
+            f"{number(len(stray), 'stored file')} without a document, left by a crash; "
             "fairturn prune deletes them",
         )
 
@@ -447,9 +447,9 @@ def _checksums(read: Callable[[Any], Any], refs: list[Any]) -> CheckResult:
                 damaged.append(str(error))
             advance(n + 1)
     if damaged:
-        return wrong("checksums", f"{number(len(damaged), 'content')} damaged: {damaged[0]}")
+        return wrong("checksums", f"{number(len(damaged), 'stored file')} damaged: {damaged[0]}")
     return ok("checksums", f"{_all(len(refs))} undamaged")
 
 
 def _all(contents: int) -> str:
-    return "the only content is" if contents == 1 else f"each of {contents:,} contents is"
+    return "the only stored file is" if contents == 1 else f"each of {contents:,} stored files is"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from fairturn.cli.exit_codes import WRONG_USE, CommandExit
-from fairturn.cli.options import MomentType
+from fairturn.cli.options import TimestampType
 from fairturn.cli.remote import place_options, reached
 from fairturn.cli.terminal import number, progress
 
@@ -30,8 +30,10 @@ _CUSTOMERS_AT_ONCE = 1_000
     help="Write to FILE; standard output by default.",
 )
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
-@click.option("--submitted-from", type=MomentType(), help="Only submitted at or after this moment.")
-@click.option("--submitted-before", type=MomentType(), help="Only submitted before this moment.")
+@click.option(
+    "--submitted-from", type=TimestampType(), help="Only submitted at or after this time."
+)
+@click.option("--submitted-before", type=TimestampType(), help="Only submitted before this time.")
 @click.option("--anonymous", is_flag=True, help="Write numbers instead of customers' names.")
 @place_options
 def command(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from fairturn.cli.batches import BatchEntry, SubmissionRejected
-from fairturn.cli.options import moment_of
+from fairturn.cli.options import timestamp_of
 from fairturn.model import Submission, SubmissionFields
 
 # A payload of the maximum size with every character escaped to six.
@@ -77,7 +77,7 @@ def _entry(where: str, line: bytes, customer: str | None) -> BatchEntry:
     if "customer" not in value:
         raise ValueError("the line has no customer; add one, or pass CUSTOMER")
     if isinstance(value.get("due_at"), str):
-        value["due_at"] = moment_of(value["due_at"])
+        value["due_at"] = timestamp_of(value["due_at"])
     return BatchEntry(where, Submission(**value), len(line) + _size(value.get("file")))
 
 

@@ -11,10 +11,10 @@ import click
 from fairturn.cli.exit_codes import wrong_use
 from fairturn.cli.settings import FILE_METAVAR, SettingDefinition, flag_of, option_settings
 from fairturn.clock import from_datetime, microseconds
+from fairturn.model import State
 from fairturn.priority import BOUNDS, LEVELS, RESET_INTERVAL_US, Reset, Rule
 
 SECONDS_MAX = 1_000_000_000
-STATES = ("delayed", "waiting", "running", "completed", "dead", "cancelled")
 
 
 class SecondsType(click.ParamType[float]):
@@ -48,27 +48,27 @@ class ThresholdsType(click.ParamType[tuple[int, ...]]):
             self.fail(f"{value!r} is not a list of whole numbers such as -2,-4,-6.", param, ctx)
 
 
-class MomentType(click.ParamType[int]):
-    """A moment in ISO 8601 with a time zone."""
+class TimestampType(click.ParamType[int]):
+    """A timestamp in ISO 8601 with a time zone."""
 
-    name = "moment"
+    name = "timestamp"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
         try:
-            return moment_of(value)
+            return timestamp_of(value)
         except ValueError as error:
             self.fail(f"{error}.", param, ctx)
 
 
-def moment_of(text: str) -> int:
-    """Parse a moment in ISO 8601; raise `ValueError` if it has no time zone."""
+def timestamp_of(text: str) -> int:
+    """Parse a timestamp in ISO 8601; raise `ValueError` if it has no time zone."""
     try:
         return from_datetime(datetime.fromisoformat(text))
     except (ValueError, TypeError):
         raise ValueError(
-            f"{text!r} is not a moment with a time zone, such as 2030-01-31T08:00Z "
+            f"{text!r} is not a timestamp with a time zone, such as 2030-01-31T08:00Z "
             "or 2030-01-31T09:00+01:00"
         ) from None
 
@@ -145,9 +145,9 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     known = [each for each in FILTERS if each.is_option]
     types: dict[FilterType, dict[str, Any]] = {
-        FilterType.STATE: {"type": click.Choice(STATES)},
+        FilterType.STATE: {"type": choice(State)},
         FilterType.PRIORITY: {"type": click.IntRange(1, LEVELS), "metavar": "N"},
-        FilterType.MOMENT: {"type": MomentType()},
+        FilterType.TIMESTAMP: {"type": TimestampType()},
     }
 
     @wraps(command)

@@ -16,7 +16,7 @@ from fairturn.cli.terminal import number, print_line, progress
 def command(*, as_json: bool, flags: Mapping[str, Any]) -> None:
     """Delete ended documents past their retention period.
 
-    The periods are completed_kept_s, cancelled_kept_s and dead_kept_s of `fairturn config`. It also
+    The periods are completed_kept_s and its like in `fairturn config`, one per ended state. It also
     deletes old idempotency keys, idle customers, and contents that a crash left behind. It works in
     small batches and the queue can be in use: run it daily.
 
@@ -29,4 +29,4 @@ def command(*, as_json: bool, flags: Mapping[str, Any]) -> None:
         print_line(pruned._asdict())
     else:
         documents = number(pruned.documents, "document")
-        click.echo(f"Deleted {documents} and {number(pruned.contents, 'content')}.")
+        click.echo(f"Deleted {documents} and {number(pruned.contents, 'stored file')}.")

@@ -51,7 +51,7 @@ def command(
     if as_json:
         print_line({**made._asdict(), "path": str(made.path)})
     else:
-        contents = number(made.contents, "content")
+        contents = number(made.contents, "stored file")
         verb = "Replaced" if made.replaced else "Created"
         click.echo(
             f"{verb} {printable(str(made.path))} from {printable(backup)}: "
@@ -61,6 +61,6 @@ def command(
         click.echo(printable(sentence), err=True)
     if made.damaged:
         raise CommandExit(
-            f"{number(len(made.damaged), 'content')} could not be restored: damaged or missing in "
-            "the backup; everything else is restored"
+            f"{number(len(made.damaged), 'stored file')} could not be restored: damaged or "
+            "missing in the backup; everything else is restored"
         )

@@ -14,7 +14,7 @@ import click
 from fairturn.cli.exit_codes import WRONG_USE, CommandExit, wrong_use
 from fairturn.cli.options import json_option
 from fairturn.cli.remote import place_options, reached
-from fairturn.cli.terminal import duration, moment, number, print_line, printable, size
+from fairturn.cli.terminal import duration, number, print_line, printable, size, timestamp
 from fairturn.cli.values import document_as_json, stopping
 from fairturn.clock import SystemClock
 from fairturn.errors import NotAllowed
@@ -168,10 +168,12 @@ def _print(queue: "Queue | Client", document: "Document", now: int) -> None:
         # The store keeps the last worker, which a waiting document no longer has.
         "worker": None if document.state in ("waiting", "delayed") else document.worker,
         "parent": document.parent,
-        "submitted": moment(document.submitted_at_us),
-        "retry at" if document.attempts else "due": moment(document.due_at_us) if ahead else None,
-        "claimed": moment(document.claimed_at_us),
-        "ended": moment(document.ended_at_us),
+        "submitted": timestamp(document.submitted_at_us),
+        "retry at" if document.attempts else "due": timestamp(document.due_at_us)
+        if ahead
+        else None,
+        "claimed": timestamp(document.claimed_at_us),
+        "ended": timestamp(document.ended_at_us),
         "took": None if document.real_cost is None else duration(document.real_cost),
         **_described(document),
         "body": f"{document.body_type}, {size(document.size_bytes)}",

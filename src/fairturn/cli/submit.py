@@ -21,7 +21,7 @@ from fairturn.cli.exit_codes import (
     unwritable,
     wrong_use,
 )
-from fairturn.cli.options import MomentType, json_option
+from fairturn.cli.options import TimestampType, json_option
 from fairturn.cli.remote import place_options, reached
 from fairturn.cli.terminal import (
     console,
@@ -34,7 +34,15 @@ from fairturn.cli.terminal import (
 )
 from fairturn.errors import FairturnError, StoreError, StoreFull, StoreRefused
 from fairturn.validation.text import identity
-from fairturn.wire import COST, DOCUMENT_ID, JSON_ARRAY, JSON_OBJECT, MOMENT, SUBMISSION, FieldType
+from fairturn.wire import (
+    COST,
+    DOCUMENT_ID,
+    JSON_ARRAY,
+    JSON_OBJECT,
+    SUBMISSION,
+    TIMESTAMP,
+    FieldType,
+)
 
 if TYPE_CHECKING:
     from fairturn.cli.batches import BatchEntry
@@ -67,13 +75,13 @@ def _field_options(command: Callable[..., Any]) -> Callable[..., Any]:
         JSON_OBJECT: {"multiple": True, "metavar": "KEY=VALUE"},
         JSON_ARRAY: {"multiple": True},
         COST: {"type": float},
-        MOMENT: {"type": MomentType()},
+        TIMESTAMP: {"type": TimestampType()},
         DOCUMENT_ID: {"metavar": "ID"},
     }
     notes = {
         JSON_OBJECT: "; may be given several times",
         JSON_ARRAY: "; may be given several times",
-        MOMENT: ", such as 2030-01-31T08:00Z",
+        TIMESTAMP: ", such as 2030-01-31T08:00Z",
     }
     for each in reversed(SUBMISSION):
         about = f"{each.description}{notes.get(each.type, '')}."
@@ -289,7 +297,7 @@ class _ReceiptPrinter:
         self._priorities: Counter[int] = Counter()
         self._customers: set[str] = set()
         self.stored = 0
-        self._repeated = 0
+        self._replayed = 0
         self.unprinted: OSError | None = None  # the error that ended printing
 
     def add(self, receipts: "list[Receipt]") -> None:
@@ -299,13 +307,13 @@ class _ReceiptPrinter:
         if self._as_json:
             with self._printing():
                 for receipt in receipts:
-                    print_line({**to_json(RECEIPT, receipt), "repeated": receipt.repeated})
+                    print_line({**to_json(RECEIPT, receipt), "replayed": receipt.replayed})
                 sys.stdout.flush()
             return
         self._shown += receipts[: RECEIPTS_SHOWN + 1 - len(self._shown)]
         self._priorities.update(receipt.priority for receipt in receipts)
         self._customers.update(receipt.customer for receipt in receipts)
-        self._repeated += sum(receipt.repeated for receipt in receipts)
+        self._replayed += sum(receipt.replayed for receipt in receipts)
 
     def end(self) -> None:
         if not self._as_json:
@@ -338,9 +346,9 @@ class _ReceiptPrinter:
                 f"{number(len(self._customers), 'customer')} accepted"
                 + (f": {by_priority}." if by_priority else ".")
             )
-        if self._repeated:
-            was = "was" if self._repeated == 1 else "were"
-            which = "It" if self.stored == 1 else f"{self._repeated:,} of them"
+        if self._replayed:
+            was = "was" if self._replayed == 1 else "were"
+            which = "It" if self.stored == 1 else f"{self._replayed:,} of them"
             click.echo(f"{which} {was} stored before, with the same key.")
 
 

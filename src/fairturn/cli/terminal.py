@@ -59,8 +59,8 @@ def age(us: int) -> str:
     return f"{s} s"
 
 
-def moment(at: int | None) -> str:
-    """Format a moment in the local time zone; empty for None."""
+def timestamp(at: int | None) -> str:
+    """Format a timestamp in the local time zone; empty for None."""
     return "" if at is None else f"{to_datetime(at).astimezone():%Y-%m-%d %H:%M:%S}"
 
 

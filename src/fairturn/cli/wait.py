@@ -24,7 +24,7 @@ def command(
 ) -> None:
     """Wait until documents have ended.
 
-    The exit code is 0 if all are completed, 1 if one is dead or cancelled, and 75 after the
+    The exit code is 0 if all are completed, 1 if one has ended otherwise, and 75 after the
     timeout. Documents are reported in the order given, one line each, once they have ended or the
     timeout has passed.
 

@@ -15,6 +15,7 @@ from fairturn.cli.settings import WORKER, SettingValue, names_of, values_of
 from fairturn.cli.target import QUEUE_OPTIONS, opened, settings_here
 from fairturn.cli.terminal import ProgressCallback, duration, json_line, number, printable, progress
 from fairturn.clock import SECOND_US, microseconds
+from fairturn.model import FAILED, Failed
 
 if TYPE_CHECKING:
     from fairturn.model import Document, Outcome
@@ -168,7 +169,7 @@ class EventPrinter:
         claim = self._claims.pop(document.id, 0)
         state = document.state.value
         name, error, retry_in_s = _described(event.outcome)
-        if state in ("dead", "cancelled"):
+        if document.ended:
             retry_in_s = None
         if self._as_json:
             line = _json(
@@ -201,7 +202,7 @@ class EventPrinter:
 
 
 def _ending(name: str, state: str, retry_in_s: float | None) -> str:
-    if state in ("dead", "cancelled"):
+    if state in FAILED:
         return state
     if retry_in_s is not None:
         return f"{name}, retry in {duration(microseconds(retry_in_s))}"
@@ -220,8 +221,6 @@ def _idle(event: "WorkerIdle") -> str:
 
 def _described(outcome: "Outcome") -> tuple[str, str | None, float | None]:
     """Return the name of an outcome, and the error and backoff of a failed one."""
-    from fairturn.model import Failed
-
     if isinstance(outcome, Failed):
         retry = outcome.retry_in_us
         return "failed", outcome.error, None if retry is None else retry / SECOND_US

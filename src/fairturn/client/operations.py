@@ -41,6 +41,7 @@ from fairturn.model import (
     Document,
     Page,
     Receipt,
+    SettingChanges,
     Settings,
     State,
     Submission,
@@ -49,7 +50,7 @@ from fairturn.model import (
 from fairturn.priority import Rule
 from fairturn.stores import ids
 from fairturn.validation import text
-from fairturn.validation.changes import SettingChanges, changed, customer_changes
+from fairturn.validation.changes import changed, customer_changes
 from fairturn.validation.filters import FILTERS, Filters, page_size, to_filter
 from fairturn.wire import IDS_MAX
 

@@ -25,6 +25,7 @@ from fairturn.model import (
     Document,
     Page,
     Receipt,
+    SettingChanges,
     Settings,
     State,
     Submission,
@@ -32,7 +33,7 @@ from fairturn.model import (
     Summary,
 )
 from fairturn.priority import Rule
-from fairturn.validation.changes import UNCHANGED, SettingChanges, Unchanged
+from fairturn.validation.changes import UNCHANGED, Unchanged
 from fairturn.validation.filters import Filters
 
 

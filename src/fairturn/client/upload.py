@@ -1,7 +1,7 @@
 """Submissions as requests.
 
 Submissions are validated here, by the queue's own checks and with its messages, before anything is
-sent. A content is streamed; only a batch is held in memory.
+sent. Content is streamed; only a batch is held in memory.
 """
 
 import base64
@@ -33,7 +33,7 @@ from fairturn.wire import (
     JSON,
     JSON_BYTES_MAX,
     LINES,
-    REPEATED,
+    REPLAYED,
     submission_to_json,
 )
 
@@ -55,9 +55,9 @@ class PreparedUpload(NamedTuple):
         """The receipts in a response. With a generated key, a replay is a retry of this client:
         the caller sees an ordinary receipt."""
         if "receipts" not in value:
-            value = {"receipts": [{**value, "repeated": REPEATED.lower() in headers}]}
+            value = {"receipts": [{**value, "replayed": REPLAYED.lower() in headers}]}
         pairs = zip(value["receipts"], self.own_keys, strict=True)
-        return [receipt_of(each, repeated=each["repeated"] and not own) for each, own in pairs]
+        return [receipt_of(each, replayed=each["replayed"] and not own) for each, own in pairs]
 
     def close(self) -> None:
         if self.file is not None:
@@ -85,7 +85,7 @@ class _ValidSubmission(NamedTuple):
 def prepare(
     s: Submission, customer: str | None, progress: ProgressCallback | None, new_id: NewId
 ) -> PreparedUpload:
-    """The request for one document of any size; a content is read once for its SHA-256."""
+    """The request for one document of any size; content is read once for its SHA-256."""
     if _has_payload(s):
         payload = encode_json(s.payload, "payload", PAYLOAD_BYTES_MAX).encode()
         return _payload_upload(_validate(s, customer, new_id), payload)
@@ -171,7 +171,7 @@ def _has_payload(s: Submission) -> bool:
 def _source(s: Submission) -> BinaryIO:
     source = source_of(s)
     if isinstance(source, ContentRef):
-        raise ValueError("written refers to a content in the store; pass content or file instead")
+        raise ValueError("written refers to a stored file; pass content or file instead")
     return BytesIO(source) if isinstance(source, bytes) else source
 
 
@@ -275,7 +275,7 @@ def _line(valid: _ValidSubmission, field: str, body: bytes) -> bytes:
 
 
 def _streamed(source: BinaryIO, progress: ProgressCallback) -> tuple[Upload, str | None]:
-    """The bytes of a content, and their SHA-256 if they can be read twice."""
+    """The bytes to upload, and their SHA-256 if they can be read twice."""
     if not (hasattr(source, "seekable") and source.seekable()):
         chunks = _reported(lambda: _chunks(source), None, progress)
         return Upload(chunks, None, is_repeatable=False), None

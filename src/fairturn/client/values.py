@@ -61,8 +61,8 @@ def identity_of(value: Json) -> Identity:
     )
 
 
-def receipt_of(value: Json, *, repeated: bool) -> Receipt:
-    return Receipt(**from_json(RECEIPT, value), repeated=repeated)
+def receipt_of(value: Json, *, replayed: bool) -> Receipt:
+    return Receipt(**from_json(RECEIPT, value), replayed=replayed)
 
 
 def document_of(value: Json) -> Document:

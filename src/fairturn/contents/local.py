@@ -40,7 +40,7 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class ContentWriter(Protocol):
-    """Writes a content chunk by chunk."""
+    """Writes a stored file chunk by chunk."""
 
     def write(self, chunk: bytes) -> None:
         """Append bytes.
@@ -72,12 +72,12 @@ class Contents(Protocol):
         ...
 
     def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> ContentWriter:
-        """Begin to write a content. A sweep deletes it if a crash prevents `finish` and
+        """Begin to write a stored file. A sweep deletes it if a crash prevents `finish` and
         `abandon`."""
         ...
 
     def open(self, ref: ContentRef) -> BinaryIO:
-        """Open a content after verifying all of it.
+        """Open a stored file after verifying all of it.
 
         Raises `ContentDamaged` if it is missing or its size or SHA-256 differs.
         """
@@ -89,7 +89,7 @@ class Contents(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise what writing a content would raise now, as far as can be determined."""
+        """Raise what writing a stored file would raise now, as far as can be determined."""
         ...
 
     def delete(self, names: Iterable[str]) -> None:
@@ -113,7 +113,7 @@ class NoContents:
         self, chunks: Iterable[bytes], *, size_bytes_max: int = CONTENT_BYTES_MAX
     ) -> ContentRef:
         raise StoreRefused(
-            f"a content of more than {INLINE_BYTES_MAX:,} bytes needs a folder or a bucket that "
+            f"content of more than {INLINE_BYTES_MAX:,} bytes needs a folder or a bucket that "
             "all machines of the queue share; set it with contents=Folder(...) or --contents"
         )
 
@@ -475,15 +475,15 @@ def delete_unreferenced(
 
 
 def checked_name(name: str) -> str:
-    """Return the name of a content; raise `ValueError` for any other, which must not be a path."""
+    """Return the name of a stored file; raise `ValueError` for any other text: it may be a path."""
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is not the name of a content")
+        raise ValueError(f"{name!r} is not the name of a stored file")
     return name
 
 
 def _is_old_content(entry: os.DirEntry[str], older_than: int) -> bool:
     if not _NAME.fullmatch(entry.name.removesuffix(UNFINISHED)):
-        return False  # not a content
+        return False  # not a stored file
     try:
         return entry.stat(follow_symlinks=False).st_mtime_ns // 1000 < older_than
     except FileNotFoundError:

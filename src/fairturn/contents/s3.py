@@ -132,7 +132,7 @@ class Bucket:
         return self._prefix + checked_name(name)
 
     def _name_in(self, key: str) -> str | None:
-        """Return the name of the content; None if the key is not one of a content."""
+        """Return the name of a stored file; None if the key is not that of one."""
         name = key.removeprefix(self._prefix)
         try:
             return checked_name(name)
@@ -151,7 +151,7 @@ class Bucket:
             )
 
     def _abort(self, name: str) -> None:
-        """Abort the multipart uploads of a content."""
+        """Abort the multipart uploads of a stored file."""
         key = self._key(name)
         with self._translated("delete"):
             for upload in list(self._uploads(key)):

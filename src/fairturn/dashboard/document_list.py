@@ -20,7 +20,7 @@ from fairturn.service import shapes
 from fairturn.service.administration import BulkAction, change_in_bulk
 from fairturn.service.problems import refusing_misuse
 from fairturn.service.responses import ATTACHED
-from fairturn.service.submissions import moment_of
+from fairturn.service.submissions import timestamp_of
 from fairturn.validation.filters import (
     FILTERS,
     FilterDefinition,
@@ -73,14 +73,16 @@ class DocumentListQuery(_filter_fields()):  # type: ignore[misc]  # a model made
         for each in PAGE_FILTERS:
             value = self._given(each)
             if value:
-                filters[each.name] = _moment(value) if each.type is FilterType.MOMENT else value
+                filters[each.name] = (
+                    _timestamp(value) if each.type is FilterType.TIMESTAMP else value
+                )
         return cast(Filters, filters)
 
 
-def _moment(text: str) -> int:
-    """Parse a moment; without a time zone it is UTC, as the label of the field states."""
+def _timestamp(text: str) -> int:
+    """Parse a timestamp; without a time zone it is UTC, as the label of the field states."""
     has_zone = text[-1] in "Zz" or "+" in text or text.isdecimal()
-    return moment_of(text if has_zone else f"{text}Z")
+    return timestamp_of(text if has_zone else f"{text}Z")
 
 
 class DocumentListPageQuery(DocumentListQuery):

@@ -21,7 +21,6 @@ from fairturn.service.callers import Caller, stored_for
 RESULT_CHARACTERS_MAX = 20_000
 _PRIORITY = (ReasonCode.PRIORITY_FIRST, ReasonCode.PRIORITY_COUNTED, ReasonCode.PRIORITY_OF_PARENT)
 _OVERTAKEN = (ReasonCode.SERVED_MEANWHILE, ReasonCode.SERVED_AT_LEAST)
-_ENDINGS = {State.COMPLETED: "completed", State.DEAD: "dead", State.CANCELLED: "cancelled"}
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -130,7 +129,7 @@ def timeline(document: Document, explained: Explanation, *, whole: bool) -> list
     if document.error is not None:
         events.append(TimelineEvent("event_failed", None, {"error": document.error}, "failed"))
     if document.ended_at_us is not None:
-        ending = _ENDINGS[document.state]
+        ending = document.state.value
         events.append(TimelineEvent(f"event_{ending}", document.ended_at_us, {}, ending))
     return events
 

@@ -88,13 +88,13 @@ class PageLanguage:
         return f"{self.number(size)}\u00a0B"
 
 
-def moment(us: int) -> str:
-    """Return a moment in ISO 8601, in UTC."""
+def timestamp(us: int) -> str:
+    """Return a timestamp in ISO 8601, in UTC."""
     return to_datetime(us).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def day_and_time(us: int) -> str:
-    """Return a moment to the second; scripts convert it to the reader's time zone."""
+    """Return a timestamp to the second; scripts convert it to the reader's time zone."""
     whole = to_datetime(us)
     return (whole - timedelta(microseconds=whole.microsecond)).strftime("%Y-%m-%d %H:%M:%S UTC")
 

@@ -261,8 +261,8 @@ def waits_drawn(lately: RecentActivity, tongue: PageLanguage) -> Markup | None:
         Note(mark.at, tongue.say(mark.kind, customer=mark.name, n=mark.documents))
         for mark in lately.marks[-3:]
     ]
-    moments = [b.at for b in buckets]
-    return Markup(waits_chart(moments, [*thin, *series], notes, tongue.number(0.5)[1]))
+    timestamps = [b.at for b in buckets]
+    return Markup(waits_chart(timestamps, [*thin, *series], notes, tongue.number(0.5)[1]))
 
 
 def _chart_rows(lately: RecentActivity) -> list[tuple[int, list[int | None]]]:

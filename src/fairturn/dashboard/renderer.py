@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from fairturn.dashboard.avatars import face_of, plain
-from fairturn.dashboard.language import day_and_time, moment
+from fairturn.dashboard.language import day_and_time, timestamp
 from fairturn.dashboard.visitors import KeyRequired, Visitor, anybody
 from fairturn.errors import FairturnError
 from fairturn.priority import LEVELS
@@ -74,7 +74,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(plain=plain, face=face_of, moment=moment, exact=day_and_time)
+    environment.filters.update(plain=plain, face=face_of, timestamp=timestamp, exact=day_and_time)
     environment.globals.update(levels=range(1, LEVELS + 1), languages=LANGUAGE_NAMES)
     return environment
 

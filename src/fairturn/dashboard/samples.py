@@ -1,7 +1,7 @@
 """Recent waits, shares of work and throughput, sampled once a second and held in memory.
 
 A store has no history of waits. Each sample reads the newest documents, the running documents and
-the counters of the queue: a bounded number of rows. The running documents of many moments are an
+the counters of the queue: a bounded number of rows. The running documents at many times are an
 unbiased sample of each customer's share of the work.
 """
 
@@ -137,7 +137,7 @@ class ActivitySampler:
         self._seen: OrderedDict[tuple[str, int | None], None] = OrderedDict()
         self._submitted: OrderedDict[str, None] = OrderedDict()
         self._work: deque[tuple[int, dict[str, int]]] = deque()
-        # Moments with the numbers of ended attempts and completed documents.
+        # Timestamps with the numbers of ended attempts and completed documents.
         self._pace: deque[tuple[int, int, int]] = deque()
         self._waits: dict[str, deque[tuple[int, int]]] = defaultdict(
             lambda: deque(maxlen=WAITS_PER_CUSTOMER_MAX)
@@ -292,7 +292,7 @@ class ActivitySampler:
             bucket.first_come_us = round(summary.waiting / pace)
 
     def _bucket(self, at: int, now: int) -> SampleBucket | None:
-        """Return the bucket of a moment; None if it is older than all buckets."""
+        """Return the bucket of a timestamp; None if it is older than all buckets."""
         begin = at - at % BUCKET_US
         newest = now - now % BUCKET_US
         if not self._buckets:

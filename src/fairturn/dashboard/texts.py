@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from fairturn.explain.sentences import Message
+from fairturn.explain.sentences import STATES, Message
 
 # On every page.
 FRAME = {
@@ -157,7 +157,7 @@ NOW = {
     "lane_oldest": Message("The oldest of them has waited so long"),
     "priority_n": Message("Priority {n}"),
     "running_title": Message("In the workers"),
-    "running_lead": Message("{n} of {places} places busy"),
+    "running_lead": Message("{n} of {slots} slots busy"),
     "running_none": Message("Nothing is running."),
     "why_title": Message("Why does this document wait?"),
     "why_place": Message("Number {n} in line"),
@@ -207,12 +207,7 @@ NOW = {
 
 # Documents, one and many, and the search.
 DOCUMENTS = {
-    "state_delayed": Message("delayed"),
-    "state_waiting": Message("waiting"),
-    "state_running": Message("running"),
-    "state_completed": Message("completed"),
-    "state_dead": Message("dead"),
-    "state_cancelled": Message("cancelled"),
+    **{f"state_{state}": texts.label for state, texts in STATES.items()},
     "what_happened": Message("What happened"),
     "why_here": Message("Why is it where it is?"),
     "why_place_between": Message("Number {least} to {most} in line"),
@@ -239,9 +234,7 @@ DOCUMENTS = {
     "event_running": Message("It is running"),
     "event_stopping": Message("It was asked to stop"),
     "event_failed": Message("The last error:"),
-    "event_completed": Message("Completed"),
-    "event_dead": Message("Failed for good"),
-    "event_cancelled": Message("Cancelled"),
+    **{f"event_{state}": texts.event for state, texts in STATES.items() if texts.event},
     "result_title": Message("Result"),
     "metadata_title": Message("Metadata"),
     "document_title": Message("The document"),
@@ -377,7 +370,7 @@ WHAT_IF = {
     ),
     "whatif_choose": Message("What would you change?"),
     "whatif_mode": Message("Order"),
-    "whatif_workers": Message("Places in workers"),
+    "whatif_workers": Message("Worker slots"),
     "whatif_reset": Message("Reset"),
     "whatif_interval": Message("Reset interval in seconds"),
     "whatif_weights": Message("Weights, one customer a line"),
@@ -402,7 +395,7 @@ WHAT_IF = {
     "mode_fifo": Message("first come, first served"),
     "reset_idle": Message("after a pause of"),
     "reset_periodic": Message("periodically, every"),
-    "places_n": Message("{n} place", "{n} places", "n"),
+    "slots_n": Message("{n} slot", "{n} slots", "n"),
     "group_small": Message("{n} small customer", "{n} small customers", "n"),
     "group_large": Message("{n} large customer", "{n} large customers", "n"),
     "demo_load": Message("Load the demo"),
@@ -412,7 +405,7 @@ WHAT_IF = {
     "demo_remove": Message("Remove the demo"),
     "demo_title": Message("The demo: zeppelin dumps 2,000 documents, ten quiet customers go on"),
     "demo_lead": Message(
-        "It runs in memory, with two places in a worker of its own, and touches nothing of your "
+        "It runs in memory, with two slots in a worker of its own, and touches nothing of your "
         "queue. The reset interval is little more than a second here. It ends by itself after ten "
         "minutes."
     ),

@@ -204,9 +204,9 @@ def _obstacles(snapshot: DocumentSnapshot, found: Position | None) -> Iterator[R
         if snapshot.leased:
             return
         if snapshot.queue_view is None:
-            yield reason(Code.LEASE_RAN_OUT_LAST, attempts=document.attempts)
+            yield reason(Code.LEASE_EXPIRED_LAST, attempts=document.attempts)
             return
-        yield reason(Code.LEASE_RAN_OUT, attempts=document.attempts)
+        yield reason(Code.LEASE_EXPIRED, attempts=document.attempts)
     settings = snapshot.customer_settings
     if settings.paused:
         yield reason(Code.CUSTOMER_PAUSED)
@@ -385,8 +385,8 @@ def _last_event(snapshot: DocumentSnapshot) -> Iterator[Reason]:
             error=document.error,
             worker=document.worker,
         )
-    elif document.state is State.CANCELLED:
-        yield reason(Code.CANCELLED, ended_at=ended_at, ended_us=ago)
+    else:
+        yield reason(Code(document.state), ended_at=ended_at, ended_us=ago)
 
 
 def _largest(

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 class Code(StrEnum):
     """The code of a reason. Codes are stable: programs may rely on them. `PARAMETERS` has the
-    names of their parameters; moments end in `_at`, durations in `_us`."""
+    names of their parameters; timestamps end in `_at`, durations in `_us`."""
 
     # The priority.
     PRIORITY_FIRST = "priority_first"
@@ -24,8 +24,8 @@ class Code(StrEnum):
     LIMIT_REACHED = "limit_reached"
     LIMIT_AHEAD = "limit_ahead"
     NO_WORKER = "no_worker"
-    LEASE_RAN_OUT = "lease_ran_out"
-    LEASE_RAN_OUT_LAST = "lease_ran_out_last"
+    LEASE_EXPIRED = "lease_expired"
+    LEASE_EXPIRED_LAST = "lease_expired_last"
     # The position.
     NEXT = "next"
     POSITION = "position"
@@ -77,8 +77,8 @@ PARAMETERS: Mapping[Code, tuple[str, ...]] = {
     Code.LIMIT_REACHED: ("limit",),
     Code.LIMIT_AHEAD: ("limit",),
     Code.NO_WORKER: ("seen_at", "seen_us"),
-    Code.LEASE_RAN_OUT: ("attempts",),
-    Code.LEASE_RAN_OUT_LAST: ("attempts",),
+    Code.LEASE_EXPIRED: ("attempts",),
+    Code.LEASE_EXPIRED_LAST: ("attempts",),
     Code.NEXT: (),
     Code.POSITION: ("documents",),
     Code.POSITION_BETWEEN: ("least", "most"),

@@ -22,13 +22,30 @@ class Message(NamedTuple):
     by: str = ""
 
 
+class StateTexts(NamedTuple):
+    """The texts for a state: a label, the first sentence of an explanation, and the event of an
+    ended state in a timeline."""
+
+    label: Message
+    sentence: Message
+    event: Message | None = None
+
+
 STATES = {
-    "delayed": Message("Document {id} does not wait for its turn yet."),
-    "waiting": Message("Document {id} is waiting."),
-    "running": Message("Document {id} is running."),
-    "completed": Message("Document {id} is completed."),
-    "dead": Message("Document {id} failed for good."),
-    "cancelled": Message("Document {id} was cancelled."),
+    State.DELAYED: StateTexts(
+        Message("delayed"), Message("Document {id} does not wait for its turn yet.")
+    ),
+    State.WAITING: StateTexts(Message("waiting"), Message("Document {id} is waiting.")),
+    State.RUNNING: StateTexts(Message("running"), Message("Document {id} is running.")),
+    State.COMPLETED: StateTexts(
+        Message("completed"), Message("Document {id} is completed."), Message("Completed")
+    ),
+    State.DEAD: StateTexts(
+        Message("dead"), Message("Document {id} failed for good."), Message("Failed for good")
+    ),
+    State.CANCELLED: StateTexts(
+        Message("cancelled"), Message("Document {id} was cancelled."), Message("Cancelled")
+    ),
 }
 
 # By code; where a code has several messages, `_variant` chooses.
@@ -83,8 +100,8 @@ MESSAGES = {
     ),
     "no_worker": Message("No worker is running."),
     "no_worker_since": Message("No worker is running. The last one was seen {seen} ago."),
-    "lease_ran_out": Message("The worker that had it is gone. Another one will get it."),
-    "lease_ran_out_last": Message("The worker that had it is gone. It will not be tried again."),
+    "lease_expired": Message("The worker that had it is gone. Another one will get it."),
+    "lease_expired_last": Message("The worker that had it is gone. It will not be tried again."),
     "next": Message("It is the next document to be started."),
     "position": Message(
         "{documents} document will be started before it.",
@@ -190,7 +207,7 @@ PHRASES = {
     "of_customers": Message("of one customer", "of {n} customers"),
     "largest": Message("By customer: {names}."),
     "largest_of_many": Message("By customer: {names} and others."),
-    "moment": Message("less than a second"),
+    "under_a_second": Message("less than a second"),
     "two_units": Message("{first} {second}"),
     "second": Message("{n} second", "{n} seconds"),
     "minute": Message("{n} minute", "{n} minutes"),
@@ -203,7 +220,7 @@ _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 def tell(explanation: Explanation, language: str = "en") -> list[str]:
     """Return the explanation as sentences; the first states the state of the document."""
     formatter = _Formatter(load(language))
-    sentences = [formatter.format(STATES[_state(explanation)], {"id": explanation.id})]
+    sentences = [formatter.format(STATES[_state(explanation)].sentence, {"id": explanation.id})]
     for reason in explanation.reasons:
         sentences += formatter.sentences(reason)
     return sentences
@@ -265,7 +282,7 @@ class _Formatter:
         """Return a duration in its two largest units, or one if its number is 10 or more."""
         seconds = round(us / SECOND_US)
         if seconds == 0:
-            return self.format(PHRASES["moment"], {})
+            return self.format(PHRASES["under_a_second"], {})
         parts = []
         for unit, length in _UNITS:
             n, seconds = divmod(seconds, length)
@@ -278,11 +295,11 @@ class _Formatter:
         return self.format(PHRASES["two_units"], {"first": parts[0], "second": parts[1]})
 
 
-def _state(explanation: Explanation) -> str:
+def _state(explanation: Explanation) -> State:
     """Return the state after the next claim has folded due documents and expired leases."""
     codes = {reason.code for reason in explanation.reasons}
     late = explanation.state is State.DELAYED and not codes & {Code.NOT_DUE, Code.RETRIED_LATER}
-    return State.WAITING if late or Code.LEASE_RAN_OUT in codes else explanation.state
+    return State.WAITING if late or Code.LEASE_EXPIRED in codes else explanation.state
 
 
 def _variant(code: Code, values: Mapping[str, Value]) -> str:

@@ -159,7 +159,7 @@ class ServedCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentSnapshot:
-    """A document, its customer and the queue around them, at one moment."""
+    """A document, its customer and the queue around them, at one instant."""
 
     at: int
     settings: Settings

@@ -52,7 +52,7 @@ def stamp(
     gets `StoreUnavailable`. A task without a customer is not changed, unless `without_customer` is
     a priority.
 
-    `configure` sets the settings that the broker and the workers need. The first publication and
+    `configure` sets the settings that the broker and the workers need. The first publish and
     the start of a worker raise `BrokerRefused` for settings with which priorities have no effect;
     a worker also checks the broker's queues. `check=False` skips these checks. `show` lets Flower
     display count and priority among the keyword arguments of a task.
@@ -97,7 +97,7 @@ class Stamp:
         self._advice = "" if configure else brokers.CONFIGURE
         self._check = check
         self._show = show
-        # Cached at the first publication, because reading a setting is slow.
+        # Cached at the first publish, because reading a setting is slow.
         self._driver = ""
         self._numbers: tuple[int, ...] = ()  # by priority: the broker's number
         self._routed = False
@@ -171,7 +171,7 @@ class Stamp:
     def _publish(
         self, name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
     ) -> Any:
-        """Replaces `app.send_task`, which every publication calls: request the count, and let
+        """Replaces `app.send_task`, which every publish calls: request the count, and let
         Celery build the message while the request is in flight."""
         if not self._driver:
             self._prepare()

@@ -1,6 +1,6 @@
 """The priority of one message of a customer, with a fallback for unavailable counts.
 
-A publication must not fail because its priority is unknown. While the counts are unavailable,
+A publish must not fail because its priority is unknown. While the counts are unavailable,
 messages get the priority `fallback`, and the counts are called once a second at most, so that a
 long outage costs publishers little.
 """

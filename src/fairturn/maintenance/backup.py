@@ -5,7 +5,7 @@ copied, and finally the snapshot itself. So the copy contains every content that
 content was deleted before it could be copied, its document is gone too, and a newer snapshot is
 taken.
 
-The copy is written under a temporary name and renamed when it is complete. At any moment the target
+The copy is written under a temporary name and renamed when it is complete. At any time the target
 is absent, the previous copy or the new one, each with all its contents. A lock, which the kernel
 releases with the process, admits one backup per target; the next one removes the files of a killed
 one.
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import apsw
 
-from fairturn.clock import MOMENT_MAX
+from fairturn.clock import TIMESTAMP_MAX
 from fairturn.config import contents_beside
 from fairturn.contents.local import Folder, chunks_of
 from fairturn.errors import (
@@ -41,7 +41,7 @@ from fairturn.stores.sqlite import SqliteStore
 from fairturn.stores.sqlite.query import contents
 from fairturn.stores.sqlite.schema import refuse_foreign_file
 
-MOMENTS_MAX = 100  # snapshots before the backup fails
+SNAPSHOTS_MAX = 100  # snapshots before the backup fails
 
 Progress = Callable[[int, int], None]  # called with the bytes done and the total
 
@@ -177,7 +177,7 @@ class _Copy:
 
     def present(self) -> set[str]:
         """Return the names of the contents in the folder of the copy."""
-        return set(self._target.names(MOMENT_MAX))
+        return set(self._target.names(TIMESTAMP_MAX))
 
     def run(self, path: Path) -> None:
         with self._store.read_transaction() as snapshot:
@@ -188,7 +188,7 @@ class _Copy:
             with suppress(ContentDamaged):  # `_complete` finds out whether it was deleted
                 self._copy(ref)
         del refs
-        for _ in range(MOMENTS_MAX):
+        for _ in range(SNAPSHOTS_MAX):
             with self._store.read_transaction() as snapshot:
                 if self._complete(snapshot):
                     write_copy(snapshot, path, lambda part: self._advance(round(part * database)))
@@ -253,7 +253,7 @@ def _verify(path: Path, copy: _Copy) -> None:
 
 
 def is_whole(folder: Folder, ref: ContentRef) -> bool:
-    """Return whether a content is present and matches its checksum."""
+    """Return whether a stored file is present and matches its checksum."""
     try:
         folder.open(ref).close()
     except ContentDamaged:

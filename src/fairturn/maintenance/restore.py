@@ -1,7 +1,7 @@
 """Restoring a backup to a file-based queue.
 
 Contents are copied first, then the database, under a temporary name beside the target. The copy
-begins a new epoch. When everything is durable, one rename replaces the target. At any moment the
+begins a new epoch. When everything is durable, one rename replaces the target. At any time the
 target is the previous queue or the restored one, each with all its contents.
 """
 
@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
-from fairturn.clock import MOMENT_MAX
+from fairturn.clock import TIMESTAMP_MAX
 from fairturn.config import contents_beside
 from fairturn.contents.local import Folder, chunks_of
 from fairturn.errors import ContentDamaged, NoQueue, StoreRefused
@@ -150,12 +150,12 @@ class _Contents:
         self._target = Folder(contents_beside(path), shared=shared)
         self._is_new = not self._target.path.exists() and not path.exists()
         self._path = path
-        self._before = set(self._target.names(MOMENT_MAX))
+        self._before = set(self._target.names(TIMESTAMP_MAX))
         self.size_bytes = 0
         self.damaged: list[str] = []
 
     def copy(self, ref: ContentRef) -> None:
-        """Copy a content unless the folder already has it undamaged."""
+        """Copy a stored file unless the folder already has it undamaged."""
         if ref.name not in self._before or not is_whole(self._target, ref):
             try:
                 with self._source.open(ref) as stream:
@@ -170,7 +170,7 @@ class _Contents:
 
     def delete_others(self, needed: set[str]) -> None:
         """Delete contents of the replaced queue and of killed restores."""
-        self._target.delete(set(self._target.names(MOMENT_MAX)) - needed)
+        self._target.delete(set(self._target.names(TIMESTAMP_MAX)) - needed)
 
     def abandon(self) -> None:
         """Remove the folder if this restore created it and the target does not exist."""

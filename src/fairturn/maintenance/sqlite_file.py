@@ -78,8 +78,8 @@ class FileInspector:
             oldest_waiting_at=self._connection.execute(_OLDEST_WAITING).get,
             newest_at=self._connection.execute(_NEWEST).get,
             running=running,
-            run_out=expired,
-            run_out_since_us=since,
+            expired=expired,
+            expired_since_us=since,
             repairs=repairs,
         )
 

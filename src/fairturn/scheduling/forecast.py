@@ -12,7 +12,7 @@ from math import ceil, sqrt
 from statistics import fmean, pvariance
 from typing import NamedTuple
 
-from fairturn.clock import moment_or_none, to_datetime
+from fairturn.clock import datetime_or_none, to_datetime
 from fairturn.explain.snapshot import ALIVE_US, QueueActivity, QueueView, WorkerHeartbeat
 from fairturn.scheduling.flows import Mode
 from fairturn.scheduling.position import Cause, Position
@@ -44,7 +44,7 @@ class Forecast:
 
     @property
     def latest_at(self) -> datetime | None:
-        return moment_or_none(self.latest_at_us)
+        return datetime_or_none(self.latest_at_us)
 
 
 class _Durations(NamedTuple):

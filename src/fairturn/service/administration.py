@@ -1,14 +1,23 @@
 """Routes about the whole queue: the rule, the summary, workers, settings and bulk actions."""
 
+from dataclasses import fields
 from itertools import islice
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import Field, create_model
 
+from fairturn import wire
 from fairturn.explain.snapshot import ALIVE_US
-from fairturn.model import SECONDS_MAX, SETTING_NAMES, State
-from fairturn.priority import LEVELS, Reset
+from fairturn.model import (
+    NOT_ENDED,
+    SECONDS_MAX,
+    SETTING_NAMES,
+    SettingChanges,
+    Settings,
+    State,
+)
+from fairturn.priority import BOUNDS, LEVELS, Reset
 from fairturn.scheduling.flows import Costs, Mode
 from fairturn.service import shapes
 from fairturn.service.callers import Operator, Overseer
@@ -17,7 +26,6 @@ from fairturn.service.options import BULK_MAX
 from fairturn.service.problems import refusing_misuse
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
-from fairturn.validation.changes import SettingChanges
 from fairturn.validation.filters import Filters, to_filter
 
 router = APIRouter(tags=["queue"])
@@ -25,6 +33,9 @@ router = APIRouter(tags=["queue"])
 Seconds = Annotated[shapes.Number | None, Field(ge=0, le=SECONDS_MAX)]
 BulkAction = Literal["cancel", "retry"]
 Limit = Annotated[shapes.Whole | None, Field(ge=1, le=1 << 53)]
+Thresholds = Annotated[
+    list[shapes.Whole] | None, Field(min_length=len(BOUNDS), max_length=len(BOUNDS))
+]
 
 
 class RuleJson(shapes.ResponseJson):
@@ -61,16 +72,7 @@ def summary_of(service: Service) -> shapes.SummaryJson:
     store = service.queue.queries
     summary = store.summary()
     return shapes.SummaryJson(
-        waiting=summary.waiting,
-        waiting_by_priority=list(summary.waiting_by_priority),
-        delayed=summary.delayed,
-        running=summary.running,
-        started=summary.started,
-        completed=summary.completed,
-        dead=summary.dead,
-        cancelled=summary.cancelled,
-        retried=summary.retried,
-        repairs=summary.repairs,
+        **wire.to_json(wire.SUMMARY, summary),
         workers=sum(worker.alive for worker in workers_of(service)),
         oldest_waiting_since_at=min(store.oldest_waiting().values(), default=None),
     )
@@ -95,38 +97,26 @@ def workers_of(service: Service) -> list[shapes.WorkerJson]:
     ]
 
 
-class SettingsJson(shapes.ResponseJson):
+# The types of settings in a response and in a request, by the type of the field of `Settings`.
+_TYPES: dict[Any, tuple[Any, Any]] = {
+    float: (float, Seconds),
+    int: (int, Limit),
+    tuple[int, ...]: (list[int], Thresholds),
+    **{choice: (choice, choice | None) for choice in (Mode, Costs, Reset)},
+}
+_SETTINGS = [(each.name, *_TYPES[each.type]) for each in fields(Settings) if each.init]
+_RESPONSE: dict[str, Any] = {name: (type, ...) for name, type, _ in _SETTINGS}
+_REQUEST: dict[str, Any] = {name: (type, None) for name, _, type in _SETTINGS}
+_response_model: Any = create_model("_Settings", __base__=shapes.ResponseJson, **_RESPONSE)
+_request_model: Any = create_model("_Changes", __base__=shapes.RequestFields, **_REQUEST)
+
+
+class SettingsJson(_response_model):  # type: ignore[misc]  # a model made from a list
     """The settings of the queue, the same for every process."""
 
-    mode: Mode
-    costs: Costs
-    patience_s: float
-    reset: Reset
-    reset_interval_s: float
-    bounds: list[int]
-    attempts_max: int
-    waiting_max: int
-    waiting_per_customer_max: int
-    completed_kept_s: float
-    cancelled_kept_s: float
-    dead_kept_s: float
 
-
-class SettingsChangeJson(shapes.RequestFields):
+class SettingsChangeJson(_request_model):  # type: ignore[misc]  # a model made from a list
     """Settings to change. Omitted settings keep their values."""
-
-    mode: Mode | None = None
-    costs: Costs | None = None
-    patience_s: Seconds = None
-    reset: Reset | None = None
-    reset_interval_s: Seconds = None
-    bounds: Annotated[list[shapes.Whole] | None, Field(min_length=8, max_length=8)] = None
-    attempts_max: Limit = None
-    waiting_max: Limit = None
-    waiting_per_customer_max: Limit = None
-    completed_kept_s: Seconds = None
-    cancelled_kept_s: Seconds = None
-    dead_kept_s: Seconds = None
 
 
 @router.get("/v1/settings", response_model=SettingsJson, responses=problems())
@@ -139,8 +129,7 @@ def get_settings(request: Request, caller: Overseer) -> Any:
 def change_settings(request: Request, caller: Operator, change: SettingsChangeJson) -> Any:
     """Change settings for every process. Existing priorities and counts do not change."""
     service = service_of(request)
-    given = change.model_dump(exclude_none=True)
-    changes: SettingChanges = given  # type: ignore[assignment]
+    changes: SettingChanges = change.model_dump(exclude_none=True)
     with refusing_misuse():
         service.queue.configure(**changes)
     return _settings(service)
@@ -168,7 +157,7 @@ class BulkActionJson(shapes.RequestFields):
 
 
 _CHANGEABLE: dict[BulkAction, tuple[State, ...]] = {
-    "cancel": (State.DELAYED, State.WAITING, State.RUNNING),
+    "cancel": NOT_ENDED,
     "retry": (State.DEAD,),
 }
 

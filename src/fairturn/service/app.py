@@ -38,8 +38,8 @@ from fairturn.service.service import Service
 _ABOUT = """
 A fair document queue: nine automatic priorities, and turns between customers.
 
-Authenticate with `Authorization: Bearer ft_…`. Moments are microseconds since 1970 UTC. Errors are
-problem documents (RFC 9457): `code` is stable, `title` is a sentence in the language of
+Authenticate with `Authorization: Bearer ft_…`. Timestamps are microseconds since 1970 UTC. Errors
+are problem documents (RFC 9457): `code` is stable, `title` is a sentence in the language of
 `Accept-Language` (en, de, es, pl, pt).
 """
 

@@ -24,13 +24,13 @@ from fairturn.service.languages import preferred_of
 from fairturn.service.problems import Problem, ProblemCode, refusing_misuse
 from fairturn.service.responses import ATTACHED, attachment, problems
 from fairturn.service.service import Service, service_of
-from fairturn.service.submissions import moment_of
+from fairturn.service.submissions import timestamp_of
 from fairturn.validation.filters import FILTERS, Filters, FilterType
 from fairturn.wire import BINARY, DOCUMENT, JSON, WAIT_S_MAX, to_json
 
 router = APIRouter(tags=["documents"])
 
-MOMENT_FORMAT = "ISO 8601 with a time zone, or microseconds since 1970-01-01 UTC."
+TIMESTAMP_FORMAT = "ISO 8601 with a time zone, or microseconds since 1970-01-01 UTC."
 _BINARY: dict[str, Any] = {"content": {BINARY: {"schema": {"type": "string", "format": "binary"}}}}
 
 
@@ -41,7 +41,7 @@ _FILTER_TYPES = {
 }
 _FILTER_NOTES = {
     FilterType.CUSTOMER: "Accepted from operators and readers only.",
-    FilterType.MOMENT: MOMENT_FORMAT,
+    FilterType.TIMESTAMP: TIMESTAMP_FORMAT,
 }
 
 
@@ -70,7 +70,9 @@ class DocumentFilterQuery(_filter_fields()):  # type: ignore[misc]  # a model ma
         for each in FILTERS:
             value = getattr(self, each.parameter)
             if value is not None and value != []:
-                filters[each.name] = moment_of(value) if each.type is FilterType.MOMENT else value
+                filters[each.name] = (
+                    timestamp_of(value) if each.type is FilterType.TIMESTAMP else value
+                )
         filters["customer"] = scope_of(caller, filters.get("customer"))
         return cast(Filters, filters)
 

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from fairturn.clock import SECOND_US
 from fairturn.explain.snapshot import waiting_since
-from fairturn.model import Document, Filter, State, Summary
+from fairturn.model import ENDED, Document, Filter, State, Summary
 from fairturn.priority import LEVELS
 from fairturn.service.administration import workers_of
 from fairturn.service.callers import Overseer
@@ -64,7 +64,7 @@ class _MetricsCollector:
             "fairturn_worker_slots", "Documents that workers can run at the same time.", slots
         )
         yield GaugeMetricFamily(
-            "fairturn_idle_places",
+            "fairturn_idle_slots",
             "Worker slots without a document.",
             max(0, slots - summary.running),
         )
@@ -107,9 +107,8 @@ def _counters(summary: Summary) -> Iterator[Metric]:
     ended = CounterMetricFamily(
         "fairturn_ended_documents", "Documents that ended, by final state.", labels=["state"]
     )
-    ended.add_metric([State.COMPLETED], summary.completed)
-    ended.add_metric([State.DEAD], summary.dead)
-    ended.add_metric([State.CANCELLED], summary.cancelled)
+    for state in ENDED:
+        ended.add_metric([state], getattr(summary, state))
     yield ended
     yield CounterMetricFamily(
         "fairturn_retried_attempts",

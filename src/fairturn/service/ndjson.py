@@ -16,9 +16,9 @@ from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
 from fairturn.service.submissions import (
     media_type_of,
-    moment_of,
     own_parent,
     parsed,
+    timestamp_of,
 )
 from fairturn.service.telemetry import carrying, submitting
 from fairturn.service.uploads import (
@@ -43,7 +43,7 @@ router = APIRouter(tags=["documents"])
 class LineReceiptJson(shapes.ReceiptJson):  # type: ignore[misc]  # a model made from a list
     """The receipt of one line."""
 
-    repeated: Annotated[
+    replayed: Annotated[
         bool, Field(description="Whether the receipt was replayed for a known idempotency key.")
     ]
 
@@ -88,7 +88,7 @@ def _submit_lines(service: Service, caller: Caller, file: BinaryIO, trace: str |
         raise Problem(ProblemCode.INVALID, "the batch has no documents")
     with refusing_misuse(), refusing_parents(), refusing_without_a_place():
         receipts = service.queue.submit_many(submissions)
-    answered = [{**to_json(RECEIPT, each), "repeated": each.repeated} for each in receipts]
+    answered = [{**to_json(RECEIPT, each), "replayed": each.replayed} for each in receipts]
     return json.dumps({"receipts": answered}).encode()
 
 
@@ -137,7 +137,7 @@ def _submission(service: Service, caller: Caller, value: Any, trace: str | None)
     if unknown:
         raise ValueError(f"{unknown[0]!r} is not a field; the fields are {', '.join(_FIELDS)}")
     if isinstance(value.get("due_at"), str):
-        value["due_at"] = moment_of(value["due_at"])
+        value["due_at"] = timestamp_of(value["due_at"])
     if value.get("content") is not None:
         value["content"] = _from_base64(value["content"])
     metadata = value.get("metadata")

@@ -1,4 +1,4 @@
-"""Request and response models. Moments are integers of microseconds since 1970 UTC."""
+"""Request and response models. Timestamps are integers of microseconds since 1970 UTC."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ from fairturn.priority import LEVELS, Rule
 from fairturn.scheduling.position import Cause, Position
 
 Priority = Annotated[int, Field(ge=1, le=LEVELS)]
-Moment = Annotated[int, Field(description="Microseconds since 1970-01-01 UTC.")]
+Timestamp = Annotated[int, Field(description="Microseconds since 1970-01-01 UTC.")]
 CustomerName = Annotated[str, Field(min_length=1, max_length=CUSTOMER_BYTES_MAX)]
 DocumentId = Annotated[
     str, Field(description="Unique identifier of the document.", examples=["3f1c52d09ab47e6"])
@@ -71,7 +71,7 @@ class ProgressJson(ResponseJson):
     total: float | None
 
 
-_ANNOTATED = {wire.MOMENT: Moment, wire.PRIORITY: Priority, wire.PROGRESS: ProgressJson}
+_ANNOTATED = {wire.TIMESTAMP: Timestamp, wire.PRIORITY: Priority, wire.PROGRESS: ProgressJson}
 
 
 def json_model(
@@ -125,8 +125,8 @@ class PositionJson(ResponseJson):
 class ForecastJson(ResponseJson):
     """The prediction interval of the start; `latest_at` is null if there is no upper estimate."""
 
-    earliest_at: Moment
-    latest_at: Moment | None
+    earliest_at: Timestamp
+    latest_at: Timestamp | None
 
 
 class ReasonJson(ResponseJson):
@@ -137,7 +137,7 @@ class ReasonJson(ResponseJson):
 class ExplanationJson(ResponseJson):
     """Why the document is in its state: reasons as codes, and as sentences."""
 
-    at: Moment
+    at: Timestamp
     language: str
     position: PositionJson | None
     forecast: ForecastJson | None
@@ -226,33 +226,19 @@ class CustomersJson(ResponseJson):
     next: str | None
 
 
-class SummaryJson(ResponseJson):
+_Summary = json_model("_Summary", "The counters of the queue.", wire.SUMMARY)
+
+
+class SummaryJson(_Summary):  # type: ignore[misc, valid-type]  # a model made from a list
     """The counters of the queue."""
 
-    waiting: int
-    waiting_by_priority: list[int]
-    delayed: int
-    running: int
-    started: Annotated[int, Field(description="Attempts started since the queue was created.")]
-    completed: Annotated[int, Field(description="Documents completed since then.")]
-    dead: Annotated[
-        int, Field(description="Documents that became dead since then, counted each time.")
-    ]
-    cancelled: Annotated[int, Field(description="Documents cancelled since then.")]
-    retried: Annotated[
-        int,
-        Field(
-            description="Attempts that failed or lost their lease, and were followed by another."
-        ),
-    ]
-    repairs: Annotated[int, Field(description="Counters and flows that claims have corrected.")]
     workers: Annotated[int, Field(description="Workers with a recent heartbeat.")]
-    oldest_waiting_since_at: Moment | None
+    oldest_waiting_since_at: Timestamp | None
 
 
 class WorkerJson(ResponseJson):
     name: str
-    seen_at: Moment
+    seen_at: Timestamp
     slots: Annotated[int, Field(description="Documents that it can run at the same time.")]
     alive: bool
 

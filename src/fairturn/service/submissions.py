@@ -50,7 +50,7 @@ from fairturn.wire import (
     JSON_BYTES_MAX,
     LINES,
     RECEIPT,
-    REPEATED,
+    REPLAYED,
     to_json,
 )
 
@@ -64,7 +64,7 @@ _SCHEMAS = {wire.COST: Annotated[float, Field(ge=0, le=COST_MAX)]}  # others are
 _NOTES = {
     wire.JSON_OBJECT: "A JSON object.",
     wire.JSON_ARRAY: "A JSON array of texts.",
-    wire.MOMENT: "ISO 8601 with a time zone, or microseconds since 1970.",
+    wire.TIMESTAMP: "ISO 8601 with a time zone, or microseconds since 1970.",
 }
 _EXAMPLES = {wire.JSON_OBJECT: ['{"pages": 3}'], wire.JSON_ARRAY: ['["urgent"]']}
 
@@ -199,10 +199,10 @@ async def submit(request: Request) -> Response:
             caller = await service.run(submitter_of, request)
             receipt = await submit_for(caller, request, trace)
     headers = {"Location": f"/v1/documents/{receipt.id}"}
-    if receipt.repeated:
-        headers[REPEATED] = "true"
+    if receipt.replayed:
+        headers[REPLAYED] = "true"
     content = json.dumps(to_json(RECEIPT, receipt))
-    return Response(content, 200 if receipt.repeated else 201, headers, media_type=JSON)
+    return Response(content, 200 if receipt.replayed else 201, headers, media_type=JSON)
 
 
 def media_type_of(request: Request) -> str:
@@ -268,7 +268,7 @@ async def submit_for(caller: Caller, request: Request, trace: str | None = None)
             received = await receive(request, service)
         digest = request.headers.get(CONTENT_DIGEST)
         submission = _ReceivedSubmission(about, received, payload, key, digest, trace)
-        # Not in a thread of the store: a large payload becomes a content.
+        # Not in a thread of the store: a large payload is stored as content.
         return await service.move(_submit, service, caller, submission)
 
 
@@ -318,7 +318,7 @@ def _value(field: wire.SubmissionField, value: Any) -> Any:
         return None
     if field.type in (wire.JSON_OBJECT, wire.JSON_ARRAY):
         return _json(value, field.name, field.type.schema)
-    return moment_of(value) if field.type is wire.MOMENT else value
+    return timestamp_of(value) if field.type is wire.TIMESTAMP else value
 
 
 def _discard(service: Service, received: Received | None) -> None:
@@ -338,8 +338,8 @@ def own_parent(service: Service, caller: Caller, parent: Any) -> str | None:
     return stored.document.id
 
 
-def moment_of(text: str) -> int:
-    """Parse a moment: ISO 8601 with a time zone, or microseconds since 1970. Raises `Problem`."""
+def timestamp_of(text: str) -> int:
+    """Parse a timestamp: ISO 8601 with a time zone, or microseconds since 1970; raise `Problem`."""
     if text.lstrip("-").isdecimal() and text.isascii() and len(text) < 20:
         return int(text)
     try:
@@ -347,7 +347,7 @@ def moment_of(text: str) -> int:
     except (ValueError, TypeError, OverflowError):
         raise Problem(
             ProblemCode.INVALID,
-            f"{text[:40]!r} is not a moment with a time zone, such as 2030-01-31T08:00Z",
+            f"{text[:40]!r} is not a timestamp with a time zone, such as 2030-01-31T08:00Z",
         ) from None
 
 

@@ -25,8 +25,8 @@ class Discipline(StrEnum):
     FIFO = "fifo"  # first come, first served
     AGEING = "ageing"  # levels; documents rise while they wait
     ROUND_ROBIN = "round-robin"  # one document of each customer in turn
-    IDEAL_LEVELS = "ideal-levels"  # exact shares at every moment, inside levels
-    IDEAL = "ideal"  # exact shares at every moment, without levels
+    IDEAL_LEVELS = "ideal-levels"  # exact shares at every instant, inside levels
+    IDEAL = "ideal"  # exact shares at every instant, without levels
 
 
 IDEALS = (Discipline.IDEAL_LEVELS, Discipline.IDEAL)

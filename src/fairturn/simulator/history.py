@@ -35,8 +35,8 @@ def trace_of(
     trace = Trace()
     trace.cost = cost[::-1]
     begun = last = at[-1] if at else 0
-    for moment in reversed(at):
-        last = max(last, moment)
+    for timestamp in reversed(at):
+        last = max(last, timestamp)
         trace.at.append(last - begun)
     # Customers are numbered by their first document, as `trace.read` does.
     by_number = list(names)

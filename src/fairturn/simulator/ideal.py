@@ -6,8 +6,8 @@ documents; the rest of its share goes to the others. A customer's documents are 
 Without levels there is one level; inside levels, a level gets the workers that better ones leave.
 
 The computation goes from event to event and is exact except for the rounding of floats. In a level
-with more customers than workers, the shares per weight are equal at every moment: one virtual clock
-represents all of them, and an event costs O(log customers).
+with more customers than workers, the shares per weight are equal at every instant: one virtual
+clock represents all of them, and an event costs O(log customers).
 
 When a worker is lost, no work is lost; it continues more slowly. A document that has begun when it
 is cancelled runs to its end, as in every order.
@@ -25,7 +25,7 @@ from fairturn.simulator.trace import Trace
 _NEVER = float("inf")
 _DONE_US = 1e-3  # tolerance for the rounding of floats
 _REPORT_EVERY = 10_000
-_CANCEL, _DUE, _WORKERS = range(3)  # in the order of one moment, after finishes and arrivals
+_CANCEL, _DUE, _WORKERS = range(3)  # in the order of one instant, after finishes and arrivals
 
 
 class Ideal:

@@ -131,14 +131,14 @@ def longest_gap(spells: Sequence[Spell], claims: Sequence[int]) -> int:
     for begin, end in spells:
         first = bisect_right(claims, begin, first)
         last = bisect_right(claims, end, first)
-        moments = [begin, *claims[first:last], end]
-        longest = max(longest, *(after - before for before, after in pairwise(moments)))
+        timestamps = [begin, *claims[first:last], end]
+        longest = max(longest, *(after - before for before, after in pairwise(timestamps)))
         first = last
     return longest
 
 
 def claims_by_customer(scenario: Scenario, run: Replayed) -> list[list[int]]:
-    """Return the sorted moments of each customer's claims."""
+    """Return the sorted timestamps of each customer's claims."""
     claims: list[list[int]] = [[] for _ in scenario.trace.names]
     for attempt in attempts_of(scenario, run):
         claims[scenario.trace.customer[attempt.document]].append(attempt.started_at)

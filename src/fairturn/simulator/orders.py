@@ -30,7 +30,7 @@ class Paper(NamedTuple):
 
 
 class Order(Protocol):
-    """Receives events and picks documents. Moments never decrease."""
+    """Receives events and picks documents. Timestamps never decrease."""
 
     def change(self, customer: int, weight: int, limit: int | None, at: int) -> None:
         """Set a customer's weight and limit of running documents."""

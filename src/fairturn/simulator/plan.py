@@ -52,7 +52,7 @@ class Plan:
                 )
 
     def changes(self) -> list[tuple[int, int]]:
-        """Return moments and changes of the number of workers, in order; losses come first."""
+        """Return timestamps and changes of the number of workers, in order; losses come first."""
         lost = [(loss.at, -loss.workers) for loss in self.losses]
         return sorted(lost + [(loss.back_at, loss.workers) for loss in self.losses])
 

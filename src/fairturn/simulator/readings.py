@@ -9,7 +9,7 @@ as wrappers of another order that change priorities:
 - *re-evaluated*: counts and priorities as in `idle`. In addition, once more than the reset interval
   has passed since a customer's last submission, the count is 0 and the customer's waiting
   documents get its priority, 1. Each of them leaves the flow of its level and arrives in that of
-  level 1, in the order of submission. Documents that run at that moment keep their priority.
+  level 1, in the order of submission. Documents that run at that time keep their priority.
 """
 
 from array import array
@@ -117,7 +117,7 @@ class ReevaluatedOrder:
         self._papers: dict[int, Paper] = {}  # as passed to the other order
         self._waiting: dict[int, set[int]] = {}  # customer -> documents that a reset would lift
         self._updated_at: dict[int, int] = {}
-        self._updates: deque[tuple[int, int]] = deque()  # (moment, customer), oldest first
+        self._updates: deque[tuple[int, int]] = deque()  # (timestamp, customer), oldest first
 
     def change(self, customer: int, weight: int, limit: int | None, at: int) -> None:
         self._reset_until(at)

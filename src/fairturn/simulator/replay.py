@@ -1,6 +1,6 @@
 """Discrete-event simulation of a trace: when each document starts and finishes.
 
-Within one moment, leases expire, documents finish (by their number in the trace), documents are
+Within one instant, leases expire, documents finish (by their number in the trace), documents are
 submitted (in the order of the trace) and cancelled, delays end, workers are lost or return, and
 free workers claim; repeated until nothing changes.
 """
@@ -88,7 +88,7 @@ def check_all(trace: Trace, rule: Rule) -> tuple["array[int]", "array[int]"]:
 
 
 class _Step(IntEnum):
-    """Events of the agenda, in the order of one moment; arrivals and finishes are not in it."""
+    """Events of the agenda, in the order of one instant; arrivals and finishes are not in it."""
 
     LEASE = 0
     CANCEL = 1
@@ -193,7 +193,7 @@ class _Replay:
     # ── Failures ─────────────────────────────────────────────────────────────────────────────────
 
     def _run_agenda(self, now: int, last: _Step) -> None:
-        """Apply the events of this moment, up to this kind of step."""
+        """Apply the events of this instant, up to this kind of step."""
         agenda = self.agenda
         while agenda and agenda[0][:2] <= (now, last):
             _, step, n = heappop(agenda)

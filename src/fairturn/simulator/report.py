@@ -134,7 +134,7 @@ def _modes(comparison: Comparison) -> str:
         "The p99 wait of each group. The axis is logarithmic: one step to the right is ten times "
         "as long. The longest gap is the longest time that a waiting customer of the group went "
         "without a claim; “behind” an ideal is the most documents that a customer of the group was "
-        "behind it at any moment.",
+        "behind it at any time.",
         *figures,
         _evenness(comparison),
     )

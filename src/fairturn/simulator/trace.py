@@ -18,7 +18,7 @@ from fairturn.validation import text
 REQUIRED = ("at_s", "customer", "cost_s")
 OPTIONAL = ("weight",)
 SECONDS_MAX = 4_000_000_000.0
-_MOMENT_MAX = (1 << 63) - 1  # of the columns, in microseconds
+_TIMESTAMP_MAX = (1 << 63) - 1  # of the columns, in microseconds
 
 
 class Trace:
@@ -87,7 +87,7 @@ class Growing:
         self._work = 0
 
     def add(self, at: int, customer: str, cost: int) -> None:
-        """Append a document; its moment and its cost are in microseconds."""
+        """Append a document; its time and its cost are in microseconds."""
         trace = self.trace
         if at < self._last:
             raise ValueError(
@@ -101,7 +101,7 @@ class Growing:
             number = self._numbers[customer] = len(self._numbers)
             trace.names.append(customer)
         self._work += cost
-        if at + self._work > _MOMENT_MAX:
+        if at + self._work > _TIMESTAMP_MAX:
             raise ValueError(
                 f"the costs up to here add up to {self._work / SECOND_US:g} s; that is too long"
             )

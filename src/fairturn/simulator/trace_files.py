@@ -65,8 +65,8 @@ def _read_swf(stream: Iterable[bytes], name: str) -> Read:
 
 
 def scaled(original: Trace, *, time_scale: float = 1.0, cost_us_max: int | None = None) -> Trace:
-    """Return a copy with all moments multiplied by `time_scale` (0.5 is twice the load) and costs
-    capped at `cost_us_max`."""
+    """Return a copy with all timestamps multiplied by `time_scale` (0.5 is twice the load) and
+    costs capped at `cost_us_max`."""
     if not 0 < time_scale <= TIME_SCALE_MAX:
         raise ValueError(
             f"the time scale is {time_scale:g}; it must be above 0 and at most {TIME_SCALE_MAX:g}"

@@ -123,7 +123,7 @@ class Admission:
                 receipts.append(next(rest))
             else:
                 first = fresh[known] if isinstance(known, int) else known
-                receipts.append(first._replace(repeated=True))
+                receipts.append(first._replace(replayed=True))
         return receipts
 
     def extend(self, following: "Admission") -> None:

@@ -82,7 +82,7 @@ class Store(Protocol):
         Each document counts as one check of the rule, in the order given; checks are atomic per
         customer.
         A document whose idempotency key the same customer used within 24 h is not stored and not
-        checked: the receipt of the first submission is replayed (`Receipt.repeated`). The first
+        checked: the receipt of the first submission is replayed (`Receipt.replayed`). The first
         20 documents with the same parent inherit its count and priority without a check.
 
         With `connection`, a database server stores the documents inside the caller's transaction;
@@ -252,7 +252,7 @@ class QueryStore(Protocol):
         ...
 
     def oldest_waiting(self) -> Mapping[int, int]:
-        """Return, for each level with waiting documents, the moment since which its oldest head of
+        """Return, for each level with waiting documents, the time since which its oldest head of
         line has been waiting.
 
         The result includes events that no claim has folded, so it is correct without a running
@@ -367,8 +367,8 @@ class AccessKeyStore(Protocol):
         ...
 
     def note_use(self, id: str, at: int) -> None:
-        """Record when an access key was used. The stored moment never moves back. The call need not
-        be durable when it returns, and does not change the version."""
+        """Record when an access key was used. The stored timestamp never moves back. The call need
+        not be durable when it returns, and does not change the version."""
         ...
 
 

@@ -22,7 +22,7 @@ from fairturn.explain.snapshot import (
     overdue_heads,
     waiting_since,
 )
-from fairturn.model import CustomerSettings, Document, Settings, State, level_of
+from fairturn.model import TRANSITIONS, CustomerSettings, Document, Settings, State, level_of
 from fairturn.priority import Count
 from fairturn.scheduling.flows import ArrivalEvent, CustomerState, Event, EventBatch, Flow, Mode
 from fairturn.scheduling.turns import Turns
@@ -229,7 +229,7 @@ def _attempts(documents: Iterable[Kept]) -> tuple[AttemptSample, ...]:
     over = [
         AttemptSample(d.customer, None if d.ended_at is None else max(0, d.ended_at - claimed_at))
         for claimed_at, d in sorted(claimed)
-        if d.state not in (State.RUNNING, State.CANCELLED)
+        if d.state not in TRANSITIONS[State.WAITING]
     ]
     return tuple(over[-ATTEMPTS_MAX:])
 

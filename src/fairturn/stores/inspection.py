@@ -7,14 +7,14 @@ DAMAGES_SHOWN_MAX = 1_000
 
 
 class Findings(NamedTuple):
-    """Numbers of a queue at one moment."""
+    """Numbers of a queue at one instant."""
 
     settings: str  # JSON
     oldest_waiting_at: int | None
     newest_at: int | None
     running: int
-    run_out: int  # documents whose lease expired and that no claim has recovered yet
-    run_out_since_us: int | None  # the age of the oldest expired lease; None: unknown
+    expired: int  # documents whose lease expired and that no claim has recovered yet
+    expired_since_us: int | None  # the age of the oldest expired lease; None: unknown
     repairs: int  # flows that claims have repaired
 
 
@@ -40,8 +40,8 @@ MEANINGS = {
     "queue.delayed": "the number of delayed documents",
     "queue.counted": "the number of customers whose running documents are counted",
     "queue.events_from": "the number of events that no claim will apply",
-    "queue.heads_from": "the moment from which claims scan heads",
-    "queue.leases_from": "the moment from which claims scan leases",
+    "queue.heads_from": "the time from which claims scan heads",
+    "queue.leases_from": "the time from which claims scan leases",
     "level.weight": "the sum of the weights of active flows in level {place}",
     "level.places_from": "the place from which claims scan flows in level {place}",
     "customer.waiting": "the number of waiting documents of priority {place}",
@@ -53,7 +53,7 @@ MEANINGS = {
     "flow.running": "the number of running documents in level {place}",
     "flow.head_order": "the order of the first waiting document in level {place}",
     "flow.head_since": "the flag of level {place} as that of the first waiting document",
-    "flow.head_bound": "the lower bound of the moment of the head in level {place}",
+    "flow.head_bound": "the lower bound of the time of the head in level {place}",
     "flow.next_elsewhere": "the lowest order in other levels than {place}",
     "flow.claimed_to": "the order up to which level {place} has been claimed",
     "flow.place": "the turn of level {place}, in mode levels the order of its first document",
@@ -68,13 +68,13 @@ MEANINGS = {
     "limited.orphan": "the mark of a limit of a customer that does not exist",
     "key.orphan": "idempotency keys of a customer that does not exist",
     "document.returned": "the flag of document {place} as waiting again",
-    "document.failed": "the flag of document {place} as dead or cancelled",
+    "document.failed": "the flag `failed` of document {place}",
     "document.delayed_until": "the flag of document {place} as delayed",
     "document.level": "the level of document {place}",
     "document.order_number": "the order of document {place}",
     "document.orphan": "the customer of document {place}",
     "lease.running": "the number of running documents with fence {place}",
-    "lease.until": "the moment at which claims check the lease with fence {place}",
+    "lease.until": "the time at which claims check the lease with fence {place}",
     "lease.missing": "the lease of the running document {place}",
     "body.orphan": "the body of document {place}, which does not exist,",
     "result.orphan": "the result of document {place}, which does not exist,",

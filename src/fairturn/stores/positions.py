@@ -68,7 +68,7 @@ class QueueReader(Protocol):
     settings: Settings
     now: int
     turns: Turns  # as of the last claim
-    leases_end_at: int | None  # leases up to this moment have expired; None: all, by a reboot
+    leases_end_at: int | None  # leases up to this time have expired; None: all, by a reboot
     following: int  # the next order to be assigned
 
     @property
@@ -108,7 +108,7 @@ class QueueReader(Protocol):
 
     def overdue(self, before: int, most: int) -> list[Row]:
         """Return the columns of `OverdueHead`, for up to `most` flows that have had their
-        customer's head since a moment earlier than `before`."""
+        customer's head since earlier than `before`."""
         ...
 
     def lines(self, charge: int, levels: Collection[int], most: int) -> list[Row]:

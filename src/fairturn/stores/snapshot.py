@@ -59,13 +59,13 @@ class SnapshotReader(QueueReader, Protocol):
     def last_of_level(self, level: int) -> list[Row]: ...
 
     def served(self, numbers: tuple[int, int], since: int, until: int) -> dict[int, int]:
-        """Return how many documents with these numbers were claimed between two moments, by
+        """Return how many documents with these numbers were claimed between two timestamps, by
         customer."""
         ...
 
     def may_be_more(self, numbers: tuple[int, int], number: int, claimed_at: int) -> bool:
         """Return whether documents outside these numbers, or documents that were claimed again
-        later, may also have been claimed before that moment."""
+        later, may also have been claimed before that time."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A queue at one moment, exported from one database to be loaded into another."""
+"""A queue at one instant, exported from one database to be loaded into another."""
 
 from collections.abc import Iterable
 from typing import NamedTuple

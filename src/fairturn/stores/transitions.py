@@ -4,11 +4,13 @@ A store reads an `Attempt`, writes an `Ending` and records its event. PostgreSQL
 `functions/finish.sql` and `functions/fold.sql`; tests compare both.
 """
 
+from collections import Counter
 from typing import NamedTuple
 
 from fairturn.model import (
     ERROR_BYTES_MAX,
-    LEASE_RAN_OUT,
+    FAILED,
+    LEASE_EXPIRED,
     LEASE_US_MAX,
     Completed,
     Failed,
@@ -73,12 +75,12 @@ def end_of_lease(attempt: Attempt, settings: Settings) -> Ending:
     if attempt.cancelled:
         return Ending(State.CANCELLED, ended)
     if attempt.attempts >= settings.attempts_max:
-        return Ending(State.DEAD, ended, LEASE_RAN_OUT)
-    return Ending(State.WAITING, _returned(attempt, 0), LEASE_RAN_OUT)
+        return Ending(State.DEAD, ended, LEASE_EXPIRED)
+    return Ending(State.WAITING, _returned(attempt, 0), LEASE_EXPIRED)
 
 
 def has_ended(lease_until: int, at: int | None) -> bool:
-    """Return whether a lease has expired at this moment; None: the machine has rebooted since.
+    """Return whether a lease has expired at this time; None: the machine has rebooted since.
 
     A lease that ends more than `LEASE_US_MAX` ahead counts as expired: the clock that it was set by
     has stepped back.
@@ -97,6 +99,9 @@ def _finished(attempt: Attempt, outcome: Completed, now: int) -> CompletionEvent
     )
 
 
+OUTCOME_COLUMNS = ("attempts", "retried", *FAILED)  # of `OutcomeCounters`, in both databases
+
+
 class OutcomeCounters:
     """Counters of attempts that ended other than completed, and of what became of their documents.
 
@@ -104,39 +109,36 @@ class OutcomeCounters:
     number is that of all attempts, less the running ones, less `attempts`.
     """
 
-    __slots__ = ("attempts", "cancelled", "dead", "retried")
+    __slots__ = ("attempts", "failed", "retried")
 
-    def __init__(
-        self, attempts: int = 0, retried: int = 0, dead: int = 0, cancelled: int = 0
-    ) -> None:
+    def __init__(self, attempts: int = 0, retried: int = 0, *failed: int) -> None:
         self.attempts = attempts
         self.retried = retried
-        self.dead = dead
-        self.cancelled = cancelled
+        self.failed: Counter[State] = Counter(dict(zip(FAILED, failed, strict=False)))
 
     def attempt(self, ending: Ending) -> None:
         """Count the ending of an attempt."""
         if ending.state is State.COMPLETED:
             return
         self.attempts += 1
-        self.dead += ending.state is State.DEAD
-        self.cancelled += ending.state is State.CANCELLED
+        if ending.state in FAILED:
+            self.end(ending.state)
         # Without an error it was released, which is not a failure.
-        again = ending.state in (State.DELAYED, State.WAITING)
-        self.retried += again and ending.error is not None
+        elif ending.error is not None:
+            self.retried += 1
 
-    def cancel(self) -> None:
-        """Count a document that was cancelled before an attempt."""
-        self.cancelled += 1
+    def end(self, state: State) -> None:
+        """Count a document that ended in one of the states `FAILED`."""
+        self.failed[state] += 1
 
     def purge(self) -> None:
         """Count an attempt whose document was purged."""
         self.attempts += 1
 
     @property
-    def row(self) -> tuple[int, int, int, int]:
-        """The arguments of the constructor, as stores keep them."""
-        return self.attempts, self.retried, self.dead, self.cancelled
+    def row(self) -> tuple[int, ...]:
+        """The arguments of the constructor, in the order of `OUTCOME_COLUMNS`."""
+        return self.attempts, self.retried, *(self.failed[state] for state in FAILED)
 
 
 def to_summary(
@@ -155,8 +157,7 @@ def to_summary(
         running=running,
         started=started,
         completed=started - running - outcome_counters.attempts,
-        dead=outcome_counters.dead,
-        cancelled=outcome_counters.cancelled,
+        **{state.value: outcome_counters.failed[state] for state in FAILED},
         retried=outcome_counters.retried,
         repairs=repairs,
     )

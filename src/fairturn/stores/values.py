@@ -25,18 +25,15 @@ from fairturn.validation.text import compact_json
 
 Row = tuple[Any, ...]  # of a statement
 
-# The position is the code in the database; 6 is reserved for `expired`.
-STATES = (
-    State.DELAYED,
-    State.WAITING,
-    State.RUNNING,
-    State.COMPLETED,
-    State.DEAD,
-    State.CANCELLED,
-)
-DELAYED, WAITING, RUNNING, COMPLETED, DEAD, CANCELLED = range(6)
+STATES = tuple(State)  # by code
 CODES = {state: code for code, state in enumerate(STATES)}
+DELAYED, WAITING, RUNNING, COMPLETED, DEAD, CANCELLED = range(6)  # the codes that statements name
 BODY_TYPES = {each.value: each for each in BodyType}
+
+
+def codes_of(states: Iterable[State]) -> str:
+    """Return the codes of states as a list for SQL."""
+    return ", ".join(str(CODES[state]) for state in STATES if state in states)
 
 
 def _column(field: str) -> str:

@@ -1,14 +1,11 @@
 """Changes to the settings of a queue or a customer; omitted settings keep their values."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 from enum import Enum
 from math import isfinite
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
-from fairturn.model import SETTING_NAMES, Settings
-from fairturn.priority import Reset
-from fairturn.scheduling.flows import Costs, Mode
+from fairturn.model import SETTING_NAMES, SettingChanges, Settings
 
 
 class Unchanged(Enum):
@@ -16,23 +13,6 @@ class Unchanged(Enum):
 
 
 UNCHANGED: Final = Unchanged.UNCHANGED
-
-
-class SettingChanges(TypedDict, total=False):
-    """Settings of a queue by name; omitted ones keep their values."""
-
-    mode: Mode | str
-    costs: Costs | str
-    patience_s: float
-    reset: Reset | str
-    reset_interval_s: float
-    bounds: Iterable[int]
-    attempts_max: int
-    waiting_max: int
-    waiting_per_customer_max: int
-    completed_kept_s: float
-    cancelled_kept_s: float
-    dead_kept_s: float
 
 
 def changed(settings: Settings, changes: SettingChanges) -> Settings:

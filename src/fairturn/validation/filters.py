@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple, TypedDict
 
-from fairturn.clock import as_moment
+from fairturn.clock import as_timestamp
 from fairturn.model import (
     CUSTOMER_BYTES_MAX,
     NAME_BYTES_MAX,
@@ -48,7 +48,7 @@ class FilterType(StrEnum):
     TEXT = "text"
     STATE = "state"
     PRIORITY = "priority"
-    MOMENT = "moment"
+    TIMESTAMP = "timestamp"
     ID = "id"
 
 
@@ -181,17 +181,17 @@ FILTERS = (
     FilterDefinition(
         "submitted_from",
         "submitted_from",
-        FilterType.MOMENT,
-        partial(as_moment, what="submitted_from"),
-        "Only submitted at or after this moment",
+        FilterType.TIMESTAMP,
+        partial(as_timestamp, what="submitted_from"),
+        "Only submitted at or after this time",
         on_page="submitted_from",
     ),
     FilterDefinition(
         "submitted_before",
         "submitted_before",
-        FilterType.MOMENT,
-        partial(as_moment, what="submitted_before"),
-        "Only submitted before this moment",
+        FilterType.TIMESTAMP,
+        partial(as_timestamp, what="submitted_before"),
+        "Only submitted before this time",
         on_page="submitted_before",
     ),
     FilterDefinition(

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from fairturn.clock import as_moment
+from fairturn.clock import as_timestamp
 from fairturn.contents.local import Contents, chunks_of
 from fairturn.model import (
     CUSTOMER_BYTES_MAX,
@@ -135,7 +135,7 @@ def describe(s: Submission) -> SubmissionDescription:
         metadata=None if s.metadata is None else _metadata(s.metadata),
         key=None if s.key is None else text.identity(s.key, "key", KEY_BYTES_MAX),
         cost=None if s.cost is None else _cost(s.cost),
-        due_at=None if s.due_at is None else as_moment(s.due_at, "due_at"),
+        due_at=None if s.due_at is None else as_timestamp(s.due_at, "due_at"),
         parent=s.parent,
         tags=None if s.tags is None else tags_json(s.tags),
     )

@@ -143,14 +143,14 @@ class ClaimedDocument:
 
     @property
     def is_payload(self) -> bool:
-        """True if the document has a `payload`, False if it has a content."""
+        """True if the document has a `payload`, False if it has content."""
         return self._kind == "payload"
 
     @property
     def payload(self) -> "Any":
-        """The JSON value; raises `ValueError` if the document has a content."""
+        """The JSON value; raises `ValueError` if the document has content."""
         if not self.is_payload:
-            raise ValueError(f"document {self.id} has a content, not a payload; call read()")
+            raise ValueError(f"document {self.id} has content, not a payload; call read()")
         if self._body is not None:
             return json.loads(self._body)
         with self._open_stored() as stream:
@@ -212,7 +212,7 @@ class ClaimedDocument:
 
     def _require_content(self) -> None:
         if self.is_payload:
-            raise ValueError(f"document {self.id} has a payload, not a content; use .payload")
+            raise ValueError(f"document {self.id} has a payload, not content; use .payload")
 
     def _checked_body(self) -> bytes:
         from fairturn.contents.local import check_bytes

@@ -37,7 +37,7 @@ document.addEventListener("keydown", (event) => {
   if (menu) { menu.open = false; menu.querySelector("summary").focus(); }
 });
 
-// ── Moments: in the reader's time zone, and counting ────────────────────────────────────────────
+// ── Timestamps: in the reader's time zone, and counting ────────────────────────────────────────────
 
 const whole = new Intl.DateTimeFormat(language, { dateStyle: "medium", timeStyle: "medium", hourCycle: "h23" });
 const minute = new Intl.DateTimeFormat(language, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });

@@ -1,7 +1,7 @@
 """Counts for applications that use another queue (decision 0017).
 
 A store keeps the counts of its customers with their documents. An integration has only published
-messages: it needs one number per customer and the moment of its last update. `config.open_counts`
+messages: it needs one number per customer and the time of its last update. `config.open_counts`
 opens counts by URL: Redis or Valkey, PostgreSQL, an SQLite file, memory.
 
 The rule is `priority.Rule`, called under a lock of the database. Redis runs a script instead, which

@@ -6,7 +6,7 @@
 -- ARGV[1]  the reset interval in microseconds
 -- ARGV[2]  "idle" or "periodic": the start of the interval
 -- ARGV[3]  the id of this check, 8 characters; a retry has the same id
--- ARGV[4]  the moment, if the client has a clock; otherwise the server's
+-- ARGV[4]  the time, if the client has a clock; otherwise the server's
 --
 -- Lua numbers are exact up to 2^53: in microseconds, until the year 2255.
 local ID_BYTES, IDS_MAX = 8, 64

@@ -41,7 +41,7 @@ _LOCK = """
     ON CONFLICT (customer) DO UPDATE SET customer = EXCLUDED.customer
     RETURNING value, updated_at
 """
-_MOMENT = f"SELECT {SERVER_NOW}"
+_TIMESTAMP = f"SELECT {SERVER_NOW}"
 _WRITE = "UPDATE fairturn_counts SET value = %s, updated_at = %s WHERE customer = %s"
 _EVICT = """
     DELETE FROM fairturn_counts WHERE customer IN (
@@ -118,9 +118,9 @@ class PostgresCounts:
                 with connection.pipeline():
                     connection.execute(_NO_WAL_FLUSH)
                     row = connection.execute(_LOCK, (customer,))
-                    # After the lock: an earlier moment may precede another publisher's update.
-                    moment = connection.execute(_MOMENT)
-                ((value, updated_at),), ((now,),) = row.fetchall(), moment.fetchall()
+                    # After the lock: an earlier time may precede another publisher's update.
+                    timestamp = connection.execute(_TIMESTAMP)
+                ((value, updated_at),), ((now,),) = row.fetchall(), timestamp.fetchall()
                 if self._clock is not None:
                     now = self._clock.now()
                 last = None if value is None else Count(value, updated_at)

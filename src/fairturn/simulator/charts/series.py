@@ -18,7 +18,7 @@ _COUNT_TICKS = (0, -2, -10, -100, -1_000, -10_000, -100_000, -1_000_000)
 
 
 class Series(NamedTuple):
-    """A line: its CSS class, its name, and a duration for each moment or None."""
+    """A line: its CSS class, its name, and a duration for each timestamp or None."""
 
     kind: str
     name: str
@@ -26,14 +26,14 @@ class Series(NamedTuple):
 
 
 class Note(NamedTuple):
-    """A text at a moment of the time axis."""
+    """A text on the time axis."""
 
     at: int
     text: str
 
 
 def waits_chart(
-    moments: Sequence[int], series: Sequence[Series], notes: Iterable[Note], decimal: str
+    timestamps: Sequence[int], series: Sequence[Series], notes: Iterable[Note], decimal: str
 ) -> str:
     """Durations over time, on a logarithmic axis. `decimal` is the reader's decimal separator."""
     low, high = _tick_range([v for line in series for v in line.values if v is not None])
@@ -44,13 +44,13 @@ def waits_chart(
         label = _TICK_TEXTS[tick].replace(".", decimal)
         parts.append(svg.path("rule", f"M{_LEFT} {svg.num(y)}H{_WIDTH - _RIGHT}"))
         parts.append(svg.text(_LEFT - 8, y + 4, label, "axis", "end"))
-    step = max(1, len(moments) // 4)
-    for place in range(step // 2, len(moments), step):
-        at = moments[place]
-        x = _x(place, len(moments))
+    step = max(1, len(timestamps) // 4)
+    for place in range(step // 2, len(timestamps), step):
+        at = timestamps[place]
+        x = _x(place, len(timestamps))
         parts.append(svg.text(x, _HEIGHT - 6, _time_of_day(at), "axis", "middle", at=at))
     for note in notes:
-        parts += _note(note, moments)
+        parts += _note(note, timestamps)
     parts += [_line(line, scale) for line in series]
     parts += _names(series, scale)
     return _svg(parts)
@@ -77,11 +77,11 @@ def _x(place: int, n: int) -> float:
     return _LEFT + (place + 0.5) / max(1, n) * (_WIDTH - _LEFT - _RIGHT)
 
 
-def _note(note: Note, moments: Sequence[int]) -> list[str]:
-    place = next((n for n in reversed(range(len(moments))) if moments[n] <= note.at), None)
+def _note(note: Note, timestamps: Sequence[int]) -> list[str]:
+    place = next((n for n in reversed(range(len(timestamps))) if timestamps[n] <= note.at), None)
     if place is None:
         return []
-    x = _x(place, len(moments))
+    x = _x(place, len(timestamps))
     right = x <= _WIDTH / 2
     text = svg.text(x + (5 if right else -5), _TOP, note.text, "axis", "start" if right else "end")
     return [svg.path("note", f"M{svg.num(x)} {_TOP - 6}V{_HEIGHT - _BOTTOM}"), text]

@@ -30,8 +30,10 @@ def text(
 ) -> str:
     """A label. The page's script displays the time `at` in the reader's time zone."""
     anchored = "" if anchor == "start" else f' text-anchor="{anchor}"'
-    moment = "" if at is None else f' data-at="{at}"'
-    return f'<text class="{style}" x="{num(x)}" y="{num(y)}"{anchored}{moment}>{safe(words)}</text>'
+    timestamp = "" if at is None else f' data-at="{at}"'
+    return (
+        f'<text class="{style}" x="{num(x)}" y="{num(y)}"{anchored}{timestamp}>{safe(words)}</text>'
+    )
 
 
 def path(style: str, drawn: str) -> str:

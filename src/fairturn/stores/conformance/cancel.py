@@ -6,6 +6,7 @@ from fairturn.clock import SECOND_US, ManualClock
 from fairturn.model import (
     CANCELS_KEPT_MAX,
     CANCELS_REPORTED_MAX,
+    ENDED,
     Completed,
     Document,
     Settings,
@@ -78,7 +79,7 @@ class CancelPromises(StoreSuite):
         assert (before.cancel_requested, after.cancel_requested) == (False, True)
         assert (after.state, after.ended_at_us) == (State.RUNNING, None)
 
-    @pytest.mark.parametrize("ended", [State.COMPLETED, State.DEAD, State.CANCELLED])
+    @pytest.mark.parametrize("ended", ENDED)
     def test_cancelling_leaves_an_ended_document_as_it_ended(
         self, store: Store, clock: ManualClock, ended: State
     ) -> None:

@@ -60,7 +60,7 @@ class DurabilityPromises(StoreSuite):
 
         assert snapshot(again) == before
         assert again.settings() == Settings(attempts_max=3)
-        assert submit(again, "a", key="k", digest=b"1").repeated
+        assert submit(again, "a", key="k", digest=b"1").replayed
 
     @pytest.mark.parametrize("costs", list(Costs))
     @pytest.mark.parametrize("mode", list(Mode))

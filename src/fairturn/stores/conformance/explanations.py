@@ -299,7 +299,7 @@ class ExplanationPromises(StoreSuite):
 
         assert document_snapshot(store, id).service.workers == ()
 
-    def test_a_document_whose_lease_ran_out_for_the_last_time_waits_no_more(
+    def test_a_document_whose_lease_expired_for_the_last_time_waits_no_more(
         self, open_store: OpenStore, clock: ManualClock
     ) -> None:
         store = open_store(settings=Settings(attempts_max=1), clock=clock)

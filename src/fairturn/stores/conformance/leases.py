@@ -83,7 +83,7 @@ class LeasePromises(StoreSuite):
             assert after.document.order == before.document.order
             assert after.document.count == before.document.count
             assert after.document.attempts == 2
-            assert "lease ran out" in (after.document.error or "")
+            assert "lease expired" in (after.document.error or "")
         assert customer(store, "acme").count == -5
 
     def test_leases_that_ended_are_taken_back_the_oldest_first(
@@ -111,7 +111,7 @@ class LeasePromises(StoreSuite):
         found = document(store, receipt.id)
         assert (found.state, found.attempts) == (State.DEAD, 2)
         assert found.ended_at_us == START + 2 * LEASE_US
-        assert "lease ran out" in (found.error or "")
+        assert "lease expired" in (found.error or "")
 
     def test_a_document_to_be_cancelled_is_cancelled_when_its_lease_ends(
         self, store: Store, clock: ManualClock

@@ -133,7 +133,7 @@ class LimitPromises(StoreSuite):
         store.submit([new()] * 2)
         store.configure(settings)
 
-        assert submit(store, key="k", digest=b"d") == first._replace(repeated=True)
+        assert submit(store, key="k", digest=b"d") == first._replace(replayed=True)
 
     def test_other_limits_hold_from_the_next_submission_on(self, store: Store) -> None:
         submit(store)

@@ -186,7 +186,7 @@ def leave_one_behind(store: Store, clock: ManualClock, waited_us: int, newcomers
 def serve(
     store: Store, clock: ManualClock, arrivals: Iterable[ArrivalVector], workers: int
 ) -> list[ServiceVector]:
-    """Serve a trace. At equal moments documents finish first, then others arrive, then workers
+    """Serve a trace. At equal times documents finish first, then others arrive, then workers
     claim."""
     coming = list(enumerate(arrivals))[::-1]
     numbers: dict[str, int] = {}

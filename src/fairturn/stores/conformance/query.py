@@ -7,6 +7,7 @@ import pytest
 
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.model import (
+    ENDED,
     Completed,
     CustomerSettings,
     Failed,
@@ -58,7 +59,7 @@ class QueryPromises(StoreSuite):
         assert found.next is None
 
     def test_what_is_found_is_what_is_read(self, store: Store) -> None:
-        for wanted in (State.RUNNING, State.DEAD, State.COMPLETED, State.CANCELLED):
+        for wanted in (State.RUNNING, *ENDED):
             make(store, wanted)
         make(store, State.WAITING)
         make(store, State.DELAYED)
@@ -468,7 +469,7 @@ class SummaryPromises(StoreSuite):
         claim_one(store)
         clock.advance(LEASE_S)
         last = claim_one(store)
-        assert store.summary().retried == 2, "a lease ran out"
+        assert store.summary().retried == 2, "a lease expired"
         fail(store, last, retry_in_s=0)
 
         assert store.summary().retried == 2

@@ -1,12 +1,15 @@
 """Deletion: old documents, in batches; all documents of a customer; unreferenced contents."""
 
+from collections.abc import Mapping
 from itertools import chain
+from typing import Any
 
 import pytest
 
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.model import (
     ENDED,
+    KEPT_SETTINGS,
     Completed,
     ContentRef,
     CustomerSettings,
@@ -38,9 +41,16 @@ from fairturn.stores.conformance.steps import (
 from fairturn.stores.conformance.suite import OpenStore, StoreSuite
 from fairturn.stores.contract import QueueStore as Store
 
-KEPT = Settings(completed_kept_s=100, cancelled_kept_s=200, dead_kept_s=300)
-KEPT_S = {State.COMPLETED: 100, State.CANCELLED: 200, State.DEAD: 300}
-NOTHING_KEPT = Settings(completed_kept_s=0, cancelled_kept_s=0, dead_kept_s=0)
+
+def kept_for(seconds: Mapping[State, float]) -> Settings:
+    """Return settings that keep ended documents for these periods."""
+    kept: dict[str, Any] = {KEPT_SETTINGS[state]: kept_s for state, kept_s in seconds.items()}
+    return Settings(**kept)
+
+
+KEPT_S = {state: 100 * n for n, state in enumerate(ENDED, 1)}
+KEPT = kept_for(KEPT_S)
+NOTHING_KEPT = kept_for(dict.fromkeys(ENDED, 0))
 
 
 class PrunePromises(StoreSuite):
@@ -207,9 +217,7 @@ class PrunePromises(StoreSuite):
     def test_a_customer_with_documents_is_remembered(
         self, open_store: OpenStore, clock: ManualClock, any_state: State
     ) -> None:
-        kept = Settings(
-            completed_kept_s=10_000_000, cancelled_kept_s=10_000_000, dead_kept_s=10_000_000
-        )
+        kept = kept_for(dict.fromkeys(ENDED, 10_000_000))
         store = open_store(clock=clock, settings=kept)
         id = make(store, any_state)
         clock.advance(86_401)

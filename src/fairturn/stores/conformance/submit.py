@@ -11,6 +11,7 @@ from fairturn.clock import SECOND_US, ManualClock
 from fairturn.errors import KeyReused, NotFound
 from fairturn.model import (
     CUSTOMER_BYTES_MAX,
+    ENDED,
     BodyType,
     Settings,
     State,
@@ -252,7 +253,7 @@ class SubmitPromises(StoreSuite):
 
         again = submit(store, key="k", digest=DIGEST)
 
-        assert again == first._replace(repeated=True)
+        assert again == first._replace(replayed=True)
         assert len(find_all(store)) == 1
         assert customer(store, "acme").count_updated_at_us == START
         assert submit(store).count == -1
@@ -271,7 +272,7 @@ class SubmitPromises(StoreSuite):
 
         other = submit(store, "bolt", key="k", digest=OTHER_DIGEST)
 
-        assert not other.repeated
+        assert not other.replayed
         assert other.id != first.id
 
     def test_a_key_is_known_for_24_hours_and_not_longer(
@@ -285,7 +286,7 @@ class SubmitPromises(StoreSuite):
 
         clock.set(START + DAY_US + 1)
         later = submit(store, key="k", digest=OTHER_DIGEST)
-        assert (later.repeated, later.id != first.id) == (False, True)
+        assert (later.replayed, later.id != first.id) == (False, True)
         assert submit(store, key="k", digest=OTHER_DIGEST).id == later.id
 
     def test_a_key_that_comes_twice_in_one_call_is_one_document(self, store: Store) -> None:
@@ -293,7 +294,7 @@ class SubmitPromises(StoreSuite):
 
         first, second, third = store.submit([keyed, new(), keyed])
 
-        assert third == first._replace(repeated=True)
+        assert third == first._replace(replayed=True)
         assert (first.count, second.count) == (0, -1)
         assert len(find_all(store)) == 2
 
@@ -313,15 +314,15 @@ class SubmitPromises(StoreSuite):
 
         later = submit(store, key="k", digest=OTHER_DIGEST)
 
-        assert not later.repeated
+        assert not later.replayed
 
-    @pytest.mark.parametrize("ended", [State.COMPLETED, State.DEAD, State.CANCELLED])
+    @pytest.mark.parametrize("ended", ENDED)
     def test_a_key_is_known_when_its_document_has_ended(self, store: Store, ended: State) -> None:
         id = make(store, ended, key="k", digest=DIGEST)
 
         again = submit(store, f"a-{ended}-one", key="k", digest=DIGEST)
 
-        assert (again.id, again.repeated) == (id, True)
+        assert (again.id, again.replayed) == (id, True)
         assert document(store, id).state is ended
 
     def test_a_key_outlives_its_document_and_the_idleness_of_its_customer(
@@ -336,7 +337,7 @@ class SubmitPromises(StoreSuite):
         prune_all(store)
 
         assert store.read(first.id) is None
-        assert submit(store, key="k", digest=DIGEST) == first._replace(repeated=True)
+        assert submit(store, key="k", digest=DIGEST) == first._replace(replayed=True)
         with pytest.raises(KeyReused):
             submit(store, key="k", digest=OTHER_DIGEST)
 

@@ -543,7 +543,7 @@ class MemoryStore:
                     if row.state is State.WAITING:
                         self._record(now, self._leave(row))
                     self._end(row, State.CANCELLED, now)
-                    self._outcome_counters.cancel()
+                    self._outcome_counters.end(State.CANCELLED)
                     self._unreported_cancels.append(row.number)
                 states.append(None if row is None else row.state)
             self._notify()
@@ -718,7 +718,7 @@ class MemoryStore:
         return self._clock.now() + row.retry_at - at
 
     def _arrives_at(self, row: _Row) -> int | None:
-        """Return the moment from which a document waits in the next claim, or a later one than now
+        """Return the time from which a document waits in the next claim, or a later one than now
         if it is not due."""
         now, due_at = self._clock.now(), self._due_at_now(row)
         if row.due_at is None or due_at is None or due_at > now:

@@ -46,8 +46,8 @@ from fairturn.stores.postgres.notify import ChangeListener
 from fairturn.stores.postgres.pool import Use
 from fairturn.stores.postgres.rows import (
     ADD_QUEUE,
-    MOMENT,
     QUEUE,
+    TIMESTAMP,
     PostgresQueueRow,
     now_of,
     settings_columns,
@@ -62,13 +62,13 @@ from fairturn.stores.urls import SCHEMA
 from fairturn.stores.values import SettingsCache
 
 _LOG = logging.getLogger("fairturn.postgres")
-_NOW = f"SELECT {MOMENT}"
+_NOW = f"SELECT {TIMESTAMP}"
 
 
 class PostgresStore:
     """A `QueueStore` in one schema of a database.
 
-    Without `clock`, moments are those of the server. `migrate=False` refuses a missing or older
+    Without `clock`, timestamps are those of the server. `migrate=False` refuses a missing or older
     schema, for roles that may not change it. `listen_url` bypasses a pooler for LISTEN; behind a
     pooler and without it, the store polls for changes once a second. `prepare` decides whether
     statements are prepared; by default they are unless a pooler is detected. `budget` is the number
@@ -144,7 +144,7 @@ class PostgresStore:
             return query.queue_row(session, self._cache)
 
     def configure(self, settings: Settings, *, expected: Settings | None = None) -> bool:
-        moment, uptime = now_of(self._clock), uptime_of(self._clock)
+        given_now, uptime = now_of(self._clock), uptime_of(self._clock)
         version: int | None = None
         if expected is not None:
             queue = self._read_queue()
@@ -155,7 +155,7 @@ class PostgresStore:
         while result is admin.ConfigureResult.AGAIN:
             result = self._database.transact(
                 lambda session: admin.configure(
-                    session, settings, version, moment=moment, uptime=uptime, budget=budget
+                    session, settings, version, given_now=given_now, uptime=uptime, budget=budget
                 )
             )
         if result is admin.ConfigureResult.STALE_VERSION:
@@ -176,9 +176,9 @@ class PostgresStore:
         *,
         expected: CustomerSettings | None = None,
     ) -> bool:
-        moment = now_of(self._clock)
+        given_now = now_of(self._clock)
         applied = self._database.transact(
-            lambda session: admin.adjust(session, customer, settings, expected, moment)
+            lambda session: admin.adjust(session, customer, settings, expected, given_now)
         )
         self._note()
         return applied
@@ -225,25 +225,25 @@ class PostgresStore:
 
     def finish(self, outcomes: Sequence[Outcome]) -> list[Fence]:
         check_outcomes(outcomes)
-        moment = now_of(self._clock)
+        given_now = now_of(self._clock)
         lost = self._database.transact(
-            lambda session: finish(session, self._key, outcomes, moment), Use.WORK
+            lambda session: finish(session, self._key, outcomes, given_now), Use.WORK
         )
         self._note()
         return lost
 
     def cancel(self, ids: Sequence[str]) -> list[State | None]:
-        moment = now_of(self._clock)
+        given_now = now_of(self._clock)
         states = self._database.transact(
-            lambda session: admin.cancel(session, ids, self._key, moment)
+            lambda session: admin.cancel(session, ids, self._key, given_now)
         )
         self._note()
         return states
 
     def retry(self, ids: Sequence[str]) -> list[State | None]:
-        moment = now_of(self._clock)
+        given_now = now_of(self._clock)
         states = self._database.transact(
-            lambda session: admin.retry(session, ids, self._key, moment)
+            lambda session: admin.retry(session, ids, self._key, given_now)
         )
         self._note()
         return states
@@ -293,8 +293,8 @@ class PostgresStore:
             return admin.workers(session)
 
     def sign_on(self, worker: str, slots: int) -> None:
-        moment = now_of(self._clock)
-        self._database.transact(lambda session: admin.sign_on(session, worker, slots, moment))
+        given_now = now_of(self._clock)
+        self._database.transact(lambda session: admin.sign_on(session, worker, slots, given_now))
 
     def sign_off(self, worker: str) -> None:
         self._database.transact(lambda session: admin.sign_off(session, worker))
@@ -305,7 +305,7 @@ class PostgresStore:
 
     @contextmanager
     def _read_transaction(self) -> Iterator[tuple[Session, PostgresQueueRow, int]]:
-        """Yield a session that reads one snapshot, the row of the queue, and the present moment."""
+        """Yield a session that reads one snapshot, the row of the queue, and the present time."""
         with self._database.reading() as session:
             with session.together():
                 queue_cursor = session.ask(QUEUE)
@@ -340,21 +340,21 @@ class PostgresStore:
     # ── Prune, purge, load ───────────────────────────────────────────────────────────────────────
 
     def prune(self, *, documents_max: int = 1_000) -> list[str] | None:
-        moment, settings = now_of(self._clock), self.settings()
+        given_now, settings = now_of(self._clock), self.settings()
         contents = self._database.transact(
-            lambda session: admin.prune(session, settings, moment, documents_max)
+            lambda session: admin.prune(session, settings, given_now, documents_max)
         )
         if contents is not None:
             self._note()
         return contents
 
     def purge(self, customer: str) -> list[str]:
-        moment = now_of(self._clock)
+        given_now = now_of(self._clock)
         contents: list[str] = []
         done = False
         while not done:
             batch, done = self._database.transact(
-                lambda session: admin.purge(session, customer, moment)
+                lambda session: admin.purge(session, customer, given_now)
             )
             contents += batch
             self._note()

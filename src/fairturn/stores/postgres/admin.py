@@ -13,9 +13,9 @@ from typing import Any
 from fairturn.access.keys import ACCESS_KEYS_MAX, AccessKey, Role
 from fairturn.clock import Uptime, stopwatch
 from fairturn.explain.snapshot import WORKERS_MAX, WorkerHeartbeat
-from fairturn.model import CustomerSettings, Settings, State, weight_in_thousandths
+from fairturn.model import ENDED, CustomerSettings, Settings, State, weight_in_thousandths
 from fairturn.stores import crash, ids
-from fairturn.stores.postgres.rows import MOMENT, NO_ORDER, SERVER_BOOT, settings_columns
+from fairturn.stores.postgres.rows import NO_ORDER, SERVER_BOOT, TIMESTAMP, settings_columns
 from fairturn.stores.postgres.session import Session
 from fairturn.stores.values import STATES, WAITING, Row
 
@@ -40,31 +40,31 @@ _NO_DOCUMENT = 0  # numbers begin with 1
 
 
 def cancel(
-    session: Session, documents: Sequence[str], key: int, moment: int | None
+    session: Session, documents: Sequence[str], key: int, given_now: int | None
 ) -> list[State | None]:
     """Cancel documents that have not started and ask running ones to stop; return the states
     afterwards."""
     crash.point("cancel-before-commit")
-    states = _states(session, _CANCEL, documents, key, moment)
+    states = _states(session, _CANCEL, documents, key, given_now)
     crash.point("cancel-after-commit")
     return states
 
 
 def retry(
-    session: Session, documents: Sequence[str], key: int, moment: int | None
+    session: Session, documents: Sequence[str], key: int, given_now: int | None
 ) -> list[State | None]:
     """Return dead documents to the queue; return the states before."""
     crash.point("retry-before-commit")
-    states = _states(session, _RETRY, documents, key, moment)
+    states = _states(session, _RETRY, documents, key, given_now)
     crash.point("retry-after-commit")
     return states
 
 
 def _states(
-    session: Session, statement: str, documents: Sequence[str], key: int, moment: int | None
+    session: Session, statement: str, documents: Sequence[str], key: int, given_now: int | None
 ) -> list[State | None]:
     numbers = [ids.decode(id, key) or _NO_DOCUMENT for id in documents]
-    ((states,),) = session.fetch(statement, (moment, numbers))
+    ((states,),) = session.fetch(statement, (given_now, numbers))
     return [None if state is None else STATES[state] for state in states]
 
 
@@ -73,11 +73,11 @@ def adjust(
     name: str,
     settings: CustomerSettings,
     expected: CustomerSettings | None,
-    moment: int | None,
+    given_now: int | None,
 ) -> bool:
     """Change a customer's settings; return False if the present ones are not as expected."""
     old = (None, None, None) if expected is None else _customer_columns(expected)
-    values = (moment, name, *_customer_columns(settings), expected is not None, *old)
+    values = (given_now, name, *_customer_columns(settings), expected is not None, *old)
     crash.point("configure-before-commit")
     ((applied,),) = session.fetch(_ADJUST, values)
     crash.point("configure-after-commit")
@@ -101,13 +101,13 @@ def configure(
     settings: Settings,
     expected_version: int | None,
     *,
-    moment: int | None,
+    given_now: int | None,
     uptime: Uptime | None,
     budget: int,
 ) -> ConfigureResult:
     """Replace the settings, if those in force have the expected version."""
     at, boot = (uptime.at, uptime.boot) if uptime else (None, SERVER_BOOT)
-    values = (moment, at, boot, budget, expected_version, *settings_columns(settings))
+    values = (given_now, at, boot, budget, expected_version, *settings_columns(settings))
     crash.point("configure-before-commit")
     ((result,),) = session.fetch(_CONFIGURE, values)
     crash.point("configure-after-commit")
@@ -146,7 +146,7 @@ PURGE_BUDGET = 250  # documents per transaction: the server sends the reply befo
 
 _PRUNE = """
     SELECT contents, finished
-    FROM fairturn.prune(%s::int8, %s::int4, %s::int8, %s::int8, %s::int8)"""
+    FROM fairturn.prune(%s::int8, %s::int4, %s::int8[])"""
 _PURGE = "SELECT contents, done FROM fairturn.purge(%s::int8, %s::text, %s::int4)"
 _REFERENCED = """
     SELECT n FROM unnest(%s::text[]) AS n
@@ -166,22 +166,22 @@ _LOG = logging.getLogger("fairturn.postgres")
 
 
 def prune(
-    session: Session, settings: Settings, moment: int | None, documents_max: int
+    session: Session, settings: Settings, given_now: int | None, documents_max: int
 ) -> list[str] | None:
     """Prune one batch of a round over all documents, then all customers. Return the contents to
     delete, or None at the end of a round whose last batch found nothing to prune."""
-    kept = [settings.kept_us(s) for s in (State.COMPLETED, State.DEAD, State.CANCELLED)]
+    kept = [settings.kept_us(state) if state in ENDED else None for state in STATES]
     crash.point("prune-before-commit")
-    ((contents, finished),) = session.fetch(_PRUNE, (moment, documents_max, *kept))
+    ((contents, finished),) = session.fetch(_PRUNE, (given_now, documents_max, kept))
     crash.point("prune-after-commit")
     return None if finished else contents
 
 
-def purge(session: Session, name: str, moment: int | None) -> tuple[list[str], bool]:
+def purge(session: Session, name: str, given_now: int | None) -> tuple[list[str], bool]:
     """Delete one batch of a customer's documents. Return the contents to delete, and whether
     nothing is left of the customer."""
     crash.point("prune-before-commit")
-    ((contents, done),) = session.fetch(_PURGE, (moment, name, PURGE_BUDGET))
+    ((contents, done),) = session.fetch(_PURGE, (given_now, name, PURGE_BUDGET))
     crash.point("prune-after-commit")
     return contents, done
 
@@ -240,7 +240,7 @@ _ITS_KEYS = f"""
 _END_KEY = "UPDATE fairturn.access_keys SET ends_at = least(ends_at, %s) WHERE id = %s"
 _USE_KEY = "UPDATE fairturn.access_keys SET used_at = greatest(used_at, %s) WHERE id = %s"
 _SIGN_ON = f"""
-    INSERT INTO fairturn.workers (name, seen_at, slots) VALUES (%s, {MOMENT}, %s)
+    INSERT INTO fairturn.workers (name, seen_at, slots) VALUES (%s, {TIMESTAMP}, %s)
     ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at, slots = excluded.slots"""
 _SIGN_OFF = "DELETE FROM fairturn.workers WHERE name = %s"
 _WORKERS = "SELECT name, seen_at, slots FROM fairturn.workers ORDER BY name LIMIT %s"
@@ -297,7 +297,7 @@ def page_of_keys(
 
 
 def end_key(session: Session, id: str, at: int) -> AccessKey | None:
-    """Revoke a key at a moment, unless it expires earlier."""
+    """Revoke a key at a time, unless it expires earlier."""
     crash.point("configure-before-commit")
     session.ask(_END_KEY, (at, id))
     crash.point("configure-after-commit")
@@ -313,8 +313,8 @@ def workers(session: Session) -> list[WorkerHeartbeat]:
     return [WorkerHeartbeat._make(row) for row in session.fetch(_WORKERS, (WORKERS_MAX,))]
 
 
-def sign_on(session: Session, worker: str, slots: int, moment: int | None) -> None:
-    session.ask(_SIGN_ON, (worker, moment, slots))
+def sign_on(session: Session, worker: str, slots: int, given_now: int | None) -> None:
+    session.ask(_SIGN_ON, (worker, given_now, slots))
 
 
 def sign_off(session: Session, worker: str) -> None:
@@ -327,5 +327,5 @@ def oldest_waiting(session: Session) -> Mapping[int, int]:
 
 
 def _to_key(row: tuple[Any, ...]) -> AccessKey:
-    id, role, customer, name, digest, *moments = row
-    return AccessKey(id, Role(role), customer, name, bytes(digest), *moments)
+    id, role, customer, name, digest, *timestamps = row
+    return AccessKey(id, Role(role), customer, name, bytes(digest), *timestamps)

@@ -158,7 +158,7 @@ class ServerInspector:
         return int(known)
 
     def find(self) -> tuple[Findings, int] | None:
-        """Return the findings and the server's present moment; None if the schema exists and no
+        """Return the findings and the server's present time; None if the schema exists and no
         process has opened the queue yet."""
         rows = self._session.fetch(_QUEUE)
         if not rows:

@@ -72,7 +72,7 @@ class ClaimRequest(NamedTuple):
     n: int
     worker: str
     lease_us: int
-    moment: int | None  # None: the clock of the server
+    given_now: int | None  # None: the clock of the server
     uptime: Uptime | None  # None: the same
     budget: int
 
@@ -178,7 +178,7 @@ def claim(
         request.n,
         request.worker,
         request.lease_us,
-        request.moment,
+        request.given_now,
         uptime.at if uptime else None,
         uptime.boot if uptime else SERVER_BOOT,
         request.budget,

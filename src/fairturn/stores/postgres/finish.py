@@ -37,14 +37,14 @@ _RENEW = """
 
 
 def finish(
-    session: Session, key: int, outcomes: Sequence[Outcome], moment: int | None
+    session: Session, key: int, outcomes: Sequence[Outcome], given_now: int | None
 ) -> list[Fence]:
     """Record outcomes; return the fences of those that did not count."""
     if not outcomes:
         return []
     crash.point("finish-before-commit")
     session.unsure = True
-    ((lost,),) = session.fetch(FINISH, (moment, *outcome_columns(outcomes, key)))
+    ((lost,),) = session.fetch(FINISH, (given_now, *outcome_columns(outcomes, key)))
     crash.point("finish-after-commit")
     return [outcomes[position - 1].fence for position in lost]
 

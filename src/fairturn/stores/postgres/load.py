@@ -10,6 +10,7 @@ from fairturn.priority import LEVELS
 from fairturn.stores.postgres.rows import settings_columns
 from fairturn.stores.postgres.session import BEGIN, LOCK_SETTINGS, Session
 from fairturn.stores.transfer import SUBMITTED, ExportedDocument, ExportedQueue
+from fairturn.stores.transitions import OUTCOME_COLUMNS
 from fairturn.stores.values import DELAYED, STATES, Row, encode_events
 
 _PROGRESS_EVERY = 1_000  # rows
@@ -68,8 +69,9 @@ _NUMBERS = """
 _TOTALS = """
     UPDATE fairturn.arrival_counters SET arrived = %s::bigint[], delayed = %s, changes = changes + 1
     WHERE shard = 0"""
-_OUTCOME_COUNTERS = """
-    UPDATE fairturn.outcome_counters SET attempts = %s, retried = %s, dead = %s, cancelled = %s"""
+_OUTCOME_COUNTERS = "UPDATE fairturn.outcome_counters SET " + ", ".join(
+    f"{column} = %s" for column in OUTCOME_COLUMNS
+)
 _TURNS = """
     WITH old AS (DELETE FROM fairturn.scheduler_states RETURNING version)
     INSERT INTO fairturn.scheduler_states (version, claims, fence, tick, clocks, weights, taken)

@@ -126,7 +126,7 @@ class ChangeListener:
     # ── NOTIFY ───────────────────────────────────────────────────────────────────────────────────
 
     def _send_at(self, due_at: float) -> None:
-        """Schedule a NOTIFY for this moment, unless an earlier one is due."""
+        """Schedule a NOTIFY for this time, unless an earlier one is due."""
         if self._due_at is None or due_at < self._due_at:
             self._due_at = due_at
             self._due.notify()

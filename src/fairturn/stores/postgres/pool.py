@@ -46,7 +46,7 @@ class Pool:
     def __init__(self, connect: Callable[[], Connection], size_max: int) -> None:
         self._connect = connect
         self._free = threading.Semaphore(size_max)
-        self._idle: list[tuple[Connection, float]] = []  # with the moment of its return
+        self._idle: list[tuple[Connection, float]] = []  # with the time of its return
         self._opened_at: dict[Connection, float] = {}
         self._lock = threading.Lock()
         self._closed = False

@@ -28,7 +28,7 @@ from fairturn.stores.postgres.rows import (
     to_queue,
 )
 from fairturn.stores.postgres.session import BEGIN_SNAPSHOT, COMMIT, Session
-from fairturn.stores.transitions import OutcomeCounters, to_summary
+from fairturn.stores.transitions import OUTCOME_COLUMNS, OutcomeCounters, to_summary
 from fairturn.stores.values import CODES, DOCUMENT_COLUMNS, RUNNING, Row, SettingsCache, to_document
 from fairturn.validation.text import spellings
 
@@ -68,9 +68,9 @@ _SUMMARY = f"""
     SELECT ARRAY[{", ".join(f"sum(arrived[{n}])" for n in range(1, LEVELS + 1))}]::bigint[],
         sum(delayed)::bigint
     FROM fairturn.arrival_counters"""
-_TAKEN = """
+_TAKEN = f"""
     SELECT taken, promoted, (SELECT coalesce(sum(running), 0)::bigint FROM fairturn.leases), claims,
-        (SELECT ARRAY[sum(attempts), sum(retried), sum(dead), sum(cancelled)]::bigint[]
+        (SELECT ARRAY[{", ".join(f"sum({column})" for column in OUTCOME_COLUMNS)}]::bigint[]
             FROM fairturn.outcome_counters), repairs
     FROM fairturn.scheduler_states ORDER BY version DESC LIMIT 1"""
 _CHANGES = """

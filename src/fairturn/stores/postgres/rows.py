@@ -13,14 +13,14 @@ from fairturn.stores.values import Row, SettingsCache, decode_events
 # A body is text or bytes: `claim.py` reads the bytes from another column.
 CLAIM_COLUMNS = values.CLAIM_COLUMNS.replace("d.body,", "d.body_text,", 1)
 
-# The moment of the parameter, or that of the server if it is NULL.
-MOMENT = f"coalesce(%s::bigint, {SERVER_NOW})"
+# The timestamp of the parameter, or that of the server if it is NULL.
+TIMESTAMP = f"coalesce(%s::bigint, {SERVER_NOW})"
 NO_ORDER = (1 << 63) - 1
 SERVER_BOOT = "server"  # the boot id if leases follow the clock of the server
 
 
 def now_of(clock: Clock | None) -> int | None:
-    """Return the moment, or None without a clock: then the server's clock is used."""
+    """Return the time, or None without a clock: then the server's clock is used."""
     return None if clock is None else clock.now()
 
 

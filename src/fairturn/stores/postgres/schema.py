@@ -21,7 +21,7 @@ from fairturn.model import (
     ENDED,
     FAILED,
     KEY_KEPT_US,
-    LEASE_RAN_OUT,
+    LEASE_EXPIRED,
     LEASE_US_MAX,
     REAL_COST_MAX,
 )
@@ -38,7 +38,7 @@ from fairturn.stores.postgres.connection import (
 )
 from fairturn.stores.postgres.rows import NO_ORDER
 from fairturn.stores.urls import SCHEMA
-from fairturn.stores.values import CODES, JUMP_MIN
+from fairturn.stores.values import CODES, JUMP_MIN, codes_of
 
 # Held while a migration is applied: of ten processes that start at once, one applies it.
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('{schema}.'), 4)"
@@ -96,7 +96,7 @@ _CONSTANTS = {
     "cancels_kept_max": CANCELS_KEPT_MAX,
     "cancels_reported_max": CANCELS_REPORTED_MAX,
     "lease_max": LEASE_US_MAX,
-    "lease_ran_out": LEASE_RAN_OUT,
+    "lease_expired": LEASE_EXPIRED,
     "epoch_jump_min": JUMP_MIN,
     "day": 24 * 3_600 * 1_000_000,
     "page": 100,  # flows that a claim reads in one statement
@@ -106,8 +106,12 @@ _CONSTANTS = {
     "lock_timeout": LOCK_TIMEOUT,
     "submit_lock_timeout": SUBMIT_LOCK_TIMEOUT,
     "settings_lock_timeout": SETTINGS_LOCK_TIMEOUT,
-    "ended_states": ", ".join(str(CODES[state]) for state in ENDED),
-    "failed_states": ", ".join(str(CODES[state]) for state in FAILED),
+    "ended_states": codes_of(ENDED),
+    "failed_states": codes_of(FAILED),
+    "count_failed": ", ".join(
+        f"{state} = e.{state} + cardinality(array_positions(ended, {CODES[state]}::smallint))"
+        for state in FAILED
+    ),
     **{state.value: code for state, code in CODES.items()},
 }
 

@@ -5,7 +5,16 @@ from collections.abc import Collection, Iterable
 
 from fairturn.clock import Uptime
 from fairturn.explain.snapshot import DocumentSnapshot
-from fairturn.model import PAGE_MAX, Document, Filter, Lanes, level_of
+from fairturn.model import (
+    ENDED_BY_ATTEMPT,
+    PAGE_MAX,
+    TRANSITIONS,
+    Document,
+    Filter,
+    Lanes,
+    State,
+    level_of,
+)
 from fairturn.scheduling.flows import COST_ONE, WEIGHT_ONE, EventBatch
 from fairturn.scheduling.turns import Turns
 from fairturn.stores import ids, snapshot
@@ -23,7 +32,7 @@ from fairturn.stores.postgres.rows import (
 )
 from fairturn.stores.postgres.session import Session, Values
 from fairturn.stores.snapshot import DOCUMENTS_SAMPLED, FLOWS_SAMPLED, by_lane, next_numbers
-from fairturn.stores.values import CANCELLED, COMPLETED, DEAD, RUNNING, WAITING, Row
+from fairturn.stores.values import RUNNING, WAITING, Row, codes_of
 
 # Rows of the event log that a snapshot folds, within about 100 ms.
 EVENTS_MAX = 20_000
@@ -157,8 +166,8 @@ _MAYBE_MORE = """
 # The flows with the highest places were served last, and their last documents have the highest
 # orders up to claimed_to. By flows_turn or the primary key, and documents_flow.
 _ATTEMPT = f"""d.claimed_at, d.number, d.customer,
-    CASE WHEN d.state IN ({COMPLETED}, {DEAD}) THEN d.ended_at - d.claimed_at END"""
-_HAS_ENDED = f"d.claimed_at IS NOT NULL AND d.state NOT IN ({RUNNING}, {CANCELLED})"
+    CASE WHEN d.state IN ({codes_of(ENDED_BY_ATTEMPT)}) THEN d.ended_at - d.claimed_at END"""
+_HAS_ENDED = f"d.claimed_at IS NOT NULL AND d.state NOT IN ({codes_of(TRANSITIONS[State.WAITING])})"
 _LAST_OF_FLOWS = f"""
     CROSS JOIN LATERAL (
         SELECT * FROM fairturn.documents n

@@ -69,12 +69,12 @@ class PostgresSubmitter:
 
     def submit(self, documents: Sequence[NewDocument], key: int) -> list[Receipt]:
         """Submit documents, all or none, in a transaction of their own."""
-        moment = now_of(self._clock)
+        given_now = now_of(self._clock)
 
         def attempt() -> list[Receipt]:
             return self._in_this_epoch(
                 lambda: self._database.transact(
-                    lambda session: submit(session, documents, key, moment, self._random)
+                    lambda session: submit(session, documents, key, given_now, self._random)
                 )
             )
 
@@ -96,13 +96,13 @@ class PostgresSubmitter:
                 "to the database of the queue"
             )
         session = Session(connection, self._database.schema, own=False)
-        moment = now_of(self._clock)
+        given_now = now_of(self._clock)
         try:
             if not connection.autocommit:
                 session.ask("SELECT 1")  # begins a transaction: the next line sets a savepoint
             with connection.transaction():
                 return self._in_this_epoch(
-                    lambda: submit(session, documents, key, moment, self._random)
+                    lambda: submit(session, documents, key, given_now, self._random)
                 )
         except psycopg.Error as error:
             raise self._database.translate_of_caller(error, connection) from error
@@ -148,7 +148,7 @@ def submit(
     session: Session,
     documents: Sequence[NewDocument],
     key: int,
-    moment: int | None,
+    given_now: int | None,
     random: Random,
 ) -> list[Receipt]:
     """Submit documents, all or none."""
@@ -157,7 +157,7 @@ def submit(
     arrays = to_arrays(documents, key)
     crash.point("submit-before-commit")
     session.unsure = any(document.key is None for document in documents)
-    (row,) = session.fetch(SUBMIT, (moment, key, random.getrandbits(_SHARD_BITS), *arrays))
+    (row,) = session.fetch(SUBMIT, (given_now, key, random.getrandbits(_SHARD_BITS), *arrays))
     crash.point("submit-after-commit")
     answer, refused, pending, maximum, number, now, packed, replayed_at = row
     if answer == _NEW_EPOCH:
@@ -171,7 +171,7 @@ def submit(
     return [
         Receipt(id, document.customer, count, level, now)
         if level < _REPLAYED
-        else Receipt(id, document.customer, count, level - _REPLAYED, next(earlier), repeated=True)
+        else Receipt(id, document.customer, count, level - _REPLAYED, next(earlier), replayed=True)
         for id, document, (_, count, level) in zip(encoded, documents, stored, strict=True)
     ]
 

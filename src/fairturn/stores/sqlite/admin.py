@@ -178,7 +178,7 @@ def list_keys(
 
 
 def revoke_key(connection: apsw.Connection, id: str, at: int) -> AccessKey | None:
-    """Revoke a key at a moment, unless it ends earlier."""
+    """Revoke a key at a time, unless it ends earlier."""
     connection.execute(_REVOKE_KEY, (at, id))
     return find_key(connection, id)
 

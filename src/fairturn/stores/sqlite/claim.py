@@ -459,8 +459,8 @@ def _promote_due(
     due: list[tuple[int, ArrivalEvent]] = []
     promoted = []
     rows = sorted(fetch(connection, DUE, (now, uptime.at)))
-    for moment, number, customer, level, priority, given in rows:
-        due_at = min(moment, now)  # the moment is later if the wall clock has stepped back
+    for timestamp, number, customer, level, priority, given in rows:
+        due_at = min(timestamp, now)  # the time is later if the wall clock has stepped back
         order = queue.next_number if given is None else given
         queue.next_number += given is None
         promoted.append((given is not None, order, due_at, number))

@@ -243,7 +243,7 @@ def cancel(
         elif state in (WAITING, DELAYED):
             connection.execute(_CANCEL, (now, number))
             connection.execute(_ADD_CANCEL, (number,))
-            outcome_counters.cancel()
+            outcome_counters.end(State.CANCELLED)
             if state == WAITING:
                 lowest = _lowest_waiting(connection, customer, level)
                 events.append(CancelEvent(customer, level, order, lowest))

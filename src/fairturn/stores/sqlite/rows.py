@@ -7,7 +7,7 @@ import apsw
 
 from fairturn.priority import LEVELS
 from fairturn.scheduling.flows import Event, EventBatch
-from fairturn.stores.transitions import OutcomeCounters
+from fairturn.stores.transitions import OUTCOME_COLUMNS, OutcomeCounters
 from fairturn.stores.values import (
     Row,
     SettingsCache,
@@ -76,10 +76,10 @@ def customers_in_events(connection: apsw.Connection) -> set[int]:
 
 # ── Outcome counters ─────────────────────────────────────────────────────────────────────────────
 
-_OUTCOME_COUNTERS = "SELECT attempts, retried, dead, cancelled FROM outcome_counters"
-_ADD_OUTCOMES = """
-    UPDATE outcome_counters SET attempts = attempts + ?, retried = retried + ?, dead = dead + ?,
-        cancelled = cancelled + ?"""
+_OUTCOME_COUNTERS = f"SELECT {', '.join(OUTCOME_COLUMNS)} FROM outcome_counters"
+_ADD_OUTCOMES = "UPDATE outcome_counters SET " + ", ".join(
+    f"{column} = {column} + ?" for column in OUTCOME_COLUMNS
+)
 
 
 def read_outcome_counters(connection: apsw.Connection) -> OutcomeCounters:

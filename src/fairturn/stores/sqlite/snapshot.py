@@ -8,7 +8,15 @@ import apsw
 
 from fairturn.clock import Uptime
 from fairturn.explain.snapshot import DocumentSnapshot
-from fairturn.model import PAGE_MAX, Document, Filter, Lanes
+from fairturn.model import (
+    ENDED_BY_ATTEMPT,
+    PAGE_MAX,
+    TRANSITIONS,
+    Document,
+    Filter,
+    Lanes,
+    State,
+)
 from fairturn.scheduling.flows import COST_ONE, WEIGHT_ONE, EventBatch
 from fairturn.stores import ids, snapshot
 from fairturn.stores.positions import FlowKey
@@ -17,7 +25,7 @@ from fairturn.stores.sqlite.claim import DUE
 from fairturn.stores.sqlite.flows import load_turns
 from fairturn.stores.sqlite.query import find
 from fairturn.stores.sqlite.rows import QueueRow, fetch, read_events
-from fairturn.stores.values import CANCELLED, COMPLETED, DEAD, DELAYED, RUNNING, WAITING, Row
+from fairturn.stores.values import DELAYED, RUNNING, WAITING, Row, codes_of
 
 # Characters of the event log: these are folded within 100 ms.
 EVENTS_MAX = 1_000_000
@@ -125,14 +133,14 @@ _MAYBE_MORE = """
 # The flows with the highest places were served last; their last documents have the highest orders
 # up to claimed_to. By flows_turn or the primary key, and documents_flow.
 _ATTEMPT = f"""d.claimed_at, d.number, d.customer,
-    iif(d.state IN ({COMPLETED}, {DEAD}), d.ended_at - d.claimed_at, NULL)"""
-_OVER = f"d.claimed_at IS NOT NULL AND d.state NOT IN ({RUNNING}, {CANCELLED})"
+    iif(d.state IN ({codes_of(ENDED_BY_ATTEMPT)}), d.ended_at - d.claimed_at, NULL)"""
+_HAS_ENDED = f"d.claimed_at IS NOT NULL AND d.state NOT IN ({codes_of(TRANSITIONS[State.WAITING])})"
 _LAST_OF_FLOWS = f"""
     CROSS JOIN documents d ON d.number IN (
         SELECT n.number FROM documents n INDEXED BY documents_flow
         WHERE n.customer = f.customer AND n.level = f.level AND n.order_number <= f.claimed_to
         ORDER BY n.order_number DESC LIMIT {DOCUMENTS_SAMPLED})
-    WHERE {_OVER}"""
+    WHERE {_HAS_ENDED}"""
 _LAST_OF_LEVEL = f"""
     SELECT {_ATTEMPT} FROM (
         SELECT customer, level, claimed_to FROM flows INDEXED BY flows_turn
@@ -146,7 +154,7 @@ _LAST_SUBMITTED = f"""
     SELECT {_ATTEMPT}
     FROM (SELECT number FROM documents ORDER BY number DESC LIMIT ?) n
         CROSS JOIN documents d ON d.number = n.number
-    WHERE {_OVER}"""
+    WHERE {_HAS_ENDED}"""
 
 
 def read_snapshot(

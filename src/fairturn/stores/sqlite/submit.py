@@ -324,7 +324,7 @@ def _admit_each(
 
 def _add_keys(state: _FileState, admission: Admission, receipts: list[Receipt]) -> None:
     """Make the keys of a request known to the next one in the transaction."""
-    fresh = (receipt for receipt in receipts if not receipt.repeated)
+    fresh = (receipt for receipt in receipts if not receipt.replayed)
     for receipt, document in zip(fresh, admission.documents, strict=True):
         if document.key is not None:
             customer = state.customers[document.customer].number

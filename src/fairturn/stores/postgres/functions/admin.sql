@@ -1,6 +1,6 @@
 -- Cancel documents that have not started, and ask running ones to stop. Returns the state of each afterwards; NULL if
 -- there is no such document. Under the lock of claims, so that no claim takes the documents meanwhile.
-CREATE OR REPLACE FUNCTION {schema}.cancel(moment bigint, numbers bigint[]) RETURNS smallint[]
+CREATE OR REPLACE FUNCTION {schema}.cancel(given_now bigint, numbers bigint[]) RETURNS smallint[]
 LANGUAGE plpgsql
 SET lock_timeout = '{lock_timeout}'
 {planned_by_indexes}
@@ -12,7 +12,7 @@ DECLARE
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(hashtext('{schema}.'), 1);
     PERFORM FROM {schema}.queue FOR NO KEY UPDATE;
-    now_us := coalesce(moment, {now});
+    now_us := coalesce(given_now, {now});
     WITH found AS MATERIALIZED (
         SELECT d.number, d.state, d.customer, d.level, d.priority, d.order_number,
             array_position(numbers, d.number) AS position
@@ -65,7 +65,7 @@ BEGIN
     DELETE FROM {schema}.unreported_cancels c
     WHERE c.number <= last_cancel - {cancels_kept_max}
         AND c.number >= (SELECT t.cancels_from FROM {schema}.scheduler_states t ORDER BY t.version DESC LIMIT 1);
-    PERFORM {schema}.add_ends(0, 0, 0, ended_count);
+    PERFORM {schema}.count_outcomes(0, 0, array_fill({cancelled}::smallint, ARRAY[ended_count::integer]));
     PERFORM {schema}.count_arrived(0, array_fill(0::bigint, ARRAY[9]), 0);
     RETURN ARRAY(
         SELECT d.state FROM unnest(numbers) WITH ORDINALITY AS u(number, position)
@@ -75,7 +75,7 @@ END
 $$;
 
 -- Return dead documents to the queue. Returns the state that each had before; NULL if there is no such document.
-CREATE OR REPLACE FUNCTION {schema}.retry(moment bigint, numbers bigint[]) RETURNS smallint[]
+CREATE OR REPLACE FUNCTION {schema}.retry(given_now bigint, numbers bigint[]) RETURNS smallint[]
 LANGUAGE plpgsql
 SET lock_timeout = '{lock_timeout}'
 {planned_by_indexes}
@@ -87,7 +87,7 @@ DECLARE
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(hashtext('{schema}.'), 1);
     SELECT q.one_level INTO is_one_level FROM {schema}.queue q;
-    now_us := coalesce(moment, {now});
+    now_us := coalesce(given_now, {now});
     WITH found AS MATERIALIZED (
         SELECT d.number, d.state, d.customer, d.priority, d.order_number,
             CASE WHEN is_one_level THEN 1 ELSE d.priority END::smallint AS level,
@@ -122,7 +122,7 @@ $$;
 -- Change a customer's settings, if they are the expected ones or `is_expected` is false. The lock on limits excludes
 -- `finish` while a limit is set: every later outcome inserts an event for the customer.
 CREATE OR REPLACE FUNCTION {schema}.adjust(
-    moment bigint, its_name text, new_weight integer, new_limit integer, new_paused boolean,
+    given_now bigint, its_name text, new_weight integer, new_limit integer, new_paused boolean,
     is_expected boolean, old_weight integer, old_limit integer, old_paused boolean
 ) RETURNS boolean LANGUAGE plpgsql
 SET lock_timeout = '{lock_timeout}'
@@ -150,7 +150,7 @@ BEGIN
     UPDATE {schema}.customers c SET weight = new_weight, running_max = new_limit, paused = new_paused
     WHERE c.number = owner;
     INSERT INTO {schema}.event_log (at, customers, events)
-    VALUES (coalesce(moment, {now}), ARRAY[owner], json_build_array(json_build_array(
+    VALUES (coalesce(given_now, {now}), ARRAY[owner], json_build_array(json_build_array(
         5, owner, new_weight, new_limit, new_paused))::text);
     PERFORM {schema}.count_arrived(0, array_fill(0::bigint, ARRAY[9]), 0);
     RETURN true;
@@ -161,7 +161,7 @@ $$;
 -- version, 1 if the new settings are in force, and 2 if more events must be applied before the mode can change: call it
 -- again. A new mode begins a generation of flows, with all clocks at 0; `convert` moves customers into it.
 CREATE OR REPLACE FUNCTION {schema}.configure(
-    moment bigint, uptime bigint, its_boot text, budget integer, expected_version bigint,
+    given_now bigint, uptime bigint, its_boot text, budget integer, expected_version bigint,
     new_settings text, new_depths bigint[], new_reset_interval bigint, new_periodic boolean,
     new_one_level boolean, new_waiting_max bigint, new_waiting_per_customer_max bigint,
     new_mode text, new_costs text, new_patience bigint, new_attempts_max integer
@@ -184,7 +184,7 @@ BEGIN
     END IF;
     new_charges_from := q.charges_from;
     IF q.mode <> new_mode THEN
-        now_us := coalesce(moment, {now});
+        now_us := coalesce(given_now, {now});
         SELECT * INTO t FROM {schema}.scheduler_states ORDER BY version DESC LIMIT 1;
         t.version := t.version + 1;
         SELECT * INTO r FROM {schema}.fold(t, q, now_us, coalesce(uptime, now_us), t.boot <> its_boot, budget);
@@ -217,7 +217,7 @@ $$;
 -- Delete up to `budget` documents of a customer; once none is left, the customer itself. Returns the contents of the
 -- deleted documents, and whether nothing is left of the customer.
 CREATE OR REPLACE FUNCTION {schema}.purge(
-    moment bigint, its_name text, budget integer, OUT contents text[], OUT done boolean
+    given_now bigint, its_name text, budget integer, OUT contents text[], OUT done boolean
 ) LANGUAGE plpgsql
 SET lock_timeout = '{lock_timeout}'
 {planned_by_indexes}
@@ -239,7 +239,7 @@ BEGIN
         RETURN;
     END IF;
     PERFORM FROM {schema}.queue FOR NO KEY UPDATE;
-    now_us := coalesce(moment, {now});
+    now_us := coalesce(given_now, {now});
     numbers := ARRAY(
         SELECT f.number FROM (
             SELECT d.number FROM {schema}.documents d WHERE d.customer = owner
@@ -273,7 +273,7 @@ BEGIN
         FROM events e HAVING count(*) > 0)
     SELECT count(*), array_agg(g.fence) INTO running_count, fences
     FROM gone g WHERE g.state = {running};
-    PERFORM {schema}.add_ends(running_count, 0, 0, 0);
+    PERFORM {schema}.count_outcomes(running_count, 0, '{{}}');
     DELETE FROM {schema}.leases l WHERE l.fence = ANY (fences) AND l.running <= 0;
     DELETE FROM {schema}.results r WHERE r.document = ANY (numbers);
     DELETE FROM {schema}.children c WHERE c.parent = ANY (numbers);

@@ -6,7 +6,7 @@ CREATE OR REPLACE FUNCTION {schema}.claim(
     n integer,
     its_worker text,
     lease bigint,
-    moment bigint, uptime bigint, its_boot text,    -- NULL, NULL, 'server': the clock of the server
+    given_now bigint, uptime bigint, its_boot text,    -- NULL, NULL, 'server': the clock of the server
     budget integer,                 -- documents or events that each step may handle
     OUT claimed integer,
     OUT its_at bigint,
@@ -55,7 +55,7 @@ BEGIN
     suspects := '{{}}';
     cancelled := '{{}}';
     -- 1. Idle workers poll: without work, no lock is taken.
-    its_at := coalesce(moment, {now});
+    its_at := coalesce(given_now, {now});
     IF NOT {schema}.has_work(its_at, coalesce(uptime, its_at), its_boot)
         AND NOT EXISTS (SELECT FROM {schema}.leases l WHERE l.token = its_token)
     THEN
@@ -74,7 +74,7 @@ BEGIN
         PERFORM {schema}.check_epoch();
     END IF;
     -- 4. Expired leases, events, due documents; the conversion after a change of mode.
-    its_at := coalesce(moment, {now});
+    its_at := coalesce(given_now, {now});
     lease_now := coalesce(uptime, its_at);
     SELECT * INTO t FROM {schema}.scheduler_states ORDER BY version DESC LIMIT 1;
     t.version := t.version + 1;
@@ -352,7 +352,7 @@ $$;
 -- Record outcomes, then claim, in one transaction. The lock of claims is taken before the documents.
 CREATE OR REPLACE FUNCTION {schema}.claim_after(
     its_token uuid, n integer, its_worker text, lease bigint,
-    moment bigint, uptime bigint, its_boot text, budget integer,
+    given_now bigint, uptime bigint, its_boot text, budget integer,
     numbers bigint[], fences bigint[], kinds smallint[], errors text[], retries bigint[],
     kept_costs bigint[], real_costs bigint[],
     results text[], content_names text[], content_sizes bigint[], content_hashes bytea[],
@@ -365,11 +365,11 @@ BEGIN
     PERFORM pg_advisory_xact_lock_shared(hashtext('{schema}.'), 1),
         pg_advisory_xact_lock_shared(hashtext('{schema}.'), 2);
     PERFORM FROM {schema}.queue FOR NO KEY UPDATE;
-    lost := {schema}.finish(moment, numbers, fences, kinds, errors, retries, kept_costs, real_costs,
+    lost := {schema}.finish(given_now, numbers, fences, kinds, errors, retries, kept_costs, real_costs,
         results, content_names, content_sizes, content_hashes);
     SELECT c.claimed, c.its_at, c.more, c.repaired, c.suspects, c.cancelled
     INTO claimed, its_at, more, repaired, suspects, cancelled
-    FROM {schema}.claim(its_token, n, its_worker, lease, moment, uptime, its_boot, budget) c;
+    FROM {schema}.claim(its_token, n, its_worker, lease, given_now, uptime, its_boot, budget) c;
     changed := true;
 END
 $$;
@@ -473,21 +473,23 @@ END
 $$;
 
 -- Count attempts and documents that ended other than completed, in the first row that is not locked.
-CREATE OR REPLACE FUNCTION {schema}.add_ends(
-    its_attempts bigint, its_retried bigint, its_dead bigint, its_cancelled bigint
+CREATE OR REPLACE FUNCTION {schema}.count_outcomes(
+    its_attempts bigint, its_retried bigint,
+    ended smallint[]                -- the states of documents that ended; other than failed ones are not counted
 ) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    shard bigint;
 BEGIN
-    IF its_attempts = 0 AND its_retried = 0 AND its_dead = 0 AND its_cancelled = 0 THEN
+    IF its_attempts = 0 AND its_retried = 0 AND ended = '{{}}' THEN
         RETURN;
     END IF;
-    UPDATE {schema}.outcome_counters e SET attempts = e.attempts + its_attempts,
-        retried = e.retried + its_retried, dead = e.dead + its_dead,
-        cancelled = e.cancelled + its_cancelled
-    WHERE e.number = (
-        SELECT o.number FROM {schema}.outcome_counters o ORDER BY o.number LIMIT 1 FOR UPDATE SKIP LOCKED);
+    SELECT o.number INTO shard FROM {schema}.outcome_counters o
+    ORDER BY o.number LIMIT 1 FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        INSERT INTO {schema}.outcome_counters (attempts, retried, dead, cancelled)
-        VALUES (its_attempts, its_retried, its_dead, its_cancelled);
+        INSERT INTO {schema}.outcome_counters (attempts) VALUES (0) RETURNING number INTO shard;
     END IF;
+    UPDATE {schema}.outcome_counters e SET attempts = e.attempts + its_attempts,
+        retried = e.retried + its_retried, {count_failed}
+    WHERE e.number = shard;
 END
 $$;

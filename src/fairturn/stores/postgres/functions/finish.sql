@@ -2,7 +2,7 @@
 -- the document is running. Returns the positions of the outcomes that did not count. Kinds are those of
 -- fairturn.stores.postgres.finish, the next states those of fairturn.stores.transitions.
 CREATE OR REPLACE FUNCTION {schema}.finish(
-    moment bigint,                  -- NULL: the clock of the server
+    given_now bigint,                  -- NULL: the clock of the server
     numbers bigint[], fences bigint[],
     kinds smallint[],               -- 0: completed, 1: failed, 2: released, 3: stopped
     errors text[],
@@ -21,11 +21,13 @@ DECLARE
     is_one_level boolean;
     earlier_mode_fence bigint;      -- charges of attempts up to this fence belong to an earlier mode
     lost integer[];
-    end_counts bigint[];
+    other_attempts bigint;          -- that ended other than completed
+    retried bigint;
+    ended smallint[];
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(hashtext('{schema}.'), 1),
         pg_advisory_xact_lock_shared(hashtext('{schema}.'), 2);
-    now_us := coalesce(moment, {now});
+    now_us := coalesce(given_now, {now});
     SELECT q.costs = 'learned', q.attempts_max, q.one_level, q.charges_from
     INTO is_learned, most_attempts, is_one_level, earlier_mode_fence
     FROM {schema}.queue q;
@@ -102,13 +104,10 @@ BEGIN
     SELECT ARRAY(
             SELECT p FROM generate_subscripts(numbers, 1) p
             EXCEPT SELECT h.position FROM held h ORDER BY 1),
-        (SELECT ARRAY[
-            count(*) FILTER (WHERE h.state <> {completed}),
-            count(*) FILTER (WHERE h.state = {delayed}),
-            count(*) FILTER (WHERE h.state = {dead}),
-            count(*) FILTER (WHERE h.state = {cancelled})] FROM held h)
-    INTO lost, end_counts;
-    PERFORM {schema}.add_ends(end_counts[1], end_counts[2], end_counts[3], end_counts[4]);
+        count(*), count(*) FILTER (WHERE h.state = {delayed}), coalesce(array_agg(h.state), '{{}}')
+    INTO lost, other_attempts, retried, ended
+    FROM held h WHERE h.state <> {completed};
+    PERFORM {schema}.count_outcomes(other_attempts, retried, ended);
     PERFORM {schema}.count_arrived(0, array_fill(0::bigint, ARRAY[9]), 0);
     RETURN lost;
 END
@@ -117,13 +116,13 @@ $$;
 -- Renew the leases of attempts, and store their progress. Returns the attempts that still have their lease, and whether
 -- a cancel was requested.
 CREATE OR REPLACE FUNCTION {schema}.renew(
-    moment bigint, lease bigint, numbers bigint[], fences bigint[], progresses text[]
+    given_now bigint, lease bigint, numbers bigint[], fences bigint[], progresses text[]
 ) RETURNS TABLE (its_number bigint, its_fence bigint, is_cancelled boolean) LANGUAGE plpgsql
 SET lock_timeout = '{lock_timeout}'
 {planned_by_indexes}
 AS $$
 DECLARE
-    now_us bigint := coalesce(moment, {now});
+    now_us bigint := coalesce(given_now, {now});
 BEGIN
     -- Locks documents before leases, in the order of their numbers, as `finish` does.
     RETURN QUERY

@@ -57,7 +57,7 @@ BEGIN
         changed := changed OR r.changed;
     END IF;
 
-    SELECT * INTO r FROM {schema}.fold_moved(t, q, its_now, budget);
+    SELECT * INTO r FROM {schema}.fold_counter_changes(t, q, its_now, budget);
     t := r.t;
     more := more OR r.more;
     changed := changed OR r.changed;
@@ -95,7 +95,7 @@ END
 $$;
 
 -- Apply the counter changes of operations other than claims and submissions.
-CREATE OR REPLACE FUNCTION {schema}.fold_moved(
+CREATE OR REPLACE FUNCTION {schema}.fold_counter_changes(
     INOUT t {schema}.scheduler_states, q {schema}.queue, its_now bigint, budget integer,
     OUT more boolean, OUT changed boolean
 ) LANGUAGE plpgsql AS $$
@@ -200,7 +200,7 @@ BEGIN
                 level = CASE WHEN is_one_level THEN 1 ELSE d.priority END,
                 failed = v.state IN ({failed_states}),
                 ended_at = CASE WHEN v.state IN ({ended_states}) THEN its_now END,
-                error = CASE WHEN v.state <> {cancelled} THEN '{lease_ran_out}' END
+                error = CASE WHEN v.state <> {cancelled} THEN '{lease_expired}' END
             FROM ending v WHERE d.number = v.number
             RETURNING d.customer, d.level, d.priority, d.order_number, v.state, v.position)
         SELECT c.customer, c.level, count(*) FILTER (WHERE c.state = {waiting}),
@@ -230,11 +230,8 @@ BEGIN
     WHERE l.fence = ANY (expired_fences) AND d.number = u.number AND d.fence = l.fence
         AND d.state = {running} AND d.lease_until > lease_now + l.length;
     DELETE FROM {schema}.leases l WHERE l.fence = ANY (expired_fences) AND l.documents = '{{}}';
-    PERFORM {schema}.add_ends(
-        cardinality(numbers),
-        (SELECT count(*) FROM unnest(states) s WHERE s = {waiting}),
-        (SELECT count(*) FROM unnest(states) s WHERE s = {dead}),
-        (SELECT count(*) FROM unnest(states) s WHERE s = {cancelled}));
+    PERFORM {schema}.count_outcomes(
+        cardinality(numbers), cardinality(array_positions(states, {waiting}::smallint)), states);
     RETURN QUERY SELECT NULL::bigint, NULL::smallint, NULL::bigint, NULL::bigint, NULL::smallint[],
         NULL::bigint, has_more;
 END
@@ -367,7 +364,7 @@ BEGIN
             IF e ->> 0 = '3' THEN
                 t := {schema}.correct_clock(t, (e ->> 2)::smallint, (e ->> 5)::bigint - (e ->> 3)::bigint);
             ELSE
-                t := {schema}.forget_customer(t, owner);
+                t := {schema}.delete_customer_state(t, owner);
             END IF;
             CONTINUE;
         END IF;
@@ -404,7 +401,7 @@ BEGIN
                 more_running => -1, more_place => -(e ->> 4)::bigint, arrived => (e ->> 3)::bigint,
                 is_recorded => true);
         WHEN 5 THEN -- Changed: weight, limit, paused
-            t := {schema}.change_standing(t, q, owner, at, (e ->> 2)::integer, (e ->> 3)::integer,
+            t := {schema}.change_customer_state(t, q, owner, at, (e ->> 2)::integer, (e ->> 3)::integer,
                 (e ->> 4)::boolean, later);
         WHEN 6 THEN -- Purged: never reached, since the customer does not exist
             NULL;
@@ -415,7 +412,7 @@ END
 $$;
 
 -- Apply new settings of a customer.
-CREATE OR REPLACE FUNCTION {schema}.change_standing(
+CREATE OR REPLACE FUNCTION {schema}.change_customer_state(
     t {schema}.scheduler_states, q {schema}.queue, owner bigint, at bigint,
     new_weight integer, new_limit integer, new_paused boolean, later text[]
 ) RETURNS {schema}.scheduler_states LANGUAGE plpgsql AS $$
@@ -480,7 +477,7 @@ END
 $$;
 
 -- Delete the scheduler state of a purged customer.
-CREATE OR REPLACE FUNCTION {schema}.forget_customer(t {schema}.scheduler_states, owner bigint)
+CREATE OR REPLACE FUNCTION {schema}.delete_customer_state(t {schema}.scheduler_states, owner bigint)
 RETURNS {schema}.scheduler_states LANGUAGE plpgsql AS $$
 DECLARE
     f record;

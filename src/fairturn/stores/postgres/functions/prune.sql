@@ -1,8 +1,8 @@
 -- Delete one batch: ended documents past their retention, then old keys, workers and idle customers. A round passes all
 -- documents and all customers, batch by batch. `finished`: the round has ended, and its last batch found nothing.
 CREATE OR REPLACE FUNCTION {schema}.prune(
-    moment bigint, budget integer,
-    completed_kept bigint, dead_kept bigint, cancelled_kept bigint,
+    given_now bigint, budget integer,
+    kept bigint[],                  -- how long a document in each state is kept, by code; NULL: it has not ended
     OUT contents text[], OUT finished boolean
 ) LANGUAGE plpgsql
 SET lock_timeout = '{lock_timeout}'
@@ -10,6 +10,7 @@ SET lock_timeout = '{lock_timeout}'
 AS $$
 DECLARE
     done constant bigint := -1;
+    least_kept constant bigint := (SELECT min(k) FROM unnest(kept) k);
     now_us bigint;
     next_document bigint;
     next_customer bigint;
@@ -23,7 +24,7 @@ BEGIN
     contents := '{{}}';
     PERFORM pg_advisory_xact_lock_shared(hashtext('{schema}.'), 1);
     SELECT p.documents, p.customers INTO next_document, next_customer FROM {schema}.prune_cursor p FOR UPDATE;
-    now_us := coalesce(moment, {now});
+    now_us := coalesce(given_now, {now});
     IF next_document <> done THEN
         -- By the primary key, from the end of the last batch. It stops at the first document that is too young,
         -- with a day's margin: numbers follow the time of submission, except after steps of the clock.
@@ -32,13 +33,8 @@ BEGIN
             count(*) < 10 * budget
         INTO scanned, old, is_last
         FROM (
-            SELECT o.number, CASE o.state
-                WHEN {completed} THEN o.ended_at < now_us - completed_kept
-                WHEN {dead} THEN o.ended_at < now_us - dead_kept
-                WHEN {cancelled} THEN o.ended_at < now_us - cancelled_kept
-                ELSE false END AS is_old,
-                bool_or(o.submitted_at >= now_us + {day}
-                    - least(completed_kept, dead_kept, cancelled_kept)
+            SELECT o.number, o.ended_at < now_us - kept[o.state + 1] AS is_old,
+                bool_or(o.submitted_at >= now_us + {day} - least_kept
                     AND o.submitted_at <= now_us + {day})   -- later: the clock was wrong
                     OVER (ORDER BY o.number) AS is_young
             FROM (
@@ -48,11 +44,7 @@ BEGIN
         -- A document may have been retried meanwhile: its state and age are checked again.
         WITH deleted AS (
             DELETE FROM {schema}.documents d
-            WHERE d.number = ANY (old) AND CASE d.state
-                WHEN {completed} THEN d.ended_at < now_us - completed_kept
-                WHEN {dead} THEN d.ended_at < now_us - dead_kept
-                WHEN {cancelled} THEN d.ended_at < now_us - cancelled_kept
-                ELSE false END
+            WHERE d.number = ANY (old) AND d.ended_at < now_us - kept[d.state + 1]
             RETURNING d.number, d.content_name)
         SELECT array_agg(d.number), array_agg(d.content_name) FILTER (WHERE d.content_name IS NOT NULL)
         INTO gone, contents FROM deleted d;

@@ -19,7 +19,7 @@ BEGIN
     SELECT * INTO r FROM {schema}.fold_events(t, q, budget);
     t := r.t;
     more := r.more;
-    SELECT * INTO r FROM {schema}.fold_moved(t, q, t.at, budget);
+    SELECT * INTO r FROM {schema}.fold_counter_changes(t, q, t.at, budget);
     t := r.t;
     more := more OR r.more;
 END
@@ -95,7 +95,7 @@ BEGIN
             IF EXISTS (SELECT FROM {schema}.customers c WHERE c.number = owner) THEN
                 t := {schema}.repair_customer(t, queue_mode, owner);
             ELSE
-                t := {schema}.forget_customer(t, owner);
+                t := {schema}.delete_customer_state(t, owner);
                 DELETE FROM {schema}.idempotency_keys k WHERE k.customer = owner;
             END IF;
         END LOOP;

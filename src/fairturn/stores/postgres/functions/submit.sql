@@ -6,7 +6,7 @@
 -- 6: another queue than `its_key` names, 7: `check_epoch` must begin a new epoch first, in a transaction of its own.
 -- From 2 on nothing is stored, and `refused` is the position of the refused document.
 CREATE OR REPLACE FUNCTION {schema}.submit(
-    moment bigint,                  -- NULL: the clock of the server
+    given_now bigint,                  -- NULL: the clock of the server
     its_key bigint,                 -- the id_key that the queue must have
     shard integer,                  -- of arrival_counters: the first to try
     customers text[], body_texts text[], body_bytes bytea[], body_types text[],
@@ -30,7 +30,7 @@ DECLARE
     numbers bigint[];
     counts bigint[];
     priorities smallint[];
-    moments bigint[];
+    timestamps bigint[];
     replayed boolean[];
     n integer := cardinality(customers);
     distinct_names text[];
@@ -93,7 +93,7 @@ BEGIN
             ON CONFLICT (name) DO NOTHING RETURNING number)
         SELECT array_agg(number) INTO new_customers FROM inserted;
     END LOOP;
-    its_now := coalesce(moment, {now});
+    its_now := coalesce(given_now, {now});
     customer_indexes := ARRAY(
         SELECT w.rank FROM (
             SELECT u.position, dense_rank() OVER (ORDER BY u.name COLLATE "C") AS rank
@@ -108,7 +108,7 @@ BEGIN
     arrivals := array_fill(0::bigint, ARRAY[9 * cardinality(owners)]);
     numbers := array_fill(NULL::bigint, ARRAY[n]);
     counts := numbers;
-    moments := array_fill(its_now, ARRAY[n]);
+    timestamps := array_fill(its_now, ARRAY[n]);
     priorities := array_fill(NULL::smallint, ARRAY[n]);
     levels := priorities;
     replayed := array_fill(false, ARRAY[n]);
@@ -124,7 +124,7 @@ BEGIN
                 numbers[i] := k.document;
                 counts[i] := k.count;
                 priorities[i] := k.priority;
-                moments[i] := k.submitted_at;
+                timestamps[i] := k.submitted_at;
             ELSE
                 -- The same key earlier in this call.
                 SELECT digests[firsts[i]] AS digest INTO k WHERE firsts[i] < i;
@@ -222,7 +222,7 @@ BEGIN
             numbers[i] := numbers[firsts[i]];
             counts[i] := counts[firsts[i]];
             priorities[i] := priorities[firsts[i]];
-            moments[i] := moments[firsts[i]];
+            timestamps[i] := timestamps[firsts[i]];
         END IF;
     END LOOP;
     WITH given AS MATERIALIZED (
@@ -273,9 +273,9 @@ BEGIN
     SELECT string_agg(int8send(u.number) || int4send(greatest(u.count, -2147483648)::integer)
             || set_byte('\x00', 0, u.priority + CASE WHEN u.replayed THEN 16 ELSE 0 END), ''::bytea
             ORDER BY u.position),
-        array_agg(u.moment ORDER BY u.position) FILTER (WHERE u.replayed)
+        array_agg(u.submitted_at ORDER BY u.position) FILTER (WHERE u.replayed)
     INTO receipts, replayed_at
-    FROM unnest(numbers, counts, priorities, replayed, moments) WITH ORDINALITY
-        AS u(number, count, priority, replayed, moment, position);
+    FROM unnest(numbers, counts, priorities, replayed, timestamps) WITH ORDINALITY
+        AS u(number, count, priority, replayed, submitted_at, position);
 END
 $$;

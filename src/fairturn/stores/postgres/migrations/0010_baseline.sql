@@ -48,7 +48,7 @@ CREATE TABLE {schema}.scheduler_states (
     taken        bigint[] NOT NULL,                 -- of priorities 1 to 9: stopped waiting, less began
     promoted     bigint   NOT NULL DEFAULT 0,       -- delayed documents that became due
     boot         text     NOT NULL DEFAULT '',      -- leases count from this boot
-    at           bigint   NOT NULL DEFAULT 0,       -- the moment of the last claim, to detect clock steps
+    at           bigint   NOT NULL DEFAULT 0,       -- the time of the last claim, to detect clock steps
     repairs      bigint   NOT NULL DEFAULT 0,       -- the number of flows that claims have repaired
     -- Lower bounds, so that no scan begins with index entries that an open transaction keeps from removal.
     places_from  bigint[] NOT NULL                  -- by level: no active flow has a lower place

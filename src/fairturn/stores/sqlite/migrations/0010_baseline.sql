@@ -73,7 +73,7 @@ CREATE TABLE flows (
     customer   INTEGER NOT NULL,
     level      INTEGER NOT NULL CHECK (level BETWEEN 0 AND 9),
     kind       INTEGER NOT NULL DEFAULT 0,      -- of work; 0 is the default kind
-    waiting    INTEGER NOT NULL DEFAULT 0,      -- exact at every moment
+    waiting    INTEGER NOT NULL DEFAULT 0,      -- exact at every instant
     claimed_to INTEGER NOT NULL,                -- up to this order only returned documents wait
     folded     INTEGER NOT NULL DEFAULT 0,      -- waiting, as far as claims have folded it in
     running    INTEGER NOT NULL DEFAULT 0,      -- the same, only for customers that are counted
@@ -81,7 +81,7 @@ CREATE TABLE flows (
     tick       INTEGER NOT NULL DEFAULT 0,
     head_order INTEGER,                         -- the lowest waiting order
     head_since INTEGER,                         -- only in the flow that has the customer's lowest order
-    head_bound INTEGER,                         -- there too: head_since, or an earlier moment
+    head_bound INTEGER,                         -- there too: head_since, or an earlier time
     held       INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (customer, level, kind)
 ) STRICT, WITHOUT ROWID;

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.waiting import wait_until
+from tests.wait import wait_until
 
 ROOT = Path(__file__).parent.parent
 PROGRAM = """

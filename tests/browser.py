@@ -13,8 +13,8 @@ from fairturn.dashboard.language import PageLanguage
 from fairturn.dashboard.routes import install
 from fairturn.i18n import ENGLISH, Language, load
 from fairturn.service.app import make_app
-from tests.servers.keeping import absent
-from tests.serving import served_app
+from tests.http_server import served_app
+from tests.servers.lifetime import absent
 
 PSEUDO = "zz"
 

@@ -14,7 +14,7 @@ from fairturn.errors import StoreUnavailable
 from fairturn.model import Receipt, Submission
 from fairturn.service.app import make_app
 from fairturn.service.batcher import SubmissionBatcher
-from tests.serving import bearer, code_of, key_for
+from tests.http_server import bearer, code_of, key_for
 
 
 def asked_at_once(app: FastAPI, requests: list[dict[str, Any]]) -> list[httpx.Response]:
