@@ -513,7 +513,7 @@ def test_the_command_copies_and_says_what(queue: Queue) -> None:
     (line,) = lines_of(fairturn("backup", "copy.db", "--force", "--json"))
 
     assert printed.startswith(f"Copied to {Path('copy.db').absolute()}: ")
-    assert printed.endswith(", 1 content.\n")
+    assert printed.endswith(", 1 stored file.\n")
     assert refused == "copy.db and copy.db.contents exist already; --force replaces an older copy"
     assert line["path"] == str(Path("copy.db").absolute())
     assert (line["contents"], line["damaged"]) == (1, [])
@@ -535,7 +535,7 @@ def test_a_content_that_is_damaged_in_the_queue_is_told_and_the_rest_is_copied(
 
     result = fairturn("backup", "copy.db", "--json")
 
-    assert "2 contents could not be copied" in error_of(result, 1)
+    assert "2 stored files could not be copied" in error_of(result, 1)
     assert len(json.loads(result.stdout)["damaged"]) == 2
     with Queue("copy.db") as copy:
         assert len(copy.read(good)) == SIZE

@@ -102,10 +102,10 @@ def test_a_missing_content_is_wrong_and_a_stray_one_a_warning(queue: Queue) -> N
     found = examined(code=1)
 
     assert found["contents"][0] == "wrong"
-    assert found["contents"][1].startswith("1 content of 3 missing in ")
+    assert found["contents"][1].startswith("1 stored file of 3 missing in ")
     assert contents_of_documents[0].name in found["contents"][1]
     assert found["strays"][0] == "warning"
-    assert found["strays"][1].startswith("1 content without a document")
+    assert found["strays"][1].startswith("1 stored file without a document")
 
 
 def test_a_changed_content_is_found_when_every_one_is_read(queue: Queue) -> None:
@@ -326,7 +326,7 @@ def test_contents_of_a_queue_on_a_server_are_looked_for_where_they_lie(
 
     assert examined(*database)["contents"] == (
         "warning",
-        "2 contents not checked; pass their folder or bucket with --contents",
+        "2 stored files not checked; pass their folder or bucket with --contents",
     )
     whole = examined(*database, "--contents", str(place), "--thorough")
     damaged, missing = sorted(place.rglob("??/*"))
@@ -337,7 +337,7 @@ def test_contents_of_a_queue_on_a_server_are_looked_for_where_they_lie(
 
     assert whole["contents"] == ("ok", "each of 2 stored files is present")
     assert whole["checksums"][0] == "ok"
-    assert found["contents"][1].startswith(f"1 content of 2 missing in {place}, such as")
+    assert found["contents"][1].startswith(f"1 stored file of 2 missing in {place}, such as")
     assert found["checksums"][0] == "wrong"
     assert mistaken["contents"][1].endswith("shard; is --contents right?")
 

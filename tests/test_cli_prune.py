@@ -27,7 +27,7 @@ def test_documents_past_their_age_are_forgotten_with_their_contents(queue: Queue
 
     printed = fairturn("prune")
 
-    assert (printed.exit_code, printed.stdout) == (0, "Deleted 2 documents and 1 content.\n")
+    assert (printed.exit_code, printed.stdout) == (0, "Deleted 2 documents and 1 stored file.\n")
     assert {document.id for document in queue.iterate()} == {*dead, waiting}
 
 

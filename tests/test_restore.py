@@ -385,7 +385,7 @@ def test_the_command_restores_and_says_what(backed_up: list[str]) -> None:
 
     path = Path("new.db").absolute()
     assert made.stdout.startswith(f"Created {path} from copy.db: ")
-    assert made.stdout.endswith(", 1 content. A new epoch has begun.\n")
+    assert made.stdout.endswith(", 1 stored file. A new epoch has begun.\n")
     assert refused == f"{path} and {path}.contents exist already; --replace replaces a queue"
     assert (line["path"], line["contents"]) == (str(path), 1)
     assert (line["damaged"], line["replaced"]) == ([], True)
@@ -401,7 +401,7 @@ def test_a_content_that_is_missing_in_the_backup_is_told_and_the_rest_is_restore
 
     result = fairturn("restore", "copy.db", "new.db", "--json")
 
-    assert "1 content could not be restored" in error_of(result, 1)
+    assert "1 stored file could not be restored" in error_of(result, 1)
     assert len(json.loads(result.stdout)["damaged"]) == 1
     with Queue("new.db") as queue:
         assert ids_of(queue) == backed_up

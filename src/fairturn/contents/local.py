@@ -33,6 +33,7 @@ SWEEP_AGE_US = 3_600 * 1_000_000
 DISCARD_S = 0.25
 
 _NAME = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_BODIES = {BodyType.PAYLOAD: "a payload", BodyType.CONTENT: "content"}  # in messages
 UNFINISHED = ".part"  # suffix of incomplete contents
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOTHING = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)  # a symbolic link is not followed
@@ -411,7 +412,8 @@ def open_content(document: Document, body: str | bytes | None, contents: Content
 def refuse_other(document: Document, body_type: BodyType) -> None:
     """Raise `ValueError` if the document has not this type of body."""
     if document.body_type is not body_type:
-        raise ValueError(f"document {document.id} has a {document.body_type}, not a {body_type}")
+        has, lacks = _BODIES[document.body_type], _BODIES[body_type]
+        raise ValueError(f"document {document.id} has {has}, not {lacks}")
 
 
 def check_bytes(id: str, body: bytes, sha256: bytes | None) -> None:
