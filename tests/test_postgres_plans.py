@@ -44,7 +44,7 @@ def filled(request: pytest.FixtureRequest, url: str) -> Iterator[psycopg.Connect
 CALLS = {
     "claim": "SELECT * FROM fairturn.claim("
     "gen_random_uuid(), 50, 'w', 1000000, NULL, NULL, 'server', 2000)",
-    "submit": "SELECT * FROM fairturn.submit(NULL, (SELECT id_key FROM fairturn.queue), 0, "
+    "submit": "SELECT * FROM fairturn.submit(NULL, fairturn.id_fingerprint(), 0, "
     "ARRAY['c5', 'c6'], ARRAY['1', '1'], ARRAY[NULL, NULL]::bytea[], ARRAY['payload', 'payload'], "
     "ARRAY[1, 1]::bigint[], ARRAY[NULL, NULL]::bytea[], ARRAY[NULL, NULL], ARRAY[NULL, NULL], "
     "ARRAY[NULL, NULL], ARRAY[NULL, NULL], ARRAY[NULL, NULL]::bigint[], "

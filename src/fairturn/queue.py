@@ -325,7 +325,7 @@ class Queue:
 
         `after` is the `next` of the previous page.
         """
-        if after is not None and ids.decode(after, 0) is None:
+        if after is not None and not ids.is_id(after):
             raise ValueError(f"after is {after!r}; it must be the `next` of a page")
         return self.store.find(to_filter(filters), after=after, size=page_size(size))
 

@@ -145,7 +145,7 @@ class DocumentOperations:
         return self._session.send(request, read)
 
     def list(self, after: str | None, size: int, filters: Filters) -> Operation[Page]:
-        if after is not None and ids.decode(after, 0) is None:
+        if after is not None and not ids.is_id(after):
             raise ValueError(f"after is {after!r}; it must be the `next` of a page")
         f = to_filter(filters)
         if f.ids is not None and len(f.ids) > IDS_MAX:
@@ -322,7 +322,7 @@ def _poll(
 def _document_request(method: str, id: str, action: str = "") -> HttpRequest:
     """A request for one document; `NotFound` for an id that no document can have."""
     missing = f"there is no document {id!r}"
-    if ids.decode(id, 0) is None:
+    if not ids.is_id(id):
         raise NotFound(missing)
     return HttpRequest(method, f"/v1/documents/{id}{action}", messages={"not_found": missing})
 

@@ -20,6 +20,7 @@ from fairturn.model import ContentRef
 from fairturn.stores.sqlite import query
 from fairturn.stores.sqlite.connection import translated
 from fairturn.stores.sqlite.schema import foreign_version_of, migrate, refuse_foreign_file
+from fairturn.stores.values import JUMP_MIN
 
 if TYPE_CHECKING:
     from fairturn.stores.postgres.connection import PostgresDatabase
@@ -245,6 +246,11 @@ def _copy_tables(
     for sequence in _SEQUENCES:
         last = reading.execute(f"SELECT last_value, is_called FROM {source.schema}.{sequence}")
         writing.execute(f"SELECT setval('{schema}.{sequence}', %s, %s)", last.fetchone())
+    if "ids_from" not in old_columns["queue"]:
+        writing.execute(
+            f"UPDATE {schema}.queue SET ids_from = {JUMP_MIN} + "
+            f"(SELECT last_value FROM {schema}.document_numbers)"
+        )
     for table in _IDENTITIES:
         writing.execute(
             f"SELECT setval(pg_get_serial_sequence('{schema}.{table}', 'number'), "

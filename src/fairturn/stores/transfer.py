@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fairturn.scheduling.flows import EventBatch
+from fairturn.stores.ids import IdKey
 from fairturn.stores.transitions import OutcomeCounters
 from fairturn.stores.values import Row
 
@@ -13,7 +14,7 @@ class ExportedQueue(NamedTuple):
     fields. It has more than 15 attributes because it has all tables and counters of a queue."""
 
     settings: str  # a JSON object
-    key: int  # obfuscates numbers into public ids
+    key: IdKey
     next_number: int  # of documents
     next_customer: int
     claims: int  # the number of the last claim

@@ -21,6 +21,7 @@ from fairturn.scheduling.flows import (
     SettingsEvent,
 )
 from fairturn.stores import ids
+from fairturn.stores.ids import IdKey
 from fairturn.validation.text import compact_json
 
 Row = tuple[Any, ...]  # of a statement
@@ -51,7 +52,7 @@ _READ = tuple(field for field in Document._fields if field != "progress")  # `qu
 DOCUMENT_COLUMNS = ", ".join(map(_column, _READ))
 
 
-def to_document(row: Row, key: int) -> Document:
+def to_document(row: Row, key: IdKey) -> Document:
     """Convert a row that begins with `DOCUMENT_COLUMNS`."""
     values = dict(zip(_READ, row, strict=False))
     parent = values["parent"]
@@ -81,7 +82,7 @@ _NEW: Callable[[type[Any], Iterable[Any]], Any] = tuple.__new__
 def to_claims(
     rows: Iterable[Row],
     customers: Iterable[str],
-    key: int,
+    key: IdKey,
     *,
     fence: int,
     worker: str,
@@ -185,7 +186,7 @@ class SettingsCache:
 
 
 JUMP_MIN = 1 << 32  # more numbers than are issued between a backup and its restore
-_RANDOM_BITS = 40  # thousands of epochs stay below 2^53, millions below the 2^60 of an id
+_RANDOM_BITS = 40  # thousands of epochs stay below 2^53, tens of thousands below the 2^56 of an id
 
 
 def jump() -> int:

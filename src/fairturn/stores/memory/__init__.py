@@ -6,7 +6,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from secrets import randbits
 from typing import Any
 
 from fairturn.access.keys import ACCESS_KEYS_MAX, AccessKey
@@ -70,6 +69,7 @@ from fairturn.stores import ids
 from fairturn.stores.admission import AdmissionCustomer, AdmissionParent, KnownKey, admit
 from fairturn.stores.contract import UNREFERENCED_S
 from fairturn.stores.estimates import Kept, KeptCustomer, foresee, make_snapshot
+from fairturn.stores.ids import IdKey
 from fairturn.stores.snapshot import Next, by_lane, levels_of, lines_in_turn, take_turns
 from fairturn.stores.transitions import (
     Attempt,
@@ -190,7 +190,7 @@ class MemoryStore:
     ) -> None:
         self._settings = settings or Settings()
         self._clock = clock or SystemClock()
-        self._key = randbits(ids.BITS) if key is None else key
+        self._key = IdKey.new(key)
         self._changed = threading.Condition()
         self._version = 0
         self._documents: dict[int, _Row] = {}

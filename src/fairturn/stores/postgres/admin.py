@@ -15,6 +15,7 @@ from fairturn.clock import Uptime, stopwatch
 from fairturn.explain.snapshot import WORKERS_MAX, WorkerHeartbeat
 from fairturn.model import CustomerSettings, Settings, State, weight_in_thousandths
 from fairturn.stores import crash, ids
+from fairturn.stores.ids import IdKey
 from fairturn.stores.postgres.rows import MOMENT, NO_ORDER, SERVER_BOOT, settings_columns
 from fairturn.stores.postgres.session import Session
 from fairturn.stores.values import STATES, WAITING, Row
@@ -40,7 +41,7 @@ _NO_DOCUMENT = 0  # numbers begin with 1
 
 
 def cancel(
-    session: Session, documents: Sequence[str], key: int, moment: int | None
+    session: Session, documents: Sequence[str], key: IdKey, moment: int | None
 ) -> list[State | None]:
     """Cancel documents that have not started and ask running ones to stop; return the states
     afterwards."""
@@ -51,7 +52,7 @@ def cancel(
 
 
 def retry(
-    session: Session, documents: Sequence[str], key: int, moment: int | None
+    session: Session, documents: Sequence[str], key: IdKey, moment: int | None
 ) -> list[State | None]:
     """Return dead documents to the queue; return the states before."""
     crash.point("retry-before-commit")
@@ -61,7 +62,7 @@ def retry(
 
 
 def _states(
-    session: Session, statement: str, documents: Sequence[str], key: int, moment: int | None
+    session: Session, statement: str, documents: Sequence[str], key: IdKey, moment: int | None
 ) -> list[State | None]:
     numbers = [ids.decode(id, key) or _NO_DOCUMENT for id in documents]
     ((states,),) = session.fetch(statement, (moment, numbers))

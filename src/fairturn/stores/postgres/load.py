@@ -62,7 +62,7 @@ SETTINGS = """
     UPDATE fairturn.queue SET settings_version = settings_version + 1, settings = %s, depths = %s,
         reset_interval = %s, periodic = %s, one_level = %s, waiting_max = %s,
         waiting_per_customer_max = %s, mode = %s, costs = %s, patience = %s, attempts_max = %s"""
-_KEY = "UPDATE fairturn.queue SET id_key = %s"
+_KEY = "UPDATE fairturn.queue SET id_secret = %s, id_key = %s, ids_from = %s"
 _NUMBERS = """
     SELECT setval('fairturn.document_numbers', %s, false),
         setval('fairturn.customer_numbers', %s, false)"""
@@ -104,7 +104,7 @@ def load(session: Session, name: str, exported: ExportedQueue, progress: LoadPro
     with session.commit("copy"):
         session.ask(_LIMITED, (exported.limited,))
         session.ask(SETTINGS, settings)
-        session.ask(_KEY, (exported.key,))
+        session.ask(_KEY, exported.key)
         session.ask(_NUMBERS, (exported.next_number, exported.next_customer))
         session.ask(_TOTALS, (exported.waiting, exported.delayed))
         session.ask(_OUTCOME_COUNTERS, exported.outcome_counters.row)

@@ -21,6 +21,7 @@ from fairturn.model import (
 from fairturn.priority import LEVELS, Count
 from fairturn.scheduling.flows import WEIGHT_ONE
 from fairturn.stores import ids
+from fairturn.stores.ids import IdKey
 from fairturn.stores.postgres.rows import (
     NO_ORDER,
     QUEUE,
@@ -88,7 +89,7 @@ _HIGHEST = "SELECT max(number) FROM fairturn.documents WHERE number < %s"
 
 def find(
     session: Session,
-    key: int,
+    key: IdKey,
     filter: Filter,
     after: str | None,
     size: int,
@@ -126,7 +127,7 @@ def _lowest(session: Session, before: int | None, reach: int) -> int:
     return max(1, (highest or 0) + 1 - reach)
 
 
-def _conditions(filter: Filter, key: int, values: dict[str, Any]) -> Iterable[str]:
+def _conditions(filter: Filter, key: IdKey, values: dict[str, Any]) -> Iterable[str]:
     """Yield the filter's conditions, and add their parameters to `values`. An index supports each
     query: documents_flow, documents_failed, documents_delayed, leases, or the primary key."""
     if filter.ids is not None:
@@ -189,7 +190,7 @@ def _newest_of_customer(condition: str) -> str:
     return f"{' UNION ALL '.join(parts)} ORDER BY number DESC LIMIT %(size)s"
 
 
-def read(session: Session, key: int, id: str) -> Stored | None:
+def read(session: Session, key: IdKey, id: str) -> Stored | None:
     """Return a document with its body and its result."""
     number = ids.decode(id, key)
     rows = session.fetch(_READ, (number,)) if number is not None else []
@@ -202,13 +203,13 @@ def read(session: Session, key: int, id: str) -> Stored | None:
     return Stored(_document(row, key), body, result, content)
 
 
-def numbered(session: Session, key: int, numbers: Sequence[int]) -> list[Document]:
+def numbered(session: Session, key: IdKey, numbers: Sequence[int]) -> list[Document]:
     """Return the documents with these numbers, in this order, without those that do not exist."""
     found = {row[0]: row for row in session.fetch(_NUMBERED, (list(numbers),))}
     return [_document(found[number], key) for number in numbers if number in found]
 
 
-def _document(row: Row, key: int) -> Document:
+def _document(row: Row, key: IdKey) -> Document:
     """Convert a row whose last column is the progress."""
     document = to_document(row, key)
     progress = row[-1]

@@ -22,6 +22,7 @@ from fairturn.errors import (
 )
 from fairturn.model import NewDocument, Receipt
 from fairturn.stores import crash, ids
+from fairturn.stores.ids import IdKey
 from fairturn.stores.postgres.admin import has_wrong_counters, repair_queue
 from fairturn.stores.postgres.connection import WAIT_S, PostgresDatabase
 from fairturn.stores.postgres.rows import columns, now_of
@@ -65,7 +66,7 @@ class PostgresSubmitter:
         self._gate = CustomerGate()
         self._recount_after_s = 0.0  # by the stopwatch
 
-    def submit(self, documents: Sequence[NewDocument], key: int) -> list[Receipt]:
+    def submit(self, documents: Sequence[NewDocument], key: IdKey) -> list[Receipt]:
         """Submit documents, all or none, in a transaction of their own."""
         moment = now_of(self._clock)
 
@@ -85,7 +86,7 @@ class PostgresSubmitter:
                 return attempt()
 
     def submit_with(
-        self, connection: Any, documents: Sequence[NewDocument], key: int
+        self, connection: Any, documents: Sequence[NewDocument], key: IdKey
     ) -> list[Receipt]:
         """Submit documents in the caller's transaction: they exist if it commits."""
         if not isinstance(connection, psycopg.Connection):
@@ -145,7 +146,7 @@ class PostgresSubmitter:
 def submit(
     session: Session,
     documents: Sequence[NewDocument],
-    key: int,
+    key: IdKey,
     moment: int | None,
     random: Random,
 ) -> list[Receipt]:
@@ -155,7 +156,9 @@ def submit(
     arrays = columns([_row(document, key) for document in documents])
     crash.point("submit-before-commit")
     session.unsure = any(document.key is None for document in documents)
-    (row,) = session.fetch(SUBMIT, (moment, key, random.getrandbits(_SHARD_BITS), *arrays))
+    (row,) = session.fetch(
+        SUBMIT, (moment, key.fingerprint, random.getrandbits(_SHARD_BITS), *arrays)
+    )
     crash.point("submit-after-commit")
     answer, refused, pending, maximum, number, now, packed, replayed_at = row
     if answer == _NEW_EPOCH:
@@ -174,7 +177,7 @@ def submit(
     ]
 
 
-def _row(document: NewDocument, key: int) -> Row:
+def _row(document: NewDocument, key: IdKey) -> Row:
     body, parent = document.body, document.parent
     return (
         document.customer,

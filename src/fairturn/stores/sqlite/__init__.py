@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from secrets import randbits
 from typing import Any
 
 import apsw
@@ -39,8 +38,8 @@ from fairturn.model import (
     check_lease,
     check_outcomes,
 )
-from fairturn.stores import ids
 from fairturn.stores.contract import UNREFERENCED_S
+from fairturn.stores.ids import IdKey
 from fairturn.stores.sqlite import admin, finish, query, snapshot
 from fairturn.stores.sqlite.claim import Claimer
 from fairturn.stores.sqlite.connection import Database
@@ -51,7 +50,9 @@ from fairturn.stores.values import SettingsCache
 _POLL_S = 0.03  # polling every 20 ms took 1.1 % of a core
 _CHECKPOINT_POLL_S = 0.004  # a long log is checkpointed after this time without a change
 
-_ADD_QUEUE = "INSERT OR IGNORE INTO queue (one, settings, id_key) VALUES (1, ?, ?)"
+_ADD_QUEUE = """
+    INSERT OR IGNORE INTO queue (one, settings, id_secret, id_key, ids_from)
+    VALUES (1, ?, ?, ?, ?)"""
 _HAS_QUEUE = "SELECT count(*) FROM queue"
 
 
@@ -84,9 +85,8 @@ class SqliteStore:
             exists = connection.execute(_HAS_QUEUE).get
         if not exists:
             initial = (settings or Settings()).to_json()
-            id_key = randbits(ids.BITS) if key is None else key
             with self._database.writing("configure") as connection:
-                connection.execute(_ADD_QUEUE, (initial, id_key))
+                connection.execute(_ADD_QUEUE, (initial, *IdKey.new(key)))
 
     @property
     def path(self) -> Path:

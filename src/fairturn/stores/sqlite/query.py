@@ -24,6 +24,7 @@ from fairturn.model import (
 from fairturn.priority import LEVELS, Count
 from fairturn.scheduling.flows import WEIGHT_ONE, Mode
 from fairturn.stores import ids
+from fairturn.stores.ids import IdKey
 from fairturn.stores.sqlite.rows import REPAIRS, QueueRow, fetch_each, read_outcome_counters
 from fairturn.stores.transitions import to_summary
 from fairturn.stores.values import (
@@ -212,13 +213,13 @@ def read(connection: apsw.Connection, queue: QueueRow, id: str) -> Stored | None
     return Stored(_document(row, queue.key), body, result, content)
 
 
-def numbered(connection: apsw.Connection, key: int, numbers: Iterable[int]) -> list[Document]:
+def numbered(connection: apsw.Connection, key: IdKey, numbers: Iterable[int]) -> list[Document]:
     """Return the documents with these numbers, in this order; unknown numbers are skipped."""
     rows = fetch_each(connection, _NUMBERED, [(number,) for number in numbers])
     return [_document(row, key) for row in rows]
 
 
-def _document(row: Row, key: int) -> Document:
+def _document(row: Row, key: IdKey) -> Document:
     """Convert a row that ends with `_PROGRESS`."""
     document = to_document(row, key)
     done, total = row[-2:]

@@ -7,7 +7,7 @@
 -- From 2 on nothing is stored, and `refused` is the position of the refused document.
 CREATE OR REPLACE FUNCTION {schema}.submit(
     moment bigint,                  -- NULL: the clock of the server
-    its_key bigint,                 -- the id_key that the queue must have
+    its_key bigint,                 -- the id_fingerprint() that the queue must have
     shard integer,                  -- of arrival_counters: the first to try
     customers text[], body_texts text[], body_bytes bytea[], body_types text[],
     sizes bigint[], hashes bytea[], content_names text[], names text[], metadata text[],
@@ -59,7 +59,9 @@ DECLARE
 BEGIN
     answer := 0;
     SELECT * INTO q FROM {schema}.queue;
-    IF q.id_key <> its_key THEN
+    -- Releases up to schema 11 pass id_key, and issue ids that are valid for numbers below ids_from only.
+    IF its_key <> {schema}.id_fingerprint() AND (its_key <> q.id_key
+            OR q.ids_from <= (SELECT last_value FROM {schema}.document_numbers)) THEN
         answer := 6;
         RETURN;
     END IF;
