@@ -190,7 +190,8 @@ ADDED_SINCE_SCHEMA_10 = [
     f"{table} DROP COLUMN {column}"
     for table, columns in {
         "documents": ("tags",),
-        "queue": ("id_secret", "ids_from"),
+        "queue": ("id_secret", "ids_from", "is_erased", "probed_at"),
+        "customers": ("stored_bytes", "bytes_max"),
     }.items()
     for column in columns
 ]

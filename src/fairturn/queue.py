@@ -154,7 +154,8 @@ class Queue:
         for 24 hours: a submission with the same key is replayed and returns the first receipt.
 
         Raises `KeyReused` if the key belongs to a document that differs in more than name and
-        parent, and `QueueFull` if too many documents wait. After these and every other `Refused`,
+        parent, `QueueFull` if too many documents wait, and `QuotaExceeded` if the customer's stored
+        documents have too many bytes. After these and every other `Refused`,
         nothing was stored and the customer's count is unchanged. After a `StoreError`, submit again
         with the same key: the document is stored once.
         """
@@ -507,13 +508,15 @@ class Queue:
         weight: float | Unchanged = UNCHANGED,
         limit: int | Unchanged | None = UNCHANGED,
         paused: bool | Unchanged = UNCHANGED,
+        bytes_max: int | Unchanged | None = UNCHANGED,
     ) -> Customer:
-        """Change a customer's weight or concurrency limit (None: no limit), or pause it.
+        """Change a customer's weight, its concurrency limit (None: no limit) or the bytes that its
+        documents may have (None: `bytes_per_customer_max`), or pause it.
 
         Parameters that are not given stay as they are. A new name creates the customer.
         """
         text.identity(name, "customer", CUSTOMER_BYTES_MAX)
-        changes = customer_changes(weight, limit, paused)
+        changes = customer_changes(weight, limit, paused, bytes_max)
         while True:
             known = self.store.customers(names=[name]).customers
             settings = known[0].settings if known else CustomerSettings()
@@ -590,8 +593,10 @@ class Queue:
         self.store.begin_epoch()
 
     def check(self) -> None:
-        """Raise `StoreError` if the store is unusable."""
+        """Raise `StoreError` if the store cannot be read or written: `StoreFull` if its disk is
+        full."""
         self.store.summary()
+        self.store.probe()
         if isinstance(self.store, Checkable):
             self.store.check()
 

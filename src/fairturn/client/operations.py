@@ -246,11 +246,13 @@ class AdminOperations:
             raise NotFound(f"there is no customer {name!r}")
         return page.customers[0]
 
-    def set_customer(self, name: str, weight: Any, limit: Any, paused: Any) -> Operation[Customer]:
-        changes = customer_changes(weight, limit, paused)
+    def set_customer(
+        self, name: str, weight: Any, limit: Any, paused: Any, bytes_max: Any
+    ) -> Operation[Customer]:
+        changes = customer_changes(weight, limit, paused, bytes_max)
         CustomerSettings(**changes)  # raises the errors of the queue for values out of range
-        if "limit" in changes:
-            changes["limit"] = changes["limit"] or 0  # 0: no limit
+        for setting in changes.keys() & {"limit", "bytes_max"}:
+            changes[setting] = changes[setting] or 0  # 0: none
         request = json_request("POST", "/v1/customers", {"name": _check_name(name), **changes})
         return self._session.send(request, values.customer_of)
 

@@ -105,6 +105,7 @@ class SettingsJson(shapes.ResponseJson):
     attempts_max: int
     waiting_max: int
     waiting_per_customer_max: int
+    bytes_per_customer_max: int
     completed_kept_s: float
     cancelled_kept_s: float
     dead_kept_s: float
@@ -122,6 +123,7 @@ class SettingsChangeJson(shapes.RequestFields):
     attempts_max: Limit = None
     waiting_max: Limit = None
     waiting_per_customer_max: Limit = None
+    bytes_per_customer_max: Limit = None
     completed_kept_s: Seconds = None
     cancelled_kept_s: Seconds = None
     dead_kept_s: Seconds = None

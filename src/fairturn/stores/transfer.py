@@ -29,7 +29,8 @@ class ExportedQueue(NamedTuple):
     documents_known: int
     rows: int  # in the iterables below, about
     limited: list[int]  # customers whose running documents are counted
-    # number, name, count, count_updated_at, weight, running_max, paused, documents, waiting (nine)
+    # number, name, count, count_updated_at, weight, running_max, bytes_max, stored_bytes, paused,
+    # documents, waiting (nine)
     customers: Iterable[Row]
     customer_states: Iterable[Row]  # customer, weight, running_max, paused, recent costs (a list)
     # customer, level, place, tick, folded, running, claimed_to, head_order, head_since, head_bound,

@@ -6,7 +6,7 @@ from itertools import repeat
 from secrets import randbits
 from typing import Any
 
-from fairturn.model import BodyType, Claim, Document, Fence, Settings, State
+from fairturn.model import DOCUMENT_BYTES, BodyType, Claim, Document, Fence, Settings, State
 from fairturn.scheduling.flows import (
     ArrivalEvent,
     CancelEvent,
@@ -38,6 +38,10 @@ STATES = (
 DELAYED, WAITING, RUNNING, COMPLETED, DEAD, CANCELLED = range(6)
 CODES = {state: code for code, state in enumerate(STATES)}
 BODY_TYPES = {each.value: each for each in BodyType}
+
+
+# The SQL of `NewDocument.stored_bytes`, in both databases.
+STORED_BYTES = f"{DOCUMENT_BYTES} + size_bytes + coalesce(octet_length(metadata), 0)"
 
 
 def _column(field: str) -> str:

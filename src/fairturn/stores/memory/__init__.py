@@ -152,7 +152,13 @@ class _MemoryState:
                     row.customer is known and row.state in _PENDING
                     for row in self._store._documents.values()
                 )
-                self._customers[name] = AdmissionCustomer(known.number, known.count, pending)
+                self._customers[name] = AdmissionCustomer(
+                    known.number,
+                    known.count,
+                    pending,
+                    self._store._stored_bytes(known),
+                    known.settings.bytes_max,
+                )
         return self._customers[name]
 
     def key(self, customer: int, key: str) -> KnownKey | None:
@@ -378,6 +384,9 @@ class MemoryStore:
 
     def sync(self) -> None:
         """Do nothing: this store is never durable."""
+
+    def probe(self) -> None:
+        """Do nothing: memory has no disk."""
 
     def begin_epoch(self) -> None:
         with self._changed:
@@ -631,7 +640,12 @@ class MemoryStore:
             waiting_by_priority=by_priority(waiting),
             running=states[State.RUNNING],
             delayed=states[State.DELAYED],
+            stored_bytes=self._stored_bytes(customer),
         )
+
+    def _stored_bytes(self, customer: _Customer) -> int:
+        rows = self._documents.values()
+        return sum(row.new.stored_bytes for row in rows if row.customer is customer)
 
     def summary(self) -> Summary:
         with self._changed:

@@ -247,6 +247,9 @@ class PostgresStore:
         self._note()
         return states
 
+    def probe(self) -> None:
+        self._database.transact(admin.probe)
+
     def begin_epoch(self) -> None:
         self._database.transact(lambda session: session.fetch("SELECT fairturn.begin_epoch()"))
         self._note()

@@ -44,7 +44,10 @@ _READ = f"""
 # The waiting documents of a customer by priority: arrivals, less those taken by claims, plus the
 # changes of other operations. By the primary keys, and counter_changes_customer.
 _CUSTOMER_COLUMNS = """
-    c.number, c.name, c.count, c.count_updated_at, c.weight, c.running_max, c.paused, ARRAY(
+    c.number, c.name, c.count, c.count_updated_at, c.weight, c.running_max, c.paused, c.bytes_max,
+    (c.stored_bytes - (
+        SELECT coalesce(sum(r.bytes), 0) FROM fairturn.released_bytes r
+        WHERE r.customer = c.number))::bigint, ARRAY(
         SELECT a.n - (
                 SELECT coalesce(sum(f.taken[a.priority]), 0) FROM fairturn.flows f
                 WHERE f.customer = c.number) + (
@@ -239,17 +242,21 @@ def customers(
 
 
 def _customer(queue: PostgresQueueRow, now: int, row: Row, running: dict[int, int]) -> Customer:
-    number, name, count, updated_at, weight, limit, paused, waiting, delayed = row
+    number, name, count, updated_at, weight, limit, paused, bytes_max, stored_bytes, *rest = row
+    waiting, delayed = rest
     last = None if count is None else Count(count, updated_at)
     return Customer(
         name=name,
-        settings=CustomerSettings(weight=weight / WEIGHT_ONE, limit=limit, paused=paused),
+        settings=CustomerSettings(
+            weight=weight / WEIGHT_ONE, limit=limit, paused=paused, bytes_max=bytes_max
+        ),
         count=queue.settings.rule.shown(last, now),
         count_updated_at_us=updated_at,
         waiting=sum(waiting),
         waiting_by_priority=tuple(waiting),
         running=running.get(number, 0),
         delayed=delayed,
+        stored_bytes=stored_bytes,
     )
 
 

@@ -57,10 +57,10 @@ def columns(rows: Sequence[Row]) -> list[list[Any]]:
 
 _SETTINGS = """
     settings, depths, reset_interval, periodic, one_level, waiting_max, waiting_per_customer_max,
-    mode, costs, patience, attempts_max"""
+    mode, costs, patience, attempts_max, bytes_per_customer_max"""
 ADD_QUEUE = f"""
     INSERT INTO fairturn.queue (incarnation, id_secret, id_key, ids_from, {_SETTINGS})
-    VALUES (fairturn.incarnation(), {", ".join(["%s"] * 14)}) ON CONFLICT DO NOTHING"""
+    VALUES (fairturn.incarnation(), {", ".join(["%s"] * 15)}) ON CONFLICT DO NOTHING"""
 
 
 def settings_columns(settings: Settings) -> Row:
@@ -78,6 +78,7 @@ def settings_columns(settings: Settings) -> Row:
         settings.costs.value,
         settings.patience_us,
         settings.attempts_max,
+        settings.bytes_per_customer_max,
     )
 
 

@@ -16,6 +16,7 @@ from fairturn.errors import (
     KeyReused,
     NotFound,
     QueueFull,
+    QuotaExceeded,
     StoreError,
     StoreRefused,
     StoreUnavailable,
@@ -42,7 +43,7 @@ SUBMIT = f"""
         {", ".join(f"%s::{kind}" for kind in _TYPES)})"""
 _RECEIPT = Struct(">qiB")  # number, count, priority (plus 16 if replayed)
 _REPLAYED = 16
-_CUSTOMER_FULL, _QUEUE_FULL, _NO_PARENT, _OTHER_QUEUE, _NEW_EPOCH = 3, 4, 5, 6, 7
+_CUSTOMER_FULL, _QUEUE_FULL, _NO_PARENT, _OTHER_QUEUE, _NEW_EPOCH, _OVER_QUOTA = 3, 4, 5, 6, 7, 8
 CHECK_EPOCH = "SELECT fairturn.check_epoch()"
 _NO_DOCUMENT = 0  # numbers begin with 1
 
@@ -208,6 +209,8 @@ def _refusal(
         )
     if answer == _QUEUE_FULL:
         return QueueFull(limit="waiting_max", maximum=maximum, waiting=pending, customer=None)
+    if answer == _OVER_QUOTA:
+        return QuotaExceeded(customer=customer, stored_bytes=pending, bytes_max=maximum)
     if answer == _NO_PARENT:
         return NotFound(
             f"customer {customer!r} has no document {document.parent!r} to be the parent"

@@ -42,11 +42,12 @@ from fairturn.stores.contract import UNREFERENCED_S
 from fairturn.stores.ids import IdKey
 from fairturn.stores.sqlite import admin, finish, query, snapshot
 from fairturn.stores.sqlite.claim import Claimer
-from fairturn.stores.sqlite.connection import Database
+from fairturn.stores.sqlite.connection import BUSY_S, Database
 from fairturn.stores.sqlite.rows import QueueRow, row_to_write
 from fairturn.stores.sqlite.submit import GroupCommit
 from fairturn.stores.values import SettingsCache
 
+PROBE_S = 1.0  # that `probe` waits for the lock of another process
 _POLL_S = 0.03  # polling every 20 ms took 1.1 % of a core
 _CHECKPOINT_POLL_S = 0.004  # a long log is checkpointed after this time without a change
 
@@ -147,6 +148,12 @@ class SqliteStore:
 
     def sync(self) -> None:
         self._database.sync()
+
+    def probe(self) -> None:
+        self._database.refuse_if_full(0)
+        since_s = stopwatch() + PROBE_S - BUSY_S
+        with self._database.writing("configure", synced=False, since_s=since_s) as connection:
+            admin.probe(connection, self._clock.now())
 
     def begin_epoch(self) -> None:
         with self._database.writing("configure") as connection:

@@ -52,7 +52,9 @@ _HIGHEST = "SELECT max(number) FROM documents WHERE number < ?"
 _CUSTOMER_NUMBER = "SELECT number FROM customers WHERE name = ?"
 _NEWEST = (1 << 63) - 1
 
-_CUSTOMER_COLUMNS = "number, name, count, count_updated_at, delayed, weight, running_max, paused"
+_CUSTOMER_COLUMNS = """
+    number, name, count, count_updated_at, delayed, stored_bytes, weight, running_max, paused,
+    bytes_max"""
 _CUSTOMERS = f"""
     SELECT {_CUSTOMER_COLUMNS} FROM customers WHERE name > ? ORDER BY name LIMIT ?"""
 _CUSTOMER = f"SELECT {_CUSTOMER_COLUMNS} FROM customers WHERE name = ?"
@@ -253,7 +255,8 @@ def _customer(
     row: tuple[Any, ...],
     running: dict[int, int],
 ) -> Customer:
-    number, name, count, updated_at, delayed, weight, limit, paused = row
+    number, name, count, updated_at, delayed, stored_bytes, weight, *settings = row
+    limit, paused, bytes_max = settings
     if queue.settings.mode is Mode.EQUAL:
         waiting = dict(connection.execute(_WAITING_BY_PRIORITY, (number,)))
     else:
@@ -261,13 +264,16 @@ def _customer(
     last = None if count is None else Count(count, updated_at)
     return Customer(
         name=name,
-        settings=CustomerSettings(weight=weight / WEIGHT_ONE, limit=limit, paused=bool(paused)),
+        settings=CustomerSettings(
+            weight=weight / WEIGHT_ONE, limit=limit, paused=bool(paused), bytes_max=bytes_max
+        ),
         count=queue.settings.rule.shown(last, now),
         count_updated_at_us=updated_at,
         waiting=sum(waiting.values()),
         waiting_by_priority=by_priority(waiting),
         running=running.get(number, 0),
         delayed=delayed,
+        stored_bytes=stored_bytes,
     )
 
 
