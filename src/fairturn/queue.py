@@ -525,9 +525,14 @@ class Queue:
                 return self.customer(name)
 
     def purge(self, customer: str) -> None:
-        """Delete a customer with its documents, settings and count; running work is lost."""
-        name = self.customer(customer).name
-        names = self.store.purge(name)
+        """Delete a customer with its documents, settings, count and access keys; running work is
+        lost. Raises `NotFound` if there is neither a customer nor an access key of this name."""
+        text.identity(customer, "customer", CUSTOMER_BYTES_MAX)
+        if not self.store.customers(names=[customer]).customers and not self.store.access_keys(
+            customer=customer, size=1
+        ):
+            raise NotFound(f"there is no customer {customer!r}")
+        names = self.store.purge(customer)
         crash.point("prune-after-delete")
         # A retried submission may have stored its document again in the meantime.
         local.delete_unreferenced(self.contents, self.store.unreferenced, names)

@@ -135,14 +135,20 @@ def purge_customer(request: Request, caller: Operator, purge: PurgeJson) -> Any:
     has the numbers of documents before the deletion.
     """
     queue = service_of(request).queue
-    with refusing_misuse():
-        customer = queue.customer(purge.name)
+    waiting = delayed = running = 0
+    try:
+        with refusing_misuse():
+            customer = queue.customer(purge.name)
+        waiting, delayed, running = customer.waiting, customer.delayed, customer.running
+    except NotFound:
+        if not queue.keys.list(customer=purge.name, size=1):
+            raise
     if not purge.dry_run:
         queue.purge(purge.name)
     return PurgeResultJson(
-        name=customer.name,
+        name=purge.name,
         dry_run=purge.dry_run,
-        waiting=customer.waiting,
-        delayed=customer.delayed,
-        running=customer.running,
+        waiting=waiting,
+        delayed=delayed,
+        running=running,
     )

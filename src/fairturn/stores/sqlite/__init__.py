@@ -4,6 +4,7 @@
 `finish.py`, `query.py`, `snapshot.py`, `admin.py`.
 """
 
+import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import apsw
 
 from fairturn.access.keys import AccessKey
 from fairturn.clock import Clock, SystemClock, stopwatch
-from fairturn.errors import StoreBusy
+from fairturn.errors import StoreBusy, StoreError
 from fairturn.explain.snapshot import DocumentSnapshot, WorkerHeartbeat
 from fairturn.model import (
     NO_PROGRESS,
@@ -46,6 +47,8 @@ from fairturn.stores.sqlite.connection import BUSY_S, Database
 from fairturn.stores.sqlite.rows import QueueRow, row_to_write
 from fairturn.stores.sqlite.submit import GroupCommit
 from fairturn.stores.values import SettingsCache
+
+_LOG = logging.getLogger(__name__)
 
 PROBE_S = 1.0  # that `probe` waits for the lock of another process
 _POLL_S = 0.03  # polling every 20 ms took 1.1 % of a core
@@ -295,6 +298,9 @@ class SqliteStore:
         with self._database.writing("prune") as connection:
             queue = row_to_write(connection, self._cache)
             contents = admin.prune(connection, queue, self._clock.now(), documents_max)
+            is_erased = admin.is_erased(connection)
+        if not is_erased:
+            self._erase()
         if contents is not None:
             self._notify()
         return contents
@@ -303,8 +309,27 @@ class SqliteStore:
         with self._database.writing("prune") as connection:
             queue = row_to_write(connection, self._cache)
             contents = admin.purge(connection, queue, customer, self._clock.now())
+        self._erase()
         self._notify()
         return contents
+
+    def _erase(self) -> None:
+        """Remove what a purge has deleted from the write-ahead log. It raises nothing: the purge is
+        durable, and its caller must learn which contents to delete."""
+        try:
+            if self._database.truncate_log():
+                with self._database.writing("prune") as connection:
+                    admin.note_erased(connection)
+                return
+            reason = "another process or thread reads an earlier version"
+        except StoreError as error:
+            reason = str(error)
+        _LOG.warning(
+            "the write-ahead log of %s still contains deleted rows (%s); the next prune tries "
+            "again",
+            self.path,
+            reason,
+        )
 
     def unreferenced(
         self, content_names: Sequence[str], *, timeout_s: float = UNREFERENCED_S

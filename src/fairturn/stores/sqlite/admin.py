@@ -264,6 +264,10 @@ _DELETE_CUSTOMER = (
     "DELETE FROM flows WHERE customer = ? AND folded = 0",
     "DELETE FROM customers WHERE number = ?",
 )
+# Set with a purge, until the write-ahead log is truncated.
+_ERASE = "UPDATE queue SET is_erased = 0"
+_IS_ERASED = "SELECT is_erased FROM queue"
+_NOTE_ERASED = "UPDATE queue SET is_erased = 1"
 _REFERENCED = """
     SELECT EXISTS (SELECT 1 FROM documents WHERE content_name = ?1)
         OR EXISTS (SELECT 1 FROM results WHERE content_name = ?1)"""
@@ -341,6 +345,7 @@ def _prune_customers(
 def purge(connection: apsw.Connection, queue: QueueRow, name: str, now: int) -> list[str]:
     """Delete a customer, and return the names of contents that can now be deleted."""
     connection.execute(_DELETE_KEYS, (name,))
+    connection.execute(_ERASE)
     customer = connection.execute(_CUSTOMER_NUMBER, (name,)).get
     if customer is None:
         return []
@@ -364,6 +369,15 @@ def purge(connection: apsw.Connection, queue: QueueRow, name: str, now: int) -> 
     connection.execute(COUNT_COUNTED)
     connection.execute(INVALIDATE_SCHEDULER)
     return contents
+
+
+def is_erased(connection: apsw.Connection) -> bool:
+    """Return whether the write-ahead log was truncated since the last purge."""
+    return bool(connection.execute(_IS_ERASED).get)
+
+
+def note_erased(connection: apsw.Connection) -> None:
+    connection.execute(_NOTE_ERASED)
 
 
 def _delete(connection: apsw.Connection, numbers: Sequence[tuple[int]]) -> list[str]:
