@@ -280,6 +280,8 @@ OPERATIONS = (
     Operation("adjust-weight", lambda w, q: q.store.adjust("a", CustomerSettings(weight=2))),
     Operation("adjust-limit", lambda w, q: q.store.adjust("b", CustomerSettings(limit=2))),
     Operation("adjust-paused", lambda w, q: q.store.adjust("c", CustomerSettings(paused=True))),
+    Operation("adjust-bytes", lambda w, q: q.store.adjust("a", CustomerSettings(bytes_max=9_999))),
+    Operation("probe", lambda w, q: q.store.probe()),
     Operation("prune", lambda w, q: q.store.prune(), settle=lambda w: prune_all(w.store)),
     Operation("purge", lambda w, q: q.store.purge("a")),
     Operation("sweep", lambda w, q: q.store.unreferenced(["aa/result", "cc/nothing"])),

@@ -33,7 +33,8 @@ def test_customers_are_listed_by_name_with_the_fields_of_the_service(queue: Queu
 
     assert [line["name"] for line in lines] == ["acme", "bolt"]
     assert list(lines[0]) == [field.name for field in (*CUSTOMER, *CUSTOMER_SETTINGS)]
-    assert settings_in(lines[1]) == {"weight": 2.0, "limit": 4, "paused": True}
+    expected = {"weight": 2.0, "limit": 4, "paused": True, "bytes_max": None}
+    assert settings_in(lines[1]) == expected
     assert (lines[0]["count"], lines[0]["waiting"], lines[0]["running"]) == (-1, 1, 1)
     rows = [line.split() for line in printed.splitlines()]
     assert ["bolt", "0", "1", "0", "0", "2", "4", "paused"] in rows
@@ -66,7 +67,8 @@ def test_weight_and_limit_are_set_and_the_rest_stays(queue: Queue) -> None:
     third = fairturn("customers", "set", "acme", "--no-limit")
 
     assert first.stdout.startswith("acme: weight 2.5, no limit. ")
-    assert settings_in(second[0]) == {"weight": 2.5, "limit": 4, "paused": False}
+    expected = {"weight": 2.5, "limit": 4, "paused": False, "bytes_max": None}
+    assert settings_in(second[0]) == expected
     assert (settings.weight, settings.limit) == (2.5, 4)
     assert third.exit_code == 0
     assert queue.customer("acme").settings.limit is None

@@ -292,6 +292,17 @@ PLANTS = (
         f"UPDATE customers SET arrived[1] = arrived[1] + 3 WHERE number = {ACME}",
         "arrived",
     ),
+    Plant(
+        "customer.stored_bytes",
+        BOTH,
+        f"UPDATE customers SET stored_bytes = stored_bytes - 1 WHERE number = {ACME}",
+    ),
+    Plant(
+        "customer.stored_bytes",
+        POSTGRES,
+        f"INSERT INTO released_bytes (customer, bytes) SELECT {ACME}, 5",
+        "released",
+    ),
     Plant("customer.delayed", SQLITE, f"UPDATE customers SET delayed = 5 WHERE number = {ACME}"),
     Plant("customer.counted", SQLITE, f"UPDATE customers SET counted = 0 WHERE number = {LTD}"),
     Plant(

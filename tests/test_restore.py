@@ -18,7 +18,7 @@ from fairturn.maintenance.backup import back_up
 from fairturn.maintenance.restore import Restored, restore
 from fairturn.maintenance.sqlite_file import exclusive
 from fairturn.stores.conformance.steps import assert_numbers_are_exact
-from fairturn.stores.migrations import BASELINE
+from fairturn.stores.ids import IdKey, encode_all
 from fairturn.stores.sqlite import SqliteStore
 from fairturn.stores.sqlite.schema import migrations
 from tests.commands import SCRIPT, claim, error_of, fairturn, lines_of
@@ -192,20 +192,37 @@ def test_a_backup_in_a_folder_that_cannot_be_written_is_restored(backed_up: list
     assert assert_whole("new.db") == backed_up
 
 
+ADDED_SINCE_SCHEMA_10 = [
+    f"{table} DROP COLUMN {column}"
+    for table, columns in {
+        "documents": ("tags",),
+        "queue": ("id_secret", "ids_from", "is_erased", "probed_at"),
+        "customers": ("stored_bytes", "bytes_max"),
+    }.items()
+    for column in columns
+]
+
+
 def test_a_backup_of_an_earlier_version_is_restored(backed_up: list[str]) -> None:
     baseline = apsw.Connection(":memory:")
     baseline.execute(migrations()[0].script)
     connection = apsw.Connection("copy.db")
-    for column in columns_of(connection) - columns_of(baseline):
-        connection.execute(f"ALTER TABLE documents DROP COLUMN {column}")
-    connection.execute(f"DELETE FROM migrations WHERE number > {BASELINE}")
-    connection.execute(f"PRAGMA user_version = {BASELINE}")
+    ((key, *_),) = connection.execute("SELECT id_key FROM queue")
+    numbers = [n for (n,) in connection.execute("SELECT number FROM documents ORDER BY 1 DESC")]
+    assert len(numbers) == len(backed_up)
+    connection.execute(
+        "DROP TRIGGER queue_of_schema_11; DROP TRIGGER new_queue; DROP TRIGGER new_epoch; "
+        + "".join(f"ALTER TABLE {column}; " for column in ADDED_SINCE_SCHEMA_10)
+        + "DELETE FROM migrations WHERE number > 10; PRAGMA user_version = 10"
+    )
     connection.close()
     baseline.close()
 
     restore("copy.db", "new.db")
 
-    assert assert_whole("new.db") == backed_up
+    # Schema 10 has ids of the earlier form only.
+    earlier = IdKey(b"", key, legacy_below=max(numbers) + 1)
+    assert assert_whole("new.db") == encode_all(numbers, earlier)
 
 
 def test_contents_that_the_queue_and_the_backup_share_are_not_copied_again(

@@ -47,6 +47,21 @@ class QueueFull(Refused):
         self.customer = customer
 
 
+class QuotaExceeded(Refused):
+    """The stored documents of the customer would have more bytes than allowed."""
+
+    def __init__(self, *, customer: str, stored_bytes: int, bytes_max: int) -> None:
+        super().__init__(
+            f"the documents of customer {customer!r} have {stored_bytes:,} bytes, and with this "
+            f"submission they would have more than the {bytes_max:,} allowed; submit again when "
+            "ended documents have been pruned, or raise bytes_max of the customer or "
+            "bytes_per_customer_max of the queue"
+        )
+        self.customer = customer
+        self.stored_bytes = stored_bytes
+        self.bytes_max = bytes_max
+
+
 class KeyReused(Refused):
     """An idempotency key was reused for a document that differs in more than name and parent."""
 

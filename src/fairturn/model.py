@@ -36,6 +36,8 @@ METADATA_KEYS_MAX = 64
 TAGS_MAX = 16
 TAG_BYTES_MAX = 64
 TRACEPARENT = "traceparent"  # the metadata key of a submission's trace context (W3C)
+DOCUMENT_BYTES = 1_024  # of each document in `stored_bytes`: its row, name, tags, key and indexes
+BYTES_MAX = 1 << 53  # the highest limit of stored bytes
 INLINE_BYTES_MAX = 65_536  # larger bodies are stored outside the database
 PAYLOAD_BYTES_MAX = 16 * 1_048_576
 CONTENT_BYTES_MAX = 8 * 1_073_741_824
@@ -151,6 +153,11 @@ class NewDocument(NamedTuple):
     key: str | None = None
     digest: bytes | None = None
     parent: str | None = None
+
+    @property
+    def stored_bytes(self) -> int:
+        """How much the document counts towards `bytes_per_customer_max`."""
+        return DOCUMENT_BYTES + self.size_bytes + len(self.metadata or "")  # JSON text is ASCII
 
 
 class Receipt(NamedTuple):
@@ -374,6 +381,7 @@ class CustomerSettings:
     weight: float = 1.0
     limit: int | None = None  # of concurrently running documents
     paused: bool = False
+    bytes_max: int | None = None  # of its stored documents; None: bytes_per_customer_max
 
     def __post_init__(self) -> None:
         weight_in_thousandths(self.weight)
@@ -382,6 +390,8 @@ class CustomerSettings:
                 f"limit is {self.limit}; it must be from 1 to {RUNNING_MAX:,} (to stop a customer, "
                 "pause it)"
             )
+        if self.bytes_max is not None and not 1 <= self.bytes_max <= BYTES_MAX:
+            raise ValueError(f"bytes_max is {self.bytes_max}; it must be from 1 to {BYTES_MAX:,}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,6 +406,7 @@ class Customer:
     waiting_by_priority: tuple[int, ...]
     running: int
     delayed: int
+    stored_bytes: int = 0  # of all its documents, until they are pruned
 
     @property
     def count_updated_at(self) -> datetime | None:
@@ -491,6 +502,7 @@ class Settings:
     attempts_max: int = 5
     waiting_max: int = 50_000_000
     waiting_per_customer_max: int = 10_000_000
+    bytes_per_customer_max: int = 10 * 1_024**3
     completed_kept_s: float = 7 * 86_400.0
     cancelled_kept_s: float = 7 * 86_400.0
     dead_kept_s: float = 90 * 86_400.0
@@ -501,9 +513,14 @@ class Settings:
         object.__setattr__(self, "costs", _member(Costs, "costs", self.costs))
         object.__setattr__(self, "reset", _member(Reset, "reset", self.reset))
         object.__setattr__(self, "bounds", tuple(_whole("bounds", b) for b in self.bounds))
-        for name in ("attempts_max", "waiting_max", "waiting_per_customer_max"):
+        for name in _MAXIMA:
             if _whole(name, getattr(self, name)) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.bytes_per_customer_max > BYTES_MAX:
+            raise ValueError(
+                f"bytes_per_customer_max is {self.bytes_per_customer_max}; it must be at most "
+                f"{BYTES_MAX:,}"
+            )
         for name in ("patience_s", "reset_interval_s", *KEPT_SETTINGS.values()):
             _seconds(name, getattr(self, name))
         rule = Rule(
@@ -539,6 +556,7 @@ class Settings:
         return Settings(**values)
 
 
+_MAXIMA = ("attempts_max", "waiting_max", "waiting_per_customer_max", "bytes_per_customer_max")
 SETTING_NAMES = tuple(f.name for f in fields(Settings) if f.init)
 
 
@@ -554,6 +572,7 @@ class SettingChanges(TypedDict, total=False):
     attempts_max: int
     waiting_max: int
     waiting_per_customer_max: int
+    bytes_per_customer_max: int
     completed_kept_s: float
     cancelled_kept_s: float
     dead_kept_s: float

@@ -154,7 +154,8 @@ class Queue:
         for 24 hours: a submission with the same key is replayed and returns the first receipt.
 
         Raises `KeyReused` if the key belongs to a document that differs in more than name and
-        parent, and `QueueFull` if too many documents wait. After these and every other `Refused`,
+        parent, `QueueFull` if too many documents wait, and `QuotaExceeded` if the customer's stored
+        documents have too many bytes. After these and every other `Refused`,
         nothing was stored and the customer's count is unchanged. After a `StoreError`, submit again
         with the same key: the document is stored once.
         """
@@ -325,7 +326,7 @@ class Queue:
 
         `after` is the `next` of the previous page.
         """
-        if after is not None and ids.decode(after, 0) is None:
+        if after is not None and not ids.is_id(after):
             raise ValueError(f"after is {after!r}; it must be the `next` of a page")
         return self.store.find(to_filter(filters), after=after, size=page_size(size))
 
@@ -507,13 +508,15 @@ class Queue:
         weight: float | Unchanged = UNCHANGED,
         limit: int | Unchanged | None = UNCHANGED,
         paused: bool | Unchanged = UNCHANGED,
+        bytes_max: int | Unchanged | None = UNCHANGED,
     ) -> Customer:
-        """Change a customer's weight or concurrency limit (None: no limit), or pause it.
+        """Change a customer's weight, its concurrency limit (None: no limit) or the bytes that its
+        documents may have (None: `bytes_per_customer_max`), or pause it.
 
         Parameters that are not given stay as they are. A new name creates the customer.
         """
         text.identity(name, "customer", CUSTOMER_BYTES_MAX)
-        changes = customer_changes(weight, limit, paused)
+        changes = customer_changes(weight, limit, paused, bytes_max)
         while True:
             known = self.store.customers(names=[name]).customers
             settings = known[0].settings if known else CustomerSettings()
@@ -522,9 +525,14 @@ class Queue:
                 return self.customer(name)
 
     def purge(self, customer: str) -> None:
-        """Delete a customer with its documents, settings and count; running work is lost."""
-        name = self.customer(customer).name
-        names = self.store.purge(name)
+        """Delete a customer with its documents, settings, count and access keys; running work is
+        lost. Raises `NotFound` if there is neither a customer nor an access key of this name."""
+        text.identity(customer, "customer", CUSTOMER_BYTES_MAX)
+        if not self.store.customers(names=[customer]).customers and not self.store.access_keys(
+            customer=customer, size=1
+        ):
+            raise NotFound(f"there is no customer {customer!r}")
+        names = self.store.purge(customer)
         crash.point("prune-after-delete")
         # A retried submission may have stored its document again in the meantime.
         local.delete_unreferenced(self.contents, self.store.unreferenced, names)
@@ -590,8 +598,10 @@ class Queue:
         self.store.begin_epoch()
 
     def check(self) -> None:
-        """Raise `StoreError` if the store is unusable."""
+        """Raise `StoreError` if the store cannot be read or written: `StoreFull` if its disk is
+        full."""
         self.store.summary()
+        self.store.probe()
         if isinstance(self.store, Checkable):
             self.store.check()
 

@@ -131,6 +131,12 @@ CUSTOMER_SETTINGS = (
     _field("weight", NUMBER),
     _field("limit", INTEGER, optional=True),
     _field("paused", BOOLEAN),
+    _field(
+        "bytes_max",
+        INTEGER,
+        optional=True,
+        description="Most bytes of its stored documents; null: `bytes_per_customer_max`.",
+    ),
 )
 _CUSTOMER_COUNTERS = (
     _field("name", TEXT),
@@ -142,6 +148,7 @@ _CUSTOMER_COUNTERS = (
 )
 CUSTOMER = (
     *_CUSTOMER_COUNTERS,
+    _field("stored_bytes", INTEGER, description="Of its documents, until they are pruned."),
     _field(
         "count_updated_at", TIMESTAMP, optional=True, description="When the count changed last."
     ),

@@ -73,8 +73,8 @@ def set_(*, assignments: tuple[str, ...], as_json: bool, flags: Mapping[str, Any
     """Change settings of the queue, for every process.
 
     The settings are mode, costs, patience_s, reset, reset_interval_s, bounds, attempts_max,
-    waiting_max, waiting_per_customer_max, and how long ended documents are kept: completed_kept_s
-    and its like. `fairturn config` prints them all.
+    waiting_max, waiting_per_customer_max, bytes_per_customer_max, and how long ended documents are
+    kept: completed_kept_s and its like. `fairturn config` prints them all.
     Running workers apply them at their next claim; existing priorities and counts do not change.
 
     \b

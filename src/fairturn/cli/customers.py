@@ -68,6 +68,8 @@ def command(
 @click.option("--weight", type=float, metavar="W", help="Its share of the turns, 0.01 to 100.")
 @click.option("--limit", type=int, metavar="N", help="At most N of its documents run at once.")
 @click.option("--no-limit", is_flag=True, help="Remove the limit.")
+@click.option("--bytes-max", type=int, metavar="N", help="Most bytes of its stored documents.")
+@click.option("--no-bytes-max", is_flag=True, help="Apply the limit of the queue instead.")
 @json_option
 @place_options
 def set_(
@@ -76,10 +78,12 @@ def set_(
     weight: float | None,
     limit: int | None,
     no_limit: bool,
+    bytes_max: int | None,
+    no_bytes_max: bool,
     as_json: bool,
     flags: Mapping[str, Any],
 ) -> None:
-    """Set a customer's weight and limit.
+    """Set a customer's weight and limits.
 
     A customer of weight 2 gets twice the turns of one of weight 1. Omitted settings keep their
     values. A customer that does not exist is created.
@@ -87,16 +91,23 @@ def set_(
     \b
     fairturn customers set acme --weight 2 --limit 4
     fairturn customers set acme --no-limit
+    fairturn customers set acme --bytes-max 50000000000
     """
     if limit is not None and no_limit:
         wrong_use("--limit and --no-limit contradict each other; leave one of them out")
+    if bytes_max is not None and no_bytes_max:
+        wrong_use("--bytes-max and --no-bytes-max contradict each other; leave one of them out")
     changes: dict[str, Any] = {}
     if weight is not None:
         changes["weight"] = weight
     if limit is not None or no_limit:
         changes["limit"] = limit
+    if bytes_max is not None or no_bytes_max:
+        changes["bytes_max"] = bytes_max
     if not changes:
-        wrong_use("nothing to set; pass --weight, --limit or --no-limit")
+        wrong_use(
+            "nothing to set; pass --weight, --limit, --no-limit, --bytes-max or --no-bytes-max"
+        )
     with reached(flags) as queue, misuse_is_wrong_use():
         _print_settings(queue.set_customer(name, **changes), as_json)
 
@@ -180,6 +191,8 @@ def _print_settings(customer: "Customer", as_json: bool) -> None:
         return
     settings = customer.settings
     limit = "no limit" if settings.limit is None else f"at most {settings.limit:,} running"
+    if settings.bytes_max is not None:
+        limit += f", at most {settings.bytes_max:,} bytes"
     paused = ", paused" if settings.paused else ""
     click.echo(
         f"{printable(customer.name)}: weight {plain_number(settings.weight)}, {limit}{paused}. "

@@ -1,7 +1,7 @@
 """`fairturn purge`: deletion of a customer."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -9,6 +9,11 @@ from fairturn.cli.exit_codes import WRONG_USE, CommandExit, misuse_is_wrong_use
 from fairturn.cli.options import json_option
 from fairturn.cli.remote import place_options, reached
 from fairturn.cli.terminal import number, print_line, printable, progress
+from fairturn.errors import NotFound
+
+if TYPE_CHECKING:
+    from fairturn.client.sync_client import Client
+    from fairturn.queue import Queue
 
 
 @click.command("purge")
@@ -27,14 +32,9 @@ def command(*, customer: str, yes: bool, as_json: bool, flags: Mapping[str, Any]
     fairturn purge acme
     """
     with reached(flags) as queue, misuse_is_wrong_use():
-        found = queue.customer(customer)
         shown = printable(customer)
         if not yes:
-            click.echo(
-                f"{shown} has {number(found.waiting + found.delayed, 'document')} waiting and "
-                f"{found.running:,} running, and possibly ended ones. All will be deleted.",
-                err=True,
-            )
+            click.echo(f"{shown} has {_data_of(queue, customer)}. All will be deleted.", err=True)
             typed = click.prompt("Type the customer's name to continue", err=True)
             if typed not in (customer, shown):
                 raise CommandExit(f"{typed!r} is not {customer!r}; nothing was deleted", WRONG_USE)
@@ -44,3 +44,12 @@ def command(*, customer: str, yes: bool, as_json: bool, flags: Mapping[str, Any]
         print_line({"customer": customer})
     else:
         click.echo(f"Deleted {shown} with all its data.")
+
+
+def _data_of(queue: "Queue | Client", customer: str) -> str:
+    try:
+        found = queue.customer(customer)
+    except NotFound:  # a customer that has never submitted may have access keys
+        return "no documents, and possibly access keys"
+    waiting = number(found.waiting + found.delayed, "document")
+    return f"{waiting} waiting and {found.running:,} running, and possibly ended ones"

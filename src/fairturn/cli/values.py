@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     from fairturn.model import Customer, Document
 
+_COUNT_FROM = 90  # columns of a terminal; narrower ones have no room for the count
 _LIST = ("id", "customer", "state", "priority", "count", "age", "name")
 
 
@@ -43,4 +44,9 @@ def print_documents(documents: "Sequence[Document]", now: int) -> None:
         ]
         for document in documents
     ]
-    print_table(console(), _LIST, rows, texts=(1, 6), words=(0, 2))
+    screen = console()
+    columns = list(_LIST)
+    if screen.width < _COUNT_FROM:
+        for row in (columns, *rows):
+            del row[_LIST.index("count")]
+    print_table(screen, columns, rows, texts=(1, len(columns) - 1), words=(0, 2))

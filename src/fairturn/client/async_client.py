@@ -171,8 +171,9 @@ class AsyncClient:
         weight: float | Unchanged = UNCHANGED,
         limit: int | Unchanged | None = UNCHANGED,
         paused: bool | Unchanged = UNCHANGED,
+        bytes_max: int | Unchanged | None = UNCHANGED,
     ) -> Customer:
-        return await self._run(self._admin.set_customer(name, weight, limit, paused))
+        return await self._run(self._admin.set_customer(name, weight, limit, paused, bytes_max))
 
     async def purge(self, customer: str) -> None:
         await self._run(self._admin.purge(customer))

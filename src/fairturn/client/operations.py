@@ -146,7 +146,7 @@ class DocumentOperations:
         return self._session.send(request, read)
 
     def list(self, after: str | None, size: int, filters: Filters) -> Operation[Page]:
-        if after is not None and ids.decode(after, 0) is None:
+        if after is not None and not ids.is_id(after):
             raise ValueError(f"after is {after!r}; it must be the `next` of a page")
         f = to_filter(filters)
         if f.ids is not None and len(f.ids) > IDS_MAX:
@@ -247,11 +247,13 @@ class AdminOperations:
             raise NotFound(f"there is no customer {name!r}")
         return page.customers[0]
 
-    def set_customer(self, name: str, weight: Any, limit: Any, paused: Any) -> Operation[Customer]:
-        changes = customer_changes(weight, limit, paused)
+    def set_customer(
+        self, name: str, weight: Any, limit: Any, paused: Any, bytes_max: Any
+    ) -> Operation[Customer]:
+        changes = customer_changes(weight, limit, paused, bytes_max)
         CustomerSettings(**changes)  # raises the errors of the queue for values out of range
-        if "limit" in changes:
-            changes["limit"] = changes["limit"] or 0  # 0: no limit
+        for setting in changes.keys() & {"limit", "bytes_max"}:
+            changes[setting] = changes[setting] or 0  # 0: none
         request = json_request("POST", "/v1/customers", {"name": _check_name(name), **changes})
         return self._session.send(request, values.customer_of)
 
@@ -323,7 +325,7 @@ def _poll(
 def _document_request(method: str, id: str, action: str = "") -> HttpRequest:
     """A request for one document; `NotFound` for an id that no document can have."""
     missing = f"there is no document {id!r}"
-    if ids.decode(id, 0) is None:
+    if not ids.is_id(id):
         raise NotFound(missing)
     return HttpRequest(method, f"/v1/documents/{id}{action}", messages={"not_found": missing})
 

@@ -15,6 +15,7 @@ from fairturn.errors import (
     NotAllowed,
     NotFound,
     QueueFull,
+    QuotaExceeded,
     Refused,
     StoreError,
     StoreFull,
@@ -191,6 +192,8 @@ def _problem_error(
         return ValueError(message)
     if code == "queue_full":
         return _queue_full(problem, message)
+    if code == "quota_exceeded":
+        return _quota_exceeded(problem, message)
     if code in _NOT_ALLOWED:
         key = "the access key" if endpoint.key_id is None else f"access key ft_{endpoint.key_id}_…"
         return NotAllowed(_NOT_ALLOWED[code].format(key=key, url=endpoint.url))
@@ -215,6 +218,13 @@ def _queue_full(problem: Mapping[str, Any], message: str) -> FairturnError:
     return QueueFull(
         limit=limit, maximum=maximum, waiting=waiting, customer=problem.get("customer")
     )
+
+
+def _quota_exceeded(problem: Mapping[str, Any], message: str) -> FairturnError:
+    customer, stored, maximum = (problem.get(n) for n in ("customer", "stored_bytes", "maximum"))
+    if not (isinstance(customer, str) and isinstance(stored, int) and isinstance(maximum, int)):
+        return Refused(message)
+    return QuotaExceeded(customer=customer, stored_bytes=stored, bytes_max=maximum)
 
 
 def _foreign_error(response: HttpResponse, endpoint: Endpoint) -> FairturnError:

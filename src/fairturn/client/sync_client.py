@@ -217,12 +217,14 @@ class Client:
         weight: float | Unchanged = UNCHANGED,
         limit: int | Unchanged | None = UNCHANGED,
         paused: bool | Unchanged = UNCHANGED,
+        bytes_max: int | Unchanged | None = UNCHANGED,
     ) -> Customer:
-        """Change a customer's weight or concurrency limit (None: no limit), or pause it.
+        """Change a customer's weight, its concurrency limit (None: no limit) or the bytes that its
+        documents may have (None: `bytes_per_customer_max`), or pause it.
 
         Parameters that are not given stay as they are. A new name creates the customer.
         """
-        return self._run(self._admin.set_customer(name, weight, limit, paused))
+        return self._run(self._admin.set_customer(name, weight, limit, paused, bytes_max))
 
     def purge(self, customer: str) -> None:
         """Delete a customer with its documents, settings, count and keys; running work is lost."""

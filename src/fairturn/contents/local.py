@@ -155,6 +155,7 @@ def written(writing: ContentWriter, chunks: Iterable[bytes]) -> ContentRef:
         writing.abandon()
 
 
+_CHECK_BYTES = 4_096  # that `check` writes: an empty file fits on a full disk
 _ROOT = ""  # the folder itself, in `_synced`
 
 # Modes for the owner alone, or for a group that shares a folder. The umask applies to files but not
@@ -231,7 +232,11 @@ class Folder:
         return str(self.path / checked_name(name)[:2] / name)
 
     def check(self) -> None:
-        self.begin().abandon()
+        writing = self.begin()
+        try:
+            writing.write(b"\0" * _CHECK_BYTES)
+        finally:
+            writing.abandon()
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:

@@ -215,14 +215,20 @@ def change_customer(
     name: Annotated[str, Form(min_length=1, max_length=CUSTOMER_BYTES_MAX)],
     weight: Annotated[float | None, Form()] = None,
     limit: Annotated[str | None, Form()] = None,
+    bytes_max: Annotated[str | None, Form()] = None,
     paused: Annotated[bool | None, Form()] = None,
     back: Annotated[str, Form()] = "",
 ) -> Response:
-    """Set weight and limit, or the pause. An empty limit removes it."""
+    """Set weight and limits, or the pause. An empty limit removes it."""
     queue = visitor.service.queue
     with refusing_misuse():
         if weight is not None:
-            queue.set_customer(name, weight=weight, limit=int(limit) if limit else None)
+            queue.set_customer(
+                name,
+                weight=weight,
+                limit=int(limit) if limit else None,
+                bytes_max=int(bytes_max) if bytes_max else None,
+            )
         if paused is not None:
             queue.set_customer(name, paused=paused)
     visitor.page.directory.changed()

@@ -297,6 +297,8 @@ CUSTOMERS = {
     "change": Message("Change"),
     "save": Message("Save"),
     "no_limit": Message("no limit"),
+    "col_bytes_max": Message("Bytes of documents"),
+    "limit_of_queue": Message("limit of the queue"),
     "pause": Message("Pause"),
     "paused": Message("paused"),
     "resume": Message("Resume"),

@@ -38,8 +38,9 @@ _ROWS = """
             + (SELECT count(*) FROM idempotency_keys)"""
 _LIMITED = "SELECT number FROM customers INDEXED BY customers_counted WHERE counted = 1"
 _CUSTOMERS = f"""
-    SELECT number, name, count, count_updated_at, weight, running_max, paused,
-        coalesce(documents, 0), {", ".join(f"coalesce(w{n}, 0)" for n in range(1, LEVELS + 1))}
+    SELECT number, name, count, count_updated_at, weight, running_max, bytes_max, stored_bytes,
+        paused, coalesce(documents, 0),
+        {", ".join(f"coalesce(w{n}, 0)" for n in range(1, LEVELS + 1))}
     FROM customers LEFT JOIN (
         SELECT customer, count(*) AS documents, {
     ", ".join(f"sum(state = {WAITING} AND priority = {n}) AS w{n}" for n in range(1, LEVELS + 1))

@@ -20,6 +20,7 @@ from fairturn.model import ContentRef
 from fairturn.stores.sqlite import query
 from fairturn.stores.sqlite.connection import translated
 from fairturn.stores.sqlite.schema import foreign_version_of, migrate, refuse_foreign_file
+from fairturn.stores.values import JUMP_MIN, STORED_BYTES
 
 if TYPE_CHECKING:
     from fairturn.stores.postgres.connection import PostgresDatabase
@@ -48,6 +49,10 @@ Progress = Callable[[int, int], None]  # called with the tables done, and all
 
 _FILE_TABLES = "SELECT name FROM {}.sqlite_schema WHERE type = 'table' ORDER BY name"
 _MARK = "UPDATE queue SET is_copy = 1"
+_COUNT_BYTES = f"""
+    UPDATE customers SET stored_bytes = d.bytes
+    FROM (SELECT customer, sum({STORED_BYTES}) AS bytes FROM documents GROUP BY customer) d
+    WHERE number = d.customer"""
 
 
 def is_file_of_0_1(path: Path) -> bool:
@@ -105,6 +110,7 @@ def _copy_file(source: Path, unfinished: Path, progress: Progress) -> list[Conte
         for statement in _file_statements(connection, progress):
             connection.execute(statement)
         connection.execute(_MARK)
+        connection.execute(_COUNT_BYTES)
         refs = list(query.contents(connection))
         connection.execute("COMMIT")
         if _state(connection, source) != before:
@@ -160,6 +166,7 @@ _SERVER_COLUMNS_OF = """
     FROM information_schema.columns WHERE table_schema = %s GROUP BY table_name"""
 # Transaction ids are valid on one server only: in the copy, events get the copying transaction's.
 _NOT_COPIED = {"xid", "events_from", "events_late"}
+_ADDED = {"probes", "released_bytes"}  # since schema 11
 _SEQUENCES = ("document_numbers", "customer_numbers")
 _IDENTITIES = ("counter_changes", "outcome_counters", "unreported_cancels")
 _LOCK_TIMEOUT_S = 5
@@ -211,7 +218,7 @@ def _copy_tables(
     if "documents" not in old_columns:
         raise NoQueue(f"{source.name} has no queue in its schema {source.schema}")
     is_old = "body_type" not in old_columns["documents"]
-    tables = sorted(columns.keys() - {"migrations"})
+    tables = sorted(columns.keys() - {"migrations"} - (_ADDED - old_columns.keys()))
     old_names = {table: _TABLES.get(table, table) if is_old else table for table in tables}
     if not set(old_names.values()) <= old_columns.keys():
         raise StoreRefused(
@@ -245,6 +252,17 @@ def _copy_tables(
     for sequence in _SEQUENCES:
         last = reading.execute(f"SELECT last_value, is_called FROM {source.schema}.{sequence}")
         writing.execute(f"SELECT setval('{schema}.{sequence}', %s, %s)", last.fetchone())
+    if "stored_bytes" not in old_columns["customers"]:
+        writing.execute(
+            f"UPDATE {schema}.customers c SET stored_bytes = d.bytes FROM (SELECT customer, "
+            f"sum({STORED_BYTES}) AS bytes FROM {schema}.documents GROUP BY customer) d "
+            "WHERE c.number = d.customer"
+        )
+    if "ids_from" not in old_columns["queue"]:
+        writing.execute(
+            f"UPDATE {schema}.queue SET ids_from = {JUMP_MIN} + "
+            f"(SELECT last_value FROM {schema}.document_numbers)"
+        )
     for table in _IDENTITIES:
         writing.execute(
             f"SELECT setval(pg_get_serial_sequence('{schema}.{table}', 'number'), "

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
 from fairturn.errors import NotFound
-from fairturn.model import RUNNING_MAX, CustomerSummary
+from fairturn.model import BYTES_MAX, RUNNING_MAX, CustomerSummary
 from fairturn.service import shapes
 from fairturn.service.callers import Anybody, Operator, Overseer
 from fairturn.service.problems import refusing_misuse
@@ -87,11 +87,19 @@ class CustomerChangeJson(shapes.RequestFields):
         Field(ge=0, le=RUNNING_MAX, description="Most running documents; 0 removes the limit."),
     ] = None
     paused: shapes.YesOrNo | None = None
+    bytes_max: Annotated[
+        shapes.Whole | None,
+        Field(
+            ge=0,
+            le=BYTES_MAX,
+            description="Most bytes of its stored documents; 0: `bytes_per_customer_max`.",
+        ),
+    ] = None
 
 
 @router.post("/v1/customers", response_model=shapes.CustomerJson, responses=problems())
 def set_customer(request: Request, caller: Operator, change: CustomerChangeJson) -> Any:
-    """Create a customer, or change its weight, limit or pause. Omitted fields do not change."""
+    """Create a customer, or change its weight, limits or pause. Omitted fields do not change."""
     service = service_of(request)
     with refusing_misuse():
         customer = service.queue.set_customer(
@@ -99,6 +107,7 @@ def set_customer(request: Request, caller: Operator, change: CustomerChangeJson)
             weight=UNCHANGED if change.weight is None else change.weight,
             limit=UNCHANGED if change.limit is None else change.limit or None,
             paused=UNCHANGED if change.paused is None else change.paused,
+            bytes_max=UNCHANGED if change.bytes_max is None else change.bytes_max or None,
         )
     return shapes.customer_json(customer, service.queue.settings.rule, service.clock.now())
 
@@ -126,14 +135,20 @@ def purge_customer(request: Request, caller: Operator, purge: PurgeJson) -> Any:
     has the numbers of documents before the deletion.
     """
     queue = service_of(request).queue
-    with refusing_misuse():
-        customer = queue.customer(purge.name)
+    waiting = delayed = running = 0
+    try:
+        with refusing_misuse():
+            customer = queue.customer(purge.name)
+        waiting, delayed, running = customer.waiting, customer.delayed, customer.running
+    except NotFound:
+        if not queue.keys.list(customer=purge.name, size=1):
+            raise
     if not purge.dry_run:
         queue.purge(purge.name)
     return PurgeResultJson(
-        name=customer.name,
+        name=purge.name,
         dry_run=purge.dry_run,
-        waiting=customer.waiting,
-        delayed=customer.delayed,
-        running=customer.running,
+        waiting=waiting,
+        delayed=delayed,
+        running=running,
     )

@@ -32,19 +32,19 @@ class _FormPart(NamedTuple):
     file_name: str | None
 
 
-async def receive_form(request: Request, service: Service) -> UploadForm:
+async def receive_form(request: Request, service: Service, size_bytes_max: int) -> UploadForm:
     """Return the file of a form and the other fields. The file is written to the contents as it
     arrives. Raises `Problem`."""
     _, options = parse_options_header(request.headers.get("content-type", ""))
     boundary = options.get(b"boundary")
     if not boundary:
         raise Problem(ProblemCode.MALFORMED, "the form has no boundary")
-    body = UploadBody(service, service.plan.size_bytes_max)
+    body = UploadBody(service, size_bytes_max)
     form = _FormParser()
     try:
         parser = MultipartParser(boundary, form.callbacks())
         parser.logger = _SILENT
-        maximum = service.plan.size_bytes_max + _OVERHEAD_BYTES
+        maximum = size_bytes_max + _OVERHEAD_BYTES
         async for chunk in pieces_of(request, service, maximum):
             parser.write(chunk)
             for piece in form.take():

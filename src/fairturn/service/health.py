@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from fairturn.clock import stopwatch
-from fairturn.errors import FairturnError
+from fairturn.errors import FairturnError, StoreFull
 from fairturn.service import shapes
 from fairturn.service.administration import workers_of
 from fairturn.service.service import Service, service_of
@@ -39,7 +39,8 @@ async def get_live() -> Any:
     responses={503: {"model": ReadinessJson, "description": "Not ready, for the given reasons."}},
 )
 async def get_ready(request: Request) -> Any:
-    """Check that documents can be accepted: the store responds and contents can be written."""
+    """Check that documents can be accepted: the store can be read and written, contents can be
+    written, and no disk is full."""
     ready = await readiness_of(request).look()
     if service_of(request).watch.closed:
         ready = ReadinessJson(ready=False, reasons=["service: it is shutting down"], notes=[])
@@ -88,11 +89,15 @@ def _reasons(service: Service) -> list[str]:
     reasons = []
     try:
         service.queue.check()
+    # Without a path or a host: the route needs no key.
+    except StoreFull:
+        reasons.append("store: the disk is full")
     except FairturnError:
-        # Without a path or a host: the route needs no key.
         reasons.append("store: it does not respond")
     try:
         service.queue.contents.check()
+    except StoreFull:
+        reasons.append("contents: the disk is full")
     except FairturnError:
         reasons.append("contents: they cannot be written")
     return reasons

@@ -21,6 +21,7 @@ from fairturn.errors import (
     KeyReused,
     NotFound,
     QueueFull,
+    QuotaExceeded,
     Refused,
     StoreFull,
     StoreUnavailable,
@@ -57,6 +58,7 @@ class ProblemCode(StrEnum):
     RATE_LIMITED = "rate_limited"
     TOO_MANY_AT_ONCE = "too_many_at_once"
     QUEUE_FULL = "queue_full"
+    QUOTA_EXCEEDED = "quota_exceeded"
     STORAGE_FULL = "storage_full"
     UNAVAILABLE = "unavailable"
     CONTENT_DAMAGED = "content_damaged"
@@ -84,6 +86,7 @@ STATUS: Mapping[ProblemCode, int] = {
     ProblemCode.RATE_LIMITED: 429,
     ProblemCode.TOO_MANY_AT_ONCE: 429,
     ProblemCode.QUEUE_FULL: 429,
+    ProblemCode.QUOTA_EXCEEDED: 413,
     ProblemCode.STORAGE_FULL: 507,
     ProblemCode.UNAVAILABLE: 503,
     ProblemCode.CONTENT_DAMAGED: 500,
@@ -112,6 +115,7 @@ MESSAGES: Mapping[str, Message] = {
     "rate_limited": Message("Too many requests. Try again later."),
     "too_many_at_once": Message("Too many of these requests at once. Try again later."),
     "queue_full": Message("Too many documents are waiting. Submit again later."),
+    "quota_exceeded": Message("The documents of the customer take too much space."),
     "storage_full": Message("There is no storage space left. Try again later."),
     "unavailable": Message("The service cannot answer now. Try again later."),
     "content_damaged": Message("The stored content is damaged."),
@@ -160,6 +164,19 @@ def problem_of(error: Exception) -> Problem:
         problem = Problem(ProblemCode.QUEUE_FULL, detail, retry_after_s=TRY_AGAIN_S)
         problem.more = {
             name: getattr(error, name) for name in ("limit", "maximum", "waiting", "customer")
+        }
+        return problem
+    if isinstance(error, QuotaExceeded):
+        detail = (
+            f"the stored documents of this customer have {error.stored_bytes:,} bytes, and may "
+            f"have {error.bytes_max:,}; submit again when ended documents have been pruned, or ask "
+            "the operator for more"
+        )
+        problem = Problem(ProblemCode.QUOTA_EXCEEDED, detail)
+        problem.more = {
+            "customer": error.customer,
+            "stored_bytes": error.stored_bytes,
+            "maximum": error.bytes_max,
         }
         return problem
     if isinstance(error, Refused):

@@ -57,12 +57,18 @@ class ProblemJson(ResponseJson):
     limit: Annotated[
         str | None, Field(description="With `queue_full`, the setting that was reached.")
     ] = None
-    maximum: Annotated[int | None, Field(description="With `queue_full`, its value.")] = None
+    maximum: Annotated[
+        int | None, Field(description="With `queue_full` and `quota_exceeded`, the limit.")
+    ] = None
     waiting: Annotated[
         int | None, Field(description="With `queue_full`, the number of waiting documents.")
     ] = None
+    stored_bytes: Annotated[
+        int | None, Field(description="With `quota_exceeded`, the bytes of stored documents.")
+    ] = None
     customer: Annotated[
-        str | None, Field(description="With `queue_full`, the customer of a limit per customer.")
+        str | None,
+        Field(description="With `queue_full` and `quota_exceeded`, the customer of the limit."),
     ] = None
 
 

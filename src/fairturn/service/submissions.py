@@ -42,6 +42,7 @@ from fairturn.service.uploads import (
     receive_in_memory,
     receive_small,
     refusing_without_a_place,
+    upload_limit,
 )
 from fairturn.wire import (
     BINARY,
@@ -250,8 +251,15 @@ async def submit_for(caller: Caller, request: Request, trace: str | None = None)
     with one_of_its_uploads(service, caller.key):
         payload: Any = None
         received: Received | None = None
+        # A form may name the customer or the idempotency key in a later part.
+        limit = await upload_limit(
+            service,
+            caller.customer or about.customer,
+            has_key=key is not None or media_type == FORM,
+        )
         if media_type == FORM:
-            form = await receive_form(request, service)
+            with limit.enforced():
+                form = await receive_form(request, service, limit.size_bytes_max)
             received = form.content
             try:
                 about, key = _merged(about, form.fields, key)
@@ -265,7 +273,8 @@ async def submit_for(caller: Caller, request: Request, trace: str | None = None)
             body = await receive_in_memory(request, service, maximum)
             payload = await service.run(parsed, body)
         else:
-            received = await receive(request, service)
+            with limit.enforced():
+                received = await receive(request, service, limit.size_bytes_max)
         digest = request.headers.get(CONTENT_DIGEST)
         submission = _ReceivedSubmission(about, received, payload, key, digest, trace)
         # Not in a thread of the store: a large payload is stored as content.

@@ -12,15 +12,15 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from tempfile import TemporaryFile
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from fairturn.clock import stopwatch
 from fairturn.contents.local import ContentWriter
-from fairturn.errors import StoreRefused
-from fairturn.model import INLINE_BYTES_MAX, ContentRef
+from fairturn.errors import QuotaExceeded, StoreRefused
+from fairturn.model import DOCUMENT_BYTES, INLINE_BYTES_MAX, ContentRef
 from fairturn.service.problems import Problem, ProblemCode
 from fairturn.service.service import Service
 
@@ -44,7 +44,7 @@ class UploadBody:
         maximum = self._size_bytes_max
         self._size_bytes += len(chunk)
         if self._size_bytes > maximum:
-            raise _too_large(maximum)
+            raise TooLarge(maximum)
         self._held += chunk
         if self._writing is None and self._size_bytes > INLINE_BYTES_MAX:
             begin = self._service.queue.contents.begin
@@ -78,11 +78,65 @@ def refusing_without_a_place() -> Iterator[None]:
     try:
         yield
     except StoreRefused:
-        raise _too_large(INLINE_BYTES_MAX) from None
+        raise TooLarge(INLINE_BYTES_MAX) from None
 
 
-def _too_large(maximum: int) -> Problem:
-    return Problem(ProblemCode.TOO_LARGE, f"the body is over {maximum:,} bytes, the limit")
+class TooLarge(Problem):
+    def __init__(self, maximum: int) -> None:
+        super().__init__(ProblemCode.TOO_LARGE, f"the body is over {maximum:,} bytes, the limit")
+        self.maximum = maximum
+
+
+class Quota(NamedTuple):
+    """The bytes of a customer's stored documents, and how many they may have."""
+
+    stored_bytes: int
+    bytes_max: int
+
+    @property
+    def left_bytes(self) -> int:
+        """How large another document may be, at most."""
+        return max(0, self.bytes_max - self.stored_bytes - DOCUMENT_BYTES)
+
+
+class UploadLimit(NamedTuple):
+    """The maximum size of an upload: that of the service, or what the customer's quota leaves."""
+
+    size_bytes_max: int
+    customer: str | None = None
+    quota: Quota | None = None  # None: the limit is that of the service
+
+    @contextmanager
+    def enforced(self) -> Iterator[None]:
+        """Raise `QuotaExceeded` if an upload is stopped at the quota."""
+        try:
+            yield
+        except TooLarge as error:
+            if self.quota is None or self.customer is None or error.maximum < self.size_bytes_max:
+                raise
+            raise QuotaExceeded(customer=self.customer, **self.quota._asdict()) from None
+
+
+def _quota_of(service: Service, customer: str) -> Quota:
+    bytes_max = service.queue.settings.bytes_per_customer_max
+    for known in service.queue.queries.customers(names=[customer]).customers:
+        return Quota(known.stored_bytes, known.settings.bytes_max or bytes_max)
+    return Quota(0, bytes_max)
+
+
+async def upload_limit(service: Service, customer: str | None, *, has_key: bool) -> UploadLimit:
+    """Return how large an upload may be.
+
+    With an idempotency key the document may be stored already, and repeating its submission must
+    succeed. Then the upload may be as large as all documents together, and the store decides.
+    """
+    size_bytes_max = service.plan.size_bytes_max
+    if customer is not None:
+        quota = await service.run(_quota_of, service, customer)
+        left_bytes = quota.bytes_max if has_key else quota.left_bytes
+        if left_bytes < size_bytes_max:
+            return UploadLimit(left_bytes, customer, quota)
+    return UploadLimit(size_bytes_max)
 
 
 async def pieces_of(request: Request, service: Service, maximum: int) -> AsyncIterator[bytes]:
@@ -105,7 +159,7 @@ async def pieces_of(request: Request, service: Service, maximum: int) -> AsyncIt
             raise Problem(ProblemCode.CUT_OFF) from None
         size_bytes += len(chunk)
         if size_bytes > maximum:
-            raise _too_large(maximum)
+            raise TooLarge(maximum)
         if chunk:
             yield chunk
 
@@ -139,12 +193,11 @@ def _refuse_declared(request: Request, maximum: int) -> None:
     """Reject a body by its declared size, before reading it."""
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared[:20]) > maximum:
-        raise _too_large(maximum)
+        raise TooLarge(maximum)
 
 
-async def receive(request: Request, service: Service) -> Received:
+async def receive(request: Request, service: Service, maximum: int) -> Received:
     """Receive a raw body as the content of a document."""
-    maximum = service.plan.size_bytes_max
     body = UploadBody(service, maximum)
     try:
         async for chunk in pieces_of(request, service, maximum):

@@ -89,8 +89,10 @@ class Store(Protocol):
         an embedded store raises `ValueError`.
 
         Raises `KeyReused` if a known key comes with another digest, `NotFound` if the customer has
-        no such parent document, and `QueueFull` if more documents would wait or be delayed than
-        the settings allow.
+        no such parent document, `QueueFull` if more documents would wait or be delayed than the
+        settings allow, and `QuotaExceeded` if the stored documents of a customer would have more
+        bytes (`NewDocument.stored_bytes`) than its settings or those of the queue allow. A document
+        counts until it is deleted, whatever its state; results do not count.
         """
         ...
 
@@ -303,6 +305,14 @@ class AdminStore(Protocol):
         they were replaced; `expected` is as in `configure`.
 
         A weight applies from the next charge, a limit and a pause from the next claim.
+        """
+        ...
+
+    def probe(self) -> None:
+        """Write a row and read it, as a check that submissions can be stored.
+
+        Raises `StoreFull` if the disk has no room for them, and other `StoreError`s as a submission
+        would. The call need not be durable when it returns, and does not change the version.
         """
         ...
 

@@ -47,6 +47,7 @@ MEANINGS = {
     "customer.waiting": "the number of waiting documents of priority {place}",
     "customer.running": "the number of running documents",
     "customer.delayed": "the number of delayed documents",
+    "customer.stored_bytes": "the number of bytes of its documents",
     "customer.submitted": "the number of documents ever submitted",
     "customer.counted": "the flag that running documents are counted",
     "flow.folded": "the number of folded waiting documents in level {place}",

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from fairturn.model import NewDocument
 from fairturn.scheduling.flows import EventBatch
+from fairturn.stores.ids import IdKey
 from fairturn.stores.transitions import OutcomeCounters
 from fairturn.stores.values import Row
 
@@ -14,7 +15,7 @@ class ExportedQueue(NamedTuple):
     fields. It has more than 15 attributes because it has all tables and counters of a queue."""
 
     settings: str  # a JSON object
-    key: int  # obfuscates numbers into public ids
+    key: IdKey
     next_number: int  # of documents
     next_customer: int
     claims: int  # the number of the last claim
@@ -29,7 +30,8 @@ class ExportedQueue(NamedTuple):
     documents_known: int
     rows: int  # in the iterables below, about
     limited: list[int]  # customers whose running documents are counted
-    # number, name, count, count_updated_at, weight, running_max, paused, documents, waiting (nine)
+    # number, name, count, count_updated_at, weight, running_max, bytes_max, stored_bytes, paused,
+    # documents, waiting (nine)
     customers: Iterable[Row]
     customer_states: Iterable[Row]  # customer, weight, running_max, paused, recent costs (a list)
     # customer, level, place, tick, folded, running, claimed_to, head_order, head_since, head_bound,

@@ -6,7 +6,7 @@ from itertools import repeat
 from secrets import randbits
 from typing import Any
 
-from fairturn.model import BodyType, Claim, Document, Fence, Settings, State
+from fairturn.model import DOCUMENT_BYTES, BodyType, Claim, Document, Fence, Settings, State
 from fairturn.scheduling.flows import (
     ArrivalEvent,
     CancelEvent,
@@ -21,6 +21,7 @@ from fairturn.scheduling.flows import (
     SettingsEvent,
 )
 from fairturn.stores import ids
+from fairturn.stores.ids import IdKey
 from fairturn.validation.text import compact_json
 
 Row = tuple[Any, ...]  # of a statement
@@ -36,6 +37,10 @@ def codes_of(states: Iterable[State]) -> str:
     return ", ".join(str(CODES[state]) for state in STATES if state in states)
 
 
+# The SQL of `NewDocument.stored_bytes`, in both databases.
+STORED_BYTES = f"{DOCUMENT_BYTES} + size_bytes + coalesce(octet_length(metadata), 0)"
+
+
 def _column(field: str) -> str:
     """Return the column of a field of `Document`, in both databases."""
     if field == "customer":
@@ -48,7 +53,7 @@ _READ = tuple(field for field in Document._fields if field != "progress")  # `qu
 DOCUMENT_COLUMNS = ", ".join(map(_column, _READ))
 
 
-def to_document(row: Row, key: int) -> Document:
+def to_document(row: Row, key: IdKey) -> Document:
     """Convert a row that begins with `DOCUMENT_COLUMNS`."""
     values = dict(zip(_READ, row, strict=False))
     parent = values["parent"]
@@ -78,7 +83,7 @@ _NEW: Callable[[type[Any], Iterable[Any]], Any] = tuple.__new__
 def to_claims(
     rows: Iterable[Row],
     customers: Iterable[str],
-    key: int,
+    key: IdKey,
     *,
     fence: int,
     worker: str,
@@ -182,7 +187,7 @@ class SettingsCache:
 
 
 JUMP_MIN = 1 << 32  # more numbers than are issued between a backup and its restore
-_RANDOM_BITS = 40  # thousands of epochs stay below 2^53, millions below the 2^60 of an id
+_RANDOM_BITS = 40  # thousands of epochs stay below 2^53, tens of thousands below the 2^56 of an id
 
 
 def jump() -> int:

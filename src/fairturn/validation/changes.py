@@ -27,7 +27,10 @@ def changed(settings: Settings, changes: SettingChanges) -> Settings:
 
 
 def customer_changes(
-    weight: float | Unchanged, limit: int | Unchanged | None, paused: bool | Unchanged
+    weight: float | Unchanged,
+    limit: int | Unchanged | None,
+    paused: bool | Unchanged,
+    bytes_max: int | Unchanged | None,
 ) -> dict[str, Any]:
     """Return the settings of a customer to change; raise `TypeError` for a wrong type."""
     changes: dict[str, Any] = {}
@@ -43,4 +46,10 @@ def customer_changes(
         if not isinstance(paused, bool):
             raise TypeError(f"paused is {paused!r}; it must be True or False")
         changes["paused"] = paused
+    if bytes_max is not UNCHANGED:
+        if isinstance(bytes_max, bool) or not isinstance(bytes_max, int | None):
+            raise TypeError(
+                f"bytes_max is {bytes_max!r}; it must be a whole number, or None for the queue's"
+            )
+        changes["bytes_max"] = bytes_max
     return changes

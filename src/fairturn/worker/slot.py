@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from fairturn.clock import stopwatch
 from fairturn.model import Progress
+from fairturn.stores import ids
 from fairturn.worker import reaper
 from fairturn.worker.executor import ActiveClaim
 from fairturn.worker.handler import DONE, FILE, GIVE_UP, RESULT_BYTES_MAX, RETRY, Answer
@@ -25,7 +26,8 @@ from fairturn.worker.messages import EPOCHS, PERMIT_BYTES, FrameDecoder, FrameEr
 from fairturn.worker.output import LineSplitter, Output
 
 READ_BYTES = 262_144
-_MARK = re.compile(rb"\0([0-9a-f]{15})\n")  # in a child's output: the start of a document
+# In a child's output: the start of a document.
+_MARK = re.compile(rb"\0(%s)\n" % ids.FORM.encode())
 _END_S = 2.0  # for the reaper to end; then its process group is killed
 _SILENT_S = 0.5  # for a child to end after it has closed its pipe
 _NUMBER_MAX = 1 << 53  # of seconds and progress: larger numbers do not fit in a database

@@ -18,6 +18,7 @@ from fairturn.stores.conformance.order import OrderPromises
 from fairturn.stores.conformance.outcomes import OutcomePromises
 from fairturn.stores.conformance.progress import ProgressPromises
 from fairturn.stores.conformance.query import CustomerPromises, QueryPromises, SummaryPromises
+from fairturn.stores.conformance.quotas import QuotaPromises
 from fairturn.stores.conformance.retention import PrunePromises, PurgePromises
 from fairturn.stores.conformance.settings import SettingsPromises
 from fairturn.stores.conformance.submit import SubmitPromises
@@ -26,6 +27,7 @@ from fairturn.stores.conformance.submit import SubmitPromises
 class StoreConformance(
     SubmitPromises,
     LimitPromises,
+    QuotaPromises,
     DueTimePromises,
     OrderPromises,
     ClaimPromises,

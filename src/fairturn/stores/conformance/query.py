@@ -335,6 +335,7 @@ class CustomerPromises(StoreSuite):
             {"limit": 10_000},
             {"paused": True},
             {"weight": 0.5, "limit": 3, "paused": True},
+            {"bytes_max": 3_000_000_000},
             {},
         ],
     )

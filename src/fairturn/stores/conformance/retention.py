@@ -201,7 +201,12 @@ class PrunePromises(StoreSuite):
 
     @pytest.mark.parametrize(
         "settings",
-        [CustomerSettings(weight=2), CustomerSettings(limit=1), CustomerSettings(paused=True)],
+        [
+            CustomerSettings(weight=2),
+            CustomerSettings(limit=1),
+            CustomerSettings(paused=True),
+            CustomerSettings(bytes_max=1),
+        ],
     )
     def test_a_customer_with_settings_is_remembered(
         self, store: Store, clock: ManualClock, settings: CustomerSettings

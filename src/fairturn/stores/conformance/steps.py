@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from fairturn.clock import SECOND_US
 from fairturn.model import (
+    DOCUMENT_BYTES,
     Claim,
     Completed,
     Customer,
@@ -188,6 +189,9 @@ def assert_numbers_are_exact(store: Store) -> None:
             states[State.WAITING],
             states[State.RUNNING],
             states[State.DELAYED],
+        ), known.name
+        assert known.stored_bytes == sum(
+            DOCUMENT_BYTES + found.size_bytes + len(found.metadata_json or "") for found in own
         ), known.name
 
 

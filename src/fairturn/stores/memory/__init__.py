@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import islice
-from secrets import randbits
 from typing import Any
 
 from fairturn.access.keys import ACCESS_KEYS_MAX, AccessKey
@@ -71,6 +70,7 @@ from fairturn.stores import ids
 from fairturn.stores.admission import AdmissionCustomer, AdmissionParent, KnownKey, admit
 from fairturn.stores.contract import UNREFERENCED_S
 from fairturn.stores.estimates import Kept, KeptCustomer, foresee, make_snapshot
+from fairturn.stores.ids import IdKey
 from fairturn.stores.snapshot import Next, by_lane, levels_of, lines_in_turn, take_turns
 from fairturn.stores.transitions import (
     Attempt,
@@ -159,7 +159,13 @@ class _MemoryState:
                     row.customer is known and row.state in _PENDING
                     for row in self._store._documents.values()
                 )
-                self._customers[name] = AdmissionCustomer(known.number, known.count, pending)
+                self._customers[name] = AdmissionCustomer(
+                    known.number,
+                    known.count,
+                    pending,
+                    self._store._stored_bytes(known),
+                    known.settings.bytes_max,
+                )
         return self._customers[name]
 
     def key(self, customer: int, key: str) -> KnownKey | None:
@@ -197,7 +203,7 @@ class MemoryStore:
     ) -> None:
         self._settings = settings or Settings()
         self._clock = clock or SystemClock()
-        self._key = randbits(ids.BITS) if key is None else key
+        self._key = IdKey.new(key)
         self._changed = threading.Condition()
         self._version = 0
         self._documents: dict[int, _Row] = {}
@@ -385,6 +391,9 @@ class MemoryStore:
 
     def sync(self) -> None:
         """Do nothing: this store is never durable."""
+
+    def probe(self) -> None:
+        """Do nothing: memory has no disk."""
 
     def begin_epoch(self) -> None:
         with self._changed:
@@ -626,7 +635,12 @@ class MemoryStore:
             waiting_by_priority=by_priority(waiting),
             running=states[State.RUNNING],
             delayed=states[State.DELAYED],
+            stored_bytes=self._stored_bytes(customer),
         )
+
+    def _stored_bytes(self, customer: _Customer) -> int:
+        rows = self._documents.values()
+        return sum(row.new.stored_bytes for row in rows if row.customer is customer)
 
     def summary(self) -> Summary:
         with self._changed:

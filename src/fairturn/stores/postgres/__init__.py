@@ -4,7 +4,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
-from secrets import randbits
 from typing import Any
 
 import psycopg
@@ -35,8 +34,9 @@ from fairturn.model import (
     check_lease,
     check_outcomes,
 )
-from fairturn.stores import crash, ids
+from fairturn.stores import crash
 from fairturn.stores.contract import UNREFERENCED_S
+from fairturn.stores.ids import IdKey
 from fairturn.stores.postgres import admin, query, snapshot
 from fairturn.stores.postgres.claim import BUDGET, PostgresClaimer
 from fairturn.stores.postgres.connection import POOL_MAX, PostgresDatabase
@@ -123,8 +123,7 @@ class PostgresStore:
                 if not session.fetch(QUEUE):
                     first = settings_columns(settings or Settings())
                     crash.point("configure-before-commit")
-                    drawn = randbits(ids.BITS) if key is None else key
-                    session.ask(ADD_QUEUE, (drawn, *first))
+                    session.ask(ADD_QUEUE, (*IdKey.new(key), *first))
                     crash.point("configure-after-commit")
         except psycopg.Error as error:
             raise database.translate(error) from error
@@ -247,6 +246,9 @@ class PostgresStore:
         )
         self._note()
         return states
+
+    def probe(self) -> None:
+        self._database.transact(admin.probe)
 
     def begin_epoch(self) -> None:
         self._database.transact(lambda session: session.fetch("SELECT fairturn.begin_epoch()"))

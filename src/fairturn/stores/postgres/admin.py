@@ -11,10 +11,11 @@ from enum import IntEnum
 from typing import Any
 
 from fairturn.access.keys import ACCESS_KEYS_MAX, AccessKey, Role
-from fairturn.clock import Uptime, stopwatch
+from fairturn.clock import SERVER_NOW, Uptime, stopwatch
 from fairturn.explain.snapshot import WORKERS_MAX, WorkerHeartbeat
 from fairturn.model import ENDED, CustomerSettings, Settings, State, weight_in_thousandths
 from fairturn.stores import crash, ids
+from fairturn.stores.ids import IdKey
 from fairturn.stores.postgres.rows import NO_ORDER, SERVER_BOOT, TIMESTAMP, settings_columns
 from fairturn.stores.postgres.session import Session
 from fairturn.stores.values import STATES, WAITING, Row
@@ -22,12 +23,12 @@ from fairturn.stores.values import STATES, WAITING, Row
 _CANCEL = "SELECT fairturn.cancel(%s::int8, %s::int8[])"
 _RETRY = "SELECT fairturn.retry(%s::int8, %s::int8[])"
 _ADJUST = """
-    SELECT fairturn.adjust(%s::int8, %s::text, %s::int4, %s::int4, %s::bool,
-        %s::bool, %s::int4, %s::int4, %s::bool)"""
+    SELECT fairturn.adjust(%s::int8, %s::text, %s::int4, %s::int4, %s::bool, %s::int8,
+        %s::bool, %s::int4, %s::int4, %s::bool, %s::int8)"""
 _CONFIGURE = """
     SELECT fairturn.configure(%s::int8, %s::int8, %s::text, %s::int4, %s::int8, %s::text,
         %s::int8[], %s::int8, %s::bool, %s::bool, %s::int8, %s::int8, %s::text, %s::text, %s::int8,
-        %s::int4)"""
+        %s::int4, %s::int8)"""
 _CONVERT = "SELECT fairturn.convert_next(%s::int4)"
 REPAIR_CUSTOMERS = "SELECT fairturn.repair_customers(%s::int8[], %s::int4)"
 _COUNT_TIMEOUT = "SET LOCAL statement_timeout = '5s'"
@@ -40,7 +41,7 @@ _NO_DOCUMENT = 0  # numbers begin with 1
 
 
 def cancel(
-    session: Session, documents: Sequence[str], key: int, given_now: int | None
+    session: Session, documents: Sequence[str], key: IdKey, given_now: int | None
 ) -> list[State | None]:
     """Cancel documents that have not started and ask running ones to stop; return the states
     afterwards."""
@@ -51,7 +52,7 @@ def cancel(
 
 
 def retry(
-    session: Session, documents: Sequence[str], key: int, given_now: int | None
+    session: Session, documents: Sequence[str], key: IdKey, given_now: int | None
 ) -> list[State | None]:
     """Return dead documents to the queue; return the states before."""
     crash.point("retry-before-commit")
@@ -61,7 +62,7 @@ def retry(
 
 
 def _states(
-    session: Session, statement: str, documents: Sequence[str], key: int, given_now: int | None
+    session: Session, statement: str, documents: Sequence[str], key: IdKey, given_now: int | None
 ) -> list[State | None]:
     numbers = [ids.decode(id, key) or _NO_DOCUMENT for id in documents]
     ((states,),) = session.fetch(statement, (given_now, numbers))
@@ -76,7 +77,7 @@ def adjust(
     given_now: int | None,
 ) -> bool:
     """Change a customer's settings; return False if the present ones are not as expected."""
-    old = (None, None, None) if expected is None else _customer_columns(expected)
+    old = (None, None, None, None) if expected is None else _customer_columns(expected)
     values = (given_now, name, *_customer_columns(settings), expected is not None, *old)
     crash.point("configure-before-commit")
     ((applied,),) = session.fetch(_ADJUST, values)
@@ -85,7 +86,8 @@ def adjust(
 
 
 def _customer_columns(settings: CustomerSettings) -> Row:
-    return weight_in_thousandths(settings.weight), settings.limit, settings.paused
+    weight = weight_in_thousandths(settings.weight)
+    return weight, settings.limit, settings.paused, settings.bytes_max
 
 
 class ConfigureResult(IntEnum):
@@ -118,6 +120,17 @@ def convert(session: Session, budget: int) -> bool:
     """Convert the flows of the next customers to a new mode; return whether all are converted."""
     ((done,),) = session.fetch(_CONVERT, (budget,))
     return bool(done)
+
+
+_PROBE = f"""
+    INSERT INTO fairturn.probes AS p (probed_at) VALUES ({SERVER_NOW})
+    ON CONFLICT (one) DO UPDATE SET probed_at = excluded.probed_at
+    RETURNING (SELECT count(*) FROM fairturn.queue)"""
+
+
+def probe(session: Session) -> None:
+    """Write a row and read one."""
+    session.fetch(_PROBE)
 
 
 def repair_customers(session: Session, customers: Sequence[int], budget: int) -> bool:

@@ -31,6 +31,7 @@ from fairturn.clock import Clock, Uptime, stopwatch
 from fairturn.errors import StoreError
 from fairturn.model import Claim, Claimed, Document, Fence, Outcome
 from fairturn.stores import crash
+from fairturn.stores.ids import IdKey
 from fairturn.stores.postgres.admin import repair_customers
 from fairturn.stores.postgres.connection import PostgresDatabase
 from fairturn.stores.postgres.finish import OUTCOME_TYPES, outcome_columns
@@ -109,7 +110,7 @@ class PostgresClaimer:
         self._repair_after_s = 0.0  # by the stopwatch
 
     def claim(
-        self, n: int, worker: str, lease_us: int, outcomes: Sequence[Outcome], key: int
+        self, n: int, worker: str, lease_us: int, outcomes: Sequence[Outcome], key: IdKey
     ) -> Claimed:
         """Record outcomes and claim up to `n` documents, in one transaction per `budget` of events
         to fold. An error after the first transaction ends the claim early and is not raised."""
@@ -138,7 +139,7 @@ class PostgresClaimer:
                 return claimed
             outcomes, is_first = (), False
 
-    def _claim(self, request: ClaimRequest, outcomes: Sequence[Outcome], key: int) -> Granted:
+    def _claim(self, request: ClaimRequest, outcomes: Sequence[Outcome], key: IdKey) -> Granted:
         granted = self._database.transact(
             lambda session: claim(session, request, key, outcomes), Use.WORK
         )
@@ -169,7 +170,7 @@ class PostgresClaimer:
 
 
 def claim(
-    session: Session, request: ClaimRequest, key: int, outcomes: Sequence[Outcome] = ()
+    session: Session, request: ClaimRequest, key: IdKey, outcomes: Sequence[Outcome] = ()
 ) -> Granted:
     """Record outcomes and claim up to `n` documents in one transaction, then read them."""
     uptime = request.uptime
@@ -201,7 +202,7 @@ def claim(
     return Granted(_claims(rows, request, key), superseded, cancelled, changed, more, suspects)
 
 
-def _claims(rows: list[Row], request: ClaimRequest, key: int) -> list[Claim]:
+def _claims(rows: list[Row], request: ClaimRequest, key: IdKey) -> list[Claim]:
     if not rows:
         return []
     at = rows[0][_CLAIMED_AT]

@@ -17,6 +17,7 @@ from fairturn.model import (
     kept_cost,
 )
 from fairturn.stores import crash, ids
+from fairturn.stores.ids import IdKey
 from fairturn.stores.postgres.rows import columns
 from fairturn.stores.postgres.session import Session
 from fairturn.stores.values import Row
@@ -37,7 +38,7 @@ _RENEW = """
 
 
 def finish(
-    session: Session, key: int, outcomes: Sequence[Outcome], given_now: int | None
+    session: Session, key: IdKey, outcomes: Sequence[Outcome], given_now: int | None
 ) -> list[Fence]:
     """Record outcomes; return the fences of those that did not count."""
     if not outcomes:
@@ -49,7 +50,7 @@ def finish(
     return [outcomes[position - 1].fence for position in lost]
 
 
-def outcome_columns(outcomes: Sequence[Outcome], key: int) -> list[list[Any]]:
+def outcome_columns(outcomes: Sequence[Outcome], key: IdKey) -> list[list[Any]]:
     """Return outcomes as the array arguments of `finish` and `claim_after`."""
     numbers = ids.decode_all([outcome.fence.document for outcome in outcomes], key)
     return columns([_row(n, outcome) for n, outcome in zip(numbers, outcomes, strict=True)])
@@ -69,7 +70,7 @@ def _row(number: int | None, outcome: Outcome) -> Row:
 
 def renew(
     session: Session,
-    key: int,
+    key: IdKey,
     fences: Sequence[Fence],
     progress: Mapping[Fence, Progress],
     *,

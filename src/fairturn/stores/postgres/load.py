@@ -21,8 +21,9 @@ _IS_NEW = """
         AND NOT EXISTS (SELECT 1 FROM fairturn.access_keys)
         AND NOT (SELECT is_called FROM fairturn.document_numbers)"""
 _CUSTOMERS = (
-    "number, name, count, count_updated_at, weight, running_max, paused, submitted, arrived",
-    ("int8", "text", "int8", "int8", "int4", "int4", "bool", "int8", "int8[]"),
+    "number, name, count, count_updated_at, weight, running_max, bytes_max, stored_bytes, paused, "
+    "submitted, arrived",
+    ("int8", "text", "int8", "int8", "int4", "int4", "int8", "int8", "bool", "int8", "int8[]"),
 )
 _CUSTOMER_STATES = (
     "customer, weight, running_max, paused, recent_costs",
@@ -61,8 +62,9 @@ _LIMITED = "INSERT INTO fairturn.limited_customers (customer) SELECT unnest(%s::
 SETTINGS = """
     UPDATE fairturn.queue SET settings_version = settings_version + 1, settings = %s, depths = %s,
         reset_interval = %s, periodic = %s, one_level = %s, waiting_max = %s,
-        waiting_per_customer_max = %s, mode = %s, costs = %s, patience = %s, attempts_max = %s"""
-_KEY = "UPDATE fairturn.queue SET id_key = %s"
+        waiting_per_customer_max = %s, mode = %s, costs = %s, patience = %s, attempts_max = %s,
+        bytes_per_customer_max = %s"""
+_KEY = "UPDATE fairturn.queue SET id_secret = %s, id_key = %s, ids_from = %s"
 _NUMBERS = """
     SELECT setval('fairturn.document_numbers', %s, false),
         setval('fairturn.customer_numbers', %s, false)"""
@@ -105,7 +107,7 @@ def load(session: Session, name: str, exported: ExportedQueue, progress: LoadPro
     with session.commit("copy"):
         session.ask(_LIMITED, (exported.limited,))
         session.ask(SETTINGS, settings)
-        session.ask(_KEY, (exported.key,))
+        session.ask(_KEY, exported.key)
         session.ask(_NUMBERS, (exported.next_number, exported.next_customer))
         session.ask(_TOTALS, (exported.waiting, exported.delayed))
         session.ask(_OUTCOME_COUNTERS, exported.outcome_counters.row)

@@ -21,6 +21,7 @@ from fairturn.model import (
 from fairturn.priority import LEVELS, Count
 from fairturn.scheduling.flows import WEIGHT_ONE
 from fairturn.stores import ids
+from fairturn.stores.ids import IdKey
 from fairturn.stores.postgres.rows import (
     NO_ORDER,
     QUEUE,
@@ -43,7 +44,10 @@ _READ = f"""
 # The waiting documents of a customer by priority: arrivals, less those taken by claims, plus the
 # changes of other operations. By the primary keys, and counter_changes_customer.
 _CUSTOMER_COLUMNS = """
-    c.number, c.name, c.count, c.count_updated_at, c.weight, c.running_max, c.paused, ARRAY(
+    c.number, c.name, c.count, c.count_updated_at, c.weight, c.running_max, c.paused, c.bytes_max,
+    (c.stored_bytes - (
+        SELECT coalesce(sum(r.bytes), 0) FROM fairturn.released_bytes r
+        WHERE r.customer = c.number))::bigint, ARRAY(
         SELECT a.n - (
                 SELECT coalesce(sum(f.taken[a.priority]), 0) FROM fairturn.flows f
                 WHERE f.customer = c.number) + (
@@ -88,7 +92,7 @@ _HIGHEST = "SELECT max(number) FROM fairturn.documents WHERE number < %s"
 
 def find(
     session: Session,
-    key: int,
+    key: IdKey,
     filter: Filter,
     after: str | None,
     size: int,
@@ -134,7 +138,7 @@ _COMPARISONS = {
 }
 
 
-def _conditions(filter: Filter, key: int, values: dict[str, Any]) -> Iterable[str]:
+def _conditions(filter: Filter, key: IdKey, values: dict[str, Any]) -> Iterable[str]:
     """Yield the filter's conditions, and add their parameters to `values`. An index supports each
     query: documents_flow, documents_failed, documents_delayed, leases, or the primary key."""
     if filter.ids is not None:
@@ -193,7 +197,7 @@ def _newest_of_customer(condition: str) -> str:
     return f"{' UNION ALL '.join(parts)} ORDER BY number DESC LIMIT %(size)s"
 
 
-def read(session: Session, key: int, id: str) -> Stored | None:
+def read(session: Session, key: IdKey, id: str) -> Stored | None:
     """Return a document with its body and its result."""
     number = ids.decode(id, key)
     rows = session.fetch(_READ, (number,)) if number is not None else []
@@ -206,13 +210,13 @@ def read(session: Session, key: int, id: str) -> Stored | None:
     return Stored(_document(row, key), body, result, content)
 
 
-def numbered(session: Session, key: int, numbers: Sequence[int]) -> list[Document]:
+def numbered(session: Session, key: IdKey, numbers: Sequence[int]) -> list[Document]:
     """Return the documents with these numbers, in this order, without those that do not exist."""
     found = {row[0]: row for row in session.fetch(_NUMBERED, (list(numbers),))}
     return [_document(found[number], key) for number in numbers if number in found]
 
 
-def _document(row: Row, key: int) -> Document:
+def _document(row: Row, key: IdKey) -> Document:
     """Convert a row whose last column is the progress."""
     document = to_document(row, key)
     progress = row[-1]
@@ -242,17 +246,21 @@ def customers(
 
 
 def _customer(queue: PostgresQueueRow, now: int, row: Row, running: dict[int, int]) -> Customer:
-    number, name, count, updated_at, weight, limit, paused, waiting, delayed = row
+    number, name, count, updated_at, weight, limit, paused, bytes_max, stored_bytes, *rest = row
+    waiting, delayed = rest
     last = None if count is None else Count(count, updated_at)
     return Customer(
         name=name,
-        settings=CustomerSettings(weight=weight / WEIGHT_ONE, limit=limit, paused=paused),
+        settings=CustomerSettings(
+            weight=weight / WEIGHT_ONE, limit=limit, paused=paused, bytes_max=bytes_max
+        ),
         count=queue.settings.rule.shown(last, now),
         count_updated_at_us=updated_at,
         waiting=sum(waiting),
         waiting_by_priority=tuple(waiting),
         running=running.get(number, 0),
         delayed=delayed,
+        stored_bytes=stored_bytes,
     )
 
 

@@ -8,6 +8,7 @@ from fairturn.model import Settings
 from fairturn.priority import Reset
 from fairturn.scheduling.flows import ArrivalEvent, EventBatch, Mode
 from fairturn.stores import values
+from fairturn.stores.ids import IdKey
 from fairturn.stores.values import Row, SettingsCache, decode_events
 
 # A body is text or bytes: `claim.py` reads the bytes from another column.
@@ -56,10 +57,10 @@ def columns(rows: Sequence[Row]) -> list[list[Any]]:
 
 _SETTINGS = """
     settings, depths, reset_interval, periodic, one_level, waiting_max, waiting_per_customer_max,
-    mode, costs, patience, attempts_max"""
+    mode, costs, patience, attempts_max, bytes_per_customer_max"""
 ADD_QUEUE = f"""
-    INSERT INTO fairturn.queue (incarnation, id_key, {_SETTINGS})
-    VALUES (fairturn.incarnation(), {", ".join(["%s"] * 12)}) ON CONFLICT DO NOTHING"""
+    INSERT INTO fairturn.queue (incarnation, id_secret, id_key, ids_from, {_SETTINGS})
+    VALUES (fairturn.incarnation(), {", ".join(["%s"] * 15)}) ON CONFLICT DO NOTHING"""
 
 
 def settings_columns(settings: Settings) -> Row:
@@ -77,10 +78,11 @@ def settings_columns(settings: Settings) -> Row:
         settings.costs.value,
         settings.patience_us,
         settings.attempts_max,
+        settings.bytes_per_customer_max,
     )
 
 
-QUEUE = "SELECT settings, settings_version, id_key FROM fairturn.queue"
+QUEUE = "SELECT settings, settings_version, id_secret, id_key, ids_from FROM fairturn.queue"
 
 
 class PostgresQueueRow(NamedTuple):
@@ -88,11 +90,11 @@ class PostgresQueueRow(NamedTuple):
 
     settings: Settings
     settings_version: int
-    key: int
+    key: IdKey
 
 
 def to_queue(row: Row, cache: SettingsCache) -> PostgresQueueRow:
-    return PostgresQueueRow(cache.parse(row[0]), row[1], row[2])
+    return PostgresQueueRow(cache.parse(row[0]), row[1], IdKey(*row[2:]))
 
 
 # ── Scheduler state ──────────────────────────────────────────────────────────────────────────────

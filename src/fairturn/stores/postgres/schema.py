@@ -18,12 +18,14 @@ from fairturn.model import (
     CANCELS_KEPT_MAX,
     CANCELS_REPORTED_MAX,
     CHILDREN_UNCHECKED_MAX,
+    DOCUMENT_BYTES,
     ENDED,
     FAILED,
     KEY_KEPT_US,
     LEASE_EXPIRED,
     LEASE_US_MAX,
     REAL_COST_MAX,
+    Settings,
 )
 from fairturn.priority import CLOCK_AHEAD_US_MAX
 from fairturn.scheduling.flows import COST_ONE, WEIGHT_MAX, WEIGHT_MIN, WEIGHT_ONE
@@ -38,7 +40,7 @@ from fairturn.stores.postgres.connection import (
 )
 from fairturn.stores.postgres.rows import NO_ORDER
 from fairturn.stores.urls import SCHEMA
-from fairturn.stores.values import CODES, JUMP_MIN, codes_of
+from fairturn.stores.values import CODES, JUMP_MIN, STORED_BYTES, codes_of
 
 # Held while a migration is applied: of ten processes that start at once, one applies it.
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('{schema}.'), 4)"
@@ -88,6 +90,9 @@ _CONSTANTS = {
     "weight_max": WEIGHT_MAX,
     "clock_max": _CLOCK_MAX,
     "no_order": NO_ORDER,
+    "document_bytes": DOCUMENT_BYTES,
+    "stored_bytes": STORED_BYTES,
+    "bytes_per_customer_max": Settings().bytes_per_customer_max,
     "key_kept": KEY_KEPT_US,
     "workers_kept": WORKERS_KEPT_US,
     "clock_ahead_max": CLOCK_AHEAD_US_MAX,

@@ -16,12 +16,14 @@ from fairturn.errors import (
     KeyReused,
     NotFound,
     QueueFull,
+    QuotaExceeded,
     StoreError,
     StoreRefused,
     StoreUnavailable,
 )
 from fairturn.model import NewDocument, Receipt
 from fairturn.stores import crash, ids
+from fairturn.stores.ids import IdKey
 from fairturn.stores.postgres.admin import has_wrong_counters, repair_queue
 from fairturn.stores.postgres.connection import WAIT_S, PostgresDatabase
 from fairturn.stores.postgres.rows import columns, now_of
@@ -43,7 +45,7 @@ SUBMIT = f"""
         {", ".join(f"%s::{type}" for type in _TYPES.values())})"""
 _RECEIPT = Struct(">qiB")  # number, count, priority (plus 16 if replayed)
 _REPLAYED = 16
-_CUSTOMER_FULL, _QUEUE_FULL, _NO_PARENT, _OTHER_QUEUE, _NEW_EPOCH = 3, 4, 5, 6, 7
+_CUSTOMER_FULL, _QUEUE_FULL, _NO_PARENT, _OTHER_QUEUE, _NEW_EPOCH, _OVER_QUOTA = 3, 4, 5, 6, 7, 8
 CHECK_EPOCH = "SELECT fairturn.check_epoch()"
 _NO_DOCUMENT = 0  # numbers begin with 1
 
@@ -67,7 +69,7 @@ class PostgresSubmitter:
         self._gate = CustomerGate()
         self._recount_after_s = 0.0  # by the stopwatch
 
-    def submit(self, documents: Sequence[NewDocument], key: int) -> list[Receipt]:
+    def submit(self, documents: Sequence[NewDocument], key: IdKey) -> list[Receipt]:
         """Submit documents, all or none, in a transaction of their own."""
         given_now = now_of(self._clock)
 
@@ -87,7 +89,7 @@ class PostgresSubmitter:
                 return attempt()
 
     def submit_with(
-        self, connection: Any, documents: Sequence[NewDocument], key: int
+        self, connection: Any, documents: Sequence[NewDocument], key: IdKey
     ) -> list[Receipt]:
         """Submit documents in the caller's transaction: they exist if it commits."""
         if not isinstance(connection, psycopg.Connection):
@@ -147,7 +149,7 @@ class PostgresSubmitter:
 def submit(
     session: Session,
     documents: Sequence[NewDocument],
-    key: int,
+    key: IdKey,
     given_now: int | None,
     random: Random,
 ) -> list[Receipt]:
@@ -157,7 +159,9 @@ def submit(
     arrays = to_arrays(documents, key)
     crash.point("submit-before-commit")
     session.unsure = any(document.key is None for document in documents)
-    (row,) = session.fetch(SUBMIT, (given_now, key, random.getrandbits(_SHARD_BITS), *arrays))
+    (row,) = session.fetch(
+        SUBMIT, (given_now, key.fingerprint, random.getrandbits(_SHARD_BITS), *arrays)
+    )
     crash.point("submit-after-commit")
     answer, refused, pending, maximum, number, now, packed, replayed_at = row
     if answer == _NEW_EPOCH:
@@ -176,7 +180,7 @@ def submit(
     ]
 
 
-def to_arrays(documents: Sequence[NewDocument], key: int) -> list[list[Any]]:
+def to_arrays(documents: Sequence[NewDocument], key: IdKey) -> list[list[Any]]:
     """Return the arrays of `SUBMIT`."""
     customers, bodies, body_types, *others, parents = columns(documents)
     return [
@@ -199,6 +203,8 @@ def _refusal(
         )
     if answer == _QUEUE_FULL:
         return QueueFull(limit="waiting_max", maximum=maximum, waiting=pending, customer=None)
+    if answer == _OVER_QUOTA:
+        return QuotaExceeded(customer=customer, stored_bytes=pending, bytes_max=maximum)
     if answer == _NO_PARENT:
         return NotFound(
             f"customer {customer!r} has no document {document.parent!r} to be the parent"

@@ -4,18 +4,18 @@
 `finish.py`, `query.py`, `snapshot.py`, `admin.py`.
 """
 
+import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from secrets import randbits
 from typing import Any
 
 import apsw
 
 from fairturn.access.keys import AccessKey
 from fairturn.clock import Clock, SystemClock, stopwatch
-from fairturn.errors import StoreBusy
+from fairturn.errors import StoreBusy, StoreError
 from fairturn.explain.snapshot import DocumentSnapshot, WorkerHeartbeat
 from fairturn.model import (
     NO_PROGRESS,
@@ -39,19 +39,24 @@ from fairturn.model import (
     check_lease,
     check_outcomes,
 )
-from fairturn.stores import ids
 from fairturn.stores.contract import UNREFERENCED_S
+from fairturn.stores.ids import IdKey
 from fairturn.stores.sqlite import admin, finish, query, snapshot
 from fairturn.stores.sqlite.claim import Claimer
-from fairturn.stores.sqlite.connection import Database
+from fairturn.stores.sqlite.connection import BUSY_S, Database
 from fairturn.stores.sqlite.rows import QueueRow, row_to_write
 from fairturn.stores.sqlite.submit import GroupCommit
 from fairturn.stores.values import SettingsCache
 
+_LOG = logging.getLogger(__name__)
+
+PROBE_S = 1.0  # that `probe` waits for the lock of another process
 _POLL_S = 0.03  # polling every 20 ms took 1.1 % of a core
 _CHECKPOINT_POLL_S = 0.004  # a long log is checkpointed after this time without a change
 
-_ADD_QUEUE = "INSERT OR IGNORE INTO queue (one, settings, id_key) VALUES (1, ?, ?)"
+_ADD_QUEUE = """
+    INSERT OR IGNORE INTO queue (one, settings, id_secret, id_key, ids_from)
+    VALUES (1, ?, ?, ?, ?)"""
 _HAS_QUEUE = "SELECT count(*) FROM queue"
 
 
@@ -84,9 +89,8 @@ class SqliteStore:
             exists = connection.execute(_HAS_QUEUE).get
         if not exists:
             initial = (settings or Settings()).to_json()
-            id_key = randbits(ids.BITS) if key is None else key
             with self._database.writing("configure") as connection:
-                connection.execute(_ADD_QUEUE, (initial, id_key))
+                connection.execute(_ADD_QUEUE, (initial, *IdKey.new(key)))
 
     @property
     def path(self) -> Path:
@@ -147,6 +151,12 @@ class SqliteStore:
 
     def sync(self) -> None:
         self._database.sync()
+
+    def probe(self) -> None:
+        self._database.refuse_if_full(0)
+        since_s = stopwatch() + PROBE_S - BUSY_S
+        with self._database.writing("configure", synced=False, since_s=since_s) as connection:
+            admin.probe(connection, self._clock.now())
 
     def begin_epoch(self) -> None:
         with self._database.writing("configure") as connection:
@@ -288,6 +298,9 @@ class SqliteStore:
         with self._database.writing("prune") as connection:
             queue = row_to_write(connection, self._cache)
             contents = admin.prune(connection, queue, self._clock.now(), documents_max)
+            is_erased = admin.is_erased(connection)
+        if not is_erased:
+            self._erase()
         if contents is not None:
             self._notify()
         return contents
@@ -296,8 +309,27 @@ class SqliteStore:
         with self._database.writing("prune") as connection:
             queue = row_to_write(connection, self._cache)
             contents = admin.purge(connection, queue, customer, self._clock.now())
+        self._erase()
         self._notify()
         return contents
+
+    def _erase(self) -> None:
+        """Remove what a purge has deleted from the write-ahead log. It raises nothing: the purge is
+        durable, and its caller must learn which contents to delete."""
+        try:
+            if self._database.truncate_log():
+                with self._database.writing("prune") as connection:
+                    admin.note_erased(connection)
+                return
+            reason = "another process or thread reads an earlier version"
+        except StoreError as error:
+            reason = str(error)
+        _LOG.warning(
+            "the write-ahead log of %s still contains deleted rows (%s); the next prune tries "
+            "again",
+            self.path,
+            reason,
+        )
 
     def unreferenced(
         self, content_names: Sequence[str], *, timeout_s: float = UNREFERENCED_S

@@ -1,5 +1,6 @@
 """Administration: settings, access keys, workers, retention."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import apsw
@@ -35,17 +36,17 @@ from fairturn.stores.sqlite.rows import (
     record,
 )
 from fairturn.stores.transitions import OutcomeCounters
-from fairturn.stores.values import CODES, DELAYED, RUNNING, WAITING
+from fairturn.stores.values import CODES, DELAYED, RUNNING, STORED_BYTES, WAITING
 
 _CONFIGURE = "UPDATE queue SET settings = ?"
 _ADJUST = """
-    INSERT INTO customers (number, name, weight, running_max, paused, counted)
-    VALUES ((SELECT next_customer FROM queue), ?1, ?2, ?3, ?4, ?3 IS NOT NULL)
+    INSERT INTO customers (number, name, weight, running_max, paused, bytes_max, counted)
+    VALUES ((SELECT next_customer FROM queue), ?1, ?2, ?3, ?4, ?5, ?3 IS NOT NULL)
     ON CONFLICT (name) DO UPDATE SET
         weight = excluded.weight, running_max = excluded.running_max, paused = excluded.paused,
-        counted = max(counted, excluded.counted)
+        bytes_max = excluded.bytes_max, counted = max(counted, excluded.counted)
     RETURNING number"""
-_CUSTOMER_SETTINGS = "SELECT weight, running_max, paused FROM customers WHERE name = ?"
+_CUSTOMER_SETTINGS = "SELECT weight, running_max, paused, bytes_max FROM customers WHERE name = ?"
 _USE_CUSTOMER = "UPDATE queue SET next_customer = max(next_customer, ? + 1)"
 _HEADS = "SELECT customer, head_since FROM flows WHERE head_since IS NOT NULL"
 _RELEVEL = f"""
@@ -99,12 +100,13 @@ def adjust(
     number = connection.execute(_ADJUST, (customer, *values)).get
     connection.execute(_USE_CUSTOMER, (number,))
     connection.execute(COUNT_COUNTED)
-    record(connection, now, [SettingsEvent(number, *values)])
+    record(connection, now, [SettingsEvent(number, *values[:3])])
     return True
 
 
-def _customer_columns(settings: CustomerSettings) -> tuple[int, int | None, bool]:
-    return weight_in_thousandths(settings.weight), settings.limit, settings.paused
+def _customer_columns(settings: CustomerSettings) -> tuple[int, int | None, bool, int | None]:
+    weight = weight_in_thousandths(settings.weight)
+    return weight, settings.limit, settings.paused, settings.bytes_max
 
 
 def _change_mode(
@@ -224,6 +226,8 @@ _CONTENTS = """
     SELECT content_name FROM documents WHERE number = ?1 AND content_name IS NOT NULL
     UNION ALL
     SELECT content_name FROM results WHERE document = ?1 AND content_name IS NOT NULL"""
+_BYTES_OF_DOCUMENT = f"SELECT customer, {STORED_BYTES} FROM documents WHERE number = ?"
+_RELEASE_BYTES = "UPDATE customers SET stored_bytes = stored_bytes - ? WHERE number = ?"
 _DELETE = (
     "DELETE FROM bodies WHERE document = ?",
     "DELETE FROM results WHERE document = ?",
@@ -244,7 +248,7 @@ _IDLE_FLOWS = """
 # By documents_flow, and the primary keys.
 _IDLE_CUSTOMER = """
     DELETE FROM customers WHERE number = ?1
-        AND weight = 1000 AND running_max IS NULL AND paused = 0
+        AND weight = 1000 AND running_max IS NULL AND paused = 0 AND bytes_max IS NULL
         AND (count_updated_at IS NULL OR count_updated_at < ?2)
         AND NOT EXISTS (SELECT 1 FROM documents WHERE customer = ?1)
         AND NOT EXISTS (SELECT 1 FROM flows WHERE customer = ?1)
@@ -260,6 +264,10 @@ _DELETE_CUSTOMER = (
     "DELETE FROM flows WHERE customer = ? AND folded = 0",
     "DELETE FROM customers WHERE number = ?",
 )
+# Set with a purge, until the write-ahead log is truncated.
+_ERASE = "UPDATE queue SET is_erased = 0"
+_IS_ERASED = "SELECT is_erased FROM queue"
+_NOTE_ERASED = "UPDATE queue SET is_erased = 1"
 _REFERENCED = """
     SELECT EXISTS (SELECT 1 FROM documents WHERE content_name = ?1)
         OR EXISTS (SELECT 1 FROM results WHERE content_name = ?1)"""
@@ -337,6 +345,7 @@ def _prune_customers(
 def purge(connection: apsw.Connection, queue: QueueRow, name: str, now: int) -> list[str]:
     """Delete a customer, and return the names of contents that can now be deleted."""
     connection.execute(_DELETE_KEYS, (name,))
+    connection.execute(_ERASE)
     customer = connection.execute(_CUSTOMER_NUMBER, (name,)).get
     if customer is None:
         return []
@@ -362,10 +371,23 @@ def purge(connection: apsw.Connection, queue: QueueRow, name: str, now: int) -> 
     return contents
 
 
+def is_erased(connection: apsw.Connection) -> bool:
+    """Return whether the write-ahead log was truncated since the last purge."""
+    return bool(connection.execute(_IS_ERASED).get)
+
+
+def note_erased(connection: apsw.Connection) -> None:
+    connection.execute(_NOTE_ERASED)
+
+
 def _delete(connection: apsw.Connection, numbers: Sequence[tuple[int]]) -> list[str]:
     if not numbers:
         return []
     contents = [name for (name,) in connection.executemany(_CONTENTS, numbers)]
+    released: Counter[int] = Counter()
+    for customer, size_bytes in connection.executemany(_BYTES_OF_DOCUMENT, numbers):
+        released[customer] += size_bytes
+    connection.executemany(_RELEASE_BYTES, [(n, customer) for customer, n in released.items()])
     for statement in _DELETE:
         connection.executemany(statement, numbers)
     return contents
@@ -374,3 +396,13 @@ def _delete(connection: apsw.Connection, numbers: Sequence[tuple[int]]) -> list[
 def unreferenced(connection: apsw.Connection, content_names: Sequence[str]) -> list[str]:
     """Return the contents that no document or result refers to."""
     return [n for n in content_names if not connection.execute(_REFERENCED, (n,)).get]
+
+
+_PROBE = "UPDATE queue SET probed_at = ?"
+_PROBED_AT = "SELECT probed_at FROM queue"
+
+
+def probe(connection: apsw.Connection, now: int) -> None:
+    """Write a row and read it."""
+    connection.execute(_PROBE, (now,))
+    assert connection.execute(_PROBED_AT).get == now

@@ -18,7 +18,7 @@ from fairturn.scheduling.flows import WEIGHT_ONE, Mode
 from fairturn.stores.inspection import Damage, Damages
 from fairturn.stores.sqlite.connection import Database
 from fairturn.stores.sqlite.rows import COUNT_COUNTED, INVALIDATE_SCHEDULER, fetch
-from fairturn.stores.values import DELAYED, RUNNING, WAITING, Row
+from fairturn.stores.values import DELAYED, RUNNING, STORED_BYTES, WAITING, Row
 
 # The codes of events are positions in `_EVENTS` of `stores/values.py`.
 _EVENTS = """
@@ -157,6 +157,12 @@ _AUDIT_CUSTOMERS = f"""
             ON customer = number
         WHERE delayed <> coalesce(n, 0)
         UNION ALL
+        SELECT 'customer.stored_bytes', number, NULL, stored_bytes, coalesce(n, 0)
+        FROM customers LEFT JOIN (
+            SELECT customer, sum({STORED_BYTES}) AS n FROM documents GROUP BY customer)
+            ON customer = number
+        WHERE stored_bytes <> coalesce(n, 0)
+        UNION ALL
         -- An event of a purged customer removes its rows when it is applied.
         SELECT kind, customer, NULL, 1, 0 FROM rows o
         WHERE NOT EXISTS (SELECT 1 FROM customers c WHERE c.number = o.customer)
@@ -246,7 +252,9 @@ _RETURN_ALL = f"""
 _CUSTOMER = "SELECT weight, running_max, paused FROM customers WHERE number = ?"
 _SET_CUSTOMER = f"""
     UPDATE customers SET counted = running_max IS NOT NULL, delayed = (
-        SELECT count(*) FROM documents WHERE customer = ?1 AND state = {DELAYED})
+        SELECT count(*) FROM documents WHERE customer = ?1 AND state = {DELAYED}),
+        stored_bytes = (
+        SELECT coalesce(sum({STORED_BYTES}), 0) FROM documents WHERE customer = ?1)
     WHERE number = ?1"""
 _SET_CUSTOMER_STATE = """
     INSERT INTO customer_states (customer, weight, running_max, paused, recent_costs)

@@ -28,6 +28,7 @@ from fairturn.stores.sqlite.schema import (
 
 BUSY_S = 30.0
 _SLICE_S = 0.05
+ERASE_S = 2.0  # `truncate_log` blocks writers while it waits for readers
 SYNCHRONOUS = ("FULL", "NORMAL")
 # With less than this free, submissions are rejected, so that outcomes can still be written.
 RESERVE_BYTES = 8 * 1_048_576
@@ -43,6 +44,7 @@ _SETUP = """
     PRAGMA cache_size = -16384;
     PRAGMA temp_store = MEMORY;
     PRAGMA journal_size_limit = 67108864;
+    PRAGMA secure_delete = ON;
 """
 
 
@@ -226,6 +228,19 @@ class Database:
         self.log_is_long = False
         with self.reading() as connection:
             _checkpoint(connection)
+
+    def truncate_log(self) -> bool:
+        """Checkpoint and truncate the write-ahead log, so that neither it nor the file contains
+        deleted rows. Return False if a reader or another process prevents it for `ERASE_S`."""
+        if self._network:
+            return True  # its journal is deleted after each transaction
+        timeout = self._new_timeout(stopwatch() + ERASE_S - BUSY_S)
+        with self._translated(), self._locked_writer(timeout) as writer:
+            try:
+                writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            except apsw.BusyError:
+                return False
+            return True
 
     def sync(self, *, always: bool = False) -> None:
         """Make all commits durable; with `always` also those of `synchronous` NORMAL."""

@@ -24,6 +24,7 @@ from fairturn.model import (
 from fairturn.priority import LEVELS, Count
 from fairturn.scheduling.flows import WEIGHT_ONE, Mode
 from fairturn.stores import ids
+from fairturn.stores.ids import IdKey
 from fairturn.stores.sqlite.rows import REPAIRS, QueueRow, fetch_each, read_outcome_counters
 from fairturn.stores.transitions import to_summary
 from fairturn.stores.values import (
@@ -51,7 +52,9 @@ _HIGHEST = "SELECT max(number) FROM documents WHERE number < ?"
 _CUSTOMER_NUMBER = "SELECT number FROM customers WHERE name = ?"
 _NEWEST = (1 << 63) - 1
 
-_CUSTOMER_COLUMNS = "number, name, count, count_updated_at, delayed, weight, running_max, paused"
+_CUSTOMER_COLUMNS = """
+    number, name, count, count_updated_at, delayed, stored_bytes, weight, running_max, paused,
+    bytes_max"""
 _CUSTOMERS = f"""
     SELECT {_CUSTOMER_COLUMNS} FROM customers WHERE name > ? ORDER BY name LIMIT ?"""
 _CUSTOMER = f"SELECT {_CUSTOMER_COLUMNS} FROM customers WHERE name = ?"
@@ -218,13 +221,13 @@ def read(connection: apsw.Connection, queue: QueueRow, id: str) -> Stored | None
     return Stored(_document(row, queue.key), body, result, content)
 
 
-def numbered(connection: apsw.Connection, key: int, numbers: Iterable[int]) -> list[Document]:
+def numbered(connection: apsw.Connection, key: IdKey, numbers: Iterable[int]) -> list[Document]:
     """Return the documents with these numbers, in this order; unknown numbers are skipped."""
     rows = fetch_each(connection, _NUMBERED, [(number,) for number in numbers])
     return [_document(row, key) for row in rows]
 
 
-def _document(row: Row, key: int) -> Document:
+def _document(row: Row, key: IdKey) -> Document:
     """Convert a row that ends with `_PROGRESS`."""
     document = to_document(row, key)
     done, total = row[-2:]
@@ -258,7 +261,8 @@ def _customer(
     row: tuple[Any, ...],
     running: dict[int, int],
 ) -> Customer:
-    number, name, count, updated_at, delayed, weight, limit, paused = row
+    number, name, count, updated_at, delayed, stored_bytes, weight, *settings = row
+    limit, paused, bytes_max = settings
     if queue.settings.mode is Mode.EQUAL:
         waiting = dict(connection.execute(_WAITING_BY_PRIORITY, (number,)))
     else:
@@ -266,13 +270,16 @@ def _customer(
     last = None if count is None else Count(count, updated_at)
     return Customer(
         name=name,
-        settings=CustomerSettings(weight=weight / WEIGHT_ONE, limit=limit, paused=bool(paused)),
+        settings=CustomerSettings(
+            weight=weight / WEIGHT_ONE, limit=limit, paused=bool(paused), bytes_max=bytes_max
+        ),
         count=queue.settings.rule.shown(last, now),
         count_updated_at_us=updated_at,
         waiting=sum(waiting.values()),
         waiting_by_priority=by_priority(waiting),
         running=running.get(number, 0),
         delayed=delayed,
+        stored_bytes=stored_bytes,
     )
 
 

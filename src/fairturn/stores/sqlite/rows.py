@@ -7,6 +7,7 @@ import apsw
 
 from fairturn.priority import LEVELS
 from fairturn.scheduling.flows import Event, EventBatch
+from fairturn.stores.ids import IdKey
 from fairturn.stores.transitions import OUTCOME_COLUMNS, OutcomeCounters
 from fairturn.stores.values import (
     Row,
@@ -97,9 +98,9 @@ REPAIRS = "SELECT repairs FROM queue"  # how often a claim has repaired flows
 # ── The row of `queue` ───────────────────────────────────────────────────────────────────────────
 
 _QUEUE = """
-    SELECT settings, id_key, next_number, next_customer, delayed, counted, claims, fence, tick,
-        scheduler_version, boot, waiting_1, waiting_2, waiting_3, waiting_4, waiting_5, waiting_6,
-        waiting_7, waiting_8, waiting_9, is_copy
+    SELECT settings, id_secret, id_key, ids_from, next_number, next_customer, delayed, counted,
+        claims, fence, tick, scheduler_version, boot, waiting_1, waiting_2, waiting_3, waiting_4,
+        waiting_5, waiting_6, waiting_7, waiting_8, waiting_9, is_copy
     FROM queue"""
 _BEGIN_EPOCH = """
     UPDATE queue SET epoch = epoch + 1, is_copy = 0, next_number = ?, fence = ?,
@@ -133,9 +134,11 @@ class QueueRow:
 
     def __init__(self, connection: apsw.Connection, cache: SettingsCache) -> None:
         (row,) = fetch(connection, _QUEUE)
-        text, self.key, self.next_number, self.next_customer, self.delayed, self.counted = row[:6]
-        self.claims, self.fence, self.tick, self.scheduler_version, self.boot = row[6:11]
-        self.waiting = row[11:-1]  # of each priority
+        text, *key = row[:4]
+        self.key = IdKey(*key)
+        self.next_number, self.next_customer, self.delayed, self.counted = row[4:8]
+        self.claims, self.fence, self.tick, self.scheduler_version, self.boot = row[8:13]
+        self.waiting = row[13:-1]  # of each priority
         self.is_copy = row[-1]
         self.settings = cache.parse(text)
 

@@ -33,7 +33,8 @@ _GROUP_WAIT_S = 0.0005
 # By the unique index on customers.name, and the primary key of flows.
 _CUSTOMER = """
     SELECT name, number, count, count_updated_at, delayed + (
-        SELECT coalesce(sum(waiting), 0) FROM flows WHERE flows.customer = customers.number)
+        SELECT coalesce(sum(waiting), 0) FROM flows WHERE flows.customer = customers.number),
+        stored_bytes, bytes_max
     FROM customers WHERE name = ?"""
 _KEY = """
     SELECT digest, document, count, priority, submitted_at FROM idempotency_keys
@@ -41,9 +42,11 @@ _KEY = """
 _PARENT = "SELECT customer, count, priority, children FROM documents WHERE number = ?"
 
 _ADD_CUSTOMER = """
-    INSERT INTO customers (number, name, count, count_updated_at, delayed) VALUES (?, ?, ?, ?, ?)"""
+    INSERT INTO customers (number, name, count, count_updated_at, stored_bytes, delayed)
+    VALUES (?, ?, ?, ?, ?, ?)"""
 _MOVE_CUSTOMER = """
-    UPDATE customers SET count = ?, count_updated_at = ?, delayed = delayed + ? WHERE number = ?"""
+    UPDATE customers SET count = ?, count_updated_at = ?, stored_bytes = ?, delayed = delayed + ?
+    WHERE number = ?"""
 _MOVE_QUEUE = f"UPDATE queue SET next_number = ?, next_customer = ?, {MOVE_COUNTS}"
 # The fields of a NewDocument that are stored unchanged: from body to due_at.
 _UNCHANGED = slice(NewDocument._fields.index("body"), NewDocument._fields.index("due_at") + 1)
@@ -90,11 +93,11 @@ class _FileState:
 
     def expect(self, names: Iterable[str]) -> None:
         """Load these customers in one pass. `customer` creates all others."""
-        for name, number, value, updated_at, pending in fetch_each(
+        for name, number, value, updated_at, *counted in fetch_each(
             self._connection, _CUSTOMER, [(name,) for name in names]
         ):
             last = None if value is None else Count(value, updated_at)
-            self.customers[name] = AdmissionCustomer(number, last, pending)
+            self.customers[name] = AdmissionCustomer(number, last, *counted)
 
     def customer(self, name: str) -> AdmissionCustomer:
         customer = self.customers.get(name)
@@ -444,10 +447,11 @@ def _write_customers(
         if customer.number not in admitted:
             continue
         value, updated_at = customer.count or (None, None)
+        changed = (value, updated_at, customer.stored_bytes, delayed.get(customer.number, 0))
         if name in state.new_customers:
-            new.append((customer.number, name, value, updated_at, delayed.get(customer.number, 0)))
+            new.append((customer.number, name, *changed))
         else:
-            moved.append((value, updated_at, delayed.get(customer.number, 0), customer.number))
+            moved.append((*changed, customer.number))
     if new:
         connection.executemany(_ADD_CUSTOMER, new)
     if moved:

@@ -122,8 +122,8 @@ $$;
 -- Change a customer's settings, if they are the expected ones or `is_expected` is false. The lock on limits excludes
 -- `finish` while a limit is set: every later outcome inserts an event for the customer.
 CREATE OR REPLACE FUNCTION {schema}.adjust(
-    given_now bigint, its_name text, new_weight integer, new_limit integer, new_paused boolean,
-    is_expected boolean, old_weight integer, old_limit integer, old_paused boolean
+    given_now bigint, its_name text, new_weight integer, new_limit integer, new_paused boolean, new_bytes_max bigint,
+    is_expected boolean, old_weight integer, old_limit integer, old_paused boolean, old_bytes_max bigint
 ) RETURNS boolean LANGUAGE plpgsql
 SET lock_timeout = '{lock_timeout}'
 AS $$
@@ -134,8 +134,8 @@ BEGIN
     PERFORM pg_advisory_xact_lock_shared(hashtext('{schema}.'), 1);
     LOOP
         INSERT INTO {schema}.customers (name) VALUES (its_name) ON CONFLICT (name) DO NOTHING;
-        SELECT c.number, (c.weight, c.running_max, c.paused)
-            IS NOT DISTINCT FROM (old_weight, old_limit, old_paused)
+        SELECT c.number, (c.weight, c.running_max, c.paused, c.bytes_max)
+            IS NOT DISTINCT FROM (old_weight, old_limit, old_paused, old_bytes_max)
         INTO owner, is_same FROM {schema}.customers c WHERE c.name = its_name FOR NO KEY UPDATE;
         EXIT WHEN FOUND;            -- a purge may delete the row while this waits for it
     END LOOP;
@@ -147,7 +147,8 @@ BEGIN
         INSERT INTO {schema}.limited_customers AS l (customer) VALUES (owner)
         ON CONFLICT (customer) DO UPDATE SET customer = l.customer;
     END IF;
-    UPDATE {schema}.customers c SET weight = new_weight, running_max = new_limit, paused = new_paused
+    UPDATE {schema}.customers c SET weight = new_weight, running_max = new_limit, paused = new_paused,
+        bytes_max = new_bytes_max
     WHERE c.number = owner;
     INSERT INTO {schema}.event_log (at, customers, events)
     VALUES (coalesce(given_now, {now}), ARRAY[owner], json_build_array(json_build_array(
@@ -164,7 +165,7 @@ CREATE OR REPLACE FUNCTION {schema}.configure(
     given_now bigint, uptime bigint, its_boot text, budget integer, expected_version bigint,
     new_settings text, new_depths bigint[], new_reset_interval bigint, new_periodic boolean,
     new_one_level boolean, new_waiting_max bigint, new_waiting_per_customer_max bigint,
-    new_mode text, new_costs text, new_patience bigint, new_attempts_max integer
+    new_mode text, new_costs text, new_patience bigint, new_attempts_max integer, new_bytes_per_customer_max bigint
 ) RETURNS smallint LANGUAGE plpgsql
 SET lock_timeout = '{settings_lock_timeout}'    -- submissions wait while this call waits
 SET plan_cache_mode = force_generic_plan SET jit = off
@@ -209,6 +210,7 @@ BEGIN
         one_level = new_one_level, waiting_max = new_waiting_max,
         waiting_per_customer_max = new_waiting_per_customer_max, mode = new_mode,
         costs = new_costs, patience = new_patience, attempts_max = new_attempts_max,
+        bytes_per_customer_max = new_bytes_per_customer_max,
         charges_from = new_charges_from;
     RETURN 1;
 END
@@ -274,6 +276,9 @@ BEGIN
     SELECT count(*), array_agg(g.fence) INTO running_count, fences
     FROM gone g WHERE g.state = {running};
     PERFORM {schema}.count_outcomes(running_count, 0, '{{}}');
+    INSERT INTO {schema}.released_bytes (customer, bytes)
+    SELECT owner, sum({stored_bytes}) FROM {schema}.documents d WHERE d.number = ANY (numbers)
+    HAVING count(*) > 0;
     DELETE FROM {schema}.leases l WHERE l.fence = ANY (fences) AND l.running <= 0;
     DELETE FROM {schema}.results r WHERE r.document = ANY (numbers);
     DELETE FROM {schema}.children c WHERE c.parent = ANY (numbers);
@@ -287,6 +292,7 @@ BEGIN
     END IF;
     IF done THEN
         DELETE FROM {schema}.customers c WHERE c.number = owner;
+        DELETE FROM {schema}.released_bytes r WHERE r.customer = owner;
         DELETE FROM {schema}.access_keys a WHERE a.customer = its_name;
         INSERT INTO {schema}.event_log (at, customers, events)
         VALUES (now_us, ARRAY[owner], json_build_array(json_build_array(6, owner))::text);

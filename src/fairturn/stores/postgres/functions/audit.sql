@@ -198,6 +198,16 @@ CREATE OR REPLACE FUNCTION {schema}.audit_customers() RETURNS TABLE (
             ON d.customer = c.number
         WHERE c.submitted < d.n
         UNION ALL
+        SELECT 'customer.stored_bytes', c.number, NULL, k.stored, k.truth
+        FROM {schema}.customers c LEFT JOIN (
+                SELECT o.customer, sum({stored_bytes}) AS n FROM {schema}.documents o GROUP BY o.customer) d
+                ON d.customer = c.number
+            CROSS JOIN LATERAL (
+                SELECT c.stored_bytes - (SELECT coalesce(sum(r.bytes), 0) FROM {schema}.released_bytes r
+                    WHERE r.customer = c.number), coalesce(d.n, 0)
+            ) AS k(stored, truth)
+        WHERE k.stored <> k.truth
+        UNION ALL
         -- Rows of purged customers that no event in the log will remove.
         SELECT o.kind, o.customer, NULL, 1, 0
         FROM (

@@ -40,6 +40,16 @@ BEGIN
 END
 $$;
 
+-- Subtract the bytes of deleted documents from these customers, whose rows the caller has locked.
+CREATE OR REPLACE FUNCTION {schema}.subtract_released_bytes(owners bigint[]) RETURNS void
+LANGUAGE sql AS $$
+    WITH deleted AS (
+        DELETE FROM {schema}.released_bytes r WHERE r.customer = ANY (owners) RETURNING r.customer, r.bytes)
+    UPDATE {schema}.customers c SET stored_bytes = c.stored_bytes - d.bytes
+    FROM (SELECT o.customer, sum(o.bytes) AS bytes FROM deleted o GROUP BY o.customer) d
+    WHERE c.number = d.customer
+$$;
+
 -- Count how often each priority occurs.
 CREATE OR REPLACE FUNCTION {schema}.by_priority(priorities smallint[]) RETURNS bigint[]
 LANGUAGE sql IMMUTABLE AS $$

@@ -45,7 +45,10 @@ BEGIN
         WITH deleted AS (
             DELETE FROM {schema}.documents d
             WHERE d.number = ANY (old) AND d.ended_at < now_us - kept[d.state + 1]
-            RETURNING d.number, d.content_name)
+            RETURNING d.number, d.content_name, d.customer, {stored_bytes} AS bytes),
+        released AS (
+            INSERT INTO {schema}.released_bytes (customer, bytes)
+            SELECT d.customer, sum(d.bytes) FROM deleted d GROUP BY d.customer)
         SELECT array_agg(d.number), array_agg(d.content_name) FILTER (WHERE d.content_name IS NOT NULL)
         INTO gone, contents FROM deleted d;
         WITH deleted AS (
@@ -75,6 +78,8 @@ BEGIN
         DELETE FROM {schema}.children c WHERE c.parent IN (
             SELECT o.parent FROM {schema}.children o
             WHERE NOT EXISTS (SELECT FROM {schema}.documents d WHERE d.number = o.parent) LIMIT budget);
+        DELETE FROM {schema}.released_bytes r
+        WHERE NOT EXISTS (SELECT FROM {schema}.customers c WHERE c.number = r.customer);
         SELECT p.next, changed + p.n INTO next_customer, changed
         FROM {schema}.prune_customers(now_us, next_customer, budget) p;
     END IF;
@@ -118,6 +123,7 @@ BEGIN
         SELECT l.number FROM (
             SELECT c.number FROM {schema}.customers c WHERE c.number = ANY (customers)
             ORDER BY c.name FOR UPDATE SKIP LOCKED) l);
+    PERFORM {schema}.subtract_released_bytes(idle);
     SELECT * INTO q FROM {schema}.queue FOR NO KEY UPDATE;
     idle := ARRAY(
         SELECT i FROM unnest(idle) i
@@ -153,7 +159,7 @@ BEGIN
         SELECT FROM {schema}.customers c WHERE c.number = l.customer AND c.running_max IS NOT NULL);
     WITH deleted AS (
         DELETE FROM {schema}.customers c WHERE c.number = ANY (idle)
-            AND c.weight = {weight_one} AND c.running_max IS NULL AND NOT c.paused
+            AND c.weight = {weight_one} AND c.running_max IS NULL AND NOT c.paused AND c.bytes_max IS NULL
             AND (c.count_updated_at IS NULL OR c.count_updated_at < its_now - q.reset_interval
                 OR c.count_updated_at > its_now + {clock_ahead_max})
             AND NOT EXISTS (SELECT FROM {schema}.documents d WHERE d.customer = c.number)

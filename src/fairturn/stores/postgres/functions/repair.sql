@@ -129,6 +129,10 @@ BEGIN
         SELECT o.customer, count(*) AS n FROM {schema}.documents o
         WHERE o.customer = ANY (owners) GROUP BY o.customer) d
     WHERE c.number = d.customer AND c.submitted < d.n;
+    DELETE FROM {schema}.released_bytes r WHERE r.customer = ANY (owners);
+    UPDATE {schema}.customers c SET stored_bytes = (
+        SELECT coalesce(sum({stored_bytes}), 0) FROM {schema}.documents o WHERE o.customer = c.number)
+    WHERE c.number = ANY (owners);
 END
 $$;
 

@@ -3,17 +3,18 @@
 -- of their names, and nothing that a claim needs.
 --
 -- `answer` is 0: accepted, 2: the key belongs to another document, 3: customer full, 4: queue full, 5: no such parent,
--- 6: another queue than `its_key` names, 7: `check_epoch` must begin a new epoch first, in a transaction of its own.
+-- 6: another queue than `its_key` names, 8: over the quota of the customer, 7: `check_epoch` must begin a new epoch first, in a transaction of its own.
 -- From 2 on nothing is stored, and `refused` is the position of the refused document.
 CREATE OR REPLACE FUNCTION {schema}.submit(
-    given_now bigint,                  -- NULL: the clock of the server
-    its_key bigint,                 -- the id_key that the queue must have
+    given_now bigint,               -- NULL: the clock of the server
+    its_key bigint,                 -- the id_fingerprint() that the queue must have
     shard integer,                  -- of arrival_counters: the first to try
     customers text[], body_texts text[], body_bytes bytea[], body_types text[],
     sizes bigint[], hashes bytea[], content_names text[], names text[], metadata text[],
     tags text[], costs bigint[], due_ats bigint[], keys text[], digests bytea[], parents bigint[],
     OUT answer smallint, OUT refused integer,
-    OUT pending bigint, OUT maximum bigint,         -- if a limit is reached: waiting and delayed documents, the limit
+    -- If a limit is reached: waiting and delayed documents, or stored bytes; the limit.
+    OUT pending bigint, OUT maximum bigint,
     OUT refused_number bigint,                      -- the document that has the key
     OUT its_now bigint,
     -- 13 bytes for each document: number (8), count (4), priority (1, plus 16 if replayed). The server sends the
@@ -40,6 +41,9 @@ DECLARE
     customer_counts bigint[] := '{{}}';
     updated_ats bigint[] := '{{}}';
     submitted_before bigint[] := '{{}}';
+    stored_before bigint[] := '{{}}';
+    bytes_maxima bigint[] := '{{}}';
+    added_bytes bigint[];
     added bigint[] := '{{}}';
     arrivals bigint[] := '{{}}';    -- by priority, nine for each customer
     -- By position of the document.
@@ -59,7 +63,9 @@ DECLARE
 BEGIN
     answer := 0;
     SELECT * INTO q FROM {schema}.queue;
-    IF q.id_key <> its_key THEN
+    -- Releases up to schema 11 pass id_key, and issue ids that are valid for numbers below ids_from only.
+    IF its_key <> {schema}.id_fingerprint() AND (its_key <> q.id_key
+            OR q.ids_from <= (SELECT last_value FROM {schema}.document_numbers)) THEN
         answer := 6;
         RETURN;
     END IF;
@@ -78,14 +84,20 @@ BEGIN
         customer_counts := '{{}}';
         updated_ats := '{{}}';
         submitted_before := '{{}}';
+        stored_before := '{{}}';
+        bytes_maxima := '{{}}';
         FOR c IN
-            SELECT o.number, o.count, o.count_updated_at, o.submitted FROM {schema}.customers o
+            SELECT o.number, o.count, o.count_updated_at, o.submitted, o.stored_bytes,
+                coalesce(o.bytes_max, q.bytes_per_customer_max) AS bytes_max
+            FROM {schema}.customers o
             WHERE o.name = ANY (distinct_names) ORDER BY o.name FOR NO KEY UPDATE
         LOOP
             owners := owners || c.number;
             customer_counts := customer_counts || c.count;
             updated_ats := updated_ats || c.count_updated_at;
             submitted_before := submitted_before || c.submitted;
+            stored_before := stored_before || c.stored_bytes;
+            bytes_maxima := bytes_maxima || c.bytes_max;
         END LOOP;
         EXIT WHEN cardinality(owners) = cardinality(distinct_names);
         WITH inserted AS (
@@ -207,6 +219,23 @@ BEGIN
             maximum := q.waiting_max;
         END IF;
     END IF;
+    added_bytes := ARRAY(
+        SELECT coalesce(sum({document_bytes} + u.size_bytes + coalesce(octet_length(u.metadata), 0))
+            FILTER (WHERE u.is_new), 0)
+        FROM unnest(customer_indexes, sizes, metadata, is_new) AS u(i, size_bytes, metadata, is_new)
+        GROUP BY u.i ORDER BY u.i);
+    FOR i IN 1 .. cardinality(owners) LOOP
+        EXIT WHEN answer <> 0;
+        IF added[i] > 0 AND stored_before[i] + added_bytes[i] > bytes_maxima[i] THEN
+            PERFORM {schema}.subtract_released_bytes(ARRAY[owners[i]]);
+            SELECT o.stored_bytes INTO pending FROM {schema}.customers o WHERE o.number = owners[i];
+            IF pending + added_bytes[i] > bytes_maxima[i] THEN
+                answer := 8;
+                refused := array_position(customer_indexes, i);
+                maximum := bytes_maxima[i];
+            END IF;
+        END IF;
+    END LOOP;
     IF answer <> 0 THEN
         DELETE FROM {schema}.customers o WHERE o.number = ANY (new_customers);
         RETURN;
@@ -262,10 +291,10 @@ BEGIN
     SELECT key::bigint, value::text::integer FROM jsonb_each(child_counts)
     ON CONFLICT (parent) DO UPDATE SET made = excluded.made;
     UPDATE {schema}.customers o SET count = u.count, count_updated_at = u.updated_at,
-        submitted = o.submitted + u.added, arrived = ARRAY(
+        submitted = o.submitted + u.added, stored_bytes = o.stored_bytes + u.added_bytes, arrived = ARRAY(
             SELECT o.arrived[l] + arrivals[9 * (u.position - 1) + l] FROM generate_series(1, 9) l)
-    FROM unnest(owners, customer_counts, updated_ats, added) WITH ORDINALITY
-        AS u(number, count, updated_at, added, position)
+    FROM unnest(owners, customer_counts, updated_ats, added, added_bytes) WITH ORDINALITY
+        AS u(number, count, updated_at, added, added_bytes, position)
     WHERE o.number = u.number AND u.added > 0;
     IF (SELECT sum(a) FROM unnest(added) a) > 0 THEN
         PERFORM {schema}.count_arrived(shard, total_arrived, total_delayed);
