@@ -54,7 +54,7 @@ class KeyRegistry:
     def make(self, role: Role | str, *, name: str = "", customer: str | None = None) -> NewKey:
         """Create a key. `customer` is required with the role customer, and only allowed there."""
         role = refuse_role(role, customer)
-        shown = write_key(self._random_bytes(ID_BYTES), self._random_bytes(SECRET_BYTES))
+        shown = random_key(self._random_bytes)
         presented = read_key(shown)
         assert presented is not None
         key = AccessKey(
@@ -123,6 +123,11 @@ class KeyRegistry:
         if key is None:
             raise NotFound(f"there is no key {id!r}")
         return key
+
+
+def random_key(random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> str:
+    """Return the text of a new key, `ft_ID_SECRET`. Nothing is stored."""
+    return write_key(random_bytes(ID_BYTES), random_bytes(SECRET_BYTES))
 
 
 def refuse_role(role: str, customer: str | None) -> Role:

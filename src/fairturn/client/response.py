@@ -170,13 +170,14 @@ _ERRORS: Mapping[str, type[FairturnError]] = {
 
 _NOT_ALLOWED = {
     "key_missing": "the service at {url} requires an access key: pass it as Client(url, key) or in "
-    "FAIRTURN_KEY; `fairturn keys make` on the service's machine creates one",
+    "FAIRTURN_KEY; `fairturn keys make` on the service's machine creates one, and until then the "
+    "token that the service printed when it started is accepted",
     "key_unknown": "{key} is unknown at {url}, expired or revoked: ask its operator for a new one",
     "not_allowed": "the role of {key} does not permit this at {url}: use a key of another role",
     "https_needed": "the service at {url} accepts access keys from other machines only over TLS: "
     "use an https:// url",
-    "origin_unknown": "the service at {url} accepts requests without a key only from its own "
-    "machine, as localhost or 127.0.0.1: use that url, or a key",
+    "origin_unknown": "the service at {url} accepts its token only from its own machine, as "
+    "localhost or 127.0.0.1: use that url, or a key",
 }
 
 
