@@ -83,7 +83,7 @@ class KeyRegistry:
 
     def find(self, id: str) -> AccessKey | None:
         """Return a key, including an expired or revoked one; None if there is none."""
-        return self._store.access_key(id)
+        return self._store.access_key(id) if text.storable(id) else None
 
     def get(self, id: str) -> AccessKey:
         """Return a key, as `find` does; raise `NotFound` if there is none."""
@@ -98,6 +98,10 @@ class KeyRegistry:
         """Return a page of keys by id, including expired and revoked ones."""
         if not 1 <= size <= PAGE_MAX:
             raise ValueError(f"size is {size}; it must be from 1 to {PAGE_MAX:,}")
+        if customer is not None:
+            text.identity(customer, "customer", CUSTOMER_BYTES_MAX)
+        if after is not None and not text.storable(after):
+            raise ValueError(f"after is {after!r}; it must be the id of a key")
         return self._store.access_keys(customer=customer, after=after, size=size)
 
     def are_asked_for(self) -> bool:
@@ -119,7 +123,7 @@ class KeyRegistry:
 
     def revoke(self, id: str) -> AccessKey:
         """Revoke a key; raise `NotFound` if there is none."""
-        key = self._store.end_key(id, self._clock.now())
+        key = self._store.end_key(id, self._clock.now()) if text.storable(id) else None
         if key is None:
             raise NotFound(f"there is no key {id!r}")
         return key

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from fairturn.explain.snapshot import ALIVE_US
-from fairturn.model import SECONDS_MAX, SETTING_NAMES, State
+from fairturn.model import ATTEMPTS_MAX, NUMBER_MAX, SECONDS_MAX, SETTING_NAMES, State
 from fairturn.priority import LEVELS, Reset
 from fairturn.scheduling.flows import Costs, Mode
 from fairturn.service import shapes
@@ -22,7 +22,8 @@ from fairturn.validation.changes import SettingChanges
 router = APIRouter(tags=["queue"])
 
 Seconds = Annotated[shapes.Number | None, Field(ge=0, le=SECONDS_MAX)]
-Limit = Annotated[shapes.Whole | None, Field(ge=1, le=1 << 53)]
+Threshold = Annotated[shapes.Whole, Field(ge=-NUMBER_MAX, le=NUMBER_MAX)]
+Limit = Annotated[shapes.Whole | None, Field(ge=1, le=NUMBER_MAX)]
 
 
 class RuleJson(shapes.ResponseJson):
@@ -118,8 +119,8 @@ class SettingsChangeJson(shapes.RequestFields):
     patience_s: Seconds = None
     reset: Reset | None = None
     reset_interval_s: Seconds = None
-    bounds: Annotated[list[shapes.Whole] | None, Field(min_length=8, max_length=8)] = None
-    attempts_max: Limit = None
+    bounds: Annotated[list[Threshold] | None, Field(min_length=8, max_length=8)] = None
+    attempts_max: Annotated[shapes.Whole | None, Field(ge=1, le=ATTEMPTS_MAX)] = None
     waiting_max: Limit = None
     waiting_per_customer_max: Limit = None
     completed_kept_s: Seconds = None

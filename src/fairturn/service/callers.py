@@ -9,7 +9,7 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from fairturn.access.keys import Role
-from fairturn.model import Document, Stored
+from fairturn.model import Document, Filter, Stored
 from fairturn.service.problems import Problem, ProblemCode
 from fairturn.service.service import Service, service_of
 
@@ -199,14 +199,37 @@ def scope_of(caller: Caller, named: str | None) -> str | None:
     return caller.customer
 
 
+def document_of(service: Service, caller: Caller, id: str) -> Document | None:
+    """Return a document that the caller may see, without its body; None for a missing one and for
+    one of another customer. The body of the latter is never read, so that the response time does
+    not tell one from the other."""
+    found = service.queue.queries.find(Filter(customer=caller.customer, ids=(id,)), size=1)
+    return found.documents[0] if found.documents else None
+
+
+def document_for(service: Service, caller: Caller, id: str) -> Document:
+    """Return what `document_of` returns; raise `Problem` for None."""
+    document = document_of(service, caller, id)
+    if document is None:
+        raise Problem(ProblemCode.NOT_FOUND)
+    return document
+
+
 def stored_for(service: Service, caller: Caller, id: str) -> Stored:
-    """Return a document that the caller may see. Raises the same `Problem` for a missing document
-    and for one of another customer."""
+    """Return a document that the caller may see, with its body. Raises the same `Problem` for a
+    missing document and for one of another customer."""
+    if not caller.sees_all:
+        document_for(service, caller, id)
     stored = service.queue.queries.read(id)
-    if stored is None or not _may_see(caller, stored.document):
+    if stored is None:
         raise Problem(ProblemCode.NOT_FOUND)
     return stored
 
 
-def _may_see(caller: Caller, document: Document) -> bool:
-    return caller.sees_all or document.customer == caller.customer
+def refuse_foreign_cursor(service: Service, caller: Caller, after: str | None) -> None:
+    """Reject a cursor of another customer, which would reveal that document and its order."""
+    if after is None or caller.customer is None or document_of(service, caller, after) is not None:
+        return
+    raise Problem(
+        ProblemCode.INVALID, "after is not the `next` of a page, or its document was deleted"
+    )
