@@ -166,7 +166,7 @@ def test_a_setting_that_no_store_can_hold_is_refused_by_both(
 
     assert code_of(answer) == (422, "invalid")
     with pytest.raises(ValueError, match=f"{name} is .*; (each|it) must be between"):
-        place.queue.configure(**{name: value})  # type: ignore[misc]
+        place.queue.configure(**{name: value})
     assert place.queue.settings == Settings()
 
 
@@ -287,9 +287,14 @@ def test_the_body_of_a_foreign_document_is_never_read(
     theirs = place.queue.submit("other", content=b"x" * 60_000).id
     own = place.queue.submit("acme", content=b"x" * 60_000).id
     cookie = session_of(place, place.customer)
-    read, store = [], place.queue.store
-    reading = store.read
-    monkeypatch.setattr(store, "read", lambda id: (read.append(id), reading(id))[1])
+    read: list[str] = []
+    reading = place.queue.store.read
+
+    def noting(id: str) -> Any:
+        read.append(id)
+        return reading(id)
+
+    monkeypatch.setattr(place.queue.store, "read", noting)
 
     for method, path, headers in (
         ("GET", "/v1/documents/{id}", place.customer),

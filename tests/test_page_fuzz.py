@@ -197,7 +197,9 @@ def forms_of() -> list[PageForm]:
             if isinstance(route, PageRoute) and route.path not in LEFT_OUT:
                 fields = route.dependant
                 query, body = _names(fields.query_params), _names(fields.body_params)
-                found += [PageForm(method, route.path, query, body) for method in route.methods]
+                found += [
+                    PageForm(method, route.path, query, body) for method in route.methods or ()
+                ]
     return found
 
 

@@ -204,8 +204,8 @@ def _message_in(problem: Mapping[str, Any]) -> str:
     detail, errors = problem.get("detail"), problem.get("errors")
     if isinstance(detail, str) and detail:
         return detail
-    if errors:
-        return "; ".join(f"{each['where']}: {each['what']}" for each in errors)
+    if isinstance(errors, list) and errors and all(isinstance(each, dict) for each in errors):
+        return "; ".join(f"{each.get('where')}: {each.get('what')}" for each in errors)
     return str(problem.get("title") or problem["code"])
 
 
