@@ -27,6 +27,7 @@ from fairturn.model import Completed, Failed, Outcome
 from fairturn.service.app import make_app
 from fairturn.service.server import ListenAddress, Server
 from tests.browser import browser, chromium_path
+from tests.http_server import TOKEN
 
 BAR_MS = 300
 BATCH = 10_000
@@ -98,7 +99,7 @@ def _fill(queue: Queue, customers: int, documents: int) -> None:
 
 @contextmanager
 def _served(queue: Queue) -> Iterator[str]:
-    app = make_app(queue)
+    app = make_app(queue, token=TOKEN)
     install(app)
     server = Server(app, ListenAddress(port=0))
     thread = threading.Thread(target=server.run)
@@ -129,6 +130,7 @@ def _ask_all(client: httpx.Client, queue: Queue, asks: int) -> list[str]:
         "documents, none match": "/documents?name=nothing",
         "what if": "/what-if",
     }
+    client.get("/login", params={"token": TOKEN})
     client.get("/customers")
     _wait_for_the_list(client)
     over = []
@@ -172,6 +174,7 @@ def _worked_off(queue: Queue) -> Iterator[None]:
 def _look(chromium: Browser, url: str) -> None:
     for path in ("/", "/customers", "/documents"):
         page = chromium.new_page(base_url=url, viewport={"width": 1440, "height": 900})
+        page.context.request.get(f"{url}/login?token={TOKEN}", max_redirects=0)
         page.goto(path)
         page.wait_for_timeout(1_000)  # exclude the first load
         page.evaluate(WATCH)

@@ -13,7 +13,7 @@ from fairturn.dashboard.language import PageLanguage
 from fairturn.dashboard.routes import install
 from fairturn.i18n import ENGLISH, Language, load
 from fairturn.service.app import make_app
-from tests.http_server import served_app
+from tests.http_server import TOKEN, served_app
 from tests.servers.lifetime import absent
 
 PSEUDO = "zz"
@@ -33,7 +33,7 @@ class Pseudo(Language):
 
 def page_app(queue: Queue, clock: Clock | None = None) -> FastAPI:
     """Return a service with the page, in which the pseudo-language can be chosen."""
-    app = make_app(queue, clock=clock)
+    app = make_app(queue, clock=clock, token=TOKEN)
     install(app)
     app.state.page.tongues[PSEUDO] = PageLanguage(Pseudo())
     return app

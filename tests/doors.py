@@ -12,7 +12,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from fairturn import AsyncClient, Client, Queue
 from tests.commands import SCRIPT
-from tests.http_server import served
+from tests.http_server import TOKEN, served
 
 DOORS = ("queue", "client", "async client")
 ELSEWHERE = "client of a process"
@@ -62,18 +62,25 @@ def door_to(name: str, queue: Queue, key: str | None = None) -> Iterator[Any]:
     if name == "queue":
         yield queue
         return
-    with served_elsewhere(queue) if name == ELSEWHERE else served(queue) as url:
+    with served_elsewhere(queue) if name == ELSEWHERE else served_here(queue) as (url, token):
         if name == "async client":
-            with awaited(url, key) as client:
+            with awaited(url, key or token) as client:
                 yield client
         else:
-            with Client(url, key) as client:
+            with Client(url, key or token) as client:
                 yield client
 
 
 @contextmanager
-def served_elsewhere(queue: Queue) -> Iterator[str]:
-    """Run `fairturn serve` on the file of this queue and yield its URL."""
+def served_here(queue: Queue) -> Iterator[tuple[str, str]]:
+    """Serve this queue in a thread and yield the URL and the token."""
+    with served(queue) as url:
+        yield url, TOKEN
+
+
+@contextmanager
+def served_elsewhere(queue: Queue) -> Iterator[tuple[str, str]]:
+    """Run `fairturn serve` on the file of this queue and yield its URL and the token."""
     file = str(getattr(queue.store, "path", ""))
     with subprocess.Popen(
         [SCRIPT, "serve", "--port", "0", "--database", file], stderr=subprocess.PIPE, text=True
@@ -81,8 +88,8 @@ def served_elsewhere(queue: Queue) -> Iterator[str]:
         assert process.stderr is not None
         try:
             said = process.stderr.readline()
-            found = re.search(r"Serving at (\S+)", said)
+            found = re.search(r"Serving at (\S+)/login\?token=(\S+)", said)
             assert found is not None, said
-            yield found[1]
+            yield found[1], found[2]
         finally:
             process.terminate()

@@ -10,18 +10,21 @@ import httpx
 from fastapi import FastAPI
 
 from fairturn import Queue
+from fairturn.access.keys import write_key
 from fairturn.access.registry import KeyRegistry
 from fairturn.service.app import make_app
 from fairturn.service.options import ServiceLimits
 from fairturn.service.server import ListenAddress, Server
 
 STARTS_S = 30.0
+# The operator's while a queue has no keys.
+TOKEN = write_key(bytes(6), bytes(range(32)))
 
 
 @contextmanager
 def served(queue: Queue, plan: ServiceLimits | None = None, **more: Any) -> Iterator[str]:
     """Serve this queue and yield the URL."""
-    with served_app(make_app(queue, plan), **more) as url:
+    with served_app(make_app(queue, plan, token=TOKEN), **more) as url:
         yield url
 
 
@@ -44,8 +47,8 @@ def served_app(app: FastAPI, **more: Any) -> Iterator[str]:
 def client_of(
     queue: Queue, plan: ServiceLimits | None = None, key: str | None = None
 ) -> Iterator[httpx.Client]:
-    """Serve this queue and yield a client."""
-    headers = {} if key is None else bearer(key)
+    """Serve this queue and yield a client, with the token if there is no key."""
+    headers = bearer(key or TOKEN)
     with (
         served(queue, plan) as url,
         httpx.Client(base_url=url, headers=headers, timeout=60) as client,
@@ -80,6 +83,13 @@ def asked(
             return await client.request(method, path, **more)
 
     return asyncio.run(ask())
+
+
+def entered(app: FastAPI) -> dict[str, str]:
+    """Return the cookie of a session that began with the token, as in the URL of the command."""
+    response = asked(app, "GET", "/login", params={"token": TOKEN})
+    assert response.status_code == 303, response.text
+    return {"Cookie": response.headers["set-cookie"].partition(";")[0]}
 
 
 def code_of(response: httpx.Response) -> tuple[int, str]:

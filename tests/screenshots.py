@@ -21,7 +21,7 @@ from fairturn.access.registry import KeyRegistry
 from fairturn.clock import SECOND_US, ManualClock, SystemClock
 from fairturn.model import Completed, Failed, Fence, Filter, Outcome, Progress, State
 from tests.browser import browser, page_app, page_served
-from tests.http_server import served_app
+from tests.http_server import TOKEN, served_app
 
 FOLDER = Path(__file__).parent.parent / "docs" / "page"
 MINUTES = 28
@@ -124,6 +124,7 @@ def opened(found: Browser, url: str, *, language: str = "en", **more: Any) -> Br
     more.setdefault("viewport", {"width": 1440, "height": 900})
     context = found.new_context(base_url=url, timezone_id="UTC", **more)
     context.add_cookies([{"name": "fairturn_language", "value": language, "url": url}])
+    context.request.get(f"/login?token={TOKEN}", max_redirects=0)
     return context
 
 

@@ -19,6 +19,7 @@ from fairturn import Queue
 from fairturn.cli.deadline import ENDING_S
 from fairturn.clock import stopwatch
 from tests.commands import SCRIPT
+from tests.http_server import bearer, key_for
 from tests.servers import postgres
 from tests.servers.proxy import through
 from tests.servers.queues import Databases
@@ -125,10 +126,14 @@ def test_a_service_answers_503_while_the_database_is_away_and_as_before_when_it_
     port = free_port()
     with Databases() as databases:
         name = databases.new().rpartition("/")[2].partition("?")[0]
+        with Queue(postgres.of_this_run().url(name)) as queue:
+            operator = bearer(key_for(queue))
         with (
             through(postgres.of_this_run().url(name, tcp=True)) as proxy,
             running("serve", "--port", str(port), "--database", proxy.url) as program,
-            httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+            httpx.Client(
+                base_url=f"http://127.0.0.1:{port}", headers=operator, timeout=60
+            ) as client,
         ):
             wait_until(lambda: is_listening(port), "the service listens")
             before = status_of(client)

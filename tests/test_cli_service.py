@@ -37,13 +37,20 @@ class Program:
         self.process = process
         self.said: list[str] = []
         self.url = ""
+        self.token: str | None = None  # while there are no keys
         assert process.stderr is not None
         while not self.url:
             line = process.stderr.readline()
             assert line, f"it ended: {self.said}"
             self.said.append(line)
-            match = re.search(r"Serving at (\S+)", line)
-            self.url = match[1] if match else ""
+            match = re.search(r"Serving at ([^\s/]+//[^\s/]+)(?:/login\?token=(\w+))?", line)
+            self.url, self.token = (match[1], match[2]) if match else ("", None)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The token as an API client sends it."""
+        assert self.token is not None, self.said
+        return bearer(self.token)
 
     def end(self) -> int:
         """Stop it cleanly; the rest of its output is in `said`."""
@@ -71,11 +78,13 @@ def running(*arguments: str, **environment: str) -> Iterator[Program]:
 def test_up_serves_and_works_and_ends_well_with_sigterm(folder: Path) -> None:
     (folder / "invoices.py").write_text("def extract(document):\n    return {'pages': 3}\n")
     with running("up", "invoices:extract", "--port", "0", "--json") as program:
-        with httpx.Client(base_url=program.url, timeout=30) as client:
+        with httpx.Client(base_url=program.url, headers=program.headers, timeout=30) as client:
             id = client.post("/v1/documents?customer=acme", content=b"x").json()["id"]
             done = client.get(f"/v1/documents/{id}", params={"wait_s": 30}).json()
             result = client.get(f"/v1/documents/{id}/result").json()
-        with httpx.stream("GET", f"{program.url}/v1/events", timeout=30) as events:
+        with httpx.stream(
+            "GET", f"{program.url}/v1/events", headers=program.headers, timeout=30
+        ) as events:
             next(events.iter_lines())
             code = program.end()
 
@@ -110,7 +119,7 @@ def test_over_postgresql_the_service_and_the_workers_are_processes_apart(
             running("serve", "--port", "0", *place) as program,
             working("invoices:extract", *place),
         ):
-            with httpx.Client(base_url=program.url, timeout=60) as client:
+            with httpx.Client(base_url=program.url, headers=program.headers, timeout=60) as client:
                 sent = [
                     client.post("/v1/documents?customer=acme", content=b"x" * size).json()["id"]
                     for size in (1, 1_000_000)
@@ -154,7 +163,7 @@ def fairturn_program(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 def test_the_demo_has_a_queue_of_its_own_and_leaves_nothing(folder: Path) -> None:
     with running("up", "--demo", FAIRTURN_PORT="0", TMPDIR=str(folder)) as program:
-        with httpx.Client(base_url=program.url, timeout=30) as client:
+        with httpx.Client(base_url=program.url, headers=program.headers, timeout=30) as client:
             wait_until(lambda: client.get("/v1/customers").json()["customers"], "somebody sends")
         assert program.end() == 0
 

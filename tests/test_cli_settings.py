@@ -349,7 +349,7 @@ def test_config_set_tells_programs_what_changed() -> None:
         ("mode", "'mode' is not NAME=VALUE"),
         ("patience_s=soon", "patience_s is 'soon'; it must be a number"),
         ("patience_s=-1", "patience_s is -1.0; it must be between 0"),
-        ("attempts_max=0", "attempts_max is 0; it must be at least 1"),
+        ("attempts_max=0", "attempts_max is 0; it must be between 1 and 2,147,483,647"),
         ("bounds=-2,-4", "bounds"),
         ("database=x", "'database' is not a setting of the queue"),
     ],

@@ -12,7 +12,7 @@ import pytest
 from fairturn import Completed, Queue
 from fairturn.cli.settings import SettingsFile, resolve
 from tests.commands import claim, complete, error_of, fairturn, kill, lines_of, shown_on_a_terminal
-from tests.http_server import served
+from tests.http_server import TOKEN, served
 
 LARGE = bytes(range(256)) * 1_024
 FILE = "documents.db"
@@ -32,7 +32,9 @@ def queue(folder: Path) -> Iterator[Queue]:
 
 
 @pytest.fixture
-def url(queue: Queue) -> Iterator[str]:
+def url(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A service without keys, and its token in the environment."""
+    monkeypatch.setenv("FAIRTURN_KEY", TOKEN)
     with served(queue) as url:
         yield url
 
@@ -194,6 +196,9 @@ def test_keys_are_made_and_used_from_elsewhere(
     queue: Queue, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operator = fairturn("keys", "make", "--role", "operator", "--url", url).stdout.strip()
+    stale = fairturn("list", "--url", url)
+    assert "is unknown at" in error_of(stale, 1)
+    monkeypatch.delenv("FAIRTURN_KEY")
     none = fairturn("list", "--url", url)
     assert "requires an access key" in error_of(none, 1)
 

@@ -35,7 +35,7 @@ from fairturn.explain.sentences import tell
 from fairturn.model import Failed, Fence, Progress
 from tests.commands import LEASE_US, claim, complete, kill
 from tests.doors import DOORS, ELSEWHERE, door_to
-from tests.http_server import asked, served
+from tests.http_server import TOKEN, asked, served
 from tests.wait import wait_until
 
 NOBODYS = "0123456789abcde"
@@ -600,14 +600,14 @@ def test_access_keys_are_made_listed_replaced_and_ended(queue: Queue) -> None:
 
 
 def test_many_threads_share_a_client_and_many_tasks_an_async_one(queue: Queue) -> None:
-    with served(queue) as url, Client(url) as client, ThreadPoolExecutor(8) as threads:
+    with served(queue) as url, Client(url, TOKEN) as client, ThreadPoolExecutor(8) as threads:
         ids = [
             receipt.id
             for receipt in threads.map(lambda n: client.submit("acme", payload=n), range(80))
         ]
 
         async def submit_all() -> list[Receipt]:
-            async with AsyncClient(url) as together:
+            async with AsyncClient(url, TOKEN) as together:
                 wanted = (together.submit("other", content=b"%d" % n) for n in range(40))
                 return await asyncio.gather(*wanted)
 

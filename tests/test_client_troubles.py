@@ -29,7 +29,7 @@ from fairturn.wire import DOCUMENT, to_json
 from fairturn.worker.backoff import Backoff
 from tests.commands import SCRIPT, complete, kill
 from tests.doors import awaited
-from tests.http_server import key_for, served
+from tests.http_server import TOKEN, key_for, served
 from tests.servers.rude import Manner, Rude, before
 from tests.wait import wait_until
 
@@ -53,7 +53,7 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
 
 
 @contextmanager
-def client_for(kind: str, url: str, key: str | None = None, **more: Any) -> Iterator[Any]:
+def client_for(kind: str, url: str, key: str | None = TOKEN, **more: Any) -> Iterator[Any]:
     """Return a client that records its pauses instead of sleeping."""
     pauses: list[float] = more.pop("pauses", [])
     more = {"retry_policy": RETRIES, **more}
@@ -267,7 +267,7 @@ def test_a_large_file_is_never_in_memory(queue: Queue, tmp_path: Path) -> None:
 import asyncio, resource, sys
 from fairturn import AsyncClient, Client
 async def main():
-    async with AsyncClient(sys.argv[1]) as client:
+    async with AsyncClient(*sys.argv[1:]) as client:
         await client.summary()
         await go(client.submit, client.open)
 async def go(submit, open_):
@@ -275,7 +275,7 @@ async def go(submit, open_):
     with await open_(receipt.id) as stream:
         stream.seek(0, 2)
         print(stream.tell())
-with Client(sys.argv[1]) as client:
+with Client(*sys.argv[1:]) as client:
     receipt = client.submit("acme", payload=1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     receipt = client.submit("acme", file={str(path)!r})
@@ -287,7 +287,10 @@ with Client(sys.argv[1]) as client:
 """
     with served(queue) as url:
         done = subprocess.run(
-            [sys.executable, "-c", program, url], capture_output=True, text=True, check=False
+            [sys.executable, "-c", program, url, TOKEN],
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
     assert done.returncode == 0, done.stderr
@@ -416,7 +419,7 @@ def test_where_nobody_answers_is_told_with_what_to_do(kind: str) -> None:
         client.summary()
     assert len(pauses) == 3
     with (
-        client_for(kind, "http://nowhere.invalid") as client,
+        client_for(kind, "http://nowhere.invalid", None) as client,
         pytest.raises(
             StoreUnavailable, match="the host name in http://nowhere.invalid does not resolve"
         ),
@@ -429,7 +432,10 @@ def test_wrong_keys_are_told_without_the_key(queue: Queue, kind: str) -> None:
     good, customers, reader = key_for(queue), key_for(queue, "acme"), key_for(queue, role="reader")
     wrong = good[:-8] + "00000000"
     with served(queue, ServiceLimits(rate="1000/second")) as url:
-        with client_for(kind, url) as client, pytest.raises(NotAllowed, match="requires an access"):
+        with (
+            client_for(kind, url, None) as client,
+            pytest.raises(NotAllowed, match="requires an access"),
+        ):
             client.summary()
         with client_for(kind, url, wrong) as client:
             with pytest.raises(NotAllowed, match=f"{wrong[:15]}_… is unknown at {url}") as told:
@@ -598,9 +604,11 @@ def test_documents_are_stored_once_although_the_service_is_killed(tmp_path: Path
     retries = RetryPolicy(attempts_max=2_000, backoff=Backoff(0.05, 1.0, 0.05))
     receipts: list[Any] = []
     stopping = threading.Event()
+    with Queue(tmp_path / "documents.db") as made:
+        key = key_for(made)
 
     def submitting(n: int) -> None:
-        with Client(f"http://127.0.0.1:{port}", retry_policy=retries) as client:
+        with Client(f"http://127.0.0.1:{port}", key, retry_policy=retries) as client:
             while not stopping.is_set():
                 number = len(receipts)
                 content = b"%d %d " % (n, number) + LARGE[:100_000]
@@ -609,7 +617,7 @@ def test_documents_are_stored_once_although_the_service_is_killed(tmp_path: Path
     ended: list[Any] = []
 
     def waiting() -> None:
-        with Client(f"http://127.0.0.1:{port}", retry_policy=retries) as client:
+        with Client(f"http://127.0.0.1:{port}", key, retry_policy=retries) as client:
             id = client.submit("waits", payload=1).id
             ended.append(client.wait(id))
 

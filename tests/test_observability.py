@@ -15,7 +15,7 @@ from fairturn import Queue
 from fairturn.service.app import make_app
 from fairturn.service.options import ServiceLimits
 from tests.commands import claim, complete
-from tests.http_server import asked
+from tests.http_server import TOKEN, asked, bearer
 
 FOLDER = Path(__file__).parent.parent / "observability"
 DASHBOARD = json.loads((FOLDER / "grafana-dashboard.json").read_text(encoding="utf-8"))
@@ -32,8 +32,8 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
             queue.submit("acme", payload=1)
         complete(queue)
         claim(queue)
-        app = make_app(queue, ServiceLimits(customers_in_metrics=10))
-        text = asked(app, "GET", "/metrics").text
+        app = make_app(queue, ServiceLimits(customers_in_metrics=10), token=TOKEN)
+        text = asked(app, "GET", "/metrics", headers=bearer(TOKEN)).text
     return {
         sample.name: set(sample.labels)
         for family in text_string_to_metric_families(text)

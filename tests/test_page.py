@@ -32,7 +32,7 @@ from fairturn.model import Completed, Outcome, State
 from fairturn.priority import Reset, Rule
 from fairturn.service.app import make_app
 from fairturn.simulator.demo.traffic import DemoPace
-from tests.http_server import asked, key_for, served_app
+from tests.http_server import TOKEN, asked, entered, key_for, served_app
 from tests.page_contents import fill
 from tests.servers.queues import Databases
 from tests.wait import wait_until
@@ -49,7 +49,7 @@ def queue() -> Iterator[Queue]:
 
 @pytest.fixture
 def app(queue: Queue) -> FastAPI:
-    made = make_app(queue)
+    made = make_app(queue, token=TOKEN)
     install(made)
     return made
 
@@ -59,6 +59,11 @@ def logged_in(app: FastAPI, key: str) -> dict[str, str]:
     response = asked(app, "POST", "/login", data={"key": key}, headers=SAME)
     assert response.status_code == 303, response.text
     return {"Cookie": response.headers["set-cookie"].partition(";")[0]}
+
+
+def opened(app: FastAPI, path: str) -> httpx.Response:
+    """Return a page as the operator of a queue without keys sees it."""
+    return asked(app, "GET", path, headers=entered(app))
 
 
 # ── The rule ─────────────────────────────────────────────────────────────────────────────────────
@@ -143,7 +148,55 @@ def test_over_https_the_cookie_is_for_https_alone(queue: Queue, app: FastAPI) ->
 
     response = asked(app, "POST", "/login", data={"key": key}, headers=SAME, base=base)
 
-    assert "secure" in response.headers["set-cookie"].lower()
+    cookie = response.headers["set-cookie"]
+    assert cookie.startswith("__Host-fairturn_session=")
+    assert {"secure", "path=/"} <= {part.strip().lower() for part in cookie.split(";")}
+    assert "domain" not in cookie.lower()
+    session = {"Cookie": cookie.partition(";")[0], **SAME}
+    assert asked(app, "GET", "/customers", headers=session, base=base).status_code == 200
+    ended = asked(app, "POST", "/logout", headers=session, base=base).headers["set-cookie"]
+    assert ended.startswith('__Host-fairturn_session="";')
+    assert "secure" in ended.lower()
+
+
+def test_over_https_browsers_are_told_to_stay_there(app: FastAPI) -> None:
+    for path in ("/priorities", "/v1/rule", "/v1/summary", "/nowhere"):
+        encrypted = asked(app, "GET", path, base="https://queue.example")
+        assert encrypted.headers["strict-transport-security"] == "max-age=31536000", path
+        assert "strict-transport-security" not in asked(app, "GET", path).headers, path
+
+
+def test_without_keys_the_printed_url_becomes_a_session_and_leaves_the_address_bar(
+    queue: Queue, app: FastAPI
+) -> None:
+    first = asked(app, "GET", f"/login?token={TOKEN}&next=/customers")
+    cookie = {"Cookie": first.headers["set-cookie"].partition(";")[0]}
+
+    assert (first.status_code, first.headers["location"]) == (303, "/customers")
+    assert TOKEN not in first.headers["set-cookie"]
+    assert asked(app, "GET", "/customers", headers=cookie).status_code == 200
+    elsewhere = {**cookie, "X-Forwarded-For": "203.0.113.9"}
+    assert asked(app, "GET", "/customers", headers=elsewhere).status_code == 303
+    key_for(queue)
+    assert asked(app, "GET", "/customers", headers=cookie).headers["location"].startswith("/login")
+
+
+def test_without_keys_a_page_without_a_session_asks_for_the_token(app: FastAPI) -> None:
+    for path in ("/", "/customers", "/documents.csv", "/page-events", "/what-if"):
+        assert asked(app, "GET", path).headers["location"].startswith("/login"), path
+    assert "Enter the token that fairturn printed" in asked(app, "GET", "/login").text
+
+    wrong = asked(app, "GET", f"/login?token={TOKEN[:-1]}0")
+    typed = asked(app, "POST", "/login", data={"key": TOKEN}, headers=SAME)
+
+    assert (wrong.status_code, "set-cookie" in wrong.headers) == (401, False)
+    assert (typed.status_code, "set-cookie" in typed.headers) == (303, True)
+
+
+def test_an_access_key_is_not_accepted_in_a_url(queue: Queue, app: FastAPI) -> None:
+    response = asked(app, "GET", f"/login?token={key_for(queue)}")
+
+    assert (response.status_code, "set-cookie" in response.headers) == (401, False)
 
 
 def test_a_key_that_is_not_known_opens_nothing(queue: Queue, app: FastAPI) -> None:
@@ -294,13 +347,13 @@ def test_a_link_from_another_site_is_followed_with_the_session(queue: Queue, app
 def test_a_formula_in_a_name_is_text_in_a_table(queue: Queue, app: FastAPI) -> None:
     queue.submit("=1+1", payload=1, name='@SUM("a")\nb')
 
-    table = asked(app, "GET", "/documents.csv").text
-    listed = asked(app, "GET", "/documents.json").json()
+    table = opened(app, "/documents.csv").text
+    listed = opened(app, "/documents.json").json()
 
     (_, row) = csv.reader(table.splitlines(keepends=True))
     assert (row[1], row[5]) == ("'=1+1", '\'@SUM("a")\nb')
     assert listed[0]["customer"] == "=1+1"
-    assert asked(app, "GET", "/documents.json?customer=nobody").json() == []
+    assert opened(app, "/documents.json?customer=nobody").json() == []
 
 
 def test_a_bulk_action_changes_the_documents_that_all_filters_match(
@@ -319,8 +372,17 @@ def test_a_bulk_action_changes_the_documents_that_all_filters_match(
         "submitted_before": "",
     }
 
-    shown = asked(app, "GET", "/documents-bulk", params={**filters, "action": "cancel"})
-    done = asked(app, "POST", "/documents-bulk", data={**filters, "action": "cancel"}, headers=SAME)
+    cookie = entered(app)
+    shown = asked(
+        app, "GET", "/documents-bulk", params={**filters, "action": "cancel"}, headers=cookie
+    )
+    done = asked(
+        app,
+        "POST",
+        "/documents-bulk",
+        data={**filters, "action": "cancel"},
+        headers={**SAME, **cookie},
+    )
 
     assert "Cancel 1 document?" in shown.text
     assert 'name="tag" value="late"><input type="hidden" name="tag" value="scan"' in shown.text
@@ -339,7 +401,7 @@ def test_a_bulk_action_changes_the_documents_that_all_filters_match(
     ],
 )
 def test_a_wrong_filter_is_a_problem(app: FastAPI, path: str, query: str, detail: str) -> None:
-    response = asked(app, "GET", path + query)
+    response = opened(app, path + query)
 
     assert response.status_code == 422
     assert detail in response.text
@@ -482,7 +544,7 @@ def test_one_thing_that_is_meant_is_shown_at_once_and_several_are_listed(
     queue.submit("Beta", payload=1, name="logistics.pdf")
 
     def found(q: str) -> str:
-        response = asked(app, "GET", f"/search?q={q}")
+        response = opened(app, f"/search?q={q}")
         return str(response.headers.get("location", response.text))
 
     assert found(f"%20{id.upper()}") == f"/documents/{id}"
@@ -502,9 +564,9 @@ def test_without_scripts_a_link_leads_to_what_was_not_looked_at_yet(
     monkeypatch.setattr("fairturn.dashboard.search.STEP", 5)
     monkeypatch.setattr("fairturn.dashboard.search.LOOK_S", 0.0)
 
-    first = asked(app, "GET", "/search?q=wanted").text
+    first = opened(app, "/search?q=wanted").text
     (link,) = re.findall(r'rel="next" href="([^"]+)"', first)
-    second = asked(app, "GET", link.replace("&amp;", "&")).text
+    second = opened(app, link.replace("&amp;", "&")).text
 
     assert "wanted.pdf" not in first
     assert "Looked at the newest 5 documents so far." in first
@@ -514,14 +576,14 @@ def test_without_scripts_a_link_leads_to_what_was_not_looked_at_yet(
 
 def test_the_second_step_names_the_command_that_was_started(queue: Queue) -> None:
     for works, command in ((True, "fairturn up invoices:extract"), (False, "fairturn work ")):
-        made = make_app(queue)
+        made = make_app(queue, token=TOKEN)
         install(made, works=works)
-        assert command in asked(made, "GET", "/").text
+        assert command in opened(made, "/").text
 
 
 def running_shown(app: FastAPI) -> str:
     """Return the text of the tile of running documents."""
-    tile = re.search(r"<dt>Running</dt><dd[^>]*>(.*?)</dd>", asked(app, "GET", "/").text)
+    tile = re.search(r"<dt>Running</dt><dd[^>]*>(.*?)</dd>", opened(app, "/").text)
     assert tile is not None
     return re.sub(r"\s+", " ", re.sub("<[^>]*>", "", tile[1])).strip()
 
@@ -542,13 +604,13 @@ def test_the_tile_shows_how_many_slots_of_the_workers_are_busy(queue: Queue, app
 
 
 def test_of_a_demo_the_simulated_orders_are_shown_beside_what_is_measured(queue: Queue) -> None:
-    made = make_app(queue)
+    made = make_app(queue, token=TOKEN)
     install(made, demo=DemoPace(document_s=0.3, workers=4))
     queue.submit("oak", payload=1)
     queue.store.claim(1, worker="w", lease_us=10**9)
 
     def orders() -> list[tuple[str, str]]:
-        text = asked(made, "GET", "/").text
+        text = opened(made, "/").text
         return re.findall(r'<small class="muted">([^<]+)</small></dt><dd[^>]*>([^<]+)</dd>', text)
 
     wait_until(lambda: "…" not in str(orders()), "both orders are simulated")
@@ -558,7 +620,7 @@ def test_of_a_demo_the_simulated_orders_are_shown_beside_what_is_measured(queue:
     assert "min" in fifo_wait
     assert "min" in levels_wait
     assert fair_wait == "0\u00a0s"
-    assert "simulated" not in asked(made, "GET", "/customers").text
+    assert "simulated" not in opened(made, "/customers").text
 
 
 def test_the_timeline_says_who_overtook_to_those_who_may_know(queue: Queue, app: FastAPI) -> None:
@@ -570,7 +632,7 @@ def test_the_timeline_says_who_overtook_to_those_who_may_know(queue: Queue, app:
         (claim,) = queue.store.claim(1, worker="w", lease_us=10**9, outcomes=outcomes).claims
         outcomes = [Completed(claim.fence)]
 
-    whole = asked(app, "GET", f"/documents/{last}").text
+    whole = opened(app, f"/documents/{last}").text
     key = key_for(queue, "acme")
     own = asked(app, "GET", f"/documents/{last}", headers=logged_in(app, key)).text
 
@@ -586,8 +648,8 @@ def test_the_timeline_of_a_child_shows_what_it_inherited_and_no_count_that_it_di
     queue.submit("acme", payload=1)
     child = queue.submit("acme", payload=1, parent=parent).id
 
-    of_parent = asked(app, "GET", f"/documents/{parent}").text
-    of_child = asked(app, "GET", f"/documents/{child}").text
+    of_parent = opened(app, f"/documents/{parent}").text
+    of_child = opened(app, f"/documents/{child}").text
 
     assert "Priority 2: it found the count -3" in of_parent.replace("−", "-")
     assert f"It has priority 2, like document {parent}" in of_child
@@ -605,16 +667,16 @@ def test_every_page_can_be_read_over_every_store(place: str, tmp_path: Path) -> 
             database = stack.enter_context(Databases()).new()
         queue = stack.enter_context(Queue(database))
         ids = fill(queue)
-        app = make_app(queue)
+        app = make_app(queue, token=TOKEN)
         install(app)
         for state, id in ids.items():
-            response = asked(app, "GET", f"/documents/{id}")
+            response = opened(app, f"/documents/{id}")
             assert response.status_code == 200, state
         for path in ("/", "/customers", "/customers?sort=share", "/documents", "/what-if"):
-            assert asked(app, "GET", path).status_code == 200, path
-        dead = asked(app, "GET", "/documents?state=dead&name=nothing")
+            assert opened(app, path).status_code == 200, path
+        dead = opened(app, "/documents?state=dead&name=nothing")
         assert "No document matches." in dead.text
-        acme = asked(app, "GET", "/customer?name=Acme+Logistics")
+        acme = opened(app, "/customer?name=Acme+Logistics")
         assert "−39" in acme.text
-        found = asked(app, "GET", "/search?q=po-77124.pdf")
+        found = opened(app, "/search?q=po-77124.pdf")
         assert found.headers["location"].startswith("/documents/")

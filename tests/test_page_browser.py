@@ -15,11 +15,11 @@ from playwright.sync_api import Browser, BrowserContext, JSHandle, Page, Route, 
 
 from fairturn import ClaimedDocument, Queue, Submission, Worker
 from fairturn.access.registry import KeyRegistry
-from fairturn.dashboard.visitors import LANGUAGE_COOKIE, SESSION_COOKIE
+from fairturn.dashboard.visitors import LANGUAGE_COOKIE
 from fairturn.i18n import languages
 from fairturn.model import Completed, Progress, State
 from tests.browser import PSEUDO, browser, page_app, page_served, texts_of, watched
-from tests.http_server import key_for, served_app
+from tests.http_server import TOKEN, key_for, served_app
 from tests.page_contents import HOSTILE, LEASE_US, fill
 from tests.wait import wait_until
 
@@ -89,7 +89,7 @@ def mine(chromium: Browser) -> Iterator[Mine]:
             cookies = [
                 {key: cookie[key] for key in kept}  # type: ignore[literal-required]
                 for cookie in page.context.cookies()
-                if cookie["name"] == SESSION_COOKIE
+                if cookie["name"].startswith("fairturn_session")
             ]
             yield Mine(url, cookies)
 
@@ -112,6 +112,8 @@ def context_of(chromium: Browser, url: str, language: str = "en", **more: Any) -
     context = chromium.new_context(base_url=url, locale="en-GB", **more)
     context.set_default_timeout(WAIT_MS)
     choose(context, url, language)
+    # As the URL that the command prints; without effect once there are keys.
+    context.request.get(f"/login?token={TOKEN}", max_redirects=0)
     return context
 
 

@@ -21,7 +21,7 @@ from fairturn.service.logs import AccessLogEntry, LogFormatter
 from fairturn.service.options import REFUSED_PER_MINUTE, ServiceLimits
 from fairturn.service.rates import RateLimiter
 from tests.commands import claim, complete, kill
-from tests.http_server import asked, bearer, client_of, code_of, key_for
+from tests.http_server import TOKEN, asked, bearer, client_of, code_of, key_for
 
 NOBODYS = "0123456789abcde"
 
@@ -34,7 +34,7 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
 
 @pytest.fixture
 def app(queue: Queue) -> FastAPI:
-    return make_app(queue)
+    return make_app(queue, token=TOKEN)
 
 
 def operations(app: FastAPI) -> list[tuple[str, str, dict[str, Any]]]:
@@ -179,8 +179,12 @@ def test_a_key_is_shown_once_and_nowhere_else(queue: Queue, app: FastAPI, tmp_pa
 def test_the_first_key_is_an_operators(queue: Queue, app: FastAPI) -> None:
     wanted = {"role": "customer", "customer": "acme"}
 
-    assert code_of(asked(app, "POST", "/v1/keys", json=wanted)) == (409, "wrong_state")
-    key = asked(app, "POST", "/v1/keys", json={"role": "operator"}).json()["shown"]
+    assert code_of(asked(app, "POST", "/v1/keys", json=wanted, headers=bearer(TOKEN))) == (
+        409,
+        "wrong_state",
+    )
+    first = asked(app, "POST", "/v1/keys", json={"role": "operator"}, headers=bearer(TOKEN))
+    key = first.json()["shown"]
     made = asked(app, "POST", "/v1/keys", json=wanted, headers=bearer(key))
 
     assert made.status_code == 201
@@ -345,25 +349,63 @@ def test_a_page_after_a_foreign_document_is_answered_like_one_after_nothing(
         ({"Origin": "http://evil.example"}, "origin_unknown"),
         ({"Origin": "null"}, "origin_unknown"),
         ({"Sec-Fetch-Site": "cross-site"}, "origin_unknown"),
-        ({"X-Forwarded-For": "203.0.113.9"}, "key_missing"),
-        ({"X-Forwarded-Proto": "http"}, "key_missing"),
-        ({"Forwarded": "for=203.0.113.9"}, "key_missing"),
-        ({"Via": "1.1 proxy"}, "key_missing"),
-        ({"X-Real-IP": "203.0.113.9"}, "key_missing"),
+        ({"X-Forwarded-For": "203.0.113.9"}, "https_needed"),
+        ({"X-Forwarded-Proto": "http"}, "https_needed"),
+        ({"Forwarded": "for=203.0.113.9"}, "https_needed"),
+        ({"Via": "1.1 proxy"}, "https_needed"),
+        ({"X-Real-IP": "203.0.113.9"}, "https_needed"),
     ],
 )
 def test_without_keys_only_who_sits_at_the_machine_is_the_operator(
     app: FastAPI, headers: dict[str, str], code: str | None
 ) -> None:
-    answer = asked(app, "GET", "/v1/summary", headers=headers)
+    answer = asked(app, "GET", "/v1/summary", headers={**headers, **bearer(TOKEN)})
+    without_token = asked(app, "GET", "/v1/summary", headers=headers)
 
     assert answer.status_code == 200 if code is None else code_of(answer)[1] == code
+    assert code_of(without_token) == (401, "key_missing")
 
 
-def test_without_keys_nobody_from_elsewhere_gets_in(app: FastAPI) -> None:
-    answer = asked(app, "GET", "/v1/summary", address="203.0.113.9")
+@pytest.mark.parametrize("token", [{}, bearer(TOKEN)])
+def test_without_keys_nobody_from_elsewhere_gets_in(app: FastAPI, token: dict[str, str]) -> None:
+    elsewhere: dict[str, Any] = {"address": "203.0.113.9", "headers": token}
+    plain = asked(app, "GET", "/v1/summary", **elsewhere)
+    encrypted = asked(app, "GET", "/v1/summary", base="https://127.0.0.1", **elsewhere)
 
-    assert code_of(answer) == (401, "key_missing")
+    assert code_of(plain) == ((403, "https_needed") if token else (401, "key_missing"))
+    assert code_of(encrypted) == (401, "key_missing")
+
+
+def test_without_keys_every_request_needs_the_token_of_the_process(
+    queue: Queue, app: FastAPI
+) -> None:
+    """Behind a proxy on this machine that adds no header, every stranger looks local."""
+    for method, path, _ in operations(app):
+        if path in PUBLIC:
+            continue
+        assert code_of(called(app, method, path, None)) == (401, "key_missing"), path
+        other = TOKEN[:-1] + "0"
+        assert code_of(called(app, method, path, other))[0] in (401, 429), path
+
+    missing = called(app, "GET", "/v1/summary", None)
+    assert "the token that the service printed" in missing.json()["detail"]
+    assert called(app, "GET", "/v1/summary", TOKEN).json()["waiting"] == 0
+    assert code_of(called(make_app(queue), "GET", "/v1/summary", TOKEN)) == (401, "key_unknown")
+
+
+def test_after_the_first_key_the_token_opens_nothing_even_if_no_key_is_left(
+    queue: Queue, app: FastAPI
+) -> None:
+    queue.submit("acme", payload=1)
+    key_for(queue, "acme")
+    keyed = code_of(called(app, "GET", "/v1/summary", TOKEN))
+
+    queue.purge("acme")
+
+    assert not queue.keys.are_asked_for()
+    assert keyed == (401, "key_unknown")
+    assert code_of(called(app, "GET", "/v1/summary", TOKEN)) == (401, "key_unknown")
+    assert code_of(called(app, "GET", "/v1/summary", None)) == (401, "key_missing")
 
 
 def test_a_key_from_elsewhere_is_refused_unless_it_came_encrypted(
@@ -514,7 +556,7 @@ def test_a_store_that_does_not_answer_is_told_with_when_to_come_again(
 ) -> None:
     queue.close()
 
-    answer = asked(app, "GET", "/v1/summary")
+    answer = asked(app, "GET", "/v1/summary", headers=bearer(TOKEN))
 
     assert code_of(answer) == (503, "unavailable")
     assert int(answer.headers["retry-after"]) > 0

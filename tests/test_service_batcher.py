@@ -14,7 +14,7 @@ from fairturn.errors import StoreUnavailable
 from fairturn.model import Receipt, Submission
 from fairturn.service.app import make_app
 from fairturn.service.batcher import SubmissionBatcher
-from tests.http_server import bearer, code_of, key_for
+from tests.http_server import TOKEN, bearer, code_of, key_for
 
 
 def asked_at_once(app: FastAPI, requests: list[dict[str, Any]]) -> list[httpx.Response]:
@@ -22,7 +22,9 @@ def asked_at_once(app: FastAPI, requests: list[dict[str, Any]]) -> list[httpx.Re
 
     async def ask() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 50_000))
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1", headers=bearer(TOKEN)
+        ) as client:
             return await asyncio.gather(
                 *(client.post("/v1/documents", **request) for request in requests)
             )
@@ -48,7 +50,7 @@ def test_documents_that_come_at_once_are_stored_together(tmp_path: Path) -> None
         keys = [bearer(key_for(queue, f"c{n}")) for n in range(5)]
         requests = [{"content": b"%d" % n, "headers": keys[n % 5]} for n in range(50)]
 
-        answers = asked_at_once(make_app(queue), requests)
+        answers = asked_at_once(make_app(queue, token=TOKEN), requests)
 
         assert {answer.status_code for answer in answers} == {201}
         for n, answer in enumerate(answers):
@@ -67,7 +69,7 @@ def test_one_who_is_refused_does_not_make_all_others_be_stored_alone(tmp_path: P
         requests = [{"content": b"x", "params": {"customer": customer}} for customer in customers]
         queue.together.clear()
 
-        answers = asked_at_once(make_app(queue), requests)
+        answers = asked_at_once(make_app(queue, token=TOKEN), requests)
 
         assert [n for n, answer in enumerate(answers) if answer.status_code != 201] == [30]
         assert code_of(answers[30]) == (429, "queue_full")
@@ -95,7 +97,8 @@ def test_what_one_caller_does_wrong_is_its_own_matter(tmp_path: Path) -> None:
         right: list[dict[str, Any]] = [{"headers": acme} for _ in range(2)]
 
         answers = asked_at_once(
-            make_app(queue), [{"content": b"x", **each} for each in [*wrong.values(), *right]]
+            make_app(queue, token=TOKEN),
+            [{"content": b"x", **each} for each in [*wrong.values(), *right]],
         )
 
         assert [code_of(answer) for answer in answers[:5]] == list(wrong)
@@ -109,7 +112,9 @@ def test_the_same_key_at_once_is_one_document(tmp_path: Path) -> None:
     with Queue(tmp_path / "documents.db") as queue:
         headers = {**bearer(key_for(queue, "acme")), "Idempotency-Key": "k"}
 
-        answers = asked_at_once(make_app(queue), [{"content": b"x", "headers": headers}] * 10)
+        answers = asked_at_once(
+            make_app(queue, token=TOKEN), [{"content": b"x", "headers": headers}] * 10
+        )
 
         statuses = Counter(answer.status_code for answer in answers)
         assert statuses == {201: 1, 200: 9}
@@ -132,7 +137,7 @@ class Slow(Queue):
 
 def test_nobody_is_left_waiting_when_handing_over_is_stopped(tmp_path: Path) -> None:
     with Slow(tmp_path / "documents.db") as queue:
-        collector: SubmissionBatcher = make_app(queue).state.collector
+        collector: SubmissionBatcher = make_app(queue, token=TOKEN).state.collector
 
         async def stop() -> list[Receipt | BaseException]:
             before = asyncio.all_tasks()
@@ -155,7 +160,7 @@ def test_nobody_is_left_waiting_when_handing_over_is_stopped(tmp_path: Path) -> 
 
 def test_who_comes_when_the_last_was_just_answered_is_stored_too(tmp_path: Path) -> None:
     with Queue(tmp_path / "documents.db") as queue:
-        collector: SubmissionBatcher = make_app(queue).state.collector
+        collector: SubmissionBatcher = make_app(queue, token=TOKEN).state.collector
 
         async def one_after_the_other(customer: str) -> list[Receipt]:
             return [
@@ -170,7 +175,7 @@ def test_who_comes_when_the_last_was_just_answered_is_stored_too(tmp_path: Path)
 
 def test_a_store_that_fails_is_told_to_all(tmp_path: Path) -> None:
     with Queue(tmp_path / "documents.db") as queue:
-        app = make_app(queue)
+        app = make_app(queue, token=TOKEN)
         queue.close()
 
         answers = asked_at_once(app, [{"content": b"x", "params": {"customer": "a"}}] * 5)

@@ -18,6 +18,7 @@ from fairturn import Queue
 from fairturn.clock import SystemClock
 from fairturn.contents.local import SWEEP_AGE_US, sweep
 from tests.commands import SCRIPT
+from tests.http_server import bearer
 
 SENDERS = 4
 SIZES = (50, 2_000, 100_000, 1_500_000)
@@ -40,12 +41,14 @@ class Senders:
         self._made = 0
         self._lock = threading.Lock()
 
-    def send(self, url: str, process: "subprocess.Popen[str]", acknowledged: int) -> None:
+    def send(
+        self, url: str, token: str, process: "subprocess.Popen[str]", acknowledged: int
+    ) -> None:
         """Send until `acknowledged` more documents are accepted, then kill the server."""
         enough = threading.Event()
         until = len(self.accepted) + acknowledged
         threads = [
-            threading.Thread(target=self._submit, args=(url, number, until, enough))
+            threading.Thread(target=self._submit, args=(url, token, number, until, enough))
             for number in range(SENDERS)
         ]
         for thread in threads:
@@ -55,8 +58,10 @@ class Senders:
         for thread in threads:
             thread.join()
 
-    def _submit(self, url: str, number: int, until: int, enough: threading.Event) -> None:
-        with httpx.Client(base_url=url, timeout=30) as client:
+    def _submit(
+        self, url: str, token: str, number: int, until: int, enough: threading.Event
+    ) -> None:
+        with httpx.Client(base_url=url, headers=bearer(token), timeout=30) as client:
             while True:
                 document = self._next(number)
                 try:
@@ -86,8 +91,8 @@ class Senders:
 
 
 @contextmanager
-def server(folder: Path) -> "Iterator[tuple[str, subprocess.Popen[str]]]":
-    """Start the installed program and yield its URL."""
+def server(folder: Path) -> "Iterator[tuple[str, str, subprocess.Popen[str]]]":
+    """Start the installed program and yield its URL and the token."""
     with subprocess.Popen(
         [SCRIPT, "serve", "--port", "0", "--rate", "1000000/second"],
         cwd=folder,
@@ -98,9 +103,9 @@ def server(folder: Path) -> "Iterator[tuple[str, subprocess.Popen[str]]]":
         try:
             assert process.stderr is not None
             said = process.stderr.readline()
-            match = re.search(r"http://\S+", said)
+            match = re.search(r"Serving at (\S+)/login\?token=(\S+)", said)
             assert match is not None, said
-            yield match[0], process
+            yield match[1], match[2], process
         finally:
             process.kill()
 
@@ -108,8 +113,8 @@ def server(folder: Path) -> "Iterator[tuple[str, subprocess.Popen[str]]]":
 def killed(folder: Path, kills: int, seed: int) -> None:
     senders, moments = Senders(seed), random.Random(seed)
     for _ in range(kills):
-        with server(folder) as (url, process):
-            senders.send(url, process, acknowledged=moments.randint(5, 40))
+        with server(folder) as (url, token, process):
+            senders.send(url, token, process, acknowledged=moments.randint(5, 40))
 
     with Queue(folder / "documents.db") as queue:
         documents = {document.id: document for document in queue.iterate()}

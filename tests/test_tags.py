@@ -14,7 +14,7 @@ from fairturn.dashboard.routes import install
 from fairturn.model import TAG_BYTES_MAX, TAGS_MAX
 from fairturn.service.app import make_app
 from tests.commands import fairturn, lines_of
-from tests.http_server import asked, served
+from tests.http_server import TOKEN, asked, entered, served
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_the_command_line_submits_and_filters_by_tags(queue: Queue) -> None:
 
 
 def test_the_service_and_its_client_submit_and_filter_by_tags(queue: Queue) -> None:
-    with served(queue) as url, Client(url) as client:
+    with served(queue) as url, Client(url, TOKEN) as client:
         for fields in ({"payload": 1}, {"content": b"x"}, {"content": b"y" * 100_000}):
             receipt = client.submit("acme", tags=["scan", "late"], **fields)
             assert client.get(receipt.id).tags == ("late", "scan")
@@ -90,18 +90,19 @@ def test_the_service_and_its_client_submit_and_filter_by_tags(queue: Queue) -> N
 
 
 def test_the_page_filters_and_exports_tags(queue: Queue) -> None:
-    app = make_app(queue)
+    app = make_app(queue, token=TOKEN)
     install(app)
+    cookie = entered(app)
     queue.submit("acme", name="first.pdf", tags=["scan", "late"])
     queue.submit("acme", name="second.pdf", tags=["scan"])
 
-    shown = asked(app, "GET", "/documents?tag=late").text
+    shown = asked(app, "GET", "/documents?tag=late", headers=cookie).text
     assert "first.pdf" in shown
     assert "second.pdf" not in shown
     assert 'name="tag" value="late"' in shown
 
-    exported = asked(app, "GET", "/documents.csv?tag=scan").text
+    exported = asked(app, "GET", "/documents.csv?tag=scan", headers=cookie).text
     rows = list(csv.DictReader(StringIO(exported)))
     assert [json.loads(row["tags"]) for row in rows] == [["scan"], ["late", "scan"]]
-    (only,) = asked(app, "GET", "/documents.json?tag=scan&tag=late").json()
+    (only,) = asked(app, "GET", "/documents.json?tag=scan&tag=late", headers=cookie).json()
     assert only["tags"] == ["late", "scan"]

@@ -13,7 +13,7 @@ from fairturn import ClaimedDocument, Queue, Worker
 from fairturn.model import METADATA_KEYS_MAX
 from fairturn.service.app import make_app
 from fairturn.service.telemetry import traced, with_context
-from tests.http_server import asked, code_of
+from tests.http_server import TOKEN, asked, bearer, code_of
 from tests.test_handlers import AT_ONCE
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -95,20 +95,24 @@ def test_a_handler_that_fails_is_seen_to_fail(
 
 
 def test_the_service_takes_the_trace_from_the_header(queue: Queue) -> None:
-    app = make_app(queue)
+    app = make_app(queue, token=TOKEN)
 
     for path in ("/v1/documents?customer=acme", '/v1/documents?customer=acme&metadata={"a":1}'):
-        id = asked(app, "POST", path, json=1, headers=SENT).json()["id"]
+        id = asked(app, "POST", path, json=1, headers={**SENT, **bearer(TOKEN)}).json()["id"]
         assert queue.get(id).metadata["traceparent"].startswith(f"00-{TRACE}-")
 
     strange = asked(
-        app, "POST", "/v1/documents?customer=acme", json=1, headers={"traceparent": "x" * 900}
+        app,
+        "POST",
+        "/v1/documents?customer=acme",
+        json=1,
+        headers={"traceparent": "x" * 900, **bearer(TOKEN)},
     )
     assert queue.get(strange.json()["id"]).metadata == {}
 
 
 def test_each_document_of_a_batch_takes_the_trace_from_the_header(queue: Queue) -> None:
-    app = make_app(queue)
+    app = make_app(queue, token=TOKEN)
     own = f"00-{'1' * 32}-{'2' * 16}-01"
     lines = [
         '{"customer": "acme", "payload": 1}',
@@ -117,7 +121,7 @@ def test_each_document_of_a_batch_takes_the_trace_from_the_header(queue: Queue) 
     ]
 
     def submit(*lines: str) -> httpx.Response:
-        headers = {**SENT, "Content-Type": "application/x-ndjson"}
+        headers = {**SENT, **bearer(TOKEN), "Content-Type": "application/x-ndjson"}
         content = "\n".join(lines)
         return asked(app, "POST", "/v1/documents/batch", content=content, headers=headers)
 
@@ -134,11 +138,11 @@ def test_each_document_of_a_batch_takes_the_trace_from_the_header(queue: Queue) 
 
 
 def test_another_trace_does_not_make_it_another_document(queue: Queue) -> None:
-    app = make_app(queue)
+    app = make_app(queue, token=TOKEN)
     other = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}
 
     def submit(trace: dict[str, str], body: int = 1) -> httpx.Response:
-        headers = {**trace, "Idempotency-Key": "k"}
+        headers = {**trace, **bearer(TOKEN), "Idempotency-Key": "k"}
         return asked(app, "POST", "/v1/documents?customer=acme", json=body, headers=headers)
 
     answers = [submit(SENT), submit(other), submit({})]

@@ -56,6 +56,9 @@ RESULT_BYTES_MAX = 16 * 1_048_576
 LEASE_US_MIN, LEASE_US_MAX = 1, 24 * 3_600 * 1_000_000
 RETRY_US_MAX = 366 * 24 * 3_600 * 1_000_000
 RUNNING_MAX = 1_000_000  # the highest concurrency limit of a customer
+# Of every other whole number in the settings: JSON clients can read it exactly.
+NUMBER_MAX = 1 << 53
+ATTEMPTS_MAX = (1 << 31) - 1  # of one document, in the columns of both stores
 
 
 class State(StrEnum):
@@ -513,14 +516,16 @@ class Settings:
         object.__setattr__(self, "costs", _member(Costs, "costs", self.costs))
         object.__setattr__(self, "reset", _member(Reset, "reset", self.reset))
         object.__setattr__(self, "bounds", tuple(_whole("bounds", b) for b in self.bounds))
-        for name in _MAXIMA:
-            if _whole(name, getattr(self, name)) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.bytes_per_customer_max > BYTES_MAX:
+        if any(abs(bound) > NUMBER_MAX for bound in self.bounds):
             raise ValueError(
-                f"bytes_per_customer_max is {self.bytes_per_customer_max}; it must be at most "
-                f"{BYTES_MAX:,}"
+                f"bounds is {list(self.bounds)}; each must be between -{NUMBER_MAX:,} and "
+                f"{NUMBER_MAX:,}"
             )
+        for name, most in _MAXIMA.items():
+            if not 1 <= _whole(name, getattr(self, name)) <= most:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; it must be between 1 and {most:,}"
+                )
         for name in ("patience_s", "reset_interval_s", *KEPT_SETTINGS.values()):
             _seconds(name, getattr(self, name))
         rule = Rule(
@@ -556,7 +561,12 @@ class Settings:
         return Settings(**values)
 
 
-_MAXIMA = ("attempts_max", "waiting_max", "waiting_per_customer_max", "bytes_per_customer_max")
+_MAXIMA = {
+    "attempts_max": ATTEMPTS_MAX,
+    "waiting_max": NUMBER_MAX,
+    "waiting_per_customer_max": NUMBER_MAX,
+    "bytes_per_customer_max": BYTES_MAX,
+}
 SETTING_NAMES = tuple(f.name for f in fields(Settings) if f.init)
 
 

@@ -236,11 +236,20 @@ def to_json(
 
 def from_json(fields: Iterable[JsonField], value: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes of a value, from a JSON object. Unknown keys are ignored: a newer
-    service may send more."""
+    service may send more. Raises `TypeError` for a value of another type."""
     found = {}
     for field in fields:
         plain, decode = value[field.name], field.type.decode
+        if decode is None and plain is not None and not _is_a(field.type.schema, plain):
+            raise TypeError(f"{field.name} is {plain!r}; it must be of type {field.type.schema}")
         # Objects and lists are stored as JSON text, in `NAME_json`.
         attribute = f"{field.attribute}_json" if decode is _json_or_none else field.attribute
         found[attribute] = plain if plain is None or decode is None else decode(plain)
     return found
+
+
+def _is_a(kind: Any, plain: Any) -> bool:
+    """Return whether a JSON value has a plain type; bool is no number, and an int is a float."""
+    if kind is bool or isinstance(plain, bool):
+        return kind is bool and isinstance(plain, bool)
+    return isinstance(plain, int | float if kind is float else kind)

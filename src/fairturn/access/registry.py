@@ -54,7 +54,7 @@ class KeyRegistry:
     def make(self, role: Role | str, *, name: str = "", customer: str | None = None) -> NewKey:
         """Create a key. `customer` is required with the role customer, and only allowed there."""
         role = refuse_role(role, customer)
-        shown = write_key(self._random_bytes(ID_BYTES), self._random_bytes(SECRET_BYTES))
+        shown = random_key(self._random_bytes)
         presented = read_key(shown)
         assert presented is not None
         key = AccessKey(
@@ -83,7 +83,7 @@ class KeyRegistry:
 
     def find(self, id: str) -> AccessKey | None:
         """Return a key, including an expired or revoked one; None if there is none."""
-        return self._store.access_key(id)
+        return self._store.access_key(id) if text.storable(id) else None
 
     def get(self, id: str) -> AccessKey:
         """Return a key, as `find` does; raise `NotFound` if there is none."""
@@ -98,6 +98,10 @@ class KeyRegistry:
         """Return a page of keys by id, including expired and revoked ones."""
         if not 1 <= size <= PAGE_MAX:
             raise ValueError(f"size is {size}; it must be from 1 to {PAGE_MAX:,}")
+        if customer is not None:
+            text.identity(customer, "customer", CUSTOMER_BYTES_MAX)
+        if after is not None and not text.storable(after):
+            raise ValueError(f"after is {after!r}; it must be the id of a key")
         return self._store.access_keys(customer=customer, after=after, size=size)
 
     def are_asked_for(self) -> bool:
@@ -119,10 +123,15 @@ class KeyRegistry:
 
     def revoke(self, id: str) -> AccessKey:
         """Revoke a key; raise `NotFound` if there is none."""
-        key = self._store.end_key(id, self._clock.now())
+        key = self._store.end_key(id, self._clock.now()) if text.storable(id) else None
         if key is None:
             raise NotFound(f"there is no key {id!r}")
         return key
+
+
+def random_key(random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> str:
+    """Return the text of a new key, `ft_ID_SECRET`. Nothing is stored."""
+    return write_key(random_bytes(ID_BYTES), random_bytes(SECRET_BYTES))
 
 
 def refuse_role(role: str, customer: str | None) -> Role:

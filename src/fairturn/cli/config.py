@@ -107,10 +107,11 @@ def _in_force(settings: Mapping[str, SettingValue]) -> dict[str, Any]:
     url = service_of(settings)
     if url is not None:
         try:
-            with client_of(url, settings) as client:
+            with client_of(url, settings) as client, misuse_is_wrong_use():
                 stored = client.settings
         except NotAllowed as error:
-            click.echo(f"The settings of the queue are not shown: {error}.", err=True)
+            message = f"The settings of the queue are not shown: {error}."
+            click.echo(printable(message), err=True)
             return {}
     else:
         path = database_of(settings)

@@ -48,7 +48,7 @@ def command(
         load(language)
     with reached(flags) as queue:
         explanation = queue.explain(id, audience)
-    sentences = tell(explanation, language)
+        sentences = tell(explanation, language)
     if as_json:
         print_line({**_as_json(explanation), "language": language, "sentences": sentences})
     else:

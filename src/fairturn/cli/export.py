@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from io import TextIOWrapper
+from io import StringIO, TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -12,13 +12,14 @@ import click
 from fairturn.cli.exit_codes import WRONG_USE, CommandExit
 from fairturn.cli.options import TimestampType
 from fairturn.cli.remote import place_options, reached
-from fairturn.cli.terminal import number, progress
+from fairturn.cli.terminal import number, printable, progress
 
 if TYPE_CHECKING:
     from fairturn.client.sync_client import Client
     from fairturn.queue import Queue
 
 _CUSTOMERS_AT_ONCE = 1_000
+_LINE_END = "\n"
 
 
 @click.command("export")
@@ -88,9 +89,20 @@ def _weights(queue: "Queue | Client") -> dict[str, int]:
             return weights
 
 
+class _TerminalLines(StringIO):
+    """Prints each line that is written to it, with control characters escaped."""
+
+    def write(self, line: str) -> int:
+        return sys.stdout.write(f"{printable(line.removesuffix(_LINE_END))}{_LINE_END}")
+
+
 @contextmanager
 def _writing(output: Path | None) -> Iterator[TextIO]:
-    """Open a file, or standard output, in UTF-8 and with line feeds on every platform."""
+    """Open a file, or standard output, in UTF-8 and with line feeds on every platform. A terminal
+    gets the lines with control characters escaped."""
+    if output is None and sys.stdout.isatty():
+        yield _TerminalLines()
+        return
     if output is None:
         out = TextIOWrapper(sys.stdout.buffer, "utf-8", newline="", write_through=True)
         yield out

@@ -106,7 +106,7 @@ def revoke(*, id: str, as_json: bool, flags: Mapping[str, Any]) -> None:
     if as_json:
         print_line(_fields(key))
     else:
-        click.echo(f"The key {key.id} has been revoked.")
+        click.echo(f"The key {printable(key.id)} has been revoked.")
 
 
 def _all_keys(keys: "KeyRegistry | ClientKeys") -> "list[AccessKey]":
@@ -123,7 +123,7 @@ def _show(made: "NewKey", as_json: bool) -> None:
         print_line({**_fields(made.key), "shown": made.shown})
         return
     click.echo("This key is shown only once; store it in a safe place:", err=True)
-    click.echo(made.shown)
+    click.echo(printable(made.shown))
 
 
 def _fields(key: "AccessKey") -> dict[str, Any]:

@@ -9,7 +9,7 @@ import click
 from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
 from fairturn.cli.options import filter_options, json_option
 from fairturn.cli.remote import place_options, reached
-from fairturn.cli.terminal import print_line
+from fairturn.cli.terminal import print_line, printable
 from fairturn.cli.values import document_as_json, print_documents
 from fairturn.clock import SystemClock
 
@@ -90,4 +90,4 @@ def _print(found: Iterable["Document"], wanted: int | None) -> None:
         printed += len(rows)
         last = rows[-1]
     if printed == wanted:
-        click.echo(f"\nFor the next page, if there is one, add: --after {last.id}")
+        click.echo(f"\nFor the next page, if there is one, add: --after {printable(last.id)}")

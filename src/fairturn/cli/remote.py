@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
+from fairturn.cli.exit_codes import CommandExit, misuse_is_wrong_use, wrong_use
 from fairturn.cli.options import setting_options
 from fairturn.cli.settings import SettingValue, strength_of
 from fairturn.cli.target import QUEUE_OPTIONS, opened, service_of, settings_here
@@ -23,15 +23,22 @@ place_options = setting_options(*QUEUE_OPTIONS, "url", "key_file")
 @contextmanager
 def reached(flags: Mapping[str, Any], *, make: bool = False) -> Iterator["Queue | Client"]:
     """Open the queue of the settings, or a client of its service. With `make`, create a queue that
-    does not exist in the database."""
+    does not exist in the database. What a service has rejected, or sent in another form than it
+    should, ends the command with a message, never with a traceback: that could contain its text."""
     settings = settings_here(flags)
     url = service_of(settings)
     if url is None:
         with opened(flags, make=make) as queue:
             yield queue
         return
-    with client_of(url, settings) as client:
-        yield client
+    with client_of(url, settings) as client, misuse_is_wrong_use():
+        try:
+            yield client
+        except LookupError as error:
+            raise CommandExit(
+                f"the service at {url} returned an unexpected response "
+                f"({type(error).__name__}: {error})"
+            ) from error
 
 
 def client_of(url: str, settings: Mapping[str, SettingValue]) -> "Client":

@@ -25,9 +25,9 @@ from fairturn.cli.target import QUEUE_OPTIONS, opened, settings_here
 def command(*, as_json: bool, flags: Mapping[str, Any]) -> None:
     """Serve the queue over HTTP.
 
-    Without access keys it listens only on a loopback address. Start workers with fairturn work, or
-    run both in one command: fairturn up. After Ctrl-C or SIGTERM, requests in flight finish. See
-    docs/http.md.
+    Without access keys it listens only on a loopback address, and the URL that it prints contains
+    a token, which every request needs. Start workers with fairturn work, or run both in one
+    command: fairturn up. After Ctrl-C or SIGTERM, requests in flight finish. See docs/http.md.
 
     \b
     fairturn serve

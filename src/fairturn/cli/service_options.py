@@ -92,6 +92,8 @@ def make_server(
     """Return the server of a queue, already listening: if the port is in use, the command ends
     before a worker starts. The server itself starts without a call to the store, so that an outage
     of the database does not end it."""
+    from fairturn.access.registry import random_key
+
     try:
         from fairturn.dashboard.routes import install
         from fairturn.service.app import make_app
@@ -111,19 +113,21 @@ def make_server(
         lines = logging.StreamHandler(sys.stderr)
         lines.setFormatter(LogFormatter())
         logging.basicConfig(level=logging.WARNING, handlers=[lines])
-    keyed = queue.keys.are_asked_for()
-    app = make_app(queue, limits, on_served=json_lines(sys.stderr) if as_json else None)
+    token = None if queue.keys.are_asked_for() else random_key()
+    on_served = json_lines(sys.stderr) if as_json else None
+    app = make_app(queue, limits, on_served=on_served, token=token)
     install(app, works=works, demo=demo)
 
     def started(url: str) -> None:
-        say(f"Serving at {url} (API: {url}/docs). Press Ctrl-C to stop.", as_json=as_json)
+        page = url if token is None else f"{url}/login?token={token}"
+        say(f"Serving at {page} (API: {url}/docs). Press Ctrl-C to stop.", as_json=as_json)
         if open_page:
-            _open(url)
-        if not keyed:
+            _open(page)
+        if token is not None:
             first = "" if demo else " Create one: fairturn keys make --role operator"
             say(
-                "There are no access keys: the service listens only on this machine, and every "
-                f"user of the machine is an operator.{first}",
+                "There are no access keys: the service listens only on this machine and requires "
+                f"the token in that URL, which changes with every start.{first}",
                 as_json=as_json,
             )
         elif not address.is_local and not address.is_private:

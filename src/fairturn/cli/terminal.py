@@ -154,8 +154,8 @@ def print_table(
     texts: Sequence[int] = (0,),
     words: Sequence[int] = (),
 ) -> None:
-    """Print a table. Columns in `texts` contain text, those in `words` words and ids, all others
-    numbers. A row None is a gap.
+    """Print a table, with control characters escaped. Columns in `texts` contain text, those in
+    `words` words and ids, all others numbers. A row None is a gap.
 
     On a narrow terminal, texts are truncated, then headings wrapped. Words and numbers are never
     truncated, even if lines exceed the width of the terminal.
@@ -163,6 +163,7 @@ def print_table(
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
+    rows = [None if row is None else [printable(cell) for cell in row] for row in rows]
     widest = [
         max((len(row[n]) for row in rows if row and n < len(row)), default=1)
         for n in range(len(columns))

@@ -49,7 +49,7 @@ def command(
                     print_line(document_as_json(document))
                 else:
                     why = f": {printable(document.error)}" if document.error else ""
-                    click.echo(f"{id}  {document.state}{why}")
+                    click.echo(f"{printable(id)}  {document.state}{why}")
                 sys.stdout.flush()
                 advance(n + 1)
     if failed:

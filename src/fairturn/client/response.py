@@ -171,13 +171,14 @@ _ERRORS: Mapping[str, type[FairturnError]] = {
 
 _NOT_ALLOWED = {
     "key_missing": "the service at {url} requires an access key: pass it as Client(url, key) or in "
-    "FAIRTURN_KEY; `fairturn keys make` on the service's machine creates one",
+    "FAIRTURN_KEY; `fairturn keys make` on the service's machine creates one, and until then the "
+    "token that the service printed when it started is accepted",
     "key_unknown": "{key} is unknown at {url}, expired or revoked: ask its operator for a new one",
     "not_allowed": "the role of {key} does not permit this at {url}: use a key of another role",
     "https_needed": "the service at {url} accepts access keys from other machines only over TLS: "
     "use an https:// url",
-    "origin_unknown": "the service at {url} accepts requests without a key only from its own "
-    "machine, as localhost or 127.0.0.1: use that url, or a key",
+    "origin_unknown": "the service at {url} accepts its token only from its own machine, as "
+    "localhost or 127.0.0.1: use that url, or a key",
 }
 
 
@@ -206,8 +207,8 @@ def _message_in(problem: Mapping[str, Any]) -> str:
     detail, errors = problem.get("detail"), problem.get("errors")
     if isinstance(detail, str) and detail:
         return detail
-    if errors:
-        return "; ".join(f"{each['where']}: {each['what']}" for each in errors)
+    if isinstance(errors, list) and errors and all(isinstance(each, dict) for each in errors):
+        return "; ".join(f"{each.get('where')}: {each.get('what')}" for each in errors)
     return str(problem.get("title") or problem["code"])
 
 

@@ -19,14 +19,17 @@ from fairturn.errors import NotFound
 from fairturn.model import CUSTOMER_BYTES_MAX, RUNNING_MAX, Customer, Document, Filter
 from fairturn.priority import Count, Rule
 from fairturn.service.problems import Problem, ProblemCode, refusing_misuse
+from fairturn.service.shapes import CustomerName
 from fairturn.simulator.charts.series import count_chart
+from fairturn.validation.text import description
 
 SIZE = 50
 HISTORY = 500  # of the newest documents, in the chart of the count
 DOCUMENTS_SHOWN = 15
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
-Name = Annotated[str, Query(min_length=1, max_length=CUSTOMER_BYTES_MAX)]
+Name = Annotated[CustomerName, Query()]
+FormName = Annotated[CustomerName, Form()]
 
 
 class SortColumn(StrEnum):
@@ -100,7 +103,8 @@ def show_customers(
     after: Annotated[str, Query(max_length=CUSTOMER_BYTES_MAX)] = "",
 ) -> Response:
     order = SortOrder(sort, turned)
-    table = _table(visitor, q.strip(), order, page, after)
+    q, after = (description(text, CUSTOMER_BYTES_MAX) for text in (q.strip(), after))
+    table = _table(visitor, q, order, page, after)
     if table.total is None:
         order = SortOrder(SortColumn.NAME)
     return render(request, visitor, "customers.html", table=table, q=q, order=order)
@@ -212,7 +216,7 @@ def change_customer(
     request: Request,
     visitor: Operator,
     *,
-    name: Annotated[str, Form(min_length=1, max_length=CUSTOMER_BYTES_MAX)],
+    name: FormName,
     weight: Annotated[float | None, Form()] = None,
     limit: Annotated[str | None, Form()] = None,
     bytes_max: Annotated[str | None, Form()] = None,
@@ -242,7 +246,7 @@ def make_key(
     request: Request,
     visitor: Operator,
     *,
-    customer: Annotated[str, Form(min_length=1, max_length=CUSTOMER_BYTES_MAX)],
+    customer: FormName,
     name: Annotated[str, Form(max_length=255)] = "",
 ) -> Response:
     """Create a key of this customer and show it once."""

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Iterator
 from io import StringIO
 from itertools import islice
@@ -18,6 +19,7 @@ from fairturn.model import State
 from fairturn.priority import LEVELS
 from fairturn.service import shapes
 from fairturn.service.administration import BulkAction, change_in_bulk
+from fairturn.service.options import BULK_MAX
 from fairturn.service.problems import refusing_misuse
 from fairturn.service.responses import ATTACHED
 from fairturn.service.submissions import timestamp_of
@@ -32,6 +34,9 @@ from fairturn.wire import DOCUMENT, to_json
 
 SIZE = 50
 EXPORT_MAX = 1_000_000
+# Where a spreadsheet would begin a formula: at the start of a cell, and, because some spreadsheets
+# separate cells by semicolons or tabs, after these and line breaks too.
+_FORMULA = re.compile(r"\A[\t\r\n]|(?:\A|(?<=[;\t\r\n]))[^\S\t\r\n]*[=+\-@＝＋－＠]")
 COLUMNS = tuple(field.name for field in DOCUMENT if field.in_csv)
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -88,8 +93,9 @@ def _timestamp(text: str) -> int:
 class DocumentListPageQuery(DocumentListQuery):
     after: str = ""
     looked: Annotated[int, Field(ge=0, le=LOOKED_MAX)] = 0
-    did_cancel: int | None = None  # documents changed by a bulk action
-    did_retry: int | None = None
+    # Documents changed by a bulk action.
+    did_cancel: Annotated[int | None, Field(ge=0, le=BULK_MAX)] = None
+    did_retry: Annotated[int | None, Field(ge=0, le=BULK_MAX)] = None
 
 
 @router.get("/documents")
@@ -130,8 +136,10 @@ def export_json(visitor: Overseer, asked: Annotated[DocumentListQuery, Query()])
 
 
 def _found(visitor: Visitor, asked: DocumentListQuery) -> Iterator[dict[str, Any]]:
+    filters = asked.filters()
     with refusing_misuse():
-        found = visitor.service.queue.iterate(**asked.filters())
+        to_filter(filters)  # before the response begins; `iterate` checks at its first document
+    found = visitor.service.queue.iterate(**filters)
     return (to_json(DOCUMENT, each) for each in islice(found, EXPORT_MAX))
 
 
@@ -151,10 +159,8 @@ def _csv(documents: Iterator[dict[str, Any]]) -> Iterator[str]:
 def _cell(value: Any) -> Any:
     """Quote text that a spreadsheet would evaluate as a formula; write lists as JSON."""
     if isinstance(value, list):
-        return json.dumps(value, ensure_ascii=False) if value else ""
-    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return f"'{value}"
-    return value
+        value = json.dumps(value, ensure_ascii=False) if value else ""
+    return _FORMULA.sub(r"'\g<0>", value) if isinstance(value, str) else value
 
 
 def _json(documents: Iterator[dict[str, Any]]) -> Iterator[str]:

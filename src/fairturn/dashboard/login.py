@@ -6,16 +6,23 @@ from fastapi import APIRouter, Form, Request
 from starlette.responses import Response
 
 from fairturn.dashboard.renderer import PageRoute, render, see_other
-from fairturn.dashboard.visitors import SESSION_COOKIE, Anybody, Visitor, refuse_other_origins
-from fairturn.service.callers import address_of, is_local
+from fairturn.dashboard.visitors import Anybody, Visitor, refuse_other_origins, session_cookie
+from fairturn.service.callers import address_of, is_local, is_token, takes_token
 from fairturn.service.problems import Problem, ProblemCode
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 @router.get("/login")
-def show_login(request: Request, visitor: Anybody, next: str = "/") -> Response:
-    return _login(request, visitor, next)
+def show_login(
+    request: Request, visitor: Anybody, next: str = "/", token: str | None = None
+) -> Response:
+    """Show the form. With the token of the process, as in the URL that the command prints, begin
+    a session; the redirect removes the token from the address bar. Access keys are not accepted
+    here, because URLs end up in histories and logs."""
+    if token is not None and is_token(visitor.service, token):
+        return _begin(request, visitor, None, next)
+    return _login(request, visitor, next, refused=token is not None)
 
 
 @router.post("/login")
@@ -26,20 +33,26 @@ def log_in(
     next: Annotated[str, Form()] = "/",
 ) -> Response:
     refuse_other_origins(request)
-    service, address = visitor.service, address_of(request)
+    service, address, shown = visitor.service, address_of(request), key.strip()
     if request.url.scheme != "https" and not is_local(request):
         raise Problem(ProblemCode.HTTPS_NEEDED)
     shut_out_s = service.rates.seconds_shut_out(address)
     if shut_out_s:
         raise Problem(ProblemCode.RATE_LIMITED, retry_after_s=shut_out_s)
-    found = service.keys.check(key.strip())
+    if is_token(service, shown):
+        return _begin(request, visitor, None, next)
+    found = service.keys.check(shown)
     if found is None:
         service.rates.refuse(address)
         return _login(request, visitor, next, refused=True)
+    return _begin(request, visitor, found.id, next)
+
+
+def _begin(request: Request, visitor: Visitor, key: str | None, next: str) -> Response:
     response = see_other(request, back_to(next))
     response.set_cookie(
-        SESSION_COOKIE,
-        visitor.page.sessions.begin(found.id, service.clock.now()),
+        session_cookie(request),
+        visitor.page.sessions.begin(key, visitor.service.clock.now()),
         httponly=True,
         samesite="strict",
         secure=request.url.scheme == "https",
@@ -50,9 +63,11 @@ def log_in(
 @router.post("/logout")
 def log_out(request: Request, visitor: Anybody) -> Response:
     refuse_other_origins(request)
-    visitor.page.sessions.end(request.cookies.get(SESSION_COOKIE, ""))
+    cookie = session_cookie(request)
+    visitor.page.sessions.end(request.cookies.get(cookie, ""))
     response = see_other(request, "/login")
-    response.delete_cookie(SESSION_COOKIE, httponly=True, samesite="strict")
+    secure = request.url.scheme == "https"  # without it, browsers keep a cookie with the prefix
+    response.delete_cookie(cookie, httponly=True, samesite="strict", secure=secure)
     return response
 
 
@@ -65,7 +80,8 @@ def _login(request: Request, visitor: Visitor, next: str, *, refused: bool = Fal
         next=back_to(next),
         refused=refused,
         # The browser still sends the token of an expired session or of an earlier process.
-        ended=visitor.caller is None and SESSION_COOKIE in request.cookies,
+        ended=visitor.caller is None and session_cookie(request) in request.cookies,
+        takes_token=takes_token(visitor.service),
     )
 
 

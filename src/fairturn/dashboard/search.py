@@ -5,6 +5,7 @@ scans from the newest document until it has a page of results or `LOOK_S` has pa
 requests the next step.
 """
 
+from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Query, Request
@@ -15,6 +16,7 @@ from fairturn.dashboard.documents import caller_of
 from fairturn.dashboard.renderer import PageRoute, render, see_other
 from fairturn.dashboard.visitors import Known, Visitor
 from fairturn.model import NAME_BYTES_MAX, Customer, Document, Filter
+from fairturn.service.callers import document_of, refuse_foreign_cursor
 from fairturn.stores.contract import QueryStore
 from fairturn.validation.text import description
 
@@ -35,17 +37,35 @@ class SearchResult(NamedTuple):
 
 
 def look(
-    store: QueryStore, filter: Filter, *, after: str | None, size: int, looked: int = 0
+    store: QueryStore,
+    filter: Filter,
+    *,
+    after: str | None,
+    size: int,
+    looked: int = 0,
+    own: bool = False,
 ) -> SearchResult:
-    """Scan for up to `size` matching documents, for `LOOK_S` at most."""
+    """Scan for up to `size` matching documents, for `LOOK_S` at most. With `own`, the next step
+    starts at a document of the filter's customer, so that the id of no other one is shown."""
     begun = stopwatch()
     found: list[Document] = []
     while True:
         page = store.find(filter, after=after, size=size - len(found), reach=STEP)
         found += page.documents
         after, looked = page.next, looked + STEP
+        if own and after is not None and len(found) < size:
+            matching, after = _next_own(store, filter, after)
+            found += matching
         if after is None or len(found) >= size or stopwatch() - begun >= LOOK_S:
             return SearchResult(found, after, looked)
+
+
+def _next_own(store: QueryStore, filter: Filter, after: str) -> tuple[list[Document], str | None]:
+    """Return the customer's newest document below `after`, if it matches, and its id."""
+    below = store.find(Filter(customer=filter.customer), after=after, size=1).documents
+    if not below:
+        return [], None
+    return store.find(replace(filter, ids=(below[0].id,)), size=1).documents, below[0].id
 
 
 NOTHING = SearchResult([], None, 0)
@@ -61,13 +81,16 @@ def search(
     looked: Annotated[int, Query(ge=0, le=LOOKED_MAX)] = 0,
 ) -> Response:
     """Search by id, name or customer. A single result is opened directly."""
-    q = q.strip()
+    q = description(q.strip(), NAME_BYTES_MAX)
     caller, store = caller_of(visitor), visitor.service.queue.queries
-    stored = store.read(q.lower()) if q else None
-    if stored is not None and (caller.sees_all or stored.document.customer == caller.customer):
-        return see_other(request, f"/documents/{stored.document.id}")
-    filter = Filter(customer=caller.customer, name_part=description(q, NAME_BYTES_MAX))
-    found = look(store, filter, after=after, size=FOUND_MAX, looked=looked) if q else NOTHING
+    refuse_foreign_cursor(visitor.service, caller, after)
+    document = document_of(visitor.service, caller, q.lower()) if q else None
+    if document is not None:
+        return see_other(request, f"/documents/{document.id}")
+    filter, own = Filter(customer=caller.customer, name_part=q), not caller.sees_all
+    found = NOTHING
+    if q:
+        found = look(store, filter, after=after, size=FOUND_MAX, looked=looked, own=own)
     customers = _customers(visitor, q) if caller.sees_all and q and after is None else []
     if after is None and found.next is None and len(found.documents) + len(customers) == 1:
         if customers:

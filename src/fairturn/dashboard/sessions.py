@@ -11,7 +11,7 @@ SESSIONS_MAX = 10_000
 
 
 class PageSession(NamedTuple):
-    key: str  # the id
+    key: str | None  # the id; None: the token of a service without keys
     ends_at: int
 
 
@@ -22,7 +22,7 @@ class PageSessions:
         self._token = token
         self._sessions: dict[str, PageSession] = {}
 
-    def begin(self, key: str, now: int) -> str:
+    def begin(self, key: str | None, now: int) -> str:
         """Start a session and return its token."""
         while len(self._sessions) >= SESSIONS_MAX:
             self._sessions.pop(next(iter(self._sessions)), None)

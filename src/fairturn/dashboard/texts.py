@@ -34,6 +34,9 @@ FRAME = {
         "It begins with ft_ and was shown to you once, when it was made. It is not kept in this "
         "browser."
     ),
+    "token_help": Message(
+        "There are no access keys yet. Enter the token that fairturn printed when it started."
+    ),
     "key_refused": Message("This key is not known, or it has ended."),
     "session_ended": Message("Your session has ended. Log in again to go on."),
     "problem_back": Message("Back to the start"),

@@ -1,4 +1,4 @@
-"""Authentication of pages: by session, or as the local operator while no keys exist."""
+"""Authentication of pages, by session."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -12,7 +12,7 @@ from fairturn.dashboard.customer_index import CustomerIndex
 from fairturn.dashboard.language import PageLanguage
 from fairturn.dashboard.samples import ActivitySampler
 from fairturn.dashboard.sessions import PageSessions
-from fairturn.service.callers import Caller, caller_of
+from fairturn.service.callers import Caller, local_operator, takes_token
 from fairturn.service.languages import preferred_of
 from fairturn.service.problems import Problem, ProblemCode
 from fairturn.service.service import Service, service_of
@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # they import this module
     from fairturn.dashboard.now import ExampleCache
     from fairturn.dashboard.whatif import WhatIfRuns
 
-SESSION_COOKIE = "fairturn_session"
 LANGUAGE_COOKIE = "fairturn_language"
 
 
@@ -48,7 +47,6 @@ class Visitor(NamedTuple):
     page: PageContext
     caller: Caller | None
     tongue: PageLanguage
-    has_session: bool
 
     @property
     def operates(self) -> bool:
@@ -80,25 +78,34 @@ def tongue_of(request: Request) -> PageLanguage:
 def anybody(request: Request) -> Visitor:
     """Return the visitor, without a caller if there is no valid key."""
     service, page = service_of(request), page_of(request)
-    caller, has_session = _caller_by_session(request, service, page)
-    if caller is None:
-        try:
-            caller = caller_of(request, None) if "authorization" not in request.headers else None
-        except Problem:
-            caller = None
-    return Visitor(service, page, caller, tongue_of(request), has_session)
+    try:
+        caller = _caller_by_session(request, service, page)
+    except Problem:
+        caller = None
+    return Visitor(service, page, caller, tongue_of(request))
 
 
-def _caller_by_session(
-    request: Request, service: Service, page: PageContext
-) -> tuple[Caller | None, bool]:
-    token = request.cookies.get(SESSION_COOKIE)
-    session = None if token is None else page.sessions.find(token, service.clock.now())
-    key = None if session is None else service.keys.find(session.key)
+def _caller_by_session(request: Request, service: Service, page: PageContext) -> Caller | None:
+    cookie = request.cookies.get(session_cookie(request))
+    session = None if cookie is None else page.sessions.find(cookie, service.clock.now())
+    if session is None:
+        return None
+    if session.key is None:
+        return local_operator(request) if takes_token(service) else None
+    key = service.keys.find(session.key)
     if key is None or not key.opens(service.clock.now()):
-        return None, False
+        return None
     request.state.key = key.id
-    return Caller(key.role, key.customer, key.id, key.name), True
+    return Caller(key.role, key.customer, key.id, key.name)
+
+
+def session_cookie(request: Request) -> str:
+    """Return the name of the cookie. Over TLS, the prefix makes browsers accept it from this host
+    only. Otherwise the name has the port, because the services of a machine share their cookies."""
+    if request.url.scheme == "https":
+        return "__Host-fairturn_session"
+    server = request.scope.get("server")
+    return f"fairturn_session_{server[1] if server else 0}"
 
 
 def known(request: Request) -> Visitor:

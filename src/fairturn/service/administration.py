@@ -11,6 +11,7 @@ from fairturn import wire
 from fairturn.explain.snapshot import ALIVE_US
 from fairturn.model import (
     NOT_ENDED,
+    NUMBER_MAX,
     SECONDS_MAX,
     SETTING_NAMES,
     SettingChanges,
@@ -32,9 +33,10 @@ router = APIRouter(tags=["queue"])
 
 Seconds = Annotated[shapes.Number | None, Field(ge=0, le=SECONDS_MAX)]
 BulkAction = Literal["cancel", "retry"]
-Limit = Annotated[shapes.Whole | None, Field(ge=1, le=1 << 53)]
+Limit = Annotated[shapes.Whole | None, Field(ge=1, le=NUMBER_MAX)]
+Threshold = Annotated[shapes.Whole, Field(ge=-NUMBER_MAX, le=NUMBER_MAX)]
 Thresholds = Annotated[
-    list[shapes.Whole] | None, Field(min_length=len(BOUNDS), max_length=len(BOUNDS))
+    list[Threshold] | None, Field(min_length=len(BOUNDS), max_length=len(BOUNDS))
 ]
 
 

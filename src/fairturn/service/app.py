@@ -63,8 +63,11 @@ def make_app(
     *,
     clock: Clock | None = None,
     on_served: Callable[[AccessLogEntry], None] | None = None,
+    token: str | None = None,
 ) -> FastAPI:
-    """Return the ASGI application for a queue. `on_served` is called after every request."""
+    """Return the ASGI application for a queue. `on_served` is called after every request. `token`
+    has the form of an access key and is the operator's while the queue has no keys; without it,
+    every request needs a key."""
     from importlib.metadata import version
 
     plan, clock = plan or ServiceLimits(), clock or SystemClock()
@@ -75,6 +78,7 @@ def make_app(
         plan=plan,
         rates=RateLimiter(plan.rate, clock),
         watch=ChangeFeed(queue),
+        token=token,
     )
 
     @asynccontextmanager

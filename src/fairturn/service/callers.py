@@ -1,5 +1,6 @@
 """Authentication and authorisation: the identity behind an access key, and what it may see."""
 
+import hmac
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import Annotated, NamedTuple
@@ -8,14 +9,15 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from fairturn.access.keys import Role
-from fairturn.model import Document, Stored
+from fairturn.model import Document, Filter, Stored
 from fairturn.service.problems import Problem, ProblemCode
 from fairturn.service.service import Service, service_of
 
 _BEARER = HTTPBearer(
     auto_error=False,
     scheme_name="key",
-    description="An access key, `ft_…`. It determines the role and the customer.",
+    description="An access key, `ft_…`. It determines the role and the customer. While no keys "
+    "exist: the token that the service printed when it started.",
 )
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 # Headers that proxies add. Behind an untrusted proxy on this machine every client looks local.
@@ -43,6 +45,10 @@ class Caller(NamedTuple):
 
 
 _LOCAL_OPERATOR = Caller(Role.OPERATOR, None, None, None)
+_TOKEN_NEEDED = (
+    "there are no access keys; pass the token that the service printed when it started as "
+    "Authorization: Bearer"
+)
 
 
 def caller_of(
@@ -62,10 +68,12 @@ def submitter_of(request: Request) -> Caller:
 def _authenticate(request: Request, shown: str | None) -> Caller:
     service = service_of(request)
     if "authorization" not in request.headers:
-        return _without_key(service, request)
+        raise Problem(ProblemCode.KEY_MISSING, _TOKEN_NEEDED if takes_token(service) else None)
     address = address_of(request)
     if request.scope["scheme"] != "https" and not is_local(request):
         raise Problem(ProblemCode.HTTPS_NEEDED)
+    if shown is not None and is_token(service, shown):
+        return local_operator(request)
     shut_out_s = service.rates.seconds_shut_out(address)
     if shut_out_s:
         raise Problem(ProblemCode.RATE_LIMITED, retry_after_s=shut_out_s)
@@ -80,11 +88,26 @@ def _authenticate(request: Request, shown: str | None) -> Caller:
     return Caller(key.role, key.customer, key.id, key.name)
 
 
-def _without_key(service: Service, request: Request) -> Caller:
-    """Return the local operator, while no keys exist. Requests from other machines are rejected,
-    and so are requests that a web page of another origin makes in a local browser."""
-    if service.keys.are_asked_for():
-        raise Problem(ProblemCode.KEY_MISSING)
+def takes_token(service: Service) -> bool:
+    """Return whether the token of the process is accepted: until the first key exists, and never
+    again, so that the deletion of a customer with the only keys does not reopen the service."""
+    if service.token is not None and service.keys.are_asked_for():
+        service.token = None
+    return service.token is not None
+
+
+def is_token(service: Service, shown: str) -> bool:
+    """Return whether a client presents the token of the process, and it is accepted."""
+    token = service.token
+    if token is None or not hmac.compare_digest(shown.encode(errors="replace"), token.encode()):
+        return False
+    return takes_token(service)
+
+
+def local_operator(request: Request) -> Caller:
+    """Return the operator of a service without keys, for a client that has presented the token.
+    Requests from other machines are rejected, and so are requests that a web page of another
+    origin makes in a local browser."""
     headers = request.headers
     if not is_local(request):
         raise Problem(ProblemCode.KEY_MISSING)
@@ -176,14 +199,37 @@ def scope_of(caller: Caller, named: str | None) -> str | None:
     return caller.customer
 
 
+def document_of(service: Service, caller: Caller, id: str) -> Document | None:
+    """Return a document that the caller may see, without its body; None for a missing one and for
+    one of another customer. The body of the latter is never read, so that the response time does
+    not tell one from the other."""
+    found = service.queue.queries.find(Filter(customer=caller.customer, ids=(id,)), size=1)
+    return found.documents[0] if found.documents else None
+
+
+def document_for(service: Service, caller: Caller, id: str) -> Document:
+    """Return what `document_of` returns; raise `Problem` for None."""
+    document = document_of(service, caller, id)
+    if document is None:
+        raise Problem(ProblemCode.NOT_FOUND)
+    return document
+
+
 def stored_for(service: Service, caller: Caller, id: str) -> Stored:
-    """Return a document that the caller may see. Raises the same `Problem` for a missing document
-    and for one of another customer."""
+    """Return a document that the caller may see, with its body. Raises the same `Problem` for a
+    missing document and for one of another customer."""
+    if not caller.sees_all:
+        document_for(service, caller, id)
     stored = service.queue.queries.read(id)
-    if stored is None or not _may_see(caller, stored.document):
+    if stored is None:
         raise Problem(ProblemCode.NOT_FOUND)
     return stored
 
 
-def _may_see(caller: Caller, document: Document) -> bool:
-    return caller.sees_all or document.customer == caller.customer
+def refuse_foreign_cursor(service: Service, caller: Caller, after: str | None) -> None:
+    """Reject a cursor of another customer, which would reveal that document and its order."""
+    if after is None or caller.customer is None or document_of(service, caller, after) is not None:
+        return
+    raise Problem(
+        ProblemCode.INVALID, "after is not the `next` of a page, or its document was deleted"
+    )

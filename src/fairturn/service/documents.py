@@ -12,14 +12,20 @@ from fairturn.explain.analysis import Audience, Explanation, without_position
 from fairturn.model import (
     ENDED,
     BodyType,
-    Document,
-    Filter,
     State,
     Stored,
 )
 from fairturn.queue import not_completed
 from fairturn.service import shapes
-from fairturn.service.callers import Anybody, Caller, Submitter, scope_of, stored_for
+from fairturn.service.callers import (
+    Anybody,
+    Caller,
+    Submitter,
+    document_for,
+    refuse_foreign_cursor,
+    scope_of,
+    stored_for,
+)
 from fairturn.service.languages import preferred_of
 from fairturn.service.problems import Problem, ProblemCode, refusing_misuse
 from fairturn.service.responses import ATTACHED, attachment, problems
@@ -97,23 +103,12 @@ def list_documents(
     """List documents, newest first."""
     service, filters = service_of(request), query.filters(caller)
     with refusing_misuse():
-        _refuse_foreign(service, caller, query.after)
+        refuse_foreign_cursor(service, caller, query.after)
         page = service.queue.list(after=query.after, size=query.size, **filters)
     documents = [
         to_json(DOCUMENT, each, for_customer=not caller.sees_all) for each in page.documents
     ]
     return shapes.DocumentsJson(documents=documents, next=page.next)
-
-
-def _refuse_foreign(service: Service, caller: Caller, after: str | None) -> None:
-    """Reject a cursor of another customer, which would reveal that document and its order."""
-    if after is None or caller.customer is None:
-        return
-    own = Filter(customer=caller.customer, ids=(after,))
-    if not service.queue.queries.find(own, size=1).documents:
-        raise Problem(
-            ProblemCode.INVALID, "after is not the `next` of a page, or its document was deleted"
-        )
 
 
 @router.get(
@@ -134,9 +129,9 @@ async def get_document(
     """
     service = service_of(request)
     language = preferred_of(accept_language)
-    stored = await service.run(stored_for, service, caller, id)
-    if query.wait_s and stored.document.state not in ENDED:
-        await service.watch.ended(stored.document.id, query.wait_s)
+    document = await service.run(document_for, service, caller, id)
+    if query.wait_s and document.state not in ENDED:
+        await service.watch.ended(document.id, query.wait_s)
     response.headers["Content-Language"] = language
     response.headers["Vary"] = "Accept-Language"
     return await service.run(_shown, service, caller, id, query.explain, language)
@@ -229,7 +224,7 @@ def _completed(service: Service, caller: Caller, id: str) -> Stored:
 def cancel_document(request: Request, caller: Submitter, id: shapes.DocumentId) -> Any:
     """Cancel a document. A running document stays `running` until its handler stops."""
     service = service_of(request)
-    document = _own(service, caller, id)
+    document = document_for(service, caller, id)
     return shapes.DocumentStateJson(id=document.id, state=service.queue.cancel(document.id))
 
 
@@ -244,10 +239,6 @@ def retry_document(request: Request, caller: Submitter, id: shapes.DocumentId) -
     The request is idempotent: a document that waits and has used no attempts does not change.
     """
     service = service_of(request)
-    document = _own(service, caller, id)
+    document = document_for(service, caller, id)
     service.queue.retry(document.id)
     return shapes.DocumentStateJson(id=document.id, state=State.WAITING)
-
-
-def _own(service: Service, caller: Caller, id: str) -> Document:
-    return stored_for(service, caller, id).document

@@ -19,7 +19,7 @@ from fairturn.errors import StoreError
 from fairturn.model import Filter
 from fairturn.service import customers
 from fairturn.service.administration import summary_of
-from fairturn.service.callers import Anybody, Caller
+from fairturn.service.callers import Anybody, Caller, takes_token
 from fairturn.service.options import STREAMS_MAX
 from fairturn.service.problems import Problem, ProblemCode
 from fairturn.service.responses import problems
@@ -95,7 +95,7 @@ async def _events(
 def _still_open(service: Service, caller: Caller) -> bool:
     """Return whether the key of the stream has neither expired nor been revoked."""
     if caller.key is None:
-        return not service.keys.are_asked_for()
+        return takes_token(service)
     key = service.keys.find(caller.key)
     return key is not None and key.opens(service.clock.now())
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fastapi import Request
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from fairturn.model import METADATA_BYTES_MAX
@@ -53,7 +53,7 @@ async def receive_form(request: Request, service: Service, size_bytes_max: int) 
         if not form.ended or FILE not in form.seen:
             raise Problem(ProblemCode.MALFORMED, f"the form is incomplete or has no part {FILE!r}")
         return UploadForm(await body.whole(), form.file_name, form.texts())
-    except (MultipartParseError, UnicodeDecodeError) as error:
+    except (FormParserError, UnicodeDecodeError) as error:
         raise Problem(ProblemCode.MALFORMED, f"the form cannot be parsed: {error}") from None
     finally:
         await body.abandon()

@@ -21,6 +21,8 @@ _HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "cache-control": "no-store",
 }
+# Only over TLS: browsers then refuse plain HTTP to this host for a year.
+_HTTPS_HEADERS = {**_HEADERS, "strict-transport-security": "max-age=31536000"}
 
 
 class Guard:
@@ -43,13 +45,14 @@ class Guard:
             return
         begun = stopwatch()
         status = 0
+        added = _HTTPS_HEADERS if scope["scheme"] == "https" else _HEADERS
 
         async def send_on(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
+                for name, value in added.items():
                     headers.setdefault(name, value)
             await send(message)
 

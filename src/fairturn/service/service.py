@@ -32,6 +32,7 @@ class Service:
     plan: ServiceLimits
     rates: RateLimiter
     watch: ChangeFeed
+    token: str | None = None  # the operator's, until the first key exists
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS))
     movers: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS))
     batches: Semaphore = field(default_factory=lambda: Semaphore(BATCHES_AT_ONCE))

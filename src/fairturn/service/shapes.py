@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, create_model
 
 from fairturn import model, wire
 from fairturn.access.keys import Role
@@ -16,10 +16,16 @@ from fairturn.model import (
 )
 from fairturn.priority import LEVELS, Rule
 from fairturn.scheduling.position import Cause, Position
+from fairturn.validation import text
 
 Priority = Annotated[int, Field(ge=1, le=LEVELS)]
 Timestamp = Annotated[int, Field(description="Microseconds since 1970-01-01 UTC.")]
-CustomerName = Annotated[str, Field(min_length=1, max_length=CUSTOMER_BYTES_MAX)]
+CustomerName = Annotated[
+    str,
+    Field(min_length=1, max_length=CUSTOMER_BYTES_MAX),
+    # PostgreSQL raises an error for text that it cannot store, also in a query.
+    AfterValidator(lambda name: text.identity(name, "customer", CUSTOMER_BYTES_MAX)),
+]
 DocumentId = Annotated[
     str, Field(description="Unique identifier of the document.", examples=["3f1c52d09ab47e6"])
 ]

@@ -1,6 +1,7 @@
 """Submitting one document: a raw body, a form or a JSON payload."""
 
 import json
+import re
 from datetime import datetime
 from typing import Annotated, Any, NamedTuple
 
@@ -21,7 +22,7 @@ from fairturn.model import (
 )
 from fairturn.service import shapes
 from fairturn.service.batcher import SubmissionBatcher
-from fairturn.service.callers import Caller, customer_for, submitter_of
+from fairturn.service.callers import Caller, customer_for, document_of, submitter_of
 from fairturn.service.forms import receive_form
 from fairturn.service.problems import (
     Problem,
@@ -55,6 +56,7 @@ from fairturn.wire import (
     to_json,
 )
 
+_MICROSECONDS = re.compile(r"-?\d{1,19}", re.ASCII)
 FORM = "multipart/form-data"
 CONTENT_DIGEST = "Content-Digest"
 
@@ -341,15 +343,15 @@ def own_parent(service: Service, caller: Caller, parent: Any) -> str | None:
         raise Problem(ProblemCode.INVALID, f"parent is {parent!r}; it must be a document id")
     if parent is None or caller.sees_all:
         return parent
-    stored = service.queue.queries.read(parent)
-    if stored is None or stored.document.customer != caller.customer:
+    document = document_of(service, caller, parent)
+    if document is None:
         raise Problem(ProblemCode.PARENT_UNKNOWN)
-    return stored.document.id
+    return document.id
 
 
 def timestamp_of(text: str) -> int:
-    """Parse a timestamp: ISO 8601 with a time zone, or microseconds since 1970; raise `Problem`."""
-    if text.lstrip("-").isdecimal() and text.isascii() and len(text) < 20:
+    """Parse a moment: ISO 8601 with a time zone, or microseconds since 1970. Raises `Problem`."""
+    if _MICROSECONDS.fullmatch(text):
         return int(text)
     try:
         return from_datetime(datetime.fromisoformat(text))
