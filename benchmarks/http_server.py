@@ -26,7 +26,10 @@ def add_empty(app: FastAPI) -> None:
 
 def main() -> None:
     with Queue(sys.argv[1]) as queue:
-        app = make_app(queue, ServiceLimits(rate="100000000/second", streams_per_key_max=2_000))
+        limits = ServiceLimits(
+            rate="100000000/second", streams_per_key_max=2_000, connections_per_address_max=2_000
+        )
+        app = make_app(queue, limits)
         add_empty(app)
         Server(app, ListenAddress(port=0), on_started=lambda url: print(url, flush=True)).run()
 

@@ -242,8 +242,8 @@ def test_sessions_end_by_themselves_and_the_oldest_make_room() -> None:
     first = sessions.begin("a", 0)
     assert sessions.find(first, LASTS_US - 1) is not None
     assert sessions.find(first, LASTS_US) is None
-    for _ in range(SESSIONS_MAX):
-        last = sessions.begin("b", 0)
+    for n in range(SESSIONS_MAX):
+        last = sessions.begin(f"b{n}", 0)
     assert sessions.find(first, 0) is None
     assert sessions.find(last, 0) is not None
     sessions.end(last)
@@ -561,8 +561,8 @@ def test_without_scripts_a_link_leads_to_what_was_not_looked_at_yet(
 ) -> None:
     queue.submit("acme", payload=1, name="wanted.pdf")
     queue.submit_many([Submission(customer="acme", payload=1, name="scan") for _ in range(9)])
-    monkeypatch.setattr("fairturn.dashboard.search.STEP", 5)
-    monkeypatch.setattr("fairturn.dashboard.search.LOOK_S", 0.0)
+    monkeypatch.setattr("fairturn.service.scan.STEP", 5)
+    monkeypatch.setattr("fairturn.service.scan.LOOK_S", 0.0)
 
     first = opened(app, "/search?q=wanted").text
     (link,) = re.findall(r'rel="next" href="([^"]+)"', first)

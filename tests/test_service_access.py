@@ -17,6 +17,7 @@ from fairturn import Queue
 from fairturn.access.registry import KeyRegistry
 from fairturn.clock import ManualClock
 from fairturn.service.app import make_app
+from fairturn.service.concurrency import network_of
 from fairturn.service.logs import AccessLogEntry, LogFormatter
 from fairturn.service.options import REFUSED_PER_MINUTE, ServiceLimits
 from fairturn.service.rates import RateLimiter
@@ -459,21 +460,58 @@ def test_a_window_ends_by_the_clock_and_old_ones_are_forgotten() -> None:
     assert (waits, late) == ([0, 0, 60], 1)
     assert rates.seconds_to_wait("a") == 0
     for n in range(30_000):
-        rates.refuse(f"2001:db8::{n:x}")
+        rates.seconds_refused(f"2001:db8::{n:x}")
         clock.advance(0.01)
-    assert rates.seconds_shut_out("2001:db8::1") == 0
+    assert rates.seconds_refused("2001:db8::1") == 0
     assert len(rates._limiter.storage._windows) < 20_100  # type: ignore[attr-defined]
 
 
-def test_who_guesses_keys_is_shut_out_and_others_are_not(queue: Queue, app: FastAPI) -> None:
+def test_wrong_keys_lock_out_only_wrong_keys(queue: Queue, app: FastAPI) -> None:
+    """Other customers may share the address of the client that guesses."""
     key = bearer(key_for(queue))
-    for _ in range(REFUSED_PER_MINUTE):
-        asked(app, "GET", "/v1/me", headers=bearer("ft_x"), address="127.0.0.2")
 
-    guessing = asked(app, "GET", "/v1/me", headers=key, address="127.0.0.2")
+    def ask(headers: dict[str, str], address: str = "127.0.0.2") -> httpx.Response:
+        return asked(app, "GET", "/v1/me", headers=headers, address=address)
 
-    assert code_of(guessing) == (429, "rate_limited")
+    guesses = [ask(bearer("ft_x")) for _ in range(REFUSED_PER_MINUTE + 1)]
+
+    assert {code_of(each) for each in guesses[:-1]} == {(401, "key_unknown")}
+    assert code_of(guesses[-1]) == (429, "rate_limited")
+    assert 0 < int(guesses[-1].headers["retry-after"]) <= 60
+    assert ask(key).status_code == 200
+    assert code_of(ask(bearer("ft_x"), "127.0.0.3")) == (401, "key_unknown")
+
+
+def test_anonymous_requests_are_limited_by_address_and_keys_are_not(queue: Queue) -> None:
+    key = bearer(key_for(queue))
+    app = make_app(queue, ServiceLimits(anonymous_per_minute=3))
+
+    for path in ("/v1/rule", "/openapi.json", "/docs", "/v1/rule"):
+        answer = asked(app, "GET", path)
+    missing = asked(app, "GET", "/v1/me")
+
+    assert code_of(answer) == code_of(missing) == (429, "rate_limited")
+    assert 0 < int(answer.headers["retry-after"]) <= 60
+    assert asked(app, "GET", "/v1/rule", address="127.0.0.2").status_code == 200
     assert asked(app, "GET", "/v1/me", headers=key).status_code == 200
+    assert asked(app, "GET", "/livez").status_code == 200  # a probe may share the address
+
+
+@pytest.mark.parametrize(
+    "address, network",
+    [
+        ("203.0.113.9", "203.0.113.9"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("::ffff:203.0.113.9", "::ffff:203.0.113.9"),
+        ("a socket", "a socket"),
+        ("", ""),
+    ],
+)
+def test_a_client_is_counted_by_the_network_that_it_can_choose_addresses_from(
+    address: str, network: str
+) -> None:
+    assert network_of(address) == network
 
 
 # ── Words ────────────────────────────────────────────────────────────────────────────────────────

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from fairturn import Queue
-from fairturn.contents.local import Folder, NoContents
+from fairturn.contents.local import Folder, NoContents, Verify
 from fairturn.model import CONTENT_BYTES_MAX, ContentRef
 from fairturn.service.app import make_app
 from fairturn.service.options import ServiceLimits
@@ -462,9 +462,9 @@ class Stuck(Folder):
         self._wait()
         return super().begin(size_bytes_max=size_bytes_max)
 
-    def open(self, ref: ContentRef) -> BinaryIO:
+    def open(self, ref: ContentRef, verify: Verify | None = None) -> BinaryIO:
         self._wait()
-        return super().open(ref)
+        return super().open(ref, verify)
 
     def _wait(self) -> None:
         self.waiting += 1
@@ -478,7 +478,7 @@ def test_a_place_for_contents_that_does_not_answer_holds_up_nothing_else(
     id = queue.submit("acme", content=large).id
     stuck = queue.contents = Stuck(tmp_path / "documents.db.contents")
     key = bearer(key_for(queue, "acme"))
-    app = make_app(queue, ServiceLimits(uploads_per_key_max=1_000))
+    app = make_app(queue, ServiceLimits(uploads_per_key_max=1_000, downloads_per_key_max=1_000))
 
     def all_wait() -> bool:
         return stuck.waiting >= THREADS

@@ -249,15 +249,7 @@ class Queue:
             maximum = min(maximum, settings.waiting_per_customer_max)
         if n > maximum:
             raise ValueError(f"n is {n:,}; it must be at most {maximum:,}, the limit of the queue")
-        summary = self.store.summary()
-        if summary.waiting + summary.delayed + n > settings.waiting_max:
-            return False
-        if customer is None:
-            return True
-        return all(
-            known.waiting + known.delayed + n <= settings.waiting_per_customer_max
-            for known in self.store.customers(names=[customer]).customers
-        )
+        return n <= room_of(self, customer)
 
     # ── Query ────────────────────────────────────────────────────────────────────────────────────
 
@@ -626,6 +618,17 @@ class Queue:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def room_of(queue: Queue, customer: str | None) -> int:
+    """Return how many more documents, of this customer, would be accepted now."""
+    settings, summary = queue.store.settings(), queue.store.summary()
+    room = settings.waiting_max - summary.waiting - summary.delayed
+    if customer is not None:
+        for known in queue.store.customers(names=[customer]).customers:
+            own = settings.waiting_per_customer_max - known.waiting - known.delayed
+            room = min(room, own)
+    return room
 
 
 def not_completed(document: Document) -> WrongState:

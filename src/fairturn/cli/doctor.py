@@ -2,6 +2,7 @@
 
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -35,6 +36,7 @@ CLOCK_STEP_US = 300 * SECOND_US
 OLD_TRANSACTION_US = 60 * SECOND_US
 LOCK_LONG_S = 1.0  # a transaction takes milliseconds
 YEAR_MIN = 2025  # an earlier clock is not set
+_COOKIES_FIXED = {(3, 11): (3, 11, 10), (3, 12): (3, 12, 6)}  # CVE-2024-7592
 _OWN_VARIABLES = {FILE_VARIABLE, "FAIRTURN_CRASH_AT", "FAIRTURN_FREEZE_AT"}
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "wrong": "WRONG  ", "repaired": "FIXED  "}
 
@@ -110,6 +112,7 @@ def _findings(
     from fairturn.stores.sqlite.audit import repair as repair_file
 
     yield _engine()
+    yield python_finding(sys.version_info[:3])
     yield _environment()
     yield _file_system(path, allowed=settings["allow_network"].value)
     yield _disk(path)
@@ -168,6 +171,7 @@ def _findings_at(
         with examined(url, schema) as examiner:
             return examiner.contents()
 
+    yield python_finding(sys.version_info[:3])
     yield _environment()
     try:
         with examined(url, schema) as examiner:
@@ -246,6 +250,20 @@ def _engine() -> CheckResult:
     except FairturnError as error:
         return wrong("versions", f"{versions}: {error}")
     return ok("versions", versions)
+
+
+def python_finding(running: tuple[int, int, int]) -> CheckResult:
+    """Check for a Python that parses quoted cookies in quadratic time. The service removes them
+    from its requests; other programs in the same environment may not."""
+    name = ".".join(map(str, running))
+    fixed = _COOKIES_FIXED.get(running[:2])
+    if fixed is None or running >= fixed:
+        return ok("python", f"{name} has no known denial of service by cookies")
+    return warning(
+        "python",
+        f"{name} parses cookies in quadratic time (CVE-2024-7592); install "
+        f"{'.'.join(map(str, fixed))} or newer",
+    )
 
 
 def _environment() -> CheckResult:

@@ -40,6 +40,10 @@ _NOTHING = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)  # a symbolic link is not 
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
+# Reads the rest of an open file. Raises `ContentDamaged` unless it matches the reference.
+Verify = Callable[[BinaryIO, ContentRef], None]
+
+
 class ContentWriter(Protocol):
     """Writes a stored file chunk by chunk."""
 
@@ -77,8 +81,8 @@ class Contents(Protocol):
         `abandon`."""
         ...
 
-    def open(self, ref: ContentRef) -> BinaryIO:
-        """Open a stored file after verifying all of it.
+    def open(self, ref: ContentRef, verify: Verify | None = None) -> BinaryIO:
+        """Open a stored file after verifying all of it, with `verify` if it is given.
 
         Raises `ContentDamaged` if it is missing or its size or SHA-256 differs.
         """
@@ -122,7 +126,7 @@ class NoContents:
         self.put(())
         raise AssertionError
 
-    def open(self, ref: ContentRef) -> BinaryIO:
+    def open(self, ref: ContentRef, verify: Verify | None = None) -> BinaryIO:
         self.locate(ref.name)
         raise AssertionError
 
@@ -209,7 +213,7 @@ class Folder:
             raise
         return _FileWriter(self, (unfinished, name), folder, file, size_bytes_max)
 
-    def open(self, ref: ContentRef) -> BinaryIO:
+    def open(self, ref: ContentRef, verify: Verify | None = None) -> BinaryIO:
         name = checked_name(ref.name)
         try:
             with self._subfolder(name[:2]) as folder:
@@ -221,7 +225,7 @@ class Folder:
         file = os.fdopen(descriptor, "rb")
         try:
             with self._translated("read"):
-                verify(file, ref)
+                (verify or verify_all)(file, ref)
                 file.seek(0)
         except BaseException:
             file.close()
@@ -395,20 +399,30 @@ class TemporaryFolder(Folder):
         self._remove()
 
 
-def payload_of(document: Document, body: str | bytes | None, contents: Contents) -> Any:
+def payload_of(
+    document: Document,
+    body: str | bytes | None,
+    contents: Contents,
+    verify: Verify | None = None,
+) -> Any:
     """Return the payload of a document, from its row or the contents."""
     refuse_other(document, BodyType.PAYLOAD)
     if body is not None:
         return json.loads(body)
-    with contents.open(_outside(document)) as stream:
+    with contents.open(_outside(document), verify) as stream:
         return json.load(stream)
 
 
-def open_content(document: Document, body: str | bytes | None, contents: Contents) -> BinaryIO:
+def open_content(
+    document: Document,
+    body: str | bytes | None,
+    contents: Contents,
+    verify: Verify | None = None,
+) -> BinaryIO:
     """Open the content of a document, from its row or the contents, after verifying it."""
     refuse_other(document, BodyType.CONTENT)
     if body is None:
-        return contents.open(_outside(document))
+        return contents.open(_outside(document), verify)
     assert isinstance(body, bytes)
     check_bytes(document.id, body, document.sha256)
     return BytesIO(body)
@@ -434,7 +448,7 @@ def open_file(path: str, ref: ContentRef) -> BinaryIO:
     except OSError as error:
         raise ContentDamaged(f"content {path} cannot be read: {error.strerror}") from error
     try:
-        verify(file, ref)
+        verify_all(file, ref)
         file.seek(0)
     except BaseException:
         file.close()
@@ -503,11 +517,16 @@ def _write(file: int, chunk: bytes) -> None:
         rest = rest[os.write(file, rest) :]
 
 
-def verify(file: BinaryIO, ref: ContentRef) -> None:
-    """Raise `ContentDamaged` unless the rest of the file matches the reference."""
+def verify_all(
+    file: BinaryIO, ref: ContentRef, checkpoint: Callable[[], None] | None = None
+) -> None:
+    """Raise `ContentDamaged` unless the rest of the file matches the reference. `checkpoint` is
+    called before each chunk, and may raise to stop."""
     digest = hashlib.sha256()
     size_bytes = 0
     for chunk in chunks_of(file):
+        if checkpoint is not None:
+            checkpoint()
         digest.update(chunk)
         size_bytes += len(chunk)
     if size_bytes != ref.size_bytes:

@@ -17,7 +17,14 @@ from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
 from fairturn.clock import from_datetime
-from fairturn.contents.local import CHUNK_BYTES, UNFINISHED, checked_name, verify, written
+from fairturn.contents.local import (
+    CHUNK_BYTES,
+    UNFINISHED,
+    Verify,
+    checked_name,
+    verify_all,
+    written,
+)
 from fairturn.errors import (
     ContentDamaged,
     StoreError,
@@ -71,7 +78,7 @@ class Bucket:
         crash.point("content-before-write")
         return _ObjectWriter(self, checked_name(self._new_name()), size_bytes_max)
 
-    def open(self, ref: ContentRef) -> BinaryIO:
+    def open(self, ref: ContentRef, verify: Verify | None = None) -> BinaryIO:
         key = self._key(ref.name)
         file = TemporaryFile()  # noqa: SIM115 - the caller closes it
         try:
@@ -80,7 +87,7 @@ class Bucket:
                 with response["Body"] as body:
                     shutil.copyfileobj(body, file, CHUNK_BYTES)
                 file.seek(0)
-                verify(file, ref)
+                (verify or verify_all)(file, ref)
                 file.seek(0)
         except BaseException:
             file.close()

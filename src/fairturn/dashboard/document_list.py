@@ -13,7 +13,7 @@ from pydantic import Field, create_model
 from starlette.responses import Response, StreamingResponse
 
 from fairturn.dashboard.renderer import PageRoute, render, see_other
-from fairturn.dashboard.search import LOOKED_MAX, look
+from fairturn.dashboard.search import LOOKED_MAX
 from fairturn.dashboard.visitors import Operator, Overseer, Visitor
 from fairturn.model import State
 from fairturn.priority import LEVELS
@@ -22,6 +22,7 @@ from fairturn.service.administration import BulkAction, change_in_bulk
 from fairturn.service.options import BULK_MAX
 from fairturn.service.problems import refusing_misuse
 from fairturn.service.responses import ATTACHED
+from fairturn.service.scan import look
 from fairturn.service.submissions import timestamp_of
 from fairturn.validation.filters import (
     FILTERS,

@@ -7,7 +7,8 @@ from starlette.responses import Response
 
 from fairturn.dashboard.renderer import PageRoute, render, see_other
 from fairturn.dashboard.visitors import Anybody, Visitor, refuse_other_origins, session_cookie
-from fairturn.service.callers import address_of, is_local, is_token, takes_token
+from fairturn.service.callers import address_of, is_local, is_token, refuse_wait, takes_token
+from fairturn.service.concurrency import network_of
 from fairturn.service.problems import Problem, ProblemCode
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -33,18 +34,16 @@ def log_in(
     next: Annotated[str, Form()] = "/",
 ) -> Response:
     refuse_other_origins(request)
-    service, address, shown = visitor.service, address_of(request), key.strip()
+    service, shown = visitor.service, key.strip()
     if request.url.scheme != "https" and not is_local(request):
         raise Problem(ProblemCode.HTTPS_NEEDED)
-    shut_out_s = service.rates.seconds_shut_out(address)
-    if shut_out_s:
-        raise Problem(ProblemCode.RATE_LIMITED, retry_after_s=shut_out_s)
     if is_token(service, shown):
         return _begin(request, visitor, None, next)
     found = service.keys.check(shown)
     if found is None:
-        service.rates.refuse(address)
+        refuse_wait(service.rates.seconds_refused(network_of(address_of(request))))
         return _login(request, visitor, next, refused=True)
+    refuse_wait(service.rates.seconds_to_login(found.id))
     return _begin(request, visitor, found.id, next)
 
 

@@ -16,11 +16,13 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from fairturn.dashboard.avatars import face_of, plain
 from fairturn.dashboard.language import day_and_time, timestamp
-from fairturn.dashboard.visitors import KeyRequired, Visitor, anybody
+from fairturn.dashboard.visitors import KeyRequired, Visitor, anybody, page_of, session_of
 from fairturn.errors import FairturnError
 from fairturn.priority import LEVELS
 from fairturn.service.administration import workers_of
+from fairturn.service.concurrency import hold
 from fairturn.service.problems import MESSAGES, STATUS, Problem, ProblemCode, problem_of
+from fairturn.service.service import service_of
 
 POLICY = (
     "default-src 'none'; script-src 'self'; worker-src 'self'; style-src 'self'; img-src 'self'; "
@@ -139,6 +141,10 @@ class PageRoute(APIRoute):
 
         async def handle_or_show_problem(request: Request) -> Response:
             try:
+                service = service_of(request)
+                session = session_of(request, service, page_of(request))
+                if session is not None:
+                    hold(request.scope, await service.requests.wait(session.key))
                 response: Response = await handle(request)
                 return response
             except KeyRequired:

@@ -1,17 +1,20 @@
 """The page that explains the priority rule to customers, by the current settings, without a key."""
 
+from functools import lru_cache
 from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Query, Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from fairturn.clock import SECOND_US
 from fairturn.dashboard.renderer import PageRoute, render
-from fairturn.dashboard.visitors import Anybody
+from fairturn.dashboard.visitors import Anybody, Visitor
+from fairturn.model import Settings
 from fairturn.priority import LEVELS, Count, Rule
 
 DOCUMENTS_MAX = 10_000
 APART_S_MAX = 1_000_000.0
+PAGES_MAX = 100  # in the cache
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -51,6 +54,7 @@ def rows_of(rule: Rule) -> list[LevelRow]:
     return rows
 
 
+@lru_cache(1_000)
 def calculate(rule: Rule, documents: int, apart_s: float) -> RuleCalculation:
     """Return the priorities of documents submitted at intervals of `apart_s`."""
     apart_us = round(apart_s * SECOND_US)
@@ -78,6 +82,26 @@ def show_rules(
     apart_s: Annotated[float, Query(ge=0, le=APART_S_MAX)] = 10.0,
 ) -> Response:
     settings = visitor.service.queue.settings
+    if visitor.caller is not None:
+        return _render(request, visitor, settings, documents, apart_s)
+    # Every client can request it, and it is the same for all of them.
+    pages = visitor.page.rule_pages
+    shown = (
+        visitor.tongue.name,
+        request.scope.get("root_path", ""),
+        str(request.url.query),
+        settings,
+    )
+    page = pages.pop(shown, None) or _render(request, visitor, settings, documents, apart_s)
+    pages[shown] = page
+    while len(pages) > PAGES_MAX:
+        pages.pop(next(iter(pages)), None)
+    return HTMLResponse(page.body, headers=dict(page.headers))
+
+
+def _render(
+    request: Request, visitor: Visitor, settings: Settings, documents: int, apart_s: float
+) -> Response:
     return render(
         request,
         visitor,

@@ -1,71 +1,23 @@
-"""Search by id, name or customer, in steps of limited time.
+"""Search by id, name or customer. Names are scanned in steps of limited time; the page requests
+the next step."""
 
-There is no index of substrings of names, because it would slow down every submission. A search
-scans from the newest document until it has a page of results or `LOOK_S` has passed; the page then
-requests the next step.
-"""
-
-from dataclasses import replace
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from fairturn.clock import stopwatch
 from fairturn.dashboard.documents import caller_of
 from fairturn.dashboard.renderer import PageRoute, render, see_other
 from fairturn.dashboard.visitors import Known, Visitor
-from fairturn.model import NAME_BYTES_MAX, Customer, Document, Filter
+from fairturn.model import NAME_BYTES_MAX, Customer, Filter
 from fairturn.service.callers import document_of, refuse_foreign_cursor
-from fairturn.stores.contract import QueryStore
+from fairturn.service.scan import SearchResult, look
 from fairturn.validation.text import description
 
 FOUND_MAX = 20
-STEP = 10_000  # documents per query
-LOOK_S = 0.1
 LOOKED_MAX = 10**12
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
-
-
-class SearchResult(NamedTuple):
-    """The results of one step."""
-
-    documents: list[Document]
-    next: str | None  # where the next step starts; None at the end
-    looked: int  # upper bound of the documents scanned, including earlier steps
-
-
-def look(
-    store: QueryStore,
-    filter: Filter,
-    *,
-    after: str | None,
-    size: int,
-    looked: int = 0,
-    own: bool = False,
-) -> SearchResult:
-    """Scan for up to `size` matching documents, for `LOOK_S` at most. With `own`, the next step
-    starts at a document of the filter's customer, so that the id of no other one is shown."""
-    begun = stopwatch()
-    found: list[Document] = []
-    while True:
-        page = store.find(filter, after=after, size=size - len(found), reach=STEP)
-        found += page.documents
-        after, looked = page.next, looked + STEP
-        if own and after is not None and len(found) < size:
-            matching, after = _next_own(store, filter, after)
-            found += matching
-        if after is None or len(found) >= size or stopwatch() - begun >= LOOK_S:
-            return SearchResult(found, after, looked)
-
-
-def _next_own(store: QueryStore, filter: Filter, after: str) -> tuple[list[Document], str | None]:
-    """Return the customer's newest document below `after`, if it matches, and its id."""
-    below = store.find(Filter(customer=filter.customer), after=after, size=1).documents
-    if not below:
-        return [], None
-    return store.find(replace(filter, ids=(below[0].id,)), size=1).documents, below[0].id
 
 
 NOTHING = SearchResult([], None, 0)

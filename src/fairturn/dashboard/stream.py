@@ -9,8 +9,7 @@ from starlette.responses import StreamingResponse
 from fairturn.dashboard.renderer import PageRoute
 from fairturn.dashboard.visitors import Known, Visitor, anybody
 from fairturn.model import Filter
-from fairturn.service.options import STREAMS_MAX
-from fairturn.service.problems import Problem, ProblemCode
+from fairturn.service.concurrency import hold
 
 EVERY_S = 1.0
 DOCUMENTS = 100  # newest documents of a customer that are compared
@@ -22,9 +21,8 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 @router.get("/page-events")
 async def stream_changes(request: Request, visitor: Known) -> StreamingResponse:
     """Stream events named `changed`, at most one a second."""
-    service, per_key_max = visitor.service, visitor.service.plan.streams_per_key_max
-    if service.streams.total() >= STREAMS_MAX or service.streams[key_of(visitor)] >= per_key_max:
-        raise Problem(ProblemCode.TOO_MANY_AT_ONCE, retry_after_s=5)
+    key = None if visitor.caller is None else visitor.caller.key
+    hold(request.scope, visitor.service.streams.take(key))
     return StreamingResponse(
         _changes(request, visitor),
         media_type="text/event-stream",
@@ -33,32 +31,21 @@ async def stream_changes(request: Request, visitor: Known) -> StreamingResponse:
 
 
 async def _changes(request: Request, visitor: Visitor) -> AsyncIterator[bytes]:
-    service, key = visitor.service, key_of(visitor)
-    service.streams[key] += 1
-    try:
-        yield b"retry: 2000\n\n"
-        shown = await service.run(_state, visitor)
-        while not service.watch.closed:
-            await service.watch.change(service.watch.version, BEAT_S)
-            caller = (await service.run(anybody, request)).caller
-            if caller != visitor.caller:
-                return  # the key was revoked, or the first key was created
-            state = await service.run(_state, visitor)
-            if state == shown:
-                yield b":\n\n"
-            else:
-                shown = state
-                yield b"event: changed\ndata:\n\n"
-            await asyncio.sleep(EVERY_S)
-    finally:
-        service.streams[key] -= 1
-        if not service.streams[key]:
-            del service.streams[key]
-
-
-def key_of(visitor: Visitor) -> str:
-    """Return the key that the limit of streams applies to."""
-    return "" if visitor.caller is None else visitor.caller.key or ""
+    service = visitor.service
+    yield b"retry: 2000\n\n"
+    shown = await service.run(_state, visitor)
+    while not service.watch.closed:
+        await service.watch.change(service.watch.version, BEAT_S)
+        caller = (await service.run(anybody, request)).caller
+        if caller != visitor.caller:
+            return  # the key was revoked, or the first key was created
+        state = await service.run(_state, visitor)
+        if state == shown:
+            yield b":\n\n"
+        else:
+            shown = state
+            yield b"event: changed\ndata:\n\n"
+        await asyncio.sleep(EVERY_S)
 
 
 def _state(visitor: Visitor) -> object:

@@ -5,14 +5,21 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
+from starlette.responses import Response
 
 from fairturn.access.keys import Role
 from fairturn.dashboard.comparison import DemoComparison
 from fairturn.dashboard.customer_index import CustomerIndex
 from fairturn.dashboard.language import PageLanguage
 from fairturn.dashboard.samples import ActivitySampler
-from fairturn.dashboard.sessions import PageSessions
-from fairturn.service.callers import Caller, local_operator, takes_token
+from fairturn.dashboard.sessions import PageSession, PageSessions
+from fairturn.service.callers import (
+    Caller,
+    count_anonymous,
+    local_operator,
+    refuse_wait,
+    takes_token,
+)
 from fairturn.service.languages import preferred_of
 from fairturn.service.problems import Problem, ProblemCode
 from fairturn.service.service import Service, service_of
@@ -38,6 +45,7 @@ class PageContext:
     works: bool  # whether the command also runs a worker
     comparison: DemoComparison | None  # if the command submits the traffic of the demo
     sessions: PageSessions = field(default_factory=PageSessions)
+    rule_pages: dict[tuple[object, ...], Response] = field(default_factory=dict)  # oldest first
 
 
 class Visitor(NamedTuple):
@@ -82,12 +90,19 @@ def anybody(request: Request) -> Visitor:
         caller = _caller_by_session(request, service, page)
     except Problem:
         caller = None
+    if caller is None:
+        count_anonymous(request)
     return Visitor(service, page, caller, tongue_of(request))
 
 
-def _caller_by_session(request: Request, service: Service, page: PageContext) -> Caller | None:
+def session_of(request: Request, service: Service, page: PageContext) -> PageSession | None:
+    """Return the session of a request; its key may have been revoked since."""
     cookie = request.cookies.get(session_cookie(request))
-    session = None if cookie is None else page.sessions.find(cookie, service.clock.now())
+    return None if cookie is None else page.sessions.find(cookie, service.clock.now())
+
+
+def _caller_by_session(request: Request, service: Service, page: PageContext) -> Caller | None:
+    session = session_of(request, service, page)
     if session is None:
         return None
     if session.key is None:
@@ -114,9 +129,8 @@ def known(request: Request) -> Visitor:
     if visitor.caller is None:
         raise KeyRequired
     key = visitor.caller.key
-    wait_s = 0 if key is None else visitor.service.rates.seconds_to_wait(key)
-    if wait_s:
-        raise Problem(ProblemCode.RATE_LIMITED, retry_after_s=wait_s)
+    if key is not None:
+        refuse_wait(visitor.service.rates.seconds_to_wait(key))
     if request.method not in ("GET", "HEAD"):
         refuse_other_origins(request)
     return visitor

@@ -4,6 +4,7 @@
 `up`. Store calls run in threads; the event loop only moves bytes and waits (decision 0022).
 
     connections, middleware, callers, rates           every request: limits, authentication
+    concurrency, polls, downloads, scan               at most N at a time; what waits or takes long
     submissions, ndjson, forms, uploads, batcher      submitting documents
     documents, bulk, room, customers, administration, access_keys, events   the other routes
     health, metrics, api_docs                         routes about the service itself

@@ -21,7 +21,7 @@ from fairturn.model import (
 from fairturn.priority import BOUNDS, LEVELS, Reset
 from fairturn.scheduling.flows import Costs, Mode
 from fairturn.service import shapes
-from fairturn.service.callers import Operator, Overseer
+from fairturn.service.callers import Operator, Overseer, Public
 from fairturn.service.documents import DocumentFilterQuery
 from fairturn.service.options import BULK_MAX
 from fairturn.service.problems import refusing_misuse
@@ -50,7 +50,7 @@ class RuleJson(shapes.ResponseJson):
     mode: Mode
 
 
-@router.get("/v1/rule", response_model=RuleJson, responses=problems())
+@router.get("/v1/rule", response_model=RuleJson, responses=problems(), dependencies=[Public])
 def get_rule(request: Request) -> Any:
     """Retrieve the current priority rule. No access key is required."""
     settings = service_of(request).queue.settings

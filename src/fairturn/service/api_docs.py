@@ -1,16 +1,21 @@
-"""`/docs`: Swagger UI for the OpenAPI description, served from the package fastapi-offline.
+"""`/openapi.json`, and `/docs`: Swagger UI for it, served from the package fastapi-offline.
 
 The page loads nothing from other hosts and contains no inline script.
 """
 
+import json
+import threading
+from functools import cache
 from importlib import resources
 
-from fastapi import APIRouter
+from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import Response
 
+from fairturn.service.callers import Public
 from fairturn.service.problems import Problem, ProblemCode
+from fairturn.wire import JSON
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False, dependencies=[Public])
 
 # Swagger UI loads some of its images from data: URLs.
 _POLICY = (
@@ -46,8 +51,34 @@ _BEGIN = """SwaggerUIBundle({
 """
 
 
+class CachedDescription:
+    """The OpenAPI description as JSON: making it takes a tenth of a second, and no key."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        self._encoded: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def encoded(self, root_path: str) -> bytes:
+        """Return the description. The first call takes long: run it in a thread."""
+        with self._lock:
+            if root_path not in self._encoded:
+                description = self._app.openapi()
+                if root_path:
+                    description = {**description, "servers": [{"url": root_path}]}
+                self._encoded[root_path] = json.dumps(description).encode()
+            return self._encoded[root_path]
+
+
+@router.get("/openapi.json")
+def get_openapi(request: Request) -> Response:
+    description: CachedDescription = request.app.state.description
+    root_path = request.scope.get("root_path", "").rstrip("/")
+    return Response(description.encoded(root_path), media_type=JSON)
+
+
 @router.get("/docs")
-def get_docs() -> Response:
+async def get_docs() -> Response:
     return Response(_PAGE, media_type="text/html", headers=_HEADERS)
 
 
@@ -57,6 +88,10 @@ def get_docs_file(name: str) -> Response:
         return Response(_BEGIN, media_type="text/javascript", headers=_HEADERS)
     if name not in _FILES:
         raise Problem(ProblemCode.NOT_FOUND)
-    file = resources.files("fastapi_offline") / "static" / name
     headers = {**_HEADERS, "Cache-Control": "public, max-age=86400"}
-    return Response(file.read_bytes(), media_type=_FILES[name], headers=headers)
+    return Response(_file(name), media_type=_FILES[name], headers=headers)
+
+
+@cache
+def _file(name: str) -> bytes:
+    return (resources.files("fastapi_offline") / "static" / name).read_bytes()

@@ -29,9 +29,11 @@ from fairturn.service import (
 )
 from fairturn.service.batcher import SubmissionBatcher
 from fairturn.service.change_feed import ChangeFeed
+from fairturn.service.downloads import ContentOpener
 from fairturn.service.logs import AccessLogEntry
 from fairturn.service.middleware import Guard
 from fairturn.service.options import ServiceLimits
+from fairturn.service.polls import KeyWatch
 from fairturn.service.rates import RateLimiter
 from fairturn.service.service import Service
 
@@ -76,7 +78,7 @@ def make_app(
         keys=queue.keys,
         clock=clock,
         plan=plan,
-        rates=RateLimiter(plan.rate, clock),
+        rates=RateLimiter(plan.rate, clock, plan.anonymous_per_minute),
         watch=ChangeFeed(queue),
         token=token,
     )
@@ -93,8 +95,7 @@ def make_app(
         title="fairturn",
         version=version("fairturn"),
         description=_ABOUT,
-        docs_url=None,
-        redoc_url=None,
+        openapi_url=None,  # `api_docs` caches it
         redirect_slashes=False,  # the target would come from the request's Host header
         lifespan=run_change_feed,
         separate_input_output_schemas=False,
@@ -104,6 +105,10 @@ def make_app(
     app.state.collector = SubmissionBatcher(service)
     app.state.looks = events.StateCache(service)
     app.state.readiness = health.ReadinessCheck(service)
+    app.state.key_watch = KeyWatch(service)
+    app.state.opener = ContentOpener(service)
+    app.state.rooms = room.RoomCache(service)
+    app.state.description = api_docs.CachedDescription(app)
     problems.install(app)
     for routes in (
         submissions,

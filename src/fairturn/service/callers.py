@@ -10,6 +10,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from fairturn.access.keys import Role
 from fairturn.model import Document, Filter, Stored
+from fairturn.service.concurrency import hold, network_of
 from fairturn.service.problems import Problem, ProblemCode
 from fairturn.service.service import Service, service_of
 
@@ -51,12 +52,21 @@ _TOKEN_NEEDED = (
 )
 
 
-def caller_of(
+async def caller_of(
     request: Request,
     credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
 ) -> Caller:
-    """Return the caller. It reads the store: run it in a thread. Raises `Problem`."""
-    return _authenticate(request, None if credentials is None else credentials.credentials)
+    """Return the caller, as one of the requests in progress of its key. Raises `Problem`."""
+    service = service_of(request)
+    shown = None if credentials is None else credentials.credentials
+    # Before the key is read from the store: a flood of requests must not delay the authentication
+    # of others.
+    holder = service.holders.holder_of(shown, address_of(request))
+    hold(request.scope, await service.requests.wait(holder))
+    caller = await service.run(_authenticate, request, shown)
+    if shown is not None and caller.key is not None:
+        service.holders.add(shown, caller.key)
+    return caller
 
 
 def submitter_of(request: Request) -> Caller:
@@ -66,24 +76,20 @@ def submitter_of(request: Request) -> Caller:
 
 
 def _authenticate(request: Request, shown: str | None) -> Caller:
+    """Return the caller. It reads the store: run it in a thread. Raises `Problem`."""
     service = service_of(request)
     if "authorization" not in request.headers:
+        count_anonymous(request)
         raise Problem(ProblemCode.KEY_MISSING, _TOKEN_NEEDED if takes_token(service) else None)
-    address = address_of(request)
     if request.scope["scheme"] != "https" and not is_local(request):
         raise Problem(ProblemCode.HTTPS_NEEDED)
     if shown is not None and is_token(service, shown):
         return local_operator(request)
-    shut_out_s = service.rates.seconds_shut_out(address)
-    if shut_out_s:
-        raise Problem(ProblemCode.RATE_LIMITED, retry_after_s=shut_out_s)
     key = None if shown is None else service.keys.check(shown)
     if key is None:
-        service.rates.refuse(address)
+        refuse_wait(service.rates.seconds_refused(network_of(address_of(request))))
         raise Problem(ProblemCode.KEY_UNKNOWN)
-    wait_s = service.rates.seconds_to_wait(key.id)
-    if wait_s:
-        raise Problem(ProblemCode.RATE_LIMITED, retry_after_s=wait_s)
+    refuse_wait(service.rates.seconds_to_wait(key.id))
     request.state.key = key.id
     return Caller(key.role, key.customer, key.id, key.name)
 
@@ -124,6 +130,18 @@ def local_operator(request: Request) -> Caller:
     return _LOCAL_OPERATOR
 
 
+def count_anonymous(request: Request) -> None:
+    """Count a request without a key or a session. Raises `Problem` above the limit."""
+    rates = service_of(request).rates
+    refuse_wait(rates.seconds_anonymous(network_of(address_of(request))))
+
+
+def refuse_wait(wait_s: int) -> None:
+    """Raise `Problem` unless the request is allowed now."""
+    if wait_s:
+        raise Problem(ProblemCode.RATE_LIMITED, retry_after_s=wait_s)
+
+
 def _without_port(host: str) -> str:
     name, _, port = host.rpartition(":")
     return name if port.isdecimal() else host
@@ -148,6 +166,11 @@ def _is_loopback(address: str) -> bool:
 
 
 Anybody = Annotated[Caller, Depends(caller_of)]
+
+
+async def public(request: Request) -> None:
+    """Accept a request without a key, up to the limit of its address."""
+    count_anonymous(request)
 
 
 async def changing(caller: Anybody) -> Caller:
@@ -175,6 +198,7 @@ async def operating(caller: Anybody) -> Caller:
     return caller
 
 
+Public = Depends(public)  # of a route that needs no key
 Submitter = Annotated[Caller, Depends(changing)]
 Overseer = Annotated[Caller, Depends(overseeing)]
 Operator = Annotated[Caller, Depends(operating)]

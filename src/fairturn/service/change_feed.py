@@ -6,7 +6,8 @@ returns which of the awaited documents have ended.
 
 import asyncio
 from collections import defaultdict
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from anyio import CapacityLimiter, to_thread
 
@@ -60,17 +61,22 @@ class ChangeFeed:
                 while version == self.version and not self.closed:
                     await self._changed.wait()
 
-    async def ended(self, id: str, timeout_s: float) -> None:
-        """Wait until a document has ended or was deleted, for at most `timeout_s`."""
+    @contextmanager
+    def watched(self, id: str) -> Iterator[asyncio.Future[None]]:
+        """Yield a future that completes when a document has ended or was deleted."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[id].add(waiting)
         try:
-            if await self._unfinished([id]) and not self.closed:
-                await asyncio.wait([waiting], timeout=timeout_s)
+            yield waiting
         finally:
             self._waiting[id].discard(waiting)
             if not self._waiting[id]:
                 del self._waiting[id]
+
+    async def wait(self, watched: asyncio.Future[None], timeout_s: float) -> None:
+        """Wait for a future of `watched`, for at most `timeout_s`."""
+        if not self.closed:
+            await asyncio.wait([watched], timeout=timeout_s)
 
     async def _wake(self) -> None:
         self._changed.set()

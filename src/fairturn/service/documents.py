@@ -1,6 +1,7 @@
 """Routes that read, await, download, cancel and retry documents."""
 
 import json
+from functools import partial
 from io import BytesIO
 from typing import Annotated, Any, cast
 
@@ -8,6 +9,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import Field, create_model
 
 from fairturn.contents import local
+from fairturn.contents.local import Verify
 from fairturn.explain.analysis import Audience, Explanation, without_position
 from fairturn.model import (
     ENDED,
@@ -26,12 +28,16 @@ from fairturn.service.callers import (
     scope_of,
     stored_for,
 )
+from fairturn.service.concurrency import hold
+from fairturn.service.downloads import open_download
 from fairturn.service.languages import preferred_of
+from fairturn.service.polls import poll
 from fairturn.service.problems import Problem, ProblemCode, refusing_misuse
 from fairturn.service.responses import ATTACHED, attachment, problems
+from fairturn.service.scan import look
 from fairturn.service.service import Service, service_of
 from fairturn.service.submissions import timestamp_of
-from fairturn.validation.filters import FILTERS, Filters, FilterType
+from fairturn.validation.filters import FILTERS, Filters, FilterType, to_filter
 from fairturn.wire import BINARY, DOCUMENT, JSON, WAIT_S_MAX, to_json
 
 router = APIRouter(tags=["documents"])
@@ -97,14 +103,36 @@ class DocumentQuery(shapes.RequestFields):
 
 
 @router.get("/v1/documents", response_model=shapes.DocumentsJson, responses=problems())
-def list_documents(
+async def list_documents(
     request: Request, caller: Anybody, query: Annotated[DocumentPageQuery, Query()]
 ) -> Any:
-    """List documents, newest first."""
-    service, filters = service_of(request), query.filters(caller)
+    """List documents, newest first.
+
+    With `name_part`, a request scans for a limited time: a page can have fewer documents than
+    `size`, or none, although `next` is not null.
+    """
+    service = service_of(request)
+    work = partial(_listed, service, caller, query)
+    if query.name_part is None:
+        return await service.run(work)
+    return await service.cores.run(caller.key, work)
+
+
+def _listed(service: Service, caller: Caller, query: DocumentPageQuery) -> shapes.DocumentsJson:
+    filters = query.filters(caller)
     with refusing_misuse():
         refuse_foreign_cursor(service, caller, query.after)
-        page = service.queue.list(after=query.after, size=query.size, **filters)
+        if query.name_part is None:
+            page = service.queue.list(after=query.after, size=query.size, **filters)
+        else:
+            scan = look(
+                service.queue.queries,
+                to_filter(filters),
+                after=query.after,
+                size=query.size,
+                own=not caller.sees_all,
+            )
+            page = Page(scan.documents, scan.next)
     documents = [
         to_json(DOCUMENT, each, for_customer=not caller.sees_all) for each in page.documents
     ]
@@ -131,10 +159,22 @@ async def get_document(
     language = preferred_of(accept_language)
     document = await service.run(document_for, service, caller, id)
     if query.wait_s and document.state not in ENDED:
-        await service.watch.ended(document.id, query.wait_s)
+        await _ended(request, caller, document.id, query.wait_s)
     response.headers["Content-Language"] = language
     response.headers["Vary"] = "Accept-Language"
     return await service.run(_shown, service, caller, id, query.explain, language)
+
+
+async def _ended(request: Request, caller: Caller, id: str, wait_s: float) -> None:
+    """Wait until a document has ended or was deleted, for at most `wait_s`."""
+    service = service_of(request)
+    with service.watch.watched(id) as ended:
+        # Again: it may have ended before it was watched.
+        stored = await service.run(stored_for, service, caller, id)
+        if stored.document.state in ENDED:
+            return
+        await poll(request, caller, lambda: service.watch.wait(ended, wait_s))
+    hold(request.scope, await service.requests.wait(caller.key))
 
 
 def _shown(
@@ -171,11 +211,16 @@ async def get_content(request: Request, caller: Anybody, id: shapes.DocumentId) 
     document, body, *_ = await service.run(stored_for, service, caller, id)
     contents = service.queue.contents
     if document.body_type is BodyType.PAYLOAD:
-        value = await service.move(local.payload_of, document, body, contents)
-        payload = json.dumps(value).encode()
+
+        def encode(verify: Verify) -> bytes:
+            return json.dumps(local.payload_of(document, body, contents, verify)).encode()
+
+        payload = await open_download(request, caller, encode)
         name = document.name or f"{document.id}.json"
         return attachment(BytesIO(payload), len(payload), name, None)
-    file = await service.move(local.open_content, document, body, contents)
+    file = await open_download(
+        request, caller, partial(local.open_content, document, body, contents)
+    )
     return attachment(file, document.size_bytes, document.name or document.id, document.sha256)
 
 
@@ -205,7 +250,7 @@ async def get_result_file(request: Request, caller: Anybody, id: shapes.Document
     document, _, _, ref = await service.run(_completed, service, caller, id)
     if ref is None:
         raise Problem(ProblemCode.NOT_FOUND)
-    file = await service.move(service.queue.contents.open, ref)
+    file = await open_download(request, caller, partial(service.queue.contents.open, ref))
     return attachment(file, ref.size_bytes, f"result-{document.name or document.id}", ref.sha256)
 
 

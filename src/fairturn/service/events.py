@@ -7,6 +7,7 @@ current state, unless `Last-Event-ID` shows that nothing has changed since.
 import asyncio
 import hashlib
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, NamedTuple
 
@@ -19,9 +20,9 @@ from fairturn.errors import StoreError
 from fairturn.model import Filter
 from fairturn.service import customers
 from fairturn.service.administration import summary_of
-from fairturn.service.callers import Anybody, Caller, takes_token
-from fairturn.service.options import STREAMS_MAX
-from fairturn.service.problems import Problem, ProblemCode
+from fairturn.service.callers import Anybody, Caller
+from fairturn.service.concurrency import hold
+from fairturn.service.polls import still_open
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
 from fairturn.wire import DOCUMENT, to_json
@@ -57,9 +58,7 @@ async def stream_events(
     the state of the customer; for operators and readers, the summary of the queue.
     """
     service = service_of(request)
-    streams, per_key_max = service.streams, service.plan.streams_per_key_max
-    if streams.total() >= STREAMS_MAX or streams[caller.key or ""] >= per_key_max:
-        raise Problem(ProblemCode.TOO_MANY_AT_ONCE, retry_after_s=5)
+    hold(request.scope, service.streams.take(caller.key))
     return StreamingResponse(
         _events(service, request.app.state.looks, caller, last_event_id),
         media_type="text/event-stream",
@@ -70,13 +69,12 @@ async def stream_events(
 async def _events(
     service: Service, looks: "StateCache", caller: Caller, last_event_id: str | None
 ) -> AsyncIterator[bytes]:
-    streams, key = service.streams, caller.key or ""
-    streams[key] += 1
+    looks.add(caller.customer)
     try:
         shown: dict[str, str] = {}
         last = last_event_id
         yield b"retry: 1000\n\n"
-        while not service.watch.closed and await service.run(_still_open, service, caller):
+        while not service.watch.closed and await service.run(still_open, service, caller):
             version, _, seen = await looks.look(caller.customer)
             if seen is not None and seen.id != last:
                 last = seen.id
@@ -86,18 +84,7 @@ async def _events(
             if version == service.watch.version:
                 yield b":\n\n"
     finally:
-        streams[key] -= 1
-        if not streams[key]:
-            del streams[key]
-            looks.forget(caller.customer)
-
-
-def _still_open(service: Service, caller: Caller) -> bool:
-    """Return whether the key of the stream has neither expired nor been revoked."""
-    if caller.key is None:
-        return takes_token(service)
-    key = service.keys.find(caller.key)
-    return key is not None and key.opens(service.clock.now())
+        looks.remove(caller.customer)
 
 
 class _StreamState:
@@ -131,7 +118,8 @@ class StateCache:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._last: dict[str | None, _CachedState] = {}  # by customer; None: the whole queue
+        self._streams: Counter[str | None] = Counter()  # by customer; None: the whole queue
+        self._last: dict[str | None, _CachedState] = {}
         self._queries: dict[str | None, asyncio.Task[_CachedState]] = {}
         self._thread = CapacityLimiter(1)
         self._query_s = 0.0  # moving average
@@ -171,9 +159,16 @@ class StateCache:
             seen = None
         return _CachedState(version, begun_s, seen)
 
-    def forget(self, customer: str | None) -> None:
-        """Evict the state of a customer."""
-        self._last.pop(customer, None)
+    def add(self, customer: str | None) -> None:
+        """Count a stream of a customer."""
+        self._streams[customer] += 1
+
+    def remove(self, customer: str | None) -> None:
+        """Count one stream less; evict the state of the customer with its last one."""
+        self._streams[customer] -= 1
+        if not self._streams[customer]:
+            del self._streams[customer]
+            self._last.pop(customer, None)
 
 
 def _load_state(service: Service, customer: str | None) -> _StreamState:

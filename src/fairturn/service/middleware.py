@@ -1,4 +1,5 @@
-"""The outermost middleware: limits on bodies, security headers, problem documents, access log."""
+"""The outermost middleware: limits on heads, bodies and the requests of an address; security
+headers, problem documents, access log."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,9 +9,10 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairturn.clock import Clock, stopwatch
+from fairturn.service.concurrency import ConcurrencyLimit, network_of, release
 from fairturn.service.logs import AccessLogEntry
-from fairturn.service.options import ServiceLimits
-from fairturn.service.problems import ProblemCode, answer, problem_of
+from fairturn.service.options import HEAD_BYTES_MAX, ServiceLimits
+from fairturn.service.problems import Problem, ProblemCode, answer, problem_of
 from fairturn.wire import JSON_BYTES_MAX
 
 # These routes accept larger bodies and enforce their own limits.
@@ -23,6 +25,10 @@ _HEADERS = {
 }
 # Only over TLS: browsers then refuse plain HTTP to this host for a year.
 _HTTPS_HEADERS = {**_HEADERS, "strict-transport-security": "max-age=31536000"}
+
+
+# Where the next request begins is not certain after these.
+_CLOSING = (ProblemCode.HEADERS_TOO_LARGE, ProblemCode.MALFORMED)
 
 
 class Guard:
@@ -38,6 +44,7 @@ class Guard:
         self._plan = plan
         self._on_served = on_served
         self._clock = clock
+        self._addresses = ConcurrencyLimit(plan.connections_per_address_max, retry_after_s=5)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,17 +66,23 @@ class Guard:
         limited = receive
         if scope["path"] not in _UPLOADS:
             limited = _limited(receive, self._plan.body_s_max)
+        client = scope.get("client")
         try:
-            await self._app(scope, limited, send_on)
+            _check_head(scope)
+            with self._addresses.take(network_of(client[0]) if client else ""):
+                await self._app(scope, limited, send_on)
         except Exception as error:
             if status:
                 raise  # the response has begun: only a closed connection shows that it is cut off
             problem = problem_of(error)
             response = answer(problem, Headers(scope=scope).get("accept-language"))
+            if problem.code in _CLOSING:
+                response.headers["connection"] = "close"
             await response(scope, receive, send_on)
             if problem.code is ProblemCode.INTERNAL:
                 raise  # the server logs it
         finally:
+            release(scope)
             if self._on_served is not None:
                 self._on_served(self._served(scope, status, stopwatch() - begun))
 
@@ -88,6 +101,34 @@ class Guard:
             address=client[0] if client else "",
             key=scope.get("state", {}).get("key"),
         )
+
+
+def _check_head(scope: Scope) -> None:
+    """Check the size of the head and the framing of the body, before anything else reads them.
+    Raises `Problem`. Removes quoted cookies: they are never ours, and `http.cookies` takes
+    quadratic time for them before Python 3.11.10 and 3.12.6 (CVE-2024-7592)."""
+    size_bytes = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+    framing = 0
+    for place, (name, value) in enumerate(scope["headers"]):
+        size_bytes += len(name) + len(value) + 4
+        if name in (b"content-length", b"transfer-encoding"):
+            framing |= 1 if name == b"content-length" else 2
+        elif name == b"cookie" and b'"' in value:
+            scope["headers"][place] = (name, _without_quoted(value))
+    if size_bytes > HEAD_BYTES_MAX:
+        raise Problem(
+            ProblemCode.HEADERS_TOO_LARGE,
+            f"target and headers have {size_bytes:,} bytes; the limit is {HEAD_BYTES_MAX:,}",
+        )
+    if framing == 3:
+        raise Problem(
+            ProblemCode.MALFORMED,
+            "the request has both Content-Length and Transfer-Encoding; send only one of them",
+        )
+
+
+def _without_quoted(cookies: bytes) -> bytes:
+    return b";".join(each for each in cookies.split(b";") if b'"' not in each)
 
 
 def _limited(receive: Receive, body_s_max: float) -> Receive:

@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Iterator
+from itertools import count
 from typing import Annotated, Any, BinaryIO
 
 from fastapi import APIRouter, Request, Response
@@ -11,6 +12,8 @@ from pydantic import Field
 from fairturn.model import SUBMIT_DOCUMENTS_MAX, TRACEPARENT, Submission, SubmissionFields
 from fairturn.service import shapes
 from fairturn.service.callers import Caller, Submitter, customer_for
+from fairturn.service.concurrency import release
+from fairturn.service.options import VALUES_MAX
 from fairturn.service.problems import Problem, ProblemCode, refusing_misuse, refusing_parents
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
@@ -22,10 +25,10 @@ from fairturn.service.submissions import (
 )
 from fairturn.service.telemetry import carrying, submitting
 from fairturn.service.uploads import (
-    one_of_its_uploads,
     receive_to_disk,
     refusing_without_a_place,
 )
+from fairturn.validation.submission import JSON_DEPTH_MAX
 from fairturn.wire import BATCH_BYTES_MAX, JSON, LINES, RECEIPT, SUBMISSION, to_json
 
 _ABOUT = f"""Submit a batch of up to 10,000 documents, all or none.
@@ -34,6 +37,13 @@ Each line is a JSON object with `payload`, or `content` in Base64, and optionall
 {", ".join(f"`{field.name}`" for field in SUBMISSION)} and `key`. `customer` is required with an
 operator's key.
 """
+
+_ESCAPED_BYTES = 6  # JSON may write one byte as six: \u0061
+_LINE_OVERHEAD_BYTES = 1_048_576  # the other fields of a line
+_DEPTH_MAX = JSON_DEPTH_MAX + 1  # of a line, with the object of its fields
+_ROUND = bytes.maketrans(b"[]{}", b"()()")
+_NO_STRUCTURE = bytes(set(range(256)) - set(b"[]{},"))
+
 # The service reads no files of its own machine, whatever a line says.
 _FIELDS = ("customer", *(name for name in SubmissionFields.__annotations__ if name != "file"))
 
@@ -71,7 +81,8 @@ async def submit_batch(request: Request, caller: Submitter) -> Response:
     service = service_of(request)
     if media_type_of(request) != LINES:
         raise Problem(ProblemCode.MEDIA_TYPE_UNKNOWN, f"a batch must have the type {LINES}")
-    with one_of_its_uploads(service, caller.key):
+    release(request.scope)  # an upload is not one of the other requests of the key
+    with service.uploads.take(caller.key):
         # To disk first: a slow client must not hold one of the few slots for batches in memory.
         file = await receive_to_disk(request, service, BATCH_BYTES_MAX)
         with file, submitting(request.headers.get(TRACEPARENT)) as trace:
@@ -82,21 +93,25 @@ async def submit_batch(request: Request, caller: Submitter) -> Response:
 
 def _submit_lines(service: Service, caller: Caller, file: BinaryIO, trace: str | None) -> bytes:
     file.seek(0)
-    body = file.read()
-    submissions = list(_submissions(service, caller, body, trace))
-    if not submissions:
-        raise Problem(ProblemCode.INVALID, "the batch has no documents")
     with refusing_misuse(), refusing_parents(), refusing_without_a_place():
-        receipts = service.queue.submit_many(submissions)
+        # Encoded one by one: the parsed values of only one line are in memory at a time.
+        receipts = service.queue.submit_many(_submissions(service, caller, file, trace))
+    if not receipts:
+        raise Problem(ProblemCode.INVALID, "the batch has no documents")
     answered = [{**to_json(RECEIPT, each), "replayed": each.replayed} for each in receipts]
     return json.dumps({"receipts": answered}).encode()
 
 
 def _submissions(
-    service: Service, caller: Caller, body: bytes, trace: str | None
+    service: Service, caller: Caller, file: BinaryIO, trace: str | None
 ) -> Iterator[Submission]:
+    size_bytes_max = service.plan.size_bytes_max
+    line_bytes_max = _ESCAPED_BYTES * size_bytes_max + _LINE_OVERHEAD_BYTES
     found = 0
-    for number, line in enumerate(body.split(b"\n"), 1):
+    for number in count(1):
+        line = file.readline(line_bytes_max + 1)
+        if not line:
+            return
         if not line.strip():
             continue
         found += 1
@@ -106,14 +121,42 @@ def _submissions(
                 f"the batch has over {SUBMIT_DOCUMENTS_MAX:,} documents; split it",
             )
         try:
+            if len(line) > line_bytes_max:
+                raise Problem(ProblemCode.TOO_LARGE, f"it has over {line_bytes_max:,} bytes")
+            refuse_expensive(line)
             value = parsed(line)
-            _refuse_too_large(value, len(line), service.plan.size_bytes_max)
+            _refuse_too_large(value, len(line), size_bytes_max)
             yield _submission(service, caller, value, trace)
         except Problem as problem:
             detail = f"line {number}" + (f": {problem.detail}" if problem.detail else "")
             raise Problem(problem.code, detail) from None
         except (ValueError, TypeError) as error:
             raise Problem(ProblemCode.INVALID, f"line {number}: {error}") from None
+
+
+def refuse_expensive(line: bytes) -> None:
+    """Raise `Problem` for JSON that is nested too deeply or has too many values, without parsing
+    it: the parsed values would take up to twenty times the memory of the text."""
+    if line.count(b"[") + line.count(b"{") <= _DEPTH_MAX and line.count(b",") < VALUES_MAX:
+        return
+    # Without escapes, every second piece between quotes is outside of the strings.
+    outside = line.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2]
+    structure = b"".join(outside).translate(_ROUND, _NO_STRUCTURE)
+    values = structure.count(b",") + structure.count(b"(")
+    if values > VALUES_MAX:
+        raise Problem(
+            ProblemCode.TOO_LARGE, f"it has over {VALUES_MAX:,} values; submit it as content"
+        )
+    nested = structure.replace(b",", b"")
+    for _ in range(_DEPTH_MAX):  # each pass removes the innermost level
+        if not nested:
+            return
+        nested = nested.replace(b"()", b"")
+    if nested:
+        raise Problem(
+            ProblemCode.MALFORMED,
+            f"it is nested more than {JSON_DEPTH_MAX} levels deep, or a bracket is not closed",
+        )
 
 
 def _refuse_too_large(value: Any, line_bytes: int, maximum: int) -> None:

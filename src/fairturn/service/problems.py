@@ -50,6 +50,7 @@ class ProblemCode(StrEnum):
     TOO_SLOW = "too_slow"
     WRONG_STATE = "wrong_state"
     TOO_LARGE = "too_large"
+    HEADERS_TOO_LARGE = "headers_too_large"
     MEDIA_TYPE_UNKNOWN = "media_type_unknown"
     INVALID = "invalid"
     KEY_REUSED = "key_reused"
@@ -78,6 +79,7 @@ STATUS: Mapping[ProblemCode, int] = {
     ProblemCode.TOO_SLOW: 408,
     ProblemCode.WRONG_STATE: 409,
     ProblemCode.TOO_LARGE: 413,
+    ProblemCode.HEADERS_TOO_LARGE: 431,
     ProblemCode.MEDIA_TYPE_UNKNOWN: 415,
     ProblemCode.INVALID: 422,
     ProblemCode.KEY_REUSED: 422,
@@ -107,6 +109,7 @@ MESSAGES: Mapping[str, Message] = {
     "too_slow": Message("The body of the request came too slowly."),
     "wrong_state": Message("That is not possible in the present state."),
     "too_large": Message("The body of the request is too large."),
+    "headers_too_large": Message("The headers of the request are too large."),
     "media_type_unknown": Message("A body of this type is not accepted here."),
     "invalid": Message("Something in the request is not as it must be."),
     "key_reused": Message("The idempotency key belongs to another document."),

@@ -8,35 +8,43 @@ from limits.storage import Storage
 from limits.strategies import FixedWindowRateLimiter
 
 from fairturn.clock import SECOND_US, Clock
-from fairturn.service.options import REFUSED_PER_MINUTE
+from fairturn.service.options import LOGINS_PER_MINUTE, REFUSED_PER_MINUTE
 
 _WINDOWS_MAX = 10_000  # in memory before expired ones are evicted
 
 
 class RateLimiter:
-    """Counts requests per key, and unknown keys per client address."""
+    """Counts requests and logins per key; unknown keys and anonymous requests per network."""
 
-    def __init__(self, rate: str, clock: Clock) -> None:
+    def __init__(self, rate: str, clock: Clock, anonymous_per_minute: int = 300) -> None:
         self._clock = clock
         self._rate = parse(rate)
         self._refused = parse(f"{REFUSED_PER_MINUTE}/minute")
+        self._logins = parse(f"{LOGINS_PER_MINUTE}/minute")
+        self._anonymous = parse(f"{anonymous_per_minute}/minute")
         self._limiter = FixedWindowRateLimiter(_WindowStorage(clock))
 
     def seconds_to_wait(self, key: str) -> int:
         """Count a request; return 0 if it is allowed, or the seconds until the next one is."""
-        if self._limiter.hit(self._rate, "key", key):
-            return 0
-        return self._left(self._rate, "key", key)
+        return self._hit(self._rate, "key", key)
 
-    def refuse(self, address: str) -> None:
-        """Count a request with an unknown key."""
-        self._limiter.hit(self._refused, "refused", address)
+    def seconds_to_login(self, key: str) -> int:
+        """Count a login, as `seconds_to_wait` counts a request."""
+        return self._hit(self._logins, "login", key)
 
-    def seconds_shut_out(self, address: str) -> int:
-        """Return 0, or the seconds for which all requests of an address are rejected."""
-        if self._limiter.test(self._refused, "refused", address):
+    def seconds_refused(self, network: str) -> int:
+        """Count an unknown key. A known key is never counted, nor refused for unknown ones of its
+        network: other customers may share the address."""
+        return self._hit(self._refused, "refused", network)
+
+    def seconds_anonymous(self, network: str) -> int:
+        """Count a request without a key or a session."""
+        return self._hit(self._anonymous, "anonymous", network)
+
+    def _hit(self, item: RateLimitItem, *identifiers: str) -> int:
+        if self._limiter.hit(item, *identifiers):
             return 0
-        return self._left(self._refused, "refused", address)
+        return self._left(item, *identifiers)
 
     def _left(self, item: RateLimitItem, *identifiers: str) -> int:
         stats = self._limiter.get_window_stats(item, *identifiers)

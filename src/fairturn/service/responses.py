@@ -10,7 +10,7 @@ from starlette.responses import StreamingResponse
 from fairturn.contents.local import chunks_of
 from fairturn.wire import BINARY, PROBLEM
 
-_ALWAYS = (400, 401, 403, 405, 408, 413, 422, 429, 500, 503)
+_ALWAYS = (400, 401, 403, 405, 408, 413, 422, 429, 431, 500, 503)
 _MEANINGS = {
     400: "The request is malformed.",
     401: "The access key is missing, unknown, expired or revoked.",
@@ -23,6 +23,7 @@ _MEANINGS = {
     415: "The media type is not supported.",
     422: "A parameter is invalid.",
     429: "Too many requests, or too many waiting documents.",
+    431: "The headers are too large.",
     500: "Internal error.",
     503: "The service is unavailable. Retry later.",
     507: "The storage is full.",

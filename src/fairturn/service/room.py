@@ -1,13 +1,16 @@
 """Waiting until a full queue accepts documents again."""
 
+import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
 from fairturn.clock import stopwatch
+from fairturn.queue import room_of
 from fairturn.service import shapes
 from fairturn.service.callers import Submitter, scope_of
+from fairturn.service.polls import poll
 from fairturn.service.problems import refusing_misuse
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
@@ -40,17 +43,48 @@ async def get_room(
     """
     service = service_of(request)
     customer = scope_of(caller, query.customer)
-    until = stopwatch() + query.wait_s
-    while True:
-        version = service.watch.version
-        if await service.run(_has_room, service, customer, query.n):
-            return RoomJson(room=True)
-        left = until - stopwatch()
-        if left <= 0 or service.watch.closed:
-            return RoomJson(room=False)
-        await service.watch.change(version, left)
-
-
-def _has_room(service: Service, customer: str | None, n: int) -> bool:
+    version = service.watch.version
     with refusing_misuse():
-        return service.queue.has_room(customer, n)
+        has_room = await service.run(service.queue.has_room, customer, query.n)
+    if has_room or not query.wait_s:
+        return RoomJson(room=has_room)
+    rooms: RoomCache = request.app.state.rooms
+
+    async def wait() -> bool:
+        return await rooms.wait(customer, query.n, version, query.wait_s)
+
+    return RoomJson(room=await poll(request, caller, wait))
+
+
+class RoomCache:
+    """The room for each customer that requests wait for, read once after each change for all of
+    them."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._version = -1  # of the change feed
+        self._reads: dict[str | None, asyncio.Task[int]] = {}
+        self.count = 0  # reads so far
+
+    async def wait(self, customer: str | None, n: int, version: int, wait_s: float) -> bool:
+        """Return True as soon as there is room for `n` documents; False after `wait_s`."""
+        watch, until = self._service.watch, stopwatch() + wait_s
+        while not watch.closed and (left := until - stopwatch()) > 0:
+            await watch.change(version, left)
+            if version != watch.version:
+                version = watch.version
+                if n <= await self._room(customer):
+                    return True
+        return False
+
+    async def _room(self, customer: str | None) -> int:
+        version = self._service.watch.version
+        if version != self._version:
+            self._version = version
+            self._reads = {}
+        read = self._reads.get(customer)
+        if read is None:
+            self.count += 1
+            read = asyncio.create_task(self._service.run(room_of, self._service.queue, customer))
+            self._reads[customer] = read
+        return await asyncio.shield(read)

@@ -14,11 +14,18 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from fairturn.service.concurrency import ConcurrencyLimit
 from fairturn.service.connections import protocol_with
 from fairturn.service.service import Service
 
 CONNECTIONS_MAX = 4_000
+BACKLOG = 2_048  # connections that the kernel queues
+# Connections that the event loop accepts before it serves the others: a burst of them must not
+# delay the requests of open connections.
+ACCEPTED_AT_ONCE = 8
 GRACE_S = 30.0
 
 
@@ -71,7 +78,7 @@ class Server(uvicorn.Server):
                 host=address.host,
                 port=address.port,
                 # h11: uvicorn's other parsers have no limit on the size of headers.
-                http=protocol_with(app.state.service.plan.headers_s_max),
+                http=_protocol(app.state.service, address),
                 ws="none",
                 log_config=None,
                 access_log=False,
@@ -81,6 +88,7 @@ class Server(uvicorn.Server):
                 ssl_certfile=address.certificate,
                 ssl_keyfile=address.private_key,
                 limit_concurrency=CONNECTIONS_MAX,
+                backlog=ACCEPTED_AT_ONCE,
                 timeout_graceful_shutdown=ceil(grace_s),
             )
         )
@@ -96,10 +104,12 @@ class Server(uvicorn.Server):
 
     def listen(self) -> None:
         """Bind and listen now; `run` accepts the connections. Raises `OSError`."""
-        self._sockets = listen_at(self._address.host, self._address.port, self.config.backlog)
+        self._sockets = listen_at(self._address.host, self._address.port, BACKLOG)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until `stop`."""
+        if sockets is None and self._sockets is None:
+            self.listen()
         super().run(self._sockets if sockets is None else sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -108,6 +118,8 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if not self.started:
             return
+        for each in sockets or ():
+            each.listen(BACKLOG)  # asyncio has set it to the number that it accepts at once
         port = self.servers[0].sockets[0].getsockname()[1]
         scheme = "http" if self._address.certificate is None else "https"
         host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host
@@ -130,6 +142,17 @@ class Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._service.watch.close)
         if self._on_stopping is not None:
             self._on_stopping(now)
+
+
+def _protocol(service: Service, address: ListenAddress) -> type[H11Protocol]:
+    # `Guard` limits the requests of each address that a trusted proxy forwards.
+    proxies = ProxyHeadersMiddleware(_no_app, list(address.trusted_proxies)).trusted_hosts
+    addresses = ConcurrencyLimit(service.plan.connections_per_address_max)
+    return protocol_with(service.plan.headers_s_max, addresses, lambda host: host in proxies)
+
+
+async def _no_app(*_: Any) -> None:
+    """The application of a middleware of which only the list of proxies is used."""
 
 
 def listen_at(host: str, port: int, backlog: int) -> list[socket.socket]:

@@ -1,6 +1,5 @@
 """The objects that all requests of a process share."""
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -12,7 +11,14 @@ from fairturn.access.registry import KeyRegistry
 from fairturn.clock import Clock
 from fairturn.queue import Queue
 from fairturn.service.change_feed import ChangeFeed
-from fairturn.service.options import BATCHES_AT_ONCE, ServiceLimits
+from fairturn.service.concurrency import ConcurrencyLimit, CoreLimiter, HolderCache
+from fairturn.service.options import (
+    BATCHES_AT_ONCE,
+    CORES,
+    POLLS_MAX,
+    STREAMS_MAX,
+    ServiceLimits,
+)
 from fairturn.service.rates import RateLimiter
 
 # For store calls, and as many for contents: a slow object store must not block requests that do not
@@ -35,9 +41,27 @@ class Service:
     token: str | None = None  # the operator's, until the first key exists
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS))
     movers: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS))
+    cores: CoreLimiter = field(default_factory=lambda: CoreLimiter(CORES))  # verifies and scans
     batches: Semaphore = field(default_factory=lambda: Semaphore(BATCHES_AT_ONCE))
-    uploads: dict[str, int] = field(default_factory=dict)  # in progress, by key
-    streams: Counter[str] = field(default_factory=Counter)  # open event streams, by key
+    holders: HolderCache = field(default_factory=HolderCache)
+    # What is in progress, by key.
+    uploads: ConcurrencyLimit = field(init=False)
+    streams: ConcurrencyLimit = field(init=False)
+    polls: ConcurrencyLimit = field(init=False)
+    downloads: ConcurrencyLimit = field(init=False)
+    requests: ConcurrencyLimit = field(init=False)
+
+    def __post_init__(self) -> None:
+        plan = self.plan
+        self.uploads = ConcurrencyLimit(plan.uploads_per_key_max)
+        self.streams = ConcurrencyLimit(
+            plan.streams_per_key_max, total_max=STREAMS_MAX, retry_after_s=5
+        )
+        self.polls = ConcurrencyLimit(plan.polls_per_key_max, total_max=POLLS_MAX, retry_after_s=5)
+        self.downloads = ConcurrencyLimit(plan.downloads_per_key_max)
+        self.requests = ConcurrencyLimit(
+            plan.requests_per_key_max, waiting_max=plan.requests_waiting_per_key_max
+        )
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         """Call a function that may block on the store, in a thread."""

@@ -23,6 +23,7 @@ from fairturn.model import (
 from fairturn.service import shapes
 from fairturn.service.batcher import SubmissionBatcher
 from fairturn.service.callers import Caller, customer_for, document_of, submitter_of
+from fairturn.service.concurrency import release
 from fairturn.service.forms import receive_form
 from fairturn.service.problems import (
     Problem,
@@ -38,7 +39,6 @@ from fairturn.service.uploads import (
     Received,
     check_checksum,
     is_small,
-    one_of_its_uploads,
     receive,
     receive_in_memory,
     receive_small,
@@ -250,7 +250,8 @@ async def submit_for(caller: Caller, request: Request, trace: str | None = None)
         raise Problem(
             ProblemCode.MEDIA_TYPE_UNKNOWN, f"{LINES} is accepted by /v1/documents/batch only"
         )
-    with one_of_its_uploads(service, caller.key):
+    release(request.scope)  # an upload is not one of the other requests of the key
+    with service.uploads.take(caller.key):
         payload: Any = None
         received: Received | None = None
         # A form may name the customer or the idempotency key in a later part.

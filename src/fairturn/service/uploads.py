@@ -231,21 +231,6 @@ async def receive_to_disk(request: Request, service: Service, maximum: int) -> B
     return file
 
 
-@contextmanager
-def one_of_its_uploads(service: Service, key: str | None) -> Iterator[None]:
-    """Limit the concurrent uploads of a key. Raises `Problem`."""
-    key_id, uploads = key or "", service.uploads
-    if uploads.get(key_id, 0) >= service.plan.uploads_per_key_max:
-        raise Problem(ProblemCode.TOO_MANY_AT_ONCE, retry_after_s=1)
-    uploads[key_id] = uploads.get(key_id, 0) + 1
-    try:
-        yield
-    finally:
-        uploads[key_id] -= 1
-        if not uploads[key_id]:
-            del uploads[key_id]
-
-
 def check_checksum(received: Received, sha256: str | None, header: str | None) -> None:
     """Compare with the SHA-256 of the query or of `Content-Digest`. Raises `Problem`."""
     expected = []

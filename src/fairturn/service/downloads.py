@@ -1,0 +1,111 @@
+"""Downloads: a content is verified before its first byte is sent, once until its file changes.
+
+At most one content is verified for each core at a time, and one for each key, so that the large
+contents of one customer do not delay the downloads of others. Verification stops when the client
+disconnects.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from typing import BinaryIO, NamedTuple, TypeVar
+
+from fastapi import Request
+
+from fairturn.contents.local import Verify, verify_all
+from fairturn.model import ContentRef
+from fairturn.service.callers import Caller
+from fairturn.service.concurrency import hold
+from fairturn.service.options import VERIFIED_MAX
+from fairturn.service.polls import disconnection
+from fairturn.service.problems import Problem, ProblemCode
+from fairturn.service.service import Service, service_of
+
+T = TypeVar("T")
+
+
+class _FileStamp(NamedTuple):
+    """What changes with the bytes of a file, or when another file takes its name."""
+
+    device: int
+    inode: int
+    size_bytes: int
+    modified_ns: int
+    changed_ns: int
+
+
+class VerifiedContents:
+    """Verifies contents, each once until its file changes. Beyond `VERIFIED_MAX` the oldest entry
+    is evicted. A content of a bucket is a new file each time, and is verified each time."""
+
+    def __init__(self) -> None:
+        self._stamps: dict[ContentRef, _FileStamp] = {}
+        self._lock = threading.Lock()
+        self.count = 0  # verifications so far
+
+    def verify(self, file: BinaryIO, ref: ContentRef, checkpoint: Callable[[], None]) -> None:
+        """Raise `ContentDamaged` unless the file matches. `checkpoint` is called between chunks."""
+        found = os.fstat(file.fileno())
+        stamp = _FileStamp(
+            found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        )
+        with self._lock:
+            if self._stamps.get(ref) == stamp:
+                return
+            self.count += 1
+        verify_all(file, ref, checkpoint)
+        with self._lock:
+            self._stamps.pop(ref, None)
+            self._stamps[ref] = stamp
+            if len(self._stamps) > VERIFIED_MAX:
+                del self._stamps[next(iter(self._stamps))]
+
+
+class ContentOpener:
+    """Opens contents for requests."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.verified = VerifiedContents()
+
+    async def open(
+        self, request: Request, caller: Caller, open_verified: Callable[[Verify], T]
+    ) -> T:
+        """Call `open_verified` in a thread, with the function that verifies. Raises `Problem` if
+        the client disconnects meanwhile; a file that was opened is then closed."""
+        stopped = threading.Event()
+
+        def checkpoint() -> None:
+            if stopped.is_set():
+                raise Problem(ProblemCode.CUT_OFF)
+
+        def check(file: BinaryIO, ref: ContentRef) -> None:
+            self.verified.verify(file, ref, checkpoint)
+
+        def work() -> T:
+            checkpoint()
+            return open_verified(check)
+
+        opening = asyncio.ensure_future(self._service.cores.run(caller.key, work))
+        gone = asyncio.ensure_future(disconnection(request))
+        try:
+            await asyncio.wait({opening, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not opening.done():
+                # The thread stops at the next chunk. Until then the permit counts it.
+                stopped.set()
+            return await opening
+        finally:
+            stopped.set()
+            gone.cancel()
+            await asyncio.wait({gone})
+
+
+async def open_download(
+    request: Request, caller: Caller, open_verified: Callable[[Verify], T]
+) -> T:
+    """Open a content as one of the downloads of a key, which ends with the response."""
+    service = service_of(request)
+    hold(request.scope, service.downloads.take(caller.key))
+    opener: ContentOpener = request.app.state.opener
+    return await opener.open(request, caller, open_verified)
