@@ -14,6 +14,7 @@ from fairturn.explain.analysis import Audience, Explanation, without_position
 from fairturn.model import (
     ENDED,
     BodyType,
+    Page,
     State,
     Stored,
 )
