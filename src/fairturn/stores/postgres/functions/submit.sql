@@ -3,7 +3,8 @@
 -- of their names, and nothing that a claim needs.
 --
 -- `answer` is 0: accepted, 2: the key belongs to another document, 3: customer full, 4: queue full, 5: no such parent,
--- 6: another queue than `its_key` names, 8: over the quota of the customer, 7: `check_epoch` must begin a new epoch first, in a transaction of its own.
+-- 6: another queue than `its_key` names, 7: `check_epoch` must begin a new epoch first, in a transaction of its own,
+-- 8: over the quota of the customer.
 -- From 2 on nothing is stored, and `refused` is the position of the refused document.
 CREATE OR REPLACE FUNCTION {schema}.submit(
     given_now bigint,               -- NULL: the clock of the server
