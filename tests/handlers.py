@@ -5,6 +5,7 @@ that the payload names.
 """
 
 import ctypes
+import fcntl
 import os
 import resource
 import signal
@@ -18,6 +19,7 @@ from typing import Any
 from fairturn import ClaimedDocument, GiveUp, ResultFile, Retry
 
 FOREVER = threading.Event()
+TOKEN = os.urandom(8).hex()  # of this process
 
 
 def nothing(document: ClaimedDocument) -> None:
@@ -25,7 +27,7 @@ def nothing(document: ClaimedDocument) -> None:
 
 
 def double(document: ClaimedDocument) -> dict[str, Any]:
-    return {"doubled": document.payload * 2, "pid": os.getpid()}
+    return {"doubled": document.payload * 2, "process": TOKEN}
 
 
 async def double_later(document: ClaimedDocument) -> dict[str, Any]:
@@ -176,6 +178,13 @@ def environment(document: ClaimedDocument) -> dict[str, Any]:
     }
 
 
+def limits(document: ClaimedDocument) -> dict[str, int]:
+    return {
+        "memory": resource.getrlimit(resource.RLIMIT_DATA)[1],
+        "file": resource.getrlimit(resource.RLIMIT_FSIZE)[1],
+    }
+
+
 def resident_bytes(document: ClaimedDocument) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
@@ -183,11 +192,26 @@ def resident_bytes(document: ClaimedDocument) -> int:
 # ── Those that tell when they began, and wait ────────────────────────────────────────────────────
 
 
+def hold(mark: Path) -> int:
+    """Create a file and lock it, for as long as this process or a process that it forks runs. Tests
+    cannot use process ids: a child has a PID namespace of its own."""
+    new = mark.with_name(f"{mark.name}.new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT, 0o666)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    new.rename(mark)
+    return descriptor
+
+
 def began(document: ClaimedDocument) -> None:
-    """Create a file that marks the start of this attempt and contains its process id."""
-    mark = Path(document.payload, f"began-{document.id}-{document.attempt}")
-    mark.with_suffix(".new").write_text(str(os.getpid()))
-    mark.with_suffix(".new").rename(mark)
+    """Create a file that marks the start of this attempt, locked until its process has ended."""
+    hold(Path(document.payload, f"began-{document.id}-{document.attempt}"))
+
+
+def name_its_process(document: ClaimedDocument) -> str:
+    """Return the name of a file that is locked until this process has ended."""
+    if not Path(document.payload, TOKEN).exists():
+        hold(Path(document.payload, TOKEN))
+    return TOKEN
 
 
 def wait_for(document: ClaimedDocument, name: str) -> None:
@@ -286,8 +310,9 @@ def pipes_of_a_fork(document: ClaimedDocument) -> list[str]:
 
 
 def leave_a_process(document: ClaimedDocument) -> None:
-    process = subprocess.Popen(["sleep", "1000"])
-    Path(document.payload, "left").write_text(str(process.pid))
+    held = hold(Path(document.payload, "left"))
+    subprocess.Popen(["sleep", "1000"], pass_fds=[held])
+    os.close(held)
 
 
 def leave_a_daemon(document: ClaimedDocument) -> None:
@@ -297,9 +322,7 @@ def leave_a_daemon(document: ClaimedDocument) -> None:
         if os.fork() == 0:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
-            mark = Path(document.payload, "left.new")
-            mark.write_text(str(os.getpid()))
-            mark.rename(Path(document.payload, "left"))
+            hold(Path(document.payload, "left"))
             FOREVER.wait()
         os._exit(0)
     os.waitpid(first, 0)

@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 import httpx
@@ -28,6 +29,7 @@ from fairturn.cli.settings import (
     option_settings,
     variable_of,
 )
+from fairturn.worker.isolation import Isolation, has_namespaces, limits_processes
 from tests.commands import SCRIPT
 from tests.http_server import bearer, key_for
 from tests.test_cli_docs import commands
@@ -36,10 +38,21 @@ from tests.wait import wait_until
 
 SOON_S = 15  # well below the defaults of lease and grace, 30 s
 HANDLERS = """
-import os, pathlib, threading
+import os, pathlib, resource, threading
+
+TOKEN = os.urandom(8).hex()
 
 def run(document):
     do = document.payload["do"]
+    if do == "tell":
+        return {
+            "passed": os.environ.get("PASSED"),
+            "file": resource.getrlimit(resource.RLIMIT_FSIZE)[1],
+            "processes": resource.getrlimit(resource.RLIMIT_NPROC)[1],
+            "pids": int(pathlib.Path("/proc/sys/kernel/pid_max").read_text()),
+            "namespace": os.readlink("/proc/self/ns/pid"),
+            "process": TOKEN,
+        }
     if do == "hang":
         pathlib.Path("begun").touch()
         threading.Event().wait(60)
@@ -119,8 +132,14 @@ def running(command: str, **settings: str) -> "Iterator[subprocess.Popen[bytes]]
 
 
 @pytest.mark.parametrize("command", ["work", "up"])
-def test_every_setting_of_the_worker_applies(queue: Queue, folder: Path, command: str) -> None:
-    limits = {"time_limit_s": "1", "memory_limit": "64MiB"}
+def test_every_setting_of_the_worker_applies(
+    queue: Queue, folder: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASSED", "yes")
+    limits = {
+        **{"time_limit_s": "1", "memory_limit": "64MiB"},
+        **{"process_limit": "50", "file_limit": "10MiB", "pass_env": "PASSED"},
+    }
     applied = set()
     with running(
         command, handler="observed:run", concurrency="3", lease_s="0.5", **limits
@@ -134,6 +153,13 @@ def test_every_setting_of_the_worker_applies(queue: Queue, folder: Path, command
             ended = queue.wait(queue.submit("acme", payload={"do": do}).id, timeout_s=SOON_S)
             if (ended.error or "").startswith(name.removesuffix("_s").replace("_", " ")):
                 applied.add(name)
+        told = _tell(queue)
+        if told["passed"] == "yes":
+            applied.add("pass_env")
+        if told["file"] == 10 * 1_048_576:
+            applied.add("file_limit")
+        if not _limits_processes() or told["processes"] == 52 or told["pids"] == 351:
+            applied.add("process_limit")
         (folder / "begun").unlink()
         queue.configure(attempts_max=2)  # so that the document of a killed worker runs again
         queue.submit("acme", payload={"do": "hang"})
@@ -153,7 +179,25 @@ def test_every_setting_of_the_worker_applies(queue: Queue, folder: Path, command
         program.wait(SOON_S)
         applied.add("grace_s")
 
+    with running(command, handler="observed:run", namespace="false", recycle_after="1"):
+        told, again = _tell(queue), _tell(queue)
+        if told["namespace"] == str(Path("/proc/self/ns/pid").readlink()):
+            applied.add("namespace")
+        if told["process"] != again["process"]:
+            applied.add("recycle_after")
+
     assert applied == set(names_of(WORKER)) - BACKOFF.keys()
+
+
+def _tell(queue: Queue) -> dict[str, Any]:
+    id = queue.submit("acme", payload={"do": "tell"}).id
+    queue.wait(id, timeout_s=60)
+    told: dict[str, Any] = queue.result(id)
+    return told
+
+
+def _limits_processes() -> bool:
+    return limits_processes(Isolation({}, has_namespaces(os.environ)))
 
 
 @pytest.mark.parametrize("command", ["work", "up"])

@@ -87,7 +87,7 @@ def test_the_defaults_are_those_of_the_worker_itself() -> None:
     retry = ("retry_first_s", "retry_factor", "retry_most_s")
     assert Backoff(*(found[name].value for name in retry)) == Backoff()
     for name in set(names_of(WORKER)) - {"handler", *retry}:
-        parameter = "memory_limit_bytes" if name == "memory_limit" else name
+        parameter = f"{name}_bytes" if name in ("memory_limit", "file_limit") else name
         assert found[name].value == of_the_worker[parameter].default
     assert found["concurrency"].value == 4
 
@@ -131,6 +131,14 @@ def test_a_database_named_in_a_file_lies_beside_that_file() -> None:
         ("memory_limit", "512MiB", "512MiB", 512 * 1_048_576),
         ("memory_limit", "2g", "2 GiB", 2 * 1_073_741_824),
         ("memory_limit", "1000", 1000, 1_000),
+        ("memory_limit", "none", "None", None),
+        ("process_limit", "200", 200, 200),
+        ("process_limit", "none", "none", None),
+        ("file_limit", "1GiB", "1 GiB", 1_073_741_824),
+        ("file_limit", "none", "none", None),
+        ("pass_env", "HF_HOME, HF_*", ["HF_HOME", "HF_*"], ("HF_HOME", "HF_*")),
+        ("namespace", "false", False, False),
+        ("recycle_after", "1", 1, 1),
         ("lease_s", "30", 30, 30.0),
         ("retry_first_s", "0", 0, 0.0),
         ("retry_factor", "1.5", 1.5, 1.5),
@@ -174,6 +182,11 @@ def test_the_environment_and_the_file_mean_the_same_value(
         ("memory_limit", "512MB", "such as 512MiB"),
         ("memory_limit", "0", "at least 1 byte"),
         ("memory_limit", True, "such as 512MiB"),
+        ("process_limit", "0", "a positive whole number, or none"),
+        ("file_limit", "many", "such as 512MiB or 2GiB, or none"),
+        ("pass_env", "A=1", "names of environment variables"),
+        ("pass_env", "*", "names of environment variables"),
+        ("pass_env", 3, "names of environment variables"),
         ("bounds", "a,b", "whole numbers"),
         ("bounds", 7, "whole numbers"),
         ("attempts_max", [], "a whole number"),

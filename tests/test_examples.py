@@ -1,9 +1,13 @@
 """The examples run as their first lines state."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from tests.servers import valkey
 
@@ -50,3 +54,40 @@ def test_the_celery_example_serves_the_customer_who_comes_after_a_dump(tmp_path:
         "bulk 4: priority 2, count -3",
     ]
     assert ran[-1] == "bulk 40: priority 9, count -39"
+
+
+def test_the_containers_of_the_example_run_without_root_and_without_privileges() -> None:
+    for name, service in compose()["services"].items():
+        assert service["user"] not in ("root", "0", 0), name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert "privileged" not in service, name
+        assert name == "db" or (service["read_only"] and service["pids_limit"]), name
+
+
+def test_the_example_contains_no_password() -> None:
+    text = (EXAMPLES / "compose.yaml").read_text()
+
+    passwords = [
+        *re.findall(r"PASSWORD: (.+)", text),
+        *re.findall(r"postgresql://\w+:(.+)@", text),
+        *re.findall(r"PASSWORD '(.+)'", text),
+    ]
+
+    assert len(passwords) == 4
+    for password in passwords:
+        assert re.fullmatch(r"\$\{(OWNER|APP)_PASSWORD:\?[^}]+\}", password), password
+
+
+def test_every_version_of_the_example_is_pinned() -> None:
+    text = (EXAMPLES / "compose.yaml").read_text()
+
+    images = re.findall(r"(?:image:|FROM) (\S+)", text)
+    assert len(images) == 3
+    assert all(re.search(r":\d+\.\d+", image) for image in images)
+    assert re.findall(r"'fairturn\[postgres\](.*?)'", text) == ["==0.2.0"]
+
+
+def compose() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((EXAMPLES / "compose.yaml").read_text())
+    return loaded

@@ -1,5 +1,6 @@
 """No handler can harm a worker. Each of these runs in a real child process."""
 
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,13 +31,15 @@ def until(condition: Callable[[], bool], what: str) -> None:
         handlers.FOREVER.wait(0.005)
 
 
-def is_gone(pid: int) -> bool:
-    """Return whether no process of this pid runs; a zombie does not."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return status.rpartition(")")[2].split()[0] == "Z"
+def is_gone(mark: Path) -> bool:
+    """Return whether the process that locked this file with `handlers.hold` has ended, and all that
+    it forked."""
+    with mark.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def run(
@@ -107,7 +110,7 @@ def test_a_handler_that_hangs_is_ended_at_its_time_limit(
     assert (document.state, document.attempts) == (State.DEAD, 2)
     assert document.error == "time limit of 0.2 s"
     for mark in tmp_path.glob("began-*"):
-        assert is_gone(int(mark.read_text()))
+        assert is_gone(mark)
 
 
 def test_a_handler_that_holds_the_interpreter_keeps_its_lease(queue: Queue, tmp_path: Path) -> None:
@@ -159,7 +162,7 @@ def test_what_a_handler_leaves_behind_is_ended_with_its_attempt(
 
     def look(event: Event) -> None:
         if not seen and queue.get(receipt.id).ended:
-            until(lambda: is_gone(int((tmp_path / "left").read_text())), "the process ends")
+            until(lambda: is_gone(tmp_path / "left"), "the process ends")
             seen.append(True)
             worker.stop()
 
@@ -167,7 +170,7 @@ def test_what_a_handler_leaves_behind_is_ended_with_its_attempt(
     worker.run(until_empty=True)
 
     assert queue.get(receipt.id).state is State.COMPLETED
-    assert is_gone(int((tmp_path / "left").read_text()))
+    assert is_gone(tmp_path / "left")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +187,7 @@ def test_what_a_handler_leaves_behind_is_ended_when_it_hangs_or_crashes(
         (document,) = run(queue, handler, str(tmp_path), **options)
 
     assert document.state is State.DEAD
-    assert is_gone(int((tmp_path / "left").read_text()))
+    assert is_gone(tmp_path / "left")
 
 
 def test_a_handler_that_prints_megabytes_neither_blocks_nor_floods(queue: Queue) -> None:
@@ -229,7 +232,7 @@ def test_a_child_knows_nothing_of_the_database(
     monkeypatch.setenv("FAIRTURN_DATABASE", "postgresql://user:secret@host/db")
     monkeypatch.setenv("OTHER", "passes")
 
-    (document,) = run(queue, handlers.environment)
+    (document,) = run(queue, handlers.environment, pass_env=["OTHER"])
 
     seen = queue.result(document.id)
     assert "OTHER" in seen["names"]
@@ -240,20 +243,20 @@ def test_a_child_knows_nothing_of_the_database(
     assert not [path for path in seen["descriptors"] if "documents.db" in path]
 
 
-def test_a_child_is_replaced_after_so_many_documents(queue: Queue) -> None:
-    documents = run(queue, handlers.double, 1, documents=30, recycle_after=10)
+def test_a_child_is_replaced_after_so_many_documents(queue: Queue, tmp_path: Path) -> None:
+    documents = run(queue, handlers.name_its_process, str(tmp_path), documents=30, recycle_after=10)
 
-    pids = [queue.result(document.id)["pid"] for document in documents]
-    assert len(set(pids)) == 3
-    assert all(is_gone(pid) for pid in pids)
+    processes = [queue.result(document.id) for document in documents]
+    assert len(set(processes)) == 3
+    assert all(is_gone(tmp_path / process) for process in processes)
 
 
-def test_a_worker_leaves_no_process_and_no_descriptor_behind(queue: Queue) -> None:
+def test_a_worker_leaves_no_process_and_no_descriptor_behind(queue: Queue, tmp_path: Path) -> None:
     before = sum(1 for _ in Path("/proc/self/fd").iterdir())
 
-    documents = run(queue, handlers.double, 1, documents=8, concurrency=4)
+    documents = run(queue, handlers.name_its_process, str(tmp_path), documents=8, concurrency=4)
 
-    assert all(is_gone(queue.result(document.id)["pid"]) for document in documents)
+    assert all(is_gone(tmp_path / queue.result(document.id)) for document in documents)
     assert sum(1 for _ in Path("/proc/self/fd").iterdir()) <= before
 
 

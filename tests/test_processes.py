@@ -12,6 +12,7 @@ import pytest
 from fairturn import Queue, State, Worker
 from fairturn.clock import stopwatch
 from fairturn.worker.executor import STUCK_S, ActiveClaim, AttemptResult
+from fairturn.worker.isolation import Isolation
 from fairturn.worker.messages import FrameError
 from fairturn.worker.prefetch import PrefetchPolicy
 from fairturn.worker.process_executor import ChildLimits, ProcessExecutor
@@ -36,6 +37,7 @@ def crew(queue: Queue, tmp_path: Path) -> Iterator[ProcessExecutor]:
         None,
         concurrency=1,
         limits=ChildLimits(None, None, 10_000, 1 << 40),
+        isolation=Isolation(os.environ, namespace=False),
         contents=queue.contents,
         folder=tmp_path,
         pace=pace,
@@ -159,6 +161,7 @@ def test_a_child_that_cannot_be_replaced_is_replaced_when_there_is_room_again(
         None,
         concurrency=1,
         limits=ChildLimits(None, None, 10_000, 1 << 40),
+        isolation=Isolation(os.environ, namespace=False),
         contents=queue.contents,
         folder=tmp_path,
         pace=PrefetchPolicy(),

@@ -120,11 +120,11 @@ class WorkerProcess:
         return done
 
 
-def has_begun(folder: Path, id: str, attempt: int = 1) -> int:
-    """Wait until an attempt has begun and return the pid of its process."""
+def has_begun(folder: Path, id: str, attempt: int = 1) -> Path:
+    """Wait until an attempt has begun and return the mark of its process, for `is_gone`."""
     mark = folder / f"began-{id}-{attempt}"
     until(mark.exists, f"attempt {attempt} begins")
-    return int(mark.read_text())
+    return mark
 
 
 # ── Documents get done ───────────────────────────────────────────────────────────────────────────
@@ -611,7 +611,7 @@ def test_nothing_is_left_behind_by_a_worker_that_was_killed(queue: Queue, tmp_pa
     receipt = queue.submit("acme", payload=str(tmp_path))
     with WorkerProcess(queue, "leave_a_daemon_and_hang", concurrency=1) as worker:
         child = has_begun(tmp_path, receipt.id)
-        left = int((tmp_path / "left").read_text())
+        left = tmp_path / "left"
         worker.process.kill()
 
         until(lambda: is_gone(child), "the child ends")
@@ -1406,7 +1406,15 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     ("tests.handlers:nothing", {"grace_s": -1}, "grace_s is -1"),
     ("tests.handlers:nothing", {"name": "a\0"}, "name 'a.*' has a NUL"),
     ("tests.handlers:nothing", {"recycle_after": 0}, "recycle_after is 0"),
-    ("tests.handlers:nothing", {"threads": True, "time_limit_s": 1}, "do not apply to threads"),
+    ("tests.handlers:nothing", {"threads": True, "time_limit_s": 1}, "not apply to threads"),
+    ("tests.handlers:nothing", {"threads": True, "memory_limit_bytes": 1}, "not apply to threads"),
+    ("tests.handlers:nothing", {"threads": True, "process_limit": 10}, "not apply to threads"),
+    ("tests.handlers:nothing", {"threads": True, "file_limit_bytes": 1}, "not apply to threads"),
+    ("tests.handlers:nothing", {"threads": True, "pass_env": ["A"]}, "not apply to threads"),
+    ("tests.handlers:nothing", {"process_limit": 9}, "process_limit is 9"),
+    ("tests.handlers:nothing", {"file_limit_bytes": 0}, "file_limit_bytes is 0"),
+    ("tests.handlers:nothing", {"pass_env": ["*"]}, r"pass_env contains '\*'; it must be a name"),
+    ("tests.handlers:nothing", {"pass_env": ["A=1"]}, "pass_env contains 'A=1'"),
 ]  # fmt: skip
 
 

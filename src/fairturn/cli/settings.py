@@ -26,6 +26,8 @@ FILE_METAVAR = "FILE"
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(?:ib)?)?", re.IGNORECASE | re.ASCII)
 _RATE = re.compile(r"[1-9]\d{0,8}/(second|minute|hour)", re.ASCII)
+_GIB = 1_073_741_824
+_NONE = "none"  # lifts a limit
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _VARIABLES = "FAIRTURN_"
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -172,7 +174,30 @@ def option_settings() -> dict[str, SettingDefinition]:
             WORKER, _seconds, None, "For one document; none by default.", "SECONDS"
         ),
         "memory_limit": SettingDefinition(
-            WORKER, _size, None, "For one process, such as 512MiB; none by default.", "SIZE"
+            WORKER, _limit_of(_size), 4 * _GIB, "For one process; 4GiB; none lifts it.", "SIZE"
+        ),
+        "process_limit": SettingDefinition(
+            WORKER,
+            _limit_of(_count),
+            1_000,
+            "Processes and threads of one child; 1000; none lifts it.",
+            "N",
+        ),
+        "file_limit": SettingDefinition(
+            WORKER, _limit_of(_size), 8 * _GIB, "For one file; 8GiB; none lifts it.", "SIZE"
+        ),
+        "pass_env": SettingDefinition(
+            WORKER,
+            _variables,
+            (),
+            "A variable of the environment for handlers; may be given several times.",
+            "NAME",
+        ),
+        "namespace": SettingDefinition(
+            WORKER, _yes_or_no, True, "A PID namespace for each child, where possible."
+        ),
+        "recycle_after": SettingDefinition(
+            WORKER, _count, 10_000, "Replace a child after N documents; 10000.", "N"
         ),
         "lease_s": SettingDefinition(WORKER, _seconds, 30.0, "Length of a lease; 30.", "SECONDS"),
         "grace_s": SettingDefinition(
@@ -207,7 +232,7 @@ def option_settings() -> dict[str, SettingDefinition]:
             "ADDRESS",
         ),
         "size_limit": SettingDefinition(
-            SERVICE, _size, 8 * 1_073_741_824, "Maximum size of a document; 8GiB.", "SIZE"
+            SERVICE, _size, 8 * _GIB, "Maximum size of a document; 8GiB.", "SIZE"
         ),
         "rate": SettingDefinition(
             SERVICE, _rate, "6000/minute", "Rate limit of one key; 6000/minute.", "RATE"
@@ -437,6 +462,30 @@ def _size(value: Any) -> int:
     if float(match[1]) * factor < 1:
         raise ValueError("a size of at least 1 byte")
     return round(float(match[1]) * factor)
+
+
+def _limit_of(read: Callable[[Any], int]) -> Callable[[Any], int | None]:
+    """Return the reader of a limit that the word `none` lifts."""
+
+    def read_limit(value: Any) -> int | None:
+        if str(value).lower() == _NONE:
+            return None
+        try:
+            return read(value)
+        except ValueError as error:
+            raise ValueError(f"{error}, or none") from None
+
+    return read_limit
+
+
+def _variables(value: Any) -> tuple[str, ...]:
+    from fairturn.worker.isolation import check_names
+
+    try:
+        parts = value.split(",") if isinstance(value, str) else list(value)
+        return check_names([part.strip() for part in parts])
+    except (ValueError, TypeError, AttributeError):
+        raise ValueError("names of environment variables, such as TESSDATA_PREFIX,HF_*") from None
 
 
 def _whole_numbers(value: Any) -> tuple[int, ...]:

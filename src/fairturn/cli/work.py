@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from fairturn.worker.events import DocumentEnded, Event, WorkerIdle
 
 WORKER_OPTIONS = names_of(WORKER)
-_PARAMETERS = {"memory_limit": "memory_limit_bytes"}  # of `Worker`, where names differ
+# Parameters of `Worker` whose names differ from their settings.
+_PARAMETERS = {"memory_limit": "memory_limit_bytes", "file_limit": "file_limit_bytes"}
 _BACKOFF = ("retry_first_s", "retry_factor", "retry_most_s")  # in the order of `Backoff`
 _NO_HANDLER = """\
 no handler: pass the function that processes each document.

@@ -5,7 +5,7 @@ Child processes import this package too, so the modules of a worker are imported
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from fairturn.worker.handler import Handler
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fairturn.worker.backoff import Backoff
     from fairturn.worker.events import Event
     from fairturn.worker.executor import Executor
+    from fairturn.worker.isolation import Isolation
     from fairturn.worker.prefetch import PrefetchPolicy
     from fairturn.worker.supervisor import Supervisor, WorkerTotals
 
@@ -26,6 +27,14 @@ CONCURRENCY_MAX = 1_000
 LEASE_S_MIN = 0.1
 RECYCLE_AFTER = 10_000
 GROWTH_BYTES_MAX = 256 * 1_048_576
+# Of one child, by default: far above what handlers need, far below what harms a machine.
+MEMORY_LIMIT_BYTES = 4 * 1_073_741_824
+PROCESS_LIMIT, PROCESS_LIMIT_MIN, PROCESS_LIMIT_MAX = 1_000, 10, 4_000_000
+FILE_LIMIT_BYTES = 8 * 1_073_741_824  # as large as a document may be
+NO_NAMESPACE = (
+    "this system allows no PID namespace: handlers see the names of other processes, and the "
+    "process limit does not apply; see docs/worker.md, or pass namespace=False (--no-namespace)"
+)
 _MODULES = ("folder", "signals", "supervisor")  # together they import all modules of a run
 
 
@@ -38,6 +47,10 @@ class Worker:
     `ResultFile`. If it raises `GiveUp`, the document is dead; after `Retry` or any other error the
     attempt is retried with the backoff `retry`.
 
+    Children get a limited environment, with the variables that `pass_env` names, and their own PID
+    namespace where the system allows it; None lifts a limit. docs/worker.md states what separates
+    children from the worker and from each other, and what does not. Threads are not separated.
+
     It has more than 15 attributes because it stores its options until `run` is called.
     """
 
@@ -49,7 +62,11 @@ class Worker:
         concurrency: int = 4,
         threads: bool = False,
         time_limit_s: float | None = None,
-        memory_limit_bytes: int | None = None,
+        memory_limit_bytes: int | None = MEMORY_LIMIT_BYTES,
+        process_limit: int | None = PROCESS_LIMIT,
+        file_limit_bytes: int | None = FILE_LIMIT_BYTES,
+        pass_env: Sequence[str] = (),
+        namespace: bool = True,
         lease_s: float = 30.0,
         grace_s: float = 30.0,
         retry: "Backoff | None" = None,
@@ -65,10 +82,22 @@ class Worker:
             _check_seconds("time_limit_s", time_limit_s, 0.001, 1e9)
         if memory_limit_bytes is not None:
             _check_whole("memory_limit_bytes", memory_limit_bytes, 1, 1 << 60)
-        if threads and (time_limit_s is not None or memory_limit_bytes is not None):
+        if process_limit is not None:
+            _check_whole("process_limit", process_limit, PROCESS_LIMIT_MIN, PROCESS_LIMIT_MAX)
+        if file_limit_bytes is not None:
+            _check_whole("file_limit_bytes", file_limit_bytes, 1, 1 << 60)
+        self._pass_env = _checked_variables(pass_env)
+        if threads and (
+            self._pass_env
+            or time_limit_s is not None
+            or memory_limit_bytes not in (None, MEMORY_LIMIT_BYTES)
+            or process_limit not in (None, PROCESS_LIMIT)
+            or file_limit_bytes not in (None, FILE_LIMIT_BYTES)
+        ):
             raise ValueError(
-                "time_limit_s and memory_limit_bytes do not apply to threads, which cannot be "
-                "killed; remove them, or remove threads=True"
+                "time_limit_s, memory_limit_bytes, process_limit, file_limit_bytes and pass_env do "
+                "not apply to threads, which run in the worker's process; remove them, or remove "
+                "threads=True"
             )
         self._queue = queue
         named = not threads or isinstance(handler, str)
@@ -77,6 +106,9 @@ class Worker:
         self._threads = threads
         self._time_limit_s = time_limit_s
         self._memory_limit_bytes = memory_limit_bytes
+        self._process_limit = process_limit
+        self._file_limit_bytes = file_limit_bytes
+        self._namespace = namespace
         self._lease_s = lease_s
         self._grace_s = grace_s
         self._retry = retry
@@ -163,21 +195,38 @@ class Worker:
                 pace=pace,
                 output=self._print,
             )
+        from fairturn.worker.isolation import hide_memory
         from fairturn.worker.process_executor import ChildLimits, ProcessExecutor
 
         assert isinstance(self._handler, str)
+        hide_memory()
         return ProcessExecutor(
             self._handler,
             main_module() if self._handler.startswith("__main__:") else None,
             concurrency=self._concurrency,
             limits=ChildLimits(
-                self._time_limit_s, self._memory_limit_bytes, self._recycle_after, GROWTH_BYTES_MAX
+                time_s=self._time_limit_s,
+                memory_bytes=self._memory_limit_bytes,
+                documents=self._recycle_after,
+                growth_bytes=GROWTH_BYTES_MAX,
+                processes=self._process_limit,
+                file_bytes=self._file_limit_bytes,
             ),
+            isolation=self._isolation(),
             contents=self._queue.contents,
             folder=folder,
             pace=pace,
             output=self._print,
         )
+
+    def _isolation(self) -> "Isolation":
+        from fairturn.worker.isolation import Isolation, child_environment, has_namespaces
+
+        environ = child_environment(os.environ, self._pass_env)
+        isolation = Isolation(environ, self._namespace and has_namespaces(environ))
+        if self._namespace and not isolation.namespace:
+            self._print("", NO_NAMESPACE)
+        return isolation
 
     def _loaded(self) -> Handler:
         from fairturn.errors import HandlerNotLoaded
@@ -233,6 +282,12 @@ def _checked_name(name: str) -> str:
     from fairturn.validation.text import identity
 
     return identity(name, "name", WORKER_BYTES_MAX)
+
+
+def _checked_variables(names: Sequence[str]) -> tuple[str, ...]:
+    from fairturn.worker.isolation import check_names
+
+    return check_names(names)
 
 
 def _check_whole(name: str, value: int, least: int, most: int) -> None:

@@ -18,6 +18,7 @@ from fairturn.worker.messages import PERMIT_BYTES, FrameReader, pack, write_all
 from fairturn.worker.tracebacks import describe, trace
 
 PAUSE_BETWEEN_REPORTS_S = 0.25
+_REAPER_PROCESSES = 2  # reaper and init, which count too
 
 
 class ChildRunner:
@@ -37,11 +38,13 @@ class ChildRunner:
         os.register_at_fork(after_in_child=lambda: _close(orders, permits, replies, marks))
 
     def prepare(self) -> tuple[HandlerRunner, dict[str, object]] | None:
-        """Load the handler and apply the memory limit; return the runner and the configuration, or
-        None if the handler cannot be loaded."""
+        """Apply the limits and load the handler; return the runner and the configuration, or None
+        if the handler cannot be loaded."""
         config = self._orders.read()
         assert isinstance(config, dict)
         sys.path[:] = config["path"]
+        limit_processes(config["process_limit"])
+        limit_files(config["file_limit_bytes"])
         try:
             handler = load(config["handler"], config["main"])
         except BaseException as error:
@@ -175,16 +178,42 @@ class _MemoryGrowth:
 
 
 def limit_memory(limit_bytes: int) -> None:
-    """Limit the address space of this process to its present size plus `limit_bytes`."""
+    """Limit the private memory of this process to its present size plus `limit_bytes`. Reserved
+    address space does not count: CUDA, Java and browsers reserve far more than they use."""
     import resource
 
     taken = 0
     try:
         with open("/proc/self/statm") as file:
-            taken = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            taken = int(file.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         pass
-    resource.setrlimit(resource.RLIMIT_AS, (taken + limit_bytes, taken + limit_bytes))
+    _limit(resource.RLIMIT_DATA, taken + limit_bytes)
+
+
+def limit_processes(limit: int | None) -> None:
+    """Limit the processes and threads of the user namespace; the reaper limits those of root."""
+    if limit is not None and os.geteuid():
+        import resource
+
+        _limit(resource.RLIMIT_NPROC, limit + _REAPER_PROCESSES)
+
+
+def limit_files(limit_bytes: int | None) -> None:
+    if limit_bytes is not None:
+        import resource
+
+        _limit(resource.RLIMIT_FSIZE, limit_bytes)
+
+
+def _limit(what: int, value: int) -> None:
+    """Set a limit that this process cannot raise again; an inherited lower one stays."""
+    import resource
+
+    _, most = resource.getrlimit(what)
+    if most != resource.RLIM_INFINITY:
+        value = min(value, most)
+    resource.setrlimit(what, (value, value))
 
 
 def _with_bytes(fields: list[object] | DocumentFields) -> DocumentFields:

@@ -11,6 +11,7 @@ from fairturn.contents.local import Contents
 from fairturn.errors import HandlerNotLoaded
 from fairturn.worker.executor import STUCK_S, ActiveClaim, AttemptResult, WakeupPipe
 from fairturn.worker.handler import FILE, RETRY, Answer, folder_of, remove_folder
+from fairturn.worker.isolation import Isolation, limits_processes
 from fairturn.worker.output import Output, pass_on
 from fairturn.worker.prefetch import PrefetchPolicy
 from fairturn.worker.results import ResultCopier, keep_file
@@ -25,12 +26,15 @@ _POLL_S = 0.05  # while a child ends
 
 
 class ChildLimits(NamedTuple):
-    """The limits of an attempt (time, memory) and those at which a child is replaced."""
+    """The limits of an attempt (time, memory, processes, size of a file), and when a child is
+    replaced."""
 
     time_s: float | None
     memory_bytes: int | None
     documents: int
     growth_bytes: int
+    processes: int | None = None
+    file_bytes: int | None = None
 
 
 class ProcessExecutor:
@@ -49,6 +53,7 @@ class ProcessExecutor:
         *,
         concurrency: int,
         limits: ChildLimits,
+        isolation: Isolation,
         contents: Contents,
         folder: Path,
         pace: PrefetchPolicy,
@@ -56,6 +61,7 @@ class ProcessExecutor:
     ) -> None:
         _check_open_files(concurrency)
         self._limits = limits
+        self._isolation = isolation
         self._contents = contents
         self._folder = folder
         self._pace = pace
@@ -73,6 +79,8 @@ class ProcessExecutor:
             main=main_module,
             folders=str(folder),
             memory_limit_bytes=limits.memory_bytes,
+            process_limit=limits.processes if limits_processes(isolation) else None,
+            file_limit_bytes=limits.file_bytes,
             growth_bytes=limits.growth_bytes,
         )
         self._output = output
@@ -85,7 +93,7 @@ class ProcessExecutor:
             raise
 
     def _new_slot(self) -> Slot:
-        slot = Slot(self._started, self._output, self._limits.documents)
+        slot = Slot(self._started, self._isolation, self._output, self._limits.documents)
         self._wakeup.watch(slot.replies, selectors.EVENT_READ, lambda _: self._read_replies(slot))
         self._wakeup.watch(slot.output, selectors.EVENT_READ, lambda _: slot.forward_output())
         if slot.ending >= 0:

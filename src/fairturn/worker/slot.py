@@ -22,6 +22,7 @@ from fairturn.stores import ids
 from fairturn.worker import reaper
 from fairturn.worker.executor import ActiveClaim
 from fairturn.worker.handler import DONE, FILE, GIVE_UP, RESULT_BYTES_MAX, RETRY, Answer
+from fairturn.worker.isolation import REAPER, Isolation
 from fairturn.worker.messages import EPOCHS, PERMIT_BYTES, FrameDecoder, FrameError, pack
 from fairturn.worker.output import LineSplitter, Output
 
@@ -31,7 +32,6 @@ _MARK = re.compile(rb"\0(%s)\n" % ids.FORM.encode())
 _END_S = 2.0  # for the reaper to end; then its process group is killed
 _SILENT_S = 0.5  # for a child to end after it has closed its pipe
 _NUMBER_MAX = 1 << 53  # of seconds and progress: larger numbers do not fit in a database
-_SECRET = "FAIRTURN_DATABASE"  # prefix of environment variables that are hidden from handlers
 
 # A document, the answer, and how many seconds the handler ran.
 EndedAttempt = tuple[ActiveClaim, Answer, float]
@@ -44,6 +44,8 @@ class ChildConfig(NamedTuple):
     main: dict[str, Any] | None
     folders: str
     memory_limit_bytes: int | None
+    process_limit: int | None
+    file_limit_bytes: int | None
     growth_bytes: int
 
 
@@ -54,7 +56,9 @@ class Slot:
     one state.
     """
 
-    def __init__(self, started: ChildConfig, output: Output, documents: int = 1 << 62) -> None:
+    def __init__(
+        self, started: ChildConfig, isolation: Isolation, output: Output, documents: int = 1 << 62
+    ) -> None:
         self.given: deque[ActiveClaim] = deque()
         self.begun_s = stopwatch()  # start of the first document, or of the child
         self.documents_left = documents
@@ -71,9 +75,9 @@ class Slot:
         self._printing = ""  # the document that its output belongs to
         self._orders_left = bytearray()
         self.ending = -1  # pidfd; -1 if the system has none
-        self._open(started)
+        self._open(started, isolation)
 
-    def _open(self, started: ChildConfig) -> None:
+    def _open(self, started: ChildConfig, isolation: Isolation) -> None:
         (
             (orders, self.orders),
             (self._permits_read, self._permits),
@@ -86,16 +90,21 @@ class Slot:
         for descriptor in (self.orders, self._permits_read, self.replies, self.output):
             os.set_blocking(descriptor, False)
         theirs = (orders, self._permits_read, replies, life)
-        package = str(Path(reaper.__file__).parents[2])
+        arguments = (
+            str(Path(reaper.__file__).parents[2]),
+            ",".join(map(str, theirs)),
+            str(int(isolation.namespace)),
+            str(started.process_limit or 0),
+        )
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-S", "-P", reaper.__file__, package, ",".join(map(str, theirs))],
+                [*REAPER, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 pass_fds=theirs,
                 start_new_session=True,
-                env={k: v for k, v in os.environ.items() if not k.startswith(_SECRET)},
+                env=isolation.environ,
             )
         except BaseException:
             self._close_life()
