@@ -53,10 +53,10 @@ def main() -> None:
 @contextmanager
 def served(queue: Queue) -> Iterator[str]:
     """Serve the queue with access keys. It is imported here because it takes seconds."""
-    from tests import serving
+    from tests import http_server
 
-    serving.key_for(queue)
-    with serving.served(queue) as url:
+    http_server.key_for(queue)
+    with http_server.served(queue) as url:
         yield url
 
 
