@@ -107,7 +107,7 @@ def test_requests_above_a_limit_wait_in_order_and_above_that_are_refused() -> No
                 order.append(name)
 
         tasks = [asyncio.create_task(one(name)) for name in ("first", "cancelled")]
-        await asyncio.sleep(0)  # they wait
+        await asyncio.to_thread(wait_until, lambda: len(limit._waiting["a"]) == 2, "both wait")
         with pytest.raises(Problem):
             await limit.wait("a")
         (await limit.wait("b")).release()
@@ -136,8 +136,7 @@ def test_one_key_has_only_so_many_requests_in_progress(queue: Queue, path: str) 
                 assert (await client.get(path, headers=bearer(key))).status_code == 200
             permit = requests.take(acme.split("_")[1])
             waiting = asyncio.create_task(client.get(path, headers=bearer(acme)))
-            while not requests._waiting:
-                await asyncio.sleep(0)
+            await asyncio.to_thread(wait_until, lambda: requests._waiting, "it waits")
             refused = await client.get(path, headers=bearer(acme))
             others = await client.get(path, headers=bearer(other))
             permit.release()

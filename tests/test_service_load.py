@@ -80,7 +80,6 @@ async def hung_up_polls(target: Target, ended: asyncio.Event) -> None:
                 _, writer = await target.connect()
                 writer.write(request("GET", paths[n % 2], target.attacker))
                 writers.append(writer)
-                await asyncio.sleep(0)
         for writer in writers:
             writer.close()
 
@@ -93,7 +92,8 @@ async def downloads(target: Target, ended: asyncio.Event) -> None:
             with suppress(OSError):
                 _, writer = await target.connect()
                 writer.write(request("GET", f"/v1/documents/{id}/content", target.attacker))
-                await asyncio.sleep(0.005)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(ended.wait(), 0.005)
                 writer.close()
 
 
