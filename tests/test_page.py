@@ -397,7 +397,7 @@ def test_a_bulk_action_changes_the_documents_that_all_filters_match(
     [
         ("&".join(f"tag={n}" for n in range(17)), "17 tags were given; at most 16 are allowed"),
         ("customer=" + "x" * 256, "customer has 256 bytes; at most 255 are allowed"),
-        ("submitted_from=noon", "&#39;noonZ&#39; is not a moment"),
+        ("submitted_from=noon", "&#39;noonZ&#39; is not a timestamp"),
     ],
 )
 def test_a_wrong_filter_is_a_problem(app: FastAPI, path: str, query: str, detail: str) -> None:

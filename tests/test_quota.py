@@ -18,7 +18,7 @@ from fairturn.model import DOCUMENT_BYTES
 from fairturn.service.app import make_app
 from fairturn.service.options import ServiceLimits
 from tests.commands import claim, error_of, fairturn, lines_of
-from tests.http_server import asked, bearer, code_of, key_for, served
+from tests.http_server import asked, bearer, code_of, entered, key_for, served
 from tests.test_service_uploads import connected, head
 from tests.test_sqlite_faults import leave
 
@@ -227,13 +227,14 @@ def test_a_quota_is_set_on_the_page(tmp_path: Path) -> None:
     with Queue(tmp_path / "page.db") as queue:
         app = make_app(queue)
         install(app)
+        headers = {**SAME_ORIGIN, **entered(app)}
         form = {"name": "acme", "weight": "1", "limit": "", "bytes_max": "123456"}
-        answer = asked(app, "POST", "/customer", data=form, headers=SAME_ORIGIN)
+        answer = asked(app, "POST", "/customer", data=form, headers=headers)
         assert answer.status_code == 303
         assert queue.customer("acme").settings.bytes_max == 123_456
 
-        page = asked(app, "GET", "/customer?name=acme").text
-        asked(app, "POST", "/customer", data=form | {"bytes_max": ""}, headers=SAME_ORIGIN)
+        page = asked(app, "GET", "/customer?name=acme", headers=headers).text
+        asked(app, "POST", "/customer", data=form | {"bytes_max": ""}, headers=headers)
 
         assert 'name="bytes_max"' in page
         assert 'value="123456"' in page
