@@ -170,6 +170,25 @@ def test_the_demo_has_a_queue_of_its_own_and_leaves_nothing(folder: Path) -> Non
     assert list(folder.iterdir()) == []
 
 
+def test_the_page_that_the_command_opens_is_the_operators(folder: Path) -> None:
+    browser, seen = folder / "browser", folder / "seen"
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {seen}.part && mv {seen}.part {seen}\n')
+    browser.chmod(0o700)
+    shown = {"BROWSER": f"{browser} %s", "DISPLAY": ":0", "FAIRTURN_PORT": "0"}
+    with running("up", "--demo", "--open", TMPDIR=str(folder), **shown) as program:
+        wait_until(seen.exists, "the browser opens")
+        opened = seen.read_text()
+        with httpx.Client(follow_redirects=True, timeout=30) as client:
+            page = client.get(opened)
+            without = httpx.get(f"{program.url}/")
+        assert program.end() == 0
+
+    assert opened == f"{program.url}/login?token={program.token}"
+    assert (page.status_code, str(page.url)) == (200, f"{program.url}/")
+    assert "Log out" in page.text
+    assert without.headers["location"] == "/login"
+
+
 def test_without_keys_the_service_listens_at_this_machine_alone() -> None:
     for command in (("serve",), ("up", "invoices:extract")):
         said = error_of(fairturn(*command, "--host", "0.0.0.0"), 2)
