@@ -132,7 +132,7 @@ def test_one_key_has_only_so_many_requests_in_progress(queue: Queue, path: str) 
         requests = app.state.service.requests
         transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 50_000))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            for key in (acme, other):  # the first request of a key is counted by its network
+            for key in (acme, other):  # a key is known after its first request
                 assert (await client.get(path, headers=bearer(key))).status_code == 200
             permit = requests.take(acme.split("_")[1])
             waiting = asyncio.create_task(client.get(path, headers=bearer(acme)))
@@ -154,20 +154,28 @@ def test_requests_with_unknown_keys_are_counted_by_address_before_a_key_is_read(
     queue: Queue,
 ) -> None:
     key = key_for(queue, "acme")
-    app = make_app(queue, ServiceLimits(requests_per_key_max=1, requests_waiting_per_key_max=0))
+    app = make_app(queue, ServiceLimits(requests_per_key_max=1))
 
     async def run() -> None:
+        newcomers = app.state.service.newcomers
         transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 50_000))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             known = await client.get("/v1/me", headers=bearer(key))
-            permit = app.state.service.requests.take("127.0.0.1")
-            guess = await client.get("/v1/me", headers=bearer(f"ft_{'0' * 12}_{'0' * 64}"))
-            missing = await client.get("/v1/me")
+            permit = newcomers.take("127.0.0.1")
+            guess = bearer(f"ft_{'0' * 12}_{'0' * 64}")
+            waiting = [
+                asyncio.create_task(client.get("/v1/me", headers=each)) for each in (guess, {})
+            ]
+            await asyncio.to_thread(
+                wait_until, lambda: len(newcomers._waiting["127.0.0.1"]) == 2, "both wait"
+            )
             still = await client.get("/v1/me", headers=bearer(key))
             permit.release()
+            answers = await asyncio.gather(*waiting)
 
             assert known.status_code == still.status_code == 200
-            assert code_of(guess) == code_of(missing) == (429, "too_many_at_once")
+            assert [code_of(each)[0] for each in answers] == [401, 401]
+            assert newcomers.total() == 0
 
     asyncio.run(asyncio.wait_for(run(), 30))
 

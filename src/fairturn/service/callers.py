@@ -61,11 +61,15 @@ async def caller_of(
     shown = None if credentials is None else credentials.credentials
     # Before the key is read from the store: a flood of requests must not delay the authentication
     # of others.
-    holder = service.holders.holder_of(shown, address_of(request))
-    hold(request.scope, await service.requests.wait(holder))
+    known = None if shown is None else service.known_keys.id_of(shown)
+    if known is not None:
+        permit = await service.requests.wait(known)
+    else:
+        permit = await service.newcomers.wait(network_of(address_of(request)))
+    hold(request.scope, permit)
     caller = await service.run(_authenticate, request, shown)
-    if shown is not None and caller.key is not None:
-        service.holders.add(shown, caller.key)
+    if known is None and shown is not None and caller.key is not None:
+        service.known_keys.add(shown, caller.key)
     return caller
 
 

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from anyio import CapacityLimiter, to_thread
 from starlette.types import Scope
 
-from fairturn.service.options import HOLDERS_MAX
+from fairturn.service.options import KNOWN_KEYS_MAX
 from fairturn.service.problems import Problem, ProblemCode
 
 T = TypeVar("T")
@@ -137,20 +137,19 @@ class CoreLimiter:
             return await to_thread.run_sync(work, limiter=self._limiter)
 
 
-class HolderCache:
-    """The ids of keys that were valid lately, for limits that apply before a key is checked. A
-    request with any other key, or none, is counted by its network. It authorizes nothing."""
+class KnownKeys:
+    """The ids of keys that were valid lately, for the limit of requests of a key, which applies
+    before the key is checked. They authorize nothing."""
 
     def __init__(self) -> None:
         self._ids: dict[bytes, str] = {}  # by a digest of the key, oldest first
 
-    def holder_of(self, shown: str | None, address: str) -> str:
-        known = None if shown is None else self._ids.get(_digest(shown))
-        return network_of(address) if known is None else known
+    def id_of(self, shown: str) -> str | None:
+        return self._ids.get(_digest(shown))
 
     def add(self, shown: str, id: str) -> None:
         self._ids[_digest(shown)] = id
-        if len(self._ids) > HOLDERS_MAX:
+        if len(self._ids) > KNOWN_KEYS_MAX:
             del self._ids[next(iter(self._ids))]
 
 

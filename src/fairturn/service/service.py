@@ -11,7 +11,7 @@ from fairturn.access.registry import KeyRegistry
 from fairturn.clock import Clock
 from fairturn.queue import Queue
 from fairturn.service.change_feed import ChangeFeed
-from fairturn.service.concurrency import ConcurrencyLimit, CoreLimiter, HolderCache
+from fairturn.service.concurrency import ConcurrencyLimit, CoreLimiter, KnownKeys
 from fairturn.service.options import (
     BATCHES_AT_ONCE,
     CORES,
@@ -43,13 +43,14 @@ class Service:
     movers: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS))
     cores: CoreLimiter = field(default_factory=lambda: CoreLimiter(CORES))  # verifies and scans
     batches: Semaphore = field(default_factory=lambda: Semaphore(BATCHES_AT_ONCE))
-    holders: HolderCache = field(default_factory=HolderCache)
-    # What is in progress, by key.
+    known_keys: KnownKeys = field(default_factory=KnownKeys)
+    # What is in progress, by key; `newcomers` by network, as long as no key is known.
     uploads: ConcurrencyLimit = field(init=False)
     streams: ConcurrencyLimit = field(init=False)
     polls: ConcurrencyLimit = field(init=False)
     downloads: ConcurrencyLimit = field(init=False)
     requests: ConcurrencyLimit = field(init=False)
+    newcomers: ConcurrencyLimit = field(init=False)
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -61,6 +62,10 @@ class Service:
         self.downloads = ConcurrencyLimit(plan.downloads_per_key_max)
         self.requests = ConcurrencyLimit(
             plan.requests_per_key_max, waiting_max=plan.requests_waiting_per_key_max
+        )
+        # Many customers may share an address, and be new after a restart: they wait.
+        self.newcomers = ConcurrencyLimit(
+            plan.requests_per_key_max, waiting_max=plan.connections_per_address_max
         )
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
