@@ -140,7 +140,8 @@ class SubmissionFields(TypedDict, total=False):
 
 
 class NewDocument(NamedTuple):
-    """A validated and encoded submission, as stores accept it."""
+    """A validated and encoded submission, as stores accept it. SQLite stores the fields from `body`
+    to `due_at` unchanged."""
 
     customer: str
     body: str | bytes | None  # JSON text, or bytes; None if stored outside the database

@@ -114,8 +114,9 @@ class Store(Protocol):
 
         A claim returns fewer than `n` documents if no other document may be claimed now: none
         waits, or the customers of those that wait are paused or at their limit. It may also leave
-        out documents that another transaction has locked, and flows that wait for a repair; a
-        later claim takes them.
+        out documents that another transaction has locked, and flows that wait for a repair. If it
+        takes several transactions and a later one fails, it returns the documents of those before.
+        A later claim takes the rest.
 
         Each transaction also reports up to `CANCELS_REPORTED_MAX` documents that were cancelled
         while they were waiting or delayed, in the order of the cancels, even if it claims nothing.
