@@ -86,7 +86,7 @@ def test_a_limit_counts_each_holder_and_all_of_them() -> None:
     with pytest.raises(Problem) as refused:
         limit.take("a")
     assert refused.value.retry_after_s == 7
-    assert not limit.has_place("c")  # three in all
+    assert not limit.has_permit("c")  # three in all
 
     first.release()
     first.release()  # counted once

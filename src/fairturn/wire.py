@@ -206,7 +206,7 @@ SUBMISSION = (
         bytes_max=NAME_BYTES_MAX,
     ),
     SubmissionField("cost", COST, "Its cost, if the setting costs of the queue is known"),
-    SubmissionField("metadata", JSON_OBJECT, "More about it, as keys and values"),
+    SubmissionField("metadata", JSON_OBJECT, "Metadata of the document, as keys and values"),
     SubmissionField("tags", JSON_ARRAY, "Texts to find it by", option="tag"),
     SubmissionField("due_at", TIMESTAMP, "Its earliest start"),
     SubmissionField("parent", DOCUMENT_ID, "The id of the document that it derives from"),

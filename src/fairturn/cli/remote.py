@@ -23,8 +23,9 @@ place_options = setting_options(*QUEUE_OPTIONS, "url", "key_file")
 @contextmanager
 def reached(flags: Mapping[str, Any], *, make: bool = False) -> Iterator["Queue | Client"]:
     """Open the queue of the settings, or a client of its service. With `make`, create a queue that
-    does not exist in the database. What a service has rejected, or sent in another form than it
-    should, ends the command with a message, never with a traceback: that could contain its text."""
+    does not exist in the database. If the service rejects the request or sends an invalid response,
+    the command ends with a message. It prints no traceback, which could contain unescaped text of
+    the response."""
     settings = settings_here(flags)
     url = service_of(settings)
     if url is None:

@@ -190,7 +190,7 @@ def _print(queue: "Queue | Client", document: "Document", now: int) -> None:
 
 
 def _described(document: "Document") -> dict[str, str | None]:
-    """Return what the submission stated and no other line has."""
+    """Return the fields of the submission that have no line of their own elsewhere."""
     values, elsewhere = document_as_json(document), ("name", "due_at", "parent")
     return {
         each.name: _text(values[each.name]) for each in SUBMISSION if each.name not in elsewhere

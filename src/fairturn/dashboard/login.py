@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from fairturn.dashboard.renderer import PageRoute, render, see_other
 from fairturn.dashboard.visitors import Anybody, Visitor, refuse_other_origins, session_cookie
-from fairturn.service.callers import address_of, is_local, is_token, refuse_wait, takes_token
+from fairturn.service.callers import address_of, is_local, is_token, raise_if_limited, takes_token
 from fairturn.service.concurrency import network_of
 from fairturn.service.problems import Problem, ProblemCode
 
@@ -41,9 +41,9 @@ def log_in(
         return _begin(request, visitor, None, next)
     found = service.keys.check(shown)
     if found is None:
-        refuse_wait(service.rates.seconds_refused(network_of(address_of(request))))
+        raise_if_limited(service.rates.seconds_refused(network_of(address_of(request))))
         return _login(request, visitor, next, refused=True)
-    refuse_wait(service.rates.seconds_to_login(found.id))
+    raise_if_limited(service.rates.seconds_to_login(found.id))
     return _begin(request, visitor, found.id, next)
 
 

@@ -17,7 +17,7 @@ from fairturn.service.callers import (
     Caller,
     count_anonymous,
     local_operator,
-    refuse_wait,
+    raise_if_limited,
     takes_token,
 )
 from fairturn.service.languages import preferred_of
@@ -130,7 +130,7 @@ def known(request: Request) -> Visitor:
         raise KeyRequired
     key = visitor.caller.key
     if key is not None:
-        refuse_wait(visitor.service.rates.seconds_to_wait(key))
+        raise_if_limited(visitor.service.rates.seconds_to_wait(key))
     if request.method not in ("GET", "HEAD"):
         refuse_other_origins(request)
     return visitor

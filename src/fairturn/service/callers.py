@@ -91,9 +91,9 @@ def _authenticate(request: Request, shown: str | None) -> Caller:
         return local_operator(request)
     key = None if shown is None else service.keys.check(shown)
     if key is None:
-        refuse_wait(service.rates.seconds_refused(network_of(address_of(request))))
+        raise_if_limited(service.rates.seconds_refused(network_of(address_of(request))))
         raise Problem(ProblemCode.KEY_UNKNOWN)
-    refuse_wait(service.rates.seconds_to_wait(key.id))
+    raise_if_limited(service.rates.seconds_to_wait(key.id))
     request.state.key = key.id
     return Caller(key.role, key.customer, key.id, key.name)
 
@@ -137,10 +137,10 @@ def local_operator(request: Request) -> Caller:
 def count_anonymous(request: Request) -> None:
     """Count a request without a key or a session. Raises `Problem` above the limit."""
     rates = service_of(request).rates
-    refuse_wait(rates.seconds_anonymous(network_of(address_of(request))))
+    raise_if_limited(rates.seconds_anonymous(network_of(address_of(request))))
 
 
-def refuse_wait(wait_s: int) -> None:
+def raise_if_limited(wait_s: int) -> None:
     """Raise `Problem` unless the request is allowed now."""
     if wait_s:
         raise Problem(ProblemCode.RATE_LIMITED, retry_after_s=wait_s)

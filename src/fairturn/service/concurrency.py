@@ -26,7 +26,7 @@ _PERMIT = "permit"  # of a request, in the state of its scope
 
 
 class ConcurrencyLimit:
-    """Counts what is in progress, by holder: the id of a key, or a network."""
+    """Limits the permits of each holder, which is the id of a key or a network."""
 
     def __init__(
         self,
@@ -46,20 +46,21 @@ class ConcurrencyLimit:
     def total(self) -> int:
         return self._held.total()
 
-    def has_place(self, holder: str | None) -> bool:
+    def has_permit(self, holder: str | None) -> bool:
         """Return whether `take` would succeed."""
         in_all = self._total_max is None or self._held.total() < self._total_max
         return in_all and self._held[holder or ""] < self._per_holder_max
 
     def take(self, holder: str | None) -> "Permit":
-        """Count one more; None is the local operator without a key. Raises `Problem`."""
-        if not self.has_place(holder):
+        """Return a permit, or raise `Problem` at the limit. The holder None is the local operator
+        without a key."""
+        if not self.has_permit(holder):
             raise self._refusal()
         return self._count(holder or "")
 
     async def wait(self, holder: str | None) -> "Permit":
-        """Count one more, after those of the same holder that wait already. Raises `Problem` if
-        `waiting_max` of the holder wait."""
+        """Wait for a permit, first come, first served for each holder. Raises `Problem` if
+        `waiting_max` requests of the holder are waiting already."""
         name = holder or ""
         if self._held[name] < self._per_holder_max:
             return self._count(name)
@@ -97,7 +98,7 @@ class ConcurrencyLimit:
 
 
 class Permit:
-    """One of the counted. A context manager that releases it."""
+    """A permit of a `ConcurrencyLimit`; as a context manager, it is released on exit."""
 
     __slots__ = ("_holder", "_limit")
 
@@ -106,7 +107,7 @@ class Permit:
         self._holder = holder
 
     def release(self) -> None:
-        """Count one less. Idempotent."""
+        """Return the permit. Idempotent."""
         limit, self._limit = self._limit, None
         if limit is not None:
             limit._release(self._holder)

@@ -31,7 +31,7 @@ def protocol_with(
             host = self.client[0] if self.client else ""
             if not is_trusted(host):
                 network = network_of(host)
-                if not addresses.has_place(network):
+                if not addresses.has_permit(network):
                     transport.write(_REFUSAL)
                     transport.close()
                     return

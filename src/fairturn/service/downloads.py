@@ -1,7 +1,7 @@
-"""Downloads: a content is verified before its first byte is sent, once until its file changes.
+"""Downloads: a stored file is verified before its first byte is sent, and again after it changes.
 
-At most one content is verified for each core at a time, and one for each key, so that the large
-contents of one customer do not delay the downloads of others. Verification stops when the client
+At most one file is verified at a time for each core, and one for each key, so that the large files
+of one customer do not delay the downloads of others. Verification stops when the client
 disconnects.
 """
 
@@ -36,8 +36,8 @@ class _FileStamp(NamedTuple):
 
 
 class VerifiedContents:
-    """Verifies contents, each once until its file changes. Beyond `VERIFIED_MAX` the oldest entry
-    is evicted. A content of a bucket is a new file each time, and is verified each time."""
+    """Verifies stored files and caches the result until the file changes. Beyond `VERIFIED_MAX` the
+    oldest entry is evicted. A file from a bucket is downloaded and verified each time."""
 
     def __init__(self) -> None:
         self._stamps: dict[ContentRef, _FileStamp] = {}
@@ -104,7 +104,7 @@ class ContentOpener:
 async def open_download(
     request: Request, caller: Caller, open_verified: Callable[[Verify], T]
 ) -> T:
-    """Open a content as one of the downloads of a key, which ends with the response."""
+    """Open a stored file. It counts as a download of the caller's key until the response ends."""
     service = service_of(request)
     hold(request.scope, service.downloads.take(caller.key))
     opener: ContentOpener = request.app.state.opener

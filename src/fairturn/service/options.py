@@ -14,7 +14,7 @@ HEAD_BYTES_MAX = 16_384  # of a request: target and headers
 VALUES_MAX = 1_000_000  # in one line of a batch; a value takes up to 70 bytes of memory
 CORES = os.cpu_count() or 1  # contents verified and names searched at the same time
 KNOWN_KEYS_MAX = 10_000  # keys that were valid lately
-VERIFIED_MAX = 10_000  # contents of which the process records that they were verified
+VERIFIED_MAX = 10_000  # entries in the cache of verified files
 REFUSED_PER_MINUTE = 60  # unknown keys per client address, before they get 429 instead of 401
 LOGINS_PER_MINUTE = 30  # per key
 SESSIONS_PER_KEY_MAX = 100  # of the page; the oldest ends
@@ -35,7 +35,7 @@ class ServiceLimits:
     polls_per_key_max: int = 100  # long polls
     downloads_per_key_max: int = 16
     requests_per_key_max: int = 4  # in progress, other than the above and submissions
-    requests_waiting_per_key_max: int = 200  # for the end of one of the above
+    requests_waiting_per_key_max: int = 200  # for one of the `requests_per_key_max` to end
     connections_per_address_max: int = 1_000  # also requests in progress, behind a trusted proxy
     anonymous_per_minute: int = 300  # requests without a key or a session, per address
     rate: str = RATE  # per key, in the notation of the package `limits`

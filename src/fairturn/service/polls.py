@@ -68,7 +68,7 @@ class KeyWatch:
         self._checking: asyncio.Task[None] | None = None
 
     def revocation(self, caller: Caller) -> asyncio.Future[None]:
-        """Return a future that completes when the key no longer opens anything."""
+        """Return a future that completes when the key has expired or been revoked."""
         revocation: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._revocations.setdefault(caller, set()).add(revocation)
         if self._checking is None:
@@ -88,7 +88,7 @@ class KeyWatch:
         try:
             while self._revocations and not watch.closed:
                 version = watch.version
-                with suppress(StoreError):  # the next change, or the time, checks again
+                with suppress(StoreError):  # retried at the next change, or after `KEYS_S_MAX`
                     for caller in await self._service.run(self._closed, list(self._revocations)):
                         for revocation in self._revocations.get(caller, ()):
                             if not revocation.done():

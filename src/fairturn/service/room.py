@@ -57,8 +57,8 @@ async def get_room(
 
 
 class RoomCache:
-    """The room for each customer that requests wait for, read once after each change for all of
-    them."""
+    """A cache of how many documents each customer may still submit. Concurrent long polls share one
+    read of the store per change."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

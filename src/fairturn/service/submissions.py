@@ -351,7 +351,7 @@ def own_parent(service: Service, caller: Caller, parent: Any) -> str | None:
 
 
 def timestamp_of(text: str) -> int:
-    """Parse a moment: ISO 8601 with a time zone, or microseconds since 1970. Raises `Problem`."""
+    """Parse ISO 8601 with a time zone, or microseconds since 1970. Raises `Problem`."""
     if _MICROSECONDS.fullmatch(text):
         return int(text)
     try:

@@ -83,7 +83,7 @@ def refusing_without_a_place() -> Iterator[None]:
 
 class TooLarge(Problem):
     def __init__(self, maximum: int) -> None:
-        super().__init__(ProblemCode.TOO_LARGE, f"the body is over {maximum:,} bytes, the limit")
+        super().__init__(ProblemCode.TOO_LARGE, f"the body has more than {maximum:,} bytes")
         self.maximum = maximum
 
 
@@ -128,7 +128,7 @@ async def upload_limit(service: Service, customer: str | None, *, has_key: bool)
     """Return how large an upload may be.
 
     With an idempotency key the document may be stored already, and repeating its submission must
-    succeed. Then the upload may be as large as all documents together, and the store decides.
+    succeed. The limit is then the whole quota, and the store checks it after the upload.
     """
     size_bytes_max = service.plan.size_bytes_max
     if customer is not None:

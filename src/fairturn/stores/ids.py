@@ -41,7 +41,7 @@ _FIRST_BACK, _SECOND_BACK = pow(_FIRST, -1, 1 << LEGACY_BITS), pow(_SECOND, -1, 
 
 
 class IdKey(NamedTuple):
-    """What a queue needs to convert numbers and ids into each other."""
+    """The keys with which a queue converts between document numbers and ids."""
 
     secret: bytes
     legacy_key: int = 0

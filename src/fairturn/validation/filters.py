@@ -144,7 +144,7 @@ FILTERS = (
         "name_part",
         FilterType.TEXT,
         _name_part,
-        "Only with this text in the name, in either case",
+        "Only with this text in the name, ignoring case",
         bytes_max=NAME_BYTES_MAX,
         is_option=False,
         on_page="name",

@@ -53,8 +53,8 @@ def check_names(names: Sequence[str]) -> tuple[str, ...]:
             raise TypeError(f"pass_env contains {name!r}; it must be the name of a variable")
         if not _NAME.fullmatch(name):
             raise ValueError(
-                f"pass_env contains {name!r}; it must be a name of an environment variable, or the "
-                "beginning of names with a *, such as HF_*"
+                f"pass_env contains {name!r}; it must be a name of an environment variable, or a "
+                "prefix followed by *, such as HF_*"
             )
     return tuple(names)
 

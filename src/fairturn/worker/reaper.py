@@ -3,8 +3,9 @@
 The init is the first process of a PID namespace, where the system allows one: when it ends, the
 kernel kills every process of the namespace. The reaper ends the init when the worker ends, and the
 init ends when the reaper does. Without a namespace both are subreapers, and the one that is left
-kills all processes below it, also daemons in their own session. So no process is left behind, even
-if the worker, the reaper or the init is killed with SIGKILL.
+kills all processes below it, including daemons in their own session, even if the worker, the reaper
+or the init is killed with SIGKILL. Without a namespace this is best effort: a handler that forks
+faster than they kill, or kills them, can leave a process running.
 
 This file runs as a script, without `site` and before fairturn is imported: there is one reaper for
 each runner, so it must use little memory.

@@ -314,8 +314,8 @@ class SqliteStore:
         return contents
 
     def _erase(self) -> None:
-        """Remove what a purge has deleted from the write-ahead log. It raises nothing: the purge is
-        durable, and its caller must learn which contents to delete."""
+        """Remove the rows that a purge deleted from the write-ahead log. Errors are logged, not
+        raised: the purge is durable, and its caller needs the list of stored files to delete."""
         try:
             if self._database.truncate_log():
                 with self._database.writing("prune") as connection:

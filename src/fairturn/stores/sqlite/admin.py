@@ -264,8 +264,8 @@ _DELETE_CUSTOMER = (
     "DELETE FROM flows WHERE customer = ? AND folded = 0",
     "DELETE FROM customers WHERE number = ?",
 )
-# Set with a purge, until the write-ahead log is truncated.
-_ERASE = "UPDATE queue SET is_erased = 0"
+# False from a purge until the write-ahead log is truncated.
+_MARK_NOT_ERASED = "UPDATE queue SET is_erased = 0"
 _IS_ERASED = "SELECT is_erased FROM queue"
 _NOTE_ERASED = "UPDATE queue SET is_erased = 1"
 _REFERENCED = """
@@ -345,7 +345,7 @@ def _prune_customers(
 def purge(connection: apsw.Connection, queue: QueueRow, name: str, now: int) -> list[str]:
     """Delete a customer, and return the names of contents that can now be deleted."""
     connection.execute(_DELETE_KEYS, (name,))
-    connection.execute(_ERASE)
+    connection.execute(_MARK_NOT_ERASED)
     customer = connection.execute(_CUSTOMER_NUMBER, (name,)).get
     if customer is None:
         return []
