@@ -184,7 +184,9 @@ def listen_at(host: str, port: int, backlog: int) -> list[socket.socket]:
 
 
 def _listen(family: int, address: Any, backlog: int) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    # With the protocol: asyncio sets TCP_NODELAY only on connections that name it, and without it
+    # responses wait for delayed acknowledgements, up to 40 ms.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:

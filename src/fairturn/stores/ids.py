@@ -31,7 +31,9 @@ FORM = rf"(?:[0-9a-f]{{{_DIGITS}}}|[0-9a-f]{{{_LEGACY_DIGITS}}})"  # a regular e
 _FORM = re.compile(FORM, re.ASCII)
 _FORMS = re.compile(r"[0-9a-f]+", re.ASCII)
 _HALF_BYTES, _HALF_DIGITS = BITS // 8, BITS // 4
+_ID_BYTES = 2 * _HALF_BYTES
 _FOUR_TAGS = Struct("7s7s7s7s4x")  # of consecutive numbers
+_TAG, _PLAIN = "7s7x", "6xq"  # parts of an id in `struct`: its tag, and a number after zero bits
 
 _LEGACY_MASK = (1 << LEGACY_BITS) - 1
 _LEGACY_HALF = LEGACY_BITS // 2
@@ -86,14 +88,13 @@ def _pad(tag: bytes, secret: bytes) -> int:
 def encode_all(numbers: Sequence[int], key: IdKey) -> list[str]:
     """`encode` for many numbers: four consecutive ones share a hash, and the work per number is
     left to functions written in C."""
-    if not numbers or min(numbers) < key.legacy_below:
+    if len(numbers) < 2 or min(numbers) < key.legacy_below:
         return [encode(number, key) for number in numbers]
     tags, second = _tags(numbers, key.secret), key.secret + b"\2"
-    pads = b"\0".join([sha256(second + tag).digest()[:7] for tag in tags])
-    plain = pack(f">{len(tags)}q", *numbers)  # 8 bytes each, the first one zero
-    mixed = int.from_bytes(pads, "big") ^ int.from_bytes(plain, "big")
-    both = zip(tags, mixed.to_bytes(len(plain), "big").hex("\0", 8).split("\0"), strict=True)
-    return [tag.hex() + digits[2:] for tag, digits in both]
+    masks = b"".join([tag + sha256(second + tag).digest()[:_HALF_BYTES] for tag in tags])
+    plain = pack(">" + _PLAIN * len(tags), *numbers)
+    mixed = int.from_bytes(masks, "big") ^ int.from_bytes(plain, "big")
+    return mixed.to_bytes(len(plain), "big").hex(" ", _ID_BYTES).split()
 
 
 def _tags(numbers: Iterable[int], secret: bytes) -> list[bytes]:
@@ -123,13 +124,13 @@ def decode(id: str, key: IdKey) -> int | None:
 
 def decode_all(ids: Sequence[str], key: IdKey) -> list[int | None]:
     """`decode` for many ids, without a call for each."""
-    if set(map(len, ids)) != {_DIGITS} or not _FORMS.fullmatch("".join(ids)):
+    if len(ids) < 2 or set(map(len, ids)) != {_DIGITS} or not _FORMS.fullmatch("".join(ids)):
         return [decode(id, key) for id in ids]
-    parts, second = unpack("7s7s" * len(ids), bytes.fromhex("".join(ids))), key.secret + b"\2"
-    tags = parts[::2]
-    pads = b"\0".join([sha256(second + tag).digest()[:7] for tag in tags])
-    plain = int.from_bytes(pads, "big") ^ int.from_bytes(b"\0".join(parts[1::2]), "big")
-    numbers = unpack(f">{len(ids)}q", plain.to_bytes(8 * len(ids), "big"))
+    mixed, second = bytes.fromhex("".join(ids)), key.secret + b"\2"
+    tags = unpack(_TAG * len(ids), mixed)
+    masks = b"".join([tag + sha256(second + tag).digest()[:_HALF_BYTES] for tag in tags])
+    plain = int.from_bytes(masks, "big") ^ int.from_bytes(mixed, "big")
+    numbers = unpack(">" + _PLAIN * len(ids), plain.to_bytes(len(mixed), "big"))
     lowest = key.legacy_below
     return [
         number if tag == expected and lowest <= number else None
