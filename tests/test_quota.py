@@ -18,7 +18,7 @@ from fairturn.model import DOCUMENT_BYTES
 from fairturn.service.app import make_app
 from fairturn.service.options import ServiceLimits
 from tests.commands import claim, error_of, fairturn, lines_of
-from tests.http_server import asked, bearer, code_of, entered, key_for, served
+from tests.http_server import TOKEN, asked, bearer, code_of, entered, key_for, served
 from tests.test_service_uploads import connected, head
 from tests.test_sqlite_faults import leave
 
@@ -225,7 +225,7 @@ def test_a_quota_is_set_on_the_command_line(
 
 def test_a_quota_is_set_on_the_page(tmp_path: Path) -> None:
     with Queue(tmp_path / "page.db") as queue:
-        app = make_app(queue)
+        app = make_app(queue, token=TOKEN)
         install(app)
         headers = {**SAME_ORIGIN, **entered(app)}
         form = {"name": "acme", "weight": "1", "limit": "", "bytes_max": "123456"}
