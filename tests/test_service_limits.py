@@ -38,6 +38,7 @@ from fairturn.service.options import (
     ServiceLimits,
 )
 from fairturn.service.problems import Problem
+from fairturn.service.server import ACCEPTED_AT_ONCE, ListenAddress, Server, listen_at
 from fairturn.validation.submission import JSON_DEPTH_MAX
 from tests.http_server import asked, bearer, code_of, key_for, served_app
 from tests.wait import wait_until
@@ -561,6 +562,19 @@ def test_one_address_has_only_so_many_connections(queue: Queue) -> None:
                     return False
 
         wait_until(opens, "a connection that ended makes room")
+
+
+def test_a_server_accepts_a_few_connections_at_a_time_and_sends_without_delay(
+    queue: Queue,
+) -> None:
+    """asyncio accepts as many as `backlog` before it serves others, and sets TCP_NODELAY only on
+    sockets that name their protocol."""
+    server = Server(make_app(queue), ListenAddress(port=0))
+    (listening,) = listen_at("127.0.0.1", 0, 1)
+
+    with listening:
+        assert listening.proto == socket.IPPROTO_TCP
+    assert server.config.backlog == ACCEPTED_AT_ONCE < 10
 
 
 def test_behind_a_trusted_proxy_the_requests_of_each_address_are_limited(queue: Queue) -> None:
