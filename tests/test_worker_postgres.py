@@ -13,7 +13,7 @@ from fairturn import Backoff, ClaimedDocument, Queue, State, Submission, Worker
 from fairturn.clock import stopwatch
 from fairturn.contents.local import Folder
 from fairturn.errors import StoreUnavailable
-from fairturn.model import Claimed, Fence, Outcome
+from fairturn.model import Claimed, Completed, Fence, Outcome, Released
 from fairturn.stores.postgres import PostgresStore
 from fairturn.worker.events import (
     DocumentCancelled,
@@ -108,7 +108,10 @@ def test_a_claim_that_fails_is_tried_again_and_nothing_is_lost(
     assert troubles.count(StoreFailed) == 3
     assert troubles[-1] is StoreRecovered
     assert not any(a is b is StoreRecovered for a, b in pairwise(troubles))
-    assert sum(isinstance(event, DocumentEnded) for event in events) == 6_000
+    # On a slow machine prefetched documents are released, which ends their attempts too.
+    ended = [event.outcome for event in events if isinstance(event, DocumentEnded)]
+    assert sum(isinstance(outcome, Completed) for outcome in ended) == 6_000
+    assert all(isinstance(outcome, Completed | Released) for outcome in ended)
 
 
 def test_a_worker_that_is_stopped_gives_back_what_comes_from_a_claim_under_way(
