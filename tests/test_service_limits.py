@@ -102,9 +102,11 @@ def test_requests_above_a_limit_wait_in_order_and_above_that_are_refused() -> No
         limit = ConcurrencyLimit(1, waiting_max=2)
         order: list[str] = []
         held = await limit.wait("a")
+        assert not held.has_waited
 
         async def one(name: str) -> None:
-            with await limit.wait("a"):
+            with await limit.wait("a") as permit:
+                assert permit.has_waited
                 order.append(name)
 
         tasks = [asyncio.create_task(one(name)) for name in ("first", "cancelled")]

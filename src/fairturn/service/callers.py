@@ -67,6 +67,10 @@ async def caller_of(
     else:
         permit = await service.newcomers.wait(network_of(address_of(request)))
     hold(request.scope, permit)
+    # A client that has disconnected meanwhile needs no answer: 800 polls that hung up took a victim
+    # from 8 ms to 370 ms.
+    if permit.has_waited and request.method == "GET" and await request.is_disconnected():
+        raise Problem(ProblemCode.CUT_OFF)
     caller = await service.run(_authenticate, request, shown)
     if known is None and shown is not None and caller.key is not None:
         service.known_keys.add(shown, caller.key)

@@ -75,7 +75,7 @@ class ConcurrencyLimit:
             if turn.done() and not turn.cancelled():
                 self._release(name)  # cancelled after its turn had come
             raise
-        return Permit(self, name)
+        return Permit(self, name, has_waited=True)
 
     def _refusal(self) -> Problem:
         return Problem(ProblemCode.TOO_MANY_AT_ONCE, retry_after_s=self._retry_after_s)
@@ -100,11 +100,12 @@ class ConcurrencyLimit:
 class Permit:
     """A permit of a `ConcurrencyLimit`; as a context manager, it is released on exit."""
 
-    __slots__ = ("_holder", "_limit")
+    __slots__ = ("_holder", "_limit", "has_waited")
 
-    def __init__(self, limit: ConcurrencyLimit, holder: str) -> None:
+    def __init__(self, limit: ConcurrencyLimit, holder: str, *, has_waited: bool = False) -> None:
         self._limit: ConcurrencyLimit | None = limit
         self._holder = holder
+        self.has_waited = has_waited  # the client may have disconnected since
 
     def release(self) -> None:
         """Return the permit. Idempotent."""
