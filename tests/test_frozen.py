@@ -30,7 +30,7 @@ from fairturn.model import Completed, CustomerSettings, State
 from fairturn.queue import Queue
 from fairturn.stores.conformance.steps import find_all
 from fairturn.stores.postgres import PostgresStore
-from fairturn.worker import Worker
+from fairturn.worker.worker import Worker
 from tests.attempt import CALL_S, Attempt
 from tests.faults import (
     LEASE_S,

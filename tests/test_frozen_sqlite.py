@@ -34,7 +34,7 @@ from fairturn.stores import crash
 from fairturn.stores.conformance.steps import assert_numbers_are_exact
 from fairturn.stores.sqlite import connection
 from fairturn.stores.sqlite.connection import holder_of
-from fairturn.worker import Worker
+from fairturn.worker.worker import Worker
 from tests.commands import fairturn
 from tests.servers.queues import Databases
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from fairturn import Queue, Worker
-from fairturn.worker import NO_NAMESPACE, reaper
+from fairturn.worker import reaper
 from fairturn.worker.events import Event, LinePrinted
 from fairturn.worker.isolation import (
     Isolation,
@@ -26,6 +26,7 @@ from fairturn.worker.isolation import (
     has_namespaces,
     limits_processes,
 )
+from fairturn.worker.worker import NO_NAMESPACE
 from tests import handlers, ordinary_user
 from tests.hostile import ancestry, parent_of, pids
 from tests.hostile_worker import NAMES

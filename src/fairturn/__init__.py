@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         Summary,
     )
     from fairturn.queue import Queue
-    from fairturn.worker import Worker
+    from fairturn.worker.worker import Worker
     from fairturn.worker.backoff import Backoff
     from fairturn.worker.handler import ClaimedDocument, GiveUp, ResultFile, Retry
 
@@ -102,7 +102,7 @@ _HOMES = {
     "Queue": "fairturn.queue",
     "Client": "fairturn.client.sync_client",
     "AsyncClient": "fairturn.client.async_client",
-    "Worker": "fairturn.worker",
+    "Worker": "fairturn.worker.worker",
     "ClaimedDocument": "fairturn.worker.handler",
     "Retry": "fairturn.worker.handler",
     "GiveUp": "fairturn.worker.handler",

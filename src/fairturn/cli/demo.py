@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # loaded when the demo runs
     from fairturn.cli.lanes import WorkerProgress
     from fairturn.queue import Queue
     from fairturn.simulator.demo.traffic import TrafficSender
-    from fairturn.worker import Worker
+    from fairturn.worker.worker import Worker
 
 WORKERS = 2
 _FRAME_S, _LINE_S = 0.125, 5.0
@@ -61,7 +61,7 @@ def command(*, documents: int, seconds: float, as_json: bool) -> None:
     from fairturn.cli.lanes import WorkerProgress
     from fairturn.queue import Queue
     from fairturn.simulator.demo import traffic
-    from fairturn.worker import Worker
+    from fairturn.worker.worker import Worker
 
     sendings = traffic.schedule(documents=documents, seconds=seconds)
     with _interruptible(), tempfile.TemporaryDirectory(prefix="fairturn-demo-") as folder:

@@ -21,7 +21,7 @@ from fairturn.cli.work import WORKER_OPTIONS, EventPrinter, refuse_no_handler, w
 if TYPE_CHECKING:
     from fairturn.queue import Queue
     from fairturn.simulator.demo.traffic import DemoPace
-    from fairturn.worker import Worker
+    from fairturn.worker.worker import Worker
 
 DEMO_S = 3_600.0
 # Slower than `fairturn demo`, and repeated, so that the page shows it at any time.

@@ -20,7 +20,7 @@ from fairturn.model import FAILED, Failed
 if TYPE_CHECKING:
     from fairturn.model import Document, Outcome
     from fairturn.queue import Queue
-    from fairturn.worker import Worker
+    from fairturn.worker.worker import Worker
     from fairturn.worker.events import DocumentEnded, Event, WorkerIdle
 
 WORKER_OPTIONS = names_of(WORKER)
@@ -90,7 +90,7 @@ def worker_of(
     deadline: Deadline,
 ) -> "Worker":
     """Return a worker with the settings of [worker]. Stopping it starts the deadline."""
-    from fairturn.worker import Worker
+    from fairturn.worker.worker import Worker
     from fairturn.worker.backoff import Backoff
 
     class InterruptibleWorker(Worker):

@@ -20,7 +20,7 @@ from fairturn.queue import Queue
 from fairturn.service.change_feed import ChangeFeed
 from fairturn.service.service import Service
 from fairturn.simulator.demo import traffic
-from fairturn.worker import Worker
+from fairturn.worker.worker import Worker
 from fairturn.worker.handler import ClaimedDocument
 
 WORKERS = 2
