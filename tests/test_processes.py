@@ -11,11 +11,11 @@ import pytest
 
 from fairturn import Queue, State, Worker
 from fairturn.clock import stopwatch
-from fairturn.worker.executor import STUCK_S, ActiveClaim, AttemptResult
+from fairturn.worker.executor import ActiveClaim, AttemptResult
 from fairturn.worker.isolation import Isolation
-from fairturn.worker.messages import FrameError
+from fairturn.worker.messages import ChildLimits, FrameError
 from fairturn.worker.prefetch import PrefetchPolicy
-from fairturn.worker.process_executor import ChildLimits, ProcessExecutor
+from fairturn.worker.process_executor import STUCK_S, ProcessExecutor
 from tests.test_handlers import AT_ONCE, DEADLINE_S, until
 
 TAKEN_BACK = 300  # times: more than a byte can count

@@ -4,17 +4,27 @@
 """
 
 import os
+import resource
 import select
 import signal
 import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from fairturn.clock import stopwatch
-from fairturn.worker.handler import ClaimedDocument, DocumentFields, HandlerRunner
+from fairturn.worker.handler import Answer, ClaimedDocument, DocumentFields, HandlerRunner
 from fairturn.worker.loader import load
-from fairturn.worker.messages import PERMIT_BYTES, FrameReader, pack, write_all
+from fairturn.worker.messages import (
+    PERMIT_BYTES,
+    ChildConfig,
+    ChildLimits,
+    FrameReader,
+    from_json,
+    pack,
+    write_all,
+)
 from fairturn.worker.tracebacks import describe, trace
 
 PAUSE_BETWEEN_REPORTS_S = 0.25
@@ -31,42 +41,38 @@ class ChildRunner:
         # A duplicate: if a handler closes its output, the next file it opens must not get marks.
         self._marks = marks = os.dup(1)
         self._pid = os.getpid()
-        self._waiting: deque[tuple[int, DocumentFields]] = deque()
+        self._waiting: deque[tuple[int, list[Any]]] = deque()
         for descriptor in (orders, permits, replies):
             os.set_inheritable(descriptor, False)
         # A process that a handler forks must neither reply nor take documents.
         os.register_at_fork(after_in_child=lambda: _close(orders, permits, replies, marks))
 
-    def prepare(self) -> tuple[HandlerRunner, dict[str, object]] | None:
-        """Apply the limits and load the handler; return the runner and the configuration, or None
-        if the handler cannot be loaded."""
-        config = self._orders.read()
-        assert isinstance(config, dict)
-        sys.path[:] = config["path"]
-        limit_processes(config["process_limit"])
-        limit_files(config["file_limit_bytes"])
+    def run(self) -> None:
+        """Apply the limits, load the handler, and run documents until the worker closes its
+        pipes."""
+        message = self._orders.read()
+        assert isinstance(message, list)
+        config = ChildConfig(*message)
+        limits = ChildLimits(*config.limits)
+        sys.path[:] = config.path
+        if limits.processes is not None and os.geteuid():
+            # Of the user namespace. The reaper limits the processes of root.
+            _limit(resource.RLIMIT_NPROC, limits.processes + _REAPER_PROCESSES)
+        if limits.file_bytes is not None:
+            _limit(resource.RLIMIT_FSIZE, limits.file_bytes)
         try:
-            handler = load(config["handler"], config["main"])
+            handler = load(config.handler, config.main_module)
         except BaseException as error:
             # The worker prints the traceback once, although all children fail alike.
             self._send(["broken", describe(error), trace(error)])
-            return None
-        limit = config["memory_limit_bytes"]
-        if limit is not None:
-            limit_memory(limit)
+            return
+        if limits.memory_bytes is not None:
+            _limit_memory(limits.memory_bytes)
         self._send(["ready"])
-        return HandlerRunner(handler, self._print, limit), config
-
-    def serve(self, running: HandlerRunner, config: dict[str, object]) -> None:
-        """Run documents until the worker closes its pipes."""
-        folders = config["folders"]
-        assert isinstance(folders, str)
-        grown = _MemoryGrowth(config["growth_bytes"])
-        while True:
-            fields = self._next()
-            if fields is None:
-                return
-            document = ClaimedDocument(fields, folders, _ProgressReporter(self._send))
+        running = HandlerRunner(handler, self._print, limits.memory_bytes)
+        grown = _MemoryGrowth(limits.growth_bytes)
+        while (fields := self._next()) is not None:
+            document = ClaimedDocument(fields, config.folders, _ProgressReporter(self._send))
             begun_s = stopwatch()
             answer = running.run(document)
             seconds = stopwatch() - begun_s
@@ -75,7 +81,7 @@ class ChildRunner:
             running.report_error()
             _flush()
             recycle = _has_children() or grown.is_excessive() or _is_memory(answer)
-            self._send([fields[0], *answer, seconds, recycle])
+            self._send([fields.id, *answer, seconds, recycle])
 
     def _next(self) -> DocumentFields | None:
         """Return the document of the next permit; None at the end. The worker takes documents back
@@ -84,18 +90,17 @@ class ChildRunner:
         if not permit:
             return None
         epoch = int.from_bytes(permit, "big")
-        while True:
-            if self._waiting:
-                its_epoch, fields = self._waiting.popleft()
-                if its_epoch == epoch:
-                    break
-                continue
-            message = self._orders.read()
-            assert isinstance(message, list)
-            self._waiting.extend((message[0], fields) for fields in message[1])
+        its_epoch = -1
+        while its_epoch != epoch:
+            while not self._waiting:
+                message = self._orders.read()
+                assert isinstance(message, list)
+                self._waiting.extend((message[0], values) for values in message[1])
+            its_epoch, values = self._waiting.popleft()
+        fields = from_json(values)
         # Everything printed after this mark belongs to this document.
-        os.write(self._marks, b"\0%s\n" % fields[0].encode())
-        return _with_bytes(fields)
+        os.write(self._marks, b"\0%s\n" % fields.id.encode())
+        return fields
 
     def _permit(self) -> bytes:
         while True:
@@ -122,10 +127,7 @@ def work(orders: int, permits: int, replies: int) -> None:
         signal.signal(number, lambda number, frame: None)
     code = 0
     try:
-        runner = ChildRunner(orders, permits, replies)
-        prepared = runner.prepare()
-        if prepared is not None:
-            runner.serve(*prepared)
+        ChildRunner(orders, permits, replies).run()
     except EOFError:
         pass
     except BaseException:
@@ -156,8 +158,7 @@ class _ProgressReporter:
 class _MemoryGrowth:
     """Measures how much resident memory this process has gained since its start."""
 
-    def __init__(self, most_bytes: object) -> None:
-        assert isinstance(most_bytes, int)
+    def __init__(self, most_bytes: int) -> None:
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         try:
             self._file = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -177,11 +178,9 @@ class _MemoryGrowth:
             return 0  # the handler closed the file: only the number of documents counts then
 
 
-def limit_memory(limit_bytes: int) -> None:
+def _limit_memory(limit_bytes: int) -> None:
     """Limit the private memory of this process to its present size plus `limit_bytes`. Reserved
     address space does not count: CUDA, Java and browsers reserve far more than they use."""
-    import resource
-
     taken = 0
     try:
         with open("/proc/self/statm") as file:
@@ -191,44 +190,15 @@ def limit_memory(limit_bytes: int) -> None:
     _limit(resource.RLIMIT_DATA, taken + limit_bytes)
 
 
-def limit_processes(limit: int | None) -> None:
-    """Limit the processes and threads of the user namespace; the reaper limits those of root."""
-    if limit is not None and os.geteuid():
-        import resource
-
-        _limit(resource.RLIMIT_NPROC, limit + _REAPER_PROCESSES)
-
-
-def limit_files(limit_bytes: int | None) -> None:
-    if limit_bytes is not None:
-        import resource
-
-        _limit(resource.RLIMIT_FSIZE, limit_bytes)
-
-
 def _limit(what: int, value: int) -> None:
     """Set a limit that this process cannot raise again; an inherited lower one stays."""
-    import resource
-
     _, most = resource.getrlimit(what)
     if most != resource.RLIM_INFINITY:
         value = min(value, most)
     resource.setrlimit(what, (value, value))
 
 
-def _with_bytes(fields: list[object] | DocumentFields) -> DocumentFields:
-    """Decode the body from base64 and the SHA-256 from hexadecimal: JSON has no bytes."""
-    values = list(fields)
-    if values[13] is not None:
-        values[13] = bytes.fromhex(values[13])  # type: ignore[arg-type]
-    if values[10] == "content" and values[11] is not None:
-        import binascii
-
-        values[11] = binascii.a2b_base64(values[11])  # type: ignore[arg-type]
-    return tuple(values)  # type: ignore[return-value]
-
-
-def _is_memory(answer: tuple[object, ...]) -> bool:
+def _is_memory(answer: Answer) -> bool:
     return str(answer[1]).startswith("memory limit of ")
 
 

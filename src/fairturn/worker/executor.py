@@ -1,56 +1,57 @@
-"""The interface between the supervisor and the executors, processes or threads."""
+"""What the supervisor and the executors share: `Executor`, of which processes and threads are the
+two kinds, and the claims that they work on."""
 
 import os
 import selectors
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
+from fairturn.contents.local import Contents
 from fairturn.model import BodyType, Claim, ContentRef, Fence, Progress
-from fairturn.worker.handler import Answer, DocumentFields
+from fairturn.worker.handler import Answer, DocumentFields, folder_of
+from fairturn.worker.output import Output
+from fairturn.worker.prefetch import PrefetchPolicy
 
-# Documents queued behind a document that runs for longer than this move to another slot.
-STUCK_S = 0.05
 
-
+@dataclass(slots=True, eq=False)
 class ActiveClaim:
     """A claimed document, from the claim until its outcome is recorded."""
 
-    __slots__ = (
-        "begun_s",
-        "claim",
-        "claimed_s",
-        "dropped",
-        "fence",
-        "fields",
-        "progress",
-        "reported",
-    )
+    claim: Claim
+    claimed_s: float
+    path: str | None  # of the stored content
+    begun_s: float | None = None  # start of the handler
+    dropped: bool = False  # its result is discarded
+    progress: Progress | None = None
+    reported: Progress | None = None
 
-    def __init__(self, claim: Claim, claimed_s: float, path: str | None) -> None:
-        document = claim.document
-        self.claim = claim
-        self.fence: Fence = claim.fence
-        self.claimed_s = claimed_s
-        self.begun_s: float | None = None  # start of the handler
-        self.dropped = False  # its result is discarded
-        self.progress: Progress | None = None
-        self.reported: Progress | None = None
-        self.fields: DocumentFields = (
-            document.id,
-            claim.fence.number,
-            document.customer,
-            document.name,
-            document.metadata_json,
-            document.priority,
-            document.count,
-            document.attempts,
-            document.size_bytes,
-            document.submitted_at_us,
-            document.body_type,
-            claim.body,
-            path,
-            document.sha256,
+    @property
+    def fence(self) -> Fence:
+        return self.claim.fence
+
+    def fields(self) -> DocumentFields:
+        """Return what the handler gets of the document."""
+        document = self.claim.document
+        return DocumentFields(
+            id=document.id,
+            number=self.fence.number,
+            customer=document.customer,
+            name=document.name,
+            metadata_json=document.metadata_json,
+            priority=document.priority,
+            count=document.count,
+            attempt=document.attempts,
+            size_bytes=document.size_bytes,
+            submitted_at_us=document.submitted_at_us,
+            is_payload=document.body_type is BodyType.PAYLOAD,
+            body=self.claim.body,
+            path=self.path,
+            sha256=document.sha256,
         )
 
     def report(self, done: float, total: float | None) -> None:
@@ -59,10 +60,6 @@ class ActiveClaim:
     def ran_s(self, now_s: float) -> float:
         """Return how long the handler has run; 0 if it has not started."""
         return 0.0 if self.begun_s is None else max(0.0, now_s - self.begun_s)
-
-    @property
-    def is_content(self) -> bool:
-        return self.claim.document.body_type is BodyType.CONTENT
 
 
 class AttemptResult(NamedTuple):
@@ -74,70 +71,89 @@ class AttemptResult(NamedTuple):
     content: ContentRef | None = None  # the result file
 
 
-class Executor(Protocol):
-    """Runs handlers in its slots."""
+class Executor(ABC):
+    """Runs handlers in its slots. The supervisor's thread calls its methods."""
 
     can_end: bool  # whether a running handler can be killed
 
+    def __init__(
+        self, contents: Contents, folder: Path, pace: PrefetchPolicy, output: Output
+    ) -> None:
+        self._contents = contents
+        self._folders = str(folder)  # each attempt has one in it
+        self._pace = pace
+        self._output = output
+        self._wakeup = WakeupPipe()
+        self._ready: deque[ActiveClaim] = deque()  # given, and in no slot
+        self._done: deque[AttemptResult] = deque()  # until `collect`
+        self._closed = False
+
+    @abstractmethod
     def free(self) -> int:
         """Return the number of idle slots."""
-        ...
 
     def unstarted(self) -> int:
         """Return how many given documents have not started."""
-        ...
+        return len(self._ready)
 
     def unstarted_since_s(self) -> float | None:
         """Return when the oldest of them was claimed; None if there is none."""
-        ...
+        try:
+            return self._ready[0].claimed_s
+        except IndexError:
+            return None
 
+    @abstractmethod
     def running(self) -> list[ActiveClaim]:
         """Return the documents that have started."""
-        ...
 
+    @abstractmethod
     def give(self, documents: list[ActiveClaim]) -> None:
         """Start the documents in this order, as slots become free."""
-        ...
 
+    @abstractmethod
     def make_way(self) -> None:
         """Let idle slots start their documents before the caller continues."""
-        ...
 
     def collect(self) -> list[AttemptResult]:
         """Return the attempts that ended since the last call."""
-        ...
+        ended = [self._done.popleft() for _ in range(len(self._done))]
+        return [one for one in ended if not one.held.dropped]
 
+    @abstractmethod
     def tend(self, now_s: float) -> None:
         """Enforce limits, replace children, and move documents from stuck slots."""
-        ...
 
+    @abstractmethod
     def due_s(self) -> float | None:
         """Return when `tend` is due; None if nothing is."""
-        ...
 
     def wait(self, timeout_s: float) -> None:
         """Wait for the end of an attempt, for `ring`, or for the timeout."""
-        ...
+        self._wakeup.wait(timeout_s)
 
     def ring(self) -> None:
         """End `wait`, from any thread or a signal handler."""
-        ...
+        self._wakeup.ring()
 
+    @abstractmethod
     def take_back(self) -> list[ActiveClaim]:
         """Remove and return the documents that have not started."""
-        ...
 
+    @abstractmethod
     def stop(self, held: ActiveClaim) -> None:
         """Kill a running handler, or set `stop_requested`; its result is discarded."""
-        ...
 
+    @abstractmethod
     def stop_replacing(self) -> None:
         """Do not replace children that end from now on."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Kill all handlers and free the resources. Idempotent."""
-        ...
+
+    def _folder_of(self, held: ActiveClaim) -> str:
+        return folder_of(self._folders, *held.fence)
 
 
 class WakeupPipe:

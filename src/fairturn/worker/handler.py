@@ -6,14 +6,16 @@ A child imports little but this module, so rarely needed modules are imported wh
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
+from fairturn.clock import to_datetime
 from fairturn.worker.tracebacks import describe, message_of, trace
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from datetime import datetime
     from pathlib import Path
-    from typing import Any, BinaryIO
 
     from fairturn.model import Fence
 
@@ -22,26 +24,28 @@ RESULT_BYTES_MAX = 16 * 1_048_576  # as in `model`, which a child does not impor
 # The first value of an `Answer`: how the attempt ended.
 DONE, FILE, RETRY, GIVE_UP = "done", "file", "retry", "give_up"
 
-# A document as it is sent to a child, in JSON.
-DocumentFields = tuple[
-    str,  # id
-    int,  # number of the fence
-    str,  # customer
-    str | None,  # name
-    str | None,  # metadata, JSON text
-    int,  # priority
-    int,  # count
-    int,  # attempt
-    int,  # size_bytes
-    int,  # submitted_at_us
-    str,  # body_type
-    str | bytes | None,  # body
-    str | None,  # path of the stored content
-    bytes | None,  # SHA-256
-]
 # How it ended; result or error; path of the result file (FILE); `after_s` (RETRY).
 Answer = tuple[str, str | None, str | None, float | None]
 Handler = Callable[["ClaimedDocument"], object]
+
+
+class DocumentFields(NamedTuple):
+    """What a child is sent of a claimed document."""
+
+    id: str
+    number: int  # of the fence
+    customer: str
+    name: str | None
+    metadata_json: str | None
+    priority: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    attempt: int
+    size_bytes: int
+    submitted_at_us: int
+    is_payload: bool
+    body: str | bytes | None
+    path: str | None  # of the stored content
+    sha256: bytes | None
 
 
 class Retry(Exception):
@@ -75,59 +79,30 @@ class ClaimedDocument:
     It has more than 15 attributes because it offers all that a handler may read of a document.
     """
 
-    __slots__ = (
-        "_body",
-        "_folder_made",
-        "_folders",
-        "_kind",
-        "_metadata",
-        "_number",
-        "_path",
-        "_report",
-        "_sha256",
-        "attempt",
-        "count",
-        "customer",
-        "id",
-        "name",
-        "priority",
-        "size_bytes",
-        "stop_requested",
-        "submitted_at_us",
-    )
-
     def __init__(
         self, fields: DocumentFields, folders: str, report: Callable[[float, float | None], None]
     ) -> None:
-        (
-            self.id,
-            self._number,
-            self.customer,
-            self.name,
-            self._metadata,
-            self.priority,
-            self.count,
-            self.attempt,
-            self.size_bytes,
-            self.submitted_at_us,
-            self._kind,
-            self._body,
-            self._path,
-            self._sha256,
-        ) = fields
+        self._fields = fields
+        self.id = fields.id
+        self.customer = fields.customer
+        self.name = fields.name
+        self.priority = fields.priority
+        self.count = fields.count
+        self.attempt = fields.attempt
+        self.size_bytes = fields.size_bytes
+        self.submitted_at_us = fields.submitted_at_us
+        self.is_payload = fields.is_payload  # whether it has a `payload`, or content
+        # Threads only: the document was cancelled, or its lease was lost.
+        self.stop_requested = False
         self._folders = folders
         self._folder_made = False
         self._report = report
-        # Threads only: the document was cancelled, or its lease was lost.
-        self.stop_requested = False
 
     def __repr__(self) -> str:
         return f"<document {self.id} of {self.customer!r}, attempt {self.attempt}>"
 
     @property
-    def submitted_at(self) -> "datetime":
-        from fairturn.clock import to_datetime
-
+    def submitted_at(self) -> datetime:
         return to_datetime(self.submitted_at_us)
 
     @property
@@ -135,39 +110,31 @@ class ClaimedDocument:
         """The fencing token of this attempt: external systems can reject a superseded one by it."""
         from fairturn.model import Fence
 
-        return Fence(self.id, self._number)
+        return Fence(self.id, self._fields.number)
 
     @property
-    def metadata(self) -> "dict[str, Any]":
-        return json.loads(self._metadata) if self._metadata else {}
+    def metadata(self) -> dict[str, Any]:
+        text = self._fields.metadata_json
+        return json.loads(text) if text else {}
 
     @property
-    def is_payload(self) -> bool:
-        """True if the document has a `payload`, False if it has content."""
-        return self._kind == "payload"
-
-    @property
-    def payload(self) -> "Any":
+    def payload(self) -> Any:
         """The JSON value; raises `ValueError` if the document has content."""
         if not self.is_payload:
             raise ValueError(f"document {self.id} has content, not a payload; call read()")
-        if self._body is not None:
-            return json.loads(self._body)
+        if self._fields.body is not None:
+            return json.loads(self._fields.body)
         with self._open_stored() as stream:
             return json.load(stream)
 
-    def open(self) -> "BinaryIO":
+    def open(self) -> BinaryIO:
         """Open the content, after verifying its SHA-256.
 
         Raises `ValueError` if the document has a payload, `ContentDamaged` if the content is
         missing or does not match.
         """
-        self._require_content()
-        if self._body is None:
-            return self._open_stored()
-        from io import BytesIO
-
-        return BytesIO(self._checked_body())
+        body = self._checked_body()
+        return self._open_stored() if body is None else BytesIO(body)
 
     def read(self) -> bytes:
         """Return the content."""
@@ -179,13 +146,13 @@ class ClaimedDocument:
         """The content as a file for reading: the stored one, or a copy in `folder`."""
         from pathlib import Path
 
-        self._require_content()
-        if self._body is None:
+        body = self._checked_body()
+        if body is None:
             self._open_stored().close()
             return Path(self._stored_path())
         copy = self.folder / "content"
         if not copy.exists():
-            copy.write_bytes(self._checked_body())
+            copy.write_bytes(body)
         return copy
 
     @property
@@ -193,7 +160,7 @@ class ClaimedDocument:
         """A private folder, removed after the attempt."""
         from pathlib import Path
 
-        folder = Path(folder_of(self._folders, self.id, self._number))
+        folder = Path(folder_of(self._folders, self.id, self._fields.number))
         if not self._folder_made:
             folder.mkdir(mode=0o700, exist_ok=True)
             self._folder_made = True
@@ -210,49 +177,46 @@ class ClaimedDocument:
                 raise ValueError(f"{name} is {value}; it must be from 0 to 10^15")
         self._report(done, total)
 
-    def _require_content(self) -> None:
-        if self.is_payload:
-            raise ValueError(f"document {self.id} has a payload, not content; use .payload")
-
-    def _checked_body(self) -> bytes:
+    def _checked_body(self) -> bytes | None:
+        """Return the content, verified; None if it is stored outside the database."""
         from fairturn.contents.local import check_bytes
 
-        assert isinstance(self._body, bytes)
-        check_bytes(self.id, self._body, self._sha256)
-        return self._body
+        if self.is_payload:
+            raise ValueError(f"document {self.id} has a payload, not content; use .payload")
+        body = self._fields.body
+        if body is not None:
+            assert isinstance(body, bytes)
+            check_bytes(self.id, body, self._fields.sha256)
+        return body
 
-    def _open_stored(self) -> "BinaryIO":
+    def _open_stored(self) -> BinaryIO:
         from fairturn.contents.local import open_file
         from fairturn.errors import ContentDamaged
         from fairturn.model import ContentRef
 
-        if self._path is None or self._sha256 is None:
+        if self._fields.path is None or self._fields.sha256 is None:
             raise ContentDamaged(
                 f"this worker cannot find the content of document {self.id}; set the folder or "
                 "bucket with contents=Folder(...) or --contents"
             )
         path = self._stored_path()
-        return open_file(path, ContentRef(os.path.basename(path), self.size_bytes, self._sha256))
+        ref = ContentRef(os.path.basename(path), self.size_bytes, self._fields.sha256)
+        return open_file(path, ref)
 
     def _stored_path(self) -> str:
         """Return the path of the content. One in a bucket is downloaded to `folder`, by a signed
         URL: the handler has no credentials of the bucket."""
-        assert self._path is not None
-        if not self._path.startswith(("https://", "http://")):
-            return self._path
+        path = self._fields.path
+        assert path is not None
+        if not path.startswith(("https://", "http://")):
+            return path
         from fairturn.contents.s3 import fetch
 
-        name = os.path.basename(self._path.partition("?")[0])
-        copy = str(self.folder / name)
+        copy = str(self.folder / os.path.basename(path.partition("?")[0]))
         if not os.path.exists(copy):
-            fetch(self._path, f"{copy}.part")
+            fetch(path, f"{copy}.part")
             os.rename(f"{copy}.part", copy)
         return copy
-
-    def _end(self, answer: Answer) -> None:
-        """Remove the attempt's folder, unless it may contain the result file."""
-        if self._folder_made and answer[0] != FILE:
-            remove_folder(folder_of(self._folders, self.id, self._number))
 
 
 def folder_of(folders: str, id: str, number: int) -> str:
@@ -272,7 +236,6 @@ def remove_folder(path: str) -> None:
 def _remove_nested(top: str) -> None:
     """Remove folders that are nested deeper than Python's recursion or the length of a path allows,
     as an archive can create them: move each to the top, then empty it."""
-    from contextlib import suppress
     from secrets import token_hex
 
     folders = [top]
@@ -320,8 +283,8 @@ class HandlerRunner:
         except BaseException as error:
             answer = self._failure(error)
             self._error = error
-        if document._folder_made:
-            document._end(answer)
+        if document._folder_made and answer[0] != FILE:  # it may contain the result file
+            remove_folder(str(document.folder))
         return answer
 
     def report_error(self) -> None:
@@ -373,7 +336,7 @@ def _seconds(value: object) -> float | None:
         return None
 
 
-async def _wait(result: "Any") -> object:
+async def _wait(result: Any) -> object:
     return await result
 
 

@@ -2,21 +2,23 @@
 
 import resource
 import selectors
-from collections import deque
+import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fairturn.clock import stopwatch
 from fairturn.contents.local import Contents
 from fairturn.errors import HandlerNotLoaded
-from fairturn.worker.executor import STUCK_S, ActiveClaim, AttemptResult, WakeupPipe
-from fairturn.worker.handler import FILE, RETRY, Answer, folder_of, remove_folder
+from fairturn.worker.executor import ActiveClaim, AttemptResult, Executor
+from fairturn.worker.handler import FILE, RETRY, Answer, remove_folder
 from fairturn.worker.isolation import Isolation, limits_processes
+from fairturn.worker.messages import ChildConfig, ChildLimits
 from fairturn.worker.output import Output, pass_on
 from fairturn.worker.prefetch import PrefetchPolicy
 from fairturn.worker.results import ResultCopier, keep_file
-from fairturn.worker.slot import ChildConfig, Slot
+from fairturn.worker.slot import Slot
 
+STUCK_S = 0.05  # documents queued behind one that runs for longer move to another slot
 STARTS_FAILED_MAX = 3  # in a row; then the worker raises
 START_PAUSE_S = 1.0  # after the system refused a new process
 CHUNK_S = 0.01  # of measured work that is sent to one child at a time
@@ -25,19 +27,7 @@ _CLOSE_S, _STOP_S = 60.0, 0.2  # for the last folders and result files: normally
 _POLL_S = 0.05  # while a child ends
 
 
-class ChildLimits(NamedTuple):
-    """The limits of an attempt (time, memory, processes, size of a file), and when a child is
-    replaced."""
-
-    time_s: float | None
-    memory_bytes: int | None
-    documents: int
-    growth_bytes: int
-    processes: int | None = None
-    file_bytes: int | None = None
-
-
-class ProcessExecutor:
+class ProcessExecutor(Executor):
     """Runs handlers in `concurrency` child processes.
 
     It has more than 15 attributes and 20 methods because it implements `Executor` and processes
@@ -60,30 +50,17 @@ class ProcessExecutor:
         output: Output,
     ) -> None:
         _check_open_files(concurrency)
+        super().__init__(contents, folder, pace, output)
+        if not limits_processes(isolation):
+            limits = limits._replace(processes=None)
         self._limits = limits
         self._isolation = isolation
-        self._contents = contents
-        self._folder = folder
-        self._pace = pace
-        self._wakeup = WakeupPipe()
+        self._config = ChildConfig(handler, main_module, sys.path, self._folders, limits)
         self._copier = ResultCopier()
-        self._ready: deque[ActiveClaim] = deque()
-        self._done: deque[AttemptResult] = deque()
-        self._starts_failed = 0
         self._concurrency = concurrency
+        self._starts_failed = 0
         self._start_after_s = 0.0
         self._replacing = True
-        self._closed = False
-        self._started = ChildConfig(
-            handler=handler,
-            main=main_module,
-            folders=str(folder),
-            memory_limit_bytes=limits.memory_bytes,
-            process_limit=limits.processes if limits_processes(isolation) else None,
-            file_limit_bytes=limits.file_bytes,
-            growth_bytes=limits.growth_bytes,
-        )
-        self._output = output
         self._slots: list[Slot] = []
         try:
             for _ in range(concurrency):
@@ -93,7 +70,7 @@ class ProcessExecutor:
             raise
 
     def _new_slot(self) -> Slot:
-        slot = Slot(self._started, self._isolation, self._output, self._limits.documents)
+        slot = Slot(self._config, self._isolation, self._output)
         self._wakeup.watch(slot.replies, selectors.EVENT_READ, lambda _: self._read_replies(slot))
         self._wakeup.watch(slot.output, selectors.EVENT_READ, lambda _: slot.forward_output())
         if slot.ending >= 0:
@@ -106,13 +83,7 @@ class ProcessExecutor:
         return sum(slot.usable and not slot.given for slot in self._slots)
 
     def unstarted(self) -> int:
-        return len(self._ready) + sum(max(0, len(slot.given) - 1) for slot in self._slots)
-
-    def unstarted_since_s(self) -> float | None:
-        try:
-            return self._ready[0].claimed_s
-        except IndexError:
-            return None
+        return super().unstarted() + sum(max(0, len(slot.given) - 1) for slot in self._slots)
 
     def running(self) -> list[ActiveClaim]:
         return [slot.given[0] for slot in self._slots if slot.given]
@@ -123,11 +94,6 @@ class ProcessExecutor:
 
     def make_way(self) -> None:
         """Do nothing: children have their own interpreters."""
-
-    def collect(self) -> list[AttemptResult]:
-        done = self._done
-        ended = [done.popleft() for _ in range(len(done))]
-        return [one for one in ended if not one.held.dropped]
 
     def tend(self, now_s: float) -> None:
         for slot in list(self._slots):
@@ -159,12 +125,6 @@ class ProcessExecutor:
                 due.append(stopwatch() + _POLL_S)
         return min(due, default=None)
 
-    def wait(self, timeout_s: float) -> None:
-        self._wakeup.wait(timeout_s)
-
-    def ring(self) -> None:
-        self._wakeup.ring()
-
     def take_back(self) -> list[ActiveClaim]:
         taken = [held for slot in self._slots for held in slot.take_back()]
         taken += self._ready
@@ -185,7 +145,7 @@ class ProcessExecutor:
             return
         self._closed = True
         for slot in self._slots:
-            slot.close()
+            slot.kill("closed")
         for slot in self._slots:
             self._forget(slot)
             slot.wait()
@@ -236,7 +196,7 @@ class ProcessExecutor:
             reason, trace = slot.broken
             pass_on(self._output, "", trace)
             raise HandlerNotLoaded(
-                f"handler {self._started.handler} cannot be loaded in a child process: {reason}"
+                f"handler {self._config.handler} cannot be loaded in a child process: {reason}"
             )
         if slot.usable:
             self._starts_failed = 0
@@ -249,7 +209,7 @@ class ProcessExecutor:
         if slot.recycle:
             self._ready.extendleft(reversed(slot.take_back()))
         if (slot.recycle or not slot.documents_left) and not slot.given:
-            slot.retire()
+            slot.kill("retired")
         self._hand_out()
 
     def _finish(self, held: ActiveClaim, answer: Answer, seconds: float) -> None:
@@ -289,7 +249,7 @@ class ProcessExecutor:
             if self._starts_failed >= STARTS_FAILED_MAX:
                 raise HandlerNotLoaded(
                     f"{self._starts_failed} child processes in a row ended before they had loaded "
-                    f"handler {self._started.handler}: {slot.why()}"
+                    f"handler {self._config.handler}: {slot.why()}"
                 )
         self._fill(now_s)
         self._hand_out()
@@ -316,9 +276,6 @@ class ProcessExecutor:
         for descriptor in (slot.replies, slot.output, slot.ending, slot.orders):
             if descriptor >= 0:
                 self._wakeup.forget(descriptor)
-
-    def _folder_of(self, held: ActiveClaim) -> str:
-        return folder_of(str(self._folder), *held.fence)
 
 
 def _is_stuck(slot: Slot, now_s: float) -> bool:

@@ -4,17 +4,14 @@ A child starts a document only after reading a permit, a few bytes in a pipe tha
 read. The worker can therefore take back unstarted documents at any time, by reading their permits.
 """
 
-import base64
 import os
 import re
 import signal
 import subprocess
-import sys
 from collections import deque
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from fairturn.clock import stopwatch
 from fairturn.model import Progress
@@ -23,7 +20,15 @@ from fairturn.worker import reaper
 from fairturn.worker.executor import ActiveClaim
 from fairturn.worker.handler import DONE, FILE, GIVE_UP, RESULT_BYTES_MAX, RETRY, Answer
 from fairturn.worker.isolation import REAPER, Isolation
-from fairturn.worker.messages import EPOCHS, PERMIT_BYTES, FrameDecoder, FrameError, pack
+from fairturn.worker.messages import (
+    EPOCHS,
+    PERMIT_BYTES,
+    ChildConfig,
+    FrameDecoder,
+    FrameError,
+    pack,
+    to_json,
+)
 from fairturn.worker.output import LineSplitter, Output
 
 READ_BYTES = 262_144
@@ -37,18 +42,6 @@ _NUMBER_MAX = 1 << 53  # of seconds and progress: larger numbers do not fit in a
 EndedAttempt = tuple[ActiveClaim, Answer, float]
 
 
-class ChildConfig(NamedTuple):
-    """The first message to a child."""
-
-    handler: str
-    main: dict[str, Any] | None
-    folders: str
-    memory_limit_bytes: int | None
-    process_limit: int | None
-    file_limit_bytes: int | None
-    growth_bytes: int
-
-
 class Slot:
     """A child process and the documents that were given to it.
 
@@ -56,12 +49,10 @@ class Slot:
     one state.
     """
 
-    def __init__(
-        self, started: ChildConfig, isolation: Isolation, output: Output, documents: int = 1 << 62
-    ) -> None:
+    def __init__(self, config: ChildConfig, isolation: Isolation, output: Output) -> None:
         self.given: deque[ActiveClaim] = deque()
         self.begun_s = stopwatch()  # start of the first document, or of the child
-        self.documents_left = documents
+        self.documents_left = config.limits.documents
         self.was_ready = False
         self.recycle = False  # the child asked to be replaced
         self.broken: tuple[str, str] | None = None  # why the handler failed to load; traceback
@@ -75,9 +66,9 @@ class Slot:
         self._printing = ""  # the document that its output belongs to
         self._orders_left = bytearray()
         self.ending = -1  # pidfd; -1 if the system has none
-        self._open(started, isolation)
+        self._open(config, isolation)
 
-    def _open(self, started: ChildConfig, isolation: Isolation) -> None:
+    def _open(self, config: ChildConfig, isolation: Isolation) -> None:
         (
             (orders, self.orders),
             (self._permits_read, self._permits),
@@ -94,7 +85,7 @@ class Slot:
             str(Path(reaper.__file__).parents[2]),
             ",".join(map(str, theirs)),
             str(int(isolation.namespace)),
-            str(started.process_limit or 0),
+            str(config.limits.processes or 0),
         )
         try:
             self._process = subprocess.Popen(
@@ -114,7 +105,7 @@ class Slot:
             for descriptor in (orders, replies, life, output):
                 os.close(descriptor)
         self.ending = _ending_of(self._process.pid)
-        self._send(started._asdict() | {"path": sys.path})
+        self._send(config)
 
     # ── Documents ────────────────────────────────────────────────────────────────────────────────
 
@@ -135,7 +126,7 @@ class Slot:
         if idle:
             self._begin_next()
         self.documents_left -= len(documents)
-        self._send([self._epoch, [_for_json(held) for held in documents]])
+        self._send([self._epoch, [to_json(held.fields()) for held in documents]])
         with suppress(BrokenPipeError):
             os.write(self._permits, self._epoch.to_bytes(PERMIT_BYTES, "big") * len(documents))
 
@@ -256,9 +247,6 @@ class Slot:
             self._killed_s = stopwatch()
             self._close_life()
 
-    def retire(self) -> None:
-        self.kill("retired")
-
     def enforce_end(self, now_s: float) -> None:
         """Kill a child that closed its reply pipe without ending, and a reaper that does not end in
         time."""
@@ -282,10 +270,6 @@ class Slot:
             name = f" ({signal.Signals(-code).name})"
         hint = ", perhaps because the system ran out of memory" if -code == signal.SIGKILL else ""
         return f"the handler's process was killed by signal {-code}{name}{hint}"
-
-    def close(self) -> None:
-        """Begin to end the child; `wait` completes it."""
-        self.kill("closed")
 
     def wait(self) -> None:
         """Wait for the end of the process, forward its last output and close the descriptors."""
@@ -334,15 +318,6 @@ def _ending_of(pid: int) -> int:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
         return -1
-
-
-def _for_json(held: ActiveClaim) -> list[object]:
-    values: list[object] = list(held.fields)
-    if held.is_content and isinstance(values[11], bytes):
-        values[11] = base64.b64encode(values[11]).decode("ascii")
-    if isinstance(values[13], bytes):
-        values[13] = values[13].hex()
-    return values
 
 
 def _check_numbers(*numbers: float | None) -> None:

@@ -70,10 +70,10 @@ class WorkerOptions(NamedTuple):
     lease_s: float
     grace_s: float
     retry: Backoff
-    until_empty: bool
     stops: Sequence[bool]  # grows with each call of `Worker.stop`: its `now`
     on_event: Callable[[events.Event], None] | None
     random: Callable[[], float]
+    until_empty: bool = False
 
 
 class _UnrecordedOutcome(NamedTuple):

@@ -12,15 +12,8 @@ from queue import SimpleQueue
 
 from fairturn.clock import stopwatch
 from fairturn.contents.local import Contents
-from fairturn.worker.executor import ActiveClaim, AttemptResult, WakeupPipe
-from fairturn.worker.handler import (
-    GIVE_UP,
-    RETRY,
-    ClaimedDocument,
-    Handler,
-    HandlerRunner,
-    folder_of,
-)
+from fairturn.worker.executor import ActiveClaim, AttemptResult, Executor
+from fairturn.worker.handler import GIVE_UP, RETRY, ClaimedDocument, Handler, HandlerRunner
 from fairturn.worker.output import Output, pass_on
 from fairturn.worker.prefetch import PrefetchPolicy
 from fairturn.worker.results import keep_file
@@ -33,12 +26,8 @@ _WAKING_S = 0.000_05  # about the time that a thread takes to wake up
 WORTH_WAKING_S = 0.005  # of work: the switch interval of the GIL
 
 
-class ThreadExecutor:
-    """Runs handlers in `concurrency` threads.
-
-    It has more than 15 attributes because it implements `Executor` and shares its state with the
-    threads.
-    """
+class ThreadExecutor(Executor):
+    """Runs handlers in `concurrency` threads."""
 
     can_end = False
 
@@ -52,19 +41,12 @@ class ThreadExecutor:
         pace: PrefetchPolicy,
         output: Output,
     ) -> None:
+        super().__init__(contents, folder, pace, output)
         self._handler = handler
-        self._output = output
-        self._pace = pace
-        self._contents = contents
-        self._folders = str(folder)
-        self._wakeup = WakeupPipe()
-        self._ready: deque[ActiveClaim] = deque()
-        self._done: deque[AttemptResult] = deque()
         self._traces: deque[tuple[str, str]] = deque()  # tracebacks, with their documents
         self._started: dict[int, tuple[ActiveClaim, ClaimedDocument]] = {}
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._idle: set[int] = set()
-        self._closed = False
         self._given_s = 0.0
         self._slow = False  # the ready documents take longer than expected
         self._threads = [
@@ -76,15 +58,6 @@ class ThreadExecutor:
 
     def free(self) -> int:
         return len(self._idle)
-
-    def unstarted(self) -> int:
-        return len(self._ready)
-
-    def unstarted_since_s(self) -> float | None:
-        try:
-            return self._ready[0].claimed_s
-        except IndexError:
-            return None
 
     def running(self) -> list[ActiveClaim]:
         return [held for held, _ in list(self._started.values())]
@@ -109,13 +82,12 @@ class ThreadExecutor:
             self._wake.put(True)
 
     def collect(self) -> list[AttemptResult]:
-        done = self._done
-        ended = [done.popleft() for _ in range(len(done))]
+        ended = super().collect()
         while self._traces:
             pass_on(self._output, *self._traces.popleft())
         if ended:
             self._pace.add(sum([one.seconds for one in ended]), len(ended))
-        return [one for one in ended if not one.held.dropped]
+        return ended
 
     def tend(self, now_s: float) -> None:
         self._slow = bool(self._ready and now_s > self._given_s + WORTH_WAKING_S)
@@ -124,12 +96,6 @@ class ThreadExecutor:
 
     def due_s(self) -> float | None:
         return stopwatch() + POLL_S if self._ready or self._done else None
-
-    def wait(self, timeout_s: float) -> None:
-        self._wakeup.wait(timeout_s)
-
-    def ring(self) -> None:
-        self._wakeup.ring()
 
     def take_back(self) -> list[ActiveClaim]:
         taken = []
@@ -189,7 +155,7 @@ class ThreadExecutor:
         running.close()
 
     def _run(self, running: HandlerRunner, number: int, held: ActiveClaim) -> AttemptResult:
-        document = ClaimedDocument(held.fields, self._folders, held.report)
+        document = ClaimedDocument(held.fields(), self._folders, held.report)
         self._started[number] = held, document
         held.begun_s = begun_s = stopwatch()
         answer = running.run(document)
@@ -199,5 +165,5 @@ class ThreadExecutor:
         del self._started[number]
         if answer[2] is None:
             return AttemptResult(held, answer, seconds)
-        answer, content = keep_file(self._contents, answer, folder_of(self._folders, *held.fence))
+        answer, content = keep_file(self._contents, answer, self._folder_of(held))
         return AttemptResult(held, answer, seconds, content)

@@ -25,9 +25,10 @@ from fairturn.worker.isolation import (
     hide_memory,
 )
 from fairturn.worker.loader import load, main_module, reference_of, refuse_in_child
+from fairturn.worker.messages import ChildLimits
 from fairturn.worker.output import pass_on
 from fairturn.worker.prefetch import PrefetchPolicy
-from fairturn.worker.process_executor import ChildLimits, ProcessExecutor
+from fairturn.worker.process_executor import ProcessExecutor
 from fairturn.worker.signals import handled
 from fairturn.worker.supervisor import Supervisor, WorkerOptions, WorkerTotals
 from fairturn.worker.thread_executor import ThreadExecutor
@@ -36,7 +37,6 @@ from fairturn.worker.tracebacks import describe, trace
 CONCURRENCY_MAX = 1_000
 LEASE_S_MIN = 0.1
 RECYCLE_AFTER = 10_000
-GROWTH_BYTES_MAX = 256 * 1_048_576
 # Of one child, by default: far above what handlers need, far below what harms a machine.
 MEMORY_LIMIT_BYTES = 4 * 1_073_741_824
 PROCESS_LIMIT, PROCESS_LIMIT_MIN, PROCESS_LIMIT_MAX = 1_000, 10, 4_000_000
@@ -45,7 +45,6 @@ NO_NAMESPACE = (
     "this system allows no PID namespace: handlers see the names of other processes, and the "
     "process limit does not apply; see docs/worker.md, or pass namespace=False (--no-namespace)"
 )
-_MODULES = ("folder", "signals", "supervisor")  # together they import all modules of a run
 
 
 class Worker:
@@ -60,13 +59,11 @@ class Worker:
     Children get a limited environment, with the variables that `pass_env` names, and their own PID
     namespace where the system allows it; None lifts a limit. docs/worker.md states what separates
     children from the worker and from each other, and what does not. Threads are not separated.
-
-    It has more than 15 attributes because it stores its options until `run` is called.
     """
 
     def __init__(
         self,
-        queue: "Queue",
+        queue: Queue,
         handler: Handler | str,
         *,
         concurrency: int = 4,
@@ -79,9 +76,9 @@ class Worker:
         namespace: bool = True,
         lease_s: float = 30.0,
         grace_s: float = 30.0,
-        retry: "Backoff | None" = None,
+        retry: Backoff | None = None,
         recycle_after: int = RECYCLE_AFTER,
-        on_event: "Callable[[Event], None] | None" = None,
+        on_event: Callable[[Event], None] | None = None,
         name: str | None = None,
     ) -> None:
         _check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
@@ -96,7 +93,7 @@ class Worker:
             _check_whole("process_limit", process_limit, PROCESS_LIMIT_MIN, PROCESS_LIMIT_MAX)
         if file_limit_bytes is not None:
             _check_whole("file_limit_bytes", file_limit_bytes, 1, 1 << 60)
-        self._pass_env = _checked_variables(pass_env)
+        self._pass_env = check_names(pass_env)
         if threads and (
             self._pass_env
             or time_limit_s is not None
@@ -109,30 +106,36 @@ class Worker:
                 "not apply to threads, which run in the worker's process; remove them, or remove "
                 "threads=True"
             )
+        self.name = _new_name() if name is None else text.identity(name, "name", WORKER_BYTES_MAX)
         self._queue = queue
         named = not threads or isinstance(handler, str)
         self._handler = reference_of(handler) if named else handler
-        self._concurrency = concurrency
         self._threads = threads
-        self._time_limit_s = time_limit_s
-        self._memory_limit_bytes = memory_limit_bytes
-        self._process_limit = process_limit
-        self._file_limit_bytes = file_limit_bytes
         self._namespace = namespace
-        self._lease_s = lease_s
-        self._grace_s = grace_s
-        self._retry = retry
-        self._recycle_after = recycle_after
+        self._limits = ChildLimits(
+            time_s=time_limit_s,
+            memory_bytes=memory_limit_bytes,
+            processes=process_limit,
+            file_bytes=file_limit_bytes,
+            documents=recycle_after,
+        )
         self._on_event = on_event
-        self._emit = on_event  # of the current run
-        self.name = _checked_name(name) if name is not None else _new_name()
+        self._on_event_failed = False
         self._running = False
         self._supervisor: Supervisor | None = None
         self._stops: list[bool] = []  # one for each call of `stop`: its `now`
-        for module in (*_MODULES, "thread_executor" if threads else "process_executor"):
-            import_module(f"fairturn.worker.{module}")
+        self._options = WorkerOptions(
+            name=self.name,
+            slots=concurrency,
+            lease_s=lease_s,
+            grace_s=grace_s,
+            retry=check(retry or Backoff()),
+            stops=self._stops,
+            on_event=None if on_event is None else self._emit,
+            random=random.Random().random,
+        )
 
-    def run(self, *, until_empty: bool = False) -> "WorkerTotals":
+    def run(self, *, until_empty: bool = False) -> WorkerTotals:
         """Work until `stop` is called or the process receives SIGTERM or SIGINT, and return the
         totals. Running documents have `grace_s` to finish; the others are released.
 
@@ -146,45 +149,26 @@ class Worker:
         if self._running:
             raise RuntimeError(f"worker {self.name} is already running; create another Worker")
         self._running = True
+        self._on_event_failed = False
         try:
-            return self._run(until_empty)
+            with attempts_folder() as folder:
+                return self._run(folder, self._options._replace(until_empty=until_empty))
         finally:
             self._running = False
             self._stops.clear()
 
-    def _run(self, until_empty: bool) -> "WorkerTotals":
-        import random
-
-        from fairturn.worker.backoff import Backoff, check
-        from fairturn.worker.folder import attempts_folder
-        from fairturn.worker.prefetch import PrefetchPolicy
-        from fairturn.worker.signals import handled
-        from fairturn.worker.supervisor import Supervisor, WorkerOptions
-
-        self._emit = None if self._on_event is None else _until_it_fails(self._on_event)
-        options = WorkerOptions(
-            name=self.name,
-            slots=self._concurrency,
-            lease_s=self._lease_s,
-            grace_s=self._grace_s,
-            retry=check(self._retry or Backoff()),
-            until_empty=until_empty,
-            stops=self._stops,
-            on_event=self._emit,
-            random=random.Random().random,
-        )
+    def _run(self, folder: Path, options: WorkerOptions) -> WorkerTotals:
         # A claim from a file competes with handler threads for the GIL, so it waits until all have
         # ended. A server claims the next documents while they run.
         pace = PrefetchPolicy(refill=0.0 if self._threads and self._queue.single_writer else 0.5)
-        with attempts_folder() as folder:
-            executor = self._new_executor(folder, pace)
-            try:
-                self._supervisor = Supervisor(self._queue, executor, pace, options)
-                with handled(self.stop):
-                    return self._supervisor.run()
-            finally:
-                self._supervisor = None
-                executor.close()
+        executor = self._new_executor(folder, pace)
+        try:
+            self._supervisor = Supervisor(self._queue, executor, pace, options)
+            with handled(self.stop):
+                return self._supervisor.run()
+        finally:
+            self._supervisor = None
+            executor.close()
 
     def stop(self, *, now: bool = False) -> None:
         """Stop the worker, from any thread; with `now`, without a grace period."""
@@ -193,57 +177,41 @@ class Worker:
         if supervisor is not None:
             supervisor.ring()
 
-    def _new_executor(self, folder: "Path", pace: "PrefetchPolicy") -> "Executor":
-        if self._threads:
-            from fairturn.worker.thread_executor import ThreadExecutor
+    # ── Handler and executor ─────────────────────────────────────────────────────────────────────
 
+    def _new_executor(self, folder: Path, pace: PrefetchPolicy) -> Executor:
+        """Return the executor of the handler: threads of this process, or child processes."""
+        if self._threads:
             return ThreadExecutor(
-                self._loaded() if isinstance(self._handler, str) else self._handler,
-                concurrency=self._concurrency,
+                self._loaded(),
+                concurrency=self._options.slots,
                 contents=self._queue.contents,
                 folder=folder,
                 pace=pace,
                 output=self._print,
             )
-        from fairturn.worker.isolation import hide_memory
-        from fairturn.worker.process_executor import ChildLimits, ProcessExecutor
-
         assert isinstance(self._handler, str)
         hide_memory()
+        environ = child_environment(os.environ, self._pass_env)
+        isolation = Isolation(environ, self._namespace and has_namespaces(environ))
+        if self._namespace and not isolation.namespace:
+            self._print("", NO_NAMESPACE)
         return ProcessExecutor(
             self._handler,
             main_module() if self._handler.startswith("__main__:") else None,
-            concurrency=self._concurrency,
-            limits=ChildLimits(
-                time_s=self._time_limit_s,
-                memory_bytes=self._memory_limit_bytes,
-                documents=self._recycle_after,
-                growth_bytes=GROWTH_BYTES_MAX,
-                processes=self._process_limit,
-                file_bytes=self._file_limit_bytes,
-            ),
-            isolation=self._isolation(),
+            concurrency=self._options.slots,
+            limits=self._limits,
+            isolation=isolation,
             contents=self._queue.contents,
             folder=folder,
             pace=pace,
             output=self._print,
         )
 
-    def _isolation(self) -> "Isolation":
-        from fairturn.worker.isolation import Isolation, child_environment, has_namespaces
-
-        environ = child_environment(os.environ, self._pass_env)
-        isolation = Isolation(environ, self._namespace and has_namespaces(environ))
-        if self._namespace and not isolation.namespace:
-            self._print("", NO_NAMESPACE)
-        return isolation
-
     def _loaded(self) -> Handler:
-        from fairturn.errors import HandlerNotLoaded
-        from fairturn.worker.output import pass_on
-        from fairturn.worker.tracebacks import describe, trace
-
-        assert isinstance(self._handler, str)
+        """Return the handler for threads, imported if it was given as "module:function"."""
+        if not isinstance(self._handler, str):
+            return self._handler
         try:
             return load(self._handler)
         except Exception as error:
@@ -252,52 +220,29 @@ class Worker:
                 f"handler {self._handler} cannot be loaded: {describe(error)}"
             ) from None
 
-    def _print(self, document: str, line: str) -> None:
-        if self._emit is not None:
-            from fairturn.worker.events import LinePrinted
+    # ── Events ───────────────────────────────────────────────────────────────────────────────────
 
+    def _emit(self, event: Event) -> None:
+        """Call `on_event`, but no longer once it has raised: the worker then ends, and the events
+        of its last outcomes and printed lines must not raise again."""
+        if self._on_event is None or self._on_event_failed:
+            return
+        try:
+            self._on_event(event)
+        except BaseException:
+            self._on_event_failed = True
+            raise
+
+    def _print(self, document: str, line: str) -> None:
+        if self._on_event is not None:
             self._emit(LinePrinted(document, line))
         else:
             sys.stderr.write(f"{document or self.name}: {line}\n")
 
 
-def _until_it_fails(on_event: "Callable[[Event], None]") -> "Callable[[Event], None]":
-    """Return `on_event`, which is no longer called once it has raised: the worker then ends, and
-    the events of its last outcomes and printed lines must not raise again."""
-    failed = False
-
-    def emit(event: "Event") -> None:
-        nonlocal failed
-        if failed:
-            return
-        try:
-            on_event(event)
-        except BaseException:
-            failed = True
-            raise
-
-    return emit
-
-
 def _new_name() -> str:
     # The random part makes the name unique; host and process are for people.
-    import secrets
-    import socket
-
     return f"{socket.gethostname()[:64]}-{os.getpid()}-{secrets.token_hex(4)}"
-
-
-def _checked_name(name: str) -> str:
-    from fairturn.model import WORKER_BYTES_MAX
-    from fairturn.validation.text import identity
-
-    return identity(name, "name", WORKER_BYTES_MAX)
-
-
-def _checked_variables(names: Sequence[str]) -> tuple[str, ...]:
-    from fairturn.worker.isolation import check_names
-
-    return check_names(names)
 
 
 def _check_whole(name: str, value: int, least: int, most: int) -> None:
