@@ -1,5 +1,6 @@
 """The events of a worker, which `Worker(on_event=…)` receives; those of one document in order."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from fairturn.model import Document, Fence, Outcome, Progress
@@ -89,3 +90,4 @@ Event = (
     | WorkerIdle
     | WorkerStopping
 )
+OnEvent = Callable[[Event], None]

@@ -16,6 +16,7 @@ from fairturn.model import BodyType, Claim, ContentRef, Fence, Progress
 from fairturn.worker.handler import Answer, DocumentFields, folder_of
 from fairturn.worker.output import Output
 from fairturn.worker.prefetch import PrefetchPolicy
+from fairturn.worker.results import keep_file
 
 
 @dataclass(slots=True, eq=False)
@@ -111,10 +112,6 @@ class Executor(ABC):
     def give(self, documents: list[ActiveClaim]) -> None:
         """Start the documents in this order, as slots become free."""
 
-    @abstractmethod
-    def make_way(self) -> None:
-        """Let idle slots start their documents before the caller continues."""
-
     def collect(self) -> list[AttemptResult]:
         """Return the attempts that ended since the last call."""
         ended = [self._done.popleft() for _ in range(len(self._done))]
@@ -154,6 +151,12 @@ class Executor(ABC):
 
     def _folder_of(self, held: ActiveClaim) -> str:
         return folder_of(self._folders, *held.fence)
+
+    def _kept(self, ended: AttemptResult) -> AttemptResult:
+        """Return the attempt with its result file copied to the contents; without the copy, as an
+        error to retry. Remove the attempt's folder."""
+        answer, content = keep_file(self._contents, ended.answer, self._folder_of(ended.held))
+        return ended._replace(answer=answer, content=content)
 
 
 class WakeupPipe:

@@ -42,10 +42,8 @@ class LeaseRenewer:
         else:
             some = [one for one in some if one.progress is not one.reported]
         self._progress_s = now_s + PROGRESS_S
-        if some:
-            self._begin(some, take)
-
-    def _begin(self, some: list[ActiveClaim], take: Take) -> None:
+        if not some:
+            return
         self._renewing = True
         progress = {
             held.fence: held.progress

@@ -10,12 +10,12 @@ from fairturn.clock import stopwatch
 from fairturn.contents.local import Contents
 from fairturn.errors import HandlerNotLoaded
 from fairturn.worker.executor import ActiveClaim, AttemptResult, Executor
-from fairturn.worker.handler import FILE, RETRY, Answer, remove_folder
+from fairturn.worker.handler import FILE, RETRY, remove_folder
 from fairturn.worker.isolation import Isolation, limits_processes
 from fairturn.worker.messages import ChildConfig, ChildLimits
 from fairturn.worker.output import Output, pass_on
 from fairturn.worker.prefetch import PrefetchPolicy
-from fairturn.worker.results import ResultCopier, keep_file
+from fairturn.worker.results import ResultCopier
 from fairturn.worker.slot import Slot
 
 STUCK_S = 0.05  # documents queued behind one that runs for longer move to another slot
@@ -91,9 +91,6 @@ class ProcessExecutor(Executor):
     def give(self, documents: list[ActiveClaim]) -> None:
         self._ready.extend(documents)
         self._hand_out()
-
-    def make_way(self) -> None:
-        """Do nothing: children have their own interpreters."""
 
     def tend(self, now_s: float) -> None:
         for slot in list(self._slots):
@@ -203,23 +200,22 @@ class ProcessExecutor(Executor):
         if ended:
             slot.forward_output()
             slot.end_line()
-            self._pace.add(sum(seconds for *_, seconds in ended), len(ended))
-            for held, answer, seconds in ended:
-                self._finish(held, answer, seconds)
+            self._pace.add(sum(one.seconds for one in ended), len(ended))
+            for one in ended:
+                self._finish(one)
         if slot.recycle:
             self._ready.extendleft(reversed(slot.take_back()))
         if (slot.recycle or not slot.documents_left) and not slot.given:
             slot.kill("retired")
         self._hand_out()
 
-    def _finish(self, held: ActiveClaim, answer: Answer, seconds: float) -> None:
-        if answer[0] != FILE:
-            self._done.append(AttemptResult(held, answer, seconds))
+    def _finish(self, ended: AttemptResult) -> None:
+        if ended.answer[0] != FILE:
+            self._done.append(ended)
             return
 
         def store() -> None:
-            kept, content = keep_file(self._contents, answer, self._folder_of(held))
-            self._done.append(AttemptResult(held, kept, seconds, content))
+            self._done.append(self._kept(ended))
             self._wakeup.ring()
 
         self._copier.submit(store)
@@ -231,9 +227,7 @@ class ProcessExecutor(Executor):
         slot.forward_output(to_the_end=True)
         self._read_replies(slot)
         self._forget(slot)
-        was_ready = slot.was_ready
-        unstarted = slot.take_back()
-        self._ready.extendleft(reversed(unstarted))
+        self._ready.extendleft(reversed(slot.take_back()))
         now_s = stopwatch()
         for held in slot.given:
             self._done.append(
@@ -244,7 +238,7 @@ class ProcessExecutor(Executor):
         slot.given.clear()
         slot.wait()
         self._slots.remove(slot)
-        if not was_ready:
+        if not slot.was_ready:
             self._starts_failed += 1
             if self._starts_failed >= STARTS_FAILED_MAX:
                 raise HandlerNotLoaded(

@@ -17,7 +17,7 @@ from fairturn.clock import stopwatch
 from fairturn.model import Progress
 from fairturn.stores import ids
 from fairturn.worker import reaper
-from fairturn.worker.executor import ActiveClaim
+from fairturn.worker.executor import ActiveClaim, AttemptResult
 from fairturn.worker.handler import DONE, FILE, GIVE_UP, RESULT_BYTES_MAX, RETRY, Answer
 from fairturn.worker.isolation import REAPER, Isolation
 from fairturn.worker.messages import (
@@ -38,9 +38,6 @@ _END_S = 2.0  # for the reaper to end; then its process group is killed
 _SILENT_S = 0.5  # for a child to end after it has closed its pipe
 _NUMBER_MAX = 1 << 53  # of seconds and progress: larger numbers do not fit in a database
 
-# A document, the answer, and how many seconds the handler ran.
-EndedAttempt = tuple[ActiveClaim, Answer, float]
-
 
 class Slot:
     """A child process and the documents that were given to it.
@@ -60,12 +57,10 @@ class Slot:
         self.silent_s: float | None = None  # since when its reply pipe is closed
         self._killed_s = 0.0
         self._epoch = 0
-        self._permitted = 0
         self._frames = FrameDecoder()
         self._lines = LineSplitter(output)
         self._printing = ""  # the document that its output belongs to
         self._orders_left = bytearray()
-        self.ending = -1  # pidfd; -1 if the system has none
         self._open(config, isolation)
 
     def _open(self, config: ChildConfig, isolation: Isolation) -> None:
@@ -98,13 +93,17 @@ class Slot:
                 env=isolation.environ,
             )
         except BaseException:
-            self._close_life()
-            self.close_descriptors()
+            self.ending = -1
+            os.close(self._life)
+            self._close_descriptors()
             raise
         finally:
             for descriptor in (orders, replies, life, output):
                 os.close(descriptor)
-        self.ending = _ending_of(self._process.pid)
+        try:
+            self.ending = os.pidfd_open(self._process.pid)
+        except (AttributeError, OSError):
+            self.ending = -1  # macOS, an old kernel, or a container that forbids it
         self._send(config)
 
     # ── Documents ────────────────────────────────────────────────────────────────────────────────
@@ -172,9 +171,9 @@ class Slot:
 
     # ── Replies and output ───────────────────────────────────────────────────────────────────────
 
-    def read_replies(self) -> list[EndedAttempt]:
+    def read_replies(self) -> list[AttemptResult]:
         """Read the replies of the child; return the attempts that have ended."""
-        ended: list[EndedAttempt] = []
+        ended: list[AttemptResult] = []
         try:
             while piece := os.read(self.replies, READ_BYTES):
                 for message in self._frames.feed(piece):
@@ -188,7 +187,7 @@ class Slot:
             self._begin_next()
         return ended
 
-    def _understand(self, message: object, ended: list[EndedAttempt]) -> None:
+    def _understand(self, message: object, ended: list[AttemptResult]) -> None:
         match message:
             case ["ready"] if not self.was_ready:
                 self.was_ready = True
@@ -212,7 +211,8 @@ class Slot:
                 _check_numbers(after_s, seconds)
                 self.recycle |= recycle
                 held = self.given.popleft()
-                ended.append((held, _checked(kind, text, path, after_s), max(0.0, seconds)))
+                answer = _checked(kind, text, path, after_s)
+                ended.append(AttemptResult(held, answer, max(0.0, seconds)))
             case _:
                 raise FrameError(repr(message)[:100])
 
@@ -245,7 +245,7 @@ class Slot:
         if not self.killed_for:
             self.killed_for = reason
             self._killed_s = stopwatch()
-            self._close_life()
+            os.close(self._life)  # the reaper ends when this pipe closes
 
     def enforce_end(self, now_s: float) -> None:
         """Kill a child that closed its reply pipe without ending, and a reaper that does not end in
@@ -280,19 +280,13 @@ class Slot:
             self._process.wait()
         self.forward_output(to_the_end=True)
         self._lines.end(self._printing)
-        self.close_descriptors()
+        self._close_descriptors()
 
-    def close_descriptors(self) -> None:
-        for descriptor in (self.orders, self._permits, self._permits_read, self.replies):
-            os.close(descriptor)
-        os.close(self.output)
-        if self.ending >= 0:
-            os.close(self.ending)
-
-    def _close_life(self) -> None:
-        if self._life >= 0:
-            os.close(self._life)
-            self._life = -1
+    def _close_descriptors(self) -> None:
+        mine = (self.orders, self._permits, self._permits_read, self.replies, self.output)
+        for descriptor in (*mine, self.ending):
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def _kill_by_force(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
@@ -310,14 +304,6 @@ def _pipes(number: int) -> list[tuple[int, int]]:
             os.close(descriptor)
         raise
     return pipes
-
-
-def _ending_of(pid: int) -> int:
-    """Return a pidfd; -1 on macOS, on old kernels, or in a container that forbids it."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return -1
 
 
 def _check_numbers(*numbers: float | None) -> None:

@@ -6,6 +6,7 @@ Each kind of call has its own thread: a claim that waits for a lock delays no re
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, wait
+from contextlib import suppress
 from enum import StrEnum
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
@@ -45,17 +46,13 @@ class StoreCall(NamedTuple):
         try:
             result = self.call()
         except BaseException as error:
-            self._hand_over(self.reply.set_exception, error)
-        else:
-            if not self._hand_over(self.reply.set_result, result):
-                self.late(result)
-
-    def _hand_over(self, give: Callable[[Any], None], value: object) -> bool:
+            with suppress(InvalidStateError):
+                self.reply.set_exception(error)
+            return
         try:
-            give(value)
+            self.reply.set_result(result)
         except InvalidStateError:
-            return False
-        return True
+            self.late(result)
 
 
 class StoreCalls:

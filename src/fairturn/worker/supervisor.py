@@ -9,22 +9,19 @@ the outcomes of a fast handler share a transaction. On a server, claim and outco
 calls while documents wait for a slot. A file has one writer, so there they share a transaction.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from fairturn.clock import SECOND_US, microseconds, stopwatch
+from fairturn.clock import SECOND_US, stopwatch
 from fairturn.errors import ContentDamaged, StoreError, StoreUnavailable
 from fairturn.explain.snapshot import SIGN_ON_EVERY_US
 from fairturn.model import (
     CANCELS_REPORTED_MAX,
     Claim,
-    Completed,
     Failed,
     Fence,
-    Outcome,
     Progress,
     Released,
     Renewed,
@@ -33,12 +30,18 @@ from fairturn.model import (
 )
 from fairturn.queue import Queue
 from fairturn.worker import events
-from fairturn.worker.backoff import Backoff, delay_us
+from fairturn.worker.backoff import Backoff
 from fairturn.worker.executor import ActiveClaim, AttemptResult, Executor
-from fairturn.worker.handler import DONE, FILE, GIVE_UP, RETRY
 from fairturn.worker.leases import LeaseRenewer
 from fairturn.worker.outage import Outage
-from fairturn.worker.outcomes import CallResult, OutcomeRecorder, state_after
+from fairturn.worker.outcomes import (
+    Attempts,
+    CallResult,
+    OutcomeRecorder,
+    UnrecordedOutcome,
+    WorkerTotals,
+    outcome_of,
+)
 from fairturn.worker.prefetch import PrefetchPolicy
 from fairturn.worker.store_calls import StoreCalls, StoreOperation
 from fairturn.worker.wakeups import StoreListener
@@ -52,16 +55,6 @@ SIGN_ON_S = SIGN_ON_EVERY_US / SECOND_US
 IDLE_S = 2.0  # until a worker with `until_empty` emits `WorkerIdle`
 
 
-class WorkerTotals(NamedTuple):
-    """How many attempts ended in each way."""
-
-    completed: int = 0
-    failed: int = 0  # retried or not
-    released: int = 0
-    cancelled: int = 0
-    lost: int = 0
-
-
 class WorkerOptions(NamedTuple):
     """The options of a run."""
 
@@ -71,17 +64,9 @@ class WorkerOptions(NamedTuple):
     grace_s: float
     retry: Backoff
     stops: Sequence[bool]  # grows with each call of `Worker.stop`: its `now`
-    on_event: Callable[[events.Event], None] | None
+    on_event: events.OnEvent | None
     random: Callable[[], float]
     until_empty: bool = False
-
-
-class _UnrecordedOutcome(NamedTuple):
-    """An attempt that has ended and is not recorded yet."""
-
-    outcome: Outcome
-    held: ActiveClaim
-    seconds: float
 
 
 class Supervisor:
@@ -98,20 +83,13 @@ class Supervisor:
         self._executor = executor
         self._pace = pace
         self._options = options
-        self._recorder = OutcomeRecorder(
-            queue,
-            options.name,
-            options.lease_s,
-            reads_states=options.on_event is not None,
-        )
         self._calls = StoreCalls(executor.ring)
         self._outage = Outage(options.random)
+        self._recorder = OutcomeRecorder(queue, options.name, options.lease_s, options.on_event)
+        self._attempts = Attempts(options.on_event, self._discard)
         self._leases = LeaseRenewer(queue, self._calls, self._outage, options.lease_s)
-        self._held: dict[Fence, ActiveClaim] = {}
-        self._ended: list[_UnrecordedOutcome] = []
-        self._oldest_s = 0.0  # end of the first of them
-        self._claiming: list[_UnrecordedOutcome] | None = None  # by the claim in flight
-        self._recording: list[_UnrecordedOutcome] | None = None  # by `finish` in flight
+        self._claiming = False  # a claim is in flight
+        self._recording = False  # a `finish` is in flight
         self._sign_on_s: float | None = 0.0  # None: a heartbeat is in flight
         self._poll_s = 0.0
         self._summary_in_flight = False
@@ -124,9 +102,8 @@ class Supervisor:
         self._deadline_s: float | None = None  # the worker ends then, even with calls in flight
         self._abandoning = False  # newly claimed documents are released
         self._idle_since_s: float | None = None
-        self._idle_reported = options.on_event is None
+        self._idle_reported = False
         self._listener = StoreListener(queue, self._calls.ring)
-        self._counts = dict.fromkeys(WorkerTotals._fields, 0)
 
     def ring(self) -> None:
         """Wake the loop, from any thread or a signal handler."""
@@ -157,12 +134,17 @@ class Supervisor:
             self._sign_off()
             self._calls.leave()
             self._listener.close()
-        if self._held:
+        if self._attempts.held:
             raise StoreUnavailable(
-                f"the store did not record the outcomes of {len(self._held):,} attempts before the "
-                "worker stopped; their documents run again when their leases have expired"
+                f"the store did not record the outcomes of {len(self._attempts.held):,} attempts "
+                "before the worker stopped; their documents run again when their leases have "
+                "expired"
             )
-        return WorkerTotals(**self._counts)
+        return self._attempts.totals()
+
+    def _emit(self, event: events.Event) -> None:
+        if self._options.on_event is not None:
+            self._options.on_event(event)
 
     # ── One turn of the loop ─────────────────────────────────────────────────────────────────────
 
@@ -170,18 +152,19 @@ class Supervisor:
         """Do everything that is due; return True when the worker is done."""
         now_s = stopwatch()
         self._executor.tend(now_s)
-        self._take_in(self._executor.collect(), now_s)
+        for ended in self._executor.collect():
+            self._end(ended, now_s)
         self._take_replies()
         if self._stops:
             self._wind_down(now_s)
         else:
             self._release_stuck(now_s)
-        self._leases.renew(self._held.values(), now_s, self._take_renewed)
+        self._leases.renew(self._attempts.held.values(), now_s, self._take_renewed)
         self._sign_on(now_s)
         self._record_and_claim(now_s)
-        if self._held:
+        if self._attempts.held:
             self._idle_since_s = None
-        if self._held or self._claiming is not None:
+        if self._attempts.held or self._claiming:
             return self._is_past_deadline(now_s)
         return bool(self._stops) or (
             self._options.until_empty and self._short and self._is_empty(now_s)
@@ -191,14 +174,14 @@ class Supervisor:
         """Return when the next turn is due. The end of a call in flight wakes the loop."""
         due = []
         renewal_s = self._leases.due_s()
-        if self._held and renewal_s is not None:
+        if self._attempts.held and renewal_s is not None:
             due.append(renewal_s)
         if self._sign_on_s is not None and not self._stops:
             due.append(max(self._sign_on_s, self._outage.until_s))
-        if self._claiming is None:
+        if not self._claiming:
             due.append(max(self._poll_s, self._outage.until_s))
-            if self._ended and self._recording is None:
-                due.append(max(self._oldest_s + RECORD_S, self._outage.until_s))
+            if self._attempts.unrecorded and not self._recording:
+                due.append(max(self._attempts.oldest_s + RECORD_S, self._outage.until_s))
         executor_s = self._executor.due_s()
         if executor_s is not None:
             due.append(executor_s)
@@ -208,7 +191,9 @@ class Supervisor:
         if self._deadline_s is not None:
             due.append(self._deadline_s)
         elif self._stopped_s is not None:
-            due.append(self._stopped_s + (self._options.grace_s if self._held else ANSWER_S))
+            due.append(
+                self._stopped_s + (self._options.grace_s if self._attempts.held else ANSWER_S)
+            )
         return min(due, default=stopwatch() + POLL_S)
 
     # ── Calls of the store ───────────────────────────────────────────────────────────────────────
@@ -221,8 +206,7 @@ class Supervisor:
             except StoreUnavailable as error:
                 pause_s = self._outage.go_on(stopwatch())
                 call.fail()
-                if self._options.on_event is not None:
-                    self._options.on_event(events.StoreFailed(str(error), pause_s))
+                self._emit(events.StoreFailed(str(error), pause_s))
             except BaseException:
                 call.fail()
                 raise
@@ -230,51 +214,35 @@ class Supervisor:
                 call.take(reply)
                 # A read does not end an outage: the store may be read-only.
                 if call.kind is not StoreOperation.BACKGROUND:
-                    self._end_outage(call.begun_s)
+                    away_s = self._outage.end(stopwatch(), call.begun_s)
+                    if away_s is not None:
+                        self._emit(events.StoreRecovered(away_s))
 
-    def _take_in(self, ended: list[AttemptResult], now_s: float) -> None:
-        if ended and not self._ended:
-            self._oldest_s = now_s
-        self._ended += [
-            _UnrecordedOutcome(self._outcome(one), one.held, one.seconds) for one in ended
-        ]
-
-    def _add(self, outcome: Outcome, held: ActiveClaim, seconds: float, now_s: float) -> None:
-        if not self._ended:
-            self._oldest_s = now_s
-        self._ended.append(_UnrecordedOutcome(outcome, held, seconds))
-
-    def _outcome(self, ended: AttemptResult) -> Outcome:
-        held, (kind, text, _, after_s), seconds, content = ended
-        if kind in _SUCCEEDED:
-            return Completed(held.fence, text, content, microseconds(seconds))
-        if kind == GIVE_UP:
-            return Failed(held.fence, text or "")
-        assert kind == RETRY
-        attempt = held.claim.document.attempts
-        delay = delay_us(self._options.retry, attempt, self._options.random, after_s)
-        self._poll_s = min(self._poll_s, stopwatch() + delay / 1_000_000)
-        return Failed(held.fence, text or "", delay)
+    def _end(self, ended: AttemptResult, now_s: float) -> None:
+        """Note the outcome of an attempt, and when its document can be claimed again."""
+        outcome = outcome_of(ended, self._options.retry, self._options.random)
+        if isinstance(outcome, Failed) and outcome.retry_in_us is not None:
+            self._poll_s = min(self._poll_s, stopwatch() + outcome.retry_in_us / SECOND_US)
+        self._attempts.end(ended.held, outcome, ended.seconds, now_s)
 
     # ── Recording and claiming ───────────────────────────────────────────────────────────────────
 
     def _record_and_claim(self, now_s: float) -> None:
         if now_s < self._outage.until_s:
             return
-        if self._claiming is not None:
+        if self._claiming:
             # With a single writer, `finish` would block until the claim has ended.
             if self._stops or not self._queue.single_writer:
                 self._record()
             return
         wanted = self._wanted(now_s)
-        if self._ended and not self._must_record(now_s):
+        if self._attempts.unrecorded and not self._must_record(now_s):
             return
         if wanted and self._executor.unstarted() and not self._queue.single_writer:
             self._claim(wanted, [])
             self._record()
         elif wanted:
-            recorded, self._ended = self._ended, []
-            self._claim(wanted, recorded)
+            self._claim(wanted, self._attempts.take())
         else:
             self._record()
 
@@ -339,56 +307,56 @@ class Supervisor:
         return (
             bool(self._stops)
             or self._executor.free() > self._executor.unstarted()
-            or now_s >= self._oldest_s + RECORD_S
-            or len(self._ended) >= RECORD_MAX
+            or now_s >= self._attempts.oldest_s + RECORD_S
+            or len(self._attempts.unrecorded) >= RECORD_MAX
         )
 
-    def _claim(self, wanted: int, recorded: list[_UnrecordedOutcome]) -> None:
-        self._claiming = recorded
+    def _claim(self, wanted: int, recorded: list[UnrecordedOutcome]) -> None:
+        """Claim documents, and record these outcomes in the same transaction."""
+        self._claiming = True
         version = self._listener.version  # an older version only causes one more wake-up
-        outcomes = [attempt.outcome for attempt in recorded]
+        outcomes = [ended.outcome for ended in recorded]
 
         def take(reply: CallResult) -> None:
+            self._claiming = False
             self._receive(reply, wanted, recorded, version)
 
         def fail() -> None:
-            self._claiming = None
-            self._keep(recorded)
+            self._claiming = False
+            self._attempts.put_back(recorded)
 
         call = partial(self._recorder.claim, wanted, outcomes)
         self._calls.begin(StoreOperation.CLAIM, call, take, fail=fail, late=self._recorder.release)
 
     def _record(self) -> None:
         """Record the outcomes, unless a `finish` is in flight."""
-        if not self._ended or self._recording is not None:
+        if not self._attempts.unrecorded or self._recording:
             return
-        recorded, self._ended = self._ended, []
-        self._recording = recorded
+        self._recording = True
+        recorded = self._attempts.take()
 
         def take(reply: CallResult) -> None:
-            self._recording = None
-            self._settle(recorded, reply)
+            self._recording = False
+            self._summary, self._changes = None, self._changes + 1
+            self._attempts.settle(recorded, reply)
 
         def fail() -> None:
-            self._recording = None
-            self._keep(recorded)
+            self._recording = False
+            self._attempts.put_back(recorded)
 
-        outcomes = [attempt.outcome for attempt in recorded]
-        self._calls.begin(
-            StoreOperation.FINISH, partial(self._recorder.finish, outcomes), take, fail=fail
-        )
+        call = partial(self._recorder.finish, [ended.outcome for ended in recorded])
+        self._calls.begin(StoreOperation.FINISH, call, take, fail=fail)
 
-    def _keep(self, recorded: list[_UnrecordedOutcome]) -> None:
-        """Record these outcomes again: the call that recorded them failed."""
-        self._ended[:0] = recorded
+    def _discard(self, content_name: str) -> None:
+        """Delete the result file of a lost attempt. If this fails, the next sweep deletes it."""
+        self._calls.begin(StoreOperation.BACKGROUND, partial(self._queue.discard, [content_name]))
 
     def _receive(
-        self, reply: CallResult, wanted: int, recorded: list[_UnrecordedOutcome], version: int
+        self, reply: CallResult, wanted: int, recorded: list[UnrecordedOutcome], version: int
     ) -> None:
         """Process the reply to a claim. All documents are held before the first event, so that they
         are released if `on_event` raises."""
         now_s = stopwatch()
-        self._claiming = None
         self._summary, self._changes = None, self._changes + 1
         self._poll_s = now_s + POLL_S
         self._short = len(reply.claims) < wanted and len(reply.cancelled) < CANCELS_REPORTED_MAX
@@ -403,18 +371,15 @@ class Supervisor:
             if more:
                 self._claim(more, [])
         held = [self._hold(claim, now_s) for claim in reply.claims]
-        self._settle(recorded, reply)
-        if self._options.on_event is not None:
-            for one in held:
-                self._options.on_event(events.DocumentClaimed(one.claim.document, one.fence))
-            for document in reply.cancelled:
-                self._options.on_event(events.DocumentCancelled(document))
+        self._attempts.settle(recorded, reply)
+        for one in held:
+            self._emit(events.DocumentClaimed(one.claim.document, one.fence))
+        for document in reply.cancelled:
+            self._emit(events.DocumentCancelled(document))
         if stopping:
-            self._release(held, now_s)
+            self._attempts.release(held, now_s)
         elif held:
             self._executor.give(held)
-            if self._short and not self._queue.single_writer:  # no other work is urgent
-                self._executor.make_way()
         if self._short:
             self._listener.look(version)
         self._calls.begin(StoreOperation.BACKGROUND, self._queue.sync)  # while the handlers start
@@ -425,75 +390,29 @@ class Supervisor:
         if claim.body is None and document.content_name is not None:
             with suppress(ContentDamaged):  # raised again if the handler reads it
                 path = self._queue.contents.locate(document.content_name)
-        held = ActiveClaim(claim, now_s, path)
-        self._held[claim.fence] = held
+        held = self._attempts.held[claim.fence] = ActiveClaim(claim, now_s, path)
         return held
-
-    def _settle(self, recorded: list[_UnrecordedOutcome], reply: CallResult) -> None:
-        """Count the recorded outcomes and emit their events, except for lost leases."""
-        self._summary, self._changes = None, self._changes + 1
-        gone = set(reply.lost)
-        if gone:
-            for attempt in recorded:
-                if attempt.held.fence in gone:
-                    self._lose(attempt.held, attempt)
-            recorded = [attempt for attempt in recorded if attempt.held.fence not in gone]
-        for kind, n in Counter([type(attempt.outcome) for attempt in recorded]).items():
-            self._counts[_COUNTED[kind]] += n
-        for attempt in recorded:
-            del self._held[attempt.held.fence]
-        on_event = self._options.on_event
-        if on_event is not None:
-            for outcome, held, seconds in recorded:
-                document = held.claim.document
-                state = state_after(outcome, reply.states.get(document.id))
-                on_event(events.DocumentEnded(document._replace(state=state), outcome, seconds))
-
-    def _lose(self, held: ActiveClaim, attempt: _UnrecordedOutcome | None = None) -> None:
-        """Drop an attempt whose lease was lost, and delete its result file."""
-        held.dropped = True
-        if self._held.pop(held.fence, None) is None:
-            return
-        self._counts["lost"] += 1
-        outcome = None if attempt is None else attempt.outcome
-        if isinstance(outcome, Completed) and outcome.content is not None:
-            # If the call fails, the next sweep deletes the file.
-            self._calls.begin(
-                StoreOperation.BACKGROUND, partial(self._queue.discard, [outcome.content.name])
-            )
-        if self._options.on_event is not None:
-            self._options.on_event(events.DocumentLost(held.claim.document, held.fence))
-
-    def _end_outage(self, begun_s: float) -> None:
-        away_s = self._outage.end(stopwatch(), begun_s)
-        if away_s is not None and self._options.on_event is not None:
-            self._options.on_event(events.StoreRecovered(away_s))
 
     # ── Leases ───────────────────────────────────────────────────────────────────────────────────
 
     def _take_renewed(self, renewed: Renewed, progress: dict[Fence, Progress]) -> None:
         now_s = stopwatch()
+        held = self._attempts.held
         for fence, reported in progress.items():
-            if fence in self._held:
-                self._held[fence].reported = reported
-            if self._options.on_event is not None:
-                self._options.on_event(events.DocumentProgressed(fence, reported))
+            if fence in held:
+                held[fence].reported = reported
+            self._emit(events.DocumentProgressed(fence, reported))
         # Skip attempts that ended in the meantime: the reply to their `finish` decides.
-        gone = self._ending()
+        ended = self._attempts.ended()
         for fence in renewed.lost:
-            if fence in self._held and fence not in gone:
-                self._stop_one(self._held[fence])
-                self._lose(self._held[fence])
+            if fence in held and fence not in ended:
+                self._stop_one(held[fence])
+                self._attempts.lose(held[fence])
         for fence in renewed.cancelled:
-            held = self._held.get(fence)
-            if held is not None and fence not in gone:
-                self._stop_one(held)
-                self._add(Stopped(fence), held, held.ran_s(now_s), now_s)
-
-    def _ending(self) -> set[Fence]:
-        """Return the attempts that have ended, also those whose recording is in flight."""
-        ending = [*self._ended, *(self._claiming or ()), *(self._recording or ())]
-        return {attempt.held.fence for attempt in ending}
+            if fence in held and fence not in ended:
+                one = held[fence]
+                self._stop_one(one)
+                self._attempts.end(one, Stopped(fence), one.ran_s(now_s), now_s)
 
     def _stop_one(self, held: ActiveClaim) -> None:
         held.dropped = True
@@ -507,13 +426,7 @@ class Supervisor:
         since_s = self._executor.unstarted_since_s()
         if since_s is not None and now_s >= since_s + HELD_BACK_S:
             self._pace.forget()
-            self._release(self._executor.take_back(), now_s)
-
-    def _release(self, some: list[ActiveClaim], now_s: float) -> None:
-        for held in some:
-            if not held.dropped:
-                held.dropped = True
-                self._add(Released(held.fence), held, 0.0, now_s)
+            self._attempts.release(self._executor.take_back(), now_s)
 
     # ── Stop ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -521,12 +434,10 @@ class Supervisor:
         """Release unstarted documents; after the grace period, running ones too."""
         if self._stopped_s is None:
             self._stopped_s = now_s
-            if self._options.on_event is not None:
-                running = len(self._executor.running())
-                unrecorded = len(self._ending())
-                self._options.on_event(events.WorkerStopping(self._at_once, running, unrecorded))
+            running, unrecorded = len(self._executor.running()), len(self._attempts.ended())
+            self._emit(events.WorkerStopping(self._at_once, running, unrecorded))
             self._executor.stop_replacing()
-        self._release(self._executor.take_back(), now_s)
+        self._attempts.release(self._executor.take_back(), now_s)
         if self._at_once or now_s >= self._stopped_s + self._options.grace_s:
             self._deadline_s = now_s + ANSWER_S if self._deadline_s is None else self._deadline_s
             self._stop_all(now_s)
@@ -538,7 +449,7 @@ class Supervisor:
         process. If the claim returns documents later, `late` releases them.
         """
         until_s = self._deadline_s
-        if until_s is None and self._stopped_s is not None and not self._held:
+        if until_s is None and self._stopped_s is not None and not self._attempts.held:
             until_s = self._stopped_s + ANSWER_S
         if until_s is None or now_s < until_s:
             return False
@@ -548,14 +459,18 @@ class Supervisor:
     def _stop_all(self, now_s: float) -> None:
         """Kill running handlers. A document is released when its process has ended, so that two
         attempts never overlap; a thread cannot be killed, so its document is released at once."""
-        running = {held.fence for held in self._executor.running()}
-        for held in self._executor.running():
+        running = self._executor.running()
+        for held in running:
             self._executor.stop(held)
-        ended = self._ending()
-        for fence, held in self._held.items():
-            if fence not in ended and (fence not in running or not self._executor.can_end):
+        if self._executor.can_end:
+            wait_for = {held.fence for held in running}
+        else:
+            wait_for = set()
+        ended = self._attempts.ended()
+        for fence, held in self._attempts.held.items():
+            if fence not in ended and fence not in wait_for:
                 held.dropped = True
-                self._add(Released(fence), held, held.ran_s(now_s), now_s)
+                self._attempts.end(held, Released(fence), held.ran_s(now_s), now_s)
 
     def _is_empty(self, now_s: float) -> bool:
         if self._summary is None:
@@ -568,8 +483,7 @@ class Supervisor:
         self._idle_since_s = now_s if self._idle_since_s is None else self._idle_since_s
         if not self._idle_reported and now_s >= self._idle_since_s + IDLE_S:
             self._idle_reported = True
-            assert self._options.on_event is not None
-            self._options.on_event(left)
+            self._emit(left)
         return False
 
     def _abandon(self) -> None:
@@ -578,9 +492,9 @@ class Supervisor:
         self._calls.wait(ANSWER_S)
         with suppress(StoreError):
             self._take_replies()
-        ended = self._ending()
-        outcomes = [attempt.outcome for attempt in self._ended]
-        outcomes += [Released(fence) for fence in self._held if fence not in ended]
+        ended = self._attempts.ended()
+        outcomes = [attempt.outcome for attempt in self._attempts.unrecorded]
+        outcomes += [Released(fence) for fence in self._attempts.held if fence not in ended]
         if outcomes:
             self._calls.begin(StoreOperation.FINISH, partial(self._queue.finish, outcomes))
 
@@ -594,12 +508,3 @@ class Supervisor:
             now_s + ANSWER_S if self._deadline_s is None or self._abandoning else self._deadline_s
         )
         self._calls.wait(deadline_s - now_s)
-
-
-_SUCCEEDED = (DONE, FILE)
-_COUNTED = {
-    Completed: "completed",
-    Failed: "failed",
-    Released: "released",
-    Stopped: "cancelled",
-}

@@ -5,7 +5,6 @@ are atomic, so no lock is needed.
 """
 
 import threading
-import time
 from collections import deque
 from pathlib import Path
 from queue import SimpleQueue
@@ -13,16 +12,14 @@ from queue import SimpleQueue
 from fairturn.clock import stopwatch
 from fairturn.contents.local import Contents
 from fairturn.worker.executor import ActiveClaim, AttemptResult, Executor
-from fairturn.worker.handler import GIVE_UP, RETRY, ClaimedDocument, Handler, HandlerRunner
+from fairturn.worker.handler import FILE, GIVE_UP, RETRY, ClaimedDocument, Handler, HandlerRunner
 from fairturn.worker.output import Output, pass_on
 from fairturn.worker.prefetch import PrefetchPolicy
-from fairturn.worker.results import keep_file
 
 # The supervisor collects results at least this often, so that not every document wakes it.
 POLL_S = 0.004
 _FAILED = (RETRY, GIVE_UP)
 _CLOSE_S = 0.2  # for threads that are idle or store a result file
-_WAKING_S = 0.000_05  # about the time that a thread takes to wake up
 WORTH_WAKING_S = 0.005  # of work: the switch interval of the GIL
 
 
@@ -67,10 +64,6 @@ class ThreadExecutor(Executor):
         self._slow = False
         self._given_s = stopwatch()
         self._wake_some()
-
-    def make_way(self) -> None:
-        """Release the GIL: a woken thread starts only when it has it."""
-        time.sleep(_WAKING_S)
 
     def _wake_some(self) -> None:
         """Wake a thread for each 5 ms of expected work: more would only compete for the GIL. If the
@@ -163,7 +156,5 @@ class ThreadExecutor(Executor):
         if answer[0] in _FAILED:
             running.report_error()
         del self._started[number]
-        if answer[2] is None:
-            return AttemptResult(held, answer, seconds)
-        answer, content = keep_file(self._contents, answer, self._folder_of(held))
-        return AttemptResult(held, answer, seconds, content)
+        ended = AttemptResult(held, answer, seconds)
+        return self._kept(ended) if answer[0] == FILE else ended

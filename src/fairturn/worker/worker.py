@@ -5,7 +5,7 @@ import random
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fairturn.errors import HandlerNotLoaded
@@ -13,7 +13,7 @@ from fairturn.model import WORKER_BYTES_MAX
 from fairturn.queue import Queue
 from fairturn.validation import text
 from fairturn.worker.backoff import Backoff, check
-from fairturn.worker.events import Event, LinePrinted
+from fairturn.worker.events import Event, LinePrinted, OnEvent
 from fairturn.worker.executor import Executor
 from fairturn.worker.folder import attempts_folder
 from fairturn.worker.handler import Handler
@@ -26,11 +26,12 @@ from fairturn.worker.isolation import (
 )
 from fairturn.worker.loader import load, main_module, reference_of, refuse_in_child
 from fairturn.worker.messages import ChildLimits
+from fairturn.worker.outcomes import WorkerTotals
 from fairturn.worker.output import pass_on
 from fairturn.worker.prefetch import PrefetchPolicy
 from fairturn.worker.process_executor import ProcessExecutor
 from fairturn.worker.signals import handled
-from fairturn.worker.supervisor import Supervisor, WorkerOptions, WorkerTotals
+from fairturn.worker.supervisor import Supervisor, WorkerOptions
 from fairturn.worker.thread_executor import ThreadExecutor
 from fairturn.worker.tracebacks import describe, trace
 
@@ -78,7 +79,7 @@ class Worker:
         grace_s: float = 30.0,
         retry: Backoff | None = None,
         recycle_after: int = RECYCLE_AFTER,
-        on_event: Callable[[Event], None] | None = None,
+        on_event: OnEvent | None = None,
         name: str | None = None,
     ) -> None:
         _check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
