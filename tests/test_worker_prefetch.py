@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairturn.model import CLAIM_DOCUMENTS_MAX, RETRY_US_MAX, Settings
-from fairturn.worker.backoff import Backoff, check, delay_us
+from fairturn.worker.backoff import Backoff, Outage, check, delay_us
 from fairturn.worker.messages import FRAME_BYTES_MAX, FrameDecoder, FrameError, pack
-from fairturn.worker.outage import Outage
 from fairturn.worker.output import DOCUMENT_BYTES_MAX, LINE_BYTES_MAX, LineSplitter
 from fairturn.worker.prefetch import AHEAD_S, PrefetchPolicy
 

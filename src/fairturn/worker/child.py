@@ -9,7 +9,6 @@ import select
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -18,11 +17,12 @@ from fairturn.worker.handler import Answer, ClaimedDocument, DocumentFields, Han
 from fairturn.worker.loader import load
 from fairturn.worker.messages import (
     PERMIT_BYTES,
+    READ_BYTES,
     ChildConfig,
     ChildLimits,
-    FrameReader,
     from_json,
     pack,
+    read_message,
     write_all,
 )
 from fairturn.worker.tracebacks import describe, trace
@@ -35,12 +35,13 @@ class ChildRunner:
     """Runs documents of the worker, each with a permit, and sends a reply for each."""
 
     def __init__(self, orders: int, permits: int, replies: int) -> None:
-        self._orders = FrameReader(orders)
+        self._orders = os.fdopen(orders, "rb", READ_BYTES, closefd=False)
         self._permits = permits
         self._replies = replies
         # A duplicate: if a handler closes its output, the next file it opens must not get marks.
         self._marks = marks = os.dup(1)
         self._pid = os.getpid()
+        self._report_after_s = 0.0
         self._waiting: deque[tuple[int, list[Any]]] = deque()
         for descriptor in (orders, permits, replies):
             os.set_inheritable(descriptor, False)
@@ -50,9 +51,7 @@ class ChildRunner:
     def run(self) -> None:
         """Apply the limits, load the handler, and run documents until the worker closes its
         pipes."""
-        message = self._orders.read()
-        assert isinstance(message, list)
-        config = ChildConfig(*message)
+        config = ChildConfig(*read_message(self._orders))
         limits = ChildLimits(*config.limits)
         sys.path[:] = config.path
         if limits.processes is not None and os.geteuid():
@@ -72,7 +71,8 @@ class ChildRunner:
         running = HandlerRunner(handler, self._print, limits.memory_bytes)
         grown = _MemoryGrowth(limits.growth_bytes)
         while (fields := self._next()) is not None:
-            document = ClaimedDocument(fields, config.folders, _ProgressReporter(self._send))
+            self._report_after_s = 0.0
+            document = ClaimedDocument(fields, config.folders, self._report)
             begun_s = stopwatch()
             answer = running.run(document)
             seconds = stopwatch() - begun_s
@@ -93,9 +93,8 @@ class ChildRunner:
         its_epoch = -1
         while its_epoch != epoch:
             while not self._waiting:
-                message = self._orders.read()
-                assert isinstance(message, list)
-                self._waiting.extend((message[0], values) for values in message[1])
+                the_epoch, documents = read_message(self._orders)
+                self._waiting.extend((the_epoch, values) for values in documents)
             its_epoch, values = self._waiting.popleft()
         fields = from_json(values)
         # Everything printed after this mark belongs to this document.
@@ -110,6 +109,13 @@ class ChildRunner:
                 poller = select.poll()
                 poller.register(self._permits, select.POLLIN)
                 poller.poll()
+
+    def _report(self, done: float, total: float | None) -> None:
+        """Send progress, at most once per `PAUSE_BETWEEN_REPORTS_S`."""
+        now_s = stopwatch()
+        if now_s >= self._report_after_s:
+            self._report_after_s = now_s + PAUSE_BETWEEN_REPORTS_S
+            self._send(["progress", done, total])
 
     def _print(self, text: str) -> None:
         _flush()
@@ -137,22 +143,6 @@ def work(orders: int, permits: int, replies: int) -> None:
         code = 1
     _flush()
     os._exit(code)  # threads that a handler left running must not delay the exit
-
-
-class _ProgressReporter:
-    """Sends progress to the worker, at most once per `PAUSE_BETWEEN_REPORTS_S`."""
-
-    __slots__ = ("_next_s", "_send")
-
-    def __init__(self, send: Callable[[list[object]], None]) -> None:
-        self._send = send
-        self._next_s = 0.0
-
-    def __call__(self, done: float, total: float | None) -> None:
-        now_s = stopwatch()
-        if now_s >= self._next_s:
-            self._next_s = now_s + PAUSE_BETWEEN_REPORTS_S
-            self._send(["progress", done, total])
 
 
 class _MemoryGrowth:

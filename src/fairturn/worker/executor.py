@@ -3,6 +3,7 @@ two kinds, and the claims that they work on."""
 
 import os
 import selectors
+import stat
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -11,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from fairturn.contents.local import Contents
+from fairturn.contents.local import Contents, chunks_of
 from fairturn.model import BodyType, Claim, ContentRef, Fence, Progress
-from fairturn.worker.handler import Answer, DocumentFields, folder_of
+from fairturn.worker.handler import RETRY, Answer, DocumentFields, folder_of, remove_folder
 from fairturn.worker.output import Output
 from fairturn.worker.prefetch import PrefetchPolicy
-from fairturn.worker.results import keep_file
 
 
 @dataclass(slots=True, eq=False)
@@ -153,10 +153,21 @@ class Executor(ABC):
         return folder_of(self._folders, *held.fence)
 
     def _kept(self, ended: AttemptResult) -> AttemptResult:
-        """Return the attempt with its result file copied to the contents; without the copy, as an
-        error to retry. Remove the attempt's folder."""
-        answer, content = keep_file(self._contents, ended.answer, self._folder_of(ended.held))
-        return ended._replace(answer=answer, content=content)
+        """Copy the result file to the contents and remove the attempt's folder. If the copy fails,
+        the answer is `RETRY`. Not called in the supervisor's thread."""
+        path = ended.answer[2]
+        assert path is not None
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with os.fdopen(descriptor, "rb") as file:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise OSError(f"{path} is not a regular file")
+                return ended._replace(content=self._contents.put(chunks_of(file)))
+        except Exception as error:  # the thread must survive any error of the contents
+            text = f"result file {path} cannot be stored: {error}"
+            return ended._replace(answer=(RETRY, text, None, None))
+        finally:
+            remove_folder(self._folder_of(ended.held))
 
 
 class WakeupPipe:

@@ -6,8 +6,8 @@ from functools import partial
 from fairturn.clock import stopwatch
 from fairturn.model import Fence, Progress, Renewed
 from fairturn.queue import Queue
+from fairturn.worker.backoff import Outage
 from fairturn.worker.executor import ActiveClaim
-from fairturn.worker.outage import Outage
 from fairturn.worker.store_calls import StoreCalls, StoreOperation
 
 PROGRESS_S = 1.0  # interval of renewals that store progress
@@ -51,14 +51,13 @@ class LeaseRenewer:
             if held.progress is not None and held.progress is not held.reported
         }
 
-        def take_reply(renewed: Renewed) -> None:
+        def then(renewed: Renewed | None) -> None:
             self._renewing = False
-            take(renewed, progress)
-
-        def fail() -> None:
-            self._renewing = False
-            self._renew_s = min(self._renew_s, self._outage.until_s)
+            if renewed is None:
+                self._renew_s = min(self._renew_s, self._outage.until_s)
+            else:
+                take(renewed, progress)
 
         fences = [held.fence for held in some]
         renew = partial(self._queue.renew, fences, lease_s=self._lease_s, progress=progress)
-        self._calls.begin(StoreOperation.RENEW, renew, take_reply, fail=fail)
+        self._calls.begin(StoreOperation.RENEW, renew, then)

@@ -3,14 +3,13 @@
 import binascii
 import json
 import os
-from collections import deque
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from fairturn.worker.handler import DocumentFields
 
 FRAME_BYTES_MAX = 64 * 1_048_576  # room for the largest result, quoted in JSON
 _LENGTH_BYTES = 4
-_READ_BYTES = 262_144
+READ_BYTES = 262_144
 # A permit is the number of its epoch; 32 bits, so that none is reused while a child is busy.
 PERMIT_BYTES = 4
 EPOCHS = 1 << 8 * PERMIT_BYTES
@@ -95,22 +94,13 @@ class FrameDecoder:
         return messages
 
 
-class FrameReader:
-    """Reads messages from a blocking file descriptor."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._frames = FrameDecoder()
-        self._messages: deque[object] = deque()
-
-    def read(self) -> object:
-        """Return the next message; raises `EOFError` at the end."""
-        while not self._messages:
-            piece = os.read(self._descriptor, _READ_BYTES)
-            if not piece:
-                raise EOFError
-            self._messages.extend(self._frames.feed(piece))
-        return self._messages.popleft()
+def read_message(stream: BinaryIO) -> Any:
+    """Return the next message of a blocking stream; raises `EOFError` at the end."""
+    size = int.from_bytes(stream.read(_LENGTH_BYTES), "big")
+    body = stream.read(size)
+    if not body or len(body) < size:
+        raise EOFError
+    return _decode(body.decode("ascii"))
 
 
 def write_all(descriptor: int, data: bytes) -> None:

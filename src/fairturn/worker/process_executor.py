@@ -3,7 +3,10 @@
 import resource
 import selectors
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from fairturn.clock import stopwatch
@@ -15,7 +18,6 @@ from fairturn.worker.isolation import Isolation, limits_processes
 from fairturn.worker.messages import ChildConfig, ChildLimits
 from fairturn.worker.output import Output, pass_on
 from fairturn.worker.prefetch import PrefetchPolicy
-from fairturn.worker.results import ResultCopier
 from fairturn.worker.slot import Slot
 
 STUCK_S = 0.05  # documents queued behind one that runs for longer move to another slot
@@ -56,7 +58,7 @@ class ProcessExecutor(Executor):
         self._limits = limits
         self._isolation = isolation
         self._config = ChildConfig(handler, main_module, sys.path, self._folders, limits)
-        self._copier = ResultCopier()
+        self._files = _FileThread()
         self._concurrency = concurrency
         self._starts_failed = 0
         self._start_after_s = 0.0
@@ -147,7 +149,7 @@ class ProcessExecutor(Executor):
             self._forget(slot)
             slot.wait()
         # A bucket that does not respond must not keep the worker from stopping.
-        if self._copier.close(_CLOSE_S if self._replacing else _STOP_S):
+        if self._files.close(_CLOSE_S if self._replacing else _STOP_S):
             self._wakeup.close()
 
     # ── Children ─────────────────────────────────────────────────────────────────────────────────
@@ -218,7 +220,7 @@ class ProcessExecutor(Executor):
             self._done.append(self._kept(ended))
             self._wakeup.ring()
 
-        self._copier.submit(store)
+        self._files.submit(store)
 
     def _replace(self, slot: Slot) -> None:
         """Replace a child that has ended: fail the document that it ran, keep the others."""
@@ -234,7 +236,7 @@ class ProcessExecutor(Executor):
                 AttemptResult(held, (RETRY, slot.why(), None, None), held.ran_s(now_s))
             )
             folder = self._folder_of(held)
-            self._copier.submit(lambda folder=folder: remove_folder(folder))  # type: ignore[misc]
+            self._files.submit(lambda folder=folder: remove_folder(folder))  # type: ignore[misc]
         slot.given.clear()
         slot.wait()
         self._slots.remove(slot)
@@ -270,6 +272,32 @@ class ProcessExecutor(Executor):
         for descriptor in (slot.replies, slot.output, slot.ending, slot.orders):
             if descriptor >= 0:
                 self._wakeup.forget(descriptor)
+
+
+class _FileThread:
+    """Runs file operations one after the other in a thread, started by the first."""
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, work: Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="fairturn-files", daemon=True)
+            self._thread.start()
+        self._work.put(work)
+
+    def close(self, timeout_s: float) -> bool:
+        """Wait up to `timeout_s` for the operations, and return whether all are done."""
+        if self._thread is None:
+            return True
+        self._work.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _serve(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
 
 
 def _is_stuck(slot: Slot, now_s: float) -> bool:

@@ -23,6 +23,7 @@ from fairturn.worker.isolation import REAPER, Isolation
 from fairturn.worker.messages import (
     EPOCHS,
     PERMIT_BYTES,
+    READ_BYTES,
     ChildConfig,
     FrameDecoder,
     FrameError,
@@ -31,7 +32,6 @@ from fairturn.worker.messages import (
 )
 from fairturn.worker.output import LineSplitter, Output
 
-READ_BYTES = 262_144
 # In a child's output: the start of a document.
 _MARK = re.compile(rb"\0(%s)\n" % ids.FORM.encode())
 _END_S = 2.0  # for the reaper to end; then its process group is killed

@@ -1,4 +1,5 @@
-"""Calls of the store in separate threads, so that the supervisor never blocks on the store.
+"""Calls of the store in separate threads, so that the supervisor never blocks on the store, and a
+thread that waits for changes of the store.
 
 Each kind of call has its own thread: a claim that waits for a lock delays no renewal or outcome.
 """
@@ -12,6 +13,8 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 from fairturn.clock import stopwatch
+from fairturn.errors import StoreError
+from fairturn.queue import Queue
 
 T = TypeVar("T")
 
@@ -26,15 +29,14 @@ class StoreOperation(StrEnum):
 
 
 class StoreCall(NamedTuple):
-    """A call and its callbacks: `take` or `fail` runs in the supervisor's thread; `late` in the
-    thread of the call, if the supervisor has ended."""
+    """A call and its callbacks: `then` runs in the supervisor's thread, with the result, or None if
+    the call failed; `late` in the thread of the call, if the supervisor has ended."""
 
     kind: StoreOperation
     begun_s: float
     call: Callable[[], Any]
     reply: Future[Any]
-    take: Callable[[Any], None]
-    fail: Callable[[], None]
+    then: Callable[[Any], None]
     late: Callable[[Any], None]
 
     def make(self) -> None:
@@ -69,9 +71,8 @@ class StoreCalls:
         self,
         kind: StoreOperation,
         call: Callable[[], T],
-        take: Callable[[T], None] = lambda result: None,
+        then: Callable[[T | None], None] = lambda result: None,
         *,
-        fail: Callable[[], None] = lambda: None,
         late: Callable[[T], None] = lambda result: None,
     ) -> None:
         """Make a call in the thread of its kind, and return at once."""
@@ -80,7 +81,7 @@ class StoreCalls:
             # A daemon thread: a call that never returns must not keep the process alive.
             name = f"fairturn-{kind}"
             threading.Thread(target=self._serve, args=(lane,), name=name, daemon=True).start()
-        begun = StoreCall(kind, stopwatch(), call, Future(), take, fail, late)
+        begun = StoreCall(kind, stopwatch(), call, Future(), then, late)
         self._begun.append(begun)
         self._lanes[kind].put(begun)
 
@@ -118,3 +119,42 @@ class StoreCalls:
             call.reply.cancel()
         for lane in self._lanes.values():
             lane.put(None)
+
+
+class StoreListener:
+    """A thread that waits for a change of the store and then calls `ring`."""
+
+    _SLICE_S = 0.1  # of one wait, so that `close` takes effect soon
+
+    def __init__(self, queue: Queue, ring: Callable[[], None]) -> None:
+        self._queue = queue
+        self._ring = ring
+        self.changed = False
+        self.version = -1  # the last version seen
+        self._asked: SimpleQueue[int | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="fairturn-watch", daemon=True)
+        self._thread.start()
+
+    def look(self, version: int) -> None:
+        """Call `ring` when the version of the store is not `version`."""
+        self.changed = False
+        self._asked.put(version)
+
+    def close(self) -> None:
+        """End the thread. One that is blocked by the store is abandoned."""
+        self._asked.put(None)
+        self._thread.join(2 * self._SLICE_S)
+
+    def _serve(self) -> None:
+        while (version := self._asked.get()) is not None:
+            while self._asked.empty():
+                try:
+                    seen = self._queue.wait_for_change(version, self._SLICE_S, certain=False)
+                    if seen == version:
+                        continue
+                    self.version = seen
+                except StoreError:
+                    pass  # the next claim raises it
+                self.changed = True
+                self._ring()
+                break

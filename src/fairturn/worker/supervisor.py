@@ -30,10 +30,9 @@ from fairturn.model import (
 )
 from fairturn.queue import Queue
 from fairturn.worker import events
-from fairturn.worker.backoff import Backoff
+from fairturn.worker.backoff import Backoff, Outage
 from fairturn.worker.executor import ActiveClaim, AttemptResult, Executor
 from fairturn.worker.leases import LeaseRenewer
-from fairturn.worker.outage import Outage
 from fairturn.worker.outcomes import (
     Attempts,
     CallResult,
@@ -43,8 +42,7 @@ from fairturn.worker.outcomes import (
     outcome_of,
 )
 from fairturn.worker.prefetch import PrefetchPolicy
-from fairturn.worker.store_calls import StoreCalls, StoreOperation
-from fairturn.worker.wakeups import StoreListener
+from fairturn.worker.store_calls import StoreCalls, StoreListener, StoreOperation
 
 POLL_S = 1.0  # for documents that became due and leases that expired
 RECORD_S = 0.005  # how long an outcome waits for others while no slot is idle
@@ -205,13 +203,13 @@ class Supervisor:
                 reply = call.reply.result()
             except StoreUnavailable as error:
                 pause_s = self._outage.go_on(stopwatch())
-                call.fail()
+                call.then(None)
                 self._emit(events.StoreFailed(str(error), pause_s))
             except BaseException:
-                call.fail()
+                call.then(None)
                 raise
             else:
-                call.take(reply)
+                call.then(reply)
                 # A read does not end an outage: the store may be read-only.
                 if call.kind is not StoreOperation.BACKGROUND:
                     away_s = self._outage.end(stopwatch(), call.begun_s)
@@ -274,11 +272,11 @@ class Supervisor:
             return
         self._sign_on_s = None
 
-        def take(_: object = None) -> None:
+        def then(_: object) -> None:
             self._sign_on_s = stopwatch() + SIGN_ON_S
 
         call = partial(self._queue.sign_on, self._options.name, self._options.slots)
-        self._calls.begin(StoreOperation.BACKGROUND, call, take, fail=take)
+        self._calls.begin(StoreOperation.BACKGROUND, call, then)
 
     def _read_summary(self) -> None:
         if self._summary_in_flight or stopwatch() < self._outage.until_s:
@@ -286,8 +284,10 @@ class Supervisor:
         self._summary_in_flight = True
         changed, version, changes = self._listener.changed, self._listener.version, self._changes
 
-        def take(summary: Summary) -> None:
+        def then(summary: Summary | None) -> None:
             self._summary_in_flight = False
+            if summary is None:
+                return
             if self._changes == changes:
                 self._summary = summary
             more_cancelled = summary.cancelled != self._cancelled  # the next claim reports them
@@ -297,10 +297,7 @@ class Supervisor:
             elif changed:
                 self._listener.look(version)
 
-        def fail() -> None:
-            self._summary_in_flight = False
-
-        self._calls.begin(StoreOperation.BACKGROUND, self._queue.summary, take, fail=fail)
+        self._calls.begin(StoreOperation.BACKGROUND, self._queue.summary, then)
 
     def _must_record(self, now_s: float) -> bool:
         """Whether to record the outcomes now instead of waiting for more."""
@@ -317,16 +314,15 @@ class Supervisor:
         version = self._listener.version  # an older version only causes one more wake-up
         outcomes = [ended.outcome for ended in recorded]
 
-        def take(reply: CallResult) -> None:
+        def then(reply: CallResult | None) -> None:
             self._claiming = False
-            self._receive(reply, wanted, recorded, version)
-
-        def fail() -> None:
-            self._claiming = False
-            self._attempts.put_back(recorded)
+            if reply is None:
+                self._attempts.put_back(recorded)
+            else:
+                self._receive(reply, wanted, recorded, version)
 
         call = partial(self._recorder.claim, wanted, outcomes)
-        self._calls.begin(StoreOperation.CLAIM, call, take, fail=fail, late=self._recorder.release)
+        self._calls.begin(StoreOperation.CLAIM, call, then, late=self._recorder.release)
 
     def _record(self) -> None:
         """Record the outcomes, unless a `finish` is in flight."""
@@ -335,17 +331,16 @@ class Supervisor:
         self._recording = True
         recorded = self._attempts.take()
 
-        def take(reply: CallResult) -> None:
+        def then(reply: CallResult | None) -> None:
             self._recording = False
-            self._summary, self._changes = None, self._changes + 1
-            self._attempts.settle(recorded, reply)
-
-        def fail() -> None:
-            self._recording = False
-            self._attempts.put_back(recorded)
+            if reply is None:
+                self._attempts.put_back(recorded)
+            else:
+                self._summary, self._changes = None, self._changes + 1
+                self._attempts.settle(recorded, reply)
 
         call = partial(self._recorder.finish, [ended.outcome for ended in recorded])
-        self._calls.begin(StoreOperation.FINISH, call, take, fail=fail)
+        self._calls.begin(StoreOperation.FINISH, call, then)
 
     def _discard(self, content_name: str) -> None:
         """Delete the result file of a lost attempt. If this fails, the next sweep deletes it."""

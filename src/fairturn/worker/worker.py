@@ -3,9 +3,12 @@
 import os
 import random
 import secrets
+import signal
 import socket
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from fairturn.errors import HandlerNotLoaded
@@ -30,7 +33,6 @@ from fairturn.worker.outcomes import WorkerTotals
 from fairturn.worker.output import pass_on
 from fairturn.worker.prefetch import PrefetchPolicy
 from fairturn.worker.process_executor import ProcessExecutor
-from fairturn.worker.signals import handled
 from fairturn.worker.supervisor import Supervisor, WorkerOptions
 from fairturn.worker.thread_executor import ThreadExecutor
 from fairturn.worker.tracebacks import describe, trace
@@ -165,7 +167,7 @@ class Worker:
         executor = self._new_executor(folder, pace)
         try:
             self._supervisor = Supervisor(self._queue, executor, pace, options)
-            with handled(self.stop):
+            with _signals_handled(self.stop):
                 return self._supervisor.run()
         finally:
             self._supervisor = None
@@ -239,6 +241,21 @@ class Worker:
             self._emit(LinePrinted(document, line))
         else:
             sys.stderr.write(f"{document or self.name}: {line}\n")
+
+
+@contextmanager
+def _signals_handled(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` on SIGTERM and SIGINT. Does nothing outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda number, frame: stop()) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _new_name() -> str:
