@@ -11,8 +11,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from operator import attrgetter
-from types import TracebackType
 from typing import Any, BinaryIO, Self, Unpack, overload
 
 from fairturn import config
@@ -53,19 +51,13 @@ from fairturn.priority import Rule
 from fairturn.stores import crash, ids
 from fairturn.stores.contract import Checkable, Interruptible, QueryStore, QueueStore
 from fairturn.validation import text
-from fairturn.validation.changes import (
-    UNCHANGED,
-    Unchanged,
-    changed,
-    customer_changes,
-)
+from fairturn.validation.changes import UNCHANGED, Unchanged, changed, customer_changes
 from fairturn.validation.filters import Filters, page_size, to_filter
 from fairturn.validation.submission import SubmissionEncoder
 
 # The sweep deletes unreferenced contents after an hour; a longer call must fail before.
 SUBMIT_S_MAX = 1_800.0
 _WAIT_S = 3_600.0  # of one wait: some clocks reject an infinite timeout
-_REPLAYED = attrgetter("replayed")
 _BATCH = 1_000  # documents to cancel or retry in one transaction
 # Errors after which nothing was stored. After any other, such as a connection lost during the
 # commit, the documents may have been stored, and their contents are left to the sweep.
@@ -188,10 +180,9 @@ class Queue:
                     )
                 try:
                     documents.append(encode(submission))
-                except TypeError as error:
-                    raise TypeError(f"submission {len(documents)}: {error}") from error
-                except ValueError as error:
-                    raise ValueError(f"submission {len(documents)}: {error}") from error
+                except (TypeError, ValueError) as error:
+                    kind = TypeError if isinstance(error, TypeError) else ValueError
+                    raise kind(f"submission {len(documents)}: {error}") from error
             if stopwatch() - begun > SUBMIT_S_MAX:
                 raise Refused(
                     f"copying the contents of {len(documents):,} documents took more than "
@@ -208,9 +199,9 @@ class Queue:
         except _STORED_NOTHING:
             self._discard_contents(documents, connection)
             raise
-        if any(map(_REPLAYED, receipts)):
-            pairs = zip(documents, receipts, strict=True)
-            replayed = [document for document, receipt in pairs if receipt.replayed]
+        pairs = zip(documents, receipts, strict=True)
+        replayed = [document for document, receipt in pairs if receipt.replayed]
+        if replayed:
             self._discard_contents(replayed, connection)
         return receipts
 
@@ -611,12 +602,7 @@ class Queue:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
