@@ -90,12 +90,12 @@ class ChildRunner:
         if not permit:
             return None
         epoch = int.from_bytes(permit, "big")
-        its_epoch = -1
-        while its_epoch != epoch:
+        sent_epoch = -1
+        while sent_epoch != epoch:
             while not self._waiting:
-                the_epoch, documents = read_message(self._orders)
-                self._waiting.extend((the_epoch, values) for values in documents)
-            its_epoch, values = self._waiting.popleft()
+                sent_epoch, documents = read_message(self._orders)
+                self._waiting.extend((sent_epoch, values) for values in documents)
+            sent_epoch, values = self._waiting.popleft()
         fields = from_json(values)
         # Everything printed after this mark belongs to this document.
         os.write(self._marks, b"\0%s\n" % fields.id.encode())
@@ -189,7 +189,7 @@ def _limit(what: int, value: int) -> None:
 
 
 def _is_memory(answer: Answer) -> bool:
-    return str(answer[1]).startswith("memory limit of ")
+    return (answer.text or "").startswith("memory limit of ")
 
 
 def _has_children() -> bool:

@@ -114,8 +114,10 @@ class Executor(ABC):
 
     def collect(self) -> list[AttemptResult]:
         """Return the attempts that ended since the last call."""
-        ended = [self._done.popleft() for _ in range(len(self._done))]
-        return [one for one in ended if not one.held.dropped]
+        return [one for one in self._take_done() if not one.held.dropped]
+
+    def _take_done(self) -> list[AttemptResult]:
+        return [self._done.popleft() for _ in range(len(self._done))]
 
     @abstractmethod
     def tend(self, now_s: float) -> None:
@@ -155,7 +157,7 @@ class Executor(ABC):
     def _kept(self, ended: AttemptResult) -> AttemptResult:
         """Copy the result file to the contents and remove the attempt's folder. If the copy fails,
         the answer is `RETRY`. Not called in the supervisor's thread."""
-        path = ended.answer[2]
+        path = ended.answer.path
         assert path is not None
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -165,7 +167,7 @@ class Executor(ABC):
                 return ended._replace(content=self._contents.put(chunks_of(file)))
         except Exception as error:  # the thread must survive any error of the contents
             text = f"result file {path} cannot be stored: {error}"
-            return ended._replace(answer=(RETRY, text, None, None))
+            return ended._replace(answer=Answer(RETRY, text))
         finally:
             remove_folder(self._folder_of(ended.held))
 

@@ -21,12 +21,19 @@ if TYPE_CHECKING:
 
 RESULT_BYTES_MAX = 16 * 1_048_576  # as in `model`, which a child does not import
 
-# The first value of an `Answer`: how the attempt ended.
+# The kinds of an `Answer`: how the attempt ended.
 DONE, FILE, RETRY, GIVE_UP = "done", "file", "retry", "give_up"
 
-# How it ended; result or error; path of the result file (FILE); `after_s` (RETRY).
-Answer = tuple[str, str | None, str | None, float | None]
 Handler = Callable[["ClaimedDocument"], object]
+
+
+class Answer(NamedTuple):
+    """How an attempt ended."""
+
+    kind: str
+    text: str | None = None  # the result, in JSON, or the error
+    path: str | None = None  # FILE: of the result file
+    after_s: float | None = None  # RETRY: the least delay
 
 
 class DocumentFields(NamedTuple):
@@ -276,14 +283,11 @@ class HandlerRunner:
         """Run the handler and return how it ended; never raises."""
         try:
             result = self._handler(document)
-            if result is None:
-                answer: Answer = (DONE, None, None, None)
-            else:
-                answer = self._answer(result)
+            answer = Answer(DONE) if result is None else self._answer(result)
         except BaseException as error:
             answer = self._failure(error)
             self._error = error
-        if document._folder_made and answer[0] != FILE:  # it may contain the result file
+        if document._folder_made and answer.kind != FILE:  # it may contain the result file
             remove_folder(str(document.folder))
         return answer
 
@@ -314,18 +318,18 @@ class HandlerRunner:
             path = os.path.abspath(result.path)
             if not os.path.isfile(path):
                 raise FileNotFoundError(f"the result {path} is not a file")
-            return (FILE, encode_result(result.value), path, None)
-        return (DONE, encode_result(result), None, None)
+            return Answer(FILE, encode_result(result.value), path)
+        return Answer(DONE, encode_result(result))
 
     def _failure(self, error: BaseException) -> Answer:
         text = describe(error)
         if isinstance(error, GiveUp):
-            return (GIVE_UP, message_of(error) or text, None, None)
+            return Answer(GIVE_UP, message_of(error) or text)
         if isinstance(error, Retry):
-            return (RETRY, message_of(error) or text, None, _seconds(error.after_s))
+            return Answer(RETRY, message_of(error) or text, after_s=_seconds(error.after_s))
         if isinstance(error, MemoryError) and self._memory_limit_bytes is not None:
             text = f"memory limit of {self._memory_limit_bytes:,} bytes: {text}"
-        return (RETRY, text, None, None)
+        return Answer(RETRY, text)
 
 
 def _seconds(value: object) -> float | None:

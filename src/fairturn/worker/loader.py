@@ -3,12 +3,10 @@
 import os
 import sys
 from importlib import import_module
+from types import ModuleType
+from typing import Any
 
 from fairturn.worker.handler import Handler
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 MAIN = "__fairturn_main__"  # `__name__` of a script that a child loads
 
@@ -49,7 +47,7 @@ def _require_main_module(path: str) -> None:
         )
 
 
-def main_module() -> "dict[str, Any] | None":
+def main_module() -> dict[str, Any] | None:
     """Return how a child can load the script of this process; None if there is none."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
@@ -61,7 +59,7 @@ def main_module() -> "dict[str, Any] | None":
     return {"file": os.path.abspath(file), "argv": sys.argv}
 
 
-def load(reference: str, main_module: "dict[str, Any] | None" = None) -> Handler:
+def load(reference: str, main_module: dict[str, Any] | None = None) -> Handler:
     """Import and return the function `module:qualname`."""
     module_name, _, qualname = reference.partition(":")
     found: object
@@ -76,10 +74,9 @@ def load(reference: str, main_module: "dict[str, Any] | None" = None) -> Handler
     return found
 
 
-def _load_main(main_module: "dict[str, Any]") -> object:
+def _load_main(main_module: dict[str, Any]) -> object:
     """Run the worker's script without its `if __name__ == "__main__"`; return its module."""
     import runpy
-    from types import ModuleType
 
     sys.argv[:] = main_module["argv"]
     module = ModuleType(MAIN)

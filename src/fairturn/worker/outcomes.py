@@ -90,10 +90,10 @@ class Attempts:
                 held.dropped = True
                 self.end(held, Released(held.fence), 0.0, now_s)
 
-    def ended(self) -> set[Fence]:
-        """Return the attempts that have ended, also those whose recording is in flight."""
-        ended = chain(self.unrecorded, *self._in_flight)
-        return {attempt.held.fence for attempt in ended}
+    def open(self) -> dict[Fence, ActiveClaim]:
+        """Return the attempts that have not ended; those whose recording is in flight have."""
+        ended = {one.held.fence for one in chain(self.unrecorded, *self._in_flight)}
+        return {fence: held for fence, held in self.held.items() if fence not in ended}
 
     def take(self) -> list[UnrecordedOutcome]:
         """Return all outcomes for a call that records them; end it with `put_back` or `settle`."""
@@ -183,14 +183,14 @@ def outcome_of(
     ended: AttemptResult, retry: Backoff, random: Callable[[], float]
 ) -> Completed | Failed:
     """Return what to record of an attempt that a handler ended."""
-    held, (kind, text, _, after_s), seconds, content = ended
-    if kind in (DONE, FILE):
-        return Completed(held.fence, text, content, microseconds(seconds))
-    if kind == GIVE_UP:
-        return Failed(held.fence, text or "")
-    assert kind == RETRY
-    delay = delay_us(retry, held.claim.document.attempts, random, after_s)
-    return Failed(held.fence, text or "", delay)
+    held, answer, seconds, content = ended
+    if answer.kind in (DONE, FILE):
+        return Completed(held.fence, answer.text, content, microseconds(seconds))
+    if answer.kind == GIVE_UP:
+        return Failed(held.fence, answer.text or "")
+    assert answer.kind == RETRY
+    delay = delay_us(retry, held.claim.document.attempts, random, answer.after_s)
+    return Failed(held.fence, answer.text or "", delay)
 
 
 def state_after(outcome: Outcome, read: State | None) -> State:

@@ -13,7 +13,7 @@ from fairturn.clock import stopwatch
 from fairturn.contents.local import Contents
 from fairturn.errors import HandlerNotLoaded
 from fairturn.worker.executor import ActiveClaim, AttemptResult, Executor
-from fairturn.worker.handler import FILE, RETRY, remove_folder
+from fairturn.worker.handler import FILE, RETRY, Answer, remove_folder
 from fairturn.worker.isolation import Isolation, limits_processes
 from fairturn.worker.messages import ChildConfig, ChildLimits
 from fairturn.worker.output import Output, pass_on
@@ -212,7 +212,7 @@ class ProcessExecutor(Executor):
         self._hand_out()
 
     def _finish(self, ended: AttemptResult) -> None:
-        if ended.answer[0] != FILE:
+        if ended.answer.kind != FILE:
             self._done.append(ended)
             return
 
@@ -232,9 +232,7 @@ class ProcessExecutor(Executor):
         self._ready.extendleft(reversed(slot.take_back()))
         now_s = stopwatch()
         for held in slot.given:
-            self._done.append(
-                AttemptResult(held, (RETRY, slot.why(), None, None), held.ran_s(now_s))
-            )
+            self._done.append(AttemptResult(held, Answer(RETRY, slot.why()), held.ran_s(now_s)))
             folder = self._folder_of(held)
             self._files.submit(lambda folder=folder: remove_folder(folder))  # type: ignore[misc]
         slot.given.clear()

@@ -315,8 +315,8 @@ def _check_numbers(*numbers: float | None) -> None:
 def _checked(kind: str, text: str | None, path: str | None, after_s: float | None) -> Answer:
     """Return the answer of a child, or raise `FrameError` if it could not be recorded."""
     if kind in (RETRY, GIVE_UP):
-        return (kind, text or "the handler failed", None, after_s)
+        return Answer(kind, text or "the handler failed", after_s=after_s)
     fits = text is None or (text.isascii() and "\0" not in text and len(text) <= RESULT_BYTES_MAX)
     if kind not in (DONE, FILE) or not fits or (kind == FILE) is (path is None):
         raise FrameError(f"an invalid answer of kind {kind!r}")
-    return (kind, text, path, None)
+    return Answer(kind, text, path)

@@ -103,10 +103,6 @@ class Supervisor:
         self._idle_reported = False
         self._listener = StoreListener(queue, self._calls.ring)
 
-    def ring(self) -> None:
-        """Wake the loop, from any thread or a signal handler."""
-        self._executor.ring()
-
     @property
     def _at_once(self) -> bool:
         """Whether the grace period is skipped."""
@@ -392,22 +388,22 @@ class Supervisor:
 
     def _take_renewed(self, renewed: Renewed, progress: dict[Fence, Progress]) -> None:
         now_s = stopwatch()
-        held = self._attempts.held
         for fence, reported in progress.items():
-            if fence in held:
-                held[fence].reported = reported
+            if fence in self._attempts.held:
+                self._attempts.held[fence].reported = reported
             self._emit(events.DocumentProgressed(fence, reported))
         # Skip attempts that ended in the meantime: the reply to their `finish` decides.
-        ended = self._attempts.ended()
+        running = self._attempts.open()
         for fence in renewed.lost:
-            if fence in held and fence not in ended:
-                self._stop_one(held[fence])
-                self._attempts.lose(held[fence])
+            held = running.pop(fence, None)
+            if held is not None:
+                self._stop_one(held)
+                self._attempts.lose(held)
         for fence in renewed.cancelled:
-            if fence in held and fence not in ended:
-                one = held[fence]
-                self._stop_one(one)
-                self._attempts.end(one, Stopped(fence), one.ran_s(now_s), now_s)
+            held = running.pop(fence, None)
+            if held is not None:
+                self._stop_one(held)
+                self._attempts.end(held, Stopped(fence), held.ran_s(now_s), now_s)
 
     def _stop_one(self, held: ActiveClaim) -> None:
         held.dropped = True
@@ -429,7 +425,8 @@ class Supervisor:
         """Release unstarted documents; after the grace period, running ones too."""
         if self._stopped_s is None:
             self._stopped_s = now_s
-            running, unrecorded = len(self._executor.running()), len(self._attempts.ended())
+            running = len(self._executor.running())
+            unrecorded = len(self._attempts.held) - len(self._attempts.open())
             self._emit(events.WorkerStopping(self._at_once, running, unrecorded))
             self._executor.stop_replacing()
         self._attempts.release(self._executor.take_back(), now_s)
@@ -457,13 +454,9 @@ class Supervisor:
         running = self._executor.running()
         for held in running:
             self._executor.stop(held)
-        if self._executor.can_end:
-            wait_for = {held.fence for held in running}
-        else:
-            wait_for = set()
-        ended = self._attempts.ended()
-        for fence, held in self._attempts.held.items():
-            if fence not in ended and fence not in wait_for:
+        killed = {held.fence for held in running} if self._executor.can_end else set()
+        for fence, held in self._attempts.open().items():
+            if fence not in killed:
                 held.dropped = True
                 self._attempts.end(held, Released(fence), held.ran_s(now_s), now_s)
 
@@ -487,9 +480,8 @@ class Supervisor:
         self._calls.wait(ANSWER_S)
         with suppress(StoreError):
             self._take_replies()
-        ended = self._attempts.ended()
         outcomes = [attempt.outcome for attempt in self._attempts.unrecorded]
-        outcomes += [Released(fence) for fence in self._attempts.held if fence not in ended]
+        outcomes += [Released(fence) for fence in self._attempts.open()]
         if outcomes:
             self._calls.begin(StoreOperation.FINISH, partial(self._queue.finish, outcomes))
 

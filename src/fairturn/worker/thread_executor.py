@@ -18,7 +18,6 @@ from fairturn.worker.prefetch import PrefetchPolicy
 
 # The supervisor collects results at least this often, so that not every document wakes it.
 POLL_S = 0.004
-_FAILED = (RETRY, GIVE_UP)
 _CLOSE_S = 0.2  # for threads that are idle or store a result file
 WORTH_WAKING_S = 0.005  # of work: the switch interval of the GIL
 
@@ -74,8 +73,8 @@ class ThreadExecutor(Executor):
         for _ in range(min(worth, len(self._ready), len(self._idle)) - self._wake.qsize()):
             self._wake.put(True)
 
-    def collect(self) -> list[AttemptResult]:
-        ended = super().collect()
+    def _take_done(self) -> list[AttemptResult]:
+        ended = super()._take_done()
         while self._traces:
             pass_on(self._output, *self._traces.popleft())
         if ended:
@@ -153,8 +152,8 @@ class ThreadExecutor(Executor):
         held.begun_s = begun_s = stopwatch()
         answer = running.run(document)
         seconds = stopwatch() - begun_s
-        if answer[0] in _FAILED:
+        if answer.kind in (RETRY, GIVE_UP):
             running.report_error()
         del self._started[number]
         ended = AttemptResult(held, answer, seconds)
-        return self._kept(ended) if answer[0] == FILE else ended
+        return self._kept(ended) if answer.kind == FILE else ended

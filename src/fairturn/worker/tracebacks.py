@@ -5,8 +5,8 @@ Frames of fairturn and of the import system are omitted: the cause is in the han
 
 import os
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceback import FrameSummary, StackSummary, TracebackException
 

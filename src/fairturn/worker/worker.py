@@ -125,7 +125,7 @@ class Worker:
         self._on_event = on_event
         self._on_event_failed = False
         self._running = False
-        self._supervisor: Supervisor | None = None
+        self._executor: Executor | None = None  # of the current run
         self._stops: list[bool] = []  # one for each call of `stop`: its `now`
         self._options = WorkerOptions(
             name=self.name,
@@ -164,21 +164,21 @@ class Worker:
         # A claim from a file competes with handler threads for the GIL, so it waits until all have
         # ended. A server claims the next documents while they run.
         pace = PrefetchPolicy(refill=0.0 if self._threads and self._queue.single_writer else 0.5)
-        executor = self._new_executor(folder, pace)
+        executor = self._executor = self._new_executor(folder, pace)
         try:
-            self._supervisor = Supervisor(self._queue, executor, pace, options)
+            supervisor = Supervisor(self._queue, executor, pace, options)
             with _signals_handled(self.stop):
-                return self._supervisor.run()
+                return supervisor.run()
         finally:
-            self._supervisor = None
+            self._executor = None
             executor.close()
 
     def stop(self, *, now: bool = False) -> None:
         """Stop the worker, from any thread; with `now`, without a grace period."""
-        self._stops.append(now)  # before reading `_supervisor`: one that is just starting sees it
-        supervisor = self._supervisor
-        if supervisor is not None:
-            supervisor.ring()
+        self._stops.append(now)  # before reading `_executor`: a run that just starts sees it
+        executor = self._executor
+        if executor is not None:
+            executor.ring()
 
     # ── Handler and executor ─────────────────────────────────────────────────────────────────────
 
