@@ -23,7 +23,10 @@ WORTH_WAKING_S = 0.005  # of work: the switch interval of the GIL
 
 
 class ThreadExecutor(Executor):
-    """Runs handlers in `concurrency` threads."""
+    """Runs handlers in `concurrency` threads.
+
+    It has more than 15 attributes because it shares its state with the threads.
+    """
 
     can_end = False
 
