@@ -47,9 +47,9 @@ if TYPE_CHECKING:
         Summary,
     )
     from fairturn.queue import Queue
-    from fairturn.worker.worker import Worker
     from fairturn.worker.backoff import Backoff
     from fairturn.worker.handler import ClaimedDocument, GiveUp, ResultFile, Retry
+    from fairturn.worker.worker import Worker
 
 __all__ = [
     "Queue",

@@ -20,8 +20,8 @@ from fairturn.model import FAILED, Failed
 if TYPE_CHECKING:
     from fairturn.model import Document, Outcome
     from fairturn.queue import Queue
-    from fairturn.worker.worker import Worker
     from fairturn.worker.events import DocumentEnded, Event, WorkerIdle
+    from fairturn.worker.worker import Worker
 
 WORKER_OPTIONS = names_of(WORKER)
 # Parameters of `Worker` whose names differ from their settings.
@@ -90,8 +90,8 @@ def worker_of(
     deadline: Deadline,
 ) -> "Worker":
     """Return a worker with the settings of [worker]. Stopping it starts the deadline."""
-    from fairturn.worker.worker import Worker
     from fairturn.worker.backoff import Backoff
+    from fairturn.worker.worker import Worker
 
     class InterruptibleWorker(Worker):
         def stop(self, *, now: bool = False) -> None:

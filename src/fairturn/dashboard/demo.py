@@ -20,8 +20,8 @@ from fairturn.queue import Queue
 from fairturn.service.change_feed import ChangeFeed
 from fairturn.service.service import Service
 from fairturn.simulator.demo import traffic
-from fairturn.worker.worker import Worker
 from fairturn.worker.handler import ClaimedDocument
+from fairturn.worker.worker import Worker
 
 WORKERS = 2
 SLOWER = 8  # than in a terminal, because the page shows more
