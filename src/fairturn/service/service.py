@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from anyio import CapacityLimiter, Semaphore, to_thread
+from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 
 from fairturn.access.registry import KeyRegistry
@@ -42,7 +42,7 @@ class Service:
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS))
     movers: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS))
     cores: CoreLimiter = field(default_factory=lambda: CoreLimiter(CORES))  # verifies and scans
-    batches: Semaphore = field(default_factory=lambda: Semaphore(BATCHES_AT_ONCE))
+    batches: CoreLimiter = field(default_factory=lambda: CoreLimiter(BATCHES_AT_ONCE))
     known_keys: KnownKeys = field(default_factory=KnownKeys)
     # What is in progress, by key; `newcomers` by network, as long as no key is known.
     uploads: ConcurrencyLimit = field(init=False)
