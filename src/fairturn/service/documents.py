@@ -12,15 +12,7 @@ from pydantic import Field, create_model
 from fairturn.contents import local
 from fairturn.contents.local import Verify
 from fairturn.explain.analysis import Audience, Explanation, without_position
-from fairturn.model import (
-    ENDED,
-    PAGE_MAX,
-    BodyType,
-    Filter,
-    Page,
-    State,
-    Stored,
-)
+from fairturn.model import ENDED, PAGE_MAX, BodyType, Filter, Page, State, Stored
 from fairturn.queue import not_completed
 from fairturn.service import shapes
 from fairturn.service.callers import (
@@ -101,8 +93,7 @@ class DocumentPageQuery(DocumentFilterQuery):
 class DocumentQuery(shapes.RequestFields):
     explain: Annotated[bool, Field(description="Include the explanation.")] = True
     wait_s: Annotated[
-        float,
-        Field(ge=0, le=WAIT_S_MAX, description="Seconds to wait for the document to end."),
+        float, Field(ge=0, le=WAIT_S_MAX, description="Seconds to wait for the document to end.")
     ] = 0.0
 
 

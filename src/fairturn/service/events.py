@@ -48,9 +48,7 @@ router = APIRouter(tags=["events"])
     },
 )
 async def stream_events(
-    request: Request,
-    caller: Anybody,
-    last_event_id: Annotated[str | None, Header()] = None,
+    request: Request, caller: Anybody, last_event_id: Annotated[str | None, Header()] = None
 ) -> StreamingResponse:
     """Stream changes as server-sent events.
 

@@ -18,17 +18,9 @@ from fairturn.service.options import VALUES_MAX
 from fairturn.service.problems import Problem, ProblemCode, refusing_misuse, refusing_parents
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
-from fairturn.service.submissions import (
-    media_type_of,
-    own_parent,
-    parsed,
-    timestamp_of,
-)
+from fairturn.service.submissions import media_type_of, own_parent, parsed, timestamp_of
 from fairturn.service.telemetry import carrying, submitting
-from fairturn.service.uploads import (
-    receive_to_disk,
-    refusing_without_a_place,
-)
+from fairturn.service.uploads import receive_to_disk, refusing_without_a_place
 from fairturn.validation.submission import JSON_DEPTH_MAX
 from fairturn.wire import BATCH_BYTES_MAX, JSON, LINES, RECEIPT, SUBMISSION, to_json
 
@@ -74,10 +66,7 @@ class LineReceiptsJson(shapes.ResponseJson):
     description=_ABOUT,
     responses=problems(400, 408, 413, 415, 429, 507),
     openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {LINES: {"schema": {"type": "string"}}},
-        }
+        "requestBody": {"required": True, "content": {LINES: {"schema": {"type": "string"}}}}
     },
 )
 async def submit_batch(request: Request, caller: Submitter) -> Response:

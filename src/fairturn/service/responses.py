@@ -41,10 +41,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the error responses of a route, for the OpenAPI description."""
     schema = {"$ref": "#/components/schemas/ProblemJson"}
     return {
-        status: {
-            "description": _MEANINGS[status],
-            "content": {PROBLEM: {"schema": schema}},
-        }
+        status: {"description": _MEANINGS[status], "content": {PROBLEM: {"schema": schema}}}
         for status in sorted({*_ALWAYS, *statuses})
     }
 
@@ -61,10 +58,7 @@ def attachment(
     if sha256 is not None:
         headers["ETag"] = f'"{sha256.hex()}"'
     return StreamingResponse(
-        _closing(file),
-        headers=headers,
-        media_type=BINARY,
-        background=BackgroundTask(file.close),
+        _closing(file), headers=headers, media_type=BINARY, background=BackgroundTask(file.close)
     )
 
 

@@ -12,13 +12,7 @@ from fairturn.clock import Clock
 from fairturn.queue import Queue
 from fairturn.service.change_feed import ChangeFeed
 from fairturn.service.concurrency import ConcurrencyLimit, CoreLimiter, KnownKeys
-from fairturn.service.options import (
-    BATCHES_AT_ONCE,
-    CORES,
-    POLLS_MAX,
-    STREAMS_MAX,
-    ServiceLimits,
-)
+from fairturn.service.options import BATCHES_AT_ONCE, CORES, POLLS_MAX, STREAMS_MAX, ServiceLimits
 from fairturn.service.rates import RateLimiter
 
 # For store calls, and as many for contents: a slow object store must not block requests that do not

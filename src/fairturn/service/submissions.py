@@ -101,8 +101,7 @@ class SubmissionQuery(_described_fields()):  # type: ignore[misc]  # a model mad
         ),
     ] = None
     body_type: Annotated[
-        BodyType | None,
-        Field(description="How to store a JSON body; `payload` by default."),
+        BodyType | None, Field(description="How to store a JSON body; `payload` by default.")
     ] = None
 
 
@@ -180,11 +179,7 @@ def _parameters() -> list[dict[str, Any]]:
         },
         **problems(400, 408, 409, 413, 415, 429, 507),
     },
-    openapi_extra={
-        "requestBody": _BODY,
-        "parameters": _parameters(),
-        "security": [{"key": []}],
-    },
+    openapi_extra={"requestBody": _BODY, "parameters": _parameters(), "security": [{"key": []}]},
 )
 async def submit(request: Request) -> Response:
     """Submit a document.
