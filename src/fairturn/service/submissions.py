@@ -191,7 +191,7 @@ async def submit(request: Request) -> Response:
     service = service_of(request)
     media_type = media_type_of(request)
     with submitting(request.headers.get(TRACEPARENT)) as trace:
-        if media_type not in (FORM, LINES) and _goes_into_the_row(request, service):
+        if media_type not in (FORM, LINES) and is_small(request, service):
             receipt = await _submit_small(request, service, media_type, trace)
         else:
             caller = await service.run(submitter_of, request)
@@ -205,13 +205,6 @@ async def submit(request: Request) -> Response:
 
 def media_type_of(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
-def _goes_into_the_row(request: Request, service: Service) -> bool:
-    """Return whether the declared size fits into a row and is allowed."""
-    return is_small(request) and (
-        int(request.headers["content-length"]) <= service.plan.size_bytes_max
-    )
 
 
 async def _submit_small(
