@@ -330,7 +330,7 @@ def test_a_content_is_verified_once_until_its_file_changes(queue: Queue) -> None
     app, key = make_app(queue), bearer(key_for(queue, "acme"))
 
     answers = [asked(app, "GET", f"/v1/documents/{id}/content", headers=key) for _ in range(4)]
-    verified = app.state.opener.verified.count
+    verified = app.state.verified.count
     name = queue.get(id).content_name
     assert name is not None
     with Path(queue.contents.locate(name)).open("r+b") as file:

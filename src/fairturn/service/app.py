@@ -28,7 +28,7 @@ from fairturn.service import (
 )
 from fairturn.service.batcher import SubmissionBatcher
 from fairturn.service.change_feed import ChangeFeed
-from fairturn.service.downloads import ContentOpener
+from fairturn.service.downloads import VerifiedContents
 from fairturn.service.logs import AccessLogEntry
 from fairturn.service.middleware import Guard
 from fairturn.service.options import ServiceLimits
@@ -105,7 +105,7 @@ def make_app(
     app.state.looks = events.StateCache(service)
     app.state.readiness = health.ReadinessCheck(service)
     app.state.key_watch = KeyWatch(service)
-    app.state.opener = ContentOpener(service)
+    app.state.verified = VerifiedContents()
     app.state.rooms = room.RoomCache(service)
     app.state.description = api_docs.CachedDescription(app)
     problems.install(app)
