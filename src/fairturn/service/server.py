@@ -10,6 +10,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from ipaddress import ip_address
 from math import ceil
@@ -215,36 +216,22 @@ def listen_at(host: str, port: int, backlog: int) -> list[socket.socket]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     listening: list[socket.socket] = []
     absent: OSError | None = None
-    try:
+    with ExitStack() as opened:
         for family, (ip, _, *scope) in dict.fromkeys((family, at) for family, _, _, _, at in found):
             # With port 0, all addresses share the port of the first one.
             chosen = listening[0].getsockname()[1] if listening else port
             try:
-                listening.append(_listen(family, (ip, chosen, *scope), backlog))
+                one = socket.create_server((ip, chosen, *scope), family=family, backlog=backlog)
             except OSError as error:
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
                 absent = error
+            else:
+                # With the protocol: asyncio sets TCP_NODELAY only on connections that name it, and
+                # without it responses wait for delayed acknowledgements, up to 40 ms.
+                named = socket.socket(family, one.type, socket.IPPROTO_TCP, fileno=one.detach())
+                listening.append(opened.enter_context(named))
         if absent is not None and not listening:
             raise absent
-    except OSError:
-        for one in listening:
-            one.close()
-        raise
+        opened.pop_all()
     return listening
-
-
-def _listen(family: int, address: Any, backlog: int) -> socket.socket:
-    # With the protocol: asyncio sets TCP_NODELAY only on connections that name it, and without it
-    # responses wait for delayed acknowledgements, up to 40 ms.
-    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind(address)
-        sock.listen(backlog)
-    except OSError:
-        sock.close()
-        raise
-    return sock
