@@ -117,9 +117,9 @@ class Server(uvicorn.Server):
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until `stop`."""
-        if sockets is None and self._sockets is None:
+        if self._sockets is None:
             self.listen()
-        super().run(self._sockets if sockets is None else sockets)
+        super().run(self._sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and call `on_started` with the URL."""
