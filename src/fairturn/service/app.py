@@ -27,13 +27,11 @@ from fairturn.service import (
     submissions,
 )
 from fairturn.service.batcher import SubmissionBatcher
-from fairturn.service.change_feed import ChangeFeed
 from fairturn.service.downloads import VerifiedContents
 from fairturn.service.logs import AccessLogEntry
 from fairturn.service.middleware import Guard
 from fairturn.service.options import ServiceLimits
 from fairturn.service.polls import KeyWatch
-from fairturn.service.rates import RateLimiter
 from fairturn.service.service import Service
 
 _ABOUT = """
@@ -72,15 +70,7 @@ def make_app(
     from importlib.metadata import version
 
     plan, clock = plan or ServiceLimits(), clock or SystemClock()
-    service = Service(
-        queue=queue,
-        keys=queue.keys,
-        clock=clock,
-        plan=plan,
-        rates=RateLimiter(plan.rate, clock, plan.anonymous_per_minute),
-        watch=ChangeFeed(queue),
-        token=token,
-    )
+    service = Service(queue, plan, clock, token)
 
     @asynccontextmanager
     async def run_change_feed(app: FastAPI) -> AsyncIterator[None]:

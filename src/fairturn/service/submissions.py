@@ -134,37 +134,24 @@ _LINKS = {
 def _parameters() -> list[dict[str, Any]]:
     """Return the parameters for the OpenAPI description. The route parses them itself, because
     FastAPI would take longer for that than the store for the document."""
-    described = SubmissionQuery.model_json_schema(ref_template="#/components/schemas/{model}")[
-        "properties"
-    ]
-    parameters: list[dict[str, Any]] = []
-    for name, schema in described.items():
+
+    def parameter(place: str, name: str, schema: Any, about: str) -> dict[str, Any]:
+        plain = {"name": name, "in": place, "required": False, "schema": schema}
+        return {**plain, "description": about}
+
+    parameters = []
+    described = SubmissionQuery.model_json_schema(ref_template="#/components/schemas/{model}")
+    for name, schema in described["properties"].items():
         (plain,) = [each for each in schema["anyOf"] if each.get("type") != "null"]
-        parameters.append({"name": name, "in": "query", "required": False, "schema": plain})
-        if "description" in schema:
-            parameters[-1]["description"] = schema["description"]
-    for name, about, schema in (
-        (
-            IDEMPOTENCY_KEY,
-            "Within 24 hours, the same key returns the first receipt.",
-            {"type": "string", "minLength": 1, "maxLength": KEY_BYTES_MAX},
-        ),
-        (
-            CONTENT_DIGEST,
-            "The SHA-256 of the body (RFC 9530), which is rejected if it differs.",
-            {"type": "string"},
-        ),
-    ):
-        parameters.append(
-            {
-                "name": name,
-                "in": "header",
-                "required": False,
-                "schema": schema,
-                "description": about,
-            }
-        )
-    return parameters
+        parameters.append(parameter("query", name, plain, schema["description"]))
+    key = {"type": "string", "minLength": 1, "maxLength": KEY_BYTES_MAX}
+    about_key = "Within 24 hours, the same key returns the first receipt."
+    about_digest = "The SHA-256 of the body (RFC 9530), which is rejected if it differs."
+    return [
+        *parameters,
+        parameter("header", IDEMPOTENCY_KEY, key, about_key),
+        parameter("header", CONTENT_DIGEST, {"type": "string"}, about_digest),
+    ]
 
 
 @router.post(
