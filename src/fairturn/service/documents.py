@@ -29,7 +29,7 @@ from fairturn.service.downloads import open_download
 from fairturn.service.languages import preferred_of
 from fairturn.service.polls import poll
 from fairturn.service.problems import Problem, ProblemCode, refusing_misuse
-from fairturn.service.responses import ATTACHED, attachment, problems
+from fairturn.service.responses import ATTACHED, BYTES, attachment, problems, returns
 from fairturn.service.scan import look
 from fairturn.service.service import Service, service_of
 from fairturn.service.submissions import timestamp_of
@@ -39,7 +39,6 @@ from fairturn.wire import BINARY, DOCUMENT, JSON, WAIT_S_MAX, to_json
 router = APIRouter(tags=["documents"])
 
 TIMESTAMP_FORMAT = "ISO 8601 with a time zone, or microseconds since 1970-01-01 UTC."
-_BINARY: dict[str, Any] = {"content": {BINARY: {"schema": {"type": "string", "format": "binary"}}}}
 
 
 _FILTER_TYPES = {
@@ -195,10 +194,7 @@ def _explained(service: Service, caller: Caller, id: str) -> Explanation:
 @router.get(
     "/v1/documents/{id}/content",
     response_class=Response,
-    responses={
-        200: {"description": "The content, or the payload as JSON.", **_BINARY},
-        **problems(404),
-    },
+    responses=returns("The content, or the payload as JSON.", BINARY, BYTES, 404),
 )
 async def get_content(request: Request, caller: Anybody, id: shapes.DocumentId) -> Response:
     """Download the submitted content or payload. It is verified before the first byte is sent."""
@@ -222,10 +218,7 @@ async def get_content(request: Request, caller: Anybody, id: shapes.DocumentId) 
 @router.get(
     "/v1/documents/{id}/result",
     response_class=Response,
-    responses={
-        200: {"description": "The result as JSON.", "content": {JSON: {"schema": {}}}},
-        **problems(404, 409),
-    },
+    responses=returns("The result as JSON.", JSON, {}, 404, 409),
 )
 def get_result(request: Request, caller: Anybody, id: shapes.DocumentId) -> Response:
     """Retrieve the value that the handler of a completed document returned."""
@@ -237,7 +230,7 @@ def get_result(request: Request, caller: Anybody, id: shapes.DocumentId) -> Resp
 @router.get(
     "/v1/documents/{id}/result/file",
     response_class=Response,
-    responses={200: {"description": "The file.", **_BINARY}, **problems(404, 409)},
+    responses=returns("The file.", BINARY, BYTES, 404, 409),
 )
 async def get_result_file(request: Request, caller: Anybody, id: shapes.DocumentId) -> Response:
     """Download the file that the handler returned; 404 if it returned none."""

@@ -28,6 +28,8 @@ _MEANINGS = {
     503: "The service is unavailable. Retry later.",
     507: "The storage is full.",
 }
+TEXT = {"type": "string"}
+BYTES = {"type": "string", "format": "binary"}
 # Browsers must not display submitted content as a page of this origin.
 ATTACHED = {
     "X-Content-Type-Options": "nosniff",
@@ -44,6 +46,14 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
         status: {"description": _MEANINGS[status], "content": {PROBLEM: {"schema": schema}}}
         for status in sorted({*_ALWAYS, *statuses})
     }
+
+
+def returns(
+    description: str, media_type: str, schema: dict[str, str], *statuses: int
+) -> dict[int | str, dict[str, Any]]:
+    """Return the responses of a route whose body is no model: that of status 200, and problems."""
+    content = {media_type: {"schema": schema}}
+    return {200: {"description": description, "content": content}, **problems(*statuses)}
 
 
 def attachment(
