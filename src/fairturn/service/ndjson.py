@@ -12,15 +12,16 @@ from pydantic import Field
 
 from fairturn.model import SUBMIT_DOCUMENTS_MAX, TRACEPARENT, Submission, SubmissionFields
 from fairturn.service import shapes
+from fairturn.service.batcher import submit_documents
 from fairturn.service.callers import Caller, Submitter, customer_for
 from fairturn.service.concurrency import release
 from fairturn.service.options import VALUES_MAX
-from fairturn.service.problems import Problem, ProblemCode, refusing_misuse, refusing_parents
+from fairturn.service.problems import Problem, ProblemCode
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
 from fairturn.service.submissions import media_type_of, own_parent, parsed, timestamp_of
 from fairturn.service.telemetry import carrying, submitting
-from fairturn.service.uploads import receive_to_disk, refusing_without_a_place
+from fairturn.service.uploads import receive_to_disk
 from fairturn.validation.submission import JSON_DEPTH_MAX
 from fairturn.wire import BATCH_BYTES_MAX, JSON, LINES, RECEIPT, SUBMISSION, to_json
 
@@ -85,9 +86,8 @@ async def submit_batch(request: Request, caller: Submitter) -> Response:
 
 def _submit_lines(service: Service, caller: Caller, file: BinaryIO, trace: str | None) -> bytes:
     file.seek(0)
-    with refusing_misuse(), refusing_parents(), refusing_without_a_place():
-        # Encoded one by one: the parsed values of only one line are in memory at a time.
-        receipts = service.queue.submit_many(_submissions(service, caller, file, trace))
+    # Encoded one by one: the parsed values of only one line are in memory at a time.
+    receipts = submit_documents(service, _submissions(service, caller, file, trace))
     if not receipts:
         raise Problem(ProblemCode.INVALID, "the batch has no documents")
     answered = [{**to_json(RECEIPT, each), "replayed": each.replayed} for each in receipts]

@@ -167,15 +167,6 @@ def refusing_misuse() -> Iterator[None]:
         raise Problem(ProblemCode.INVALID, str(error)) from error
 
 
-@contextmanager
-def refusing_parents() -> Iterator[None]:
-    """Convert `NotFound` of a submission, which can only mean its parent."""
-    try:
-        yield
-    except NotFound as error:
-        raise Problem(ProblemCode.PARENT_UNKNOWN) from error
-
-
 def answer(problem: Problem, accept_language: str | None) -> JSONResponse:
     """Return the response for a problem."""
     name = preferred_of(accept_language)

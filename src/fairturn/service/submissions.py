@@ -21,17 +21,11 @@ from fairturn.model import (
     Submission,
 )
 from fairturn.service import shapes
-from fairturn.service.batcher import SubmissionBatcher
+from fairturn.service.batcher import SubmissionBatcher, submit_documents
 from fairturn.service.callers import Caller, customer_for, document_of, submitter_of
 from fairturn.service.concurrency import release
 from fairturn.service.forms import receive_form
-from fairturn.service.problems import (
-    Problem,
-    ProblemCode,
-    invalid,
-    refusing_misuse,
-    refusing_parents,
-)
+from fairturn.service.problems import Problem, ProblemCode, invalid
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
 from fairturn.service.telemetry import carrying, submitting
@@ -42,7 +36,6 @@ from fairturn.service.uploads import (
     receive,
     receive_in_memory,
     receive_small,
-    refusing_without_a_place,
     upload_limit,
 )
 from fairturn.wire import (
@@ -272,8 +265,7 @@ def _submit(service: Service, caller: Caller, submission: _ReceivedSubmission) -
     """Validate and store. Delete the received content if the document is rejected."""
     try:
         checked = _checked(service, caller, submission)
-        with refusing_misuse(), refusing_parents(), refusing_without_a_place():
-            (receipt,) = service.queue.submit_many([checked])
+        (receipt,) = submit_documents(service, [checked])
         return receipt
     except StoreError:
         raise  # the document may have been stored: `prune` deletes the content if it was not
