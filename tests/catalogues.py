@@ -10,21 +10,20 @@ from fairturn.explain import sentences
 from fairturn.explain.sentences import Message
 from fairturn.i18n import LONG_NUMBER, SHORT_NUMBER
 from fairturn.i18n.catalogue import Entry
-from fairturn.service import problems as service_problems
+from fairturn.service.problems import ProblemCode
 
 FOLDER = Path(__file__).parent.parent / "src" / "fairturn" / "i18n"
 
 
 def messages() -> list[Message]:
     """Return every message that the package can request."""
-    numbers = [Message(SHORT_NUMBER), Message(LONG_NUMBER)]
+    plain = [SHORT_NUMBER, LONG_NUMBER, *(code.sentence for code in ProblemCode)]
     tables = (
         sentences.MESSAGES,
         sentences.PHRASES,
-        service_problems.MESSAGES,
         TEXTS,
     )
-    everything = numbers + [texts.sentence for texts in sentences.STATES.values()]
+    everything = [*map(Message, plain)] + [texts.sentence for texts in sentences.STATES.values()]
     everything += [message for table in tables for message in table.values()]
     return list({(message.one, message.many): message for message in everything}.values())
 

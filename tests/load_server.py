@@ -3,6 +3,7 @@
 python -m tests.load_server DATABASE CONTENTS
 """
 
+import gc
 import sys
 
 from fairturn import Queue
@@ -14,6 +15,7 @@ from fairturn.service.server import ListenAddress, Server
 
 
 def tell(url: str) -> None:
+    gc.freeze()  # as `fairturn serve` does
     sys.stdout.write(f"{url}\n")
     sys.stdout.flush()
 

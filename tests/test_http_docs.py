@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fairturn import Queue
 from fairturn.service.app import make_app
-from fairturn.service.problems import STATUS
+from fairturn.service.problems import ProblemCode
 from tests.commands import SCRIPT
 
 PAGE = (Path(__file__).parent.parent / "docs" / "http.md").read_text(encoding="utf-8")
@@ -46,9 +46,9 @@ def test_the_session_runs_as_written(tmp_path: Path) -> None:
 
 def test_every_problem_is_named_with_its_status() -> None:
     table = PAGE.partition("## Problems")[2].partition("## ")[0]
-    for code, status in STATUS.items():
+    for code in ProblemCode:
         (row,) = [line for line in table.splitlines() if f"`{code}`" in line]
-        assert str(status) in row.split("|")[1], code
+        assert str(code.status) in row.split("|")[1], code
 
 
 def test_every_operation_is_named() -> None:

@@ -2,6 +2,7 @@
 attacks, with the latency of a victim beside them, are in `test_service_load.py`."""
 
 import asyncio
+import base64
 import json
 import socket
 import threading
@@ -30,6 +31,7 @@ from fairturn.service.app import make_app
 from fairturn.service.concurrency import ConcurrencyLimit
 from fairturn.service.ndjson import refuse_expensive
 from fairturn.service.options import (
+    BATCHES_AT_ONCE,
     CORES,
     HEAD_BYTES_MAX,
     LOGINS_PER_MINUTE,
@@ -328,7 +330,7 @@ def test_a_content_is_verified_once_until_its_file_changes(queue: Queue) -> None
     app, key = make_app(queue), bearer(key_for(queue, "acme"))
 
     answers = [asked(app, "GET", f"/v1/documents/{id}/content", headers=key) for _ in range(4)]
-    verified = app.state.opener.verified.count
+    verified = app.state.verified.count
     name = queue.get(id).content_name
     assert name is not None
     with Path(queue.contents.locate(name)).open("r+b") as file:
@@ -391,7 +393,7 @@ def test_a_verification_stops_when_the_client_hangs_up(queue: Queue, tmp_path: P
 
 
 class CountingFolder(Folder):
-    """Contents that record how many are opened at the same time, in all and by content."""
+    """Contents that record how many are opened or stored at the same time."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -400,12 +402,21 @@ class CountingFolder(Folder):
         self._lock = threading.Lock()
 
     def open(self, ref: ContentRef, verify: Verify | None = None) -> BinaryIO:
+        with self._counted():
+            return super().open(ref, verify)
+
+    def put(self, *arguments: Any, **options: Any) -> ContentRef:
+        with self._counted():
+            return super().put(*arguments, **options)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
         with self._lock:
             self.now += 1
             self.most = max(self.most, self.now)
         threading.Event().wait(0.02)
         try:
-            return super().open(ref, verify)
+            yield
         finally:
             with self._lock:
                 self.now -= 1
@@ -490,6 +501,19 @@ def test_a_line_is_refused_by_its_depth_and_number_of_values_before_it_is_parsed
         refuse_expensive(line)
 
 
+@pytest.mark.parametrize("text", [rb"\\\\", rb"\"", rb"\\\"", rb"[\u0022["])
+@pytest.mark.parametrize("before", range(6))
+def test_a_text_that_spans_two_pieces_of_a_line_is_not_read_as_brackets(
+    text: bytes, before: int
+) -> None:
+    begin = b'{"payload":["'
+    padding = b"x" * (65_536 - len(begin) - before)
+
+    refuse_expensive(begin + padding + text + b"[" * 1_000 + b'"]}')
+    with pytest.raises(Problem):
+        refuse_expensive(begin + padding + text + b'",' + b"[" * 1_000)
+
+
 VALUES = st.recursive(
     st.none() | st.text() | st.sampled_from(['"', "\\", '\\"', "[[[", "}}}", '",[']),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -517,6 +541,28 @@ def test_only_one_line_of_a_batch_is_parsed_at_a_time(queue: Queue) -> None:
 
     assert answer.status_code == 201, answer.text
     assert peak_bytes < 50_000_000  # all of them take 130 MB
+
+
+@pytest.mark.parametrize("customers, most", [(1, 1), (4, BATCHES_AT_ONCE)])
+def test_a_key_submits_one_batch_at_a_time_and_all_keys_only_so_many(
+    queue: Queue, tmp_path: Path, customers: int, most: int
+) -> None:
+    folder = queue.contents = CountingFolder(tmp_path / "documents.db.contents")
+    keys = [bearer(key_for(queue, f"customer-{n}")) for n in range(customers)]
+    app = make_app(queue)
+    line = json.dumps({"content": base64.b64encode(LARGE).decode()})
+
+    async def run() -> list[int]:
+        transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 50_000))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            posts = [
+                client.post("/v1/documents/batch", content=line, headers={**key, **LINES})
+                for key in keys * 4
+            ]
+            return [answer.status_code for answer in await asyncio.gather(*posts)]
+
+    assert asyncio.run(run()) == [201] * 4 * customers
+    assert 1 <= folder.most <= most
 
 
 def test_a_batch_whose_last_line_is_wrong_leaves_nothing(queue: Queue) -> None:

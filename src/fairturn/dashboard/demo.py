@@ -17,7 +17,6 @@ from fairturn.dashboard.renderer import PageRoute, see_other
 from fairturn.dashboard.samples import ActivitySampler
 from fairturn.dashboard.visitors import Operator, Overseer
 from fairturn.queue import Queue
-from fairturn.service.change_feed import ChangeFeed
 from fairturn.service.service import Service
 from fairturn.simulator.demo import traffic
 from fairturn.worker.handler import ClaimedDocument
@@ -111,14 +110,7 @@ def show_demo(request: Request, visitor: Overseer) -> Response:
     if running is None:
         return see_other(request, "/")
     service = visitor.service
-    demo_service = Service(
-        queue=running.queue,
-        keys=running.queue.keys,
-        clock=service.clock,
-        plan=service.plan,
-        rates=service.rates,
-        watch=ChangeFeed(running.queue),
-    )
+    demo_service = Service(running.queue, service.plan, service.clock)
     return now_page(
         request,
         visitor._replace(service=demo_service),

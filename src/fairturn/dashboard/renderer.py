@@ -21,7 +21,7 @@ from fairturn.errors import FairturnError
 from fairturn.priority import LEVELS
 from fairturn.service.administration import workers_of
 from fairturn.service.concurrency import hold
-from fairturn.service.problems import MESSAGES, STATUS, Problem, ProblemCode, problem_of
+from fairturn.service.problems import Problem, ProblemCode, problem_of
 from fairturn.service.service import service_of
 
 POLICY = (
@@ -183,9 +183,9 @@ def tell(request: Request, problem: Problem) -> Response:
         request,
         visitor,
         "problem.html",
-        status=STATUS[problem.code],
+        status=problem.code.status,
         code=problem.code.value,
-        sentence=visitor.tongue.language.find(MESSAGES[problem.code].one),
+        sentence=visitor.tongue.language.find(problem.code.sentence),
         detail=problem.detail,
     )
 

@@ -84,10 +84,7 @@ def make_key(request: Request, caller: Operator, body: KeyRequestJson) -> Any:
 
 
 @router.post(
-    "/v1/keys/{id}/rotate",
-    status_code=201,
-    response_model=NewKeyJson,
-    responses=problems(404, 409),
+    "/v1/keys/{id}/rotate", status_code=201, response_model=NewKeyJson, responses=problems(404, 409)
 )
 def rotate_key(request: Request, caller: Operator, id: str, rotation: RotationJson) -> Any:
     """Replace an access key. The old key expires after `overlap_s`."""

@@ -158,10 +158,7 @@ class BulkActionJson(shapes.RequestFields):
     dry_run: shapes.YesOrNo = True
 
 
-_CHANGEABLE: dict[BulkAction, tuple[State, ...]] = {
-    "cancel": NOT_ENDED,
-    "retry": (State.DEAD,),
-}
+_CHANGEABLE: dict[BulkAction, tuple[State, ...]] = {"cancel": NOT_ENDED, "retry": (State.DEAD,)}
 
 
 @router.post("/v1/bulk", response_model=shapes.BulkResultJson, responses=problems())

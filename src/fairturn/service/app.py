@@ -15,7 +15,6 @@ from fairturn.service import (
     access_keys,
     administration,
     api_docs,
-    bulk,
     customers,
     documents,
     events,
@@ -28,13 +27,11 @@ from fairturn.service import (
     submissions,
 )
 from fairturn.service.batcher import SubmissionBatcher
-from fairturn.service.change_feed import ChangeFeed
-from fairturn.service.downloads import ContentOpener
+from fairturn.service.downloads import VerifiedContents
 from fairturn.service.logs import AccessLogEntry
 from fairturn.service.middleware import Guard
 from fairturn.service.options import ServiceLimits
 from fairturn.service.polls import KeyWatch
-from fairturn.service.rates import RateLimiter
 from fairturn.service.service import Service
 
 _ABOUT = """
@@ -73,15 +70,7 @@ def make_app(
     from importlib.metadata import version
 
     plan, clock = plan or ServiceLimits(), clock or SystemClock()
-    service = Service(
-        queue=queue,
-        keys=queue.keys,
-        clock=clock,
-        plan=plan,
-        rates=RateLimiter(plan.rate, clock, plan.anonymous_per_minute),
-        watch=ChangeFeed(queue),
-        token=token,
-    )
+    service = Service(queue, plan, clock, token)
 
     @asynccontextmanager
     async def run_change_feed(app: FastAPI) -> AsyncIterator[None]:
@@ -106,7 +95,7 @@ def make_app(
     app.state.looks = events.StateCache(service)
     app.state.readiness = health.ReadinessCheck(service)
     app.state.key_watch = KeyWatch(service)
-    app.state.opener = ContentOpener(service)
+    app.state.verified = VerifiedContents()
     app.state.rooms = room.RoomCache(service)
     app.state.description = api_docs.CachedDescription(app)
     problems.install(app)
@@ -114,7 +103,6 @@ def make_app(
         submissions,
         ndjson,
         documents,
-        bulk,
         customers,
         room,
         administration,

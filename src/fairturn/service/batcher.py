@@ -6,18 +6,28 @@ request waits for the row lock of another customer.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from fairturn.errors import StoreError, StoreUnavailable
+from fairturn.errors import NotFound, StoreError, StoreUnavailable
 from fairturn.model import Receipt, Submission
-from fairturn.service.problems import refusing_misuse, refusing_parents
+from fairturn.queue import Receipts
+from fairturn.service.problems import Problem, ProblemCode, refusing_misuse
 from fairturn.service.service import Service
 from fairturn.service.uploads import refusing_without_a_place
 
 TOGETHER_MAX = 200
 
 Prepare = Callable[[], Submission]  # authenticates and validates; its exception is the response
+
+
+def submit_documents(service: Service, submissions: Iterable[Submission]) -> Receipts:
+    """Submit all of the documents or none. Raises `Problem` if the queue rejects one."""
+    with refusing_misuse(), refusing_without_a_place():
+        try:
+            return service.queue.submit_many(submissions)
+        except NotFound as error:  # it can only be the parent
+            raise Problem(ProblemCode.PARENT_UNKNOWN) from error
 
 
 class _PendingSubmission(NamedTuple):
@@ -74,41 +84,28 @@ class SubmissionBatcher:
 
     def _submit_all(self, prepares: list[Prepare]) -> list[Receipt | Exception]:
         """Return a receipt or an error for each; one invalid request does not fail the others."""
-        answers: dict[int, Receipt | Exception] = {}
-        ready: list[tuple[int, Submission]] = []
-        for place, prepare in enumerate(prepares):
+        prepared: list[Submission | Exception] = []
+        for prepare in prepares:
             try:
-                ready.append((place, prepare()))
+                prepared.append(prepare())
             except Exception as error:
-                answers[place] = error
-        self._store_all(ready, answers)
-        return [answers[place] for place in range(len(prepares))]
+                prepared.append(error)
+        valid = [each for each in prepared if isinstance(each, Submission)]
+        stored = iter(self._store_all(valid))
+        return [next(stored) if isinstance(each, Submission) else each for each in prepared]
 
-    def _store_all(
-        self, ready: list[tuple[int, Submission]], answers: dict[int, Receipt | Exception]
-    ) -> None:
+    def _store_all(self, submissions: list[Submission]) -> Sequence[Receipt | Exception]:
         """Store a batch in one transaction. If one document is rejected none is stored: bisect, so
         that one client's rejected documents do not force one transaction per document."""
-        if not ready:
-            return
         try:
-            receipts = self._store([submission for _, submission in ready])
+            return submit_documents(self._service, submissions)
         except Exception as error:
             # After a store error the documents may have been stored: do not submit them again.
-            if len(ready) > 1 and not isinstance(error, StoreError):
-                half = len(ready) // 2
-                self._store_all(ready[:half], answers)
-                self._store_all(ready[half:], answers)
-            else:
-                answers.update((place, error) for place, _ in ready)
-        else:
-            places = (place for place, _ in ready)
-            answers.update(zip(places, receipts, strict=True))
+            if len(submissions) <= 1 or isinstance(error, StoreError):
+                return [error] * len(submissions)
+        half = len(submissions) // 2
+        return [*self._store_all(submissions[:half]), *self._store_all(submissions[half:])]
 
     def _submit_one(self, prepare: Prepare) -> Receipt:
-        (receipt,) = self._store([prepare()])
+        (receipt,) = submit_documents(self._service, [prepare()])
         return receipt
-
-    def _store(self, submissions: list[Submission]) -> list[Receipt]:
-        with refusing_misuse(), refusing_parents(), refusing_without_a_place():
-            return self._service.queue.submit_many(submissions)

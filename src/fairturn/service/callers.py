@@ -53,8 +53,7 @@ _TOKEN_NEEDED = (
 
 
 async def caller_of(
-    request: Request,
-    credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
+    request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
 ) -> Caller:
     """Return the caller, as one of the requests in progress of its key. Raises `Problem`."""
     service = service_of(request)

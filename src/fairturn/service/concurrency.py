@@ -126,7 +126,7 @@ class Permit:
 
 
 class CoreLimiter:
-    """Runs CPU-bound work in threads: one at a time for each holder, and one for each core in all,
+    """Runs CPU-bound work in threads: one at a time for each holder, and at most `threads` in all,
     so that the work of one customer leaves cores to the others."""
 
     def __init__(self, threads: int) -> None:

@@ -71,8 +71,7 @@ def list_customers(
         page = service.queue.queries.customers(names=[query.name])
     rule, now = service.queue.settings.rule, service.clock.now()
     return shapes.CustomersJson(
-        customers=[shapes.customer_json(each, rule, now) for each in page.customers],
-        next=page.next,
+        customers=[shapes.customer_json(each, rule, now) for each in page.customers], next=page.next
     )
 
 
@@ -146,9 +145,5 @@ def purge_customer(request: Request, caller: Operator, purge: PurgeJson) -> Any:
     if not purge.dry_run:
         queue.purge(purge.name)
     return PurgeResultJson(
-        name=purge.name,
-        dry_run=purge.dry_run,
-        waiting=waiting,
-        delayed=delayed,
-        running=running,
+        name=purge.name, dry_run=purge.dry_run, waiting=waiting, delayed=delayed, running=running
     )

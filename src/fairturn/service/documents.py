@@ -1,4 +1,5 @@
-"""Routes that read, await, download, cancel and retry documents."""
+"""Routes that read, await, download, cancel and retry documents, one or a list of ids;
+`administration.py` changes those that match a filter."""
 
 import json
 from functools import partial
@@ -11,13 +12,7 @@ from pydantic import Field, create_model
 from fairturn.contents import local
 from fairturn.contents.local import Verify
 from fairturn.explain.analysis import Audience, Explanation, without_position
-from fairturn.model import (
-    ENDED,
-    BodyType,
-    Page,
-    State,
-    Stored,
-)
+from fairturn.model import ENDED, PAGE_MAX, BodyType, Filter, Page, State, Stored
 from fairturn.queue import not_completed
 from fairturn.service import shapes
 from fairturn.service.callers import (
@@ -34,7 +29,7 @@ from fairturn.service.downloads import open_download
 from fairturn.service.languages import preferred_of
 from fairturn.service.polls import poll
 from fairturn.service.problems import Problem, ProblemCode, refusing_misuse
-from fairturn.service.responses import ATTACHED, attachment, problems
+from fairturn.service.responses import ATTACHED, BYTES, attachment, problems, returns
 from fairturn.service.scan import look
 from fairturn.service.service import Service, service_of
 from fairturn.service.submissions import timestamp_of
@@ -44,7 +39,6 @@ from fairturn.wire import BINARY, DOCUMENT, JSON, WAIT_S_MAX, to_json
 router = APIRouter(tags=["documents"])
 
 TIMESTAMP_FORMAT = "ISO 8601 with a time zone, or microseconds since 1970-01-01 UTC."
-_BINARY: dict[str, Any] = {"content": {BINARY: {"schema": {"type": "string", "format": "binary"}}}}
 
 
 _FILTER_TYPES = {
@@ -98,8 +92,7 @@ class DocumentPageQuery(DocumentFilterQuery):
 class DocumentQuery(shapes.RequestFields):
     explain: Annotated[bool, Field(description="Include the explanation.")] = True
     wait_s: Annotated[
-        float,
-        Field(ge=0, le=WAIT_S_MAX, description="Seconds to wait for the document to end."),
+        float, Field(ge=0, le=WAIT_S_MAX, description="Seconds to wait for the document to end.")
     ] = 0.0
 
 
@@ -201,10 +194,7 @@ def _explained(service: Service, caller: Caller, id: str) -> Explanation:
 @router.get(
     "/v1/documents/{id}/content",
     response_class=Response,
-    responses={
-        200: {"description": "The content, or the payload as JSON.", **_BINARY},
-        **problems(404),
-    },
+    responses=returns("The content, or the payload as JSON.", BINARY, BYTES, 404),
 )
 async def get_content(request: Request, caller: Anybody, id: shapes.DocumentId) -> Response:
     """Download the submitted content or payload. It is verified before the first byte is sent."""
@@ -228,10 +218,7 @@ async def get_content(request: Request, caller: Anybody, id: shapes.DocumentId) 
 @router.get(
     "/v1/documents/{id}/result",
     response_class=Response,
-    responses={
-        200: {"description": "The result as JSON.", "content": {JSON: {"schema": {}}}},
-        **problems(404, 409),
-    },
+    responses=returns("The result as JSON.", JSON, {}, 404, 409),
 )
 def get_result(request: Request, caller: Anybody, id: shapes.DocumentId) -> Response:
     """Retrieve the value that the handler of a completed document returned."""
@@ -243,7 +230,7 @@ def get_result(request: Request, caller: Anybody, id: shapes.DocumentId) -> Resp
 @router.get(
     "/v1/documents/{id}/result/file",
     response_class=Response,
-    responses={200: {"description": "The file.", **_BINARY}, **problems(404, 409)},
+    responses=returns("The file.", BINARY, BYTES, 404, 409),
 )
 async def get_result_file(request: Request, caller: Anybody, id: shapes.DocumentId) -> Response:
     """Download the file that the handler returned; 404 if it returned none."""
@@ -288,3 +275,50 @@ def retry_document(request: Request, caller: Submitter, id: shapes.DocumentId) -
     document = document_for(service, caller, id)
     service.queue.retry(document.id)
     return shapes.DocumentStateJson(id=document.id, state=State.WAITING)
+
+
+class DocumentIdsJson(shapes.RequestFields):
+    ids: Annotated[list[str], Field(min_length=1, max_length=PAGE_MAX)]
+
+
+class DocumentStatesJson(shapes.ResponseJson):
+    """The state of each document, in the order of `ids`; null for an unknown id."""
+
+    states: list[State | None]
+
+
+@router.post("/v1/documents/cancel", response_model=DocumentStatesJson, responses=problems())
+def cancel_documents(request: Request, caller: Submitter, body: DocumentIdsJson) -> Any:
+    """Cancel up to 1,000 documents by id.
+
+    The response has the state of each document afterwards. A running document stays `running` until
+    its handler stops. A document that has ended does not change.
+    """
+    service = service_of(request)
+    own = _own(service, caller, body.ids)
+    return _answered(body.ids, dict(zip(own, service.queue.cancel(own), strict=True)))
+
+
+@router.post("/v1/documents/retry", response_model=DocumentStatesJson, responses=problems())
+def retry_documents(request: Request, caller: Submitter, body: DocumentIdsJson) -> Any:
+    """Retry up to 1,000 dead documents by id.
+
+    The response has the state of each document before the request: those that were `dead` are now
+    waiting, all others are unchanged.
+    """
+    service = service_of(request)
+    own = _own(service, caller, body.ids)
+    return _answered(body.ids, dict(zip(own, service.queue.retry(own), strict=True)))
+
+
+def _own(service: Service, caller: Caller, ids: list[str]) -> list[str]:
+    """Return the ids that the caller may change, without duplicates."""
+    unique = tuple(dict.fromkeys(ids))
+    if caller.sees_all:
+        return list(unique)
+    found = service.queue.queries.find(Filter(customer=caller.customer, ids=unique), size=PAGE_MAX)
+    return [document.id for document in found.documents]
+
+
+def _answered(ids: list[str], states: dict[str, State | None]) -> DocumentStatesJson:
+    return DocumentStatesJson(states=[states.get(id) for id in ids])

@@ -9,7 +9,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import BinaryIO, TypeVar
 
 from fastapi import Request
 
@@ -20,19 +20,9 @@ from fairturn.service.concurrency import hold
 from fairturn.service.options import VERIFIED_MAX
 from fairturn.service.polls import disconnection
 from fairturn.service.problems import Problem, ProblemCode
-from fairturn.service.service import Service, service_of
+from fairturn.service.service import service_of
 
 T = TypeVar("T")
-
-
-class _FileStamp(NamedTuple):
-    """What changes with the bytes of a file, or when another file takes its name."""
-
-    device: int
-    inode: int
-    size_bytes: int
-    modified_ns: int
-    changed_ns: int
 
 
 class VerifiedContents:
@@ -40,16 +30,15 @@ class VerifiedContents:
     oldest entry is evicted. A file from a bucket is downloaded and verified each time."""
 
     def __init__(self) -> None:
-        self._stamps: dict[ContentRef, _FileStamp] = {}
+        self._stamps: dict[ContentRef, tuple[int, ...]] = {}
         self._lock = threading.Lock()
         self.count = 0  # verifications so far
 
     def verify(self, file: BinaryIO, ref: ContentRef, checkpoint: Callable[[], None]) -> None:
         """Raise `ContentDamaged` unless the file matches. `checkpoint` is called between chunks."""
         found = os.fstat(file.fileno())
-        stamp = _FileStamp(
-            found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-        )
+        # It changes with the bytes of the file, and when another file takes its name.
+        stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         with self._lock:
             if self._stamps.get(ref) == stamp:
                 return
@@ -62,50 +51,35 @@ class VerifiedContents:
                 del self._stamps[next(iter(self._stamps))]
 
 
-class ContentOpener:
-    """Opens contents for requests."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self.verified = VerifiedContents()
-
-    async def open(
-        self, request: Request, caller: Caller, open_verified: Callable[[Verify], T]
-    ) -> T:
-        """Call `open_verified` in a thread, with the function that verifies. Raises `Problem` if
-        the client disconnects meanwhile; a file that was opened is then closed."""
-        stopped = threading.Event()
-
-        def checkpoint() -> None:
-            if stopped.is_set():
-                raise Problem(ProblemCode.CUT_OFF)
-
-        def check(file: BinaryIO, ref: ContentRef) -> None:
-            self.verified.verify(file, ref, checkpoint)
-
-        def work() -> T:
-            checkpoint()
-            return open_verified(check)
-
-        opening = asyncio.ensure_future(self._service.cores.run(caller.key, work))
-        gone = asyncio.ensure_future(disconnection(request))
-        try:
-            await asyncio.wait({opening, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not opening.done():
-                # The thread stops at the next chunk. Until then the permit counts it.
-                stopped.set()
-            return await opening
-        finally:
-            stopped.set()
-            gone.cancel()
-            await asyncio.wait({gone})
-
-
 async def open_download(
     request: Request, caller: Caller, open_verified: Callable[[Verify], T]
 ) -> T:
-    """Open a stored file. It counts as a download of the caller's key until the response ends."""
+    """Open a stored file: call `open_verified` in a thread, with the function that verifies.
+
+    It counts as a download of the caller's key until the response ends. Raises `Problem` if the
+    client disconnects meanwhile; a file that was opened is then closed."""
     service = service_of(request)
     hold(request.scope, service.downloads.take(caller.key))
-    opener: ContentOpener = request.app.state.opener
-    return await opener.open(request, caller, open_verified)
+    verified: VerifiedContents = request.app.state.verified
+    stopped = threading.Event()
+
+    def checkpoint() -> None:
+        if stopped.is_set():
+            raise Problem(ProblemCode.CUT_OFF)
+
+    def work() -> T:
+        checkpoint()
+        return open_verified(lambda file, ref: verified.verify(file, ref, checkpoint))
+
+    opening = asyncio.ensure_future(service.cores.run(caller.key, work))
+    gone = asyncio.ensure_future(disconnection(request))
+    try:
+        await asyncio.wait({opening, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():
+            # The thread stops at the next chunk. Until then the permit counts it.
+            stopped.set()
+        return await opening
+    finally:
+        stopped.set()
+        gone.cancel()
+        await asyncio.wait({gone})

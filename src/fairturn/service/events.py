@@ -23,7 +23,7 @@ from fairturn.service.administration import summary_of
 from fairturn.service.callers import Anybody, Caller
 from fairturn.service.concurrency import hold
 from fairturn.service.polls import still_open
-from fairturn.service.responses import problems
+from fairturn.service.responses import TEXT, returns
 from fairturn.service.service import Service, service_of
 from fairturn.wire import DOCUMENT, to_json
 
@@ -39,18 +39,10 @@ router = APIRouter(tags=["events"])
 @router.get(
     "/v1/events",
     response_class=StreamingResponse,
-    responses={
-        200: {
-            "description": "A stream of events named `state`.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
-        },
-        **problems(),
-    },
+    responses=returns("A stream of events named `state`.", "text/event-stream", TEXT),
 )
 async def stream_events(
-    request: Request,
-    caller: Anybody,
-    last_event_id: Annotated[str | None, Header()] = None,
+    request: Request, caller: Anybody, last_event_id: Annotated[str | None, Header()] = None
 ) -> StreamingResponse:
     """Stream changes as server-sent events.
 

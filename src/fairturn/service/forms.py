@@ -27,11 +27,6 @@ class UploadForm(NamedTuple):
     fields: dict[str, str]
 
 
-class _FormPart(NamedTuple):
-    field: str
-    file_name: str | None
-
-
 async def receive_form(request: Request, service: Service, size_bytes_max: int) -> UploadForm:
     """Return the file of a form and the other fields. The file is written to the contents as it
     arrives. Raises `Problem`."""
@@ -71,7 +66,7 @@ class _FormParser:
         self._header = bytearray()
         self._value = bytearray()
         self._disposition = b""
-        self._part: _FormPart | None = None
+        self._field: str | None = None  # of the current part, after its headers
         self._parts = 0
 
     def callbacks(self) -> Any:
@@ -102,7 +97,7 @@ class _FormParser:
                 ProblemCode.MALFORMED,
                 f"the form has too many parts; at most {PARTS_MAX} are allowed",
             )
-        self._disposition, self._part = b"", None
+        self._disposition, self._field = b"", None
 
     def _add_header(self, data: bytes, start: int, end: int) -> None:
         self._header += data[start:end]
@@ -121,24 +116,24 @@ class _FormParser:
         if not field or field in self.seen:
             raise Problem(ProblemCode.MALFORMED, "a part of the form has no name or a repeated one")
         self.seen.add(field)
-        file_name = options.get(b"filename")
-        self._part = _FormPart(field, None if file_name is None else file_name.decode())
+        self._field = field
+        file_name = options.get(b"filename", b"").decode()
         if field == FILE:
-            self.file_name = self._part.file_name or None
+            self.file_name = file_name or None
         else:
             self._fields[field] = bytearray()
 
     def _add(self, data: bytes, start: int, end: int) -> None:
-        assert self._part is not None
-        if self._part.field == FILE:
+        assert self._field is not None
+        if self._field == FILE:
             self._pieces.append(data[start:end])
             return
-        value = self._fields[self._part.field]
+        value = self._fields[self._field]
         value += data[start:end]
         if len(value) > _FIELD_BYTES_MAX:
             raise Problem(
                 ProblemCode.TOO_LARGE,
-                f"{self._part.field!r} has over {_FIELD_BYTES_MAX:,} bytes, the limit of a field",
+                f"{self._field!r} has over {_FIELD_BYTES_MAX:,} bytes, the limit of a field",
             )
 
     def _end(self) -> None:

@@ -41,7 +41,8 @@ async def get_live() -> Any:
 async def get_ready(request: Request) -> Any:
     """Check that documents can be accepted: the store can be read and written, contents can be
     written, and no disk is full."""
-    ready = await readiness_of(request).look()
+    readiness: ReadinessCheck = request.app.state.readiness
+    ready = await readiness.look()
     if service_of(request).watch.closed:
         ready = ReadinessJson(ready=False, reasons=["service: it is shutting down"], notes=[])
     return JSONResponse(ready.model_dump(), 200 if ready.ready else 503)
@@ -73,16 +74,10 @@ class ReadinessCheck:
             self._checking = None
 
 
-def readiness_of(request: Request) -> ReadinessCheck:
-    readiness: ReadinessCheck = request.app.state.readiness
-    return readiness
-
-
 def _ready(service: Service) -> ReadinessJson:
     reasons = _reasons(service)
-    return ReadinessJson(
-        ready=not reasons, reasons=reasons, notes=[] if reasons else _notes(service)
-    )
+    notes = [] if reasons else _notes(service)
+    return ReadinessJson(ready=not reasons, reasons=reasons, notes=notes)
 
 
 def _reasons(service: Service) -> list[str]:

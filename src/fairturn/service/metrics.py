@@ -16,7 +16,7 @@ from fairturn.model import ENDED, Document, Filter, State, Summary
 from fairturn.priority import LEVELS
 from fairturn.service.administration import workers_of
 from fairturn.service.callers import Overseer
-from fairturn.service.responses import problems
+from fairturn.service.responses import TEXT, returns
 from fairturn.service.service import Service, service_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -29,13 +29,7 @@ router = APIRouter(tags=["metrics"])
 @router.get(
     "/metrics",
     response_class=Response,
-    responses={
-        200: {
-            "description": "Metrics in the Prometheus text format.",
-            "content": {"text/plain": {"schema": {"type": "string"}}},
-        },
-        **problems(),
-    },
+    responses=returns("Metrics in the Prometheus text format.", "text/plain", TEXT),
 )
 def get_metrics(request: Request, caller: Overseer) -> Response:
     """Retrieve metrics in the Prometheus text format, with a reader's or an operator's key."""

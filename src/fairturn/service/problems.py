@@ -27,7 +27,6 @@ from fairturn.errors import (
     StoreUnavailable,
     WrongState,
 )
-from fairturn.explain.sentences import Message
 from fairturn.service.languages import language, preferred_of
 from fairturn.wire import PROBLEM
 
@@ -36,94 +35,48 @@ _ERRORS_MAX = 20
 
 
 class ProblemCode(StrEnum):
-    """Stable: codes are never renamed."""
+    """The code, status and sentence of each problem. Codes are never renamed; every catalogue has a
+    translation of each sentence."""
 
-    MALFORMED = "malformed"
-    CUT_OFF = "cut_off"
-    KEY_MISSING = "key_missing"
-    KEY_UNKNOWN = "key_unknown"
-    NOT_ALLOWED = "not_allowed"
-    HTTPS_NEEDED = "https_needed"
-    ORIGIN_UNKNOWN = "origin_unknown"
-    NOT_FOUND = "not_found"
-    METHOD_NOT_ALLOWED = "method_not_allowed"
-    TOO_SLOW = "too_slow"
-    WRONG_STATE = "wrong_state"
-    TOO_LARGE = "too_large"
-    HEADERS_TOO_LARGE = "headers_too_large"
-    MEDIA_TYPE_UNKNOWN = "media_type_unknown"
-    INVALID = "invalid"
-    KEY_REUSED = "key_reused"
-    PARENT_UNKNOWN = "parent_unknown"
-    CHECKSUM_WRONG = "checksum_wrong"
-    RATE_LIMITED = "rate_limited"
-    TOO_MANY_AT_ONCE = "too_many_at_once"
-    QUEUE_FULL = "queue_full"
-    QUOTA_EXCEEDED = "quota_exceeded"
-    STORAGE_FULL = "storage_full"
-    UNAVAILABLE = "unavailable"
-    CONTENT_DAMAGED = "content_damaged"
-    INTERNAL = "internal"
+    MALFORMED = "malformed", 400, "The request cannot be read."
+    CUT_OFF = "cut_off", 400, "The body of the request ended too early."
+    KEY_MISSING = "key_missing", 401, "This needs an access key."
+    KEY_UNKNOWN = "key_unknown", 401, "The access key is not known, or it has ended."
+    NOT_ALLOWED = "not_allowed", 403, "The access key is not meant for this."
+    HTTPS_NEEDED = "https_needed", 403, "An access key must not travel unencrypted. Use https."
+    ORIGIN_UNKNOWN = "origin_unknown", 403, "The request comes from a place that is not trusted."
+    NOT_FOUND = "not_found", 404, "There is nothing here."
+    METHOD_NOT_ALLOWED = "method_not_allowed", 405, "This cannot be done at this address."
+    TOO_SLOW = "too_slow", 408, "The body of the request came too slowly."
+    WRONG_STATE = "wrong_state", 409, "That is not possible in the present state."
+    TOO_LARGE = "too_large", 413, "The body of the request is too large."
+    HEADERS_TOO_LARGE = "headers_too_large", 431, "The headers of the request are too large."
+    MEDIA_TYPE_UNKNOWN = "media_type_unknown", 415, "A body of this type is not accepted here."
+    INVALID = "invalid", 422, "Something in the request is not as it must be."
+    KEY_REUSED = "key_reused", 422, "The idempotency key belongs to another document."
+    PARENT_UNKNOWN = "parent_unknown", 422, "The document that it was made from does not exist."
+    CHECKSUM_WRONG = "checksum_wrong", 422, "The content differs from its checksum."
+    RATE_LIMITED = "rate_limited", 429, "Too many requests. Try again later."
+    TOO_MANY_AT_ONCE = (
+        "too_many_at_once",
+        429,
+        "Too many of these requests at once. Try again later.",
+    )
+    QUEUE_FULL = "queue_full", 429, "Too many documents are waiting. Submit again later."
+    QUOTA_EXCEEDED = "quota_exceeded", 413, "The documents of the customer take too much space."
+    STORAGE_FULL = "storage_full", 507, "There is no storage space left. Try again later."
+    UNAVAILABLE = "unavailable", 503, "The service cannot answer now. Try again later."
+    CONTENT_DAMAGED = "content_damaged", 500, "The stored content is damaged."
+    INTERNAL = "internal", 500, "Something went wrong in the service."
 
+    status: int
+    sentence: str
 
-STATUS: Mapping[ProblemCode, int] = {
-    ProblemCode.MALFORMED: 400,
-    ProblemCode.CUT_OFF: 400,
-    ProblemCode.KEY_MISSING: 401,
-    ProblemCode.KEY_UNKNOWN: 401,
-    ProblemCode.NOT_ALLOWED: 403,
-    ProblemCode.HTTPS_NEEDED: 403,
-    ProblemCode.ORIGIN_UNKNOWN: 403,
-    ProblemCode.NOT_FOUND: 404,
-    ProblemCode.METHOD_NOT_ALLOWED: 405,
-    ProblemCode.TOO_SLOW: 408,
-    ProblemCode.WRONG_STATE: 409,
-    ProblemCode.TOO_LARGE: 413,
-    ProblemCode.HEADERS_TOO_LARGE: 431,
-    ProblemCode.MEDIA_TYPE_UNKNOWN: 415,
-    ProblemCode.INVALID: 422,
-    ProblemCode.KEY_REUSED: 422,
-    ProblemCode.PARENT_UNKNOWN: 422,
-    ProblemCode.CHECKSUM_WRONG: 422,
-    ProblemCode.RATE_LIMITED: 429,
-    ProblemCode.TOO_MANY_AT_ONCE: 429,
-    ProblemCode.QUEUE_FULL: 429,
-    ProblemCode.QUOTA_EXCEEDED: 413,
-    ProblemCode.STORAGE_FULL: 507,
-    ProblemCode.UNAVAILABLE: 503,
-    ProblemCode.CONTENT_DAMAGED: 500,
-    ProblemCode.INTERNAL: 500,
-}
+    def __new__(cls, value: str, status: int, sentence: str) -> "ProblemCode":
+        code = str.__new__(cls, value)
+        code._value_, code.status, code.sentence = value, status, sentence
+        return code
 
-# Every catalogue has a translation of each.
-MESSAGES: Mapping[str, Message] = {
-    "malformed": Message("The request cannot be read."),
-    "cut_off": Message("The body of the request ended too early."),
-    "key_missing": Message("This needs an access key."),
-    "key_unknown": Message("The access key is not known, or it has ended."),
-    "not_allowed": Message("The access key is not meant for this."),
-    "https_needed": Message("An access key must not travel unencrypted. Use https."),
-    "origin_unknown": Message("The request comes from a place that is not trusted."),
-    "not_found": Message("There is nothing here."),
-    "method_not_allowed": Message("This cannot be done at this address."),
-    "too_slow": Message("The body of the request came too slowly."),
-    "wrong_state": Message("That is not possible in the present state."),
-    "too_large": Message("The body of the request is too large."),
-    "headers_too_large": Message("The headers of the request are too large."),
-    "media_type_unknown": Message("A body of this type is not accepted here."),
-    "invalid": Message("Something in the request is not as it must be."),
-    "key_reused": Message("The idempotency key belongs to another document."),
-    "parent_unknown": Message("The document that it was made from does not exist."),
-    "checksum_wrong": Message("The content differs from its checksum."),
-    "rate_limited": Message("Too many requests. Try again later."),
-    "too_many_at_once": Message("Too many of these requests at once. Try again later."),
-    "queue_full": Message("Too many documents are waiting. Submit again later."),
-    "quota_exceeded": Message("The documents of the customer take too much space."),
-    "storage_full": Message("There is no storage space left. Try again later."),
-    "unavailable": Message("The service cannot answer now. Try again later."),
-    "content_damaged": Message("The stored content is damaged."),
-    "internal": Message("Something went wrong in the service."),
-}
 
 _OF_STATUS = {
     400: ProblemCode.MALFORMED,
@@ -136,17 +89,21 @@ _OF_STATUS = {
 
 
 class Problem(Exception):
-    """Ends a request with a problem document."""
+    """Ends a request with a problem document. `more` has the extension members of some codes."""
 
     def __init__(
-        self, code: ProblemCode, detail: str | None = None, *, retry_after_s: int | None = None
+        self,
+        code: ProblemCode,
+        detail: str | None = None,
+        *,
+        retry_after_s: int | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(detail or code.value)
         self.code = code
         self.detail = detail
         self.retry_after_s = retry_after_s
-        self.errors: list[dict[str, str]] = []
-        self.more: dict[str, str | int | None] = {}  # extension members of some codes
+        self.more = more or {}
 
 
 def problem_of(error: Exception) -> Problem:
@@ -164,24 +121,20 @@ def problem_of(error: Exception) -> Problem:
     if isinstance(error, QueueFull):
         scope = "" if error.customer is None else " of this customer"
         detail = f"{error.waiting:,} documents{scope} are waiting; the limit is {error.maximum:,}"
-        problem = Problem(ProblemCode.QUEUE_FULL, detail, retry_after_s=TRY_AGAIN_S)
-        problem.more = {
-            name: getattr(error, name) for name in ("limit", "maximum", "waiting", "customer")
-        }
-        return problem
+        more = {name: getattr(error, name) for name in ("limit", "maximum", "waiting", "customer")}
+        return Problem(ProblemCode.QUEUE_FULL, detail, retry_after_s=TRY_AGAIN_S, more=more)
     if isinstance(error, QuotaExceeded):
         detail = (
             f"the stored documents of this customer have {error.stored_bytes:,} bytes, and may "
             f"have {error.bytes_max:,}; submit again when ended documents have been pruned, or ask "
             "the operator for more"
         )
-        problem = Problem(ProblemCode.QUOTA_EXCEEDED, detail)
-        problem.more = {
+        more = {
             "customer": error.customer,
             "stored_bytes": error.stored_bytes,
             "maximum": error.bytes_max,
         }
-        return problem
+        return Problem(ProblemCode.QUOTA_EXCEEDED, detail, more=more)
     if isinstance(error, Refused):
         return Problem(ProblemCode.INVALID, detail)
     if isinstance(error, StoreFull):
@@ -195,12 +148,11 @@ def problem_of(error: Exception) -> Problem:
 
 def invalid(errors: Sequence[Any], *where: str) -> Problem:
     """Convert the errors of pydantic, with the location of each."""
-    problem = Problem(ProblemCode.INVALID)
-    problem.errors = [
+    shown = [
         {"where": ".".join(map(str, (*where, *each["loc"]))), "what": str(each["msg"])}
         for each in errors[:_ERRORS_MAX]
     ]
-    return problem
+    return Problem(ProblemCode.INVALID, more={"errors": shown})
 
 
 @contextmanager
@@ -215,15 +167,6 @@ def refusing_misuse() -> Iterator[None]:
         raise Problem(ProblemCode.INVALID, str(error)) from error
 
 
-@contextmanager
-def refusing_parents() -> Iterator[None]:
-    """Convert `NotFound` of a submission, which can only mean its parent."""
-    try:
-        yield
-    except NotFound as error:
-        raise Problem(ProblemCode.PARENT_UNKNOWN) from error
-
-
 def answer(problem: Problem, accept_language: str | None) -> JSONResponse:
     """Return the response for a problem."""
     name = preferred_of(accept_language)
@@ -231,20 +174,18 @@ def answer(problem: Problem, accept_language: str | None) -> JSONResponse:
     content: dict[str, Any] = {
         "type": f"urn:fairturn:problem:{code}",
         "code": code.value,
-        "status": STATUS[code],
-        "title": language(name).find(MESSAGES[code].one),
+        "status": code.status,
+        "title": language(name).find(code.sentence),
     }
     if problem.detail is not None:
         content["detail"] = problem.detail
-    if problem.errors:
-        content["errors"] = problem.errors
     content.update(problem.more)
     headers = {"Content-Language": name, "Vary": "Accept-Language", "Cache-Control": "no-store"}
     if problem.retry_after_s is not None:
         headers["Retry-After"] = str(problem.retry_after_s)
-    if STATUS[code] == 401:
+    if code.status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="fairturn"'
-    return JSONResponse(content, STATUS[code], headers, media_type=PROBLEM)
+    return JSONResponse(content, code.status, headers, media_type=PROBLEM)
 
 
 def install(app: FastAPI) -> None:

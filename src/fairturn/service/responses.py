@@ -28,6 +28,8 @@ _MEANINGS = {
     503: "The service is unavailable. Retry later.",
     507: "The storage is full.",
 }
+TEXT = {"type": "string"}
+BYTES = {"type": "string", "format": "binary"}
 # Browsers must not display submitted content as a page of this origin.
 ATTACHED = {
     "X-Content-Type-Options": "nosniff",
@@ -41,12 +43,17 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the error responses of a route, for the OpenAPI description."""
     schema = {"$ref": "#/components/schemas/ProblemJson"}
     return {
-        status: {
-            "description": _MEANINGS[status],
-            "content": {PROBLEM: {"schema": schema}},
-        }
+        status: {"description": _MEANINGS[status], "content": {PROBLEM: {"schema": schema}}}
         for status in sorted({*_ALWAYS, *statuses})
     }
+
+
+def returns(
+    description: str, media_type: str, schema: dict[str, str], *statuses: int
+) -> dict[int | str, dict[str, Any]]:
+    """Return the responses of a route whose body is no model: that of status 200, and problems."""
+    content = {media_type: {"schema": schema}}
+    return {200: {"description": description, "content": content}, **problems(*statuses)}
 
 
 def attachment(
@@ -61,10 +68,7 @@ def attachment(
     if sha256 is not None:
         headers["ETag"] = f'"{sha256.hex()}"'
     return StreamingResponse(
-        _closing(file),
-        headers=headers,
-        media_type=BINARY,
-        background=BackgroundTask(file.close),
+        _closing(file), headers=headers, media_type=BINARY, background=BackgroundTask(file.close)
     )
 
 

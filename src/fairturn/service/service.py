@@ -1,24 +1,16 @@
 """The objects that all requests of a process share."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from anyio import CapacityLimiter, Semaphore, to_thread
+from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 
-from fairturn.access.registry import KeyRegistry
 from fairturn.clock import Clock
 from fairturn.queue import Queue
 from fairturn.service.change_feed import ChangeFeed
 from fairturn.service.concurrency import ConcurrencyLimit, CoreLimiter, KnownKeys
-from fairturn.service.options import (
-    BATCHES_AT_ONCE,
-    CORES,
-    POLLS_MAX,
-    STREAMS_MAX,
-    ServiceLimits,
-)
+from fairturn.service.options import BATCHES_AT_ONCE, CORES, POLLS_MAX, STREAMS_MAX, ServiceLimits
 from fairturn.service.rates import RateLimiter
 
 # For store calls, and as many for contents: a slow object store must not block requests that do not
@@ -28,32 +20,25 @@ THREADS = 40
 T = TypeVar("T")
 
 
-@dataclass(slots=True, kw_only=True)
 class Service:
-    """The shared state of an application."""
+    """The shared state of an application. `token` is the operator's until the first key exists."""
 
-    queue: Queue
-    keys: KeyRegistry
-    clock: Clock
-    plan: ServiceLimits
-    rates: RateLimiter
-    watch: ChangeFeed
-    token: str | None = None  # the operator's, until the first key exists
-    threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS))
-    movers: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS))
-    cores: CoreLimiter = field(default_factory=lambda: CoreLimiter(CORES))  # verifies and scans
-    batches: Semaphore = field(default_factory=lambda: Semaphore(BATCHES_AT_ONCE))
-    known_keys: KnownKeys = field(default_factory=KnownKeys)
-    # What is in progress, by key; `newcomers` by network, as long as no key is known.
-    uploads: ConcurrencyLimit = field(init=False)
-    streams: ConcurrencyLimit = field(init=False)
-    polls: ConcurrencyLimit = field(init=False)
-    downloads: ConcurrencyLimit = field(init=False)
-    requests: ConcurrencyLimit = field(init=False)
-    newcomers: ConcurrencyLimit = field(init=False)
-
-    def __post_init__(self) -> None:
-        plan = self.plan
+    def __init__(
+        self, queue: Queue, plan: ServiceLimits, clock: Clock, token: str | None = None
+    ) -> None:
+        self.queue = queue
+        self.keys = queue.keys
+        self.plan = plan
+        self.clock = clock
+        self.token = token
+        self.rates = RateLimiter(plan.rate, clock, plan.anonymous_per_minute)
+        self.watch = ChangeFeed(queue)
+        self.threads = CapacityLimiter(THREADS)
+        self.movers = CapacityLimiter(THREADS)
+        self.cores = CoreLimiter(CORES)  # verifies and scans
+        self.batches = CoreLimiter(BATCHES_AT_ONCE)
+        self.known_keys = KnownKeys()
+        # What is in progress, by key; `newcomers` by network, as long as no key is known.
         self.uploads = ConcurrencyLimit(plan.uploads_per_key_max)
         self.streams = ConcurrencyLimit(
             plan.streams_per_key_max, total_max=STREAMS_MAX, retry_after_s=5

@@ -9,11 +9,7 @@ from fairturn import model, wire
 from fairturn.access.keys import Role
 from fairturn.explain.analysis import Explanation
 from fairturn.explain.sentences import tell
-from fairturn.model import (
-    CUSTOMER_BYTES_MAX,
-    PAGE_MAX,
-    State,
-)
+from fairturn.model import CUSTOMER_BYTES_MAX, PAGE_MAX, State
 from fairturn.priority import LEVELS, Rule
 from fairturn.scheduling.position import Cause, Position
 from fairturn.validation import text

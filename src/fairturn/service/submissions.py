@@ -21,17 +21,11 @@ from fairturn.model import (
     Submission,
 )
 from fairturn.service import shapes
-from fairturn.service.batcher import SubmissionBatcher
+from fairturn.service.batcher import SubmissionBatcher, submit_documents
 from fairturn.service.callers import Caller, customer_for, document_of, submitter_of
 from fairturn.service.concurrency import release
 from fairturn.service.forms import receive_form
-from fairturn.service.problems import (
-    Problem,
-    ProblemCode,
-    invalid,
-    refusing_misuse,
-    refusing_parents,
-)
+from fairturn.service.problems import Problem, ProblemCode, invalid
 from fairturn.service.responses import problems
 from fairturn.service.service import Service, service_of
 from fairturn.service.telemetry import carrying, submitting
@@ -42,7 +36,6 @@ from fairturn.service.uploads import (
     receive,
     receive_in_memory,
     receive_small,
-    refusing_without_a_place,
     upload_limit,
 )
 from fairturn.wire import (
@@ -101,8 +94,7 @@ class SubmissionQuery(_described_fields()):  # type: ignore[misc]  # a model mad
         ),
     ] = None
     body_type: Annotated[
-        BodyType | None,
-        Field(description="How to store a JSON body; `payload` by default."),
+        BodyType | None, Field(description="How to store a JSON body; `payload` by default.")
     ] = None
 
 
@@ -135,37 +127,24 @@ _LINKS = {
 def _parameters() -> list[dict[str, Any]]:
     """Return the parameters for the OpenAPI description. The route parses them itself, because
     FastAPI would take longer for that than the store for the document."""
-    described = SubmissionQuery.model_json_schema(ref_template="#/components/schemas/{model}")[
-        "properties"
-    ]
-    parameters: list[dict[str, Any]] = []
-    for name, schema in described.items():
+
+    def parameter(place: str, name: str, schema: Any, about: str) -> dict[str, Any]:
+        plain = {"name": name, "in": place, "required": False, "schema": schema}
+        return {**plain, "description": about}
+
+    parameters = []
+    described = SubmissionQuery.model_json_schema(ref_template="#/components/schemas/{model}")
+    for name, schema in described["properties"].items():
         (plain,) = [each for each in schema["anyOf"] if each.get("type") != "null"]
-        parameters.append({"name": name, "in": "query", "required": False, "schema": plain})
-        if "description" in schema:
-            parameters[-1]["description"] = schema["description"]
-    for name, about, schema in (
-        (
-            IDEMPOTENCY_KEY,
-            "Within 24 hours, the same key returns the first receipt.",
-            {"type": "string", "minLength": 1, "maxLength": KEY_BYTES_MAX},
-        ),
-        (
-            CONTENT_DIGEST,
-            "The SHA-256 of the body (RFC 9530), which is rejected if it differs.",
-            {"type": "string"},
-        ),
-    ):
-        parameters.append(
-            {
-                "name": name,
-                "in": "header",
-                "required": False,
-                "schema": schema,
-                "description": about,
-            }
-        )
-    return parameters
+        parameters.append(parameter("query", name, plain, schema["description"]))
+    key = {"type": "string", "minLength": 1, "maxLength": KEY_BYTES_MAX}
+    about_key = "Within 24 hours, the same key returns the first receipt."
+    about_digest = "The SHA-256 of the body (RFC 9530), which is rejected if it differs."
+    return [
+        *parameters,
+        parameter("header", IDEMPOTENCY_KEY, key, about_key),
+        parameter("header", CONTENT_DIGEST, {"type": "string"}, about_digest),
+    ]
 
 
 @router.post(
@@ -180,11 +159,7 @@ def _parameters() -> list[dict[str, Any]]:
         },
         **problems(400, 408, 409, 413, 415, 429, 507),
     },
-    openapi_extra={
-        "requestBody": _BODY,
-        "parameters": _parameters(),
-        "security": [{"key": []}],
-    },
+    openapi_extra={"requestBody": _BODY, "parameters": _parameters(), "security": [{"key": []}]},
 )
 async def submit(request: Request) -> Response:
     """Submit a document.
@@ -196,7 +171,7 @@ async def submit(request: Request) -> Response:
     service = service_of(request)
     media_type = media_type_of(request)
     with submitting(request.headers.get(TRACEPARENT)) as trace:
-        if media_type not in (FORM, LINES) and _goes_into_the_row(request, service):
+        if media_type not in (FORM, LINES) and is_small(request, service):
             receipt = await _submit_small(request, service, media_type, trace)
         else:
             caller = await service.run(submitter_of, request)
@@ -210,13 +185,6 @@ async def submit(request: Request) -> Response:
 
 def media_type_of(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
-def _goes_into_the_row(request: Request, service: Service) -> bool:
-    """Return whether the declared size fits into a row and is allowed."""
-    return is_small(request) and (
-        int(request.headers["content-length"]) <= service.plan.size_bytes_max
-    )
 
 
 async def _submit_small(
@@ -297,8 +265,7 @@ def _submit(service: Service, caller: Caller, submission: _ReceivedSubmission) -
     """Validate and store. Delete the received content if the document is rejected."""
     try:
         checked = _checked(service, caller, submission)
-        with refusing_misuse(), refusing_parents(), refusing_without_a_place():
-            (receipt,) = service.queue.submit_many([checked])
+        (receipt,) = submit_documents(service, [checked])
         return receipt
     except StoreError:
         raise  # the document may have been stored: `prune` deletes the content if it was not

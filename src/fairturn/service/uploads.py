@@ -87,24 +87,11 @@ class TooLarge(Problem):
         self.maximum = maximum
 
 
-class Quota(NamedTuple):
-    """The bytes of a customer's stored documents, and how many they may have."""
-
-    stored_bytes: int
-    bytes_max: int
-
-    @property
-    def left_bytes(self) -> int:
-        """How large another document may be, at most."""
-        return max(0, self.bytes_max - self.stored_bytes - DOCUMENT_BYTES)
-
-
 class UploadLimit(NamedTuple):
     """The maximum size of an upload: that of the service, or what the customer's quota leaves."""
 
     size_bytes_max: int
-    customer: str | None = None
-    quota: Quota | None = None  # None: the limit is that of the service
+    exceeded: QuotaExceeded | None = None  # if the limit is that of the quota
 
     @contextmanager
     def enforced(self) -> Iterator[None]:
@@ -112,16 +99,9 @@ class UploadLimit(NamedTuple):
         try:
             yield
         except TooLarge as error:
-            if self.quota is None or self.customer is None or error.maximum < self.size_bytes_max:
+            if self.exceeded is None or error.maximum < self.size_bytes_max:
                 raise
-            raise QuotaExceeded(customer=self.customer, **self.quota._asdict()) from None
-
-
-def _quota_of(service: Service, customer: str) -> Quota:
-    bytes_max = service.queue.settings.bytes_per_customer_max
-    for known in service.queue.queries.customers(names=[customer]).customers:
-        return Quota(known.stored_bytes, known.settings.bytes_max or bytes_max)
-    return Quota(0, bytes_max)
+            raise self.exceeded from None
 
 
 async def upload_limit(service: Service, customer: str | None, *, has_key: bool) -> UploadLimit:
@@ -132,11 +112,22 @@ async def upload_limit(service: Service, customer: str | None, *, has_key: bool)
     """
     size_bytes_max = service.plan.size_bytes_max
     if customer is not None:
-        quota = await service.run(_quota_of, service, customer)
-        left_bytes = quota.bytes_max if has_key else quota.left_bytes
+        stored_bytes, bytes_max = await service.run(_quota_of, service, customer)
+        left_bytes = bytes_max if has_key else max(0, bytes_max - stored_bytes - DOCUMENT_BYTES)
         if left_bytes < size_bytes_max:
-            return UploadLimit(left_bytes, customer, quota)
+            exceeded = QuotaExceeded(
+                customer=customer, stored_bytes=stored_bytes, bytes_max=bytes_max
+            )
+            return UploadLimit(left_bytes, exceeded)
     return UploadLimit(size_bytes_max)
+
+
+def _quota_of(service: Service, customer: str) -> tuple[int, int]:
+    """Return the bytes of the customer's stored documents, and how many they may have."""
+    bytes_max = service.queue.settings.bytes_per_customer_max
+    for known in service.queue.queries.customers(names=[customer]).customers:
+        return known.stored_bytes, known.settings.bytes_max or bytes_max
+    return 0, bytes_max
 
 
 async def pieces_of(request: Request, service: Service, maximum: int) -> AsyncIterator[bytes]:
@@ -172,10 +163,12 @@ def _too_slow(service: Service) -> Problem:
     )
 
 
-def is_small(request: Request) -> bool:
-    """Return whether the declared size fits into a row. The server enforces `Content-Length`."""
+def is_small(request: Request, service: Service) -> bool:
+    """Return whether the declared size is allowed and fits into a row. The server enforces
+    `Content-Length`."""
     declared = request.headers.get("content-length", "")
-    return declared.isdecimal() and len(declared) < 10 and int(declared) <= INLINE_BYTES_MAX
+    maximum = min(INLINE_BYTES_MAX, service.plan.size_bytes_max)
+    return declared.isdecimal() and len(declared) < 10 and int(declared) <= maximum
 
 
 async def receive_small(request: Request, service: Service) -> bytes:
