@@ -4,7 +4,7 @@
 that escape all values; scripts only replace blocks that have changed (decision 0025).
 
     routes, visitors, sessions, login       routes and static files; authentication and roles
-    renderer, language, texts, avatars      templates; texts, numbers and durations; initials
+    renderer, language, texts, avatars      templates; numbers and durations; labels; initials
     samples, failures, customer_index       recent activity; failed documents; all customers
     comparison, stream                      the demo in other orders; change notifications
     now, documents, document_list, search, customers, customer_page, whatif, rules, demo   the pages

@@ -64,7 +64,7 @@ def show_document(request: Request, visitor: Known, id: str, done: str | None = 
         document=document,
         whole=caller.sees_all,
         timeline=timeline(document, explained, whole=caller.sees_all),
-        sentences=tell(explained, visitor.tongue.told_in),
+        sentences=tell(explained, visitor.tongue.name),
         place=place_of(explained),
         result=_result(stored),
         result_file=stored.result_content,

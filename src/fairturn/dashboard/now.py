@@ -204,7 +204,7 @@ def _why(
     place = place_of(explained)
     if place is None:
         return None
-    return WaitExplanation(document, place, tell(explained, visitor.tongue.told_in)[1:3])
+    return WaitExplanation(document, place, tell(explained, visitor.tongue.name)[1:3])
 
 
 def row_of(customer: Customer, lately: RecentActivity, rule: Rule, now: int) -> CustomerRow:
@@ -246,10 +246,10 @@ def waits_drawn(lately: RecentActivity, tongue: PageLanguage) -> Markup | None:
     """Return the chart of waits; None if there are no samples yet."""
     buckets = lately.drawn()
     series = [
-        Series("first-come", tongue.say("chart_first_come"), [b.first_come_us for b in buckets]),
-        Series("oldest", tongue.say("chart_oldest"), [b.oldest_us for b in buckets]),
-        Series("busy", tongue.say("chart_busy"), [quantile(b.busy, 0.99) for b in buckets]),
-        Series("quiet", tongue.say("chart_quiet"), [quantile(b.quiet, 0.99) for b in buckets]),
+        Series("first-come", tongue.say("first come"), [b.first_come_us for b in buckets]),
+        Series("oldest", tongue.say("oldest"), [b.oldest_us for b in buckets]),
+        Series("busy", tongue.say("busy p99"), [quantile(b.busy, 0.99) for b in buckets]),
+        Series("quiet", tongue.say("quiet p99"), [quantile(b.quiet, 0.99) for b in buckets]),
     ]
     thin = [
         Series("busy thin", "", [quantile(b.busy, 0.5) for b in buckets]),
@@ -258,7 +258,7 @@ def waits_drawn(lately: RecentActivity, tongue: PageLanguage) -> Markup | None:
     if not any(value is not None for line in series for value in line.values):
         return None
     notes = [
-        Note(mark.at, tongue.say(mark.kind, customer=mark.name, n=mark.documents))
+        Note(mark.at, tongue.label(mark.kind, customer=mark.name, n=mark.documents))
         for mark in lately.marks[-3:]
     ]
     timestamps = [b.at for b in buckets]

@@ -91,6 +91,7 @@ def render(
         .get_template(template)
         .render(
             t=tongue.say,
+            label=tongue.label,
             n=tongue.number,
             short=tongue.short,
             brief=tongue.brief,
