@@ -27,12 +27,12 @@ LABELS: Mapping[str, Message] = {
         "Inside one priority, documents are processed in the order in which they were submitted."
     ),
     # Now.
-    "before_better": Message("{n} with a better priority", "{n} with better priorities", "n"),
-    "before_turns": Message("{n} turn of another customer", "{n} turns of other customers", "n"),
+    "before_better": Message("{n} with a better priority", "{n} with better priorities"),
+    "before_turns": Message("{n} turn of another customer", "{n} turns of other customers"),
     "before_longest": Message(
-        "{n} turn for the longest waiting", "{n} turns for the longest waiting", "n"
+        "{n} turn for the longest waiting", "{n} turns for the longest waiting"
     ),
-    "before_own": Message("{n} own, earlier", "{n} own, earlier ones", "n"),
+    "before_own": Message("{n} own, earlier", "{n} own, earlier ones"),
     "chart_paused": Message("{customer} is paused"),
     "chart_lost": Message("worker {customer} is gone"),
     "chart_dump": Message("{customer} submits {n}"),
@@ -47,12 +47,10 @@ LABELS: Mapping[str, Message] = {
     "event_overtaken": Message(
         "{n} other document was started while it waited",
         "{n} other documents were started while it waited",
-        "n",
     ),
     "event_overtaken_by": Message(
         "{n} other document was started while it waited: {names}",
         "{n} other documents were started while it waited: {names}",
-        "n",
     ),
     "event_claimed": Message("Attempt {n} began, after {waited}"),
     "event_claimed_by": Message("Attempt {n} began, after {waited}, on {worker}"),
@@ -69,15 +67,15 @@ LABELS: Mapping[str, Message] = {
     "filter_submitted_before": Message("Submitted before (UTC)"),
     "bulk_cancel": Message("Cancel all that match"),
     "bulk_retry": Message("Try all that match again"),
-    "ask_cancel": Message("Cancel {n} document?", "Cancel {n} documents?", "n"),
-    "ask_retry": Message("Try {n} document again?", "Try {n} documents again?", "n"),
+    "ask_cancel": Message("Cancel {n} document?", "Cancel {n} documents?"),
+    "ask_retry": Message("Try {n} document again?", "Try {n} documents again?"),
     "bulk_how_cancel": Message(
         "Those that wait end at once; those that run are asked to stop. It cannot be taken back."
     ),
     "bulk_how_retry": Message(
         "Those that failed for good wait again, with their old priority and all attempts."
     ),
-    "yes_cancel": Message("Cancel {n} document", "Cancel {n} documents", "n"),
+    "yes_cancel": Message("Cancel {n} document", "Cancel {n} documents"),
     "yes_retry": Message("Try {n} again"),
     # Done.
     "done_cancelled": Message("It was cancelled; if it runs, it was asked to stop."),
@@ -91,6 +89,6 @@ LABELS: Mapping[str, Message] = {
     "mode_fifo": Message("first come, first served"),
     "reset_idle": Message("after a pause of"),
     "reset_periodic": Message("periodically, every"),
-    "group_small": Message("{n} small customer", "{n} small customers", "n"),
-    "group_large": Message("{n} large customer", "{n} large customers", "n"),
+    "group_small": Message("{n} small customer", "{n} small customers"),
+    "group_large": Message("{n} large customer", "{n} large customers"),
 }

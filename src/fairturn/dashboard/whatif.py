@@ -15,10 +15,9 @@ from starlette.responses import Response
 from fairturn.dashboard.renderer import PageRoute, render, see_other
 from fairturn.dashboard.visitors import Overseer, Visitor
 from fairturn.errors import FairturnError
-from fairturn.model import SECONDS_MAX, Settings, State
+from fairturn.model import SECONDS_MAX, State
 from fairturn.priority import Reset
 from fairturn.queue import Queue
-from fairturn.scheduling.flows import Mode
 from fairturn.service.administration import workers_of
 from fairturn.service.problems import Problem, ProblemCode, refusing_misuse
 from fairturn.simulator.comparison import Discipline, compare
@@ -132,7 +131,7 @@ def _simulate(queue: Queue, run: WhatIfRun) -> None:
         found = compare(
             scenario,
             [Discipline(wish.mode.value)],
-            rule=_settings(settings, wish).rule,
+            rule=replace(settings, reset=wish.reset, reset_interval_s=wish.reset_interval_s).rule,
             patience_us=settings.patience_us,
             progress=progress,
         )
@@ -148,10 +147,6 @@ def _simulate(queue: Queue, run: WhatIfRun) -> None:
     )
     named = len(scenario.groups) == len(trace.names) and scenario.groups == tuple(trace.names)
     run.outcome = WhatIfResult(len(trace), len(trace.names), groups, named)
-
-
-def _settings(settings: Settings, wish: WhatIfSettings) -> Settings:
-    return replace(settings, reset=wish.reset, reset_interval_s=wish.reset_interval_s)
 
 
 @router.get("/what-if")
@@ -178,13 +173,8 @@ def _present(visitor: Visitor) -> WhatIfSettings:
     service = visitor.service
     settings = service.queue.settings
     slots = sum(worker.slots for worker in workers_of(service) if worker.alive)
-    mode = {
-        Mode.FAIR: WhatIfMode.FAIR,
-        Mode.LEVELS: WhatIfMode.LEVELS,
-        Mode.EQUAL: WhatIfMode.EQUAL,
-    }
     return WhatIfSettings(
-        mode[settings.mode],
+        WhatIfMode(settings.mode.value),
         min(WORKERS_MAX, max(1, slots)),
         settings.reset,
         settings.reset_interval_s,
