@@ -18,15 +18,14 @@ from fastapi.routing import APIRoute
 from fairturn import Queue, Submission
 from fairturn.clock import SystemClock
 from fairturn.dashboard import routes
-from fairturn.dashboard.avatars import COLOURS, face_of, plain
 from fairturn.dashboard.language import all_tongues
 from fairturn.dashboard.login import back_to
-from fairturn.dashboard.renderer import LANGUAGE_NAMES
+from fairturn.dashboard.renderer import COLOURS, LANGUAGE_NAMES, face_of, plain
 from fairturn.dashboard.routes import install
 from fairturn.dashboard.rules import calculate, rows_of
 from fairturn.dashboard.samples import ActivitySampler
-from fairturn.dashboard.sessions import LASTS_US, SESSIONS_MAX, PageSessions
 from fairturn.dashboard.texts import LABELS
+from fairturn.dashboard.visitors import LASTS_US, SESSIONS_MAX, PageSessions
 from fairturn.i18n import languages
 from fairturn.model import Completed, Outcome, State
 from fairturn.priority import Reset, Rule
