@@ -1,7 +1,7 @@
 """The queue over HTTP: the methods and values of `Queue`, for programs on other machines.
 
-An operation is written once, as a generator that performs no I/O. The decorator `operation` makes
-it a method of both clients: `Client` blocks, `AsyncClient` is awaited (decision 0024).
+An operation is written once, as a generator that performs no I/O. The decorator `client_method`
+makes it a method of both clients: `Client` blocks, `AsyncClient` is awaited (decision 0024).
 
     sync_client, async_client   the two clients: what each adds to the operations
     documents, administration   the operations

@@ -12,7 +12,7 @@ from fairturn.client.request import (
     json_request,
     query_of,
 )
-from fairturn.client.transport import operation
+from fairturn.client.transport import client_method
 from fairturn.client.values import Identity
 from fairturn.errors import NotFound
 from fairturn.model import (
@@ -38,12 +38,12 @@ class AdminOperations:
 
     _session: ServiceSession
 
-    @operation
+    @client_method
     def me(self) -> Operation[Identity]:
         """Return the identity behind the access key, with the numbers of its customer."""
         return self._session.fetch_identity()
 
-    @operation
+    @client_method
     def customers(self, *, after: str | None = None, size: int = 100) -> Operation[CustomerPage]:
         """Return one page of the customers, by name."""
         if after is not None:
@@ -51,7 +51,7 @@ class AdminOperations:
         query = query_of(size=page_size(size), after=after)
         return self._session.send(HttpRequest("GET", "/v1/customers", query), values.customers_of)
 
-    @operation
+    @client_method
     def customer(self, name: str) -> Operation[Customer]:
         """Return one customer; `NotFound` if there is none of this name."""
         request = HttpRequest("GET", "/v1/customers", query_of(name=check_name(name)))
@@ -60,7 +60,7 @@ class AdminOperations:
             raise NotFound(f"there is no customer {name!r}")
         return page.customers[0]
 
-    @operation
+    @client_method
     def set_customer(
         self,
         name: str,
@@ -82,7 +82,7 @@ class AdminOperations:
         request = json_request("POST", "/v1/customers", {"name": check_name(name), **changes})
         return self._session.send(request, values.customer_of)
 
-    @operation
+    @client_method
     def purge(self, customer: str) -> Operation[None]:
         """Delete a customer with its documents, settings, count and keys; running work is lost."""
         request = json_request(
@@ -91,12 +91,12 @@ class AdminOperations:
         missing = {"not_found": f"there is no customer {customer!r}"}
         yield from self._session.exchange(request._replace(is_idempotent=False, messages=missing))
 
-    @operation
+    @client_method
     def summary(self) -> Operation[Summary]:
         """Return how many documents wait at each priority, are delayed, run and have ended."""
         return self._session.send(HttpRequest("GET", "/v1/summary"), values.summary_of)
 
-    @operation
+    @client_method
     def configure(self, **changes: Unpack[SettingChanges]) -> Operation[Settings]:
         """Change settings for every process. Existing priorities and counts stay as they are."""
         after = changed((yield from self._settings()), changes)  # raises the errors of the queue
@@ -116,7 +116,7 @@ class KeyOperations:
 
     _session: ServiceSession
 
-    @operation
+    @client_method
     def make(
         self, role: Role | str, *, name: str = "", customer: str | None = None
     ) -> Operation[NewKey]:
@@ -125,7 +125,7 @@ class KeyOperations:
         request = json_request("POST", "/v1/keys", value)._replace(is_idempotent=False)
         return self._session.send(request, values.new_key_of)
 
-    @operation
+    @client_method
     def list(
         self, *, customer: str | None = None, after: str | None = None, size: int = 100
     ) -> Operation[AccessKeys]:
@@ -136,13 +136,13 @@ class KeyOperations:
             lambda value: [values.key_of(each) for each in value["keys"]],
         )
 
-    @operation
+    @client_method
     def rotate(self, id: str, *, overlap_s: float = 0.0) -> Operation[NewKey]:
         """Create a key that replaces one; the old key expires after `overlap_s`."""
         request = _key_request(id, "rotate", {"overlap_s": overlap_s})
         return self._session.send(request._replace(is_idempotent=False), values.new_key_of)
 
-    @operation
+    @client_method
     def revoke(self, id: str) -> Operation[AccessKey]:
         """Revoke a key now."""
         return self._session.send(_key_request(id, "revoke", {}), values.key_of)

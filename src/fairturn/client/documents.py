@@ -18,7 +18,7 @@ from fairturn.client.request import (
     query_of,
 )
 from fairturn.client.response import parse
-from fairturn.client.transport import operation
+from fairturn.client.transport import client_method
 from fairturn.client.upload import (
     NewId,
     PreparedUpload,
@@ -63,7 +63,7 @@ class DocumentOperations:
     _session: ServiceSession
     _new_id: NewId
 
-    @operation
+    @client_method
     def submit(
         self,
         customer: str | None = None,
@@ -87,7 +87,7 @@ class DocumentOperations:
         (receipt,) = yield from self._upload(prepared)
         return receipt
 
-    @operation
+    @client_method
     def submit_many(
         self, submissions: Iterable[Submission], *, progress: ProgressCallback | None = None
     ) -> Operation[Receipts]:
@@ -109,14 +109,14 @@ class DocumentOperations:
             prepared.close()
         return parse(response, partial(prepared.receipts, headers=response.headers))
 
-    @operation
+    @client_method
     def wait_for_room(
         self, customer: str | None = None, n: int = 1, timeout_s: float | None = None
     ) -> Operation[bool]:
         """Wait until the queue would accept `n` more documents; False after `timeout_s`."""
         return _poll(lambda wait_s: self._has_room(customer, n, wait_s), bool, timeout_s)
 
-    @operation
+    @client_method
     def has_room(self, customer: str | None = None, n: int = 1) -> Operation[bool]:
         """Whether the queue would accept `n` more documents now."""
         return self._has_room(customer, n, wait_s=0.0)
@@ -131,12 +131,12 @@ class DocumentOperations:
         request = HttpRequest("GET", "/v1/room", query, wait_s=wait_s)
         return (yield from self._session.send(request, lambda value: bool(value["room"])))
 
-    @operation
+    @client_method
     def get(self, id: str) -> Operation[Document]:
         """Return the document as it is now; `NotFound` if it does not exist."""
         return self._get(id, values.document_of)
 
-    @operation
+    @client_method
     def wait(self, id: str, timeout_s: float | None = None) -> Operation[Document]:
         """Wait until the document has ended, by long polling; `TimeoutError` after `timeout_s`."""
         document = yield from _poll(
@@ -148,7 +148,7 @@ class DocumentOperations:
             raise TimeoutError(f"document {id} is still {document.state} after {timeout_s} s")
         return document
 
-    @operation
+    @client_method
     def explain(
         self, id: str, audience: Audience | str = Audience.OPERATOR
     ) -> Operation[Explanation]:
@@ -161,7 +161,7 @@ class DocumentOperations:
         explanation = yield from self._get(id, values.explanation_of, explain=True)
         return for_customer(explanation) if audience is Audience.CUSTOMER else explanation
 
-    @operation
+    @client_method
     def result_file_bytes(self, id: str) -> Operation[int | None]:
         """Return the size of the file that the handler returned; None if there is none."""
         return self._get(id, lambda value: value["result_file_bytes"])
@@ -173,7 +173,7 @@ class DocumentOperations:
         request = _document_request("GET", id)._replace(query=query, wait_s=wait_s)
         return self._session.send(request, read)
 
-    @operation
+    @client_method
     def list(
         self, *, after: str | None = None, size: int = 100, **filters: Unpack[Filters]
     ) -> Operation[Page]:
@@ -196,14 +196,14 @@ class DocumentOperations:
         request = HttpRequest("GET", "/v1/documents", query)
         return (yield from self._session.send(request, values.page_of))
 
-    @operation
+    @client_method
     def payload(self, id: str) -> Operation[Any]:
         """Return the JSON payload of the document."""
         local.refuse_other((yield from self._get(id, values.document_of)), BodyType.PAYLOAD)
         request = _document_request("GET", id, "/content")
         return (yield from self._session.send(request, lambda value: value))
 
-    @operation
+    @client_method
     def open(self, id: str) -> Operation[BinaryIO]:
         """Return the content of the document as a stream, downloaded and verified.
 
@@ -211,7 +211,7 @@ class DocumentOperations:
         """
         return self._open(id)
 
-    @operation
+    @client_method
     def read(self, id: str) -> Operation[bytes]:
         """Return the content of the document as bytes."""
         file = yield from self._open(id)
@@ -224,12 +224,12 @@ class DocumentOperations:
         request = _document_request("GET", id, "/content")
         return (yield from self._download(request, f"document {id}"))
 
-    @operation
+    @client_method
     def result(self, id: str) -> Operation[Any]:
         """Return the value that the handler returned for a completed document."""
         return self._session.send(_document_request("GET", id, "/result"), lambda value: value)
 
-    @operation
+    @client_method
     def open_result(self, id: str) -> Operation[BinaryIO]:
         """Return the file that the handler returned as a stream, downloaded and verified."""
         missing = {"not_found": f"document {id} has no result file; call result()"}

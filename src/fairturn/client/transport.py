@@ -182,7 +182,7 @@ class _AsyncCaller(Protocol):
     _transport: AsyncTransport
 
 
-class operation(Generic[P, T]):  # noqa: N801  # a decorator, as `property` is
+class client_method(Generic[P, T]):  # noqa: N801  # a decorator, as `property` is
     """Makes a method that is written as an operation a method of a client: one that blocks if the
     client has a `SyncTransport`, and one to await if it has an `AsyncTransport`."""
 
