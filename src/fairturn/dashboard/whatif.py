@@ -4,6 +4,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import islice
@@ -72,7 +73,6 @@ class WhatIfRun:
     done: int = 0
     total: int = 0
     outcome: WhatIfResult | None = None
-    failed: bool = False
     nothing: bool = False  # the queue has no completed documents
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -105,9 +105,8 @@ class WhatIfRuns:
 
 def _work(queue: Queue, run: WhatIfRun) -> None:
     try:
-        _simulate(queue, run)
-    except (FairturnError, ValueError):
-        run.failed = True
+        with suppress(FairturnError, ValueError):  # the page reports that there is no outcome
+            _simulate(queue, run)
     finally:
         run.ended.set()
 
