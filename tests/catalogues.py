@@ -1,11 +1,15 @@
 """Checks of the catalogues of `fairturn/i18n`: complete, with the right placeholders and forms."""
 
+import ast
 import re
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from string import Formatter
 
-from fairturn.dashboard.texts import TEXTS
+from jinja2 import Environment, nodes
+
+from fairturn.dashboard.texts import LABELS
 from fairturn.explain import sentences
 from fairturn.explain.sentences import Message
 from fairturn.i18n import LONG_NUMBER, SHORT_NUMBER
@@ -21,11 +25,29 @@ def messages() -> list[Message]:
     tables = (
         sentences.MESSAGES,
         sentences.PHRASES,
-        TEXTS,
+        LABELS,
     )
     everything = [*map(Message, plain)] + [texts.sentence for texts in sentences.STATES.values()]
     everything += [message for table in tables for message in table.values()]
+    everything += page_messages()
     return list({(message.one, message.many): message for message in everything}.values())
+
+
+def page_messages() -> list[Message]:
+    """Return the texts in the templates, as `t("one", "many")`, and those that the pages' code
+    passes to `say`. Both must be literals, because others could not be found here."""
+    folder = resources.files("fairturn.dashboard")
+    found = []
+    for file in (folder / "templates").iterdir():
+        for call in Environment().parse(file.read_text("utf-8")).find_all(nodes.Call):
+            if isinstance(call.node, nodes.Name) and call.node.name == "t":
+                found.append(Message(*(each.as_const() for each in call.args)))
+    for file in folder.iterdir():
+        if file.name.endswith(".py") and file.name != "language.py":
+            for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+                if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "say":
+                    found.append(Message(*(ast.literal_eval(each) for each in node.args)))
+    return found
 
 
 def problems(entries: list[Entry], language: str) -> Iterator[str]:

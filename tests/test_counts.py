@@ -24,8 +24,7 @@ from fairturn import Queue
 from fairturn.clock import Clock, ManualClock, stopwatch
 from fairturn.config import open_counts
 from fairturn.errors import StoreRefused, StoreUnavailable
-from fairturn.integrations.counts import Counts
-from fairturn.integrations.counts.bounded import within
+from fairturn.integrations.counts import Counts, within
 from fairturn.integrations.counts.memory import CUSTOMERS_MAX, MemoryCounts
 from fairturn.integrations.counts.redis import RedisCounts
 from fairturn.priority import Count, Reset, Rule

@@ -18,15 +18,14 @@ from fastapi.routing import APIRoute
 from fairturn import Queue, Submission
 from fairturn.clock import SystemClock
 from fairturn.dashboard import routes
-from fairturn.dashboard.avatars import COLOURS, face_of, plain
 from fairturn.dashboard.language import all_tongues
 from fairturn.dashboard.login import back_to
-from fairturn.dashboard.renderer import LANGUAGE_NAMES
+from fairturn.dashboard.renderer import COLOURS, LANGUAGE_NAMES, face_of, plain
 from fairturn.dashboard.routes import install
 from fairturn.dashboard.rules import calculate, rows_of
 from fairturn.dashboard.samples import ActivitySampler
-from fairturn.dashboard.sessions import LASTS_US, SESSIONS_MAX, PageSessions
-from fairturn.dashboard.texts import TEXTS
+from fairturn.dashboard.texts import LABELS
+from fairturn.dashboard.visitors import LASTS_US, SESSIONS_MAX, PageSessions
 from fairturn.i18n import languages
 from fairturn.model import Completed, Outcome, State
 from fairturn.priority import Reset, Rule
@@ -423,19 +422,19 @@ def test_the_browser_says_the_language_until_one_was_chosen(app: FastAPI) -> Non
     assert list(LANGUAGE_NAMES) == languages()
 
 
-def test_every_text_is_used_and_every_text_that_is_used_is_there() -> None:
+def test_every_label_is_used_and_every_label_that_is_used_is_there() -> None:
     folder = resources.files("fairturn.dashboard")
     sources = [file.read_text() for file in (folder / "templates").iterdir()]
     sources += [f.read_text() for f in folder.iterdir() if f.name.endswith(".py")]
-    everything = "\n".join(s for s in sources if '"nav_now": Message' not in s)
+    everything = "\n".join(s for s in sources if "LABELS: Mapping" not in s)
 
-    said = set(re.findall(r"""\b(?:t|say|item)\(\s*["']([a-z_]+)["'](?!\s*~)""", everything))
+    said = set(re.findall(r"""\blabel\(\s*["']([a-z_]+)["'](?!\s*~)""", everything))
     beginnings = set(re.findall(r"""["']([a-z_]+_)(?:["']\s*~|\{)""", everything))
 
-    assert said <= set(TEXTS)
+    assert said <= set(LABELS)
     unused = {
         key
-        for key in TEXTS
+        for key in LABELS
         if f'"{key}"' not in everything
         and f"'{key}'" not in everything
         and not any(key.startswith(beginning) for beginning in beginnings)

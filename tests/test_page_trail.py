@@ -271,7 +271,7 @@ def test_few_customers_are_read_anew_and_many_in_the_background(
 
     many = directory.listed()
     assert many is not None
-    assert (len(many.customers), many.complete) == (1_501, True)
+    assert len(many.customers) == 1_501
     clock.advance(KEPT_US / SECOND_US - 3)
     assert directory.listed() is many
 

@@ -24,7 +24,7 @@ from fairturn.access.registry import KeyRegistry
 from fairturn.clock import ManualClock
 from fairturn.contents.local import Folder, Verify
 from fairturn.dashboard.routes import install
-from fairturn.dashboard.sessions import PageSessions
+from fairturn.dashboard.visitors import PageSessions
 from fairturn.model import ContentRef
 from fairturn.service import scan
 from fairturn.service.app import make_app

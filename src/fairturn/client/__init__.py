@@ -1,10 +1,10 @@
 """The queue over HTTP: the methods and values of `Queue`, for programs on other machines.
 
-An operation is written once, as a generator that performs no I/O; `Client` and `AsyncClient` run it
-with a blocking and an async transport (decision 0024).
+An operation is written once, as a generator that performs no I/O. The decorator `client_method`
+makes it a method of both clients: `Client` blocks, `AsyncClient` is awaited (decision 0024).
 
-    sync_client, async_client   the typed methods of the two clients
-    operations                  what each method does
+    sync_client, async_client   the two clients: what each adds to the operations
+    documents, administration   the operations
     upload                      submissions as requests
     request                     requests, streams, retries
     response                    responses, and the errors for them

@@ -37,13 +37,32 @@ _DETAIL_CHARACTERS_MAX = 200
 
 
 class FailureKind(Enum):
-    """Why a request got no response."""
+    """Why a request got no response: the error for it and the error's message."""
 
-    UNKNOWN_HOST = "the host name does not resolve"
-    UNREACHABLE = "no connection; nothing was sent"
-    TLS = "the certificate is not trusted, or the server does not use TLS"
-    TIMEOUT = "no response in time"
-    DISCONNECTED = "the connection was closed before the response was complete"
+    UNKNOWN_HOST = (
+        StoreUnavailable,
+        "the host name in {url} does not resolve ({detail}): check the url",
+    )
+    UNREACHABLE = (  # no connection; nothing was sent
+        StoreUnavailable,
+        "no service responds at {url} ({detail}): start it with `fairturn serve`, or check the url",
+    )
+    TLS = (
+        StoreRefused,
+        "the TLS connection to {url} failed ({detail}): for a certificate of a private authority, "
+        "pass the authority's file as ca= or in SSL_CERT_FILE; for a service without TLS, use an "
+        "http:// url",
+    )
+    TIMEOUT = (
+        StoreUnavailable,
+        "the service at {url} did not respond in time ({detail}): try again, or raise timeout_s",
+    )
+    DISCONNECTED = (
+        StoreUnavailable,
+        "the connection to {url} was closed before the response was complete ({detail}): try "
+        "again; if it never succeeds, check that this is a fairturn service and whether it needs "
+        "https://",
+    )
 
 
 class NoResponse(NamedTuple):
@@ -123,40 +142,13 @@ def success(
     `messages` has the message for a problem code where the caller has a better one.
     """
     if isinstance(outcome, NoResponse):
-        error, message = _FAILURES[outcome.kind]
+        error, message = outcome.kind.value
         detail = outcome.detail[:_DETAIL_CHARACTERS_MAX]
         raise error(message.format(url=endpoint.url, detail=detail))
     if not outcome.is_success:
         raise _problem_error(outcome, messages, endpoint)
     return outcome
 
-
-_FAILURES: Mapping[FailureKind, tuple[type[StoreError], str]] = {
-    FailureKind.UNKNOWN_HOST: (
-        StoreUnavailable,
-        "the host name in {url} does not resolve ({detail}): check the url",
-    ),
-    FailureKind.UNREACHABLE: (
-        StoreUnavailable,
-        "no service responds at {url} ({detail}): start it with `fairturn serve`, or check the url",
-    ),
-    FailureKind.TLS: (
-        StoreRefused,
-        "the TLS connection to {url} failed ({detail}): for a certificate of a private authority, "
-        "pass the authority's file as ca= or in SSL_CERT_FILE; for a service without TLS, use an "
-        "http:// url",
-    ),
-    FailureKind.TIMEOUT: (
-        StoreUnavailable,
-        "the service at {url} did not respond in time ({detail}): try again, or raise timeout_s",
-    ),
-    FailureKind.DISCONNECTED: (
-        StoreUnavailable,
-        "the connection to {url} was closed before the response was complete ({detail}): try "
-        "again; if it never succeeds, check that this is a fairturn service and whether it needs "
-        "https://",
-    ),
-}
 
 _ERRORS: Mapping[str, type[FairturnError]] = {
     "not_found": NotFound,

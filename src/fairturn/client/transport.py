@@ -8,11 +8,23 @@ import secrets
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import closing
+from functools import update_wrapper
 from importlib.metadata import version
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from types import MethodType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    overload,
+)
 from urllib.parse import urlsplit
 
 from fairturn.access.keys import read_key
@@ -29,6 +41,7 @@ CONNECT_S = 10.0
 KEEP_ALIVE_S = 3.0
 CHUNK_BYTES = 262_144
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -62,9 +75,9 @@ class SyncTransport:
         self._url, self._timeout_s = connection.endpoint.url, connection.timeout_s
         self._sleep = sleep or time.sleep
 
-    def run(self, operation: Operation[T]) -> T:
-        """Return the result of an operation."""
-        with closing(operation):
+    def run(self, start: Callable[P, Operation[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the result of the operation that `start` returns."""
+        with closing(start(*args, **kwargs)) as operation:
             result: Any = None
             while True:
                 try:
@@ -116,9 +129,9 @@ class AsyncTransport:
         self._sleep = sleep or anyio.sleep
         self._in_thread = anyio.to_thread.run_sync
 
-    async def run(self, operation: Operation[T]) -> T:
-        """Return the result of an operation."""
-        with closing(operation):
+    async def run(self, start: Callable[P, Operation[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the result of the operation that `start` returns."""
+        with closing(start(*args, **kwargs)) as operation:
             result: Any = None
             while True:
                 try:
@@ -159,6 +172,35 @@ class AsyncTransport:
         chunks = upload.chunks()
         while (chunk := await self._in_thread(next, chunks, None)) is not None:
             yield chunk
+
+
+class _SyncCaller(Protocol):
+    _transport: SyncTransport
+
+
+class _AsyncCaller(Protocol):
+    _transport: AsyncTransport
+
+
+class client_method(Generic[P, T]):  # noqa: N801  # a decorator, as `property` is
+    """Makes a method that is written as an operation a method of a client: one that blocks if the
+    client has a `SyncTransport`, and one to await if it has an `AsyncTransport`."""
+
+    def __init__(self, start: Callable[Concatenate[Any, P], Operation[T]]) -> None:
+        self._start = start
+        update_wrapper(self, start)
+
+    def __call__(self, client: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return client._transport.run(self._start, client, *args, **kwargs)
+
+    @overload
+    def __get__(self, client: None, owner: type) -> Callable[..., Any]: ...
+    @overload
+    def __get__(self, client: _SyncCaller, owner: type) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, client: _AsyncCaller, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, client: object, owner: type) -> Callable[..., Any]:
+        return self._start if client is None else MethodType(self, client)
 
 
 def connection_to(

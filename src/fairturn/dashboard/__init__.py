@@ -3,9 +3,9 @@
 `routes.install` adds it to the application of the service. The server renders HTML from templates
 that escape all values; scripts only replace blocks that have changed (decision 0025).
 
-    routes, visitors, sessions, login       routes and static files; authentication and roles
-    renderer, language, texts, avatars      templates; texts, numbers and durations; initials
-    samples, failures, customer_index       recent activity; failed documents; all customers
-    comparison, stream                      the demo in other orders; change notifications
+    routes, visitors, login           routes and static files; sessions and roles
+    renderer, language, texts         templates and avatars; numbers and durations; labels
+    samples, failures, customer_index recent activity; failed documents; all customers
+    stream                            change notifications
     now, documents, document_list, search, customers, customer_page, whatif, rules, demo   the pages
 """

@@ -22,13 +22,11 @@ RESTS = 2
 class CustomerListing(NamedTuple):
     at: int  # when it was read
     customers: list[Customer]
-    complete: bool  # False: there are more than CUSTOMERS_MAX
     paused: tuple[str, ...]  # names
 
 
-def _list(at: int, customers: list[Customer], complete: bool) -> CustomerListing:
-    paused = tuple(c.name for c in customers if c.settings.paused)
-    return CustomerListing(at, customers, complete, paused)
+def _list(at: int, customers: list[Customer]) -> CustomerListing:
+    return CustomerListing(at, customers, tuple(c.name for c in customers if c.settings.paused))
 
 
 class CustomerIndex:
@@ -46,7 +44,7 @@ class CustomerIndex:
         """Return the last list; None while the first one is being read."""
         listed, now = self._listed, self._clock.now()
         if listed is not None:
-            small = listed.complete and len(listed.customers) < PAGE_MAX
+            small = len(listed.customers) < PAGE_MAX
             if now - listed.at <= (SMALL_US if small else KEPT_US):
                 return listed
         with self._lock:
@@ -54,7 +52,7 @@ class CustomerIndex:
                 return self._listed
             page = self._store.customers(size=PAGE_MAX)
             if page.next is None:
-                self._listed = _list(now, page.customers, True)
+                self._listed = _list(now, page.customers)
                 return self._listed
             self._reading = threading.Thread(
                 target=self._read_on, args=(page.customers, page.next), daemon=True
@@ -78,6 +76,6 @@ class CustomerIndex:
                 customers += page.customers
                 after = page.next
                 self._pause.wait(RESTS * (stopwatch() - begun))
-            self._listed = _list(now, customers, after is None)
+            self._listed = _list(now, customers)
         finally:
             self._reading = None

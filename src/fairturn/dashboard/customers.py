@@ -57,8 +57,11 @@ _KEYS: dict[SortColumn, Callable[[Customer], float]] = {
     SortColumn.LIMIT: lambda c: c.settings.limit or RUNNING_MAX + 1,
     SortColumn.RESETS: lambda c: -(c.count_updated_at_us or 0) if c.count else 1,
 }
-
-
+_SAMPLES: dict[SortColumn, Callable[[RecentActivity, str], float]] = {
+    SortColumn.P50: lambda lately, name: quantile(lately.waits.get(name, ()), 0.5) or 0,
+    SortColumn.P95: lambda lately, name: quantile(lately.waits.get(name, ()), 0.95) or 0,
+    SortColumn.SHARE: lambda lately, name: lately.shares[name].share,
+}
 # Columns in ascending order by default.
 _UP = (SortColumn.NAME, SortColumn.COUNT, SortColumn.LIMIT)
 
@@ -127,27 +130,15 @@ def _table(visitor: Visitor, q: str, order: SortOrder, page: int, after: str) ->
 
 
 def _ordered(found: list[Customer], order: SortOrder, lately: RecentActivity) -> list[Customer]:
-    ordered = _by(order.sort, found, lately)
+    ordered = found
+    if order.sort in _KEYS:
+        ordered = sorted(found, key=_KEYS[order.sort])
+    elif order.sort in _SAMPLES:
+        sample = _SAMPLES[order.sort]
+        # Only recently active customers have samples; they come first.
+        values = {name: -sample(lately, name) for name in lately.shares}
+        ordered = sorted(found, key=lambda customer: values.get(customer.name, 1))
     return ordered[::-1] if order.turned else ordered
-
-
-def _by(sort: SortColumn, found: list[Customer], lately: RecentActivity) -> list[Customer]:
-    if sort is SortColumn.NAME:
-        return found
-    if sort in _KEYS:
-        return sorted(found, key=_KEYS[sort])
-    # Only recently active customers have samples; they come first.
-    active = {c.name for c in found if c.name in lately.shares}
-    values = {name: _sampled(name, sort, lately) for name in active}
-    first = sorted((c for c in found if c.name in active), key=lambda c: -values[c.name])
-    return first + [c for c in found if c.name not in active]
-
-
-def _sampled(name: str, sort: SortColumn, lately: RecentActivity) -> float:
-    if sort is SortColumn.SHARE:
-        return lately.shares[name].share
-    share = 0.5 if sort is SortColumn.P50 else 0.95
-    return quantile(lately.waits.get(name, ()), share) or 0
 
 
 def _by_name(visitor: Visitor, q: str, after: str) -> CustomerTable:

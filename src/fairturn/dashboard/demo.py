@@ -5,20 +5,26 @@ shows it, with the simulated waits of the same arrivals in two other orders.
 """
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from fairturn.dashboard.comparison import DemoComparison
+from fairturn.clock import SECOND_US
 from fairturn.dashboard.customer_index import CustomerIndex
 from fairturn.dashboard.now import ExampleCache, now_page
 from fairturn.dashboard.renderer import PageRoute, see_other
-from fairturn.dashboard.samples import ActivitySampler
-from fairturn.dashboard.visitors import Operator, Overseer
+from fairturn.dashboard.samples import ActivitySampler, RecentActivity, quantile
+from fairturn.dashboard.visitors import Operator, Overseer, PageContext
+from fairturn.priority import Rule
 from fairturn.queue import Queue
 from fairturn.service.service import Service
+from fairturn.simulator.comparison import Discipline, compare
 from fairturn.simulator.demo import traffic
+from fairturn.simulator.plan import Plan
+from fairturn.simulator.scenario import Scenario
+from fairturn.simulator.trace import Growing
 from fairturn.worker.handler import ClaimedDocument
 from fairturn.worker.worker import Worker
 
@@ -29,16 +35,60 @@ SECONDS = 600.0  # until it ends
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
+class ComparisonResult(NamedTuple):
+    """The p99 waits of the quiet customers; None while unknown."""
+
+    first_come_us: int | None
+    levels_us: int | None
+    fair_us: int | None
+
+
+class DemoComparison:
+    """Simulates the arrivals of a demo, in a thread."""
+
+    def __init__(self, pace: traffic.DemoPace) -> None:
+        self._pace = pace
+        self._simulated: tuple[int | None, int | None] = (None, None)
+        threading.Thread(target=self._simulate, daemon=True).start()
+
+    def with_measured(self, lately: RecentActivity) -> ComparisonResult:
+        """Return the simulated waits and the recently measured ones."""
+        waits = [
+            wait for name, found in lately.waits.items() if name in traffic.QUIET for wait in found
+        ]
+        return ComparisonResult(*self._simulated, quantile(waits, 0.99))
+
+    def _simulate(self) -> None:
+        rule = Rule(reset_interval_us=round(traffic.SHORT_RESET_INTERVAL_S * SECOND_US))
+        modes = (Discipline.FIFO, Discipline.LEVELS)
+        found = compare(_scenario(self._pace), modes, rule=rule)
+        first_come, levels = (found.of(mode).groups[0].waits.p99_us for mode in modes)
+        self._simulated = (first_come, levels)
+
+
+def _scenario(pace: traffic.DemoPace) -> Scenario:
+    """Return the arrivals, with the quiet customers as the first group."""
+    growing = Growing()
+    for at_s, customer, documents in traffic.schedule():
+        for _ in range(documents):
+            growing.add(round(at_s * SECOND_US), customer, round(pace.document_s * SECOND_US))
+    trace = growing.trace
+    return Scenario(
+        name="demo",
+        trace=trace,
+        groups=("quiet", "bulk"),
+        group_of=tuple(int(name == traffic.BULK) for name in trace.names),
+        plan=Plan(workers=pace.workers),
+    )
+
+
 @dataclass(slots=True)
 class RunningDemo:
     queue: Queue
     worker: Worker
     sender: traffic.TrafficSender
-    trail: ActivitySampler
-    directory: CustomerIndex
-    example: ExampleCache
+    page: PageContext
     stopping: threading.Event
-    comparison: DemoComparison
 
 
 class Demo:
@@ -48,7 +98,7 @@ class Demo:
         self._lock = threading.Lock()
         self.running: RunningDemo | None = None
 
-    def begin(self, service: Service) -> None:
+    def begin(self, service: Service, page: PageContext) -> None:
         """Start the demo unless it is running."""
         with self._lock:
             if self.running is not None:
@@ -59,11 +109,16 @@ class Demo:
                 queue=queue,
                 worker=Worker(queue, _process, concurrency=WORKERS, threads=True),
                 sender=traffic.TrafficSender(queue, traffic.schedule(seconds=SECONDS)),
-                trail=ActivitySampler(queue.queries, service.clock),
-                directory=CustomerIndex(queue.queries, service.clock),
-                example=ExampleCache(),
+                page=replace(
+                    page,
+                    trail=ActivitySampler(queue.queries, service.clock),
+                    directory=CustomerIndex(queue.queries, service.clock),
+                    example=ExampleCache(),
+                    comparison=DemoComparison(
+                        traffic.DemoPace(SLOWER * traffic.DOCUMENT_S, WORKERS)
+                    ),
+                ),
                 stopping=threading.Event(),
-                comparison=DemoComparison(traffic.DemoPace(SLOWER * traffic.DOCUMENT_S, WORKERS)),
             )
             self.running = running
         threading.Thread(target=self._run, args=(running,), daemon=True).start()
@@ -80,7 +135,7 @@ class Demo:
         worker_thread.start()
         with running.sender.sending() as passed_s:
             while not running.stopping.wait(1.0) and passed_s() < SECONDS:
-                running.trail.look()
+                running.page.trail.look()
         running.worker.stop(now=True)
         worker_thread.join()
         if self.running is running:
@@ -94,7 +149,7 @@ def _process(document: ClaimedDocument) -> None:
 
 @router.post("/demo/begin")
 def begin(request: Request, visitor: Operator) -> Response:
-    visitor.page.demo.begin(visitor.service)
+    visitor.page.demo.begin(visitor.service, visitor.page)
     return see_other(request, "/demo")
 
 
@@ -111,12 +166,5 @@ def show_demo(request: Request, visitor: Overseer) -> Response:
         return see_other(request, "/")
     service = visitor.service
     demo_service = Service(running.queue, service.plan, service.clock)
-    return now_page(
-        request,
-        visitor._replace(service=demo_service),
-        running.trail,
-        running.directory,
-        running.example,
-        comparison=running.comparison,
-        demo=True,
-    )
+    demo_visitor = visitor._replace(service=demo_service, page=running.page)
+    return now_page(request, demo_visitor, demo=True)

@@ -6,8 +6,7 @@ from typing import NamedTuple
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from fairturn.dashboard.avatars import plain
-from fairturn.dashboard.renderer import PageRoute, render, see_other
+from fairturn.dashboard.renderer import PageRoute, plain, render, see_other
 from fairturn.dashboard.visitors import Changer, Known, Visitor
 from fairturn.explain.analysis import Audience, Explanation, without_position
 from fairturn.explain.reasons import Code as ReasonCode
@@ -64,7 +63,7 @@ def show_document(request: Request, visitor: Known, id: str, done: str | None = 
         document=document,
         whole=caller.sees_all,
         timeline=timeline(document, explained, whole=caller.sees_all),
-        sentences=tell(explained, visitor.tongue.told_in),
+        sentences=tell(explained, visitor.tongue.name),
         place=place_of(explained),
         result=_result(stored),
         result_file=stored.result_content,
@@ -112,16 +111,10 @@ def timeline(document: Document, explained: Explanation, *, whole: bool) -> list
     if document.claimed_at_us is not None:
         waited = max(0, document.claimed_at_us - waiting_since(document))
         values: dict[str, object] = {"n": document.attempts, "waited": waited}
+        key = "event_claimed"
         if whole and document.worker is not None:
-            events.append(
-                TimelineEvent(
-                    "event_claimed_by",
-                    document.claimed_at_us,
-                    {**values, "worker": document.worker},
-                )
-            )
-        else:
-            events.append(TimelineEvent("event_claimed", document.claimed_at_us, values))
+            key, values["worker"] = "event_claimed_by", document.worker
+        events.append(TimelineEvent(key, document.claimed_at_us, values))
     if document.state is State.RUNNING:
         events.append(TimelineEvent("event_running", None, {}, "running"))
     if document.cancel_requested and not document.ended:

@@ -5,9 +5,9 @@ from datetime import timedelta
 from typing import Any
 
 from fairturn.clock import SECOND_US, to_datetime
-from fairturn.dashboard.texts import TEXTS
+from fairturn.dashboard.texts import LABELS
 from fairturn.explain.sentences import duration
-from fairturn.i18n import ENGLISH, Language, languages, load
+from fairturn.i18n import Language, languages, load
 
 NONE = "–"
 # International symbols, the same in every language.
@@ -20,14 +20,16 @@ class PageLanguage:
     def __init__(self, language: Language) -> None:
         self.language = language
         self.name = language.name
-        self.told_in = language.name if language.name in languages() else ENGLISH
 
-    def say(self, key: str, **values: Any) -> str:
-        """Return a text by its key, with localised numbers and the plural form of its count."""
-        one, many, by = TEXTS[key]
-        n = values.get(by) if by else 1
-        text = self.language.find(one, many, n if isinstance(n, int) else 1)
+    def say(self, one: str, many: str | None = None, **values: Any) -> str:
+        """Return the translation of a text, with localised numbers and the plural form of `n`."""
+        text = self.language.find(one, many, values.get("n", 1))
         return text.format_map(self._shown(values)) if values else text
+
+    def label(self, key: str, **values: Any) -> str:
+        """Return the text of `LABELS` with this key, as `say` does."""
+        one, many, _ = LABELS[key]
+        return self.say(one, many, **values)
 
     def _shown(self, values: Mapping[str, Any]) -> dict[str, str]:
         return {

@@ -9,14 +9,11 @@ from markupsafe import Markup
 from starlette.responses import Response
 
 from fairturn.clock import SECOND_US
-from fairturn.dashboard.comparison import DemoComparison
-from fairturn.dashboard.customer_index import CustomerIndex
 from fairturn.dashboard.documents import DocumentPosition, place_of
 from fairturn.dashboard.language import PageLanguage
 from fairturn.dashboard.renderer import PageRoute, render, see_other
 from fairturn.dashboard.samples import (
     RECENT_US,
-    ActivitySampler,
     RecentActivity,
     WorkShare,
     quantile,
@@ -102,38 +99,26 @@ class ExampleCache:
 def show_now(request: Request, visitor: Known) -> Response:
     if not visitor.oversees:
         return see_other(request, "/mine")
-    page = visitor.page
-    return now_page(
-        request, visitor, page.trail, page.directory, page.example, comparison=page.comparison
-    )
+    return now_page(request, visitor)
 
 
-def now_page(
-    request: Request,
-    visitor: Visitor,
-    trail: ActivitySampler,
-    directory: CustomerIndex,
-    example: ExampleCache,
-    *,
-    comparison: DemoComparison | None,
-    demo: bool = False,
-) -> Response:
-    """Render the page for the real queue or that of the demo."""
-    service = visitor.service
+def now_page(request: Request, visitor: Visitor, *, demo: bool = False) -> Response:
+    """Render the page for the queue of the visitor: the real one or that of the demo."""
+    service, page = visitor.service, visitor.page
     store, now = service.queue.queries, service.clock.now()
     summary, lanes = store.summary(), store.lanes(size=CHIPS)
     running = store.find(Filter(states=(State.RUNNING,)), size=RUNNING_READ).documents
     workers = [worker for worker in workers_of(service) if worker.alive]
     loads, slots = _loads(workers, running), sum(worker.slots for worker in workers)
     unread = max(0, summary.running - len(running))
-    lately, listed = trail.lately(), directory.listed()
+    lately, listed = page.trail.lately(), page.directory.listed()
     rule = service.queue.settings.rule
     if listed is None:
         paused = tuple(c.name for c in lately.customers.values() if c.settings.paused)
     else:
         paused = listed.paused
     # The quiet customers of a demo are known; otherwise they are those below their fair share.
-    compared = None if comparison is None else comparison.with_measured(lately)
+    compared = None if page.comparison is None else page.comparison.with_measured(lately)
     quiet_p99 = quantile(lately.quiet_waits(), 0.99) if compared is None else compared.fair_us
     drawn = lately.drawn()
     foremost = _foremost(lately, store)
@@ -161,7 +146,7 @@ def now_page(
         most=foremost[0] if foremost else None,
         served=sum(bool(waits) for waits in lately.waits.values()),
         paused=paused,
-        why=None if empty else _why(visitor, example, shown),
+        why=None if empty else _why(visitor, shown),
         rows=[row_of(c, lately, rule, now) for c in foremost],
         minutes=5 if drawn[-1].at - drawn[0].at < RECENT_US else 30,
         chart=waits_drawn(lately, visitor.tongue),
@@ -194,17 +179,16 @@ def _loads(workers: Sequence[WorkerJson], running: Sequence[Document]) -> list[W
     return sorted(loads, key=lambda load: (-load.busy, load.name))
 
 
-def _why(
-    visitor: Visitor, example: ExampleCache, lanes: Sequence[LaneRow]
-) -> WaitExplanation | None:
-    found = example.found(visitor.service.queue, lanes, visitor.service.clock.now())
+def _why(visitor: Visitor, lanes: Sequence[LaneRow]) -> WaitExplanation | None:
+    service = visitor.service
+    found = visitor.page.example.found(service.queue, lanes, service.clock.now())
     if found is None:
         return None
     document, explained = found
     place = place_of(explained)
     if place is None:
         return None
-    return WaitExplanation(document, place, tell(explained, visitor.tongue.told_in)[1:3])
+    return WaitExplanation(document, place, tell(explained, visitor.tongue.name)[1:3])
 
 
 def row_of(customer: Customer, lately: RecentActivity, rule: Rule, now: int) -> CustomerRow:
@@ -246,10 +230,10 @@ def waits_drawn(lately: RecentActivity, tongue: PageLanguage) -> Markup | None:
     """Return the chart of waits; None if there are no samples yet."""
     buckets = lately.drawn()
     series = [
-        Series("first-come", tongue.say("chart_first_come"), [b.first_come_us for b in buckets]),
-        Series("oldest", tongue.say("chart_oldest"), [b.oldest_us for b in buckets]),
-        Series("busy", tongue.say("chart_busy"), [quantile(b.busy, 0.99) for b in buckets]),
-        Series("quiet", tongue.say("chart_quiet"), [quantile(b.quiet, 0.99) for b in buckets]),
+        Series("first-come", tongue.say("first come"), [b.first_come_us for b in buckets]),
+        Series("oldest", tongue.say("oldest"), [b.oldest_us for b in buckets]),
+        Series("busy", tongue.say("busy p99"), [quantile(b.busy, 0.99) for b in buckets]),
+        Series("quiet", tongue.say("quiet p99"), [quantile(b.quiet, 0.99) for b in buckets]),
     ]
     thin = [
         Series("busy thin", "", [quantile(b.busy, 0.5) for b in buckets]),
@@ -258,7 +242,7 @@ def waits_drawn(lately: RecentActivity, tongue: PageLanguage) -> Markup | None:
     if not any(value is not None for line in series for value in line.values):
         return None
     notes = [
-        Note(mark.at, tongue.say(mark.kind, customer=mark.name, n=mark.documents))
+        Note(mark.at, tongue.label(mark.kind, customer=mark.name, n=mark.documents))
         for mark in lately.marks[-3:]
     ]
     timestamps = [b.at for b in buckets]

@@ -1,11 +1,13 @@
 """Renders templates. All values are escaped except the charts of `fairturn.simulator.charts`."""
 
 import hashlib
+import unicodedata
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
+from zlib import crc32
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -14,7 +16,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from fairturn.dashboard.avatars import face_of, plain
 from fairturn.dashboard.language import day_and_time, timestamp
 from fairturn.dashboard.visitors import KeyRequired, Visitor, anybody, page_of, session_of
 from fairturn.errors import FairturnError
@@ -47,6 +48,8 @@ STATIC = {
     "upload.js": "text/javascript",
     "icon.svg": "image/svg+xml",
 }
+COLOURS = 12
+_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 LANGUAGE_NAMES = {
     "en": "English",
     "de": "Deutsch",
@@ -91,6 +94,7 @@ def render(
         .get_template(template)
         .render(
             t=tongue.say,
+            label=tongue.label,
             n=tongue.number,
             short=tongue.short,
             brief=tongue.brief,
@@ -200,3 +204,27 @@ def _here(request: Request) -> str:
     """Return the path and query of the page, without the prefix of a proxy."""
     path = request.url.path.removeprefix(request.scope.get("root_path", "")) or "/"
     return path + (f"?{request.url.query}" if request.url.query else "")
+
+
+class Avatar(NamedTuple):
+    """A colour, and two letters that do not depend on seeing the colour."""
+
+    letters: str
+    colour: int  # its number in the style sheet
+
+
+def face_of(name: str) -> Avatar:
+    """Return the avatar of a customer, the same in every process."""
+    letters = [c for c in unicodedata.normalize("NFC", name) if c.isalnum()]
+    shown = "".join(letters[:2]).upper()[:2]
+    return Avatar(shown or "··", crc32(name.encode("utf-8", "replace")) % COLOURS)
+
+
+def plain(text: str) -> str:
+    """Replace invisible characters, such as those that reverse the direction of the layout."""
+    return "".join("\N{REPLACEMENT CHARACTER}" if _is_hidden(c) else c for c in text)
+
+
+def _is_hidden(c: str) -> bool:
+    # U+200D joins emoji, and a soft hyphen is harmless.
+    return c not in "\n\t\u200d\u00ad" and unicodedata.category(c) in _HIDDEN

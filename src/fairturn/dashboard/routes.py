@@ -24,9 +24,8 @@ from fairturn.dashboard import (
     stream,
     whatif,
 )
-from fairturn.dashboard.comparison import DemoComparison
 from fairturn.dashboard.customer_index import CustomerIndex
-from fairturn.dashboard.demo import Demo
+from fairturn.dashboard.demo import Demo, DemoComparison
 from fairturn.dashboard.language import all_tongues
 from fairturn.dashboard.login import back_to
 from fairturn.dashboard.renderer import HEADERS, STATIC, PageRoute, see_other, static_file, tell

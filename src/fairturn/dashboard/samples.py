@@ -92,13 +92,16 @@ class RecentActivity:
     at: int
     buckets: Sequence[SampleBucket]
     completed_per_minute: float | None
-    first_come_us: int | None
     oldest: Mapping[int, int]  # by priority: when the oldest waiting document began to wait
     shares: Mapping[str, WorkShare]
     waits: Mapping[str, Sequence[int]]
     customers: Mapping[str, Customer]
     marks: Sequence[ChartMark]
     failures: Failures
+
+    @property
+    def first_come_us(self) -> int | None:
+        return self.buckets[-1].first_come_us
 
     def drawn(self) -> list[SampleBucket]:
         """Return the points of the chart: the last five minutes, or if there are older samples,
@@ -287,9 +290,9 @@ class ActivitySampler:
         assert bucket is not None
         if oldest is not None:
             bucket.oldest_us = max(bucket.oldest_us or 0, now - oldest)
-        pace = self._ended_per_us()
-        if pace:
-            bucket.first_come_us = round(summary.waiting / pace)
+        pace = self._pace_per_us()
+        if pace is not None and pace[0]:
+            bucket.first_come_us = round(summary.waiting / pace[0])
 
     def _bucket(self, at: int, now: int) -> SampleBucket | None:
         """Return the bucket of a timestamp; None if it is older than all buckets."""
@@ -304,18 +307,14 @@ class ActivitySampler:
         place = (begin - self._buckets[0].at) // BUCKET_US
         return self._buckets[place] if 0 <= place < len(self._buckets) else None
 
-    def _ended_per_us(self) -> float | None:
-        """Return the throughput of attempts, including failed ones: each frees a slot."""
-        return self._pace_of(1)
-
-    def _completed_per_us(self) -> float | None:
-        return self._pace_of(2)
-
-    def _pace_of(self, column: int) -> float | None:
-        first, last = self._pace[0], self._pace[-1]
-        if last[0] - first[0] < 2 * SECOND_US:
+    def _pace_per_us(self) -> tuple[float, float] | None:
+        """Return the throughput of attempts, including failed ones, since each frees a slot; and
+        that of completed documents."""
+        (first_at, *first), (last_at, *last) = self._pace[0], self._pace[-1]
+        passed = last_at - first_at
+        if passed < 2 * SECOND_US:
             return None
-        return (last[column] - first[column]) / (last[0] - first[0])
+        return (last[0] - first[0]) / passed, (last[1] - first[1]) / passed
 
     def _summary(
         self,
@@ -324,7 +323,7 @@ class ActivitySampler:
         oldest: Mapping[int, int],
         failures: Failures,
     ) -> RecentActivity:
-        completed = self._completed_per_us()
+        pace = self._pace_per_us()
         marks = [
             ChartMark(bucket.at, "chart_dump", customer, n)
             for bucket in self._buckets
@@ -337,8 +336,7 @@ class ActivitySampler:
                 SampleBucket(b.at, list(b.quiet), list(b.busy), b.oldest_us, b.first_come_us)
                 for b in self._buckets
             ],
-            completed_per_minute=None if completed is None else completed * PACE_US,
-            first_come_us=self._buckets[-1].first_come_us,
+            completed_per_minute=None if pace is None else pace[1] * PACE_US,
             oldest=oldest,
             shares=shares,
             waits={

@@ -1,5 +1,9 @@
-"""Authentication of pages, by session."""
+"""Authentication of pages, by sessions in the memory of the process, so that browsers do not store
+access keys."""
 
+import secrets
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 from urllib.parse import urlsplit
@@ -8,11 +12,10 @@ from fastapi import Depends, Request
 from starlette.responses import Response
 
 from fairturn.access.keys import Role
-from fairturn.dashboard.comparison import DemoComparison
+from fairturn.clock import SECOND_US
 from fairturn.dashboard.customer_index import CustomerIndex
 from fairturn.dashboard.language import PageLanguage
 from fairturn.dashboard.samples import ActivitySampler
-from fairturn.dashboard.sessions import PageSession, PageSessions
 from fairturn.service.callers import (
     Caller,
     count_anonymous,
@@ -21,15 +24,63 @@ from fairturn.service.callers import (
     takes_token,
 )
 from fairturn.service.languages import preferred_of
+from fairturn.service.options import SESSIONS_PER_KEY_MAX
 from fairturn.service.problems import Problem, ProblemCode
 from fairturn.service.service import Service, service_of
 
 if TYPE_CHECKING:  # they import this module
-    from fairturn.dashboard.demo import Demo
+    from fairturn.dashboard.demo import Demo, DemoComparison
     from fairturn.dashboard.now import ExampleCache
     from fairturn.dashboard.whatif import WhatIfRuns
 
 LANGUAGE_COOKIE = "fairturn_language"
+LASTS_US = 12 * 3_600 * SECOND_US
+SESSIONS_MAX = 10_000
+
+
+class PageSession(NamedTuple):
+    key: str | None  # the id; None: the token of a service without keys
+    ends_at: int
+
+
+class PageSessions:
+    """The sessions by token. Beyond `SESSIONS_PER_KEY_MAX` the oldest of the key ends, beyond
+    `SESSIONS_MAX` the oldest of all."""
+
+    def __init__(self, token: Callable[[], str] = secrets.token_urlsafe) -> None:
+        self._token = token
+        self._sessions: dict[str, PageSession] = {}  # oldest first
+        self._tokens: dict[str | None, dict[str, None]] = {}  # of each key, oldest first
+        self._lock = threading.Lock()
+
+    def begin(self, key: str | None, now: int) -> str:
+        """Start a session and return its token."""
+        token = self._token()
+        with self._lock:
+            if len(self._tokens.get(key, ())) >= SESSIONS_PER_KEY_MAX:
+                self._end(next(iter(self._tokens[key])))
+            if len(self._sessions) >= SESSIONS_MAX:
+                self._end(next(iter(self._sessions)))
+            self._sessions[token] = PageSession(key, now + LASTS_US)
+            self._tokens.setdefault(key, {})[token] = None
+        return token
+
+    def find(self, token: str, now: int) -> PageSession | None:
+        """Return the session of a token, or None if it is unknown or has expired."""
+        session = self._sessions.get(token)
+        return session if session is not None and now < session.ends_at else None
+
+    def end(self, token: str) -> None:
+        with self._lock:
+            self._end(token)
+
+    def _end(self, token: str) -> None:
+        session = self._sessions.pop(token, None)
+        if session is not None:
+            own = self._tokens[session.key]
+            del own[token]
+            if not own:
+                del self._tokens[session.key]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +94,7 @@ class PageContext:
     runs: "WhatIfRuns"
     demo: "Demo"
     works: bool  # whether the command also runs a worker
-    comparison: DemoComparison | None  # if the command submits the traffic of the demo
+    comparison: "DemoComparison | None"  # if the command submits the traffic of the demo
     sessions: PageSessions = field(default_factory=PageSessions)
     rule_pages: dict[tuple[object, ...], Response] = field(default_factory=dict)  # oldest first
 
@@ -55,6 +106,11 @@ class Visitor(NamedTuple):
     page: PageContext
     caller: Caller | None
     tongue: PageLanguage
+
+    @property
+    def changes(self) -> bool:
+        """Whether the visitor may change documents."""
+        return self.caller is not None and self.caller.role is not Role.READER
 
     @property
     def operates(self) -> bool:
@@ -136,28 +192,16 @@ def known(request: Request) -> Visitor:
     return visitor
 
 
-def changer(request: Request) -> Visitor:
-    """Require a role that may change documents."""
-    visitor = known(request)
-    if visitor.caller is None or visitor.caller.role is Role.READER:
-        raise Problem(ProblemCode.NOT_ALLOWED)
-    return visitor
+def _permitted(permits: Callable[[Visitor], bool]) -> Callable[[Request], Visitor]:
+    """Return a variant of `known` that rejects visitors without a permission."""
 
+    def permitted(request: Request) -> Visitor:
+        visitor = known(request)
+        if not permits(visitor):
+            raise Problem(ProblemCode.NOT_ALLOWED)
+        return visitor
 
-def overseer(request: Request) -> Visitor:
-    """Require a role that may see the whole queue."""
-    visitor = known(request)
-    if not visitor.oversees:
-        raise Problem(ProblemCode.NOT_ALLOWED)
-    return visitor
-
-
-def operator(request: Request) -> Visitor:
-    """Require the role of an operator."""
-    visitor = known(request)
-    if not visitor.operates:
-        raise Problem(ProblemCode.NOT_ALLOWED)
-    return visitor
+    return permitted
 
 
 def refuse_other_origins(request: Request) -> None:
@@ -173,6 +217,6 @@ def refuse_other_origins(request: Request) -> None:
 
 Anybody = Annotated[Visitor, Depends(anybody)]
 Known = Annotated[Visitor, Depends(known)]
-Changer = Annotated[Visitor, Depends(changer)]
-Overseer = Annotated[Visitor, Depends(overseer)]
-Operator = Annotated[Visitor, Depends(operator)]
+Changer = Annotated[Visitor, Depends(_permitted(lambda visitor: visitor.changes))]
+Overseer = Annotated[Visitor, Depends(_permitted(lambda visitor: visitor.oversees))]
+Operator = Annotated[Visitor, Depends(_permitted(lambda visitor: visitor.operates))]

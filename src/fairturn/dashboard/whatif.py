@@ -4,6 +4,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import islice
@@ -15,10 +16,9 @@ from starlette.responses import Response
 from fairturn.dashboard.renderer import PageRoute, render, see_other
 from fairturn.dashboard.visitors import Overseer, Visitor
 from fairturn.errors import FairturnError
-from fairturn.model import SECONDS_MAX, Settings, State
+from fairturn.model import SECONDS_MAX, State
 from fairturn.priority import Reset
 from fairturn.queue import Queue
-from fairturn.scheduling.flows import Mode
 from fairturn.service.administration import workers_of
 from fairturn.service.problems import Problem, ProblemCode, refusing_misuse
 from fairturn.simulator.comparison import Discipline, compare
@@ -73,7 +73,6 @@ class WhatIfRun:
     done: int = 0
     total: int = 0
     outcome: WhatIfResult | None = None
-    failed: bool = False
     nothing: bool = False  # the queue has no completed documents
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -106,9 +105,8 @@ class WhatIfRuns:
 
 def _work(queue: Queue, run: WhatIfRun) -> None:
     try:
-        _simulate(queue, run)
-    except (FairturnError, ValueError):
-        run.failed = True
+        with suppress(FairturnError, ValueError):  # the page reports that there is no outcome
+            _simulate(queue, run)
     finally:
         run.ended.set()
 
@@ -132,7 +130,7 @@ def _simulate(queue: Queue, run: WhatIfRun) -> None:
         found = compare(
             scenario,
             [Discipline(wish.mode.value)],
-            rule=_settings(settings, wish).rule,
+            rule=replace(settings, reset=wish.reset, reset_interval_s=wish.reset_interval_s).rule,
             patience_us=settings.patience_us,
             progress=progress,
         )
@@ -148,10 +146,6 @@ def _simulate(queue: Queue, run: WhatIfRun) -> None:
     )
     named = len(scenario.groups) == len(trace.names) and scenario.groups == tuple(trace.names)
     run.outcome = WhatIfResult(len(trace), len(trace.names), groups, named)
-
-
-def _settings(settings: Settings, wish: WhatIfSettings) -> Settings:
-    return replace(settings, reset=wish.reset, reset_interval_s=wish.reset_interval_s)
 
 
 @router.get("/what-if")
@@ -178,13 +172,8 @@ def _present(visitor: Visitor) -> WhatIfSettings:
     service = visitor.service
     settings = service.queue.settings
     slots = sum(worker.slots for worker in workers_of(service) if worker.alive)
-    mode = {
-        Mode.FAIR: WhatIfMode.FAIR,
-        Mode.LEVELS: WhatIfMode.LEVELS,
-        Mode.EQUAL: WhatIfMode.EQUAL,
-    }
     return WhatIfSettings(
-        mode[settings.mode],
+        WhatIfMode(settings.mode.value),
         min(WORKERS_MAX, max(1, slots)),
         settings.reset,
         settings.reset_interval_s,

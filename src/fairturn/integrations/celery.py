@@ -210,10 +210,12 @@ class Stamp:
             failure = error
             return lambda: self._decider.fall_back(None, failure)
         task = self._app.current_worker_task
-        parent = None if task is None else _ParentTask.by(task)
-        if parent is not None and customer in (None, parent.decision.customer):
-            customer = parent.decision.customer
-            inherited = self._decider.inherit(parent.decision, parent.count())
+        parent = None if task is None else _customers_decision(task)
+        if parent is not None and customer in (None, parent.customer):
+            customer = parent.customer
+            children: int = getattr(task.request, "fairturn_made", 0)
+            task.request.fairturn_made = children + 1
+            inherited = self._decider.inherit(parent, children)
             if inherited is not None:
                 return lambda: inherited
         if customer is None:
@@ -255,25 +257,10 @@ class _PublishContext(threading.local):
     decide: _Decide | None = None
 
 
-class _ParentTask:
-    """The running task that publishes another one."""
-
-    def __init__(self, request: Any, decision: Decision) -> None:
-        self._request = request
-        self.decision = decision
-
-    @staticmethod
-    def by(task: Any) -> "_ParentTask | None":
-        decision = Decision.of_header((task.request.headers or {}).get(HEADER))
-        if decision is None or decision.customer is None:
-            return None
-        return _ParentTask(task.request, decision)
-
-    def count(self) -> int:
-        """Count a child and return how many there were before."""
-        children: int = getattr(self._request, "fairturn_made", 0)
-        self._request.fairturn_made = children + 1
-        return children
+def _customers_decision(task: Any) -> Decision | None:
+    """Return the decision about a running task; None if it has none, or no customer."""
+    decision = Decision.of_header((task.request.headers or {}).get(HEADER))
+    return None if decision is None or decision.customer is None else decision
 
 
 def _stamping(kind: type, stamp: Stamp) -> type:

@@ -194,6 +194,26 @@ class Decider:
         )
 
 
+class DecidingMiddleware:
+    """The parameters of the middleware of Dramatiq and Taskiq, and its totals."""
+
+    def __init__(
+        self,
+        *,
+        customer: Customer,
+        counts: Place,
+        rule: Rule | None = None,
+        fallback: int = FALLBACK,
+    ) -> None:
+        super().__init__()
+        self._customer = customer
+        self._decider = Decider(counts, rule=rule, fallback=fallback)
+
+    def totals(self) -> DecisionTotals:
+        """Return how many messages this process has sent, by the source of their priority."""
+        return self._decider.totals()
+
+
 def customer_name(value: object) -> str | None:
     """Convert a customer to text, such as a number or a UUID; None and "" to None."""
     if value is None or value == "":

@@ -17,31 +17,16 @@ from dramatiq.middleware import MiddlewareError
 
 from fairturn.errors import BrokerRefused
 from fairturn.integrations.brokers import RABBITMQ, as_number
-from fairturn.integrations.decision import FALLBACK, Customer, Decider, DecisionTotals, Place
-from fairturn.priority import LEVELS, Rule
+from fairturn.integrations.decision import DecidingMiddleware
+from fairturn.priority import LEVELS
 
 
 class PrioritiesRefused(BrokerRefused, MiddlewareError):
     """A `MiddlewareError`, because Dramatiq swallows other exceptions of middleware."""
 
 
-class DramatiqPriorityMiddleware(Middleware):
+class DramatiqPriorityMiddleware(DecidingMiddleware, Middleware):
     """Gives every message of a customer the priority of the rule when it is sent."""
-
-    def __init__(
-        self,
-        *,
-        customer: Customer,
-        counts: Place,
-        rule: Rule | None = None,
-        fallback: int = FALLBACK,
-    ) -> None:
-        self._customer = customer
-        self._decider = Decider(counts, rule=rule, fallback=fallback)
-
-    def totals(self) -> DecisionTotals:
-        """Return how many messages this process has sent, by the source of their priority."""
-        return self._decider.totals()
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int) -> None:
         maximum = getattr(broker, "max_priority", None) or 0

@@ -17,28 +17,12 @@ from taskiq import TaskiqMessage, TaskiqMiddleware
 
 from fairturn.errors import BrokerRefused
 from fairturn.integrations.brokers import RABBITMQ, as_number
-from fairturn.integrations.decision import FALLBACK, Customer, Decider, DecisionTotals, Place
-from fairturn.priority import LEVELS, Rule
+from fairturn.integrations.decision import DecidingMiddleware
+from fairturn.priority import LEVELS
 
 
-class TaskiqPriorityMiddleware(TaskiqMiddleware):
+class TaskiqPriorityMiddleware(DecidingMiddleware, TaskiqMiddleware):
     """Gives every message of a customer the priority of the rule when it is sent."""
-
-    def __init__(
-        self,
-        *,
-        customer: Customer,
-        counts: Place,
-        rule: Rule | None = None,
-        fallback: int = FALLBACK,
-    ) -> None:
-        super().__init__()
-        self._customer = customer
-        self._decider = Decider(counts, rule=rule, fallback=fallback)
-
-    def totals(self) -> DecisionTotals:
-        """Return how many messages this process has sent, by the source of their priority."""
-        return self._decider.totals()
 
     def startup(self) -> None:
         # Taskiq has no public attributes for the queues and the prefetch.

@@ -8,12 +8,17 @@ The rule is `priority.Rule`, called under a lock of the database. Redis runs a s
 test vectors and generated sequences compare with the rule.
 """
 
+import threading
 from collections.abc import Callable
-from typing import Protocol
+from concurrent.futures import Future, wait
+from typing import Protocol, TypeVar
+
+from fairturn.errors import StoreUnavailable
 
 TIMEOUT_S = 0.25  # of one check, including a new connection
 
 Answer = Callable[[], int]
+T = TypeVar("T")
 
 
 class Counts(Protocol):
@@ -36,3 +41,24 @@ class Counts(Protocol):
     def close(self) -> None:
         """Close connections. This is idempotent."""
         ...
+
+
+def within(seconds: float, what: str, call: Callable[[], T]) -> T:
+    """Return what the call returns or raise what it raises; `StoreUnavailable` after a timeout.
+
+    Drivers have no timeout for some waits, such as name resolution or a server that accepts a
+    connection and never responds. The call runs in a thread; a late result is discarded.
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    # A daemon thread, so that the process can exit while it waits.
+    threading.Thread(target=run, name="fairturn-counts", daemon=True).start()
+    if not wait([result], seconds).done:
+        raise StoreUnavailable(f"{what} did not respond within {seconds * 1000:.0f} ms")
+    return result.result()

@@ -16,8 +16,7 @@ from psycopg import errors
 
 from fairturn.clock import SERVER_NOW, Clock
 from fairturn.errors import StoreError, StoreRefused, StoreUnavailable
-from fairturn.integrations.counts import TIMEOUT_S, Answer
-from fairturn.integrations.counts.bounded import within
+from fairturn.integrations.counts import TIMEOUT_S, Answer, within
 from fairturn.priority import Count, Rule
 
 IDLE_CONNECTIONS_MAX = 64

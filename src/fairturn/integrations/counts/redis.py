@@ -6,9 +6,6 @@ the time of the server.
 """
 
 import os
-import socket
-import ssl
-import struct
 from binascii import b2a_base64
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -16,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from hashlib import sha1
 from importlib import resources
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import redis
 from redis import exceptions as failures
@@ -26,8 +23,7 @@ from redis.retry import Retry
 
 from fairturn.clock import Clock
 from fairturn.errors import StoreError, StoreRefused, StoreUnavailable
-from fairturn.integrations.counts import TIMEOUT_S, Answer
-from fairturn.integrations.counts.bounded import within
+from fairturn.integrations.counts import TIMEOUT_S, Answer, within
 from fairturn.priority import Rule
 
 PREFIX = "fairturn"
@@ -37,6 +33,8 @@ LINE_BYTES_MAX = 4_096
 T = TypeVar("T")
 _SCRIPT = (resources.files("fairturn.integrations.counts") / "check.lua").read_bytes()
 _SHA = sha1(_SCRIPT, usedforsecurity=False).hexdigest().encode()
+# The script by its hash and by its text, which the server then caches; both take one key.
+_BY_HASH, _BY_TEXT = (b"EVALSHA", _SHA, b"1"), (b"EVAL", _SCRIPT, b"1")
 
 
 class _RedisConnection:
@@ -45,22 +43,20 @@ class _RedisConnection:
     def __init__(self, connection: Any) -> None:
         connection.connect()
         self._connection = connection
-        connected: socket.socket = connection._sock  # there is no public attribute
-        if not isinstance(connected, ssl.SSLSocket):
-            _use_kernel_timeouts(connected)
-        self._send, self._receive = connected.sendall, connected.recv
+        self._socket = connection._sock  # there is no public attribute
 
-    def send(self, command: bytes) -> None:
+    def send(self, *command: bytes) -> None:
+        packed = b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in command)
         try:
-            self._send(command)
+            self._socket.sendall(b"*%d\r\n%b" % (len(command), packed))
         except OSError as error:
             raise _failure(error) from error
 
     def read(self) -> int:
         try:
-            line = self._receive(LINE_BYTES_MAX)
+            line: bytes = self._socket.recv(LINE_BYTES_MAX)
             while line[-2:] != b"\r\n":
-                more = self._receive(LINE_BYTES_MAX)
+                more = self._socket.recv(LINE_BYTES_MAX)
                 if not more:
                     raise failures.ConnectionError("the server closed the connection")
                 line += more
@@ -76,17 +72,6 @@ class _RedisConnection:
         self._connection.disconnect()
 
 
-def _use_kernel_timeouts(connected: socket.socket) -> None:
-    """Replace Python's timeout, which adds a poll() to each call, by those of the kernel."""
-    timeout_s = connected.gettimeout()
-    if timeout_s is None:
-        return
-    limit = struct.pack("ll", int(timeout_s), round(timeout_s % 1 * 1e6))
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-    connected.settimeout(None)
-
-
 _KINDS: dict[str, type[failures.ResponseError]] = {
     "NOSCRIPT": failures.NoScriptError,
     "NOPERM": failures.NoPermissionError,
@@ -94,18 +79,13 @@ _KINDS: dict[str, type[failures.ResponseError]] = {
 
 
 def _failure(error: OSError) -> failures.RedisError:
-    if isinstance(error, TimeoutError | BlockingIOError):
+    if isinstance(error, TimeoutError):
         return failures.TimeoutError(str(error))
     return failures.ConnectionError(str(error))
 
 
-class RedisCounts:
-    """Counts at a URL such as `redis://localhost:6379/0`, or with the scheme `rediss`, `valkey`,
-    `valkeys` or `unix`.
-
-    Applications that share a server but not their customers need different prefixes. The server's
-    clock is used unless one is given.
-    """
+class _ScriptedCounts:
+    """What the counts of a server and of a cluster share: the script's arguments, the timeout."""
 
     def __init__(
         self,
@@ -116,24 +96,64 @@ class RedisCounts:
         prefix: str = PREFIX,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self._script = _CheckScript(rule or Rule(), clock, prefix)
+        rule = rule or Rule()
+        self._url = as_redis(url)
+        self._settings = (str(rule.reset_interval_us).encode(), rule.reset.value.encode())
+        self._clock = clock
+        self._prefix = prefix.encode()
         self._timeout_s = timeout_s
-        self._pool = _pool(url, timeout_s)
+        self._pool = _pool(self._url, timeout_s)
         self._name = _name(self._pool.connection_kwargs)
+        # Of `RedisCounts`; the driver of a cluster has a pool of its own.
         self._idle: deque[_RedisConnection] = deque(maxlen=IDLE_CONNECTIONS_MAX)
         self._pid = os.getpid()
+
+    def _check(self, customer: str) -> tuple[bytes, ...]:
+        """Return key and arguments of the script for one check. They contain a random id, so that
+        a check that is repeated counts once."""
+        # In a cluster, the text in braces determines the node of a key.
+        key = b"%b:{%b}:count" % (self._prefix, customer.encode())
+        id = b2a_base64(os.urandom(6), newline=False)  # 8 characters
+        now = () if self._clock is None else (b"%d" % self._clock.now(),)
+        return (key, *self._settings, id, *now)
+
+    def _bounded(self, call: Callable[[], T]) -> T:
+        """Call the driver, with one timeout for all of its steps."""
+        try:
+            return within(self._timeout_s, self._name, call)
+        except (failures.RedisError, failures.RedisClusterException) as error:
+            raise self._translated(error) from error
+
+    def _translated(self, error: Exception) -> StoreError:
+        if isinstance(error, failures.AuthenticationError | failures.NoPermissionError):
+            return StoreRefused(
+                f"{self._name} denies access: {error}; check user, password and ACL"
+            )
+        if isinstance(error, failures.TimeoutError):
+            limit_ms = self._timeout_s * 1000
+            return StoreUnavailable(f"{self._name} did not respond within {limit_ms:.0f} ms")
+        return StoreUnavailable(f"{self._name} is unavailable: {error}")
+
+
+class RedisCounts(_ScriptedCounts):
+    """Counts at a URL such as `redis://localhost:6379/0`, or with the scheme `rediss`, `valkey`,
+    `valkeys` or `unix`.
+
+    Applications that share a server but not their customers need different prefixes. The server's
+    clock is used unless one is given.
+    """
 
     def begin(self, customer: str) -> Answer:
         if self._pid != os.getpid():
             self._idle.clear()  # after a fork they belong to the parent process
             self._pid = os.getpid()
-        check = _CheckRequest(customer, new_id())
+        check = self._check(customer)
         try:
             connection = self._idle.pop()
         except IndexError:
             return self._begin_on_new_connection(check)
         try:
-            connection.send(self._script.command(check))
+            connection.send(*_BY_HASH, *check)
         except failures.RedisError:
             connection.close()
             return self._begin_on_new_connection(check)
@@ -141,14 +161,14 @@ class RedisCounts:
 
     def concerns(self) -> list[str]:
         client = redis.Redis(connection_pool=self._pool)
-        return self._bounded(lambda: memory_concerns(self._name, client.info("memory")))
+        return self._bounded(lambda: _memory_concerns(self._name, client.info("memory")))
 
     def close(self) -> None:
         with suppress(IndexError):  # several threads may close at once
             while True:
                 self._idle.pop().close()
 
-    def _answer(self, connection: _RedisConnection, check: "_CheckRequest") -> int:
+    def _answer(self, connection: _RedisConnection, check: tuple[bytes, ...]) -> int:
         try:
             return self._read(connection, check)
         except failures.ConnectionError:
@@ -157,27 +177,25 @@ class RedisCounts:
             self.close()
             return self._begin_on_new_connection(check)()
         except failures.RedisError as error:
-            raise translated(error, self._name, self._timeout_s) from error
+            raise self._translated(error) from error
 
-    def _begin_on_new_connection(self, check: "_CheckRequest") -> Answer:
-        """Run the check on a new connection, with one timeout for all steps."""
-
+    def _begin_on_new_connection(self, check: tuple[bytes, ...]) -> Answer:
         def run() -> int:
             connection = _RedisConnection(self._pool.make_connection())
-            connection.send(self._script.command(check))
+            connection.send(*_BY_HASH, *check)
             return self._read(connection, check)
 
         count = self._bounded(run)
         return lambda: count
 
-    def _read(self, connection: _RedisConnection, check: "_CheckRequest") -> int:
+    def _read(self, connection: _RedisConnection, check: tuple[bytes, ...]) -> int:
         """Read the reply of the script and release the connection."""
         try:
             try:
                 count = connection.read()
             except failures.NoScriptError:
                 # The server was restarted, or its script cache flushed.
-                connection.send(self._script.whole(check))
+                connection.send(*_BY_TEXT, *check)
                 count = connection.read()
         except BaseException:
             connection.close()  # otherwise the next check would read this reply
@@ -185,35 +203,15 @@ class RedisCounts:
         self._idle.append(connection)
         return count
 
-    def _bounded(self, call: Callable[[], T]) -> T:
-        try:
-            return within(self._timeout_s, self._name, call)
-        except failures.RedisError as error:
-            raise translated(error, self._name, self._timeout_s) from error
 
-
-class RedisClusterCounts:
+class RedisClusterCounts(_ScriptedCounts):
     """Counts in a cluster: `redis+cluster://host:port`, with any of its nodes. Each check has one
     key, and so runs on one node."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        rule: Rule | None = None,
-        clock: Clock | None = None,
-        prefix: str = PREFIX,
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
-        self._script = _CheckScript(rule or Rule(), clock, prefix)
-        self._url = as_redis(url)
-        self._timeout_s = timeout_s
-        self._name = _name(_pool(url, timeout_s).connection_kwargs)
-        self._client: redis.RedisCluster | None = None
-        self._pid = os.getpid()
+    _client: redis.RedisCluster | None = None
 
     def begin(self, customer: str) -> Answer:
-        count = self._bounded(partial(self._run, _CheckRequest(customer, new_id())))
+        count = self._bounded(partial(self._run, self._check(customer)))
         return lambda: count
 
     def concerns(self) -> list[str]:
@@ -222,7 +220,7 @@ class RedisClusterCounts:
             return [
                 concern
                 for node, facts in memories.items()
-                for concern in memory_concerns(node, facts)
+                for concern in _memory_concerns(node, facts)
             ]
 
         return self._bounded(call)
@@ -232,14 +230,13 @@ class RedisClusterCounts:
             self._client.close()
             self._client = None
 
-    def _run(self, check: "_CheckRequest") -> int:
+    def _run(self, check: tuple[bytes, ...]) -> int:
         """Run the script. The driver retries after a lost connection; the id makes that safe."""
-        cluster, script = self._cluster(), self._script
-        key, arguments = script.key(check.customer), script.arguments(check)
+        cluster = self._cluster()
         try:
-            return int(cluster.evalsha(_SHA.decode(), 1, key, *arguments))
+            return int(cluster.evalsha(_SHA.decode(), 1, *check))
         except failures.NoScriptError:
-            return int(cluster.eval(_SCRIPT.decode(), 1, key, *arguments))
+            return int(cluster.eval(_SCRIPT.decode(), 1, *check))
 
     def _cluster(self) -> redis.RedisCluster:
         if self._client is None or self._pid != os.getpid():
@@ -252,76 +249,15 @@ class RedisClusterCounts:
             )
         return self._client
 
-    def _bounded(self, call: Callable[[], T]) -> T:
-        # One timeout for all redirections to the right node.
-        try:
-            return within(self._timeout_s, self._name, call)
-        except (failures.RedisError, failures.RedisClusterException) as error:
-            raise translated(error, self._name, self._timeout_s) from error
-
-
-class _CheckRequest(NamedTuple):
-    """A check. Retries with the same id count once."""
-
-    customer: str
-    id: bytes
-
-
-def new_id() -> bytes:
-    """Return an id for a check: 48 random bits as 8 characters."""
-    return b2a_base64(os.urandom(6), newline=False)
-
-
-class _CheckScript:
-    """Encodes script calls."""
-
-    def __init__(self, rule: Rule, clock: Clock | None, prefix: str) -> None:
-        self._settings = (str(rule.reset_interval_us).encode(), rule.reset.value.encode())
-        self._clock = clock
-        # In a cluster, the text in braces determines the node of a key.
-        self._key = (prefix.encode() + b":{", b"}:count")
-        self._key_bytes = len(b"".join(self._key))
-        # The constant parts of `command` are encoded once.
-        begin, end = self._key
-        self._before = _packed(b"EVALSHA", _SHA, b"1", more=2 + len(self._settings)) + b"$"
-        self._inside = b"\r\n" + begin
-        self._after = end + b"\r\n" + _strings(*self._settings)
-
-    def key(self, customer: str) -> bytes:
-        begin, end = self._key
-        return begin + customer.encode() + end
-
-    def arguments(self, check: _CheckRequest) -> tuple[bytes, ...]:
-        if self._clock is None:
-            return (*self._settings, check.id)
-        return (*self._settings, check.id, str(self._clock.now()).encode())
-
-    def command(self, check: _CheckRequest) -> bytes:
-        """Return the call by the script's hash."""
-        if self._clock is None:
-            name = check.customer.encode()
-            size = b"%d" % (len(name) + self._key_bytes)
-            return self._before + size + self._inside + name + self._after + _strings(check.id)
-        return _packed(b"EVALSHA", _SHA, b"1", self.key(check.customer), *self.arguments(check))
-
-    def whole(self, check: _CheckRequest) -> bytes:
-        """Return the call with the script's text, which the server then caches."""
-        return _packed(b"EVAL", _SCRIPT, b"1", self.key(check.customer), *self.arguments(check))
-
 
 def as_redis(url: str) -> str:
     """Convert a URL to one that redis-py accepts."""
-    for ours, its in (
-        ("redis+cluster", "redis"),
-        ("rediss+cluster", "rediss"),
-        ("valkey", "redis"),
-    ):
-        if url.startswith(f"{ours}://"):
-            return its + url[len(ours) :]
-    return "rediss" + url[len("valkeys") :] if url.startswith("valkeys://") else url
+    scheme, separator, rest = url.partition("://")
+    its = scheme.removesuffix("+cluster").replace("valkey", "redis")
+    return f"{its}{separator}{rest}"
 
 
-def memory_concerns(name: str, memory: Mapping[str, Any]) -> list[str]:
+def _memory_concerns(name: str, memory: Mapping[str, Any]) -> list[str]:
     """Return warnings about the output of `INFO memory`."""
     policy = str(memory.get("maxmemory_policy", ""))
     if not policy.startswith("allkeys") or not int(memory.get("maxmemory", 0)):
@@ -332,20 +268,11 @@ def memory_concerns(name: str, memory: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def translated(error: Exception, name: str, timeout_s: float) -> StoreError:
-    """Convert an error of the driver to a `StoreError`."""
-    if isinstance(error, failures.AuthenticationError | failures.NoPermissionError):
-        return StoreRefused(f"{name} denies access: {error}; check user, password and ACL")
-    if isinstance(error, failures.TimeoutError):
-        return StoreUnavailable(f"{name} did not respond within {timeout_s * 1000:.0f} ms")
-    return StoreUnavailable(f"{name} is unavailable: {error}")
-
-
 def _pool(url: str, timeout_s: float) -> ConnectionPool:
     """Return a pool that is used only to make connections."""
     try:
         return ConnectionPool.from_url(
-            as_redis(url),
+            url,
             protocol=2,
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
@@ -353,15 +280,6 @@ def _pool(url: str, timeout_s: float) -> ConnectionPool:
         )
     except ValueError as error:
         raise StoreRefused(f"the URL of the counts is invalid: {error}") from None
-
-
-def _packed(*parts: bytes, more: int = 0) -> bytes:
-    """Encode a command, or its first parts if `more` follow."""
-    return b"*%d\r\n" % (len(parts) + more) + _strings(*parts)
-
-
-def _strings(*parts: bytes) -> bytes:
-    return b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
 
 
 def _name(connection: dict[str, Any]) -> str:

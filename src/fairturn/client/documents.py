@@ -1,13 +1,12 @@
-"""The operations of the clients: each is written once, as a generator (see `request`)."""
+"""Operations on documents, each written once, as a generator (see `request`)."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar, Unpack
 
-from fairturn.access.keys import AccessKey, Role
-from fairturn.access.registry import NewKey, refuse_role
 from fairturn.client import values
+from fairturn.client.administration import check_name
 from fairturn.client.request import (
     BlockingCall,
     Download,
@@ -19,6 +18,7 @@ from fairturn.client.request import (
     query_of,
 )
 from fairturn.client.response import parse
+from fairturn.client.transport import client_method
 from fairturn.client.upload import (
     NewId,
     PreparedUpload,
@@ -32,25 +32,16 @@ from fairturn.contents import local
 from fairturn.errors import NotAllowed, NotFound
 from fairturn.explain.analysis import Audience, Explanation, for_customer
 from fairturn.model import (
-    CUSTOMER_BYTES_MAX,
     PAGE_MAX,
     BodyType,
-    Customer,
-    CustomerPage,
-    CustomerSettings,
     Document,
     Page,
     Receipt,
-    SettingChanges,
-    Settings,
     State,
     Submission,
-    Summary,
+    SubmissionFields,
 )
-from fairturn.priority import Rule
 from fairturn.stores import ids
-from fairturn.validation import text
-from fairturn.validation.changes import changed, customer_changes
 from fairturn.validation.filters import FILTERS, Filters, page_size, to_filter
 from fairturn.wire import IDS_MAX
 
@@ -61,7 +52,6 @@ T = TypeVar("T")
 # In a class with a method `list`, that name is the method.
 Receipts = list[Receipt]
 States = list[State | None]
-AccessKeys = list[AccessKey]
 
 
 class DocumentOperations:
@@ -70,13 +60,25 @@ class DocumentOperations:
     It has more than 20 methods because each operation of the clients on documents is one.
     """
 
-    def __init__(self, session: ServiceSession, new_id: NewId) -> None:
-        self._session = session
-        self._new_id = new_id
+    _session: ServiceSession
+    _new_id: NewId
 
+    @client_method
     def submit(
-        self, customer: str | None, submission: Submission, progress: ProgressCallback | None
+        self,
+        customer: str | None = None,
+        *,
+        progress: ProgressCallback | None = None,
+        **fields: Unpack[SubmissionFields],
     ) -> Operation[Receipt]:
+        """Submit one document: a JSON payload, content from bytes or a binary stream, or a file.
+
+        When this returns, the document is on the service's stable storage. A customer's key
+        implies the customer; with any other key, name it. Retries store the document once, with or
+        without an idempotency `key`. A stream that cannot seek is sent only once. Contents are
+        streamed; `progress` is called with the bytes sent and their total (None if unknown).
+        """
+        submission = Submission(customer or "", **fields)
         identity = yield from self._session.identity()
         named = _submitter(identity, customer)
         prepared: PreparedUpload = yield BlockingCall(
@@ -85,9 +87,14 @@ class DocumentOperations:
         (receipt,) = yield from self._upload(prepared)
         return receipt
 
+    @client_method
     def submit_many(
-        self, submissions: Iterable[Submission], progress: ProgressCallback | None
+        self, submissions: Iterable[Submission], *, progress: ProgressCallback | None = None
     ) -> Operation[Receipts]:
+        """Submit all of the documents or none, in order: at most 10,000 and 32 MiB in one call.
+
+        A single document may have any size.
+        """
         identity = yield from self._session.identity()
         named = partial(_submitter, identity)
         prepared: PreparedUpload | None = yield BlockingCall(
@@ -102,9 +109,21 @@ class DocumentOperations:
             prepared.close()
         return parse(response, partial(prepared.receipts, headers=response.headers))
 
-    def has_room(self, customer: str | None, n: int, wait_s: float = 0.0) -> Operation[bool]:
+    @client_method
+    def wait_for_room(
+        self, customer: str | None = None, n: int = 1, timeout_s: float | None = None
+    ) -> Operation[bool]:
+        """Wait until the queue would accept `n` more documents; False after `timeout_s`."""
+        return _poll(lambda wait_s: self._has_room(customer, n, wait_s), bool, timeout_s)
+
+    @client_method
+    def has_room(self, customer: str | None = None, n: int = 1) -> Operation[bool]:
+        """Whether the queue would accept `n` more documents now."""
+        return self._has_room(customer, n, wait_s=0.0)
+
+    def _has_room(self, customer: str | None, n: int, wait_s: float) -> Operation[bool]:
         if customer is not None:
-            _check_name(customer)
+            check_name(customer)
         if n < 1:
             raise ValueError(f"n is {n}; it must be at least 1")
         named = _named((yield from self._session.identity()), customer)
@@ -112,15 +131,14 @@ class DocumentOperations:
         request = HttpRequest("GET", "/v1/room", query, wait_s=wait_s)
         return (yield from self._session.send(request, lambda value: bool(value["room"])))
 
-    def wait_for_room(
-        self, customer: str | None, n: int, timeout_s: float | None
-    ) -> Operation[bool]:
-        return _poll(lambda wait_s: self.has_room(customer, n, wait_s), bool, timeout_s)
-
+    @client_method
     def get(self, id: str) -> Operation[Document]:
+        """Return the document as it is now; `NotFound` if it does not exist."""
         return self._get(id, values.document_of)
 
-    def wait(self, id: str, timeout_s: float | None) -> Operation[Document]:
+    @client_method
+    def wait(self, id: str, timeout_s: float | None = None) -> Operation[Document]:
+        """Wait until the document has ended, by long polling; `TimeoutError` after `timeout_s`."""
         document = yield from _poll(
             lambda wait_s: self._get(id, values.document_of, wait_s=wait_s),
             lambda document: document.ended,
@@ -130,12 +148,22 @@ class DocumentOperations:
             raise TimeoutError(f"document {id} is still {document.state} after {timeout_s} s")
         return document
 
-    def explain(self, id: str, audience: Audience | str) -> Operation[Explanation]:
+    @client_method
+    def explain(
+        self, id: str, audience: Audience | str = Audience.OPERATOR
+    ) -> Operation[Explanation]:
+        """Return why the document is in its state, and its queue position.
+
+        `fairturn.explain.sentences.tell` turns an explanation into sentences in a language. With a
+        customer's key, other customers are not named.
+        """
         audience = Audience(audience)
         explanation = yield from self._get(id, values.explanation_of, explain=True)
         return for_customer(explanation) if audience is Audience.CUSTOMER else explanation
 
+    @client_method
     def result_file_bytes(self, id: str) -> Operation[int | None]:
+        """Return the size of the file that the handler returned; None if there is none."""
         return self._get(id, lambda value: value["result_file_bytes"])
 
     def _get(
@@ -145,7 +173,14 @@ class DocumentOperations:
         request = _document_request("GET", id)._replace(query=query, wait_s=wait_s)
         return self._session.send(request, read)
 
-    def list(self, after: str | None, size: int, filters: Filters) -> Operation[Page]:
+    @client_method
+    def list(
+        self, *, after: str | None = None, size: int = 100, **filters: Unpack[Filters]
+    ) -> Operation[Page]:
+        """Return one page of the documents that match, newest first.
+
+        `after` is the `next` of the page before.
+        """
         if after is not None and not ids.is_id(after):
             raise ValueError(f"after is {after!r}; it must be the `next` of a page")
         f = to_filter(filters)
@@ -161,32 +196,50 @@ class DocumentOperations:
         request = HttpRequest("GET", "/v1/documents", query)
         return (yield from self._session.send(request, values.page_of))
 
+    @client_method
     def payload(self, id: str) -> Operation[Any]:
-        local.refuse_other((yield from self.get(id)), BodyType.PAYLOAD)
+        """Return the JSON payload of the document."""
+        local.refuse_other((yield from self._get(id, values.document_of)), BodyType.PAYLOAD)
         request = _document_request("GET", id, "/content")
         return (yield from self._session.send(request, lambda value: value))
 
+    @client_method
     def open(self, id: str) -> Operation[BinaryIO]:
-        local.refuse_other((yield from self.get(id)), BodyType.CONTENT)
-        request = _document_request("GET", id, "/content")
-        return (yield from self._download(request, f"document {id}"))
+        """Return the content of the document as a stream, downloaded and verified.
 
+        A large content is in a temporary file, which closing the stream deletes.
+        """
+        return self._open(id)
+
+    @client_method
     def read(self, id: str) -> Operation[bytes]:
-        file = yield from self.open(id)
+        """Return the content of the document as bytes."""
+        file = yield from self._open(id)
         with file:
             content: bytes = yield BlockingCall(file.read)
         return content
 
+    def _open(self, id: str) -> Operation[BinaryIO]:
+        local.refuse_other((yield from self._get(id, values.document_of)), BodyType.CONTENT)
+        request = _document_request("GET", id, "/content")
+        return (yield from self._download(request, f"document {id}"))
+
+    @client_method
     def result(self, id: str) -> Operation[Any]:
+        """Return the value that the handler returned for a completed document."""
         return self._session.send(_document_request("GET", id, "/result"), lambda value: value)
 
+    @client_method
     def open_result(self, id: str) -> Operation[BinaryIO]:
+        """Return the file that the handler returned as a stream, downloaded and verified."""
         missing = {"not_found": f"document {id} has no result file; call result()"}
         request = _document_request("GET", id, "/result/file")._replace(messages=missing)
         try:
             return (yield from self._download(request, f"the result of document {id}"))
         except NotFound:
-            yield from self.get(id)  # raises if the document itself does not exist
+            yield from self._get(
+                id, values.document_of
+            )  # raises if the document itself does not exist
             raise
 
     def _download(self, request: HttpRequest, what: str) -> Operation[BinaryIO]:
@@ -198,13 +251,13 @@ class DocumentOperations:
             download.close()
             raise
 
-    def cancel(self, ids: str | Iterable[str]) -> Operation[State | States]:
+    def _cancel(self, ids: str | Iterable[str]) -> Operation[State | States]:
         if not isinstance(ids, str):
             return (yield from self._change_all("/v1/documents/cancel", ids))
         request = _document_request("POST", ids, "/cancel")
         return (yield from self._session.send(request, lambda value: State(value["state"])))
 
-    def retry(self, ids: str | Iterable[str]) -> Operation[States | None]:
+    def _retry(self, ids: str | Iterable[str]) -> Operation[States | None]:
         # Not idempotent: a second attempt fails if a worker has claimed the document meanwhile.
         if not isinstance(ids, str):
             path = "/v1/documents/retry"
@@ -226,84 +279,6 @@ class DocumentOperations:
                 request._replace(is_idempotent=is_idempotent), read
             )
         return states
-
-
-class AdminOperations:
-    """Customers, the whole queue and its settings."""
-
-    def __init__(self, session: ServiceSession) -> None:
-        self._session = session
-
-    def customers(self, after: str | None, size: int) -> Operation[CustomerPage]:
-        if after is not None:
-            text.identity(after, "after", CUSTOMER_BYTES_MAX)
-        query = query_of(size=page_size(size), after=after)
-        return self._session.send(HttpRequest("GET", "/v1/customers", query), values.customers_of)
-
-    def customer(self, name: str) -> Operation[Customer]:
-        request = HttpRequest("GET", "/v1/customers", query_of(name=_check_name(name)))
-        page = yield from self._session.send(request, values.customers_of)
-        if not page.customers:
-            raise NotFound(f"there is no customer {name!r}")
-        return page.customers[0]
-
-    def set_customer(
-        self, name: str, weight: Any, limit: Any, paused: Any, bytes_max: Any
-    ) -> Operation[Customer]:
-        changes = customer_changes(weight, limit, paused, bytes_max)
-        CustomerSettings(**changes)  # raises the errors of the queue for values out of range
-        for setting in changes.keys() & {"limit", "bytes_max"}:
-            changes[setting] = changes[setting] or 0  # 0: none
-        request = json_request("POST", "/v1/customers", {"name": _check_name(name), **changes})
-        return self._session.send(request, values.customer_of)
-
-    def purge(self, name: str) -> Operation[None]:
-        request = json_request(
-            "POST", "/v1/customers/purge", {"name": _check_name(name), "dry_run": False}
-        )
-        missing = {"not_found": f"there is no customer {name!r}"}
-        yield from self._session.exchange(request._replace(is_idempotent=False, messages=missing))
-
-    def summary(self) -> Operation[Summary]:
-        return self._session.send(HttpRequest("GET", "/v1/summary"), values.summary_of)
-
-    def rule(self) -> Operation[Rule]:
-        return self._session.send_public(HttpRequest("GET", "/v1/rule"), values.rule_of)
-
-    def settings(self) -> Operation[Settings]:
-        return self._session.send(HttpRequest("GET", "/v1/settings"), values.settings_of)
-
-    def configure(self, changes: SettingChanges) -> Operation[Settings]:
-        after = changed((yield from self.settings()), changes)  # raises the errors of the queue
-        value = {name: getattr(after, name) for name in changes}
-        request = json_request("PATCH", "/v1/settings", value)
-        return (yield from self._session.send(request, values.settings_of))
-
-
-class KeyOperations:
-    """Create, list, rotate and revoke access keys."""
-
-    def __init__(self, session: ServiceSession) -> None:
-        self._session = session
-
-    def make(self, role: Role | str, name: str, customer: str | None) -> Operation[NewKey]:
-        value = {"role": refuse_role(role, customer).value, "name": name, "customer": customer}
-        request = json_request("POST", "/v1/keys", value)._replace(is_idempotent=False)
-        return self._session.send(request, values.new_key_of)
-
-    def list(self, customer: str | None, after: str | None, size: int) -> Operation[AccessKeys]:
-        query = query_of(size=page_size(size), customer=customer, after=after)
-        return self._session.send(
-            HttpRequest("GET", "/v1/keys", query),
-            lambda value: [values.key_of(each) for each in value["keys"]],
-        )
-
-    def rotate(self, id: str, overlap_s: float) -> Operation[NewKey]:
-        request = _key_request(id, "rotate", {"overlap_s": overlap_s})
-        return self._session.send(request._replace(is_idempotent=False), values.new_key_of)
-
-    def revoke(self, id: str) -> Operation[AccessKey]:
-        return self._session.send(_key_request(id, "revoke", {}), values.key_of)
 
 
 def _poll(
@@ -328,18 +303,6 @@ def _document_request(method: str, id: str, action: str = "") -> HttpRequest:
     if not ids.is_id(id):
         raise NotFound(missing)
     return HttpRequest(method, f"/v1/documents/{id}{action}", messages={"not_found": missing})
-
-
-def _key_request(id: str, action: str, value: dict[str, Any]) -> HttpRequest:
-    missing = f"there is no key {id!r}"
-    if not id.isalnum() or not id.isascii():
-        raise NotFound(missing)
-    request = json_request("POST", f"/v1/keys/{id}/{action}", value)
-    return request._replace(messages={"not_found": missing})
-
-
-def _check_name(customer: str) -> str:
-    return text.identity(customer, "customer", CUSTOMER_BYTES_MAX)
 
 
 def _named(identity: Identity, customer: str | None) -> str | None:
