@@ -468,6 +468,18 @@ def chunks_of(stream: BinaryIO) -> Iterator[bytes]:
         yield chunk
 
 
+def copy_content(ref: ContentRef, source: Contents, target: Folder) -> None:
+    """Copy a content under its own name, unless the target has it undamaged. Raise `ContentDamaged`
+    if the source has not."""
+    with suppress(ContentDamaged):  # also raised for a missing one
+        target.open(ref).close()
+        return
+    with source.open(ref) as stream:
+        named = Folder(target.path, shared=target.shared, new_name=lambda: ref.name)
+        if named.put(chunks_of(stream)) != ref:
+            raise ContentDamaged(f"the content {ref.name} changed while it was copied")
+
+
 def sweep(
     contents: Contents, unreferenced: Callable[[Sequence[str]], Sequence[str]], now: int
 ) -> int:
