@@ -8,7 +8,6 @@ import click
 
 from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
 from fairturn.cli.options import json_option
-from fairturn.cli.remote import client_of, place_options, reached
 from fairturn.cli.settings import (
     QUEUE,
     SettingValue,
@@ -17,7 +16,15 @@ from fairturn.cli.settings import (
     shown_of,
     worded,
 )
-from fairturn.cli.target import database_of, opened_at, service_of, settings_here
+from fairturn.cli.target import (
+    client_of,
+    database_of,
+    opened_at,
+    place_options,
+    reached,
+    service_of,
+    settings_here,
+)
 from fairturn.cli.terminal import console, print_line, print_table, printable
 from fairturn.errors import NoQueue, NotAllowed
 from fairturn.stores.urls import without_password

@@ -8,7 +8,7 @@ import click
 
 from fairturn.cli.exit_codes import misuse_is_wrong_use
 from fairturn.cli.options import json_option
-from fairturn.cli.remote import place_options, reached
+from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import print_line, printable
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import click
 
 from fairturn.cli.exit_codes import WRONG_USE, CommandExit
 from fairturn.cli.options import TimestampType
-from fairturn.cli.remote import place_options, reached
+from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import number, printable, progress
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import click
 
 from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
 from fairturn.cli.options import SecondsType, json_option
-from fairturn.cli.remote import place_options, reached
+from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import age, console, print_line, print_table, printable
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import click
 
 from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
 from fairturn.cli.options import filter_options, json_option
-from fairturn.cli.remote import place_options, reached
+from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import print_line, printable
 from fairturn.cli.values import document_as_json, print_documents
 from fairturn.clock import SystemClock

@@ -7,7 +7,7 @@ import click
 
 from fairturn.cli.exit_codes import WRONG_USE, CommandExit, misuse_is_wrong_use
 from fairturn.cli.options import json_option
-from fairturn.cli.remote import place_options, reached
+from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import number, print_line, printable, progress
 from fairturn.errors import NotFound
 

@@ -9,7 +9,7 @@ import click
 from fairturn.cli.bulk import change, wanted_ids
 from fairturn.cli.exit_codes import FAILED, NOT_FOUND, CommandExit, wrong_use
 from fairturn.cli.options import filter_options, json_option
-from fairturn.cli.remote import place_options, reached
+from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import number, print_line, printable
 from fairturn.errors import WrongState
 

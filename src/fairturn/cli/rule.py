@@ -7,7 +7,7 @@ import click
 
 from fairturn.cli.exit_codes import wrong_use
 from fairturn.cli.options import SecondsType, ThresholdsType, choice, rule_of
-from fairturn.cli.remote import reached
+from fairturn.cli.target import reached
 from fairturn.cli.terminal import plain_number
 from fairturn.clock import SECOND_US, microseconds
 from fairturn.priority import LEVELS, Count, Reset, Rule

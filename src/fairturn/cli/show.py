@@ -13,7 +13,7 @@ import click
 
 from fairturn.cli.exit_codes import WRONG_USE, CommandExit, wrong_use
 from fairturn.cli.options import json_option
-from fairturn.cli.remote import place_options, reached
+from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import duration, number, print_line, printable, size, timestamp
 from fairturn.cli.values import document_as_json, stopping
 from fairturn.clock import SystemClock

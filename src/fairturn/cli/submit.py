@@ -22,7 +22,7 @@ from fairturn.cli.exit_codes import (
     wrong_use,
 )
 from fairturn.cli.options import TimestampType, json_option
-from fairturn.cli.remote import place_options, reached
+from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import (
     console,
     number,

@@ -1,4 +1,4 @@
-"""The queue of a command, opened by its settings."""
+"""The queue of a command, opened by its settings, or a client of its service."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -25,6 +25,7 @@ from fairturn.errors import SettingsConflict
 from fairturn.stores.urls import is_address, without_password
 
 if TYPE_CHECKING:
+    from fairturn.client.sync_client import Client
     from fairturn.model import Settings
     from fairturn.queue import Queue
 
@@ -39,8 +40,11 @@ QUEUE_OPTIONS = (
 )
 # Settings that choose the queue and its contents. The others are arguments of `Queue`.
 _PLACES = ("database", "contents", "contents_shared", "url", "key", "key_file")
+TRIES = 4  # attempts of one request; few, because a user waits
+_KEY_BYTES_MAX = 1_024
 
 queue_options = setting_options(*QUEUE_OPTIONS)
+place_options = setting_options(*QUEUE_OPTIONS, "url", "key_file")
 
 
 def settings_here(flags: Mapping[str, Any]) -> dict[str, SettingValue]:
@@ -101,6 +105,37 @@ def refuse_absent(settings: Mapping[str, SettingValue]) -> Path | str:
 
 
 @contextmanager
+def reached(flags: Mapping[str, Any], *, make: bool = False) -> Iterator["Queue | Client"]:
+    """Open the queue of the settings, or a client of its service. With `make`, create a queue that
+    does not exist in the database. If the service rejects the request or sends an invalid response,
+    the command ends with a message. It prints no traceback, which could contain unescaped text of
+    the response."""
+    settings = settings_here(flags)
+    url = service_of(settings)
+    if url is None:
+        with opened(flags, make=make) as queue:
+            yield queue
+        return
+    with client_of(url, settings) as client, misuse_is_wrong_use():
+        try:
+            yield client
+        except LookupError as error:
+            raise CommandExit(
+                f"the service at {url} returned an unexpected response "
+                f"({type(error).__name__}: {error})"
+            ) from error
+
+
+def client_of(url: str, settings: Mapping[str, SettingValue]) -> "Client":
+    """Return a client of a service, with the access key of the settings."""
+    from fairturn.client.request import RetryPolicy
+    from fairturn.client.sync_client import Client
+
+    with misuse_is_wrong_use():
+        return Client(url, _key_in(settings), retry_policy=RetryPolicy(attempts_max=TRIES))
+
+
+@contextmanager
 def opened(flags: Mapping[str, Any], *, make: bool = False) -> Iterator["Queue"]:
     """Open the queue of the settings; with `make`, create it if it does not exist."""
     settings = settings_here(flags)
@@ -149,6 +184,21 @@ def opened_at(
         raise CommandExit(_conflict(without_password(str(path)), stored, settings, new)) from error
     with queue:
         yield queue
+
+
+def _key_in(settings: Mapping[str, SettingValue]) -> str | None:
+    key, file = settings["key"], settings["key_file"]
+    if not file.given or (key.given and strength_of(key) >= strength_of(file)):
+        value: str | None = key.value
+        return value
+    try:
+        with Path(file.value).expanduser().open("rb") as stream:
+            content = stream.read(_KEY_BYTES_MAX)
+        return content.decode("ascii").strip()
+    except OSError as error:
+        wrong_use(f"the key file {file.value} cannot be read: {error.strerror}")
+    except UnicodeDecodeError:
+        wrong_use(f"the key file {file.value} does not contain an access key")
 
 
 def _conflict(

@@ -8,7 +8,7 @@ import click
 
 from fairturn.cli.exit_codes import FAILED, TRY_AGAIN, CommandExit
 from fairturn.cli.options import SecondsType, json_option
-from fairturn.cli.remote import place_options, reached
+from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import number, print_line, printable, progress
 from fairturn.cli.values import document_as_json
 from fairturn.clock import stopwatch
