@@ -1,40 +1,33 @@
 """`fairturn customers`: list customers; set weights and limits; pause and resume."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
-from fairturn.cli.options import json_option
+from fairturn.cli.options import entities, json_option, page_options
 from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import console, number, plain_number, print_line, print_table, printable
 from fairturn.cli.values import customer_as_json
 
 if TYPE_CHECKING:
-    from fairturn.client.sync_client import Client
     from fairturn.model import Customer
-    from fairturn.queue import Queue
 
 LIMIT = 100
 _COLUMNS = ("customer", "count", "waiting", "running", "delayed", "weight", "limit", "paused")
 
 
 @click.group("customers", invoke_without_command=True)
-@click.option(
-    "--limit", type=click.IntRange(1), metavar="N", help=f"At most N; {LIMIT} by default."
-)
-@click.option("--all", "everything", is_flag=True, help="All customers.")
-@click.option("--after", metavar="NAME", help="Continue after this customer.")
+@page_options(LIMIT, "customers", "NAME")
 @json_option
 @place_options
 @click.pass_context
 def command(
     ctx: click.Context,
     *,
-    limit: int | None,
-    everything: bool,
     after: str | None,
+    wanted: int | None,
     as_json: bool,
     flags: Mapping[str, Any],
 ) -> None:
@@ -49,18 +42,17 @@ def command(
     """
     if ctx.invoked_subcommand is not None:
         # An option before the subcommand would be lost.
-        if limit or everything or after or as_json or any(v is not None for v in flags.values()):
+        given = (after, *flags.values())
+        if wanted != LIMIT or as_json or any(value is not None for value in given):
             wrong_use(f"options come last: fairturn customers {ctx.invoked_subcommand} … --OPTION")
         return
-    if everything and limit is not None:
-        wrong_use("--all and --limit contradict each other; leave one of them out")
-    wanted = None if everything else limit or LIMIT
     with reached(flags) as queue, misuse_is_wrong_use():
+        customers = entities(queue.customers, after, wanted)
         if as_json:
-            for customer in _customers(queue, after, wanted):
+            for customer in customers:
                 print_line(customer_as_json(customer))
         else:
-            _print(list(_customers(queue, after, wanted)), wanted)
+            _print(list(customers), wanted)
 
 
 @command.command("set")
@@ -144,21 +136,6 @@ def _pause(flags: Mapping[str, Any], name: str, as_json: bool, *, paused: bool) 
     with reached(flags) as queue, misuse_is_wrong_use():
         queue.customer(name)  # a mistyped name must not create a customer
         _print_settings(queue.set_customer(name, paused=paused), as_json)
-
-
-def _customers(
-    queue: "Queue | Client", after: str | None, wanted: int | None
-) -> Iterator["Customer"]:
-    from fairturn.model import PAGE_MAX
-
-    left = wanted
-    while True:
-        size = PAGE_MAX if left is None else min(left, PAGE_MAX)
-        customers, after = queue.customers(after=after, size=size)
-        yield from customers
-        left = None if left is None else left - len(customers)
-        if after is None or left == 0:
-            return
 
 
 def _print(customers: "list[Customer]", wanted: int | None) -> None:

@@ -5,20 +5,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import StringIO, TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import click
 
 from fairturn.cli.exit_codes import WRONG_USE, CommandExit
-from fairturn.cli.options import TimestampType
+from fairturn.cli.options import TimestampType, entities
 from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import number, printable, progress
+from fairturn.model import weight_in_thousandths
 
-if TYPE_CHECKING:
-    from fairturn.client.sync_client import Client
-    from fairturn.queue import Queue
-
-_CUSTOMERS_AT_ONCE = 1_000
 _LINE_END = "\n"
 
 
@@ -67,7 +63,9 @@ def command(
                 submitted_before=submitted_before,
             )
             trace = history.trace_of(documents, progress=advance)
-        history.set_weights(trace, _weights(queue))
+        customers = entities(queue.customers, None, None)
+        weights = {each.name: weight_in_thousandths(each.settings.weight) for each in customers}
+        history.set_weights(trace, weights)
     if anonymous:
         history.anonymous(trace)
     with _writing(output) as file, progress("Writing", len(trace), beside_output=True) as advance:
@@ -75,18 +73,6 @@ def command(
     if output is not None:
         documents_of = f"{number(len(trace), 'document')} of {number(len(trace.names), 'customer')}"
         click.echo(f"Wrote {documents_of}.", err=True)
-
-
-def _weights(queue: "Queue | Client") -> dict[str, int]:
-    from fairturn.model import weight_in_thousandths
-
-    weights: dict[str, int] = {}
-    after = None
-    while True:
-        customers, after = queue.customers(after=after, size=_CUSTOMERS_AT_ONCE)
-        weights.update((c.name, weight_in_thousandths(c.settings.weight)) for c in customers)
-        if after is None:
-            return weights
 
 
 class _TerminalLines(StringIO):

@@ -1,12 +1,13 @@
 """`fairturn rule`: the rule, or its counts and priorities for N documents."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from fairturn.cli.exit_codes import wrong_use
-from fairturn.cli.options import SecondsType, ThresholdsType, choice, rule_of
+from fairturn.cli.options import SecondsType, rule_of, rule_options
 from fairturn.cli.target import reached
 from fairturn.cli.terminal import plain_number
 from fairturn.clock import SECOND_US, microseconds
@@ -20,11 +21,7 @@ _SINCE = {
 
 
 @click.command("rule")
-@click.option("--reset", type=choice(Reset), help="Start of the interval; idle by default.")
-@click.option("--reset-interval", type=SecondsType(), help="The reset interval; 1500 by default.")
-@click.option(
-    "--bounds", type=ThresholdsType(), help="The eight thresholds, from -2 to -20 by default."
-)
+@rule_options
 @click.option(
     "-d",
     "--database",
@@ -43,9 +40,7 @@ _SINCE = {
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     *,
-    reset: str | None,
-    reset_interval: float | None,
-    bounds: tuple[int, ...] | None,
+    rule_given: Mapping[str, Any],
     database: str | None,
     url: str | None,
     documents: int | None,
@@ -64,8 +59,8 @@ def command(
     if every is not None and documents is None:
         wrong_use("--every needs --documents, the number of documents")
     if database is None and url is None:
-        rule = rule_of(reset, reset_interval, bounds)
-    elif (reset, reset_interval, bounds) == (None, None, None):
+        rule = rule_of(rule_given)
+    elif not rule_given:
         with reached({"database": database, "url": url}) as queue:
             rule = queue.rule
     else:

@@ -1,12 +1,14 @@
 """`fairturn simulate`: compare orders and settings on a workload or a trace."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fairturn.cli.exit_codes import CommandExit, misuse_is_wrong_use, wrong_use
-from fairturn.cli.options import SecondsType, ThresholdsType, choice, rule_of
+from fairturn.cli.options import SecondsType, choice, rule_of, rule_options
+from fairturn.cli.replay import WORKERS_MAX, patience_option
 from fairturn.cli.terminal import (
     console,
     number,
@@ -16,9 +18,9 @@ from fairturn.cli.terminal import (
     progress,
     short_seconds,
 )
-from fairturn.clock import SECOND_US, microseconds
-from fairturn.priority import Reset, Rule
-from fairturn.scheduling.flows import PATIENCE_US, Costs
+from fairturn.clock import microseconds
+from fairturn.priority import Rule
+from fairturn.scheduling.flows import Costs
 
 if TYPE_CHECKING:
     from fairturn.simulator.comparison import Comparison, Discipline, Result
@@ -31,7 +33,6 @@ MODES = (
     *("ideal-levels", "ideal"),
 )
 DEFAULT_MODES = ("fair", "equal", "levels", "fifo", "ideal-levels", "ideal")
-WORKERS_MAX = 100_000
 FILE_WORKERS = 4
 # Shorter simulations end before a progress bar could be read.
 DOCUMENTS_WITH_PROGRESS = 20_000
@@ -80,17 +81,13 @@ class PerCustomer(click.ParamType[Named]):
     help="Documents that run at the same time; by default the workload's, or "
     f"{FILE_WORKERS} for a file.",
 )
-@click.option("--reset", type=choice(Reset), help="Start of the reset interval.")
 @click.option(
     "--readings",
     "with_readings",
     is_flag=True,
     help="Compare four readings of the rule, in one mode (levels by default).",
 )
-@click.option("--reset-interval", type=SecondsType(), help="Reset interval; 1500 by default.")
-@click.option(
-    "--bounds", type=ThresholdsType(), help="The eight thresholds, from -2 to -20 by default."
-)
+@rule_options
 @click.option("--weights", type=PerCustomer(), help="Weights of customers; 1 by default.")
 @click.option(
     "--limit",
@@ -99,13 +96,7 @@ class PerCustomer(click.ParamType[Named]):
     help="Maximum of running documents of each customer (4) or of some (a=4,b=2).",
 )
 @click.option("--costs", type=choice(Costs), help="The cost of a document in turns.")
-@click.option(
-    "--patience",
-    type=SecondsType(),
-    default=PATIENCE_US / SECOND_US,
-    show_default=True,
-    help="Wait after which one claim in ten goes to the customer that has waited longest.",
-)
+@patience_option
 @click.option(
     "--seed", type=click.IntRange(0), metavar="N", help="For a workload; 1993 by default."
 )
@@ -122,10 +113,8 @@ def command(
     target: str | None,
     list_them: bool,
     modes: tuple[str, ...],
-    reset: str | None,
     with_readings: bool,
-    reset_interval: float | None,
-    bounds: tuple[int, ...] | None,
+    rule_given: Mapping[str, Any],
     patience: float,
     report: Path | None,
     as_json: bool,
@@ -149,9 +138,9 @@ def command(
     if list_them:
         _print_list()
         return
-    rule = rule_of(reset, reset_interval, bounds)
+    rule = rule_of(rule_given)
     if with_readings:
-        for option, value in (("--reset", reset), ("--report", report)):
+        for option, value in (("--reset", rule_given.get("reset")), ("--report", report)):
             if value is not None:
                 wrong_use(f"{option} cannot be combined with --readings; leave it out")
         mode = _reading_mode(modes)
