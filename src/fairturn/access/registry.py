@@ -17,9 +17,10 @@ from fairturn.access.keys import (
 )
 from fairturn.clock import SECOND_US, Clock, SystemClock
 from fairturn.errors import NotFound, WrongState
-from fairturn.model import CUSTOMER_BYTES_MAX, PAGE_MAX
+from fairturn.model import CUSTOMER_BYTES_MAX
 from fairturn.stores.contract import AccessKeyStore
 from fairturn.validation import text
+from fairturn.validation.filters import page_size
 
 # Recording the last use with every request would make each request a write.
 USE_NOTED_EVERY_US = 60 * SECOND_US
@@ -96,13 +97,11 @@ class KeyRegistry:
         self, *, customer: str | None = None, after: str | None = None, size: int = 100
     ) -> list[AccessKey]:
         """Return a page of keys by id, including expired and revoked ones."""
-        if not 1 <= size <= PAGE_MAX:
-            raise ValueError(f"size is {size}; it must be from 1 to {PAGE_MAX:,}")
         if customer is not None:
             text.identity(customer, "customer", CUSTOMER_BYTES_MAX)
         if after is not None and not text.storable(after):
             raise ValueError(f"after is {after!r}; it must be the id of a key")
-        return self._store.access_keys(customer=customer, after=after, size=size)
+        return self._store.access_keys(customer=customer, after=after, size=page_size(size))
 
     def are_asked_for(self) -> bool:
         """Return whether the service requires a key: from the first key on, also when all keys are

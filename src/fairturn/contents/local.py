@@ -222,15 +222,8 @@ class Folder:
             if error.errno in _NOTHING:
                 raise ContentDamaged(f"content {name} is missing in {self.path}") from error
             raise self._translate("read", error) from error
-        file = os.fdopen(descriptor, "rb")
-        try:
-            with self._translated("read"):
-                (verify or verify_all)(file, ref)
-                file.seek(0)
-        except BaseException:
-            file.close()
-            raise
-        return file
+        with self._translated("read"):
+            return _verified(descriptor, ref, verify or verify_all)
 
     def locate(self, name: str) -> str:
         return str(self.path / checked_name(name)[:2] / name)
@@ -280,7 +273,7 @@ class Folder:
             if _ROOT not in self._synced:
                 if self.shared:
                     self._share_root(root, is_new=is_new)
-                _sync_folder(self.path.parent)
+                sync(self.path.parent)
                 self._synced.add(_ROOT)
             with suppress(FileExistsError):
                 os.mkdir(two_digits, mode=mode, dir_fd=root)
@@ -444,11 +437,16 @@ def check_bytes(id: str, body: bytes, sha256: bytes | None) -> None:
 def open_file(path: str, ref: ContentRef) -> BinaryIO:
     """Open a file that `Contents.locate` returned, after verifying it."""
     try:
-        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as error:
         raise ContentDamaged(f"content {path} cannot be read: {error.strerror}") from error
+    return _verified(descriptor, ref, verify_all)
+
+
+def _verified(descriptor: int, ref: ContentRef, verify: Verify) -> BinaryIO:
+    file = os.fdopen(descriptor, "rb")
     try:
-        verify_all(file, ref)
+        verify(file, ref)
         file.seek(0)
     except BaseException:
         file.close()
@@ -559,12 +557,13 @@ def _share(folder: int) -> None:
         os.fchmod(folder, _SHARED_FOLDER)
 
 
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Make a file, or the names in a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def _remove_own(path: Path, pid: int) -> None:

@@ -16,7 +16,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ import apsw
 
 from fairturn.clock import TIMESTAMP_MAX
 from fairturn.config import contents_beside
-from fairturn.contents.local import Folder, copy_content
+from fairturn.contents.local import Folder, copy_content, sync
 from fairturn.errors import (
     ContentDamaged,
     StoreBusy,
@@ -236,8 +236,8 @@ class _Copy:
 def _verify(path: Path, copy: _Copy) -> None:
     """Open the copy as a queue, and check that the contents it refers to are present."""
     present = copy.present()
-    store = SqliteStore(path, allow_network=True)  # unlike a queue, a copy may be on a share
-    try:
+    # Unlike a queue, a copy may be on a share.
+    with closing(SqliteStore(path, allow_network=True)) as store:
         store.settings()
         with store.read_transaction() as snapshot:
             missing = [
@@ -245,8 +245,6 @@ def _verify(path: Path, copy: _Copy) -> None:
                 for ref in contents(snapshot)
                 if ref.name not in present and ref.name not in copy.damaged
             ]
-    finally:
-        store.close()
     if missing:
         raise StoreError(f"{path} refers to contents that are missing: {', '.join(missing[:3])}")
 
@@ -279,12 +277,3 @@ def remove_database(path: Path) -> None:
     """Remove a database file and the files that SQLite keeps beside it."""
     path.unlink(missing_ok=True)
     remove_beside(path)
-
-
-def sync(path: Path) -> None:
-    """Make a file, or the names in a folder, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

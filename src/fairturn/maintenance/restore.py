@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from fairturn.clock import TIMESTAMP_MAX
 from fairturn.config import contents_beside
-from fairturn.contents.local import Folder, copy_content
+from fairturn.contents.local import Folder, copy_content, sync
 from fairturn.errors import ContentDamaged, NoQueue, StoreRefused
-from fairturn.maintenance.backup import Progress, locked, refuse_target, sync, unfinished
+from fairturn.maintenance.backup import Progress, locked, refuse_target, unfinished
 from fairturn.maintenance.sqlite_file import (
     exclusive,
     refuse_open,

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import apsw
 
+from fairturn.contents.local import sync
 from fairturn.errors import NoQueue, StoreRefused, StoreUnavailable
-from fairturn.maintenance.backup import Progress, locked, sync, unfinished
+from fairturn.maintenance.backup import Progress, locked, unfinished
 from fairturn.maintenance.sqlite_file import read_only, read_only_uri
 from fairturn.model import ContentRef
 from fairturn.stores.sqlite import query
