@@ -2,7 +2,6 @@
 
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from functools import partial
@@ -16,12 +15,10 @@ from fairturn.cli.exit_codes import wrong_use
 from fairturn.cli.options import setting_options
 from fairturn.cli.service_options import SERVICE_OPTIONS, address_of, make_server, run_server, say
 from fairturn.cli.target import QUEUE_OPTIONS, opened, settings_here
-from fairturn.cli.work import WORKER_OPTIONS, EventPrinter, refuse_no_handler, worker_of
+from fairturn.cli.work import WORKER_OPTIONS, EventPrinter, refuse_no_handler, running, worker_of
 
 if TYPE_CHECKING:
     from fairturn.queue import Queue
-    from fairturn.simulator.demo.traffic import DemoPace
-    from fairturn.worker import Worker
 
 DEMO_S = 3_600.0
 # Slower than `fairturn demo`, and repeated, so that the page shows it at any time.
@@ -57,9 +54,16 @@ def command(*, demo: bool, open_page: bool, as_json: bool, flags: Mapping[str, A
         queue = stack.enter_context(opened(flags, make=True))
         address = address_of(settings, queue)
         warn = partial(say, as_json=as_json)
-        lines = EventPrinter(_no_progress, as_json=as_json, outcomes=as_json, warn=warn)
+        lines = EventPrinter(
+            lambda done, total=None: None, as_json=as_json, outcomes=as_json, warn=warn
+        )
         grace_s: float = settings["grace_s"].value
         worker = worker_of(queue, settings, lines.add, Deadline(grace_s, warn))
+        pace = None
+        if demo:
+            from fairturn.simulator.demo.traffic import DemoPace
+
+            pace = DemoPace(DEMO_DOCUMENT_S, settings["concurrency"].value)
         server = make_server(
             queue,
             settings,
@@ -67,51 +71,16 @@ def command(*, demo: bool, open_page: bool, as_json: bool, flags: Mapping[str, A
             as_json=as_json,
             open_page=open_page,
             works=True,
-            demo=_pace(settings["concurrency"].value) if demo else None,
+            demo=pace,
             grace_s=grace_s,
             on_stopping=lambda now: worker.stop(now=now),
         )
-        # Handlers in threads must not print among the outcomes.
-        with redirect_stdout(sys.stderr), _working(worker, server.stop):
+        # Handlers in threads must not print among the outcomes. The server stops the worker: a
+        # second stop would end running handlers at once.
+        with redirect_stdout(sys.stderr), running(worker, server.stop):
             if demo:
                 stack.enter_context(_traffic(queue))
             run_server(server)
-
-
-def _no_progress(done: int, total: int | None = None) -> None:
-    pass
-
-
-@contextmanager
-def _working(worker: "Worker", stop_serving: Any) -> Iterator[None]:
-    """Run the worker in a thread; if it fails, the command ends with its error. The server stops
-    the worker, not this block: a second stop would end running handlers at once."""
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            worker.run()
-        except BaseException as error:
-            failed.append(error)
-            stop_serving()
-
-    thread = threading.Thread(target=work, name="fairturn-worker")
-    thread.start()
-    try:
-        yield
-    except BaseException:  # the server could not start
-        worker.stop()
-        raise
-    finally:
-        thread.join()
-    if failed:
-        raise failed[0]
-
-
-def _pace(workers: int) -> "DemoPace":
-    from fairturn.simulator.demo.traffic import DemoPace
-
-    return DemoPace(DEMO_DOCUMENT_S, workers)
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """`fairturn work`: a worker that prints its outcomes."""
 
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from fairturn.clock import SECOND_US, microseconds
 from fairturn.model import FAILED, Failed
 
 if TYPE_CHECKING:
-    from fairturn.model import Document, Outcome
+    from fairturn.model import Document
     from fairturn.queue import Queue
     from fairturn.worker import Worker
     from fairturn.worker.events import DocumentEnded, Event, WorkerIdle
@@ -105,6 +106,32 @@ def worker_of(
         return InterruptibleWorker(queue, on_event=on_event, **given)
 
 
+@contextmanager
+def running(worker: "Worker", on_failure: Callable[[], None]) -> Iterator[None]:
+    """Run the worker in a thread during the block, which stops it; an exception of the block stops
+    it too. If the worker fails, call `on_failure`, and raise its error after the block."""
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            worker.run()
+        except BaseException as error:
+            failed.append(error)
+            on_failure()
+
+    thread = threading.Thread(target=work, name="fairturn-worker")
+    thread.start()
+    try:
+        yield
+    except BaseException:
+        worker.stop()
+        raise
+    finally:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
 class EventPrinter:
     """Prints the events of a worker: outcomes on standard output, the rest on standard error."""
 
@@ -166,12 +193,13 @@ class EventPrinter:
                 self._warn(f"Stopping: {what} {running}.{more}")
 
     def _print_ended(self, event: "DocumentEnded") -> None:
-        document = event.document
+        document, outcome = event.document, event.outcome
         claim = self._claims.pop(document.id, 0)
-        state = document.state.value
-        name, error, retry_in_s = _described(event.outcome)
-        if document.ended:
-            retry_in_s = None
+        name = type(outcome).__name__.lower()
+        error = retry_in_us = None
+        if isinstance(outcome, Failed):
+            error = outcome.error
+            retry_in_us = None if document.ended else outcome.retry_in_us
         if self._as_json:
             line = _json(
                 document,
@@ -179,12 +207,20 @@ class EventPrinter:
                 outcome=name,
                 seconds=round(event.seconds, 6),
                 error=error,
-                retry_in_s=retry_in_s,
+                retry_in_s=None if retry_in_us is None else retry_in_us / SECOND_US,
             )
         elif name == "released" and not event.seconds:
             return  # it was prefetched and never started
         else:
-            line = _text(document, _ending(name, state, retry_in_s), error, event.seconds)
+            assert document.claimed_at_us is not None
+            waited = duration(document.claimed_at_us - document.submitted_at_us)
+            took = duration(microseconds(event.seconds))
+            ending = document.state.value if document.state in FAILED else name
+            if retry_in_us is not None:
+                ending += f", retry in {duration(retry_in_us)}"
+            if error:
+                ending += f": {printable(error)}"
+            line = _line(document, f"waited {waited}, took {took}", ending)
         self._print(line)
         self._ended += 1
         self._advance(self._ended)
@@ -202,14 +238,6 @@ class EventPrinter:
         self._out.flush()
 
 
-def _ending(name: str, state: str, retry_in_s: float | None) -> str:
-    if state in FAILED:
-        return state
-    if retry_in_s is not None:
-        return f"{name}, retry in {duration(microseconds(retry_in_s))}"
-    return name
-
-
 def _idle(event: "WorkerIdle") -> str:
     parts = (
         (event.waiting, "of customers that are paused or at their limit"),
@@ -220,54 +248,29 @@ def _idle(event: "WorkerIdle") -> str:
     return f"No document can start now; waiting for: {left}. Press Ctrl-C to stop."
 
 
-def _described(outcome: "Outcome") -> tuple[str, str | None, float | None]:
-    """Return the name of an outcome, and the error and backoff of a failed one."""
-    if isinstance(outcome, Failed):
-        retry = outcome.retry_in_us
-        return "failed", outcome.error, None if retry is None else retry / SECOND_US
-    return type(outcome).__name__.lower(), None, None
-
-
-def _text(document: "Document", ending: str, error: str | None, seconds: float) -> str:
-    assert document.claimed_at_us is not None
-    waited = duration(document.claimed_at_us - document.submitted_at_us)
-    took = duration(microseconds(seconds))
-    why = f": {printable(error)}" if error else ""
-    return _line(document, f"waited {waited}, took {took}", f"{ending}{why}")
-
-
 def _line(document: "Document", times: str, ending: str) -> str:
     customer = printable(document.customer)
     return f"{document.id}  priority {document.priority}  {times}  {customer}  {ending}"
 
 
-def _json(
-    document: "Document",
-    *,
-    claim: int | None = None,
-    outcome: str | None = None,
-    seconds: float | None = None,
-    error: str | None = None,
-    retry_in_s: float | None = None,
-) -> str:
-    """Format an ended attempt; without an outcome, a document cancelled before it started."""
-    return json_line(
-        {
-            "claim": claim,
-            "id": document.id,
-            "customer": document.customer,
-            "priority": document.priority,
-            "count": document.count,
-            "submitted_at": document.submitted_at_us,
-            "claimed_at": document.claimed_at_us,
-            "attempts": document.attempts,
-            "outcome": outcome,
-            "state": document.state.value,
-            "seconds": seconds,
-            "error": error,
-            "retry_in_s": retry_in_s,
-        }
-    )
+def _json(document: "Document", **attempt: Any) -> str:
+    """Format an ended attempt; without its fields, a document cancelled before it started."""
+    line = {
+        "claim": None,
+        "id": document.id,
+        "customer": document.customer,
+        "priority": document.priority,
+        "count": document.count,
+        "submitted_at": document.submitted_at_us,
+        "claimed_at": document.claimed_at_us,
+        "attempts": document.attempts,
+        "outcome": None,
+        "state": document.state.value,
+        "seconds": None,
+        "error": None,
+        "retry_in_s": None,
+    }
+    return json_line(line | attempt)
 
 
 def _warn(sentence: str) -> None:
