@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import click
 
 from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
-from fairturn.cli.options import json_option
+from fairturn.cli.options import Flags
 from fairturn.cli.settings import (
     QUEUE,
     SettingValue,
@@ -37,10 +37,9 @@ class _SettingRow(NamedTuple):
 
 
 @click.group("config", invoke_without_command=True)
-@json_option
 @place_options
 @click.pass_context
-def command(ctx: click.Context, *, as_json: bool, flags: Mapping[str, Any]) -> None:
+def command(ctx: click.Context, *, as_json: bool, flags: Flags) -> None:
     """Show and change settings.
 
     A setting comes from an option, else from the environment (FAIRTURN_DATABASE=…), else from
@@ -74,9 +73,8 @@ def command(ctx: click.Context, *, as_json: bool, flags: Mapping[str, Any]) -> N
 
 @command.command("set")
 @click.argument("assignments", metavar="NAME=VALUE...", nargs=-1, required=True)
-@json_option
 @place_options
-def set_(*, assignments: tuple[str, ...], as_json: bool, flags: Mapping[str, Any]) -> None:
+def set_(*, assignments: tuple[str, ...], as_json: bool, flags: Flags) -> None:
     """Change settings of the queue, for every process.
 
     The settings are mode, costs, patience_s, reset, reset_interval_s, bounds, attempts_max,

@@ -1,18 +1,15 @@
 """`fairturn customers`: list customers; set weights and limits; pause and resume."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
-from fairturn.cli.options import entities, json_option, page_options
+from fairturn.cli.options import Flags, entities, page_options
 from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import console, number, plain_number, print_line, print_table, printable
 from fairturn.cli.values import customer_as_json
-
-if TYPE_CHECKING:
-    from fairturn.model import Customer
+from fairturn.model import Customer
 
 LIMIT = 100
 _COLUMNS = ("customer", "count", "waiting", "running", "delayed", "weight", "limit", "paused")
@@ -20,16 +17,10 @@ _COLUMNS = ("customer", "count", "waiting", "running", "delayed", "weight", "lim
 
 @click.group("customers", invoke_without_command=True)
 @page_options(LIMIT, "customers", "NAME")
-@json_option
 @place_options
 @click.pass_context
 def command(
-    ctx: click.Context,
-    *,
-    after: str | None,
-    wanted: int | None,
-    as_json: bool,
-    flags: Mapping[str, Any],
+    ctx: click.Context, *, after: str | None, wanted: int | None, as_json: bool, flags: Flags
 ) -> None:
     """List customers, set their weights and limits, pause them.
 
@@ -62,7 +53,6 @@ def command(
 @click.option("--no-limit", is_flag=True, help="Remove the limit.")
 @click.option("--bytes-max", type=int, metavar="N", help="Most bytes of its stored documents.")
 @click.option("--no-bytes-max", is_flag=True, help="Apply the limit of the queue instead.")
-@json_option
 @place_options
 def set_(
     *,
@@ -73,7 +63,7 @@ def set_(
     bytes_max: int | None,
     no_bytes_max: bool,
     as_json: bool,
-    flags: Mapping[str, Any],
+    flags: Flags,
 ) -> None:
     """Set a customer's weight and limits.
 
@@ -106,9 +96,8 @@ def set_(
 
 @command.command("pause")
 @click.argument("name")
-@json_option
 @place_options
-def pause(*, name: str, as_json: bool, flags: Mapping[str, Any]) -> None:
+def pause(*, name: str, as_json: bool, flags: Flags) -> None:
     """Stop claiming documents of a customer.
 
     Its submissions are still accepted and wait; running documents continue.
@@ -121,9 +110,8 @@ def pause(*, name: str, as_json: bool, flags: Mapping[str, Any]) -> None:
 
 @command.command("resume")
 @click.argument("name")
-@json_option
 @place_options
-def resume(*, name: str, as_json: bool, flags: Mapping[str, Any]) -> None:
+def resume(*, name: str, as_json: bool, flags: Flags) -> None:
     """End a customer's pause.
 
     \b
@@ -132,13 +120,13 @@ def resume(*, name: str, as_json: bool, flags: Mapping[str, Any]) -> None:
     _pause(flags, name, as_json, paused=False)
 
 
-def _pause(flags: Mapping[str, Any], name: str, as_json: bool, *, paused: bool) -> None:
+def _pause(flags: Flags, name: str, as_json: bool, *, paused: bool) -> None:
     with reached(flags) as queue, misuse_is_wrong_use():
         queue.customer(name)  # a mistyped name must not create a customer
         _print_settings(queue.set_customer(name, paused=paused), as_json)
 
 
-def _print(customers: "list[Customer]", wanted: int | None) -> None:
+def _print(customers: list[Customer], wanted: int | None) -> None:
     if not customers:
         click.echo("There are no such customers.")
         return
@@ -148,7 +136,7 @@ def _print(customers: "list[Customer]", wanted: int | None) -> None:
         click.echo(f"\nFor the next page, if there is one, add: --after '{last}'")
 
 
-def _row(customer: "Customer") -> list[str]:
+def _row(customer: Customer) -> list[str]:
     settings = customer.settings
     return [
         printable(customer.name),
@@ -162,7 +150,7 @@ def _row(customer: "Customer") -> list[str]:
     ]
 
 
-def _print_settings(customer: "Customer", as_json: bool) -> None:
+def _print_settings(customer: Customer, as_json: bool) -> None:
     if as_json:
         print_line(customer_as_json(customer))
         return

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairturn.cli.exit_codes import FAILED, CommandExit, wrong_use
-from fairturn.cli.options import json_option, setting_options
+from fairturn.cli.options import Flags, json_option, setting_options
 from fairturn.cli.recount import CheckResult, ok, recount_findings, warning, wrong
 from fairturn.cli.settings import FILE_VARIABLE, SettingValue, known_settings, variable_of
 from fairturn.cli.target import refuse_absent, settings_here
 from fairturn.cli.terminal import duration, number, print_line, printable, progress, size, timestamp
 from fairturn.clock import SECOND_US, Clock, SystemClock, stopwatch, to_datetime
 from fairturn.errors import FairturnError
+from fairturn.model import ContentRef
 
 if TYPE_CHECKING:
     from fairturn.contents.local import Contents
     from fairturn.maintenance.sqlite_file import FileInspector
-    from fairturn.model import ContentRef
     from fairturn.stores.inspection import Findings
     from fairturn.stores.postgres.audit import ServerInspector
 
@@ -50,7 +50,7 @@ _MARKS = {"ok": "ok     ", "warning": "WARNING", "wrong": "WRONG  ", "repaired":
 @click.option("--repair", is_flag=True, help="With --thorough: repair wrong values.")
 @json_option
 @setting_options("database", "schema", "allow_network", "contents")
-def command(*, thorough: bool, repair: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
+def command(*, thorough: bool, repair: bool, as_json: bool, flags: Flags) -> None:
     """Check a queue.
 
     It checks the engine, the file system, the file, the settings, the disk, the contents, the
@@ -142,7 +142,7 @@ def _findings_at(
 
     schema, place = settings["schema"].value, settings["contents"].value
 
-    def refs() -> list["ContentRef"]:
+    def refs() -> list[ContentRef]:
         with examined(url, schema) as examiner:
             return examiner.contents()
 
@@ -394,7 +394,7 @@ def _clock(found: "Findings", now: int) -> CheckResult:
 
 
 def _contents(
-    find: Callable[[], list["ContentRef"]],
+    find: Callable[[], list[ContentRef]],
     contents: "Contents",
     where: str,
     clock: Clock,

@@ -8,13 +8,7 @@ from typing import NoReturn
 import click
 
 from fairturn.cli.terminal import printable
-from fairturn.errors import (
-    NoQueue,
-    NotFound,
-    QueueFull,
-    StoreUnavailable,
-    TraceError,
-)
+from fairturn.errors import NoQueue, NotFound, QueueFull, StoreUnavailable, TraceError
 
 FAILED, WRONG_USE, NOT_FOUND, TRY_AGAIN = 1, 2, 3, 75  # 75 is EX_TEMPFAIL of sysexits.h
 NO_SPACE = (ENOSPC, EDQUOT, EFBIG)

@@ -1,17 +1,17 @@
 """`fairturn export`: the history of a queue as CSV, for simulations."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import StringIO, TextIOWrapper
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import click
 
 from fairturn.cli.exit_codes import WRONG_USE, CommandExit
-from fairturn.cli.options import TimestampType, entities
-from fairturn.cli.target import place_options, reached
+from fairturn.cli.options import Flags, TimestampType, entities, setting_options
+from fairturn.cli.target import QUEUE_OPTIONS, reached
 from fairturn.cli.terminal import number, printable, progress
 from fairturn.model import weight_in_thousandths
 
@@ -32,7 +32,7 @@ _LINE_END = "\n"
 )
 @click.option("--submitted-before", type=TimestampType(), help="Only submitted before this time.")
 @click.option("--anonymous", is_flag=True, help="Write numbers instead of customers' names.")
-@place_options
+@setting_options(*QUEUE_OPTIONS, "url", "key_file")
 def command(
     *,
     output: Path | None,
@@ -40,7 +40,7 @@ def command(
     submitted_from: int | None,
     submitted_before: int | None,
     anonymous: bool,
-    flags: Mapping[str, Any],
+    flags: Flags,
 ) -> None:
     """Write the completed documents of a queue as CSV, oldest first.
 
@@ -58,9 +58,7 @@ def command(
     with reached(flags) as queue:
         with progress("Reading") as advance:
             documents = queue.iterate(
-                states="completed",
-                submitted_from=submitted_from,
-                submitted_before=submitted_before,
+                states="completed", submitted_from=submitted_from, submitted_before=submitted_before
             )
             trace = history.trace_of(documents, progress=advance)
         customers = entities(queue.customers, None, None)

@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fairturn.clock import SECOND_US, microseconds
+from fairturn.model import Customer
 from fairturn.priority import LEVELS
 from fairturn.worker.events import DocumentClaimed, DocumentEnded, Event
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.text import Text
-
-    from fairturn.model import Customer
 
 _SERVED_SHOWN = 200
 # A document that is served at once would never be visible: after its claim it stays in its lane for
@@ -82,7 +81,7 @@ class LanesPicture:
     def draw(
         self,
         title: str,
-        customers: Mapping[str, "Customer"],
+        customers: Mapping[str, Customer],
         watched: WorkerProgress,
         *,
         now: int,
@@ -136,9 +135,7 @@ class LanesPicture:
         line.append(" now" if watched.served else "", "dim")
         return line
 
-    def _row(
-        self, name: str, customers: Mapping[str, "Customer"], watched: WorkerProgress
-    ) -> "Text":
+    def _row(self, name: str, customers: Mapping[str, Customer], watched: WorkerProgress) -> "Text":
         from rich.text import Text
 
         row = Text(f"{name:<9}", self._styles[name])

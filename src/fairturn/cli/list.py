@@ -1,22 +1,19 @@
 """`fairturn list`: documents, newest first."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from fairturn.cli.exit_codes import misuse_is_wrong_use
-from fairturn.cli.options import entities, filter_options, json_option, page_options
+from fairturn.cli.options import Flags, entities, filter_options, page_options
 from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import print_line, printable
 from fairturn.cli.values import document_as_json, print_documents
 from fairturn.clock import SystemClock
-
-if TYPE_CHECKING:
-    from fairturn.model import Document
-    from fairturn.validation.filters import Filters
+from fairturn.model import Document
+from fairturn.validation.filters import Filters
 
 LIMIT = 20
 _ROWS_AT_ONCE = 1_000
@@ -25,15 +22,9 @@ _ROWS_AT_ONCE = 1_000
 @click.command("list")
 @filter_options
 @page_options(LIMIT, "matching documents", "ID")
-@json_option
 @place_options
 def command(
-    *,
-    filters: "Filters",
-    after: str | None,
-    wanted: int | None,
-    as_json: bool,
-    flags: Mapping[str, Any],
+    *, filters: Filters, after: str | None, wanted: int | None, as_json: bool, flags: Flags
 ) -> None:
     """List documents, newest first.
 
@@ -51,7 +42,7 @@ def command(
             _print(found, wanted)
 
 
-def _print(documents: Iterator["Document"], wanted: int | None) -> None:
+def _print(documents: Iterator[Document], wanted: int | None) -> None:
     # In tables of a limited size: the widths of the columns need all rows.
     printed = 0
     while rows := list(islice(documents, _ROWS_AT_ONCE)):

@@ -15,6 +15,7 @@ from fairturn.model import PAGE_MAX, State
 from fairturn.priority import LEVELS, Reset, Rule
 
 SECONDS_MAX = 1_000_000_000
+Flags = Mapping[str, Any]  # the options of settings by name; None for an omitted one
 T = TypeVar("T")
 
 

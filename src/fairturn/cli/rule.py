@@ -23,11 +23,7 @@ _SINCE = {
 @click.command("rule")
 @rule_options
 @click.option(
-    "-d",
-    "--database",
-    type=click.Path(),
-    metavar="FILE",
-    help="Print the rule of this queue.",
+    "-d", "--database", type=click.Path(), metavar="FILE", help="Print the rule of this queue."
 )
 @click.option("--url", metavar="URL", help="Print the rule of this service.")
 @click.option(

@@ -329,8 +329,7 @@ def _matching(pattern: str, expected: str) -> Callable[[Any], str]:
 _text = _matching(".+", "a non-empty string")
 _handler = _matching("[^:]+:[^:]+", "a function, written as module:function")
 _rate = _matching(
-    r"[1-9]\d{0,8}/(second|minute|hour)",
-    "a number per second, minute or hour, such as 600/minute",
+    r"[1-9]\d{0,8}/(second|minute|hour)", "a number per second, minute or hour, such as 600/minute"
 )
 
 

@@ -28,10 +28,7 @@ if TYPE_CHECKING:
     from fairturn.simulator.scenario import Scenario
 
 # The values of `comparison.Discipline`, which is not loaded for the help; a test compares them.
-MODES = (
-    *("fair", "equal", "levels", "fifo", "ageing", "round-robin"),
-    *("ideal-levels", "ideal"),
-)
+MODES = (*("fair", "equal", "levels", "fifo", "ageing", "round-robin"), *("ideal-levels", "ideal"))
 DEFAULT_MODES = ("fair", "equal", "levels", "fifo", "ideal-levels", "ideal")
 FILE_WORKERS = 4
 # Shorter simulations end before a progress bar could be read.

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import click
 
+from fairturn.cli.batches import BATCH_BYTES, BatchEntry, SubmissionRejected, hand_in
 from fairturn.cli.exit_codes import (
     TRY_AGAIN,
     CommandExit,
@@ -21,7 +22,8 @@ from fairturn.cli.exit_codes import (
     unwritable,
     wrong_use,
 )
-from fairturn.cli.options import TimestampType, json_option
+from fairturn.cli.ndjson import groups_of
+from fairturn.cli.options import Flags, TimestampType
 from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import (
     console,
@@ -33,20 +35,19 @@ from fairturn.cli.terminal import (
     silence_output,
 )
 from fairturn.errors import FairturnError, StoreError, StoreFull, StoreRefused
+from fairturn.model import CUSTOMER_BYTES_MAX, Receipt, Submission
 from fairturn.validation.text import identity
 from fairturn.wire import (
     COST,
     DOCUMENT_ID,
     JSON_ARRAY,
     JSON_OBJECT,
+    RECEIPT,
     SUBMISSION,
     TIMESTAMP,
     FieldType,
+    to_json,
 )
-
-if TYPE_CHECKING:
-    from fairturn.cli.batches import BatchEntry
-    from fairturn.model import Receipt
 
 RECEIPTS_SHOWN = 20
 _STANDARD_INPUT = "-"
@@ -109,7 +110,6 @@ def _flag(field: str) -> str:
 @_field_options
 @click.option("--key", help="Idempotency key: the document is stored once in 24 hours.")
 @click.option("--wait-for-room", is_flag=True, help="Wait while the queue is full.")
-@json_option
 @place_options
 def command(
     *,
@@ -118,15 +118,13 @@ def command(
     ndjson: str | None,
     wait_for_room: bool,
     as_json: bool,
-    flags: Mapping[str, Any],
+    flags: Flags,
     **fields: Any,
 ) -> None:
     _refuse_contradictions(customer, files, ndjson, fields)
     with ExitStack() as stack:
         groups, total = _groups(stack, customer, files, ndjson, fields, wait_for_room=wait_for_room)
         printed = _ReceiptPrinter(as_json)
-        from fairturn.cli.batches import SubmissionRejected, hand_in
-
         keyed = _KeyTracker(groups)
         try:
             keyed.begin()
@@ -163,8 +161,6 @@ def _refuse_contradictions(
         return
     if customer is None:
         wrong_use("CUSTOMER is missing, such as in: fairturn submit acme invoice.pdf")
-    from fairturn.model import CUSTOMER_BYTES_MAX
-
     with misuse_is_wrong_use():
         identity(customer, "CUSTOMER", CUSTOMER_BYTES_MAX)
     if fields["payload"] is not None and files:
@@ -186,11 +182,9 @@ def _groups(
     fields: dict[str, Any],
     *,
     wait_for_room: bool,
-) -> "tuple[Iterator[list[BatchEntry]], int | None]":
+) -> tuple[Iterator[list[BatchEntry]], int | None]:
     """Return groups of documents, and their number if it is known."""
     if ndjson is not None:
-        from fairturn.cli.ndjson import groups_of
-
         if ndjson == _STANDARD_INPUT:
             return groups_of(sys.stdin.buffer, "standard input", customer), None
         return groups_of(stack.enter_context(_opened(ndjson)), ndjson, customer), None
@@ -224,10 +218,7 @@ def _opened(file: str) -> BinaryIO:
         wrong_use(f"{file} cannot be read: {error.strerror}")
 
 
-def _of_payload(customer: str, payload: str, described: dict[str, Any]) -> "list[BatchEntry]":
-    from fairturn.cli.batches import BatchEntry
-    from fairturn.model import Submission
-
+def _of_payload(customer: str, payload: str, described: dict[str, Any]) -> list[BatchEntry]:
     try:
         value = json.loads(payload)
     except (ValueError, RecursionError) as error:
@@ -237,10 +228,7 @@ def _of_payload(customer: str, payload: str, described: dict[str, Any]) -> "list
 
 def _of_files(
     customer: str, files: tuple[str, ...], described: dict[str, Any], stdin: Any
-) -> "list[BatchEntry]":
-    from fairturn.cli.batches import BATCH_BYTES, BatchEntry
-    from fairturn.model import Submission
-
+) -> list[BatchEntry]:
     group = []
     for file in files:
         if file == _STANDARD_INPUT:
@@ -266,7 +254,7 @@ def _metadata(pairs: tuple[str, ...]) -> dict[str, str] | None:
 class _KeyTracker:
     """Iterates over groups and records whether every document had a key."""
 
-    def __init__(self, groups: "Iterator[list[BatchEntry]]") -> None:
+    def __init__(self, groups: Iterator[list[BatchEntry]]) -> None:
         self._groups = groups
         self.all = True
 
@@ -275,7 +263,7 @@ class _KeyTracker:
         first = next(filter(None, self._groups), [])
         self._groups = chain([first], self._groups)
 
-    def __iter__(self) -> "Iterator[list[BatchEntry]]":
+    def __iter__(self) -> Iterator[list[BatchEntry]]:
         for group in self._groups:
             self.all = self.all and all(entry.submission.key for entry in group)
             yield group
@@ -300,9 +288,7 @@ class _ReceiptPrinter:
         self._replayed = 0
         self.unprinted: OSError | None = None  # the error that ended printing
 
-    def add(self, receipts: "list[Receipt]") -> None:
-        from fairturn.wire import RECEIPT, to_json
-
+    def add(self, receipts: list[Receipt]) -> None:
         self.stored += len(receipts)
         if self._as_json:
             with self._printing():

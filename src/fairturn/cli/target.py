@@ -1,15 +1,15 @@
 """The queue of a command, opened by its settings, or a client of its service."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
 from fairturn.cli.exit_codes import NOT_FOUND, CommandExit, misuse_is_wrong_use, wrong_use
-from fairturn.cli.options import setting_options
+from fairturn.cli.options import Flags, json_option, setting_options
 from fairturn.cli.settings import (
     QUEUE,
     SettingValue,
@@ -22,12 +22,14 @@ from fairturn.cli.settings import (
     worded,
 )
 from fairturn.errors import SettingsConflict
+from fairturn.model import Settings
 from fairturn.stores.urls import is_address, without_password
 
 if TYPE_CHECKING:
     from fairturn.client.sync_client import Client
-    from fairturn.model import Settings
     from fairturn.queue import Queue
+
+QueueOrClient: TypeAlias = "Queue | Client"
 
 IN_MEMORY = ":memory:"
 QUEUE_OPTIONS = (
@@ -43,11 +45,18 @@ _PLACES = ("database", "contents", "contents_shared", "url", "key", "key_file")
 TRIES = 4  # attempts of one request; few, because a user waits
 _KEY_BYTES_MAX = 1_024
 
-queue_options = setting_options(*QUEUE_OPTIONS)
-place_options = setting_options(*QUEUE_OPTIONS, "url", "key_file")
+
+def queue_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --json, and the options of a queue."""
+    return json_option(setting_options(*QUEUE_OPTIONS)(command))
 
 
-def settings_here(flags: Mapping[str, Any]) -> dict[str, SettingValue]:
+def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --json, and the options of a queue or of a service."""
+    return json_option(setting_options(*QUEUE_OPTIONS, "url", "key_file")(command))
+
+
+def settings_here(flags: Flags) -> dict[str, SettingValue]:
     """Resolve the settings with the environment of this process and its settings file."""
     with misuse_is_wrong_use():
         return resolve(flags, os.environ, read_file(os.environ, Path()))
@@ -105,7 +114,7 @@ def refuse_absent(settings: Mapping[str, SettingValue]) -> Path | str:
 
 
 @contextmanager
-def reached(flags: Mapping[str, Any], *, make: bool = False) -> Iterator["Queue | Client"]:
+def reached(flags: Flags, *, make: bool = False) -> Iterator[QueueOrClient]:
     """Open the queue of the settings, or a client of its service. With `make`, create a queue that
     does not exist in the database. If the service rejects the request or sends an invalid response,
     the command ends with a message. It prints no traceback, which could contain unescaped text of
@@ -136,7 +145,7 @@ def client_of(url: str, settings: Mapping[str, SettingValue]) -> "Client":
 
 
 @contextmanager
-def opened(flags: Mapping[str, Any], *, make: bool = False) -> Iterator["Queue"]:
+def opened(flags: Flags, *, make: bool = False) -> Iterator["Queue"]:
     """Open the queue of the settings; with `make`, create it if it does not exist."""
     settings = settings_here(flags)
     path = database_of(settings) if make else refuse_absent(settings)
@@ -202,7 +211,7 @@ def _key_in(settings: Mapping[str, SettingValue]) -> str | None:
 
 
 def _conflict(
-    path: str, stored: "Settings", settings: Mapping[str, SettingValue], new: Mapping[str, Any]
+    path: str, stored: Settings, settings: Mapping[str, SettingValue], new: Mapping[str, Any]
 ) -> str:
     """Return the message for settings that differ from those of an existing queue."""
     differing = [name for name in new if getattr(stored, name) != new[name]]

@@ -2,17 +2,17 @@
 
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from fairturn.cli.deadline import Deadline
 from fairturn.cli.exit_codes import wrong_use
-from fairturn.cli.options import setting_options
+from fairturn.cli.options import Flags, setting_options
 from fairturn.cli.service_options import SERVICE_OPTIONS, address_of, make_server, run_server, say
 from fairturn.cli.target import QUEUE_OPTIONS, opened, settings_here
 from fairturn.cli.work import WORKER_OPTIONS, EventPrinter, refuse_no_handler, running, worker_of
@@ -30,7 +30,7 @@ DEMO_DOCUMENT_S, DEMO_AGAIN_S = 0.33, 1_200.0
 @click.option("--open", "open_page", is_flag=True, help="Open the page in a browser.")
 @click.option("--json", "as_json", is_flag=True, help="Log requests as JSON Lines.")
 @setting_options(*WORKER_OPTIONS, *QUEUE_OPTIONS, *SERVICE_OPTIONS)
-def command(*, demo: bool, open_page: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
+def command(*, demo: bool, open_page: bool, as_json: bool, flags: Flags) -> None:
     """Run the service and a worker.
 
     It serves the queue over HTTP, as fairturn serve does, and runs the handler on each document, as

@@ -11,15 +11,14 @@ import click
 
 from fairturn.cli.deadline import Deadline
 from fairturn.cli.exit_codes import misuse_is_wrong_use
-from fairturn.cli.options import json_option, setting_options
+from fairturn.cli.options import Flags, json_option, setting_options
 from fairturn.cli.settings import WORKER, SettingValue, names_of, values_of
 from fairturn.cli.target import QUEUE_OPTIONS, opened, settings_here
 from fairturn.cli.terminal import ProgressCallback, duration, json_line, number, printable, progress
 from fairturn.clock import SECOND_US, microseconds
-from fairturn.model import FAILED, Failed
+from fairturn.model import FAILED, Document, Failed
 
 if TYPE_CHECKING:
-    from fairturn.model import Document
     from fairturn.queue import Queue
     from fairturn.worker import Worker
     from fairturn.worker.events import DocumentEnded, Event, WorkerIdle
@@ -48,7 +47,7 @@ Or set it with FAIRTURN_HANDLER, or with handler in [worker] of fairturn.toml.""
 @click.option("--until-empty", is_flag=True, help="End when all documents have ended.")
 @json_option
 @setting_options(*WORKER_OPTIONS, *QUEUE_OPTIONS)
-def command(*, until_empty: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
+def command(*, until_empty: bool, as_json: bool, flags: Flags) -> None:
     """Process documents: run a handler on each, in the order of service.
 
     The handler is a function of a module in this folder, or of an installed one. It gets the
@@ -225,7 +224,7 @@ class EventPrinter:
         self._ended += 1
         self._advance(self._ended)
 
-    def _print_cancelled(self, document: "Document") -> None:
+    def _print_cancelled(self, document: Document) -> None:
         if self._as_json:
             self._print(_json(document))
         else:
@@ -248,12 +247,12 @@ def _idle(event: "WorkerIdle") -> str:
     return f"No document can start now; waiting for: {left}. Press Ctrl-C to stop."
 
 
-def _line(document: "Document", times: str, ending: str) -> str:
+def _line(document: Document, times: str, ending: str) -> str:
     customer = printable(document.customer)
     return f"{document.id}  priority {document.priority}  {times}  {customer}  {ending}"
 
 
-def _json(document: "Document", **attempt: Any) -> str:
+def _json(document: Document, **attempt: Any) -> str:
     """Format an ended attempt; without its fields, a document cancelled before it started."""
     line = {
         "claim": None,

@@ -393,10 +393,7 @@ class TemporaryFolder(Folder):
 
 
 def payload_of(
-    document: Document,
-    body: str | bytes | None,
-    contents: Contents,
-    verify: Verify | None = None,
+    document: Document, body: str | bytes | None, contents: Contents, verify: Verify | None = None
 ) -> Any:
     """Return the payload of a document, from its row or the contents."""
     refuse_other(document, BodyType.PAYLOAD)
@@ -407,10 +404,7 @@ def payload_of(
 
 
 def open_content(
-    document: Document,
-    body: str | bytes | None,
-    contents: Contents,
-    verify: Verify | None = None,
+    document: Document, body: str | bytes | None, contents: Contents, verify: Verify | None = None
 ) -> BinaryIO:
     """Open the content of a document, from its row or the contents, after verifying it."""
     refuse_other(document, BodyType.CONTENT)

@@ -25,13 +25,7 @@ from fairturn.contents.local import (
     verify_all,
     written,
 )
-from fairturn.errors import (
-    ContentDamaged,
-    StoreError,
-    StoreFull,
-    StoreRefused,
-    StoreUnavailable,
-)
+from fairturn.errors import ContentDamaged, StoreError, StoreFull, StoreRefused, StoreUnavailable
 from fairturn.model import CONTENT_BYTES_MAX, ContentRef
 from fairturn.stores import crash
 

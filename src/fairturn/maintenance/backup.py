@@ -101,10 +101,7 @@ def _back_up(queue: Queue, store: SqliteStore, path: Path, progress: Progress) -
         raise
     copy.delete_others()
     return Backup(
-        path,
-        path.stat().st_size + copy.size_bytes,
-        len(copy.copied),
-        tuple(copy.damaged.values()),
+        path, path.stat().st_size + copy.size_bytes, len(copy.copied), tuple(copy.damaged.values())
     )
 
 
