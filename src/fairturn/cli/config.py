@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
-from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
-from fairturn.cli.options import Flags
+from fairturn.cli.exit_codes import misuse_is_wrong_use
+from fairturn.cli.options import Flags, refuse_before
 from fairturn.cli.settings import (
     QUEUE,
     SettingValue,
@@ -30,12 +30,6 @@ from fairturn.errors import NoQueue, NotAllowed
 from fairturn.stores.urls import without_password
 
 
-class _SettingRow(NamedTuple):
-    name: str
-    value: Any
-    origin: str
-
-
 @click.group("config", invoke_without_command=True)
 @place_options
 @click.pass_context
@@ -51,17 +45,16 @@ def command(ctx: click.Context, *, as_json: bool, flags: Flags) -> None:
     fairturn config set mode=equal patience_s=60
     """
     if ctx.invoked_subcommand is not None:
-        if as_json or any(value is not None for value in flags.values()):
-            wrong_use("options come last: fairturn config set NAME=VALUE --OPTION")
+        refuse_before(ctx, as_json or None, *flags.values())
         return
     settings = settings_here(flags)
     in_force = _in_force(settings)
     shown = list(_shown(settings, in_force))
     if as_json:
-        for setting in shown:
-            print_line(setting._asdict())
+        for name, value, origin in shown:
+            print_line({"name": name, "value": value, "origin": origin})
         return
-    rows = [[setting.name, worded(setting.value), printable(setting.origin)] for setting in shown]
+    rows = [[name, worded(value), printable(origin)] for name, value, origin in shown]
     print_table(console(), ("setting", "value", "from"), rows, texts=(0, 1, 2))
     for name, found in settings.items():
         if found.given and name in in_force and found.value != in_force[name]:
@@ -133,10 +126,11 @@ def _in_force(settings: Mapping[str, SettingValue]) -> dict[str, Any]:
 
 def _shown(
     settings: Mapping[str, SettingValue], in_force: Mapping[str, Any]
-) -> Iterator[_SettingRow]:
+) -> Iterator[tuple[str, Any, str]]:
+    """Yield the name, value and origin of each setting."""
     place = service_of(settings) or settings["database"].value
     for name, found in settings.items():
         if name in in_force:
-            yield _SettingRow(name, in_force[name], f"the queue {without_password(place)}")
+            yield name, in_force[name], f"the queue {without_password(place)}"
         else:
-            yield _SettingRow(name, shown_of(name, found.value), found.origin)
+            yield name, shown_of(name, found.value), found.origin

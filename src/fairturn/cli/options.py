@@ -153,6 +153,12 @@ def entities(
             return
 
 
+def refuse_before(ctx: click.Context, *given: Any) -> None:
+    """Refuse options between a group and its subcommand, which would be lost."""
+    if any(value is not None for value in given):
+        wrong_use(f"options come last: {ctx.command_path} {ctx.invoked_subcommand} … --OPTION")
+
+
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     option = click.option("--json", "as_json", is_flag=True, help="Print JSON Lines.")
     return option(command)

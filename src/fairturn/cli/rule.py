@@ -1,6 +1,5 @@
 """`fairturn rule`: the rule, or its counts and priorities for N documents."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +8,7 @@ import click
 from fairturn.cli.exit_codes import wrong_use
 from fairturn.cli.options import SecondsType, rule_of, rule_options
 from fairturn.cli.target import reached
-from fairturn.cli.terminal import plain_number
+from fairturn.cli.terminal import plain_number, print_line
 from fairturn.clock import SECOND_US, microseconds
 from fairturn.priority import LEVELS, Count, Reset, Rule
 
@@ -67,7 +66,7 @@ def command(
     if documents is not None:
         _print_documents(rule, documents, microseconds(every or 0), as_json)
     elif as_json:
-        click.echo(json.dumps(_as_json(rule), separators=(",", ":")))
+        print_line(_as_json(rule))
     else:
         _print_rule(rule)
 
@@ -120,13 +119,8 @@ def _print_documents(rule: Rule, documents: int, every_us: int, as_json: bool) -
         last = rule.check(last, at)
         priority = rule.priority(last.value)
         if as_json:
-            line = {
-                "document": n + 1,
-                "at_s": at / SECOND_US,
-                "count": last.value,
-                "priority": priority,
-            }
-            click.echo(json.dumps(line, separators=(",", ":")))
+            at_s = at / SECOND_US
+            print_line({"document": n + 1, "at_s": at_s, "count": last.value, "priority": priority})
         else:
             cells = (str(n + 1), plain_number(at / SECOND_US), str(last.value), str(priority))
             click.echo("  ".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True)))

@@ -125,26 +125,33 @@ def command(
     with ExitStack() as stack:
         groups, total = _groups(stack, customer, files, ndjson, fields, wait_for_room=wait_for_room)
         printed = _ReceiptPrinter(as_json)
-        keyed = _KeyTracker(groups)
-        try:
-            keyed.begin()
+        all_keyed = True
+
+        def watched() -> Iterator[list[BatchEntry]]:
+            nonlocal all_keyed
+            for group in chain([first], groups):
+                all_keyed = all_keyed and all(entry.submission.key for entry in group)
+                yield group
+
+        try:  # before the queue is opened, so that wrong input does not create one
+            first = next(filter(None, groups), [])
         except SubmissionRejected as error:
-            _stopped(error, 0, keyed.all)
+            _stopped(error, 0, all_keyed)
         queue = stack.enter_context(reached(flags, make=True))
         # The progress of a single document is measured in bytes sent.
         beside = as_json or total != 1
         advance = stack.enter_context(progress("Submitting", total, beside_output=beside))
         sending = advance if total == 1 else None
         try:
-            for receipts in hand_in(queue, keyed, wait_for_room=wait_for_room, sending=sending):
+            for receipts in hand_in(queue, watched(), wait_for_room=wait_for_room, sending=sending):
                 printed.add(receipts)
                 if sending is None:
                     advance(printed.stored)
         except (SubmissionRejected, FairturnError, KeyboardInterrupt) as error:
-            _stopped(error, printed.stored, keyed.all)
+            _stopped(error, printed.stored, all_keyed)
     printed.end()
     if printed.unprinted is not None:
-        _report_unprinted(printed.unprinted, printed.stored, keyed.all)
+        _report_unprinted(printed.unprinted, printed.stored, all_keyed)
 
 
 # ── Input ────────────────────────────────────────────────────────────────────────────────────────
@@ -249,24 +256,6 @@ def _metadata(pairs: tuple[str, ...]) -> dict[str, str] | None:
             wrong_use(f"--metadata is {pair!r}; it must be KEY=VALUE")
         metadata[key] = value
     return metadata or None
-
-
-class _KeyTracker:
-    """Iterates over groups and records whether every document had a key."""
-
-    def __init__(self, groups: Iterator[list[BatchEntry]]) -> None:
-        self._groups = groups
-        self.all = True
-
-    def begin(self) -> None:
-        """Read the first document, so that wrong input does not create a queue."""
-        first = next(filter(None, self._groups), [])
-        self._groups = chain([first], self._groups)
-
-    def __iter__(self) -> Iterator[list[BatchEntry]]:
-        for group in self._groups:
-            self.all = self.all and all(entry.submission.key for entry in group)
-            yield group
 
 
 # ── Output ───────────────────────────────────────────────────────────────────────────────────────
