@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from fairturn.cli.exit_codes import misuse_is_wrong_use
-from fairturn.cli.options import Flags, refuse_before
+from fairturn.cli.options import Flags, refuse_before_subcommand
 from fairturn.cli.settings import (
     QUEUE,
     SettingValue,
@@ -45,7 +45,7 @@ def command(ctx: click.Context, *, as_json: bool, flags: Flags) -> None:
     fairturn config set mode=equal patience_s=60
     """
     if ctx.invoked_subcommand is not None:
-        refuse_before(ctx, as_json or None, *flags.values())
+        refuse_before_subcommand(ctx)
         return
     settings = settings_here(flags)
     in_force = _in_force(settings)

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
-from fairturn.cli.options import Flags, entities, page_options, refuse_before
+from fairturn.cli.options import Flags, entities, page_options, refuse_before_subcommand
 from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import console, number, plain_number, print_line, print_table, printable
 from fairturn.cli.values import customer_as_json
@@ -32,7 +32,7 @@ def command(
     fairturn customers pause acme
     """
     if ctx.invoked_subcommand is not None:
-        refuse_before(ctx, wanted != LIMIT or None, after, as_json or None, *flags.values())
+        refuse_before_subcommand(ctx)
         return
     with reached(flags) as queue, misuse_is_wrong_use():
         customers = entities(queue.customers, after, wanted)

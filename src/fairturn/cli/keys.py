@@ -6,7 +6,7 @@ import click
 
 from fairturn.access.keys import AccessKey
 from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
-from fairturn.cli.options import Flags, SecondsType, refuse_before
+from fairturn.cli.options import Flags, SecondsType, refuse_before_subcommand
 from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import age, console, print_line, print_table, printable
 from fairturn.clock import SystemClock
@@ -37,7 +37,7 @@ def command(ctx: click.Context, *, as_json: bool, flags: Flags) -> None:
     fairturn keys
     """
     if ctx.invoked_subcommand is not None:
-        refuse_before(ctx, as_json or None, *flags.values())
+        refuse_before_subcommand(ctx)
         return
     with reached(flags) as queue:
         keys = _all_keys(queue.keys)

@@ -153,9 +153,10 @@ def entities(
             return
 
 
-def refuse_before(ctx: click.Context, *given: Any) -> None:
+def refuse_before_subcommand(ctx: click.Context) -> None:
     """Refuse options between a group and its subcommand, which would be lost."""
-    if any(value is not None for value in given):
+    given = click.core.ParameterSource.COMMANDLINE
+    if any(ctx.get_parameter_source(name) is given for name in ctx.params):
         wrong_use(f"options come last: {ctx.command_path} {ctx.invoked_subcommand} … --OPTION")
 
 
