@@ -4,7 +4,7 @@ from functools import partial
 
 import click
 
-from fairturn.cli.deadline import Deadline
+from fairturn.cli.deadline import begin_deadline
 from fairturn.cli.options import Flags, setting_options
 from fairturn.cli.service_options import (
     GRACE_S,
@@ -34,13 +34,12 @@ def command(*, as_json: bool, flags: Flags) -> None:
     settings = settings_here(flags)
     with opened(flags, make=True) as queue:
         address = address_of(settings, queue)
-        deadline = Deadline(GRACE_S, partial(say, as_json=as_json))
         server = make_server(
             queue,
             settings,
             address,
             as_json=as_json,
             grace_s=GRACE_S,
-            on_stopping=lambda now: deadline.begin(now=now),
+            on_stopping=lambda now: begin_deadline(GRACE_S, partial(say, as_json=as_json), now=now),
         )
         run_server(server)

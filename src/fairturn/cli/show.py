@@ -2,9 +2,9 @@
 
 import json
 import os
+import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,7 +22,6 @@ from fairturn.model import Document
 from fairturn.wire import SUBMISSION
 
 PREVIEW_CHARACTERS = 1_000
-_COPY_BYTES = 1_048_576
 _STANDARD_OUTPUT = "-"
 
 
@@ -79,27 +78,21 @@ def command(
 # ── Contents and results ─────────────────────────────────────────────────────────────────────────
 
 
-@contextmanager
-def _content(queue: QueueOrClient, document: Document) -> Iterator[BinaryIO]:
+def _content(queue: QueueOrClient, document: Document) -> BinaryIO:
     if document.body_type == "content":
-        with queue.open(document.id) as stream:
-            yield stream
-    else:
-        yield BytesIO(_json_text(queue.payload(document.id)))
+        return queue.open(document.id)
+    return _json_stream(queue.payload(document.id))
 
 
-@contextmanager
-def _result(queue: QueueOrClient, document: Document) -> Iterator[BinaryIO]:
+def _result(queue: QueueOrClient, document: Document) -> BinaryIO:
     result = queue.result(document.id)  # refuses a document that is not completed
     if queue.result_file_bytes(document.id) is not None:
-        with queue.open_result(document.id) as stream:
-            yield stream
-    else:
-        yield BytesIO(_json_text(result))
+        return queue.open_result(document.id)
+    return _json_stream(result)
 
 
-def _json_text(value: Any) -> bytes:
-    return json.dumps(value).encode() + b"\n"
+def _json_stream(value: Any) -> BinaryIO:
+    return BytesIO(json.dumps(value).encode() + b"\n")
 
 
 def _write(source: BinaryIO, output: str | None, *, force: bool) -> None:
@@ -107,7 +100,7 @@ def _write(source: BinaryIO, output: str | None, *, force: bool) -> None:
         wrong_use("binary output is not printed on a terminal; write it to a file with -o FILE")
     if output is None or output == _STANDARD_OUTPUT:
         sys.stdout.flush()
-        _copy(source, sys.stdout.buffer)
+        shutil.copyfileobj(source, sys.stdout.buffer)
         sys.stdout.buffer.flush()
         return
     # Written under another name first, so that FILE is never incomplete.
@@ -116,7 +109,7 @@ def _write(source: BinaryIO, output: str | None, *, force: bool) -> None:
         raise CommandExit(f"{output} exists already; --force replaces it", WRONG_USE)
     try:
         with Path(unfinished).open("xb") as target:
-            _copy(source, target)
+            shutil.copyfileobj(source, target)
             os.fsync(target.fileno())
         Path(unfinished).replace(output)
     except FileExistsError as error:
@@ -127,11 +120,6 @@ def _write(source: BinaryIO, output: str | None, *, force: bool) -> None:
         with suppress(OSError):
             Path(unfinished).unlink(missing_ok=True)
         raise CommandExit(f"{output} cannot be written: {error.strerror}") from error
-
-
-def _copy(source: BinaryIO, target: BinaryIO) -> None:
-    while chunk := source.read(_COPY_BYTES):
-        target.write(chunk)
 
 
 # ── Output ───────────────────────────────────────────────────────────────────────────────────────

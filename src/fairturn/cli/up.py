@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairturn.cli.deadline import Deadline
 from fairturn.cli.exit_codes import wrong_use
 from fairturn.cli.options import Flags, setting_options
 from fairturn.cli.service_options import SERVICE_OPTIONS, address_of, make_server, run_server, say
@@ -57,8 +56,7 @@ def command(*, demo: bool, open_page: bool, as_json: bool, flags: Flags) -> None
         lines = EventPrinter(
             lambda done, total=None: None, as_json=as_json, outcomes=as_json, warn=warn
         )
-        grace_s: float = settings["grace_s"].value
-        worker = worker_of(queue, settings, lines.add, Deadline(grace_s, warn))
+        worker = worker_of(queue, settings, lines.add, warn)
         pace = None
         if demo:
             from fairturn.simulator.demo.traffic import DemoPace
@@ -72,7 +70,7 @@ def command(*, demo: bool, open_page: bool, as_json: bool, flags: Flags) -> None
             open_page=open_page,
             works=True,
             demo=pace,
-            grace_s=grace_s,
+            grace_s=settings["grace_s"].value,
             on_stopping=lambda now: worker.stop(now=now),
         )
         # Handlers in threads must not print among the outcomes. The server stops the worker: a

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairturn.cli.deadline import Deadline
+from fairturn.cli.deadline import begin_deadline
 from fairturn.cli.exit_codes import misuse_is_wrong_use
 from fairturn.cli.options import Flags, json_option, setting_options
 from fairturn.cli.settings import WORKER, SettingValue, names_of, values_of
@@ -67,8 +67,7 @@ def command(*, until_empty: bool, as_json: bool, flags: Flags) -> None:
         total = queue.summary().waiting if until_empty else None
         with progress("Working", total, beside_output=True) as advance:
             lines = EventPrinter(advance, as_json=as_json)
-            deadline = Deadline(settings["grace_s"].value, _warn)
-            worker = worker_of(queue, settings, lines.add, deadline)
+            worker = worker_of(queue, settings, lines.add, _warn)
             with redirect_stdout(sys.stderr):  # handlers in threads must not print among outcomes
                 done = worker.run(until_empty=until_empty)
     if not as_json:
@@ -87,18 +86,19 @@ def worker_of(
     queue: "Queue",
     settings: Mapping[str, SettingValue],
     on_event: "Callable[[Event], None]",
-    deadline: Deadline,
+    warn: Callable[[str], None],
 ) -> "Worker":
     """Return a worker with the settings of [worker]. Stopping it starts the deadline."""
     from fairturn.worker import Worker
     from fairturn.worker.backoff import Backoff
 
+    values = values_of(WORKER, settings)
+
     class InterruptibleWorker(Worker):
         def stop(self, *, now: bool = False) -> None:
-            deadline.begin(now=now)
+            begin_deadline(values["grace_s"], warn, now=now)
             super().stop(now=now)
 
-    values = values_of(WORKER, settings)
     values["retry"] = Backoff(*(values.pop(name) for name in _BACKOFF))
     given = {_PARAMETERS.get(name, name): value for name, value in values.items()}
     with misuse_is_wrong_use():
