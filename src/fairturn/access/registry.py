@@ -1,7 +1,6 @@
 """The access keys of a queue: create, check, list, rotate, revoke."""
 
 import secrets
-from collections.abc import Callable
 from typing import NamedTuple
 
 from fairturn.access.keys import (
@@ -41,21 +40,14 @@ class NewKey(NamedTuple):
 class KeyRegistry:
     """The access keys of a queue."""
 
-    def __init__(
-        self,
-        store: AccessKeyStore,
-        *,
-        clock: Clock | None = None,
-        random_bytes: Callable[[int], bytes] = secrets.token_bytes,
-    ) -> None:
+    def __init__(self, store: AccessKeyStore, *, clock: Clock | None = None) -> None:
         self._store = store
         self._clock = clock or SystemClock()
-        self._random_bytes = random_bytes
 
     def make(self, role: Role | str, *, name: str = "", customer: str | None = None) -> NewKey:
         """Create a key. `customer` is required with the role customer, and only allowed there."""
         role = refuse_role(role, customer)
-        shown = random_key(self._random_bytes)
+        shown = random_key()
         presented = read_key(shown)
         assert presented is not None
         key = AccessKey(
@@ -128,9 +120,9 @@ class KeyRegistry:
         return key
 
 
-def random_key(random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> str:
+def random_key() -> str:
     """Return the text of a new key, `ft_ID_SECRET`. Nothing is stored."""
-    return write_key(random_bytes(ID_BYTES), random_bytes(SECRET_BYTES))
+    return write_key(secrets.token_bytes(ID_BYTES), secrets.token_bytes(SECRET_BYTES))
 
 
 def refuse_role(role: str, customer: str | None) -> Role:

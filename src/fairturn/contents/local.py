@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, NoReturn, Protocol
 
 from fairturn.clock import Clock, SystemClock
 from fairturn.errors import ContentDamaged, StoreError, StoreFull, StoreRefused
@@ -64,7 +64,8 @@ class ContentWriter(Protocol):
 
 
 class Contents(Protocol):
-    """Stores contents under names that it generates; no user input becomes part of a path."""
+    """Stores contents under names that it generates; no user input becomes part of a path. A class
+    for another place inherits from it and implements the methods without a body."""
 
     def put(
         self, chunks: Iterable[bytes], *, size_bytes_max: int = CONTENT_BYTES_MAX
@@ -74,7 +75,13 @@ class Contents(Protocol):
         Raises `ValueError` if it is too large, `StoreFull` if the disk is full, and what `chunks`
         raises. After an error nothing is stored.
         """
-        ...
+        writing = self.begin(size_bytes_max=size_bytes_max)
+        try:
+            for chunk in chunks:
+                writing.write(chunk)
+            return writing.finish()
+        finally:
+            writing.abandon()
 
     def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> ContentWriter:
         """Begin to write a stored file. A sweep deletes it if a crash prevents `finish` and
@@ -95,7 +102,7 @@ class Contents(Protocol):
 
     def check(self) -> None:
         """Raise what writing a stored file would raise now, as far as can be determined."""
-        ...
+        return
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete contents; ignore missing ones."""
@@ -107,56 +114,33 @@ class Contents(Protocol):
 
     def close(self) -> None:
         """Free the resources. Idempotent."""
-        ...
+        return
 
 
-class NoContents:
+class NoContents(Contents):
     """For a queue on PostgreSQL without a shared folder or bucket: contents are in the database,
     and large ones are rejected."""
 
-    def put(
-        self, chunks: Iterable[bytes], *, size_bytes_max: int = CONTENT_BYTES_MAX
-    ) -> ContentRef:
+    def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> ContentWriter:
         raise StoreRefused(
             f"content of more than {INLINE_BYTES_MAX:,} bytes needs a folder or a bucket that "
             "all machines of the queue share; set it with contents=Folder(...) or --contents"
         )
 
-    def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> ContentWriter:
-        self.put(())
-        raise AssertionError
-
-    def open(self, ref: ContentRef, verify: Verify | None = None) -> BinaryIO:
+    def open(self, ref: ContentRef, verify: Verify | None = None) -> NoReturn:
         self.locate(ref.name)
-        raise AssertionError
 
-    def locate(self, name: str) -> str:
+    def locate(self, name: str) -> NoReturn:
         raise ContentDamaged(
             f"content {name} is in a folder or bucket that is not configured in this process; set "
             "it with contents=Folder(...) or --contents"
         )
-
-    def check(self) -> None:
-        """Do nothing: small documents are always accepted."""
 
     def delete(self, names: Iterable[str]) -> None:
         """Do nothing: a process with the folder deletes them in its next sweep."""
 
     def names(self, older_than: int) -> Iterator[str]:
         return iter(())
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-def written(writing: ContentWriter, chunks: Iterable[bytes]) -> ContentRef:
-    """Write all chunks and return the reference; after an error nothing is stored."""
-    try:
-        for chunk in chunks:
-            writing.write(chunk)
-        return writing.finish()
-    finally:
-        writing.abandon()
 
 
 _CHECK_BYTES = 4_096  # that `check` writes: an empty file fits on a full disk
@@ -168,7 +152,7 @@ _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
 _SHARED_FOLDER, _SHARED_FILE = 0o2770, 0o660
 
 
-class Folder:
+class Folder(Contents):
     """Contents as files, in subfolders named by the first two digits of their names.
 
     Only the owner can read them. With `shared=True` the folder's group can read, add and delete
@@ -189,11 +173,6 @@ class Folder:
         self._clock = clock or SystemClock()
         self._new_name = new_name
         self._synced: set[str] = set()  # subfolders whose entries are durable
-
-    def put(
-        self, chunks: Iterable[bytes], *, size_bytes_max: int = CONTENT_BYTES_MAX
-    ) -> ContentRef:
-        return written(self.begin(size_bytes_max=size_bytes_max), chunks)
 
     def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> "_FileWriter":
         name = checked_name(self._new_name())
@@ -255,9 +234,6 @@ class Folder:
                     continue
                 raise self._translate("list", error) from error
             yield from old
-
-    def close(self) -> None:
-        """Do nothing: no descriptor is kept open."""
 
     def _make_subfolder(self, two_digits: str) -> int:
         """Return the descriptor of a subfolder, which is created if it is missing."""
