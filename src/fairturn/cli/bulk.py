@@ -28,7 +28,9 @@ def wanted_ids(
             found.append(document.id)
             advance(len(found))
     if found and not yes:
-        click.confirm(f"{verb} {_described(len(found), filters)}?", abort=True, err=True)
+        customer = filters.get("customer")
+        whose = f" of {printable(customer)}" if customer else ""
+        click.confirm(f"{verb} {number(len(found), 'document')}{whose}?", abort=True, err=True)
     return found
 
 
@@ -47,8 +49,3 @@ def change(
                 report(id, state)
             done += len(batch)
             advance(done)
-
-
-def _described(n: int, filters: Filters) -> str:
-    customer = filters.get("customer")
-    return number(n, "document") + (f" of {printable(customer)}" if customer else "")

@@ -150,7 +150,12 @@ def command(
         scenario, modes or DEFAULT_MODES, rule=rule, patience_us=microseconds(patience)
     )
     if report is not None:
-        _write_report(comparison, report)
+        from fairturn.simulator.report import page
+
+        try:
+            report.write_text(page(comparison), encoding="utf-8")
+        except OSError as error:
+            raise CommandExit(f"{report} cannot be written: {error.strerror}") from error
     if as_json:
         from fairturn.simulator.summary import as_plain
 
@@ -230,15 +235,6 @@ def _compare(scenario: "Scenario", modes: tuple[str, ...], **options: Any) -> "C
             advance(wanted.index(mode) * len(scenario.trace) + done)
 
         return compare(scenario, wanted, progress=report, **options)
-
-
-def _write_report(comparison: "Comparison", path: Path) -> None:
-    from fairturn.simulator.report import page
-
-    try:
-        path.write_text(page(comparison), encoding="utf-8")
-    except OSError as error:
-        raise CommandExit(f"{path} cannot be written: {error.strerror}") from error
 
 
 # ── Tables ───────────────────────────────────────────────────────────────────────────────────────
