@@ -72,17 +72,18 @@ def set_(
     fairturn customers set acme --no-limit
     fairturn customers set acme --bytes-max 50000000000
     """
-    if limit is not None and no_limit:
-        wrong_use("--limit and --no-limit contradict each other; leave one of them out")
-    if bytes_max is not None and no_bytes_max:
-        wrong_use("--bytes-max and --no-bytes-max contradict each other; leave one of them out")
+    given = {
+        "weight": (weight, False),
+        "limit": (limit, no_limit),
+        "bytes_max": (bytes_max, no_bytes_max),
+    }
     changes: dict[str, Any] = {}
-    if weight is not None:
-        changes["weight"] = weight
-    if limit is not None or no_limit:
-        changes["limit"] = limit
-    if bytes_max is not None or no_bytes_max:
-        changes["bytes_max"] = bytes_max
+    for setting, (value, is_removed) in given.items():
+        if value is not None and is_removed:
+            option = setting.replace("_", "-")
+            wrong_use(f"--{option} and --no-{option} contradict each other; leave one of them out")
+        if value is not None or is_removed:
+            changes[setting] = value
     if not changes:
         wrong_use(
             "nothing to set; pass --weight, --limit, --no-limit, --bytes-max or --no-bytes-max"

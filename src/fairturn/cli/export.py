@@ -10,7 +10,7 @@ from typing import TextIO
 import click
 
 from fairturn.cli.exit_codes import WRONG_USE, CommandExit
-from fairturn.cli.options import Flags, TimestampType, entities, setting_options
+from fairturn.cli.options import TIMESTAMP, Flags, entities, setting_options
 from fairturn.cli.target import QUEUE_OPTIONS, reached
 from fairturn.cli.terminal import number, printable, progress
 from fairturn.model import weight_in_thousandths
@@ -27,10 +27,8 @@ _LINE_END = "\n"
     help="Write to FILE; standard output by default.",
 )
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
-@click.option(
-    "--submitted-from", type=TimestampType(), help="Only submitted at or after this time."
-)
-@click.option("--submitted-before", type=TimestampType(), help="Only submitted before this time.")
+@click.option("--submitted-from", type=TIMESTAMP, help="Only submitted at or after this time.")
+@click.option("--submitted-before", type=TIMESTAMP, help="Only submitted before this time.")
 @click.option("--anonymous", is_flag=True, help="Write numbers instead of customers' names.")
 @setting_options(*QUEUE_OPTIONS, "url", "key_file")
 def command(

@@ -6,7 +6,7 @@ import click
 
 from fairturn.access.keys import AccessKey
 from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
-from fairturn.cli.options import Flags, SecondsType, refuse_before_subcommand
+from fairturn.cli.options import SECONDS, Flags, refuse_before_subcommand
 from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import age, console, print_line, print_table, printable
 from fairturn.clock import SystemClock
@@ -72,7 +72,7 @@ def make(*, role: str | None, customer: str | None, name: str, as_json: bool, fl
 @command.command("rotate")
 @click.argument("id")
 @click.option(
-    "--overlap", type=SecondsType(), default=0.0, help="Until the old key expires; 0 by default."
+    "--overlap", type=SECONDS, default=0.0, help="Until the old key expires; 0 by default."
 )
 @place_options
 def rotate(*, id: str, overlap: float, as_json: bool, flags: Flags) -> None:

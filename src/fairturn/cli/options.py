@@ -19,49 +19,35 @@ Flags = Mapping[str, Any]  # the options of settings by name; None for an omitte
 T = TypeVar("T")
 
 
-class SecondsType(click.ParamType[float]):
-    """A number of seconds, from 0 to `SECONDS_MAX`."""
+class ReaderType(click.ParamType[T]):
+    """The type of an option whose value a function reads; its `ValueError` is the message."""
 
-    name = "seconds"
+    def __init__(self, name: str, read: Callable[[Any], T]) -> None:
+        self.name = name
+        self._read = read
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
         try:
-            number = float(value)
-        except ValueError:
-            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
-        if not 0 <= number <= SECONDS_MAX:
-            self.fail(f"{value} is not between 0 and {SECONDS_MAX:,} seconds.", param, ctx)
-        return number
-
-
-class ThresholdsType(click.ParamType[tuple[int, ...]]):
-    """A comma-separated list of whole numbers."""
-
-    name = "a,b,…"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        try:
-            return tuple(int(part) for part in value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a list of whole numbers such as -2,-4,-6.", param, ctx)
-
-
-class TimestampType(click.ParamType[int]):
-    """A timestamp in ISO 8601 with a time zone."""
-
-    name = "timestamp"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        try:
-            return timestamp_of(value)
+            return self._read(value)
         except ValueError as error:
             self.fail(f"{error}.", param, ctx)
+
+
+def _seconds_of(value: Any) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        raise ValueError(f"{value!r} is not a number of seconds") from None
+    if not 0 <= number <= SECONDS_MAX:  # also false for NaN
+        raise ValueError(f"{value} is not between 0 and {SECONDS_MAX:,} seconds")
+    return number
+
+
+def _thresholds_of(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a list of whole numbers such as -2,-4,-6") from None
 
 
 def timestamp_of(text: str) -> int:
@@ -73,6 +59,11 @@ def timestamp_of(text: str) -> int:
             f"{text!r} is not a timestamp with a time zone, such as 2030-01-31T08:00Z "
             "or 2030-01-31T09:00+01:00"
         ) from None
+
+
+SECONDS = ReaderType("seconds", _seconds_of)
+THRESHOLDS = ReaderType("a,b,…", _thresholds_of)
+TIMESTAMP = ReaderType("timestamp", timestamp_of)
 
 
 def choice(values: Iterable[StrEnum]) -> click.Choice[str]:
@@ -90,8 +81,8 @@ def rule_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, rule_given=given, **options)
 
     for option in (
-        click.option("--bounds", type=ThresholdsType(), help="The eight thresholds; -2 to -20."),
-        click.option("--reset-interval", type=SecondsType(), help="The reset interval; 1500."),
+        click.option("--bounds", type=THRESHOLDS, help="The eight thresholds; -2 to -20."),
+        click.option("--reset-interval", type=SECONDS, help="The reset interval; 1500."),
         click.option(
             "--reset",
             type=choice(Reset),
@@ -213,7 +204,7 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
     types: dict[FilterType, dict[str, Any]] = {
         FilterType.STATE: {"type": choice(State)},
         FilterType.PRIORITY: {"type": click.IntRange(1, LEVELS), "metavar": "N"},
-        FilterType.TIMESTAMP: {"type": TimestampType()},
+        FilterType.TIMESTAMP: {"type": TIMESTAMP},
     }
 
     @wraps(command)

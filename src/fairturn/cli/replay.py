@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairturn.cli.options import SecondsType, choice, rule_of, rule_options
+from fairturn.cli.options import SECONDS, choice, rule_of, rule_options
 from fairturn.cli.terminal import console, number, print_table, printable, progress, seconds
 from fairturn.clock import SECOND_US, microseconds
 from fairturn.scheduling.flows import PATIENCE_US, Costs, Mode
@@ -33,7 +33,7 @@ BY_DOCUMENT = ("customer", "n", "at", "count", "priority", "started", "finished"
 
 patience_option = click.option(
     "--patience",
-    type=SecondsType(),
+    type=SECONDS,
     default=PATIENCE_US / SECOND_US,
     show_default=True,
     help="Wait after which one claim in ten goes to the customer that has waited longest.",

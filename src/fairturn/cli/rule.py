@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from fairturn.cli.exit_codes import wrong_use
-from fairturn.cli.options import SecondsType, rule_of, rule_options
+from fairturn.cli.options import SECONDS, rule_of, rule_options
 from fairturn.cli.target import reached
 from fairturn.cli.terminal import plain_number, print_line
 from fairturn.clock import SECOND_US, microseconds
@@ -31,7 +31,7 @@ _SINCE = {
     metavar="N",
     help="Print the count and priority of each of N documents of one customer.",
 )
-@click.option("--every", type=SecondsType(), help="Interval between them; 0 by default, a burst.")
+@click.option("--every", type=SECONDS, help="Interval between them; 0 by default, a burst.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     *,

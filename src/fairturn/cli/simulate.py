@@ -1,13 +1,14 @@
 """`fairturn simulate`: compare orders and settings on a workload or a trace."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fairturn.cli.exit_codes import CommandExit, misuse_is_wrong_use, wrong_use
-from fairturn.cli.options import SecondsType, choice, rule_of, rule_options
+from fairturn.cli.options import SECONDS, ReaderType, choice, rule_of, rule_options
 from fairturn.cli.replay import WORKERS_MAX, patience_option
 from fairturn.cli.terminal import (
     console,
@@ -37,27 +38,18 @@ COLUMNS = ("mode", "n", "mean", "p50", "p95", "p99", "max", "gap", "lag")
 Named = tuple[tuple[str | None, float], ...]
 
 
-class PerCustomer(click.ParamType[Named]):
-    """Numbers for customers, such as a=2,b=4; with `for_all`, also one number for all."""
-
-    name = "a=n,b=n"
-
-    def __init__(self, *, for_all: bool = False) -> None:
-        self._for_all = for_all
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Named:
-        found: list[tuple[str | None, float]] = []
-        for part in value.split(","):
-            name, equals, number = part.rpartition("=")
-            if not equals and not self._for_all:
-                self.fail(f"{part!r} is not a customer and a number, such as a=2.", param, ctx)
-            try:
-                found.append((name if equals else None, float(number)))
-            except ValueError:
-                self.fail(f"{number!r} in {part!r} is not a number.", param, ctx)
-        return tuple(found)
+def _per_customer(value: str, *, for_all: bool = False) -> Named:
+    """Read numbers for customers, such as a=2,b=4; with `for_all`, also one number for all."""
+    found: list[tuple[str | None, float]] = []
+    for part in value.split(","):
+        name, equals, number = part.rpartition("=")
+        if not equals and not for_all:
+            raise ValueError(f"{part!r} is not a customer and a number, such as a=2")
+        try:
+            found.append((name if equals else None, float(number)))
+        except ValueError:
+            raise ValueError(f"{number!r} in {part!r} is not a number") from None
+    return tuple(found)
 
 
 @click.command("simulate")
@@ -85,11 +77,15 @@ class PerCustomer(click.ParamType[Named]):
     help="Compare four readings of the rule, in one mode (levels by default).",
 )
 @rule_options
-@click.option("--weights", type=PerCustomer(), help="Weights of customers; 1 by default.")
+@click.option(
+    "--weights",
+    type=ReaderType("a=n,b=n", _per_customer),
+    help="Weights of customers; 1 by default.",
+)
 @click.option(
     "--limit",
     "limits",
-    type=PerCustomer(for_all=True),
+    type=ReaderType("a=n,b=n", partial(_per_customer, for_all=True)),
     help="Maximum of running documents of each customer (4) or of some (a=4,b=2).",
 )
 @click.option("--costs", type=choice(Costs), help="The cost of a document in turns.")
@@ -98,7 +94,7 @@ class PerCustomer(click.ParamType[Named]):
     "--seed", type=click.IntRange(0), metavar="N", help="For a workload; 1993 by default."
 )
 @click.option("--time-scale", type=float, metavar="X", help="For a file: 0.5 is twice as dense.")
-@click.option("--max-cost", type=SecondsType(), help="For a file: cap the run times.")
+@click.option("--max-cost", type=SECONDS, help="For a file: cap the run times.")
 @click.option(
     "--report",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),

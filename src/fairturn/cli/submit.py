@@ -23,7 +23,8 @@ from fairturn.cli.exit_codes import (
     wrong_use,
 )
 from fairturn.cli.ndjson import groups_of
-from fairturn.cli.options import Flags, TimestampType
+from fairturn.cli.options import TIMESTAMP as TIMESTAMP_TYPE
+from fairturn.cli.options import Flags
 from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import (
     console,
@@ -76,7 +77,7 @@ def _field_options(command: Callable[..., Any]) -> Callable[..., Any]:
         JSON_OBJECT: {"multiple": True, "metavar": "KEY=VALUE"},
         JSON_ARRAY: {"multiple": True},
         COST: {"type": float},
-        TIMESTAMP: {"type": TimestampType()},
+        TIMESTAMP: {"type": TIMESTAMP_TYPE},
         DOCUMENT_ID: {"metavar": "ID"},
     }
     notes = {

@@ -5,7 +5,7 @@ import sys
 import click
 
 from fairturn.cli.exit_codes import FAILED, TRY_AGAIN, CommandExit
-from fairturn.cli.options import Flags, SecondsType
+from fairturn.cli.options import SECONDS, Flags
 from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import number, print_line, printable, progress
 from fairturn.cli.values import document_as_json
@@ -14,7 +14,7 @@ from fairturn.clock import stopwatch
 
 @click.command("wait")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@click.option("--timeout", type=SecondsType(), help="Time out after this; never by default.")
+@click.option("--timeout", type=SECONDS, help="Time out after this; never by default.")
 @place_options
 def command(*, ids: tuple[str, ...], timeout: float | None, as_json: bool, flags: Flags) -> None:
     """Wait until documents have ended.
