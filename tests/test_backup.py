@@ -269,7 +269,7 @@ def test_an_older_copy_is_replaced_only_when_that_is_said(queue: Queue) -> None:
     back_up(queue, "copy.db")
     submit(queue)
 
-    with pytest.raises(StoreRefused, match="copy.db and .*copy.db.contents already exist;"):
+    with pytest.raises(StoreRefused, match="copy.db and .*copy.db.contents exist already;"):
         back_up(queue, "copy.db")
     assert assert_whole() == [old]
 
@@ -479,7 +479,7 @@ def test_a_folder_that_is_in_the_way_is_told_before_anything_is_copied(queue: Qu
     submit(queue)
     Path("copy.db.contents").mkdir()
 
-    with pytest.raises(StoreRefused, match="copy.db.contents already exists;"):
+    with pytest.raises(StoreRefused, match="copy.db.contents exists already;"):
         back_up(queue, "copy.db")
     assert not Path("copy.db").exists()
 

@@ -289,7 +289,7 @@ def test_an_option_before_the_command_is_told_where_it_belongs(url: str) -> None
 
 def test_a_wrong_address_ends_with_a_sentence(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "it must have the form http://" in error_of(fairturn("list", "--url", "localhost"), 2)
-    monkeypatch.setattr("fairturn.cli.remote.TRIES", 1)
+    monkeypatch.setattr("fairturn.cli.target.TRIES", 1)
     nobody = fairturn("list", "--url", "http://127.0.0.1:1")
     assert "no service responds at http://127.0.0.1:1" in error_of(nobody, 75)
 

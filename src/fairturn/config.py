@@ -2,6 +2,8 @@
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fairturn.clock import Clock
@@ -17,10 +19,6 @@ from fairturn.stores.memory import MemoryStore
 from fairturn.stores.urls import POSTGRES, SCHEMA, is_address, scheme_of
 
 IN_MEMORY = ":memory:"
-_NO_DRIVER = (
-    "a queue in PostgreSQL needs the driver psycopg; install it with: "
-    "pip install 'fairturn[postgres]'"
-)
 _SERVER = re.compile(r"(localhost|[\w.-]+:\d+)(/\d*)?")  # a URL without its scheme
 
 
@@ -52,8 +50,15 @@ def open_store(
                 f"{scheme}:// URLs are not supported for queues; use a file, such as documents.db, "
                 "or a postgresql:// URL"
             )
-        return _postgres(
-            database, settings, clock, migrate=migrate, listen_url=listen_url, schema=schema
+        with _driver_present():
+            from fairturn.stores.postgres import PostgresStore
+        return PostgresStore(
+            database,
+            settings=settings,
+            clock=clock,
+            migrate=migrate,
+            listen_url=listen_url,
+            schema=schema or SCHEMA,
         )
     if schema is not None:
         raise ValueError(
@@ -139,29 +144,6 @@ def open_counts(
     return SqliteCounts(place, rule=rule, clock=clock, timeout_s=timeout_s)
 
 
-def _postgres(
-    url: str,
-    settings: Settings | None,
-    clock: Clock | None,
-    *,
-    migrate: bool,
-    listen_url: str | None,
-    schema: str | None,
-) -> QueueStore:
-    try:
-        from fairturn.stores.postgres import PostgresStore  # the driver is an optional extra
-    except ImportError as error:
-        raise StoreRefused(_NO_DRIVER) from error
-    return PostgresStore(
-        url,
-        settings=settings,
-        clock=clock,
-        migrate=migrate,
-        listen_url=listen_url,
-        schema=schema or SCHEMA,
-    )
-
-
 def migrate_server(
     url: str, *, grant: str | None = None, schema_name: str | None = None
 ) -> list[int]:
@@ -169,11 +151,21 @@ def migrate_server(
     the migrations that were applied."""
     if scheme_of(url) not in POSTGRES:
         raise ValueError("only a queue in PostgreSQL, at a postgresql:// URL, has a schema")
-    try:
+    with _driver_present():
         from fairturn.stores.postgres import schema
-    except ImportError as error:
-        raise StoreRefused(_NO_DRIVER) from error
     return schema.migrate_server(url, schema=schema_name or SCHEMA, grant_to=grant)
+
+
+@contextmanager
+def _driver_present() -> Iterator[None]:
+    """Translate the error of an import that needs the driver, an optional extra."""
+    try:
+        yield
+    except ImportError as error:
+        raise StoreRefused(
+            "a queue in PostgreSQL needs the driver psycopg; install it with: "
+            "pip install 'fairturn[postgres]'"
+        ) from error
 
 
 def contents_beside(database: Path) -> Path:
@@ -195,21 +187,15 @@ def contents_of(store: QueueStore, clock: Clock | None, *, shared: bool) -> Cont
 
 def refuse_conflict(present: Settings, wanted: Settings, given: SettingChanges) -> None:
     """Raise `SettingsConflict` if a given setting differs from that of the queue."""
-    differing = [name for name in given if getattr(present, name) != getattr(wanted, name)]
-    if differing:
-        raise SettingsConflict(
-            "the queue exists with other settings: "
-            + "; ".join(_difference(name, present, wanted) for name in differing)
-        )
-
-
-def _difference(name: str, present: Settings, wanted: Settings) -> str:
-    old, new = (_plain(getattr(settings, name)) for settings in (present, wanted))
-    return (
-        f"{name} is {old!r} and {new!r} was given; leave it out, "
-        f"or change it for every process with queue.configure({name}={new!r})"
-    )
-
-
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, str) else value
+    differences = []
+    for name in given:
+        old, new = getattr(present, name), getattr(wanted, name)
+        if old != new:
+            # A mode is shown as its text, not as the member of the enum.
+            old, new = (str(each) if isinstance(each, str) else each for each in (old, new))
+            differences.append(
+                f"{name} is {old!r} and {new!r} was given; leave it out, "
+                f"or change it for every process with queue.configure({name}={new!r})"
+            )
+    if differences:
+        raise SettingsConflict("the queue exists with other settings: " + "; ".join(differences))

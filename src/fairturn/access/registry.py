@@ -1,7 +1,6 @@
 """The access keys of a queue: create, check, list, rotate, revoke."""
 
 import secrets
-from collections.abc import Callable
 from typing import NamedTuple
 
 from fairturn.access.keys import (
@@ -17,9 +16,10 @@ from fairturn.access.keys import (
 )
 from fairturn.clock import SECOND_US, Clock, SystemClock
 from fairturn.errors import NotFound, WrongState
-from fairturn.model import CUSTOMER_BYTES_MAX, PAGE_MAX
+from fairturn.model import CUSTOMER_BYTES_MAX
 from fairturn.stores.contract import AccessKeyStore
 from fairturn.validation import text
+from fairturn.validation.filters import page_size
 
 # Recording the last use with every request would make each request a write.
 USE_NOTED_EVERY_US = 60 * SECOND_US
@@ -40,21 +40,14 @@ class NewKey(NamedTuple):
 class KeyRegistry:
     """The access keys of a queue."""
 
-    def __init__(
-        self,
-        store: AccessKeyStore,
-        *,
-        clock: Clock | None = None,
-        random_bytes: Callable[[int], bytes] = secrets.token_bytes,
-    ) -> None:
+    def __init__(self, store: AccessKeyStore, *, clock: Clock | None = None) -> None:
         self._store = store
         self._clock = clock or SystemClock()
-        self._random_bytes = random_bytes
 
     def make(self, role: Role | str, *, name: str = "", customer: str | None = None) -> NewKey:
         """Create a key. `customer` is required with the role customer, and only allowed there."""
         role = refuse_role(role, customer)
-        shown = random_key(self._random_bytes)
+        shown = random_key()
         presented = read_key(shown)
         assert presented is not None
         key = AccessKey(
@@ -96,13 +89,11 @@ class KeyRegistry:
         self, *, customer: str | None = None, after: str | None = None, size: int = 100
     ) -> list[AccessKey]:
         """Return a page of keys by id, including expired and revoked ones."""
-        if not 1 <= size <= PAGE_MAX:
-            raise ValueError(f"size is {size}; it must be from 1 to {PAGE_MAX:,}")
         if customer is not None:
             text.identity(customer, "customer", CUSTOMER_BYTES_MAX)
         if after is not None and not text.storable(after):
             raise ValueError(f"after is {after!r}; it must be the id of a key")
-        return self._store.access_keys(customer=customer, after=after, size=size)
+        return self._store.access_keys(customer=customer, after=after, size=page_size(size))
 
     def are_asked_for(self) -> bool:
         """Return whether the service requires a key: from the first key on, also when all keys are
@@ -129,9 +120,9 @@ class KeyRegistry:
         return key
 
 
-def random_key(random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> str:
+def random_key() -> str:
     """Return the text of a new key, `ft_ID_SECRET`. Nothing is stored."""
-    return write_key(random_bytes(ID_BYTES), random_bytes(SECRET_BYTES))
+    return write_key(secrets.token_bytes(ID_BYTES), secrets.token_bytes(SECRET_BYTES))
 
 
 def refuse_role(role: str, customer: str | None) -> Role:

@@ -1,13 +1,11 @@
 """`fairturn backup`: an online backup of a queue in a file."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
 from fairturn.cli.exit_codes import CommandExit
-from fairturn.cli.options import json_option
+from fairturn.cli.options import Flags
 from fairturn.cli.target import opened, queue_options
 from fairturn.cli.terminal import number, print_line, printable, progress, size
 
@@ -15,9 +13,8 @@ from fairturn.cli.terminal import number, print_line, printable, progress, size
 @click.command("backup")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--force", is_flag=True, help="Replace an older copy, reusing its contents.")
-@json_option
 @queue_options
-def command(*, file: Path, force: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
+def command(*, file: Path, force: bool, as_json: bool, flags: Flags) -> None:
     """Back up a queue in a file while it is in use.
 
     FILE becomes a queue like any other, with its contents in FILE.contents: open it with

@@ -2,14 +2,11 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from fairturn.cli.target import QueueOrClient
 from fairturn.errors import FairturnError, NotFound, QueueFull, Refused
-
-if TYPE_CHECKING:
-    from fairturn.client.sync_client import Client
-    from fairturn.model import Receipt, Submission
-    from fairturn.queue import Queue
+from fairturn.model import Receipt, Submission
 
 BATCH = 1_000
 BATCH_BYTES = 256 * 1_048_576  # bounds the bytes that are copied before a commit
@@ -22,7 +19,7 @@ class BatchEntry(NamedTuple):
     """A document to submit, and its place in the input, for errors; empty for a single one."""
 
     where: str
-    submission: "Submission"
+    submission: Submission
     size_bytes: int = 0
 
 
@@ -35,12 +32,12 @@ class SubmissionRejected(Exception):
 
 
 def hand_in(
-    queue: "Queue | Client",
+    queue: QueueOrClient,
     groups: Iterable[list[BatchEntry]],
     *,
     wait_for_room: bool,
     sending: Sending | None = None,
-) -> Iterator["list[Receipt]"]:
+) -> Iterator[list[Receipt]]:
     """Submit groups of documents in order and yield the receipts of each batch.
 
     Raise `SubmissionRejected` for a rejected document, after all documents before it are stored.
@@ -70,9 +67,7 @@ def _batches(group: list[BatchEntry], batch_bytes: int) -> Iterator[list[BatchEn
 
 
 class _BatchSubmitter:
-    def __init__(
-        self, queue: "Queue | Client", wait_for_room: bool, sending: Sending | None
-    ) -> None:
+    def __init__(self, queue: QueueOrClient, wait_for_room: bool, sending: Sending | None) -> None:
         from fairturn.queue import Queue
 
         self._queue = queue
@@ -84,12 +79,12 @@ class _BatchSubmitter:
             self._submit_many = partial(queue.submit_many, progress=sending)
             self.batch_bytes = SERVICE_BATCH_BYTES
 
-    def store(self, batch: list[BatchEntry]) -> Iterator["list[Receipt]"]:
+    def store(self, batch: list[BatchEntry]) -> Iterator[list[Receipt]]:
         """Submit a batch in one transaction; if it is rejected, the documents before the one at
         fault."""
         pulled = 0
 
-        def pull() -> Iterator["Submission"]:
+        def pull() -> Iterator[Submission]:
             nonlocal pulled
             for entry in batch:
                 pulled += 1
@@ -113,7 +108,7 @@ class _BatchSubmitter:
 
     def _store_halves(
         self, batch: list[BatchEntry], error: FairturnError
-    ) -> Iterator["list[Receipt]"]:
+    ) -> Iterator[list[Receipt]]:
         """Submit a rejected batch in halves, to find the document at fault."""
         if len(batch) > 1:
             half = len(batch) // 2

@@ -2,24 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import click
 
 from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
+from fairturn.cli.target import QueueOrClient
 from fairturn.cli.terminal import number, printable, progress
-
-if TYPE_CHECKING:
-    from fairturn.client.sync_client import Client
-    from fairturn.model import State
-    from fairturn.queue import Queue
-    from fairturn.validation.filters import Filters
+from fairturn.model import State
+from fairturn.validation.filters import Filters
 
 BATCH = 1_000
 
 
 def wanted_ids(
-    queue: "Queue | Client", ids: Sequence[str], filters: "Filters", verb: str, *, yes: bool
+    queue: QueueOrClient, ids: Sequence[str], filters: Filters, verb: str, *, yes: bool
 ) -> list[str]:
     """Return the given ids, or those that match the filters, after a confirmation."""
     if ids and filters:
@@ -32,14 +28,16 @@ def wanted_ids(
             found.append(document.id)
             advance(len(found))
     if found and not yes:
-        click.confirm(f"{verb} {_described(len(found), filters)}?", abort=True, err=True)
+        customer = filters.get("customer")
+        whose = f" of {printable(customer)}" if customer else ""
+        click.confirm(f"{verb} {number(len(found), 'document')}{whose}?", abort=True, err=True)
     return found
 
 
 def change(
     ids: Sequence[str],
-    act: Callable[[list[str]], Sequence["State | None"]],
-    report: Callable[[str, "State | None"], None],
+    act: Callable[[list[str]], Sequence[State | None]],
+    report: Callable[[str, State | None], None],
     title: str,
 ) -> None:
     """Call `act` on batches of ids, and `report` with the resulting state of each document."""
@@ -51,8 +49,3 @@ def change(
                 report(id, state)
             done += len(batch)
             advance(done)
-
-
-def _described(n: int, filters: "Filters") -> str:
-    customer = filters.get("customer")
-    return number(n, "document") + (f" of {printable(customer)}" if customer else "")

@@ -1,20 +1,16 @@
 """`fairturn cancel`: cancel documents, and stop running ones."""
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from fairturn.cli.bulk import change, wanted_ids
 from fairturn.cli.exit_codes import FAILED, NOT_FOUND, CommandExit, wrong_use
-from fairturn.cli.options import filter_options, json_option
-from fairturn.cli.remote import place_options, reached
+from fairturn.cli.options import Flags, filter_options
+from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import number, print_line, printable
 from fairturn.model import ENDED, NOT_ENDED, State
-
-if TYPE_CHECKING:
-    from fairturn.validation.filters import Filters
+from fairturn.validation.filters import Filters
 
 _LATE = tuple(state for state in ENDED if state is not State.CANCELLED)
 _WORDS: dict[State | None, str] = {
@@ -29,15 +25,9 @@ _WORDS: dict[State | None, str] = {
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @filter_options
 @click.option("--yes", is_flag=True, help="Skip the confirmation.")
-@json_option
 @place_options
 def command(
-    *,
-    ids: tuple[str, ...],
-    filters: "Filters",
-    yes: bool,
-    as_json: bool,
-    flags: Mapping[str, Any],
+    *, ids: tuple[str, ...], filters: Filters, yes: bool, as_json: bool, flags: Flags
 ) -> None:
     """Cancel documents.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from fairturn.cli.exit_codes import NO_SPACE, Interrupted, ending_of, unwritable
+from fairturn.cli.exit_codes import NO_SPACE, CommandExit, code_of, unwritable
 from fairturn.cli.terminal import silence_output
 from fairturn.errors import FairturnError
 
@@ -101,9 +101,9 @@ class CommandGroup(click.Group):
         try:
             return super().invoke(ctx)
         except FairturnError as error:
-            raise ending_of(error) from error
+            raise CommandExit(str(error), code_of(error)) from error
         except KeyboardInterrupt as error:
-            raise Interrupted("interrupted") from error
+            raise CommandExit("interrupted", code_of(error)) from error
         finally:
             # Here a closed pipe is handled; at the end of the interpreter it is not.
             sys.stdout.flush()

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
-from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
-from fairturn.cli.options import json_option
-from fairturn.cli.remote import client_of, place_options, reached
+from fairturn.cli.exit_codes import misuse_is_wrong_use
+from fairturn.cli.options import Flags, refuse_before_subcommand
 from fairturn.cli.settings import (
     QUEUE,
     SettingValue,
@@ -17,23 +16,24 @@ from fairturn.cli.settings import (
     shown_of,
     worded,
 )
-from fairturn.cli.target import database_of, opened_at, service_of, settings_here
+from fairturn.cli.target import (
+    client_of,
+    database_of,
+    opened_at,
+    place_options,
+    reached,
+    service_of,
+    settings_here,
+)
 from fairturn.cli.terminal import console, print_line, print_table, printable
 from fairturn.errors import NoQueue, NotAllowed
 from fairturn.stores.urls import without_password
 
 
-class _SettingRow(NamedTuple):
-    name: str
-    value: Any
-    origin: str
-
-
 @click.group("config", invoke_without_command=True)
-@json_option
 @place_options
 @click.pass_context
-def command(ctx: click.Context, *, as_json: bool, flags: Mapping[str, Any]) -> None:
+def command(ctx: click.Context, *, as_json: bool, flags: Flags) -> None:
     """Show and change settings.
 
     A setting comes from an option, else from the environment (FAIRTURN_DATABASE=…), else from
@@ -45,17 +45,16 @@ def command(ctx: click.Context, *, as_json: bool, flags: Mapping[str, Any]) -> N
     fairturn config set mode=equal patience_s=60
     """
     if ctx.invoked_subcommand is not None:
-        if as_json or any(value is not None for value in flags.values()):
-            wrong_use("options come last: fairturn config set NAME=VALUE --OPTION")
+        refuse_before_subcommand(ctx)
         return
     settings = settings_here(flags)
     in_force = _in_force(settings)
     shown = list(_shown(settings, in_force))
     if as_json:
-        for setting in shown:
-            print_line(setting._asdict())
+        for name, value, origin in shown:
+            print_line({"name": name, "value": value, "origin": origin})
         return
-    rows = [[setting.name, worded(setting.value), printable(setting.origin)] for setting in shown]
+    rows = [[name, worded(value), printable(origin)] for name, value, origin in shown]
     print_table(console(), ("setting", "value", "from"), rows, texts=(0, 1, 2))
     for name, found in settings.items():
         if found.given and name in in_force and found.value != in_force[name]:
@@ -67,9 +66,8 @@ def command(ctx: click.Context, *, as_json: bool, flags: Mapping[str, Any]) -> N
 
 @command.command("set")
 @click.argument("assignments", metavar="NAME=VALUE...", nargs=-1, required=True)
-@json_option
 @place_options
-def set_(*, assignments: tuple[str, ...], as_json: bool, flags: Mapping[str, Any]) -> None:
+def set_(*, assignments: tuple[str, ...], as_json: bool, flags: Flags) -> None:
     """Change settings of the queue, for every process.
 
     The settings are mode, costs, patience_s, reset, reset_interval_s, bounds, attempts_max,
@@ -128,10 +126,11 @@ def _in_force(settings: Mapping[str, SettingValue]) -> dict[str, Any]:
 
 def _shown(
     settings: Mapping[str, SettingValue], in_force: Mapping[str, Any]
-) -> Iterator[_SettingRow]:
+) -> Iterator[tuple[str, Any, str]]:
+    """Yield the name, value and origin of each setting."""
     place = service_of(settings) or settings["database"].value
     for name, found in settings.items():
         if name in in_force:
-            yield _SettingRow(name, in_force[name], f"the queue {without_password(place)}")
+            yield name, in_force[name], f"the queue {without_password(place)}"
         else:
-            yield _SettingRow(name, shown_of(name, found.value), found.origin)
+            yield name, shown_of(name, found.value), found.origin

@@ -1,42 +1,26 @@
 """`fairturn customers`: list customers; set weights and limits; pause and resume."""
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
-from fairturn.cli.options import json_option
-from fairturn.cli.remote import place_options, reached
+from fairturn.cli.options import Flags, entities, page_options, refuse_before_subcommand
+from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import console, number, plain_number, print_line, print_table, printable
 from fairturn.cli.values import customer_as_json
-
-if TYPE_CHECKING:
-    from fairturn.client.sync_client import Client
-    from fairturn.model import Customer
-    from fairturn.queue import Queue
+from fairturn.model import Customer
 
 LIMIT = 100
 _COLUMNS = ("customer", "count", "waiting", "running", "delayed", "weight", "limit", "paused")
 
 
 @click.group("customers", invoke_without_command=True)
-@click.option(
-    "--limit", type=click.IntRange(1), metavar="N", help=f"At most N; {LIMIT} by default."
-)
-@click.option("--all", "everything", is_flag=True, help="All customers.")
-@click.option("--after", metavar="NAME", help="Continue after this customer.")
-@json_option
+@page_options(LIMIT, "customers", "NAME")
 @place_options
 @click.pass_context
 def command(
-    ctx: click.Context,
-    *,
-    limit: int | None,
-    everything: bool,
-    after: str | None,
-    as_json: bool,
-    flags: Mapping[str, Any],
+    ctx: click.Context, *, after: str | None, wanted: int | None, as_json: bool, flags: Flags
 ) -> None:
     """List customers, set their weights and limits, pause them.
 
@@ -48,19 +32,15 @@ def command(
     fairturn customers pause acme
     """
     if ctx.invoked_subcommand is not None:
-        # An option before the subcommand would be lost.
-        if limit or everything or after or as_json or any(v is not None for v in flags.values()):
-            wrong_use(f"options come last: fairturn customers {ctx.invoked_subcommand} … --OPTION")
+        refuse_before_subcommand(ctx)
         return
-    if everything and limit is not None:
-        wrong_use("--all and --limit contradict each other; leave one of them out")
-    wanted = None if everything else limit or LIMIT
     with reached(flags) as queue, misuse_is_wrong_use():
+        customers = entities(queue.customers, after, wanted)
         if as_json:
-            for customer in _customers(queue, after, wanted):
+            for customer in customers:
                 print_line(customer_as_json(customer))
         else:
-            _print(list(_customers(queue, after, wanted)), wanted)
+            _print(list(customers), wanted)
 
 
 @command.command("set")
@@ -70,7 +50,6 @@ def command(
 @click.option("--no-limit", is_flag=True, help="Remove the limit.")
 @click.option("--bytes-max", type=int, metavar="N", help="Most bytes of its stored documents.")
 @click.option("--no-bytes-max", is_flag=True, help="Apply the limit of the queue instead.")
-@json_option
 @place_options
 def set_(
     *,
@@ -81,7 +60,7 @@ def set_(
     bytes_max: int | None,
     no_bytes_max: bool,
     as_json: bool,
-    flags: Mapping[str, Any],
+    flags: Flags,
 ) -> None:
     """Set a customer's weight and limits.
 
@@ -93,17 +72,18 @@ def set_(
     fairturn customers set acme --no-limit
     fairturn customers set acme --bytes-max 50000000000
     """
-    if limit is not None and no_limit:
-        wrong_use("--limit and --no-limit contradict each other; leave one of them out")
-    if bytes_max is not None and no_bytes_max:
-        wrong_use("--bytes-max and --no-bytes-max contradict each other; leave one of them out")
+    given = {
+        "weight": (weight, False),
+        "limit": (limit, no_limit),
+        "bytes_max": (bytes_max, no_bytes_max),
+    }
     changes: dict[str, Any] = {}
-    if weight is not None:
-        changes["weight"] = weight
-    if limit is not None or no_limit:
-        changes["limit"] = limit
-    if bytes_max is not None or no_bytes_max:
-        changes["bytes_max"] = bytes_max
+    for setting, (value, is_removed) in given.items():
+        if value is not None and is_removed:
+            option = setting.replace("_", "-")
+            wrong_use(f"--{option} and --no-{option} contradict each other; leave one of them out")
+        if value is not None or is_removed:
+            changes[setting] = value
     if not changes:
         wrong_use(
             "nothing to set; pass --weight, --limit, --no-limit, --bytes-max or --no-bytes-max"
@@ -114,9 +94,8 @@ def set_(
 
 @command.command("pause")
 @click.argument("name")
-@json_option
 @place_options
-def pause(*, name: str, as_json: bool, flags: Mapping[str, Any]) -> None:
+def pause(*, name: str, as_json: bool, flags: Flags) -> None:
     """Stop claiming documents of a customer.
 
     Its submissions are still accepted and wait; running documents continue.
@@ -129,9 +108,8 @@ def pause(*, name: str, as_json: bool, flags: Mapping[str, Any]) -> None:
 
 @command.command("resume")
 @click.argument("name")
-@json_option
 @place_options
-def resume(*, name: str, as_json: bool, flags: Mapping[str, Any]) -> None:
+def resume(*, name: str, as_json: bool, flags: Flags) -> None:
     """End a customer's pause.
 
     \b
@@ -140,28 +118,13 @@ def resume(*, name: str, as_json: bool, flags: Mapping[str, Any]) -> None:
     _pause(flags, name, as_json, paused=False)
 
 
-def _pause(flags: Mapping[str, Any], name: str, as_json: bool, *, paused: bool) -> None:
+def _pause(flags: Flags, name: str, as_json: bool, *, paused: bool) -> None:
     with reached(flags) as queue, misuse_is_wrong_use():
         queue.customer(name)  # a mistyped name must not create a customer
         _print_settings(queue.set_customer(name, paused=paused), as_json)
 
 
-def _customers(
-    queue: "Queue | Client", after: str | None, wanted: int | None
-) -> Iterator["Customer"]:
-    from fairturn.model import PAGE_MAX
-
-    left = wanted
-    while True:
-        size = PAGE_MAX if left is None else min(left, PAGE_MAX)
-        customers, after = queue.customers(after=after, size=size)
-        yield from customers
-        left = None if left is None else left - len(customers)
-        if after is None or left == 0:
-            return
-
-
-def _print(customers: "list[Customer]", wanted: int | None) -> None:
+def _print(customers: list[Customer], wanted: int | None) -> None:
     if not customers:
         click.echo("There are no such customers.")
         return
@@ -171,7 +134,7 @@ def _print(customers: "list[Customer]", wanted: int | None) -> None:
         click.echo(f"\nFor the next page, if there is one, add: --after '{last}'")
 
 
-def _row(customer: "Customer") -> list[str]:
+def _row(customer: Customer) -> list[str]:
     settings = customer.settings
     return [
         printable(customer.name),
@@ -185,7 +148,7 @@ def _row(customer: "Customer") -> list[str]:
     ]
 
 
-def _print_settings(customer: "Customer", as_json: bool) -> None:
+def _print_settings(customer: Customer, as_json: bool) -> None:
     if as_json:
         print_line(customer_as_json(customer))
         return

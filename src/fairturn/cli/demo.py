@@ -15,6 +15,7 @@ import click
 from fairturn.cli.exit_codes import CommandExit
 from fairturn.cli.options import json_option
 from fairturn.cli.terminal import console, duration, number, print_line, print_table
+from fairturn.cli.work import running
 from fairturn.clock import SystemClock, microseconds
 
 if TYPE_CHECKING:  # loaded when the demo runs
@@ -113,34 +114,19 @@ def _run(
     show: Callable[[float], None],
 ) -> None:
     """Run the worker and the sender until both are done."""
-    failed: list[BaseException] = []
-    ended = threading.Event()
-
-    def work() -> None:
+    failed = threading.Event()
+    with running(worker, failed.set):
         try:
-            worker.run()
-        except BaseException as error:
-            failed.append(error)
+            with sender.sending() as passed_s:
+                while not failed.is_set() and not (sender.done and all_done()):
+                    if sender.error is not None:
+                        raise sender.error
+                    show(passed_s())
+                    failed.wait(_FRAME_S)
+                if not failed.is_set():
+                    show(passed_s())
         finally:
-            ended.set()
-
-    thread = threading.Thread(target=work, name="fairturn-worker")
-    thread.start()
-    try:
-        with sender.sending() as passed_s:
-            while not (sender.done and all_done()):
-                if failed:
-                    raise failed[0]
-                if sender.error is not None:
-                    raise sender.error
-                show(passed_s())
-                # Not `thread.join(_FRAME_S)`: if that is interrupted, Python marks the thread as
-                # ended, and the join below would not wait for it.
-                ended.wait(_FRAME_S)
-            show(passed_s())
-    finally:
-        worker.stop(now=True)
-        thread.join()
+            worker.stop(now=True)
 
 
 @contextmanager

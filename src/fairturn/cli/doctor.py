@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairturn.cli.exit_codes import FAILED, CommandExit, wrong_use
-from fairturn.cli.options import json_option, setting_options
-from fairturn.cli.recount import CheckResult, recount_findings
+from fairturn.cli.options import Flags, json_option, setting_options
+from fairturn.cli.recount import CheckResult, ok, recount_findings, warning, wrong
 from fairturn.cli.settings import FILE_VARIABLE, SettingValue, known_settings, variable_of
 from fairturn.cli.target import refuse_absent, settings_here
 from fairturn.cli.terminal import duration, number, print_line, printable, progress, size, timestamp
 from fairturn.clock import SECOND_US, Clock, SystemClock, stopwatch, to_datetime
 from fairturn.errors import FairturnError
+from fairturn.model import ContentRef
 
 if TYPE_CHECKING:
     from fairturn.contents.local import Contents
     from fairturn.maintenance.sqlite_file import FileInspector
-    from fairturn.model import ContentRef
     from fairturn.stores.inspection import Findings
     from fairturn.stores.postgres.audit import ServerInspector
 
@@ -41,18 +41,6 @@ _OWN_VARIABLES = {FILE_VARIABLE, "FAIRTURN_CRASH_AT", "FAIRTURN_FREEZE_AT"}
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "wrong": "WRONG  ", "repaired": "FIXED  "}
 
 
-def ok(check: str, finding: str) -> CheckResult:
-    return CheckResult(check, "ok", finding)
-
-
-def warning(check: str, finding: str) -> CheckResult:
-    return CheckResult(check, "warning", finding)
-
-
-def wrong(check: str, finding: str) -> CheckResult:
-    return CheckResult(check, "wrong", finding)
-
-
 @click.command("doctor")
 @click.option(
     "--thorough",
@@ -62,7 +50,7 @@ def wrong(check: str, finding: str) -> CheckResult:
 @click.option("--repair", is_flag=True, help="With --thorough: repair wrong values.")
 @json_option
 @setting_options("database", "schema", "allow_network", "contents")
-def command(*, thorough: bool, repair: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
+def command(*, thorough: bool, repair: bool, as_json: bool, flags: Flags) -> None:
     """Check a queue.
 
     It checks the engine, the file system, the file, the settings, the disk, the contents, the
@@ -82,15 +70,9 @@ def command(*, thorough: bool, repair: bool, as_json: bool, flags: Mapping[str, 
     problems = 0
     options = {"thorough": thorough, "repair": repair}
     findings = (
-        _findings_at(
-            place,
-            settings["contents"].value,
-            SystemClock(),
-            schema=settings["schema"].value,
-            **options,
-        )
+        _findings_at(place, settings, SystemClock(), **options)
         if isinstance(place, str)
-        else _findings(settings, place, SystemClock(), **options)
+        else _findings(place, settings, SystemClock(), **options)
     )
     for finding in findings:
         problems += finding.state == "wrong"
@@ -104,7 +86,7 @@ def command(*, thorough: bool, repair: bool, as_json: bool, flags: Mapping[str, 
 
 
 def _findings(
-    settings: Mapping[str, SettingValue], path: Path, clock: Clock, *, thorough: bool, repair: bool
+    path: Path, settings: Mapping[str, SettingValue], clock: Clock, *, thorough: bool, repair: bool
 ) -> Iterator[CheckResult]:
     from fairturn.config import contents_beside
     from fairturn.contents.local import Folder
@@ -124,7 +106,7 @@ def _findings(
                 damage = examiner.damage()
             yield (
                 wrong("file", f"{path} is damaged: {damage[0]}; restore it from a backup")
-                if (damage)
+                if damage
                 else ok("file", f"{path} is whole ({size(path.stat().st_size)})")
             )
             yield _log(examiner)
@@ -134,10 +116,7 @@ def _findings(
             elif known.state == "ok":
                 found = examiner.find(clock.uptime())
                 yield _epoch(*examiner.epoch())
-                yield _settings(found)
-                yield _waiting(found, clock.now())
-                yield _leases(found)
-                yield _repairs(found)
+                yield from _queue(found, clock.now())
                 yield _clock(found, clock.now())
                 if thorough:
                     yield from recount_findings(
@@ -153,21 +132,17 @@ def _findings(
 
 
 def _findings_at(
-    url: str,
-    place: str | None,
-    clock: Clock,
-    *,
-    schema: str | None,
-    thorough: bool,
-    repair: bool,
+    url: str, settings: Mapping[str, SettingValue], clock: Clock, *, thorough: bool, repair: bool
 ) -> Iterator[CheckResult]:
-    """Check a queue in PostgreSQL, and its contents at `place`."""
+    """Check a queue in PostgreSQL, and its contents."""
     from fairturn.config import open_contents
     from fairturn.contents.s3 import is_bucket
     from fairturn.stores.postgres.audit import examined
     from fairturn.stores.postgres.audit import repair as repair_server
 
-    def refs() -> list["ContentRef"]:
+    schema, place = settings["schema"].value, settings["contents"].value
+
+    def refs() -> list[ContentRef]:
         with examined(url, schema) as examiner:
             return examiner.contents()
 
@@ -190,10 +165,7 @@ def _findings_at(
                 yield ok("queue", "new: no process has opened it yet")
                 return
             found, now = looked
-            yield _settings(found)
-            yield _waiting(found, now)
-            yield _leases(found)
-            yield _repairs(found)
+            yield from _queue(found, now)
             unseen = examiner.contents_known() if place is None else 0
         # After that transaction: each recount has its own snapshot.
         if thorough:
@@ -358,14 +330,16 @@ def _epoch(epoch: int, is_copy: bool) -> CheckResult:
     return ok("epoch", f"{epoch}; {restored}")
 
 
-def _settings(found: "Findings") -> CheckResult:
+def _queue(found: "Findings", now: int) -> Iterator[CheckResult]:
     from fairturn.model import Settings
 
     try:
-        mode = Settings.from_json(found.settings).mode
+        yield ok("settings", f"mode {Settings.from_json(found.settings).mode}")
     except (FairturnError, ValueError, TypeError) as error:
-        return wrong("settings", f"they cannot be read: {error}")
-    return ok("settings", f"mode {mode}")
+        yield wrong("settings", f"they cannot be read: {error}")
+    yield _waiting(found, now)
+    yield _leases(found)
+    yield _repairs(found)
 
 
 def _waiting(found: "Findings", now: int) -> CheckResult:
@@ -420,7 +394,7 @@ def _clock(found: "Findings", now: int) -> CheckResult:
 
 
 def _contents(
-    find: Callable[[], list["ContentRef"]],
+    find: Callable[[], list[ContentRef]],
     contents: "Contents",
     where: str,
     clock: Clock,

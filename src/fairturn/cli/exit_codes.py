@@ -8,14 +8,7 @@ from typing import NoReturn
 import click
 
 from fairturn.cli.terminal import printable
-from fairturn.errors import (
-    FairturnError,
-    NoQueue,
-    NotFound,
-    QueueFull,
-    StoreUnavailable,
-    TraceError,
-)
+from fairturn.errors import NoQueue, NotFound, QueueFull, StoreUnavailable, TraceError
 
 FAILED, WRONG_USE, NOT_FOUND, TRY_AGAIN = 1, 2, 3, 75  # 75 is EX_TEMPFAIL of sysexits.h
 NO_SPACE = (ENOSPC, EDQUOT, EFBIG)
@@ -30,11 +23,6 @@ class CommandExit(click.ClickException):
         self.exit_code = code  # type: ignore[misc]  # click declares it per class
 
 
-class Interrupted(CommandExit):
-    def __init__(self, sentence: str) -> None:
-        super().__init__(sentence, INTERRUPTED)
-
-
 def code_of(error: BaseException) -> int:
     """Return the exit code for an error."""
     if isinstance(error, NotFound | NoQueue):
@@ -47,10 +35,6 @@ def code_of(error: BaseException) -> int:
     if isinstance(error, TraceError | ValueError | TypeError | OSError):
         return WRONG_USE
     return FAILED
-
-
-def ending_of(error: FairturnError) -> CommandExit:
-    return CommandExit(str(error), code_of(error))
 
 
 def unwritable(error: OSError, more: str = "") -> CommandExit:

@@ -1,14 +1,13 @@
 """`fairturn explain`: why a document waits, its queue position and its expected start."""
 
 import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fairturn.cli.exit_codes import misuse_is_wrong_use
-from fairturn.cli.options import json_option
-from fairturn.cli.remote import place_options, reached
+from fairturn.cli.options import Flags
+from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import print_line, printable
 
 if TYPE_CHECKING:
@@ -27,11 +26,8 @@ AUDIENCES = ("operator", "customer")
     default=AUDIENCES[0],
     help="The reader: for a customer, other customers have numbers instead of names.",
 )
-@json_option
 @place_options
-def command(
-    *, id: str, lang: str | None, audience: str, as_json: bool, flags: Mapping[str, Any]
-) -> None:
+def command(*, id: str, lang: str | None, audience: str, as_json: bool, flags: Flags) -> None:
     """Explain why a document waits, and when it will start.
 
     For a document that runs or has ended, explain what happened.
@@ -74,9 +70,6 @@ def _as_json(explanation: "Explanation") -> dict[str, Any]:
         },
         "forecast": None
         if forecast is None
-        else {
-            "earliest_at": forecast.earliest_at_us,
-            "latest_at": forecast.latest_at_us,
-        },
+        else {"earliest_at": forecast.earliest_at_us, "latest_at": forecast.latest_at_us},
         "reasons": [{"code": reason.code, **reason.parameters} for reason in explanation.reasons],
     }

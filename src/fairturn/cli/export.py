@@ -1,24 +1,20 @@
 """`fairturn export`: the history of a queue as CSV, for simulations."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import StringIO, TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TextIO
 
 import click
 
 from fairturn.cli.exit_codes import WRONG_USE, CommandExit
-from fairturn.cli.options import TimestampType
-from fairturn.cli.remote import place_options, reached
+from fairturn.cli.options import TIMESTAMP, Flags, entities, setting_options
+from fairturn.cli.target import QUEUE_OPTIONS, reached
 from fairturn.cli.terminal import number, printable, progress
+from fairturn.model import weight_in_thousandths
 
-if TYPE_CHECKING:
-    from fairturn.client.sync_client import Client
-    from fairturn.queue import Queue
-
-_CUSTOMERS_AT_ONCE = 1_000
 _LINE_END = "\n"
 
 
@@ -31,12 +27,10 @@ _LINE_END = "\n"
     help="Write to FILE; standard output by default.",
 )
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
-@click.option(
-    "--submitted-from", type=TimestampType(), help="Only submitted at or after this time."
-)
-@click.option("--submitted-before", type=TimestampType(), help="Only submitted before this time.")
+@click.option("--submitted-from", type=TIMESTAMP, help="Only submitted at or after this time.")
+@click.option("--submitted-before", type=TIMESTAMP, help="Only submitted before this time.")
 @click.option("--anonymous", is_flag=True, help="Write numbers instead of customers' names.")
-@place_options
+@setting_options(*QUEUE_OPTIONS, "url", "key_file")
 def command(
     *,
     output: Path | None,
@@ -44,7 +38,7 @@ def command(
     submitted_from: int | None,
     submitted_before: int | None,
     anonymous: bool,
-    flags: Mapping[str, Any],
+    flags: Flags,
 ) -> None:
     """Write the completed documents of a queue as CSV, oldest first.
 
@@ -62,12 +56,12 @@ def command(
     with reached(flags) as queue:
         with progress("Reading") as advance:
             documents = queue.iterate(
-                states="completed",
-                submitted_from=submitted_from,
-                submitted_before=submitted_before,
+                states="completed", submitted_from=submitted_from, submitted_before=submitted_before
             )
             trace = history.trace_of(documents, progress=advance)
-        history.set_weights(trace, _weights(queue))
+        customers = entities(queue.customers, None, None)
+        weights = {each.name: weight_in_thousandths(each.settings.weight) for each in customers}
+        history.set_weights(trace, weights)
     if anonymous:
         history.anonymous(trace)
     with _writing(output) as file, progress("Writing", len(trace), beside_output=True) as advance:
@@ -75,18 +69,6 @@ def command(
     if output is not None:
         documents_of = f"{number(len(trace), 'document')} of {number(len(trace.names), 'customer')}"
         click.echo(f"Wrote {documents_of}.", err=True)
-
-
-def _weights(queue: "Queue | Client") -> dict[str, int]:
-    from fairturn.model import weight_in_thousandths
-
-    weights: dict[str, int] = {}
-    after = None
-    while True:
-        customers, after = queue.customers(after=after, size=_CUSTOMERS_AT_ONCE)
-        weights.update((c.name, weight_in_thousandths(c.settings.weight)) for c in customers)
-        if after is None:
-            return weights
 
 
 class _TerminalLines(StringIO):

@@ -1,17 +1,19 @@
 """`fairturn keys`: the access keys of the service."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from fairturn.access.keys import AccessKey
 from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
-from fairturn.cli.options import SecondsType, json_option
-from fairturn.cli.remote import place_options, reached
+from fairturn.cli.options import SECONDS, Flags, refuse_before_subcommand
+from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import age, console, print_line, print_table, printable
+from fairturn.clock import SystemClock
+from fairturn.model import PAGE_MAX
+from fairturn.wire import ACCESS_KEY, to_json
 
 if TYPE_CHECKING:
-    from fairturn.access.keys import AccessKey
     from fairturn.access.registry import KeyRegistry, NewKey
     from fairturn.client.sync_client import ClientKeys
 
@@ -20,10 +22,9 @@ _COLUMNS = ("id", "role", "customer", "name", "made", "last use", "state")
 
 
 @click.group("keys", invoke_without_command=True)
-@json_option
 @place_options
 @click.pass_context
-def command(ctx: click.Context, *, as_json: bool, flags: Mapping[str, Any]) -> None:
+def command(ctx: click.Context, *, as_json: bool, flags: Flags) -> None:
     """List, create, rotate and revoke access keys.
 
     With a customer's key a client can submit and read that customer's documents, with an operator's
@@ -36,17 +37,14 @@ def command(ctx: click.Context, *, as_json: bool, flags: Mapping[str, Any]) -> N
     fairturn keys
     """
     if ctx.invoked_subcommand is not None:
-        if as_json or any(v is not None for v in flags.values()):
-            wrong_use(f"options come last: fairturn keys {ctx.invoked_subcommand} … --OPTION")
+        refuse_before_subcommand(ctx)
         return
-    from fairturn.clock import SystemClock
-
     with reached(flags) as queue:
         keys = _all_keys(queue.keys)
     now = SystemClock().now()
     if as_json:
         for key in keys:
-            print_line(_fields(key))
+            print_line(to_json(ACCESS_KEY, key))
     elif not keys:
         click.echo("There are no access keys. Create one: fairturn keys make --role operator")
     else:
@@ -57,11 +55,8 @@ def command(ctx: click.Context, *, as_json: bool, flags: Mapping[str, Any]) -> N
 @click.option("--role", type=click.Choice(_ROLES), help="The permissions of the key.")
 @click.option("--customer", help="The customer of the key; implies the role customer.")
 @click.option("--name", default="", help="A label.")
-@json_option
 @place_options
-def make(
-    *, role: str | None, customer: str | None, name: str, as_json: bool, flags: Mapping[str, Any]
-) -> None:
+def make(*, role: str | None, customer: str | None, name: str, as_json: bool, flags: Flags) -> None:
     """Create an access key, and show it this once.
 
     \b
@@ -77,11 +72,10 @@ def make(
 @command.command("rotate")
 @click.argument("id")
 @click.option(
-    "--overlap", type=SecondsType(), default=0.0, help="Until the old key expires; 0 by default."
+    "--overlap", type=SECONDS, default=0.0, help="Until the old key expires; 0 by default."
 )
-@json_option
 @place_options
-def rotate(*, id: str, overlap: float, as_json: bool, flags: Mapping[str, Any]) -> None:
+def rotate(*, id: str, overlap: float, as_json: bool, flags: Flags) -> None:
     """Create a key that replaces another.
 
     \b
@@ -93,9 +87,8 @@ def rotate(*, id: str, overlap: float, as_json: bool, flags: Mapping[str, Any]) 
 
 @command.command("revoke")
 @click.argument("id")
-@json_option
 @place_options
-def revoke(*, id: str, as_json: bool, flags: Mapping[str, Any]) -> None:
+def revoke(*, id: str, as_json: bool, flags: Flags) -> None:
     """Revoke a key now.
 
     \b
@@ -104,14 +97,12 @@ def revoke(*, id: str, as_json: bool, flags: Mapping[str, Any]) -> None:
     with reached(flags) as queue:
         key = queue.keys.revoke(id)
     if as_json:
-        print_line(_fields(key))
+        print_line(to_json(ACCESS_KEY, key))
     else:
         click.echo(f"The key {printable(key.id)} has been revoked.")
 
 
-def _all_keys(keys: "KeyRegistry | ClientKeys") -> "list[AccessKey]":
-    from fairturn.model import PAGE_MAX
-
+def _all_keys(keys: "KeyRegistry | ClientKeys") -> list[AccessKey]:
     found: list[AccessKey] = []
     while page := keys.list(after=found[-1].id if found else None, size=PAGE_MAX):
         found += page
@@ -120,19 +111,13 @@ def _all_keys(keys: "KeyRegistry | ClientKeys") -> "list[AccessKey]":
 
 def _show(made: "NewKey", as_json: bool) -> None:
     if as_json:
-        print_line({**_fields(made.key), "shown": made.shown})
+        print_line({**to_json(ACCESS_KEY, made.key), "shown": made.shown})
         return
     click.echo("This key is shown only once; store it in a safe place:", err=True)
     click.echo(printable(made.shown))
 
 
-def _fields(key: "AccessKey") -> dict[str, Any]:
-    from fairturn.wire import ACCESS_KEY, to_json
-
-    return to_json(ACCESS_KEY, key)
-
-
-def _row(key: "AccessKey", now: int) -> list[str]:
+def _row(key: AccessKey, now: int) -> list[str]:
     return [
         key.id,
         key.role.value,

@@ -2,17 +2,14 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.text import Text
 
 from fairturn.clock import SECOND_US, microseconds
+from fairturn.model import Customer
 from fairturn.priority import LEVELS
 from fairturn.worker.events import DocumentClaimed, DocumentEnded, Event
-
-if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.text import Text
-
-    from fairturn.model import Customer
 
 _SERVED_SHOWN = 200
 # A document that is served at once would never be visible: after its claim it stays in its lane for
@@ -23,16 +20,8 @@ _BEFORE_LANE, _AFTER_LANE = 12, 6
 _HEADINGS = f"{'customer':<9}{'count':>6}{'served':>7}{'wait':>8}{'longest':>8}"
 _NONE = ("", "")
 _COLOURS = (
-    "bright_cyan",
-    "bright_green",
-    "bright_yellow",
-    "bright_magenta",
-    "bright_blue",
-    "cyan",
-    "green",
-    "yellow",
-    "magenta",
-    "blue",
+    *("bright_cyan", "bright_green", "bright_yellow", "bright_magenta", "bright_blue"),
+    *("cyan", "green", "yellow", "magenta", "blue"),
 )
 
 
@@ -82,15 +71,12 @@ class LanesPicture:
     def draw(
         self,
         title: str,
-        customers: Mapping[str, "Customer"],
+        customers: Mapping[str, Customer],
         watched: WorkerProgress,
         *,
         now: int,
         width: int,
-    ) -> "Group":
-        from rich.console import Group
-        from rich.text import Text
-
+    ) -> Group:
         room = max(10, width - _BEFORE_LANE - _AFTER_LANE)
         gap = [Text()] if width >= _TWO_COLUMNS else []  # one column of customers needs the lines
         parts = [Text(title), *gap]
@@ -112,9 +98,7 @@ class LanesPicture:
 
     def _lane(
         self, level: int, waiting: Mapping[str, int], served: Sequence[str], room: int
-    ) -> "Text":
-        from rich.text import Text
-
+    ) -> Text:
         total = sum(waiting.values())
         lane = Text(f"priority {level}  ")
         for name, n in waiting.items():
@@ -127,20 +111,14 @@ class LanesPicture:
         lane.append(f"{total:>{_AFTER_LANE},}" if total else "")
         return lane
 
-    def _served(self, watched: WorkerProgress, room: int) -> "Text":
-        from rich.text import Text
-
+    def _served(self, watched: WorkerProgress, room: int) -> Text:
         line = Text("served      ")
         for name in list(watched.served)[-room:]:
             line.append(name[0].upper(), self._styles[name])
         line.append(" now" if watched.served else "", "dim")
         return line
 
-    def _row(
-        self, name: str, customers: Mapping[str, "Customer"], watched: WorkerProgress
-    ) -> "Text":
-        from rich.text import Text
-
+    def _row(self, name: str, customers: Mapping[str, Customer], watched: WorkerProgress) -> Text:
         row = Text(f"{name:<9}", self._styles[name])
         waits = sorted(watched.waits.get(name, []))
         count = customers[name].count if name in customers else 0

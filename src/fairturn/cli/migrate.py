@@ -1,12 +1,9 @@
 """`fairturn migrate`: the schema of a queue in PostgreSQL."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import click
 
 from fairturn.cli.exit_codes import wrong_use
-from fairturn.cli.options import json_option, setting_options
+from fairturn.cli.options import Flags, json_option, setting_options
 from fairturn.cli.target import database_of, settings_here
 from fairturn.cli.terminal import number, print_line, printable
 from fairturn.stores.urls import POSTGRES, scheme_of
@@ -16,7 +13,7 @@ from fairturn.stores.urls import POSTGRES, scheme_of
 @click.option("--grant", metavar="ROLE", help="Grant ROLE the use of the queue, not of its schema.")
 @json_option
 @setting_options("database", "schema")
-def command(*, grant: str | None, as_json: bool, flags: Mapping[str, Any]) -> None:
+def command(*, grant: str | None, as_json: bool, flags: Flags) -> None:
     """Create or migrate the schema of a queue in PostgreSQL.
 
     Run it as a role that may change the schema; submitters and workers then need no such role. The

@@ -1,65 +1,53 @@
 """Options that several commands share, and their types."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
-from fairturn.cli.exit_codes import wrong_use
+from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
 from fairturn.cli.settings import FILE_METAVAR, SettingDefinition, flag_of, option_settings
 from fairturn.clock import from_datetime, microseconds
-from fairturn.model import State
-from fairturn.priority import BOUNDS, LEVELS, RESET_INTERVAL_US, Reset, Rule
+from fairturn.model import PAGE_MAX, State
+from fairturn.priority import LEVELS, Reset, Rule
 
 SECONDS_MAX = 1_000_000_000
+Flags = Mapping[str, Any]  # the options of settings by name; None for an omitted one
+T = TypeVar("T")
 
 
-class SecondsType(click.ParamType[float]):
-    """A number of seconds, from 0 to `SECONDS_MAX`."""
+class ReaderType(click.ParamType[T]):
+    """The type of an option whose value a function reads; its `ValueError` is the message."""
 
-    name = "seconds"
+    def __init__(self, name: str, read: Callable[[Any], T]) -> None:
+        self.name = name
+        self._read = read
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
         try:
-            number = float(value)
-        except ValueError:
-            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
-        if not 0 <= number <= SECONDS_MAX:
-            self.fail(f"{value} is not between 0 and {SECONDS_MAX:,} seconds.", param, ctx)
-        return number
-
-
-class ThresholdsType(click.ParamType[tuple[int, ...]]):
-    """A comma-separated list of whole numbers."""
-
-    name = "a,b,…"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        try:
-            return tuple(int(part) for part in value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a list of whole numbers such as -2,-4,-6.", param, ctx)
-
-
-class TimestampType(click.ParamType[int]):
-    """A timestamp in ISO 8601 with a time zone."""
-
-    name = "timestamp"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        try:
-            return timestamp_of(value)
+            return self._read(value)
         except ValueError as error:
             self.fail(f"{error}.", param, ctx)
+
+
+def _seconds_of(value: Any) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        raise ValueError(f"{value!r} is not a number of seconds") from None
+    if not 0 <= number <= SECONDS_MAX:  # also false for NaN
+        raise ValueError(f"{value} is not between 0 and {SECONDS_MAX:,} seconds")
+    return number
+
+
+def _thresholds_of(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a list of whole numbers such as -2,-4,-6") from None
 
 
 def timestamp_of(text: str) -> int:
@@ -73,25 +61,94 @@ def timestamp_of(text: str) -> int:
         ) from None
 
 
+SECONDS = ReaderType("seconds", _seconds_of)
+THRESHOLDS = ReaderType("a,b,…", _thresholds_of)
+TIMESTAMP = ReaderType("timestamp", timestamp_of)
+
+
 def choice(values: Iterable[StrEnum]) -> click.Choice[str]:
     """Return a choice of enum values; given members, click would show their names in capitals."""
     return click.Choice([value.value for value in values])
 
 
-def rule_of(
-    reset: str | None, reset_interval_s: float | None, bounds: tuple[int, ...] | None = None
-) -> Rule:
-    """Return the rule with these settings; None is the default."""
-    try:
-        return Rule(
-            bounds=BOUNDS if bounds is None else bounds,
-            reset_interval_us=(
-                RESET_INTERVAL_US if reset_interval_s is None else microseconds(reset_interval_s)
+def rule_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of the rule; the command gets those that were given as `rule_given`."""
+
+    @wraps(command)
+    def with_rule(*args: Any, **options: Any) -> Any:
+        names = ("reset", "reset_interval", "bounds")
+        given = {name: value for name in names if (value := options.pop(name)) is not None}
+        return command(*args, rule_given=given, **options)
+
+    for option in (
+        click.option("--bounds", type=THRESHOLDS, help="The eight thresholds; -2 to -20."),
+        click.option("--reset-interval", type=SECONDS, help="The reset interval; 1500."),
+        click.option(
+            "--reset",
+            type=choice(Reset),
+            help="Its start: the last document (idle) or the last reset (periodic); idle.",
+        ),
+    ):
+        with_rule = option(with_rule)
+    return with_rule
+
+
+def rule_of(given: Mapping[str, Any]) -> Rule:
+    """Return the rule with the given options, and the defaults of the others."""
+    changes = dict(given)
+    if "reset_interval" in changes:
+        changes["reset_interval_us"] = microseconds(changes.pop("reset_interval"))
+    if "reset" in changes:
+        changes["reset"] = Reset(changes["reset"])
+    with misuse_is_wrong_use():
+        return Rule(**changes)
+
+
+def page_options(
+    default: int, things: str, after: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the options of a list; the command gets `after`, and as `wanted` how many to print at
+    most, or None for all."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def with_page(*args: Any, limit: int | None, everything: bool, **options: Any) -> Any:
+            if everything and limit is not None:
+                wrong_use("--all and --limit contradict each other; leave one of them out")
+            wanted = None if everything else limit or default
+            return command(*args, wanted=wanted, **options)
+
+        decorated: Callable[..., Any] = with_page
+        for option in (
+            click.option("--after", metavar=after, help=f"Continue after this {after}."),
+            click.option("--all", "everything", is_flag=True, help=f"All {things}."),
+            click.option(
+                "--limit", type=click.IntRange(1), metavar="N", help=f"At most N; {default}."
             ),
-            reset=Reset.IDLE if reset is None else Reset(reset),
-        )
-    except ValueError as error:
-        wrong_use(str(error))
+        ):
+            decorated = option(decorated)
+        return decorated
+
+    return add
+
+
+def entities(
+    fetch: Callable[..., tuple[Sequence[T], str | None]], after: str | None, wanted: int | None
+) -> Iterator[T]:
+    """Fetch pages, and iterate over `wanted` entities, or over all if it is None."""
+    while True:
+        page, after = fetch(after=after, size=PAGE_MAX if wanted is None else min(wanted, PAGE_MAX))
+        yield from page
+        wanted = None if wanted is None else wanted - len(page)
+        if after is None or wanted == 0:
+            return
+
+
+def refuse_before_subcommand(ctx: click.Context) -> None:
+    """Refuse options between a group and its subcommand, which would be lost."""
+    given = click.core.ParameterSource.COMMANDLINE
+    if any(ctx.get_parameter_source(name) is given for name in ctx.params):
+        wrong_use(f"options come last: {ctx.command_path} {ctx.invoked_subcommand} … --OPTION")
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,7 +204,7 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
     types: dict[FilterType, dict[str, Any]] = {
         FilterType.STATE: {"type": choice(State)},
         FilterType.PRIORITY: {"type": click.IntRange(1, LEVELS), "metavar": "N"},
-        FilterType.TIMESTAMP: {"type": TimestampType()},
+        FilterType.TIMESTAMP: {"type": TIMESTAMP},
     }
 
     @wraps(command)

@@ -1,19 +1,15 @@
 """`fairturn prune`: deletion of ended documents past their retention period."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import click
 
-from fairturn.cli.options import json_option
+from fairturn.cli.options import Flags
 from fairturn.cli.target import opened, queue_options
 from fairturn.cli.terminal import number, print_line, progress
 
 
 @click.command("prune")
-@json_option
 @queue_options
-def command(*, as_json: bool, flags: Mapping[str, Any]) -> None:
+def command(*, as_json: bool, flags: Flags) -> None:
     """Delete ended documents past their retention period.
 
     The periods are completed_kept_s and its like in `fairturn config`, one per ended state. It also

@@ -1,27 +1,19 @@
 """`fairturn purge`: deletion of a customer."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
 import click
 
 from fairturn.cli.exit_codes import WRONG_USE, CommandExit, misuse_is_wrong_use
-from fairturn.cli.options import json_option
-from fairturn.cli.remote import place_options, reached
+from fairturn.cli.options import Flags
+from fairturn.cli.target import QueueOrClient, place_options, reached
 from fairturn.cli.terminal import number, print_line, printable, progress
 from fairturn.errors import NotFound
-
-if TYPE_CHECKING:
-    from fairturn.client.sync_client import Client
-    from fairturn.queue import Queue
 
 
 @click.command("purge")
 @click.argument("customer")
 @click.option("--yes", is_flag=True, help="Skip the confirmation.")
-@json_option
 @place_options
-def command(*, customer: str, yes: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
+def command(*, customer: str, yes: bool, as_json: bool, flags: Flags) -> None:
     """Delete a customer with all its data.
 
     It deletes all documents, waiting, running and ended, with contents and results, the count, the
@@ -46,7 +38,7 @@ def command(*, customer: str, yes: bool, as_json: bool, flags: Mapping[str, Any]
         click.echo(f"Deleted {shown} with all its data.")
 
 
-def _data_of(queue: "Queue | Client", customer: str) -> str:
+def _data_of(queue: QueueOrClient, customer: str) -> str:
     try:
         found = queue.customer(customer)
     except NotFound:  # a customer that has never submitted may have access keys

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from fairturn.cli.terminal import number, progress
@@ -16,8 +17,8 @@ Advance = Callable[[int, int], None]
 class CheckResult(NamedTuple):
     """The result of one check; `state` is ok, warning, wrong or repaired."""
 
-    check: str
     state: str
+    check: str
     finding: str
     damage: Damage | None = None
 
@@ -28,6 +29,11 @@ class CheckResult(NamedTuple):
         kind, _, name, place, stored, truth = self.damage
         values = {"kind": kind, "customer": name, "place": place, "stored": stored, "true": truth}
         return value | values
+
+
+ok, warning, wrong, repaired = (
+    partial(CheckResult, state) for state in ("ok", "warning", "wrong", "repaired")
+)
 
 
 class Recountable(Protocol):
@@ -52,16 +58,14 @@ def recount_findings(
         yield from _repaired(before, damages)
     for damage in damages.shown:
         hint = "; restore it from a backup" if damage.kind in UNREPAIRABLE else ""
-        yield CheckResult("recount", "wrong", describe(damage) + hint, damage)
+        yield wrong("recount", describe(damage) + hint, damage)
     if damages.n > len(damages.shown):
         more = damages.n - len(damages.shown)
-        yield CheckResult("recount", "wrong", f"{number(more, 'value')} more that do not agree")
+        yield wrong("recount", f"{number(more, 'value')} more that do not agree")
     if repair is None and damages.is_repairable:
-        yield CheckResult(
-            "recount", "warning", "repair it with: fairturn doctor --thorough --repair"
-        )
+        yield warning("recount", "repair it with: fairturn doctor --thorough --repair")
     if not damages.n:
-        yield CheckResult("recount", "ok", "counters, flows and leases agree with the documents")
+        yield ok("recount", "counters, flows and leases agree with the documents")
 
 
 def _recount(examined: Callable[[], AbstractContextManager[Recountable]]) -> Damages:
@@ -73,7 +77,7 @@ def _repaired(before: Damages, after: Damages) -> Iterator[CheckResult]:
     left = {damage.identity for damage in after.shown}
     for damage in before.shown:
         if damage.identity not in left:
-            yield CheckResult("recount", "repaired", describe(damage), damage)
+            yield repaired("recount", describe(damage), damage)
     if before.n > len(before.shown):
         more = before.n - max(len(before.shown), after.n)
-        yield CheckResult("recount", "repaired", f"{number(max(more, 0), 'value')} more")
+        yield repaired("recount", f"{number(max(more, 0), 'value')} more")

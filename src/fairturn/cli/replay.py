@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from importlib import resources
 from itertools import count
 from pathlib import Path
@@ -9,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairturn.cli.options import SecondsType, ThresholdsType, choice, rule_of
+from fairturn.cli.options import SECONDS, choice, rule_of, rule_options
 from fairturn.cli.terminal import console, number, print_table, printable, progress, seconds
 from fairturn.clock import SECOND_US, microseconds
-from fairturn.priority import Reset
 from fairturn.scheduling.flows import PATIENCE_US, Costs, Mode
 
 if TYPE_CHECKING:
@@ -31,6 +31,15 @@ BY_CUSTOMER = ("customer", "documents", "priorities", "wait p50", "wait p99", "w
 BY_DOCUMENT = ("customer", "n", "at", "count", "priority", "started", "finished")
 
 
+patience_option = click.option(
+    "--patience",
+    type=SECONDS,
+    default=PATIENCE_US / SECOND_US,
+    show_default=True,
+    help="Wait after which one claim in ten goes to the customer that has waited longest.",
+)
+
+
 @click.command("replay")
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @click.option("--mode", type=choice(Mode), default="fair", show_default=True, help="The order.")
@@ -42,17 +51,7 @@ BY_DOCUMENT = ("customer", "n", "at", "count", "priority", "started", "finished"
     metavar="N",
     help="Documents that run at the same time.",
 )
-@click.option(
-    "--reset",
-    type=choice(Reset),
-    default="idle",
-    show_default=True,
-    help="The start of the reset interval: the last document, or the last reset.",
-)
-@click.option("--reset-interval", type=SecondsType(), help="Reset interval; 1500 by default.")
-@click.option(
-    "--bounds", type=ThresholdsType(), help="The eight thresholds, from -2 to -20 by default."
-)
+@rule_options
 @click.option(
     "--costs",
     type=choice(Costs),
@@ -60,13 +59,7 @@ BY_DOCUMENT = ("customer", "n", "at", "count", "priority", "started", "finished"
     show_default=True,
     help="The cost of a document in turns.",
 )
-@click.option(
-    "--patience",
-    type=SecondsType(),
-    default=PATIENCE_US / SECOND_US,
-    show_default=True,
-    help="Wait after which one claim in ten goes to the customer that has waited longest.",
-)
+@patience_option
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each document.")
 @click.pass_context
 def command(
@@ -75,9 +68,7 @@ def command(
     file: Path | None,
     mode: str,
     workers: int,
-    reset: str,
-    reset_interval: float | None,
-    bounds: tuple[int, ...] | None,
+    rule_given: Mapping[str, Any],
     costs: str,
     patience: float,
     as_json: bool,
@@ -92,7 +83,7 @@ def command(
     fairturn replay arrivals.csv --mode levels --json
     """
     options: dict[str, Any] = {
-        "rule": rule_of(reset, reset_interval, bounds),
+        "rule": rule_of(rule_given),
         "workers": workers,
         "costs": Costs(costs),
         "patience_us": microseconds(patience),

@@ -1,13 +1,11 @@
 """`fairturn restore`: a queue in a file, from a backup."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
 from fairturn.cli.exit_codes import CommandExit, wrong_use
-from fairturn.cli.options import json_option, setting_options
+from fairturn.cli.options import Flags, json_option, setting_options
 from fairturn.cli.target import settings_here
 from fairturn.cli.terminal import number, print_line, printable, progress, size
 from fairturn.stores.urls import is_address
@@ -19,9 +17,7 @@ from fairturn.stores.urls import is_address
 @click.option("--replace", is_flag=True, help="Replace an existing queue.")
 @json_option
 @setting_options("allow_network", "contents_shared")
-def command(
-    *, backup: str, database: str, replace: bool, as_json: bool, flags: Mapping[str, Any]
-) -> None:
+def command(*, backup: str, database: str, replace: bool, as_json: bool, flags: Flags) -> None:
     """Restore a queue in a file from a backup.
 
     BACKUP is a file that `fairturn backup` created, with its contents in BACKUP.contents; it is not

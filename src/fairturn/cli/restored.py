@@ -1,20 +1,16 @@
 """`fairturn restored`: a new epoch in a restored queue."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import click
 
-from fairturn.cli.options import json_option
+from fairturn.cli.options import Flags
 from fairturn.cli.target import opened, queue_options
 from fairturn.cli.terminal import print_line
 
 
 @click.command("restored")
 @click.argument("queue", required=False, type=click.Path())
-@json_option
 @queue_options
-def command(*, queue: str | None, as_json: bool, flags: Mapping[str, Any]) -> None:
+def command(*, queue: str | None, as_json: bool, flags: Flags) -> None:
     """Begin a new epoch in a queue that was restored.
 
     Run it once after restoring a queue from anything but a `fairturn backup`, such as a disk

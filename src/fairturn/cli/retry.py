@@ -1,23 +1,17 @@
 """`fairturn retry`: dead documents return to waiting."""
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from fairturn.cli.bulk import change, wanted_ids
 from fairturn.cli.exit_codes import FAILED, NOT_FOUND, CommandExit, wrong_use
-from fairturn.cli.options import filter_options, json_option
-from fairturn.cli.remote import place_options, reached
+from fairturn.cli.options import Flags, filter_options
+from fairturn.cli.target import QueueOrClient, place_options, reached
 from fairturn.cli.terminal import number, print_line, printable
 from fairturn.errors import WrongState
-
-if TYPE_CHECKING:
-    from fairturn.client.sync_client import Client
-    from fairturn.model import State
-    from fairturn.queue import Queue
-    from fairturn.validation.filters import Filters
+from fairturn.model import State
+from fairturn.validation.filters import Filters
 
 _DEAD, _WAITING = "dead", "waiting"
 
@@ -27,16 +21,15 @@ _DEAD, _WAITING = "dead", "waiting"
 @click.option("--dead", "all_dead", is_flag=True, help="All dead documents that match the filters.")
 @filter_options
 @click.option("--yes", is_flag=True, help="Skip the confirmation.")
-@json_option
 @place_options
 def command(
     *,
     ids: tuple[str, ...],
     all_dead: bool,
-    filters: "Filters",
+    filters: Filters,
     yes: bool,
     as_json: bool,
-    flags: Mapping[str, Any],
+    flags: Flags,
 ) -> None:
     """Retry dead documents.
 
@@ -58,7 +51,7 @@ def command(
         filters["states"] = (_DEAD,)
     before: Counter[str | None] = Counter()
 
-    def report(id: str, state: "State | None") -> None:
+    def report(id: str, state: State | None) -> None:
         waits = state == _DEAD or (bool(ids) and state == _WAITING and _is_retried(queue, id))
         before[_DEAD if waits else state] += 1
         if as_json:
@@ -77,7 +70,7 @@ def command(
         raise CommandExit(f"{number(len(wanted) - before[_DEAD], 'document')} not dead", FAILED)
 
 
-def _is_retried(queue: "Queue | Client", id: str) -> bool:
+def _is_retried(queue: QueueOrClient, id: str) -> bool:
     """Return whether a waiting document has no attempts, as after a retry."""
     try:
         queue.retry(id)
@@ -86,7 +79,7 @@ def _is_retried(queue: "Queue | Client", id: str) -> bool:
     return True
 
 
-def _result(before: "State | None", *, waits: bool) -> str:
+def _result(before: State | None, *, waits: bool) -> str:
     if before is None:
         return "there is no such document"
     if not waits:

@@ -1,14 +1,14 @@
 """`fairturn rule`: the rule, or its counts and priorities for N documents."""
 
-import json
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from fairturn.cli.exit_codes import wrong_use
-from fairturn.cli.options import SecondsType, ThresholdsType, choice, rule_of
-from fairturn.cli.remote import reached
-from fairturn.cli.terminal import plain_number
+from fairturn.cli.options import SECONDS, rule_of, rule_options
+from fairturn.cli.target import reached
+from fairturn.cli.terminal import plain_number, print_line
 from fairturn.clock import SECOND_US, microseconds
 from fairturn.priority import LEVELS, Count, Reset, Rule
 
@@ -20,17 +20,9 @@ _SINCE = {
 
 
 @click.command("rule")
-@click.option("--reset", type=choice(Reset), help="Start of the interval; idle by default.")
-@click.option("--reset-interval", type=SecondsType(), help="The reset interval; 1500 by default.")
+@rule_options
 @click.option(
-    "--bounds", type=ThresholdsType(), help="The eight thresholds, from -2 to -20 by default."
-)
-@click.option(
-    "-d",
-    "--database",
-    type=click.Path(),
-    metavar="FILE",
-    help="Print the rule of this queue.",
+    "-d", "--database", type=click.Path(), metavar="FILE", help="Print the rule of this queue."
 )
 @click.option("--url", metavar="URL", help="Print the rule of this service.")
 @click.option(
@@ -39,13 +31,11 @@ _SINCE = {
     metavar="N",
     help="Print the count and priority of each of N documents of one customer.",
 )
-@click.option("--every", type=SecondsType(), help="Interval between them; 0 by default, a burst.")
+@click.option("--every", type=SECONDS, help="Interval between them; 0 by default, a burst.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     *,
-    reset: str | None,
-    reset_interval: float | None,
-    bounds: tuple[int, ...] | None,
+    rule_given: Mapping[str, Any],
     database: str | None,
     url: str | None,
     documents: int | None,
@@ -64,8 +54,8 @@ def command(
     if every is not None and documents is None:
         wrong_use("--every needs --documents, the number of documents")
     if database is None and url is None:
-        rule = rule_of(reset, reset_interval, bounds)
-    elif (reset, reset_interval, bounds) == (None, None, None):
+        rule = rule_of(rule_given)
+    elif not rule_given:
         with reached({"database": database, "url": url}) as queue:
             rule = queue.rule
     else:
@@ -76,7 +66,7 @@ def command(
     if documents is not None:
         _print_documents(rule, documents, microseconds(every or 0), as_json)
     elif as_json:
-        click.echo(json.dumps(_as_json(rule), separators=(",", ":")))
+        print_line(_as_json(rule))
     else:
         _print_rule(rule)
 
@@ -129,13 +119,8 @@ def _print_documents(rule: Rule, documents: int, every_us: int, as_json: bool) -
         last = rule.check(last, at)
         priority = rule.priority(last.value)
         if as_json:
-            line = {
-                "document": n + 1,
-                "at_s": at / SECOND_US,
-                "count": last.value,
-                "priority": priority,
-            }
-            click.echo(json.dumps(line, separators=(",", ":")))
+            at_s = at / SECOND_US
+            print_line({"document": n + 1, "at_s": at_s, "count": last.value, "priority": priority})
         else:
             cells = (str(n + 1), plain_number(at / SECOND_US), str(last.value), str(priority))
             click.echo("  ".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True)))

@@ -1,13 +1,11 @@
 """`fairturn serve`: the queue over HTTP."""
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import click
 
-from fairturn.cli.deadline import Deadline
-from fairturn.cli.options import setting_options
+from fairturn.cli.deadline import begin_deadline
+from fairturn.cli.options import Flags, setting_options
 from fairturn.cli.service_options import (
     GRACE_S,
     SERVICE_OPTIONS,
@@ -22,7 +20,7 @@ from fairturn.cli.target import QUEUE_OPTIONS, opened, settings_here
 @click.command("serve")
 @click.option("--json", "as_json", is_flag=True, help="Log requests as JSON Lines.")
 @setting_options(*QUEUE_OPTIONS, *SERVICE_OPTIONS)
-def command(*, as_json: bool, flags: Mapping[str, Any]) -> None:
+def command(*, as_json: bool, flags: Flags) -> None:
     """Serve the queue over HTTP.
 
     Without access keys it listens only on a loopback address, and the URL that it prints contains
@@ -36,13 +34,12 @@ def command(*, as_json: bool, flags: Mapping[str, Any]) -> None:
     settings = settings_here(flags)
     with opened(flags, make=True) as queue:
         address = address_of(settings, queue)
-        deadline = Deadline(GRACE_S, partial(say, as_json=as_json))
         server = make_server(
             queue,
             settings,
             address,
             as_json=as_json,
             grace_s=GRACE_S,
-            on_stopping=lambda now: deadline.begin(now=now),
+            on_stopping=lambda now: begin_deadline(GRACE_S, partial(say, as_json=as_json), now=now),
         )
         run_server(server)

@@ -7,6 +7,7 @@ folder is searched, so that a file of another user cannot choose the queue of a 
 import re
 import tomllib
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +26,6 @@ KEY = "key"
 FILE_METAVAR = "FILE"
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(?:ib)?)?", re.IGNORECASE | re.ASCII)
-_RATE = re.compile(r"[1-9]\d{0,8}/(second|minute|hour)", re.ASCII)
 _GIB = 1_073_741_824
 _NONE = "none"  # lifts a limit
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -84,20 +84,16 @@ def resolve(
         else:
             found[name] = SettingValue(setting.default, DEFAULT)
             continue
+        in_the_file = file is not None and origin == str(file.path)
         try:
             read = setting.read(value)
         except (ValueError, TypeError) as error:
-            subject = f"{name} in {origin}" if file and origin == str(file.path) else origin
+            subject = f"{name} in {origin}" if in_the_file else origin
             raise InvalidSetting(f"{subject} is {value!r}; it must be {error}") from None
+        if in_the_file and name in ("database", "key_file") and not is_address(read):
+            # Relative to the file, so that it names the same one from every working folder.
+            read = str(Path(origin).parent / Path(read).expanduser())
         found[name] = SettingValue(read, origin)
-    if file is not None and found["database"].origin == str(file.path):
-        # Relative to the file, so that it names the same queue from every working folder.
-        named = found["database"].value
-        beside = named if is_address(named) else str(file.path.parent / named)
-        found["database"] = SettingValue(beside, str(file.path))
-    if file is not None and found["key_file"].origin == str(file.path):
-        beside = str(file.path.parent / Path(found["key_file"].value).expanduser())
-        found["key_file"] = SettingValue(beside, str(file.path))
     return found
 
 
@@ -123,125 +119,100 @@ def read_file(environ: Mapping[str, str], folder: Path) -> SettingsFile | None:
 
 
 def known_settings() -> dict[str, SettingDefinition]:
-    return {**option_settings(), **_of_a_new_queue()}
+    """Return every setting by name. Those of [queue] are the settings of a new queue."""
+    from fairturn.model import SETTING_NAMES, Settings
+
+    defaults = {name: getattr(Settings(), name) for name in SETTING_NAMES}
+    of_a_queue = {
+        name: SettingDefinition(QUEUE, _reader_like(default), default)
+        for name, default in defaults.items()
+    }
+    return option_settings() | of_a_queue
 
 
 def option_settings() -> dict[str, SettingDefinition]:
     """Return every setting that is not a queue's, by name. The options of commands and the
     arguments of the worker and the service derive from this list."""
+    process = partial(SettingDefinition, "")
+    worker = partial(SettingDefinition, WORKER)  # with the defaults of `Worker` and `Backoff`
+    service = partial(SettingDefinition, SERVICE)  # with those of its address and limits
     return {
-        "database": SettingDefinition(
-            "",
+        "database": process(
             _text,
             "documents.db",
             "The queue: a file or a postgresql:// URL; documents.db by default.",
             "FILE|URL",
         ),
-        "synchronous": SettingDefinition(
-            "",
+        "synchronous": process(
             _synchronous,
             "FULL",
             "FULL by default; with NORMAL a power cut can lose the last documents.",
             "FULL|NORMAL",
         ),
-        "allow_network": SettingDefinition(
-            "", _yes_or_no, False, "Open a file on a network file system: slow and unsafe."
+        "allow_network": process(
+            _yes_or_no, False, "Open a file on a network file system: slow and unsafe."
         ),
-        "contents": SettingDefinition(
-            "",
+        "contents": process(
             _text,
             None,
             "For large documents, with PostgreSQL: a folder shared by all machines, or a bucket.",
             "FOLDER|s3://...",
         ),
-        "contents_shared": SettingDefinition(
-            "", _yes_or_no, False, "Give the group of the contents folder access to it."
+        "contents_shared": process(
+            _yes_or_no, False, "Give the group of the contents folder access to it."
         ),
-        "schema": SettingDefinition(
-            "", _text, None, "The schema of a queue in PostgreSQL; fairturn by default.", "NAME"
+        "schema": process(
+            _text, None, "The schema of a queue in PostgreSQL; fairturn by default.", "NAME"
         ),
-        "listen_url": SettingDefinition("", _text, None),
-        "url": SettingDefinition("", _text, None, "The service, instead of a database.", "URL"),
-        KEY: SettingDefinition("", _text, None),
-        "key_file": SettingDefinition(
-            "", _text, None, "Its access key; or set FAIRTURN_KEY.", FILE_METAVAR
+        "listen_url": process(_text, None),
+        "url": process(_text, None, "The service, instead of a database.", "URL"),
+        KEY: process(_text, None),
+        "key_file": process(_text, None, "Its access key; or set FAIRTURN_KEY.", FILE_METAVAR),
+        "handler": worker(_handler, None, "", "[MODULE:FUNCTION]"),
+        "concurrency": worker(_count, 4, "Slots of the worker; 4.", "N"),
+        "threads": worker(_yes_or_no, False, "Threads instead of processes."),
+        "time_limit_s": worker(_seconds, None, "For one document; none by default.", "SECONDS"),
+        "memory_limit": worker(
+            _limit_of(_size), 4 * _GIB, "For one process; 4GiB; none lifts it.", "SIZE"
         ),
-        # The defaults of `Worker`.
-        "handler": SettingDefinition(WORKER, _handler, None, "", "[MODULE:FUNCTION]"),
-        "concurrency": SettingDefinition(WORKER, _count, 4, "Slots of the worker; 4.", "N"),
-        "threads": SettingDefinition(WORKER, _yes_or_no, False, "Threads instead of processes."),
-        "time_limit_s": SettingDefinition(
-            WORKER, _seconds, None, "For one document; none by default.", "SECONDS"
-        ),
-        "memory_limit": SettingDefinition(
-            WORKER, _limit_of(_size), 4 * _GIB, "For one process; 4GiB; none lifts it.", "SIZE"
-        ),
-        "process_limit": SettingDefinition(
-            WORKER,
+        "process_limit": worker(
             _limit_of(_count),
             1_000,
             "Processes and threads of one child; 1000; none lifts it.",
             "N",
         ),
-        "file_limit": SettingDefinition(
-            WORKER, _limit_of(_size), 8 * _GIB, "For one file; 8GiB; none lifts it.", "SIZE"
+        "file_limit": worker(
+            _limit_of(_size), 8 * _GIB, "For one file; 8GiB; none lifts it.", "SIZE"
         ),
-        "pass_env": SettingDefinition(
-            WORKER,
+        "pass_env": worker(
             _variables,
             (),
             "A variable of the environment for handlers; may be given several times.",
             "NAME",
         ),
-        "namespace": SettingDefinition(
-            WORKER, _yes_or_no, True, "A PID namespace for each child, where possible."
+        "namespace": worker(_yes_or_no, True, "A PID namespace for each child, where possible."),
+        "recycle_after": worker(_count, 10_000, "Replace a child after N documents; 10000.", "N"),
+        "lease_s": worker(_seconds, 30.0, "Length of a lease; 30.", "SECONDS"),
+        "grace_s": worker(_seconds, 30.0, "Grace period after a SIGTERM; 30.", "SECONDS"),
+        "retry_first_s": worker(
+            _delay, 20.0, "Backoff after the first failed attempt; 20.", "SECONDS"
         ),
-        "recycle_after": SettingDefinition(
-            WORKER, _count, 10_000, "Replace a child after N documents; 10000.", "N"
+        "retry_factor": worker(
+            _factor, 7.0, "Growth of the backoff with each attempt; 7.", "FACTOR"
         ),
-        "lease_s": SettingDefinition(WORKER, _seconds, 30.0, "Length of a lease; 30.", "SECONDS"),
-        "grace_s": SettingDefinition(
-            WORKER, _seconds, 30.0, "Grace period after a SIGTERM; 30.", "SECONDS"
+        "retry_most_s": worker(_delay, 3_600.0, "Maximum of the backoff; 3600.", "SECONDS"),
+        "host": service(_text, "127.0.0.1", "Address to listen on; 127.0.0.1.", "ADDRESS"),
+        "port": service(_port, PORT, "Port to listen on; 8750; 0 for a free one.", "PORT"),
+        "certificate": service(_text, None, "Serve https.", FILE_METAVAR),
+        "private_key": service(_text, None, "The key of the certificate.", FILE_METAVAR),
+        "trusted_proxy": service(
+            _addresses, (), "A proxy that terminates https; may be given several times.", "ADDRESS"
         ),
-        # The defaults of `Backoff`.
-        "retry_first_s": SettingDefinition(
-            WORKER, _delay, 20.0, "Backoff after the first failed attempt; 20.", "SECONDS"
-        ),
-        "retry_factor": SettingDefinition(
-            WORKER, _factor, 7.0, "Growth of the backoff with each attempt; 7.", "FACTOR"
-        ),
-        "retry_most_s": SettingDefinition(
-            WORKER, _delay, 3_600.0, "Maximum of the backoff; 3600.", "SECONDS"
-        ),
-        # The defaults of `Address` and `Plan` of the service.
-        "host": SettingDefinition(
-            SERVICE, _text, "127.0.0.1", "Address to listen on; 127.0.0.1.", "ADDRESS"
-        ),
-        "port": SettingDefinition(
-            SERVICE, _port, PORT, "Port to listen on; 8750; 0 for a free one.", "PORT"
-        ),
-        "certificate": SettingDefinition(SERVICE, _text, None, "Serve https.", FILE_METAVAR),
-        "private_key": SettingDefinition(
-            SERVICE, _text, None, "The key of the certificate.", FILE_METAVAR
-        ),
-        "trusted_proxy": SettingDefinition(
-            SERVICE,
-            _addresses,
-            (),
-            "A proxy that terminates https; may be given several times.",
-            "ADDRESS",
-        ),
-        "size_limit": SettingDefinition(
-            SERVICE, _size, 8 * _GIB, "Maximum size of a document; 8GiB.", "SIZE"
-        ),
-        "rate": SettingDefinition(
-            SERVICE, _rate, "6000/minute", "Rate limit of one key; 6000/minute.", "RATE"
-        ),
-        "positions": SettingDefinition(
-            SERVICE, _yes_or_no, True, "Show customers their queue position."
-        ),
-        "customers_in_metrics": SettingDefinition(
-            SERVICE, _customers, 0, "Number of customers with their own metrics; 0.", "N"
+        "size_limit": service(_size, 8 * _GIB, "Maximum size of a document; 8GiB.", "SIZE"),
+        "rate": service(_rate, "6000/minute", "Rate limit of one key; 6000/minute.", "RATE"),
+        "positions": service(_yes_or_no, True, "Show customers their queue position."),
+        "customers_in_metrics": service(
+            _customers, 0, "Number of customers with their own metrics; 0.", "N"
         ),
     }
 
@@ -313,17 +284,14 @@ def worded(value: Any) -> str:
 
 def _in_file(file: SettingsFile, known: Mapping[str, SettingDefinition]) -> dict[str, Any]:
     """Return the values of a file by name; raise `InvalidSetting` for one in a wrong table."""
-    tables = {"": file.values}
+    tables: dict[str, Any] = {"": dict(file.values)}
     for table in (WORKER, SERVICE, QUEUE):
-        inner = file.values.get(table, {})
-        if not isinstance(inner, Mapping):
+        tables[table] = tables[""].pop(table, {})
+        if not isinstance(tables[table], Mapping):
             raise InvalidSetting(f"{file.path}: {table} must be a table, [{table}]")
-        tables[table] = inner
     values: dict[str, Any] = {}
     for table, inner in tables.items():
         for name, value in inner.items():
-            if not table and name in (WORKER, SERVICE, QUEUE):
-                continue
             if name not in known:
                 raise InvalidSetting(
                     f"{file.path}: {name!r} is not a setting; the settings are: {', '.join(known)}"
@@ -335,18 +303,6 @@ def _in_file(file: SettingsFile, known: Mapping[str, SettingDefinition]) -> dict
     return values
 
 
-def _of_a_new_queue() -> dict[str, SettingDefinition]:
-    from fairturn.model import SETTING_NAMES, Settings
-
-    defaults = Settings()
-    return {
-        name: SettingDefinition(
-            QUEUE, _reader_like(getattr(defaults, name)), getattr(defaults, name)
-        )
-        for name in SETTING_NAMES
-    }
-
-
 def _reader_like(default: Any) -> Callable[[Any], Any]:
     """Return the reader for the type of a default; the queue itself checks the range."""
     if isinstance(default, tuple):
@@ -356,23 +312,31 @@ def _reader_like(default: Any) -> Callable[[Any], Any]:
     return _whole if isinstance(default, int) else _number
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError("a non-empty string")
-    return value
+# ── Readers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _matching(pattern: str, expected: str) -> Callable[[Any], str]:
+    """Return the reader of a string that the pattern matches."""
+
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or not re.fullmatch(pattern, value, re.ASCII | re.DOTALL):
+            raise ValueError(expected)
+        return value
+
+    return read
+
+
+_text = _matching(".+", "a non-empty string")
+_handler = _matching("[^:]+:[^:]+", "a function, written as module:function")
+_rate = _matching(
+    r"[1-9]\d{0,8}/(second|minute|hour)", "a number per second, minute or hour, such as 600/minute"
+)
 
 
 def _synchronous(value: Any) -> str:
     if not isinstance(value, str) or value.upper() not in SYNCHRONOUS:
         raise ValueError(" or ".join(SYNCHRONOUS))
     return value.upper()
-
-
-def _handler(value: Any) -> str:
-    parts = value.split(":") if isinstance(value, str) else []
-    if len(parts) != 2 or not all(parts):
-        raise ValueError("a function, written as module:function")
-    return str(value)
 
 
 def _yes_or_no(value: Any) -> bool:
@@ -391,40 +355,6 @@ def _whole(value: Any) -> int:
         raise ValueError("a whole number") from None
 
 
-def _count(value: Any) -> int:
-    if _whole(value) < 1:
-        raise ValueError("a positive whole number")
-    return _whole(value)
-
-
-def _port(value: Any) -> int:
-    if not 0 <= _whole(value) <= 65_535:
-        raise ValueError("a port, from 0 (a free one) to 65535")
-    return _whole(value)
-
-
-def _customers(value: Any) -> int:
-    if not 0 <= _whole(value) <= 1_000:
-        raise ValueError("a whole number from 0 to 1000")
-    return _whole(value)
-
-
-def _addresses(value: Any) -> tuple[str, ...]:
-    from ipaddress import ip_network
-
-    parts = value.split(",") if isinstance(value, str) else list(value)
-    try:
-        return tuple(str(ip_network(part.strip())) for part in parts)
-    except (ValueError, AttributeError):
-        raise ValueError("addresses or networks, such as 10.0.0.7 or 10.0.0.0/24") from None
-
-
-def _rate(value: Any) -> str:
-    if not isinstance(value, str) or not _RATE.fullmatch(value):
-        raise ValueError("a number per second, minute or hour, such as 600/minute")
-    return value
-
-
 def _number(value: Any) -> float:
     try:
         if isinstance(value, bool):
@@ -434,22 +364,26 @@ def _number(value: Any) -> float:
         raise ValueError("a number") from None
 
 
-def _delay(value: Any) -> float:
-    if not 0 <= _number(value) < inf:
-        raise ValueError("a number of seconds, at least 0")
-    return _number(value)
+def _only(
+    read: Callable[[Any], float], accepts: Callable[[Any], bool], expected: str
+) -> Callable[[Any], Any]:
+    """Return the reader of the numbers that `accepts` accepts."""
+
+    def read_accepted(value: Any) -> float:
+        number = read(value)
+        if not accepts(number):
+            raise ValueError(expected)
+        return number
+
+    return read_accepted
 
 
-def _factor(value: Any) -> float:
-    if not 1 <= _number(value) < inf:
-        raise ValueError("a number, at least 1")
-    return _number(value)
-
-
-def _seconds(value: Any) -> float:
-    if not 0 < _number(value) < inf:
-        raise ValueError("a positive number of seconds")
-    return _number(value)
+_count = _only(_whole, lambda n: n >= 1, "a positive whole number")
+_port = _only(_whole, lambda n: 0 <= n <= 65_535, "a port, from 0 (a free one) to 65535")
+_customers = _only(_whole, lambda n: 0 <= n <= 1_000, "a whole number from 0 to 1000")
+_delay = _only(_number, lambda s: 0 <= s < inf, "a number of seconds, at least 0")
+_factor = _only(_number, lambda x: 1 <= x < inf, "a number, at least 1")
+_seconds = _only(_number, lambda s: 0 < s < inf, "a positive number of seconds")
 
 
 def _size(value: Any) -> int:
@@ -478,19 +412,32 @@ def _limit_of(read: Callable[[Any], int]) -> Callable[[Any], int | None]:
     return read_limit
 
 
-def _variables(value: Any) -> tuple[str, ...]:
+def _list_of(read: Callable[[Any], Any], expected: str) -> Callable[[Any], tuple[Any, ...]]:
+    """Return the reader of a list, or of a string with commas."""
+
+    def read_list(value: Any) -> tuple[Any, ...]:
+        try:
+            parts = value.split(",") if isinstance(value, str) else list(value)
+            return tuple(read(part) for part in parts)
+        except (ValueError, TypeError, AttributeError):
+            raise ValueError(expected) from None
+
+    return read_list
+
+
+def _variable(part: Any) -> str:
     from fairturn.worker.isolation import check_names
 
-    try:
-        parts = value.split(",") if isinstance(value, str) else list(value)
-        return check_names([part.strip() for part in parts])
-    except (ValueError, TypeError, AttributeError):
-        raise ValueError("names of environment variables, such as TESSDATA_PREFIX,HF_*") from None
+    (name,) = check_names([part.strip()])
+    return name
 
 
-def _whole_numbers(value: Any) -> tuple[int, ...]:
-    try:
-        parts = value.split(",") if isinstance(value, str) else list(value)
-        return tuple(_whole(part) for part in parts)
-    except (ValueError, TypeError):
-        raise ValueError("whole numbers, such as -2,-4,-6,-8,-10,-12,-14,-20") from None
+def _address(part: Any) -> str:
+    from ipaddress import ip_network
+
+    return str(ip_network(part.strip()))
+
+
+_variables = _list_of(_variable, "names of environment variables, such as TESSDATA_PREFIX,HF_*")
+_addresses = _list_of(_address, "addresses or networks, such as 10.0.0.7 or 10.0.0.0/24")
+_whole_numbers = _list_of(_whole, "whole numbers, such as -2,-4,-6,-8,-10,-12,-14,-20")

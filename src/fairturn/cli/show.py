@@ -2,31 +2,26 @@
 
 import json
 import os
+import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import click
 
 from fairturn.cli.exit_codes import WRONG_USE, CommandExit, wrong_use
-from fairturn.cli.options import json_option
-from fairturn.cli.remote import place_options, reached
+from fairturn.cli.options import Flags
+from fairturn.cli.target import QueueOrClient, place_options, reached
 from fairturn.cli.terminal import duration, number, print_line, printable, size, timestamp
 from fairturn.cli.values import document_as_json, stopping
 from fairturn.clock import SystemClock
 from fairturn.errors import NotAllowed
+from fairturn.model import Document
 from fairturn.wire import SUBMISSION
 
-if TYPE_CHECKING:
-    from fairturn.client.sync_client import Client
-    from fairturn.model import Document
-    from fairturn.queue import Queue
-
 PREVIEW_CHARACTERS = 1_000
-_COPY_BYTES = 1_048_576
 _STANDARD_OUTPUT = "-"
 
 
@@ -42,7 +37,6 @@ _STANDARD_OUTPUT = "-"
     help="Write the result or content to FILE; - is standard output.",
 )
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
-@json_option
 @place_options
 def command(
     *,
@@ -52,7 +46,7 @@ def command(
     output: str | None,
     force: bool,
     as_json: bool,
-    flags: Mapping[str, Any],
+    flags: Flags,
 ) -> None:
     """Show everything about one document.
 
@@ -84,27 +78,21 @@ def command(
 # ── Contents and results ─────────────────────────────────────────────────────────────────────────
 
 
-@contextmanager
-def _content(queue: "Queue | Client", document: "Document") -> Iterator[BinaryIO]:
+def _content(queue: QueueOrClient, document: Document) -> BinaryIO:
     if document.body_type == "content":
-        with queue.open(document.id) as stream:
-            yield stream
-    else:
-        yield BytesIO(_json_text(queue.payload(document.id)))
+        return queue.open(document.id)
+    return _json_stream(queue.payload(document.id))
 
 
-@contextmanager
-def _result(queue: "Queue | Client", document: "Document") -> Iterator[BinaryIO]:
+def _result(queue: QueueOrClient, document: Document) -> BinaryIO:
     result = queue.result(document.id)  # refuses a document that is not completed
     if queue.result_file_bytes(document.id) is not None:
-        with queue.open_result(document.id) as stream:
-            yield stream
-    else:
-        yield BytesIO(_json_text(result))
+        return queue.open_result(document.id)
+    return _json_stream(result)
 
 
-def _json_text(value: Any) -> bytes:
-    return json.dumps(value).encode() + b"\n"
+def _json_stream(value: Any) -> BinaryIO:
+    return BytesIO(json.dumps(value).encode() + b"\n")
 
 
 def _write(source: BinaryIO, output: str | None, *, force: bool) -> None:
@@ -112,7 +100,7 @@ def _write(source: BinaryIO, output: str | None, *, force: bool) -> None:
         wrong_use("binary output is not printed on a terminal; write it to a file with -o FILE")
     if output is None or output == _STANDARD_OUTPUT:
         sys.stdout.flush()
-        _copy(source, sys.stdout.buffer)
+        shutil.copyfileobj(source, sys.stdout.buffer)
         sys.stdout.buffer.flush()
         return
     # Written under another name first, so that FILE is never incomplete.
@@ -121,7 +109,7 @@ def _write(source: BinaryIO, output: str | None, *, force: bool) -> None:
         raise CommandExit(f"{output} exists already; --force replaces it", WRONG_USE)
     try:
         with Path(unfinished).open("xb") as target:
-            _copy(source, target)
+            shutil.copyfileobj(source, target)
             os.fsync(target.fileno())
         Path(unfinished).replace(output)
     except FileExistsError as error:
@@ -134,15 +122,10 @@ def _write(source: BinaryIO, output: str | None, *, force: bool) -> None:
         raise CommandExit(f"{output} cannot be written: {error.strerror}") from error
 
 
-def _copy(source: BinaryIO, target: BinaryIO) -> None:
-    while chunk := source.read(_COPY_BYTES):
-        target.write(chunk)
-
-
 # ── Output ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _as_json(queue: "Queue | Client", document: "Document") -> dict[str, Any]:
+def _as_json(queue: QueueOrClient, document: Document) -> dict[str, Any]:
     line = document_as_json(document)
     if document.body_type == "payload":
         line["payload"] = queue.payload(document.id)
@@ -154,7 +137,7 @@ def _as_json(queue: "Queue | Client", document: "Document") -> dict[str, Any]:
     return line
 
 
-def _print(queue: "Queue | Client", document: "Document", now: int) -> None:
+def _print(queue: QueueOrClient, document: Document, now: int) -> None:
     ahead = document.due_at_us is not None and document.due_at_us > now
     lines = {
         "id": document.id,
@@ -189,7 +172,7 @@ def _print(queue: "Queue | Client", document: "Document", now: int) -> None:
         click.echo(f"{name:{width}}  {printable(value)}")
 
 
-def _described(document: "Document") -> dict[str, str | None]:
+def _described(document: Document) -> dict[str, str | None]:
     """Return the fields of the submission that have no line of their own elsewhere."""
     values, elsewhere = document_as_json(document), ("name", "due_at", "parent")
     return {
@@ -205,7 +188,7 @@ def _text(value: Any) -> str | None:
     return ", ".join(value) if isinstance(value, list) else value
 
 
-def _progress(document: "Document") -> str | None:
+def _progress(document: Document) -> str | None:
     if document.state != "running" or document.progress is None:
         return None
     done, total = document.progress
@@ -214,7 +197,7 @@ def _progress(document: "Document") -> str | None:
     return f"{done:g} of {total:g} ({done / total:.0%})"
 
 
-def _shown_result(queue: "Queue | Client", document: "Document") -> str | None:
+def _shown_result(queue: QueueOrClient, document: Document) -> str | None:
     if document.state != "completed":
         return None
     size_bytes = queue.result_file_bytes(document.id)
@@ -224,7 +207,7 @@ def _shown_result(queue: "Queue | Client", document: "Document") -> str | None:
     return None if result is None else _preview(result)
 
 
-def _attempts(queue: "Queue | Client", document: "Document") -> str:
+def _attempts(queue: QueueOrClient, document: Document) -> str:
     try:
         return f"{document.attempts} of {queue.settings.attempts_max}"
     except NotAllowed:  # the key is a customer's

@@ -1,12 +1,15 @@
 """`fairturn simulate`: compare orders and settings on a workload or a trace."""
 
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fairturn.cli.exit_codes import CommandExit, misuse_is_wrong_use, wrong_use
-from fairturn.cli.options import SecondsType, ThresholdsType, choice, rule_of
+from fairturn.cli.options import SECONDS, ReaderType, choice, rule_of, rule_options
+from fairturn.cli.replay import WORKERS_MAX, patience_option
 from fairturn.cli.terminal import (
     console,
     number,
@@ -16,9 +19,9 @@ from fairturn.cli.terminal import (
     progress,
     short_seconds,
 )
-from fairturn.clock import SECOND_US, microseconds
-from fairturn.priority import Reset, Rule
-from fairturn.scheduling.flows import PATIENCE_US, Costs
+from fairturn.clock import microseconds
+from fairturn.priority import Rule
+from fairturn.scheduling.flows import Costs
 
 if TYPE_CHECKING:
     from fairturn.simulator.comparison import Comparison, Discipline, Result
@@ -26,12 +29,8 @@ if TYPE_CHECKING:
     from fairturn.simulator.scenario import Scenario
 
 # The values of `comparison.Discipline`, which is not loaded for the help; a test compares them.
-MODES = (
-    *("fair", "equal", "levels", "fifo", "ageing", "round-robin"),
-    *("ideal-levels", "ideal"),
-)
+MODES = (*("fair", "equal", "levels", "fifo", "ageing", "round-robin"), *("ideal-levels", "ideal"))
 DEFAULT_MODES = ("fair", "equal", "levels", "fifo", "ideal-levels", "ideal")
-WORKERS_MAX = 100_000
 FILE_WORKERS = 4
 # Shorter simulations end before a progress bar could be read.
 DOCUMENTS_WITH_PROGRESS = 20_000
@@ -39,27 +38,18 @@ COLUMNS = ("mode", "n", "mean", "p50", "p95", "p99", "max", "gap", "lag")
 Named = tuple[tuple[str | None, float], ...]
 
 
-class PerCustomer(click.ParamType[Named]):
-    """Numbers for customers, such as a=2,b=4; with `for_all`, also one number for all."""
-
-    name = "a=n,b=n"
-
-    def __init__(self, *, for_all: bool = False) -> None:
-        self._for_all = for_all
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Named:
-        found: list[tuple[str | None, float]] = []
-        for part in value.split(","):
-            name, equals, number = part.rpartition("=")
-            if not equals and not self._for_all:
-                self.fail(f"{part!r} is not a customer and a number, such as a=2.", param, ctx)
-            try:
-                found.append((name if equals else None, float(number)))
-            except ValueError:
-                self.fail(f"{number!r} in {part!r} is not a number.", param, ctx)
-        return tuple(found)
+def _per_customer(value: str, *, for_all: bool = False) -> Named:
+    """Read numbers for customers, such as a=2,b=4; with `for_all`, also one number for all."""
+    found: list[tuple[str | None, float]] = []
+    for part in value.split(","):
+        name, equals, number = part.rpartition("=")
+        if not equals and not for_all:
+            raise ValueError(f"{part!r} is not a customer and a number, such as a=2")
+        try:
+            found.append((name if equals else None, float(number)))
+        except ValueError:
+            raise ValueError(f"{number!r} in {part!r} is not a number") from None
+    return tuple(found)
 
 
 @click.command("simulate")
@@ -80,37 +70,31 @@ class PerCustomer(click.ParamType[Named]):
     help="Documents that run at the same time; by default the workload's, or "
     f"{FILE_WORKERS} for a file.",
 )
-@click.option("--reset", type=choice(Reset), help="Start of the reset interval.")
 @click.option(
     "--readings",
     "with_readings",
     is_flag=True,
     help="Compare four readings of the rule, in one mode (levels by default).",
 )
-@click.option("--reset-interval", type=SecondsType(), help="Reset interval; 1500 by default.")
+@rule_options
 @click.option(
-    "--bounds", type=ThresholdsType(), help="The eight thresholds, from -2 to -20 by default."
+    "--weights",
+    type=ReaderType("a=n,b=n", _per_customer),
+    help="Weights of customers; 1 by default.",
 )
-@click.option("--weights", type=PerCustomer(), help="Weights of customers; 1 by default.")
 @click.option(
     "--limit",
     "limits",
-    type=PerCustomer(for_all=True),
+    type=ReaderType("a=n,b=n", partial(_per_customer, for_all=True)),
     help="Maximum of running documents of each customer (4) or of some (a=4,b=2).",
 )
 @click.option("--costs", type=choice(Costs), help="The cost of a document in turns.")
-@click.option(
-    "--patience",
-    type=SecondsType(),
-    default=PATIENCE_US / SECOND_US,
-    show_default=True,
-    help="Wait after which one claim in ten goes to the customer that has waited longest.",
-)
+@patience_option
 @click.option(
     "--seed", type=click.IntRange(0), metavar="N", help="For a workload; 1993 by default."
 )
 @click.option("--time-scale", type=float, metavar="X", help="For a file: 0.5 is twice as dense.")
-@click.option("--max-cost", type=SecondsType(), help="For a file: cap the run times.")
+@click.option("--max-cost", type=SECONDS, help="For a file: cap the run times.")
 @click.option(
     "--report",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
@@ -122,10 +106,8 @@ def command(
     target: str | None,
     list_them: bool,
     modes: tuple[str, ...],
-    reset: str | None,
     with_readings: bool,
-    reset_interval: float | None,
-    bounds: tuple[int, ...] | None,
+    rule_given: Mapping[str, Any],
     patience: float,
     report: Path | None,
     as_json: bool,
@@ -149,9 +131,9 @@ def command(
     if list_them:
         _print_list()
         return
-    rule = rule_of(reset, reset_interval, bounds)
+    rule = rule_of(rule_given)
     if with_readings:
-        for option, value in (("--reset", reset), ("--report", report)):
+        for option, value in (("--reset", rule_given.get("reset")), ("--report", report)):
             if value is not None:
                 wrong_use(f"{option} cannot be combined with --readings; leave it out")
         mode = _reading_mode(modes)
@@ -164,7 +146,12 @@ def command(
         scenario, modes or DEFAULT_MODES, rule=rule, patience_us=microseconds(patience)
     )
     if report is not None:
-        _write_report(comparison, report)
+        from fairturn.simulator.report import page
+
+        try:
+            report.write_text(page(comparison), encoding="utf-8")
+        except OSError as error:
+            raise CommandExit(f"{report} cannot be written: {error.strerror}") from error
     if as_json:
         from fairturn.simulator.summary import as_plain
 
@@ -244,15 +231,6 @@ def _compare(scenario: "Scenario", modes: tuple[str, ...], **options: Any) -> "C
             advance(wanted.index(mode) * len(scenario.trace) + done)
 
         return compare(scenario, wanted, progress=report, **options)
-
-
-def _write_report(comparison: "Comparison", path: Path) -> None:
-    from fairturn.simulator.report import page
-
-    try:
-        path.write_text(page(comparison), encoding="utf-8")
-    except OSError as error:
-        raise CommandExit(f"{path} cannot be written: {error.strerror}") from error
 
 
 # ── Tables ───────────────────────────────────────────────────────────────────────────────────────

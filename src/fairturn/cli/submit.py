@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import click
 
+from fairturn.cli.batches import BATCH_BYTES, BatchEntry, SubmissionRejected, hand_in
 from fairturn.cli.exit_codes import (
     TRY_AGAIN,
     CommandExit,
@@ -21,8 +22,10 @@ from fairturn.cli.exit_codes import (
     unwritable,
     wrong_use,
 )
-from fairturn.cli.options import TimestampType, json_option
-from fairturn.cli.remote import place_options, reached
+from fairturn.cli.ndjson import groups_of
+from fairturn.cli.options import TIMESTAMP as TIMESTAMP_TYPE
+from fairturn.cli.options import Flags
+from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import (
     console,
     number,
@@ -33,20 +36,19 @@ from fairturn.cli.terminal import (
     silence_output,
 )
 from fairturn.errors import FairturnError, StoreError, StoreFull, StoreRefused
+from fairturn.model import CUSTOMER_BYTES_MAX, Receipt, Submission
 from fairturn.validation.text import identity
 from fairturn.wire import (
     COST,
     DOCUMENT_ID,
     JSON_ARRAY,
     JSON_OBJECT,
+    RECEIPT,
     SUBMISSION,
     TIMESTAMP,
     FieldType,
+    to_json,
 )
-
-if TYPE_CHECKING:
-    from fairturn.cli.batches import BatchEntry
-    from fairturn.model import Receipt
 
 RECEIPTS_SHOWN = 20
 _STANDARD_INPUT = "-"
@@ -75,7 +77,7 @@ def _field_options(command: Callable[..., Any]) -> Callable[..., Any]:
         JSON_OBJECT: {"multiple": True, "metavar": "KEY=VALUE"},
         JSON_ARRAY: {"multiple": True},
         COST: {"type": float},
-        TIMESTAMP: {"type": TimestampType()},
+        TIMESTAMP: {"type": TIMESTAMP_TYPE},
         DOCUMENT_ID: {"metavar": "ID"},
     }
     notes = {
@@ -109,7 +111,6 @@ def _flag(field: str) -> str:
 @_field_options
 @click.option("--key", help="Idempotency key: the document is stored once in 24 hours.")
 @click.option("--wait-for-room", is_flag=True, help="Wait while the queue is full.")
-@json_option
 @place_options
 def command(
     *,
@@ -118,35 +119,40 @@ def command(
     ndjson: str | None,
     wait_for_room: bool,
     as_json: bool,
-    flags: Mapping[str, Any],
+    flags: Flags,
     **fields: Any,
 ) -> None:
     _refuse_contradictions(customer, files, ndjson, fields)
     with ExitStack() as stack:
         groups, total = _groups(stack, customer, files, ndjson, fields, wait_for_room=wait_for_room)
         printed = _ReceiptPrinter(as_json)
-        from fairturn.cli.batches import SubmissionRejected, hand_in
+        all_keyed = True
 
-        keyed = _KeyTracker(groups)
-        try:
-            keyed.begin()
+        def watched() -> Iterator[list[BatchEntry]]:
+            nonlocal all_keyed
+            for group in chain([first], groups):
+                all_keyed = all_keyed and all(entry.submission.key for entry in group)
+                yield group
+
+        try:  # before the queue is opened, so that wrong input does not create one
+            first = next(filter(None, groups), [])
         except SubmissionRejected as error:
-            _stopped(error, 0, keyed.all)
+            _stopped(error, 0, all_keyed)
         queue = stack.enter_context(reached(flags, make=True))
         # The progress of a single document is measured in bytes sent.
         beside = as_json or total != 1
         advance = stack.enter_context(progress("Submitting", total, beside_output=beside))
         sending = advance if total == 1 else None
         try:
-            for receipts in hand_in(queue, keyed, wait_for_room=wait_for_room, sending=sending):
+            for receipts in hand_in(queue, watched(), wait_for_room=wait_for_room, sending=sending):
                 printed.add(receipts)
                 if sending is None:
                     advance(printed.stored)
         except (SubmissionRejected, FairturnError, KeyboardInterrupt) as error:
-            _stopped(error, printed.stored, keyed.all)
+            _stopped(error, printed.stored, all_keyed)
     printed.end()
     if printed.unprinted is not None:
-        _report_unprinted(printed.unprinted, printed.stored, keyed.all)
+        _report_unprinted(printed.unprinted, printed.stored, all_keyed)
 
 
 # ── Input ────────────────────────────────────────────────────────────────────────────────────────
@@ -163,8 +169,6 @@ def _refuse_contradictions(
         return
     if customer is None:
         wrong_use("CUSTOMER is missing, such as in: fairturn submit acme invoice.pdf")
-    from fairturn.model import CUSTOMER_BYTES_MAX
-
     with misuse_is_wrong_use():
         identity(customer, "CUSTOMER", CUSTOMER_BYTES_MAX)
     if fields["payload"] is not None and files:
@@ -186,11 +190,9 @@ def _groups(
     fields: dict[str, Any],
     *,
     wait_for_room: bool,
-) -> "tuple[Iterator[list[BatchEntry]], int | None]":
+) -> tuple[Iterator[list[BatchEntry]], int | None]:
     """Return groups of documents, and their number if it is known."""
     if ndjson is not None:
-        from fairturn.cli.ndjson import groups_of
-
         if ndjson == _STANDARD_INPUT:
             return groups_of(sys.stdin.buffer, "standard input", customer), None
         return groups_of(stack.enter_context(_opened(ndjson)), ndjson, customer), None
@@ -224,10 +226,7 @@ def _opened(file: str) -> BinaryIO:
         wrong_use(f"{file} cannot be read: {error.strerror}")
 
 
-def _of_payload(customer: str, payload: str, described: dict[str, Any]) -> "list[BatchEntry]":
-    from fairturn.cli.batches import BatchEntry
-    from fairturn.model import Submission
-
+def _of_payload(customer: str, payload: str, described: dict[str, Any]) -> list[BatchEntry]:
     try:
         value = json.loads(payload)
     except (ValueError, RecursionError) as error:
@@ -237,10 +236,7 @@ def _of_payload(customer: str, payload: str, described: dict[str, Any]) -> "list
 
 def _of_files(
     customer: str, files: tuple[str, ...], described: dict[str, Any], stdin: Any
-) -> "list[BatchEntry]":
-    from fairturn.cli.batches import BATCH_BYTES, BatchEntry
-    from fairturn.model import Submission
-
+) -> list[BatchEntry]:
     group = []
     for file in files:
         if file == _STANDARD_INPUT:
@@ -263,24 +259,6 @@ def _metadata(pairs: tuple[str, ...]) -> dict[str, str] | None:
     return metadata or None
 
 
-class _KeyTracker:
-    """Iterates over groups and records whether every document had a key."""
-
-    def __init__(self, groups: "Iterator[list[BatchEntry]]") -> None:
-        self._groups = groups
-        self.all = True
-
-    def begin(self) -> None:
-        """Read the first document, so that wrong input does not create a queue."""
-        first = next(filter(None, self._groups), [])
-        self._groups = chain([first], self._groups)
-
-    def __iter__(self) -> "Iterator[list[BatchEntry]]":
-        for group in self._groups:
-            self.all = self.all and all(entry.submission.key for entry in group)
-            yield group
-
-
 # ── Output ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -300,9 +278,7 @@ class _ReceiptPrinter:
         self._replayed = 0
         self.unprinted: OSError | None = None  # the error that ended printing
 
-    def add(self, receipts: "list[Receipt]") -> None:
-        from fairturn.wire import RECEIPT, to_json
-
+    def add(self, receipts: list[Receipt]) -> None:
         self.stored += len(receipts)
         if self._as_json:
             with self._printing():

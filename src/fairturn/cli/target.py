@@ -1,15 +1,15 @@
-"""The queue of a command, opened by its settings."""
+"""The queue of a command, opened by its settings, or a client of its service."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
 from fairturn.cli.exit_codes import NOT_FOUND, CommandExit, misuse_is_wrong_use, wrong_use
-from fairturn.cli.options import setting_options
+from fairturn.cli.options import Flags, json_option, setting_options
 from fairturn.cli.settings import (
     QUEUE,
     SettingValue,
@@ -22,11 +22,14 @@ from fairturn.cli.settings import (
     worded,
 )
 from fairturn.errors import SettingsConflict
+from fairturn.model import Settings
 from fairturn.stores.urls import is_address, without_password
 
 if TYPE_CHECKING:
-    from fairturn.model import Settings
+    from fairturn.client.sync_client import Client
     from fairturn.queue import Queue
+
+QueueOrClient: TypeAlias = "Queue | Client"
 
 IN_MEMORY = ":memory:"
 QUEUE_OPTIONS = (
@@ -39,11 +42,21 @@ QUEUE_OPTIONS = (
 )
 # Settings that choose the queue and its contents. The others are arguments of `Queue`.
 _PLACES = ("database", "contents", "contents_shared", "url", "key", "key_file")
+TRIES = 4  # attempts of one request; few, because a user waits
+_KEY_BYTES_MAX = 1_024
 
-queue_options = setting_options(*QUEUE_OPTIONS)
+
+def queue_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --json, and the options of a queue."""
+    return json_option(setting_options(*QUEUE_OPTIONS)(command))
 
 
-def settings_here(flags: Mapping[str, Any]) -> dict[str, SettingValue]:
+def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --json, and the options of a queue or of a service."""
+    return json_option(setting_options(*QUEUE_OPTIONS, "url", "key_file")(command))
+
+
+def settings_here(flags: Flags) -> dict[str, SettingValue]:
     """Resolve the settings with the environment of this process and its settings file."""
     with misuse_is_wrong_use():
         return resolve(flags, os.environ, read_file(os.environ, Path()))
@@ -101,7 +114,38 @@ def refuse_absent(settings: Mapping[str, SettingValue]) -> Path | str:
 
 
 @contextmanager
-def opened(flags: Mapping[str, Any], *, make: bool = False) -> Iterator["Queue"]:
+def reached(flags: Flags, *, make: bool = False) -> Iterator[QueueOrClient]:
+    """Open the queue of the settings, or a client of its service. With `make`, create a queue that
+    does not exist in the database. If the service rejects the request or sends an invalid response,
+    the command ends with a message. It prints no traceback, which could contain unescaped text of
+    the response."""
+    settings = settings_here(flags)
+    url = service_of(settings)
+    if url is None:
+        with opened(flags, make=make) as queue:
+            yield queue
+        return
+    with client_of(url, settings) as client, misuse_is_wrong_use():
+        try:
+            yield client
+        except LookupError as error:
+            raise CommandExit(
+                f"the service at {url} returned an unexpected response "
+                f"({type(error).__name__}: {error})"
+            ) from error
+
+
+def client_of(url: str, settings: Mapping[str, SettingValue]) -> "Client":
+    """Return a client of a service, with the access key of the settings."""
+    from fairturn.client.request import RetryPolicy
+    from fairturn.client.sync_client import Client
+
+    with misuse_is_wrong_use():
+        return Client(url, _key_in(settings), retry_policy=RetryPolicy(attempts_max=TRIES))
+
+
+@contextmanager
+def opened(flags: Flags, *, make: bool = False) -> Iterator["Queue"]:
     """Open the queue of the settings; with `make`, create it if it does not exist."""
     settings = settings_here(flags)
     path = database_of(settings) if make else refuse_absent(settings)
@@ -151,8 +195,23 @@ def opened_at(
         yield queue
 
 
+def _key_in(settings: Mapping[str, SettingValue]) -> str | None:
+    key, file = settings["key"], settings["key_file"]
+    if not file.given or (key.given and strength_of(key) >= strength_of(file)):
+        value: str | None = key.value
+        return value
+    try:
+        with Path(file.value).expanduser().open("rb") as stream:
+            content = stream.read(_KEY_BYTES_MAX)
+        return content.decode("ascii").strip()
+    except OSError as error:
+        wrong_use(f"the key file {file.value} cannot be read: {error.strerror}")
+    except UnicodeDecodeError:
+        wrong_use(f"the key file {file.value} does not contain an access key")
+
+
 def _conflict(
-    path: str, stored: "Settings", settings: Mapping[str, SettingValue], new: Mapping[str, Any]
+    path: str, stored: Settings, settings: Mapping[str, SettingValue], new: Mapping[str, Any]
 ) -> str:
     """Return the message for settings that differ from those of an existing queue."""
     differing = [name for name in new if getattr(stored, name) != new[name]]

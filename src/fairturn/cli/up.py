@@ -2,26 +2,22 @@
 
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from fairturn.cli.deadline import Deadline
 from fairturn.cli.exit_codes import wrong_use
-from fairturn.cli.options import setting_options
+from fairturn.cli.options import Flags, setting_options
 from fairturn.cli.service_options import SERVICE_OPTIONS, address_of, make_server, run_server, say
 from fairturn.cli.target import QUEUE_OPTIONS, opened, settings_here
-from fairturn.cli.work import WORKER_OPTIONS, EventPrinter, refuse_no_handler, worker_of
+from fairturn.cli.work import WORKER_OPTIONS, EventPrinter, refuse_no_handler, running, worker_of
 
 if TYPE_CHECKING:
     from fairturn.queue import Queue
-    from fairturn.simulator.demo.traffic import DemoPace
-    from fairturn.worker.worker import Worker
 
 DEMO_S = 3_600.0
 # Slower than `fairturn demo`, and repeated, so that the page shows it at any time.
@@ -33,7 +29,7 @@ DEMO_DOCUMENT_S, DEMO_AGAIN_S = 0.33, 1_200.0
 @click.option("--open", "open_page", is_flag=True, help="Open the page in a browser.")
 @click.option("--json", "as_json", is_flag=True, help="Log requests as JSON Lines.")
 @setting_options(*WORKER_OPTIONS, *QUEUE_OPTIONS, *SERVICE_OPTIONS)
-def command(*, demo: bool, open_page: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
+def command(*, demo: bool, open_page: bool, as_json: bool, flags: Flags) -> None:
     """Run the service and a worker.
 
     It serves the queue over HTTP, as fairturn serve does, and runs the handler on each document, as
@@ -57,9 +53,15 @@ def command(*, demo: bool, open_page: bool, as_json: bool, flags: Mapping[str, A
         queue = stack.enter_context(opened(flags, make=True))
         address = address_of(settings, queue)
         warn = partial(say, as_json=as_json)
-        lines = EventPrinter(_no_progress, as_json=as_json, outcomes=as_json, warn=warn)
-        grace_s: float = settings["grace_s"].value
-        worker = worker_of(queue, settings, lines.add, Deadline(grace_s, warn))
+        lines = EventPrinter(
+            lambda done, total=None: None, as_json=as_json, outcomes=as_json, warn=warn
+        )
+        worker = worker_of(queue, settings, lines.add, warn)
+        pace = None
+        if demo:
+            from fairturn.simulator.demo.traffic import DemoPace
+
+            pace = DemoPace(DEMO_DOCUMENT_S, settings["concurrency"].value)
         server = make_server(
             queue,
             settings,
@@ -67,51 +69,16 @@ def command(*, demo: bool, open_page: bool, as_json: bool, flags: Mapping[str, A
             as_json=as_json,
             open_page=open_page,
             works=True,
-            demo=_pace(settings["concurrency"].value) if demo else None,
-            grace_s=grace_s,
+            demo=pace,
+            grace_s=settings["grace_s"].value,
             on_stopping=lambda now: worker.stop(now=now),
         )
-        # Handlers in threads must not print among the outcomes.
-        with redirect_stdout(sys.stderr), _working(worker, server.stop):
+        # Handlers in threads must not print among the outcomes. The server stops the worker: a
+        # second stop would end running handlers at once.
+        with redirect_stdout(sys.stderr), running(worker, server.stop):
             if demo:
                 stack.enter_context(_traffic(queue))
             run_server(server)
-
-
-def _no_progress(done: int, total: int | None = None) -> None:
-    pass
-
-
-@contextmanager
-def _working(worker: "Worker", stop_serving: Any) -> Iterator[None]:
-    """Run the worker in a thread; if it fails, the command ends with its error. The server stops
-    the worker, not this block: a second stop would end running handlers at once."""
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            worker.run()
-        except BaseException as error:
-            failed.append(error)
-            stop_serving()
-
-    thread = threading.Thread(target=work, name="fairturn-worker")
-    thread.start()
-    try:
-        yield
-    except BaseException:  # the server could not start
-        worker.stop()
-        raise
-    finally:
-        thread.join()
-    if failed:
-        raise failed[0]
-
-
-def _pace(workers: int) -> "DemoPace":
-    from fairturn.simulator.demo.traffic import DemoPace
-
-    return DemoPace(DEMO_DOCUMENT_S, workers)
 
 
 @contextmanager

@@ -1,37 +1,31 @@
 """Documents and customers as commands print them."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from fairturn.cli.terminal import age, console, print_table, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fairturn.model import Customer, Document
+from fairturn.model import Customer, Document
+from fairturn.wire import CUSTOMER, CUSTOMER_SETTINGS, DOCUMENT, to_json
 
 _COUNT_FROM = 90  # columns of a terminal; narrower ones have no room for the count
 _LIST = ("id", "customer", "state", "priority", "count", "age", "name")
 
 
-def document_as_json(document: "Document") -> dict[str, Any]:
-    from fairturn.wire import DOCUMENT, to_json
-
+def document_as_json(document: Document) -> dict[str, Any]:
     return to_json(DOCUMENT, document)
 
 
-def stopping(document: "Document") -> bool:
+def stopping(document: Document) -> bool:
     """Return whether a cancelled document is still running."""
     return document.cancel_requested and not document.ended
 
 
-def customer_as_json(customer: "Customer") -> dict[str, Any]:
+def customer_as_json(customer: Customer) -> dict[str, Any]:
     """Return the fields of a customer and of its settings."""
-    from fairturn.wire import CUSTOMER, CUSTOMER_SETTINGS, to_json
-
     return {**to_json(CUSTOMER, customer), **to_json(CUSTOMER_SETTINGS, customer.settings)}
 
 
-def print_documents(documents: "Sequence[Document]", now: int) -> None:
+def print_documents(documents: Sequence[Document], now: int) -> None:
     rows = [
         [
             document.id,

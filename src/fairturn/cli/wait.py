@@ -1,14 +1,12 @@
 """`fairturn wait`: wait until documents have ended."""
 
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 import click
 
 from fairturn.cli.exit_codes import FAILED, TRY_AGAIN, CommandExit
-from fairturn.cli.options import SecondsType, json_option
-from fairturn.cli.remote import place_options, reached
+from fairturn.cli.options import SECONDS, Flags
+from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import number, print_line, printable, progress
 from fairturn.cli.values import document_as_json
 from fairturn.clock import stopwatch
@@ -16,12 +14,9 @@ from fairturn.clock import stopwatch
 
 @click.command("wait")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@click.option("--timeout", type=SecondsType(), help="Time out after this; never by default.")
-@json_option
+@click.option("--timeout", type=SECONDS, help="Time out after this; never by default.")
 @place_options
-def command(
-    *, ids: tuple[str, ...], timeout: float | None, as_json: bool, flags: Mapping[str, Any]
-) -> None:
+def command(*, ids: tuple[str, ...], timeout: float | None, as_json: bool, flags: Flags) -> None:
     """Wait until documents have ended.
 
     The exit code is 0 if all are completed, 1 if one has ended otherwise, and 75 after the

@@ -1,24 +1,24 @@
 """`fairturn work`: a worker that prints its outcomes."""
 
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairturn.cli.deadline import Deadline
+from fairturn.cli.deadline import begin_deadline
 from fairturn.cli.exit_codes import misuse_is_wrong_use
-from fairturn.cli.options import json_option, setting_options
+from fairturn.cli.options import Flags, json_option, setting_options
 from fairturn.cli.settings import WORKER, SettingValue, names_of, values_of
 from fairturn.cli.target import QUEUE_OPTIONS, opened, settings_here
 from fairturn.cli.terminal import ProgressCallback, duration, json_line, number, printable, progress
 from fairturn.clock import SECOND_US, microseconds
-from fairturn.model import FAILED, Failed
+from fairturn.model import FAILED, Document, Failed
 
 if TYPE_CHECKING:
-    from fairturn.model import Document, Outcome
     from fairturn.queue import Queue
     from fairturn.worker.events import DocumentEnded, Event, WorkerIdle
     from fairturn.worker.worker import Worker
@@ -47,7 +47,7 @@ Or set it with FAIRTURN_HANDLER, or with handler in [worker] of fairturn.toml.""
 @click.option("--until-empty", is_flag=True, help="End when all documents have ended.")
 @json_option
 @setting_options(*WORKER_OPTIONS, *QUEUE_OPTIONS)
-def command(*, until_empty: bool, as_json: bool, flags: Mapping[str, Any]) -> None:
+def command(*, until_empty: bool, as_json: bool, flags: Flags) -> None:
     """Process documents: run a handler on each, in the order of service.
 
     The handler is a function of a module in this folder, or of an installed one. It gets the
@@ -67,8 +67,7 @@ def command(*, until_empty: bool, as_json: bool, flags: Mapping[str, Any]) -> No
         total = queue.summary().waiting if until_empty else None
         with progress("Working", total, beside_output=True) as advance:
             lines = EventPrinter(advance, as_json=as_json)
-            deadline = Deadline(settings["grace_s"].value, _warn)
-            worker = worker_of(queue, settings, lines.add, deadline)
+            worker = worker_of(queue, settings, lines.add, _warn)
             with redirect_stdout(sys.stderr):  # handlers in threads must not print among outcomes
                 done = worker.run(until_empty=until_empty)
     if not as_json:
@@ -87,22 +86,49 @@ def worker_of(
     queue: "Queue",
     settings: Mapping[str, SettingValue],
     on_event: "Callable[[Event], None]",
-    deadline: Deadline,
+    warn: Callable[[str], None],
 ) -> "Worker":
     """Return a worker with the settings of [worker]. Stopping it starts the deadline."""
     from fairturn.worker.backoff import Backoff
     from fairturn.worker.worker import Worker
 
+    values = values_of(WORKER, settings)
+
     class InterruptibleWorker(Worker):
         def stop(self, *, now: bool = False) -> None:
-            deadline.begin(now=now)
+            begin_deadline(values["grace_s"], warn, now=now)
             super().stop(now=now)
 
-    values = values_of(WORKER, settings)
     values["retry"] = Backoff(*(values.pop(name) for name in _BACKOFF))
     given = {_PARAMETERS.get(name, name): value for name, value in values.items()}
     with misuse_is_wrong_use():
         return InterruptibleWorker(queue, on_event=on_event, **given)
+
+
+@contextmanager
+def running(worker: "Worker", on_failure: Callable[[], None]) -> Iterator[None]:
+    """Run the worker in a thread during the block, which must stop it; an exception of the block
+    stops it too. If the worker fails, call `on_failure`, and raise its error after the block."""
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            worker.run()
+        except BaseException as error:
+            failed.append(error)
+            on_failure()
+
+    thread = threading.Thread(target=work, name="fairturn-worker")
+    thread.start()
+    try:
+        yield
+    except BaseException:
+        worker.stop()
+        raise
+    finally:
+        thread.join()
+    if failed:
+        raise failed[0]
 
 
 class EventPrinter:
@@ -166,12 +192,13 @@ class EventPrinter:
                 self._warn(f"Stopping: {what} {running}.{more}")
 
     def _print_ended(self, event: "DocumentEnded") -> None:
-        document = event.document
+        document, outcome = event.document, event.outcome
         claim = self._claims.pop(document.id, 0)
-        state = document.state.value
-        name, error, retry_in_s = _described(event.outcome)
-        if document.ended:
-            retry_in_s = None
+        name = type(outcome).__name__.lower()
+        error = retry_in_us = None
+        if isinstance(outcome, Failed):
+            error = outcome.error
+            retry_in_us = None if document.ended else outcome.retry_in_us
         if self._as_json:
             line = _json(
                 document,
@@ -179,17 +206,25 @@ class EventPrinter:
                 outcome=name,
                 seconds=round(event.seconds, 6),
                 error=error,
-                retry_in_s=retry_in_s,
+                retry_in_s=None if retry_in_us is None else retry_in_us / SECOND_US,
             )
         elif name == "released" and not event.seconds:
             return  # it was prefetched and never started
         else:
-            line = _text(document, _ending(name, state, retry_in_s), error, event.seconds)
+            assert document.claimed_at_us is not None
+            waited = duration(document.claimed_at_us - document.submitted_at_us)
+            took = duration(microseconds(event.seconds))
+            ending = document.state.value if document.state in FAILED else name
+            if retry_in_us is not None:
+                ending += f", retry in {duration(retry_in_us)}"
+            if error:
+                ending += f": {printable(error)}"
+            line = _line(document, f"waited {waited}, took {took}", ending)
         self._print(line)
         self._ended += 1
         self._advance(self._ended)
 
-    def _print_cancelled(self, document: "Document") -> None:
+    def _print_cancelled(self, document: Document) -> None:
         if self._as_json:
             self._print(_json(document))
         else:
@@ -202,14 +237,6 @@ class EventPrinter:
         self._out.flush()
 
 
-def _ending(name: str, state: str, retry_in_s: float | None) -> str:
-    if state in FAILED:
-        return state
-    if retry_in_s is not None:
-        return f"{name}, retry in {duration(microseconds(retry_in_s))}"
-    return name
-
-
 def _idle(event: "WorkerIdle") -> str:
     parts = (
         (event.waiting, "of customers that are paused or at their limit"),
@@ -220,54 +247,29 @@ def _idle(event: "WorkerIdle") -> str:
     return f"No document can start now; waiting for: {left}. Press Ctrl-C to stop."
 
 
-def _described(outcome: "Outcome") -> tuple[str, str | None, float | None]:
-    """Return the name of an outcome, and the error and backoff of a failed one."""
-    if isinstance(outcome, Failed):
-        retry = outcome.retry_in_us
-        return "failed", outcome.error, None if retry is None else retry / SECOND_US
-    return type(outcome).__name__.lower(), None, None
-
-
-def _text(document: "Document", ending: str, error: str | None, seconds: float) -> str:
-    assert document.claimed_at_us is not None
-    waited = duration(document.claimed_at_us - document.submitted_at_us)
-    took = duration(microseconds(seconds))
-    why = f": {printable(error)}" if error else ""
-    return _line(document, f"waited {waited}, took {took}", f"{ending}{why}")
-
-
-def _line(document: "Document", times: str, ending: str) -> str:
+def _line(document: Document, times: str, ending: str) -> str:
     customer = printable(document.customer)
     return f"{document.id}  priority {document.priority}  {times}  {customer}  {ending}"
 
 
-def _json(
-    document: "Document",
-    *,
-    claim: int | None = None,
-    outcome: str | None = None,
-    seconds: float | None = None,
-    error: str | None = None,
-    retry_in_s: float | None = None,
-) -> str:
-    """Format an ended attempt; without an outcome, a document cancelled before it started."""
-    return json_line(
-        {
-            "claim": claim,
-            "id": document.id,
-            "customer": document.customer,
-            "priority": document.priority,
-            "count": document.count,
-            "submitted_at": document.submitted_at_us,
-            "claimed_at": document.claimed_at_us,
-            "attempts": document.attempts,
-            "outcome": outcome,
-            "state": document.state.value,
-            "seconds": seconds,
-            "error": error,
-            "retry_in_s": retry_in_s,
-        }
-    )
+def _json(document: Document, **attempt: Any) -> str:
+    """Format an ended attempt; without its fields, a document cancelled before it started."""
+    line = {
+        "claim": None,
+        "id": document.id,
+        "customer": document.customer,
+        "priority": document.priority,
+        "count": document.count,
+        "submitted_at": document.submitted_at_us,
+        "claimed_at": document.claimed_at_us,
+        "attempts": document.attempts,
+        "outcome": None,
+        "state": document.state.value,
+        "seconds": None,
+        "error": None,
+        "retry_in_s": None,
+    }
+    return json_line(line | attempt)
 
 
 def _warn(sentence: str) -> None:

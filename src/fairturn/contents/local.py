@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, NoReturn, Protocol
 
 from fairturn.clock import Clock, SystemClock
 from fairturn.errors import ContentDamaged, StoreError, StoreFull, StoreRefused
@@ -64,7 +64,8 @@ class ContentWriter(Protocol):
 
 
 class Contents(Protocol):
-    """Stores contents under names that it generates; no user input becomes part of a path."""
+    """Stores contents under names that it generates; no user input becomes part of a path. A class
+    for another place inherits from it and implements the methods without a body."""
 
     def put(
         self, chunks: Iterable[bytes], *, size_bytes_max: int = CONTENT_BYTES_MAX
@@ -74,7 +75,13 @@ class Contents(Protocol):
         Raises `ValueError` if it is too large, `StoreFull` if the disk is full, and what `chunks`
         raises. After an error nothing is stored.
         """
-        ...
+        writing = self.begin(size_bytes_max=size_bytes_max)
+        try:
+            for chunk in chunks:
+                writing.write(chunk)
+            return writing.finish()
+        finally:
+            writing.abandon()
 
     def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> ContentWriter:
         """Begin to write a stored file. A sweep deletes it if a crash prevents `finish` and
@@ -95,7 +102,7 @@ class Contents(Protocol):
 
     def check(self) -> None:
         """Raise what writing a stored file would raise now, as far as can be determined."""
-        ...
+        return
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete contents; ignore missing ones."""
@@ -107,56 +114,33 @@ class Contents(Protocol):
 
     def close(self) -> None:
         """Free the resources. Idempotent."""
-        ...
+        return
 
 
-class NoContents:
+class NoContents(Contents):
     """For a queue on PostgreSQL without a shared folder or bucket: contents are in the database,
     and large ones are rejected."""
 
-    def put(
-        self, chunks: Iterable[bytes], *, size_bytes_max: int = CONTENT_BYTES_MAX
-    ) -> ContentRef:
+    def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> ContentWriter:
         raise StoreRefused(
             f"content of more than {INLINE_BYTES_MAX:,} bytes needs a folder or a bucket that "
             "all machines of the queue share; set it with contents=Folder(...) or --contents"
         )
 
-    def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> ContentWriter:
-        self.put(())
-        raise AssertionError
-
-    def open(self, ref: ContentRef, verify: Verify | None = None) -> BinaryIO:
+    def open(self, ref: ContentRef, verify: Verify | None = None) -> NoReturn:
         self.locate(ref.name)
-        raise AssertionError
 
-    def locate(self, name: str) -> str:
+    def locate(self, name: str) -> NoReturn:
         raise ContentDamaged(
             f"content {name} is in a folder or bucket that is not configured in this process; set "
             "it with contents=Folder(...) or --contents"
         )
-
-    def check(self) -> None:
-        """Do nothing: small documents are always accepted."""
 
     def delete(self, names: Iterable[str]) -> None:
         """Do nothing: a process with the folder deletes them in its next sweep."""
 
     def names(self, older_than: int) -> Iterator[str]:
         return iter(())
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-def written(writing: ContentWriter, chunks: Iterable[bytes]) -> ContentRef:
-    """Write all chunks and return the reference; after an error nothing is stored."""
-    try:
-        for chunk in chunks:
-            writing.write(chunk)
-        return writing.finish()
-    finally:
-        writing.abandon()
 
 
 _CHECK_BYTES = 4_096  # that `check` writes: an empty file fits on a full disk
@@ -168,7 +152,7 @@ _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
 _SHARED_FOLDER, _SHARED_FILE = 0o2770, 0o660
 
 
-class Folder:
+class Folder(Contents):
     """Contents as files, in subfolders named by the first two digits of their names.
 
     Only the owner can read them. With `shared=True` the folder's group can read, add and delete
@@ -189,11 +173,6 @@ class Folder:
         self._clock = clock or SystemClock()
         self._new_name = new_name
         self._synced: set[str] = set()  # subfolders whose entries are durable
-
-    def put(
-        self, chunks: Iterable[bytes], *, size_bytes_max: int = CONTENT_BYTES_MAX
-    ) -> ContentRef:
-        return written(self.begin(size_bytes_max=size_bytes_max), chunks)
 
     def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> "_FileWriter":
         name = checked_name(self._new_name())
@@ -222,15 +201,8 @@ class Folder:
             if error.errno in _NOTHING:
                 raise ContentDamaged(f"content {name} is missing in {self.path}") from error
             raise self._translate("read", error) from error
-        file = os.fdopen(descriptor, "rb")
-        try:
-            with self._translated("read"):
-                (verify or verify_all)(file, ref)
-                file.seek(0)
-        except BaseException:
-            file.close()
-            raise
-        return file
+        with self._translated("read"):
+            return _verified(descriptor, ref, verify or verify_all)
 
     def locate(self, name: str) -> str:
         return str(self.path / checked_name(name)[:2] / name)
@@ -263,9 +235,6 @@ class Folder:
                 raise self._translate("list", error) from error
             yield from old
 
-    def close(self) -> None:
-        """Do nothing: no descriptor is kept open."""
-
     def _make_subfolder(self, two_digits: str) -> int:
         """Return the descriptor of a subfolder, which is created if it is missing."""
         mode = _SHARED_FOLDER if self.shared else _PRIVATE_FOLDER
@@ -280,7 +249,7 @@ class Folder:
             if _ROOT not in self._synced:
                 if self.shared:
                     self._share_root(root, is_new=is_new)
-                _sync_folder(self.path.parent)
+                sync(self.path.parent)
                 self._synced.add(_ROOT)
             with suppress(FileExistsError):
                 os.mkdir(two_digits, mode=mode, dir_fd=root)
@@ -400,10 +369,7 @@ class TemporaryFolder(Folder):
 
 
 def payload_of(
-    document: Document,
-    body: str | bytes | None,
-    contents: Contents,
-    verify: Verify | None = None,
+    document: Document, body: str | bytes | None, contents: Contents, verify: Verify | None = None
 ) -> Any:
     """Return the payload of a document, from its row or the contents."""
     refuse_other(document, BodyType.PAYLOAD)
@@ -414,10 +380,7 @@ def payload_of(
 
 
 def open_content(
-    document: Document,
-    body: str | bytes | None,
-    contents: Contents,
-    verify: Verify | None = None,
+    document: Document, body: str | bytes | None, contents: Contents, verify: Verify | None = None
 ) -> BinaryIO:
     """Open the content of a document, from its row or the contents, after verifying it."""
     refuse_other(document, BodyType.CONTENT)
@@ -444,11 +407,16 @@ def check_bytes(id: str, body: bytes, sha256: bytes | None) -> None:
 def open_file(path: str, ref: ContentRef) -> BinaryIO:
     """Open a file that `Contents.locate` returned, after verifying it."""
     try:
-        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as error:
         raise ContentDamaged(f"content {path} cannot be read: {error.strerror}") from error
+    return _verified(descriptor, ref, verify_all)
+
+
+def _verified(descriptor: int, ref: ContentRef, verify: Verify) -> BinaryIO:
+    file = os.fdopen(descriptor, "rb")
     try:
-        verify_all(file, ref)
+        verify(file, ref)
         file.seek(0)
     except BaseException:
         file.close()
@@ -466,6 +434,18 @@ def chunks_of(stream: BinaryIO) -> Iterator[bytes]:
     """Iterate over the rest of a stream, in chunks of `CHUNK_BYTES`."""
     while chunk := stream.read(CHUNK_BYTES):
         yield chunk
+
+
+def copy_content(ref: ContentRef, source: Contents, target: Folder) -> None:
+    """Copy a content under its own name, unless the target has it undamaged. Raise `ContentDamaged`
+    if the source has not."""
+    with suppress(ContentDamaged):  # also raised for a missing one
+        target.open(ref).close()
+        return
+    with source.open(ref) as stream:
+        named = Folder(target.path, shared=target.shared, new_name=lambda: ref.name)
+        if named.put(chunks_of(stream)) != ref:
+            raise ContentDamaged(f"the content {ref.name} changed while it was copied")
 
 
 def sweep(
@@ -547,12 +527,13 @@ def _share(folder: int) -> None:
         os.fchmod(folder, _SHARED_FOLDER)
 
 
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Make a file, or the names in a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def _remove_own(path: Path, pid: int) -> None:

@@ -11,7 +11,7 @@ import re
 import secrets
 import shutil
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO
@@ -20,18 +20,12 @@ from fairturn.clock import from_datetime
 from fairturn.contents.local import (
     CHUNK_BYTES,
     UNFINISHED,
+    Contents,
     Verify,
     checked_name,
     verify_all,
-    written,
 )
-from fairturn.errors import (
-    ContentDamaged,
-    StoreError,
-    StoreFull,
-    StoreRefused,
-    StoreUnavailable,
-)
+from fairturn.errors import ContentDamaged, StoreError, StoreFull, StoreRefused, StoreUnavailable
 from fairturn.model import CONTENT_BYTES_MAX, ContentRef
 from fairturn.stores import crash
 
@@ -51,12 +45,10 @@ def is_bucket(place: str) -> bool:
     return place.startswith("s3://")
 
 
-class Bucket:
+class Bucket(Contents):
     """Contents as objects under one prefix of a bucket."""
 
-    def __init__(
-        self, url: str, *, new_name: Callable[[], str] = lambda: secrets.token_hex(16)
-    ) -> None:
+    def __init__(self, url: str) -> None:
         match = _URL.fullmatch(url)
         if match is None:
             raise ValueError(
@@ -66,17 +58,11 @@ class Bucket:
         self._bucket = match[1]
         prefix = (match[2] or "").strip("/")
         self._prefix = f"{prefix}/" if prefix else ""
-        self._new_name = new_name
         self._client = _connect()
-
-    def put(
-        self, chunks: Iterable[bytes], *, size_bytes_max: int = CONTENT_BYTES_MAX
-    ) -> ContentRef:
-        return written(self.begin(size_bytes_max=size_bytes_max), chunks)
 
     def begin(self, *, size_bytes_max: int = CONTENT_BYTES_MAX) -> "_ObjectWriter":
         crash.point("content-before-write")
-        return _ObjectWriter(self, checked_name(self._new_name()), size_bytes_max)
+        return _ObjectWriter(self, secrets.token_hex(16), size_bytes_max)
 
     def open(self, ref: ContentRef, verify: Verify | None = None) -> BinaryIO:
         key = self._key(ref.name)

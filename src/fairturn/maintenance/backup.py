@@ -16,7 +16,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ import apsw
 
 from fairturn.clock import TIMESTAMP_MAX
 from fairturn.config import contents_beside
-from fairturn.contents.local import Folder, chunks_of
+from fairturn.contents.local import Folder, copy_content, sync
 from fairturn.errors import (
     ContentDamaged,
     StoreBusy,
@@ -43,7 +43,7 @@ from fairturn.stores.sqlite.schema import refuse_foreign_file
 
 SNAPSHOTS_MAX = 100  # snapshots before the backup fails
 
-Progress = Callable[[int, int], None]  # called with the bytes done and the total
+Progress = Callable[[int, int], None]  # called with the amount done and the total
 
 
 class Backup(NamedTuple):
@@ -76,7 +76,7 @@ def back_up(
         )
     if not path.parent.is_dir():
         raise StoreRefused(f"the folder {path.parent} does not exist; create it first")
-    with named(path), locked(path):
+    with locked(path):
         _refuse_target(store.path, path, overwrite=overwrite)
         return _back_up(queue, store, path, progress)
 
@@ -84,39 +84,41 @@ def back_up(
 def _back_up(queue: Queue, store: SqliteStore, path: Path, progress: Progress) -> Backup:
     folder = contents_beside(path)
     before = folder.exists()
-    unfinished = path.with_name(f"{path.name}.part")
-    remove_database(unfinished)
-    # Created here because SQLite would create it readable for other users.
-    os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     copy = _Copy(queue, store, Folder(folder), progress)
     try:
-        copy.run(unfinished)
-        _verify(unfinished, copy)
-        shutil.copymode(store.path, unfinished)
-        sync(unfinished)
-        crash.point("backup-before-rename")
-        unfinished.replace(path)
-        sync(path.parent)
-        crash.point("backup-after-rename")
+        with unfinished(path) as file:
+            copy.run(file)
+            _verify(file, copy)
+            shutil.copymode(store.path, file)
+            sync(file)
+            crash.point("backup-before-rename")
+            file.replace(path)
+            sync(path.parent)
+            crash.point("backup-after-rename")
     except BaseException:
-        remove_database(unfinished)
         if not before and not path.exists():  # otherwise the folder belongs to a complete copy
             shutil.rmtree(folder, ignore_errors=True)
         raise
     copy.delete_others()
     return Backup(
-        path,
-        path.stat().st_size + copy.size_bytes,
-        len(copy.copied),
-        tuple(copy.damaged.values()),
+        path, path.stat().st_size + copy.size_bytes, len(copy.copied), tuple(copy.damaged.values())
     )
 
 
 @contextmanager
-def named(path: Path) -> Iterator[None]:
-    """Translate an `OSError` into a `StoreError` that names the copy."""
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock on a copy, a file beside it; raise `StoreBusy` if another process holds it.
+    An `OSError` of the block becomes a `StoreError` that names the copy."""
+    lock = path.with_name(f"{path.name}.lock")
     try:
-        yield
+        descriptor = _take_lock(lock)
+        if descriptor is None:
+            raise StoreBusy(f"another backup or restore is writing {path}; retry when it has ended")
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+            os.close(descriptor)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StoreFull(f"the disk of {path} is full; the copy is not complete") from error
@@ -124,17 +126,16 @@ def named(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock on a copy, a file beside it; raise `StoreBusy` if another process holds it."""
-    lock = path.with_name(f"{path.name}.lock")
-    descriptor = _take_lock(lock)
-    if descriptor is None:
-        raise StoreBusy(f"another backup or restore is writing {path}; retry when it has ended")
+def unfinished(path: Path) -> Iterator[Path]:
+    """Yield an empty file beside the path, to be renamed to it; otherwise it is removed."""
+    file = path.with_name(f"{path.name}.part")
+    remove_database(file)
+    # Created here because SQLite would create it readable for other users.
+    os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     try:
-        yield
+        yield file
     finally:
-        lock.unlink(missing_ok=True)
-        os.close(descriptor)
+        remove_database(file)
 
 
 def _take_lock(lock: Path) -> int | None:
@@ -166,7 +167,6 @@ class _Copy:
         self._store = store
         self._target = target
         self._progress = progress
-        self._before = self.present()
         self._done = self._total = 0
         self.copied: dict[str, int] = {}
         self.damaged: dict[str, str] = {}
@@ -216,11 +216,7 @@ class _Copy:
         return True
 
     def _copy(self, ref: ContentRef) -> None:
-        if ref.name not in self._before or not is_whole(self._target, ref):
-            with self._queue.contents.open(ref) as stream:
-                target = Folder(self._target.path, new_name=lambda: ref.name)
-                if target.put(chunks_of(stream)) != ref:
-                    raise ContentDamaged(f"the content {ref.name} changed while it was copied")
+        copy_content(ref, self._queue.contents, self._target)
         self.copied[ref.name] = ref.size_bytes
         self._done += ref.size_bytes
         self._total = max(self._total, self._done)
@@ -237,8 +233,8 @@ class _Copy:
 def _verify(path: Path, copy: _Copy) -> None:
     """Open the copy as a queue, and check that the contents it refers to are present."""
     present = copy.present()
-    store = SqliteStore(path, allow_network=True)  # unlike a queue, a copy may be on a share
-    try:
+    # Unlike a queue, a copy may be on a share.
+    with closing(SqliteStore(path, allow_network=True)) as store:
         store.settings()
         with store.read_transaction() as snapshot:
             missing = [
@@ -246,32 +242,27 @@ def _verify(path: Path, copy: _Copy) -> None:
                 for ref in contents(snapshot)
                 if ref.name not in present and ref.name not in copy.damaged
             ]
-    finally:
-        store.close()
     if missing:
         raise StoreError(f"{path} refers to contents that are missing: {', '.join(missing[:3])}")
 
 
-def is_whole(folder: Folder, ref: ContentRef) -> bool:
-    """Return whether a stored file is present and matches its checksum."""
-    try:
-        folder.open(ref).close()
-    except ContentDamaged:
-        return False
-    return True
+def refuse_target(source: Path, what: str, path: Path, *, replace: bool, hint: str) -> None:
+    """Refuse to write a copy over its source, over another file, or without `replace` over an
+    existing copy."""
+    if path.resolve() == source.resolve() or (path.exists() and path.samefile(source)):
+        raise StoreRefused(f"{path} is the {what} itself; choose another path")
+    present = [str(there) for there in (path, contents_beside(path)) if there.exists()]
+    if present and not replace:
+        exist = "exists" if len(present) == 1 else "exist"
+        raise StoreRefused(f"{' and '.join(present)} {exist} already; {hint}")
+    if path.exists():
+        refuse_foreign_file(path)
 
 
 def _refuse_target(source: Path, path: Path, *, overwrite: bool) -> None:
-    if path.resolve() == source.resolve() or (path.exists() and path.samefile(source)):
-        raise StoreRefused(f"{path} is the queue itself; choose another path")
-    present = [str(there) for there in (path, contents_beside(path)) if there.exists()]
-    if present and not overwrite:
-        exist = "exists" if len(present) == 1 else "exist"
-        raise StoreRefused(
-            f"{' and '.join(present)} already {exist}; pass overwrite=True to replace an older copy"
-        )
+    hint = "pass overwrite=True to replace an older copy"
+    refuse_target(source, "queue", path, replace=overwrite, hint=hint)
     if path.exists():
-        refuse_foreign_file(path)
         log = path.with_name(f"{path.name}-wal")
         if log.exists() and log.stat().st_size:
             raise StoreRefused(
@@ -283,12 +274,3 @@ def remove_database(path: Path) -> None:
     """Remove a database file and the files that SQLite keeps beside it."""
     path.unlink(missing_ok=True)
     remove_beside(path)
-
-
-def sync(path: Path) -> None:
-    """Make a file, or the names in a folder, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,17 +7,17 @@ copied unchanged: the order of service continues.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 from fairturn.clock import SystemClock
 from fairturn.config import contents_beside, open_store
-from fairturn.contents.local import Folder, chunks_of
-from fairturn.errors import ContentDamaged, StoreRefused, StoreUnavailable
+from fairturn.contents.local import Folder, copy_content
+from fairturn.errors import StoreRefused, StoreUnavailable
+from fairturn.maintenance.backup import Progress
 from fairturn.maintenance.sqlite_transfer import unload
 from fairturn.maintenance.takeover import copy_server, is_file_of_0_1, take_over_file
 from fairturn.model import ContentRef
@@ -28,7 +28,6 @@ from fairturn.stores.values import Row
 if TYPE_CHECKING:
     from fairturn.stores.postgres import PostgresStore
 
-Progress = Callable[[int, int], None]  # called with the rows done, and all
 _COPIED = "SELECT (SELECT count(*) FROM documents), (SELECT count(*) FROM customers)"
 
 
@@ -83,15 +82,13 @@ def copy_queue(
 
     assert isinstance(to, PostgresStore)
     folder = None if contents is None else Folder(Path(contents), shared=contents_shared)
-    try:
+    with closing(to):
         if not is_old:
             return _copy(path, contents_beside(path), to, folder, progress)
         with TemporaryDirectory(prefix="fairturn-") as temporary:
             converted = Path(temporary) / "queue.db"
             take_over_file(path, converted, lambda refs: None)
             return _copy(converted, contents_beside(path), to, folder, progress)
-    finally:
-        to.close()
 
 
 def _take_over(source: Path, target: Path, progress: Progress) -> Copied:
@@ -100,12 +97,8 @@ def _take_over(source: Path, target: Path, progress: Progress) -> Copied:
             _copy_contents(refs, Folder(contents_beside(source)), Folder(contents_beside(target)))
 
     contents = take_over_file(source, target, copy_contents, progress)
-    store = SqliteStore(target)
-    try:
-        with store.read_transaction() as snapshot:
-            ((documents, customers),) = snapshot.execute(_COPIED)
-    finally:
-        store.close()
+    with closing(SqliteStore(target)) as store, store.read_transaction() as snapshot:
+        ((documents, customers),) = snapshot.execute(_COPIED)
     return Copied(documents, customers, contents)
 
 
@@ -115,21 +108,19 @@ def _copy_server(
     open_store(target, schema=schema).close()  # creates the schema
     from fairturn.stores.postgres.connection import PostgresDatabase
 
-    with ExitStack() as stack:
-        old, new = (
-            PostgresDatabase(url, schema=name or SCHEMA, pool_max=1, prepare=False)
-            for url, name in ((source, source_schema), (target, schema))
-        )
-        stack.callback(old.close)
-        stack.callback(new.close)
+    old, new = (
+        PostgresDatabase(url, schema=name or SCHEMA, pool_max=1, prepare=False)
+        for url, name in ((source, source_schema), (target, schema))
+    )
+    with closing(old), closing(new):
         return Copied(*copy_server(old, new, progress), contents=0)
 
 
 def _copy(
     path: Path, beside: Path, to: "PostgresStore", folder: Folder | None, progress: Progress
 ) -> Copied:
-    store, clock = SqliteStore(path), SystemClock()
-    try:
+    clock = SystemClock()
+    with closing(SqliteStore(path)) as store:
         version = store.version()
         with store.read_transaction() as snapshot:
             exported = unload(snapshot, clock.now(), clock.uptime())
@@ -144,8 +135,6 @@ def _copy(
             # The access keys are the last rows that are read; the target commits after them.
             last = _unless_changed(store, version, exported.access_keys)
             to.load(exported._replace(access_keys=last), progress)
-    finally:
-        store.close()
     return Copied(exported.documents_known, exported.customers_known, len(refs))
 
 
@@ -162,9 +151,4 @@ def _unless_changed(store: SqliteStore, version: int, rows: Iterable[Row]) -> It
 def _copy_contents(refs: list[ContentRef], source: Folder, target: Folder) -> None:
     """Copy every content that the target does not have yet, under its own name."""
     for ref in refs:
-        try:
-            target.open(ref).close()
-        except ContentDamaged:  # also raised for a missing one
-            with source.open(ref) as stream:
-                named = Folder(target.path, shared=target.shared, new_name=partial(str, ref.name))
-                named.put(chunks_of(stream))
+        copy_content(ref, source, target)

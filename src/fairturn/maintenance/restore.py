@@ -7,22 +7,15 @@ target is the previous queue or the restored one, each with all its contents.
 
 import os
 import shutil
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 from fairturn.clock import TIMESTAMP_MAX
 from fairturn.config import contents_beside
-from fairturn.contents.local import Folder, chunks_of
+from fairturn.contents.local import Folder, copy_content, sync
 from fairturn.errors import ContentDamaged, NoQueue, StoreRefused
-from fairturn.maintenance.backup import (
-    Progress,
-    is_whole,
-    locked,
-    named,
-    remove_database,
-    sync,
-)
+from fairturn.maintenance.backup import Progress, locked, refuse_target, unfinished
 from fairturn.maintenance.sqlite_file import (
     exclusive,
     refuse_open,
@@ -33,7 +26,7 @@ from fairturn.maintenance.sqlite_file import (
 from fairturn.model import ContentRef
 from fairturn.stores import crash
 from fairturn.stores.sqlite import SqliteStore, query
-from fairturn.stores.sqlite.schema import network_below, refuse_foreign_file, refuse_network
+from fairturn.stores.sqlite.schema import network_below, refuse_network
 
 
 class Restored(NamedTuple):
@@ -67,23 +60,27 @@ def restore(
     if not path.parent.is_dir():
         raise StoreRefused(f"the folder {path.parent} does not exist; create it first")
     refuse_network(path, network_below(path), allowed=allow_network)
-    with named(path), locked(path):
+    with locked(path):
         _refuse_target(source, path, replace=replace)
         contents = _Contents(source, path, shared=contents_shared)
         try:
-            return _restore(source, path, contents, progress, allow_network=allow_network)
+            with unfinished(path) as file:
+                return _restore(source, path, file, contents, progress, allow_network=allow_network)
         except BaseException:
-            remove_database(_unfinished(path))
             contents.abandon()
             raise
 
 
 def _restore(
-    source: Path, path: Path, contents: "_Contents", progress: Progress, *, allow_network: bool
+    source: Path,
+    path: Path,
+    file: Path,
+    contents: "_Contents",
+    progress: Progress,
+    *,
+    allow_network: bool,
 ) -> Restored:
-    unfinished, replaced = _unfinished(path), path.exists()
-    remove_database(unfinished)
-    os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    replaced = path.exists()
     with snapshot_of(source) as snapshot:
         refs = list(query.contents(snapshot))
         database = source.stat().st_size
@@ -93,19 +90,20 @@ def _restore(
             progress(contents.size_bytes, total)
         write_copy(
             snapshot,
-            unfinished,
+            file,
             lambda part: progress(contents.size_bytes + round(part * database), total),
             marked=False,
         )
-    _begin_epoch(unfinished, allow_network=allow_network)
-    shutil.copymode(path if replaced else source, unfinished)
-    sync(unfinished)
+    with closing(SqliteStore(file, allow_network=allow_network)) as store:
+        store.begin_epoch()
+    shutil.copymode(path if replaced else source, file)
+    sync(file)
     with exclusive(path) if replaced else nullcontext():
         if not replaced:
             remove_beside(path)  # SQLite would apply the log of a deleted queue
             sync(path.parent)
         crash.point("restore-before-rename")
-        unfinished.replace(path)
+        file.replace(path)
         sync(path.parent)
         crash.point("restore-after-rename")
     contents.delete_others({ref.name for ref in refs})
@@ -114,31 +112,12 @@ def _restore(
     return Restored(path, size_bytes, len(refs) - len(damaged), damaged, replaced)
 
 
-def _unfinished(path: Path) -> Path:
-    return path.with_name(f"{path.name}.part")
-
-
 def _refuse_target(source: Path, path: Path, *, replace: bool) -> None:
     if path.is_symlink():
         raise StoreRefused(f"{path} is a symbolic link; pass the path of its target")
-    if path.resolve() == source.resolve() or (path.exists() and path.samefile(source)):
-        raise StoreRefused(f"{path} is the backup itself; choose another path")
-    present = [str(there) for there in (path, contents_beside(path)) if there.exists()]
-    if present and not replace:
-        exist = "exists" if len(present) == 1 else "exist"
-        raise StoreRefused(f"{' and '.join(present)} {exist} already; --replace replaces a queue")
+    refuse_target(source, "backup", path, replace=replace, hint="--replace replaces a queue")
     if path.exists():
-        refuse_foreign_file(path)
         refuse_open(path)
-
-
-def _begin_epoch(path: Path, *, allow_network: bool) -> None:
-    """Migrate the copy to the current schema and begin a new epoch in it."""
-    store = SqliteStore(path, allow_network=allow_network)
-    try:
-        store.begin_epoch()
-    finally:
-        store.close()
 
 
 class _Contents:
@@ -146,27 +125,20 @@ class _Contents:
 
     def __init__(self, source: Path, path: Path, *, shared: bool) -> None:
         self._source = Folder(contents_beside(source))
-        self._shared = shared
         self._target = Folder(contents_beside(path), shared=shared)
         self._is_new = not self._target.path.exists() and not path.exists()
         self._path = path
-        self._before = set(self._target.names(TIMESTAMP_MAX))
         self.size_bytes = 0
         self.damaged: list[str] = []
 
     def copy(self, ref: ContentRef) -> None:
         """Copy a stored file unless the folder already has it undamaged."""
-        if ref.name not in self._before or not is_whole(self._target, ref):
-            try:
-                with self._source.open(ref) as stream:
-                    target = Folder(
-                        self._target.path, shared=self._shared, new_name=lambda: ref.name
-                    )
-                    target.put(chunks_of(stream))
-            except ContentDamaged as error:
-                self.damaged.append(str(error))
-                return
-        self.size_bytes += ref.size_bytes
+        try:
+            copy_content(ref, self._source, self._target)
+        except ContentDamaged as error:
+            self.damaged.append(str(error))
+        else:
+            self.size_bytes += ref.size_bytes
 
     def delete_others(self, needed: set[str]) -> None:
         """Delete contents of the replaced queue and of killed restores."""

@@ -6,15 +6,16 @@ read in one transaction and not changed. `copy_server` also copies a PostgreSQL 
 present schema.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import apsw
 
+from fairturn.contents.local import sync
 from fairturn.errors import NoQueue, StoreRefused, StoreUnavailable
-from fairturn.maintenance.backup import locked, named, remove_database, sync
+from fairturn.maintenance.backup import Progress, locked, unfinished
 from fairturn.maintenance.sqlite_file import read_only, read_only_uri
 from fairturn.model import ContentRef
 from fairturn.stores.sqlite import query
@@ -41,8 +42,6 @@ _TABLES = {
 }
 _FILE_COLUMNS = {"scheduler_version": "turns_version", "body_type": "kind"}
 _SERVER_COLUMNS = {"body_type": "CASE WHEN is_payload THEN 'payload' ELSE 'content' END"}
-
-Progress = Callable[[int, int], None]  # called with the tables done, and all
 
 
 # ── Files ────────────────────────────────────────────────────────────────────────────────────────
@@ -83,27 +82,20 @@ def take_over_file(
     """
     if target.exists():
         raise StoreRefused(f"{target} exists already; name a new file")
-    unfinished = target.with_name(f"{target.name}.part")
-    with named(target), locked(target):
-        remove_database(unfinished)
-        os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        try:
-            with translated(source):
-                refs = _copy_file(source, unfinished, progress)
-            copy_contents(refs)
-            sync(unfinished)
-            unfinished.replace(target)
-            sync(target.parent)
-        finally:
-            remove_database(unfinished)
+    with locked(target), unfinished(target) as file:
+        with translated(source):
+            refs = _copy_file(source, file, progress)
+        copy_contents(refs)
+        sync(file)
+        file.replace(target)
+        sync(target.parent)
     return len(refs)
 
 
-def _copy_file(source: Path, unfinished: Path, progress: Progress) -> list[ContentRef]:
+def _copy_file(source: Path, file: Path, progress: Progress) -> list[ContentRef]:
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI
-    connection = apsw.Connection(str(unfinished), flags=flags)
-    try:
-        migrate(connection, str(unfinished))
+    with closing(apsw.Connection(str(file), flags=flags)) as connection:
+        migrate(connection, str(file))
         connection.execute("ATTACH ? AS old", (read_only_uri(source),))
         before = _state(connection, source)
         connection.execute("BEGIN IMMEDIATE")
@@ -118,8 +110,6 @@ def _copy_file(source: Path, unfinished: Path, progress: Progress) -> list[Conte
                 f"{source} was changed while it was copied, and nothing was copied; stop its "
                 "workers and submitters, and try again"
             )
-    finally:
-        connection.close()
     return refs
 
 

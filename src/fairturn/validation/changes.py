@@ -13,6 +13,12 @@ class Unchanged(Enum):
 
 
 UNCHANGED: Final = Unchanged.UNCHANGED
+_TYPES: dict[str, tuple[Any, str]] = {
+    "weight": (int | float, "a number"),
+    "limit": (int | None, "a whole number, or None for no limit"),
+    "paused": (bool, "True or False"),
+    "bytes_max": (int | None, "a whole number, or None for the queue's"),
+}
 
 
 def changed(settings: Settings, changes: SettingChanges) -> Settings:
@@ -33,23 +39,11 @@ def customer_changes(
     bytes_max: int | Unchanged | None,
 ) -> dict[str, Any]:
     """Return the settings of a customer to change; raise `TypeError` for a wrong type."""
-    changes: dict[str, Any] = {}
-    if weight is not UNCHANGED:
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not isfinite(weight):
-            raise TypeError(f"weight is {weight!r}; it must be a number")
-        changes["weight"] = weight
-    if limit is not UNCHANGED:
-        if isinstance(limit, bool) or not isinstance(limit, int | None):
-            raise TypeError(f"limit is {limit!r}; it must be a whole number, or None for no limit")
-        changes["limit"] = limit
-    if paused is not UNCHANGED:
-        if not isinstance(paused, bool):
-            raise TypeError(f"paused is {paused!r}; it must be True or False")
-        changes["paused"] = paused
-    if bytes_max is not UNCHANGED:
-        if isinstance(bytes_max, bool) or not isinstance(bytes_max, int | None):
-            raise TypeError(
-                f"bytes_max is {bytes_max!r}; it must be a whole number, or None for the queue's"
-            )
-        changes["bytes_max"] = bytes_max
+    given = {"weight": weight, "limit": limit, "paused": paused, "bytes_max": bytes_max}
+    changes: dict[str, Any] = {n: value for n, value in given.items() if value is not UNCHANGED}
+    for name, value in changes.items():
+        types, expected = _TYPES[name]
+        is_wrong = not isinstance(value, types) or (isinstance(value, bool) and name != "paused")
+        if is_wrong or (name == "weight" and not isfinite(value)):
+            raise TypeError(f"{name} is {value!r}; it must be {expected}")
     return changes
