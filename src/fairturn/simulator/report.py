@@ -1,6 +1,7 @@
 """The report: one self-contained HTML file with charts and tables, without scripts."""
 
 from collections.abc import Iterable, Sequence
+from importlib import resources
 from typing import NamedTuple
 
 from fairturn.clock import SECOND_US
@@ -20,7 +21,6 @@ from fairturn.simulator.charts.rows import (
 from fairturn.simulator.charts.svg import safe
 from fairturn.simulator.comparison import IDEALS, Comparison, Result
 from fairturn.simulator.replay import Replayed
-from fairturn.simulator.style import STYLE
 from fairturn.simulator.summary import TITLES, duration, headline, main_of, sentences
 from fairturn.simulator.workloads import WORKLOADS
 
@@ -38,13 +38,14 @@ def page(comparison: Comparison) -> str:
     if len(scenario.trace):
         sections += [_modes(comparison), _service(comparison), _waits(comparison)]
     sections.append(_settings(comparison))
+    style = resources.files("fairturn.simulator").joinpath("report.css").read_text("utf-8")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         f"<title>{safe(scenario.name)}: a simulation by fairturn</title>\n"
-        f"<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
         f'<header>\n<p class="kind">fairturn simulate {safe(scenario.name)}</p>\n'
         f"<h1>{safe(title[:1].upper() + title[1:])}</h1>\n"
         f'<p class="headline">{safe(headline(comparison))}</p>\n</header>\n'
