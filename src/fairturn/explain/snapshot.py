@@ -69,6 +69,9 @@ class LineSummary(NamedTuple):
     overdue_ahead: int  # of these, with an older head than the document's own customer
 
 
+NO_OTHER_LINES = LineSummary(0, 0, {}, 0, {}, 0, 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueView:
     """The waiting documents and turns that decide the position of a document."""
@@ -86,7 +89,7 @@ class QueueView:
     waiting: int  # documents in the queue, itself included, of customers that are not paused
     uncounted: int = 0  # more documents that may be ahead, where there are too many to count
     folded: bool = True  # whether all events since the last claim could be folded
-    other_lines: LineSummary | None = None  # the lines of its level that are not in `lines`
+    other_lines: LineSummary = NO_OTHER_LINES  # the lines of its level that are not in `lines`
 
     def __post_init__(self) -> None:
         place = (self.customer, self.level)
@@ -96,13 +99,12 @@ class QueueView:
     @property
     def lines_in_level(self) -> int:
         """The number of customers with documents in its level."""
-        known = sum(line.level == self.level for line in self.lines)
-        return known + (0 if self.other_lines is None else self.other_lines.lines)
+        return sum(line.level == self.level for line in self.lines) + self.other_lines.lines
 
     @property
     def beyond_patience(self) -> int:
         """The number of customers with an overdue head."""
-        return len(self.overdue) + (0 if self.other_lines is None else self.other_lines.overdue)
+        return len(self.overdue) + self.other_lines.overdue
 
 
 class RunningDocument(NamedTuple):

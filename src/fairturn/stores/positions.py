@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import NamedTuple, Protocol
 
 from fairturn.explain.snapshot import (
+    NO_OTHER_LINES,
     CountRange,
     LineSummary,
     OverdueHead,
@@ -235,7 +236,7 @@ def queue_view(reader: QueueReader, ahead: Ahead, place: Place) -> QueueView:
     lines = [line for s in individual.values() for line in lines_of(s, settings)]
     lines = [line for line in lines if line.level <= place.level]
     levels_read: Set[int] = {place.level}
-    uncounted, other_lines = 0, None
+    uncounted, other_lines = 0, NO_OTHER_LINES
     if settings.mode is Mode.LEVELS:
         uncounted = _add_lower(reader, ahead, individual, lines, place)
     else:
@@ -304,7 +305,7 @@ def _sum_lines(
     mine = (0, 0) if head is None else head[:2]
     overdue_others, ahead = reader.count_overdue(patient, mine, individual)
     if own is None:  # a paused customer has no position
-        return LineSummary(0, 0, {}, 0, {}, overdue_others, ahead)
+        return NO_OTHER_LINES._replace(overdue=overdue_others, overdue_ahead=ahead)
 
     def turn(rank: int) -> tuple[int, int]:
         return own.virtual_time + rank * own.charge, own.tick

@@ -153,8 +153,7 @@ def _most(view: QueueView, own: WaitingLine, causes: list[Cause]) -> int:
     if Cause.COSTS in causes:
         place = (own.customer, own.level)
         most = sum(line.waiting for line in lines if (line.customer, line.level) != place)
-        most += view.rank.most + sum(view.others_by_level.values())
-        most += 0 if view.other_lines is None else view.other_lines.waiting
+        most += view.rank.most + sum(view.others_by_level.values()) + view.other_lines.waiting
     else:
         all_of_it = replace(view, lines=tuple(lines), rank=CountRange(*[view.rank.most] * 2))
         most = count(all_of_it).before.total

@@ -46,7 +46,8 @@ class _LineCursor:
 
 def walk(view: QueueView, *, steps_max: int = STEPS_MAX) -> TurnCount | None:
     """Count the documents ahead, with turns for the longest waiting; None if there are too many."""
-    return None if view.other_lines is not None else _Walk(view, steps_max).run()
+    many = view.other_lines.lines or view.other_lines.overdue
+    return None if many else _Walk(view, steps_max).run()
 
 
 class _Walk:
