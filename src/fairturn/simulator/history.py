@@ -60,16 +60,8 @@ def anonymous(trace: Trace) -> None:
 
 def set_weights(trace: Trace, weights: Mapping[str, int]) -> None:
     """Set weights from each customer's first document on. Weights of 1 are omitted."""
-    missing = {
-        number: weights[name]
-        for number, name in enumerate(trace.names)
-        if weights.get(name, WEIGHT_ONE) != WEIGHT_ONE
-    }
-    for n, number in enumerate(trace.customer):
-        if not missing:
-            break
-        if number in missing:
-            trace.weight[n] = missing.pop(number)
+    by_number = ((number, weights.get(name)) for number, name in enumerate(trace.names))
+    trace.set_weights({number: w for number, w in by_number if w not in (None, WEIGHT_ONE)})
 
 
 def write(
