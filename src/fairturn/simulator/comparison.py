@@ -128,9 +128,7 @@ def result_of(
 ) -> Result:
     """Return the measures of a run. `ideals` has the sorted finish times of each customer, for each
     ideal to compare with."""
-    documents: list[list[int]] = [[] for _ in scenario.groups]
-    for n, customer in enumerate(scenario.trace.customer):
-        documents[scenario.group_of[customer]].append(n)
+    documents = scenario.documents_by_group()
     spells = gaps = evenness = idle_us = None
     if isinstance(run, Replayed):
         spells = measures.waiting_spells(scenario, run)

@@ -1,8 +1,8 @@
 """The report: one self-contained HTML file with charts and tables, without scripts."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib import resources
-from typing import NamedTuple
 
 from fairturn.clock import SECOND_US
 from fairturn.simulator import measures
@@ -21,7 +21,8 @@ from fairturn.simulator.charts.rows import (
 from fairturn.simulator.charts.svg import safe
 from fairturn.simulator.comparison import IDEALS, Comparison, Result
 from fairturn.simulator.replay import Replayed
-from fairturn.simulator.summary import TITLES, duration, headline, main_of, sentences
+from fairturn.simulator.scenario import Scenario
+from fairturn.simulator.summary import TITLES, counted, duration, headline, main_of, sentences
 from fairturn.simulator.workloads import WORKLOADS
 
 BINS = 300
@@ -110,8 +111,7 @@ def _modes(comparison: Comparison) -> str:
             p99_us = result.groups[number].waits.p99_us
             style = "main" if result is main else "ideal" if result.mode in IDEALS else "other"
             rows.append(Bar(result.mode, p99_us, duration(p99_us), style))
-        customers = len(comparison.scenario.members(number))
-        caption = f"{name} ({customers:,} customer{'' if customers == 1 else 's'})"
+        caption = f"{name} ({counted(main.groups[number].customers, 'customer')})"
         text = "; ".join(f"{row.name}: {row.text}" for row in rows)
         table = _table(
             (
@@ -177,26 +177,18 @@ def _evenness(comparison: Comparison) -> str:
 # ── Service over time ────────────────────────────────────────────────────────────────────────────
 
 
-class _Shown(NamedTuple):
-    group: str
-    customers: list[int]
-
-
-def _shown(comparison: Comparison) -> list[_Shown]:
+def _shown(scenario: Scenario) -> dict[str, list[int]]:
     """Return the customers of each group with the most documents."""
-    scenario = comparison.scenario
-    sent = [0] * len(scenario.trace.names)
-    for customer in scenario.trace.customer:
-        sent[customer] += 1
+    sent = Counter(scenario.trace.customer)
     most = max(1, min(ROWS_PER_GROUP, ROWS_IN_ALL // len(scenario.groups)))
-    return [
-        _Shown(name, sorted(sorted(scenario.members(number), key=lambda c: -sent[c])[:most]))
+    return {
+        name: sorted(sorted(scenario.members(number), key=lambda c: -sent[c])[:most])
         for number, name in enumerate(scenario.groups)
-    ]
+    }
 
 
 def _service(comparison: Comparison) -> str:
-    shown = _shown(comparison)
+    shown = _shown(comparison.scenario)
     results = [result for result in comparison.results if result.mode not in IDEALS]
     ends_at = max((result.ends_at for result in results), default=0)
     figures = [_service_figure(comparison, result, shown, ends_at) for result in results]
@@ -214,30 +206,29 @@ def _service(comparison: Comparison) -> str:
 
 
 def _service_figure(
-    comparison: Comparison, result: Result, shown: list[_Shown], ends_at: int
+    comparison: Comparison, result: Result, shown: dict[str, list[int]], ends_at: int
 ) -> str:
     scenario, run = comparison.scenario, result.run
     assert isinstance(run, Replayed)
-    customers = {customer for group in shown for customer in group.customers}
-    bins = _bins(comparison, run, customers, ends_at)
+    bins = _bins(scenario, run, {c for customers in shown.values() for c in customers}, ends_at)
     names = scenario.trace.names
     bands = [
         Band(
-            f"{group.group} ({len(group.customers)} of {len(scenario.members(number)):,})",
-            [Timeline(names[customer], bins[customer]) for customer in group.customers],
+            f"{group.name} ({len(shown[group.name])} of {group.customers:,})",
+            [Timeline(names[customer], bins[customer]) for customer in shown[group.name]],
         )
-        for number, group in enumerate(shown)
+        for group in result.groups
     ]
     rows = [
         (
             names[customer],
-            group.group,
+            group,
             f"{sum(b not in (0, WAITING) for b in bins[customer]) / BINS:.0%}",
             f"{bins[customer].count(WAITING) / BINS:.0%}",
             _level_range(bins[customer]),
         )
-        for group in shown
-        for customer in group.customers
+        for group, customers in shown.items()
+        for customer in customers
     ]
     description = "; ".join(
         f"{name}: served in {served} of the time, waited unserved in {waited}"
@@ -264,9 +255,8 @@ def _level_range(bins: Sequence[int]) -> str:
 
 
 def _bins(
-    comparison: Comparison, run: Replayed, customers: set[int], ends_at: int
+    scenario: Scenario, run: Replayed, customers: set[int], ends_at: int
 ) -> dict[int, list[int]]:
-    scenario = comparison.scenario
     bins = {customer: [0] * BINS for customer in customers}
     width = max(1, -(-ends_at // BINS))
     spells = measures.waiting_spells(scenario, run)
@@ -290,9 +280,7 @@ def _bins(
 
 def _waits(comparison: Comparison) -> str:
     scenario = comparison.scenario
-    documents: list[list[int]] = [[] for _ in scenario.groups]
-    for n, customer in enumerate(scenario.trace.customer):
-        documents[scenario.group_of[customer]].append(n)
+    documents = scenario.documents_by_group()
     max_us = max(g.waits.max_us for result in comparison.results for g in result.groups)
     figures = []
     for number, name in enumerate(scenario.groups):

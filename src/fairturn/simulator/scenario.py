@@ -29,6 +29,12 @@ class Scenario:
     def members(self, group: int) -> list[int]:
         return [customer for customer, of in enumerate(self.group_of) if of == group]
 
+    def documents_by_group(self) -> list[list[int]]:
+        documents: list[list[int]] = [[] for _ in self.groups]
+        for n, customer in enumerate(self.trace.customer):
+            documents[self.group_of[customer]].append(n)
+        return documents
+
     def changed(
         self,
         *,

@@ -74,8 +74,8 @@ def sentences(comparison: Comparison) -> list[str]:
     main = main_of(comparison)
     others = others_of(comparison)
     lines = [
-        f"{group.name} ({_counted(group.customers, 'customer')}, "
-        f"{_counted(group.waits.documents, 'document')}): 99 of 100 waited at most "
+        f"{group.name} ({counted(group.customers, 'customer')}, "
+        f"{counted(group.waits.documents, 'document')}): 99 of 100 waited at most "
         + _in_each((duration(r.groups[number].waits.p99_us), r) for r in comparison.results)
         for number, group in enumerate(main.groups)
     ]
@@ -124,7 +124,7 @@ def _in_each(values: Iterable[tuple[str, Result]]) -> str:
     return ", ".join(f"{value} in {result.mode}" for value, result in values) + "."
 
 
-def _counted(n: int, noun: str) -> str:
+def counted(n: int, noun: str) -> str:
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
