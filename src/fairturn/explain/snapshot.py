@@ -195,15 +195,10 @@ def charge_of(settings: Settings, weight: int, recent_costs: tuple[int, ...]) ->
     """Return the expected charge for a customer's next turn, without reading a document."""
     if settings.mode is Mode.LEVELS:
         return 0
-    cost, costs = COST_ONE, settings.costs
-    if costs is Costs.LEARNED and recent_costs:
+    cost = COST_ONE
+    if settings.costs is Costs.LEARNED and recent_costs:
         cost = sum(recent_costs) // len(recent_costs)
     return max(1, cost * 1000 // weight)
-
-
-def capacity_of(state: CustomerState) -> int | None:
-    """Return how many more documents of the customer may run; None if it has no limit."""
-    return None if state.limit is None else max(0, state.limit - state.running)
 
 
 def lines_of(state: CustomerState, settings: Settings) -> Iterator[WaitingLine]:
@@ -211,42 +206,27 @@ def lines_of(state: CustomerState, settings: Settings) -> Iterator[WaitingLine]:
     if state.paused:
         return
     charge = charge_of(settings, state.weight, state.recent_costs)
-    capacity = capacity_of(state)
+    capacity = None if state.limit is None else max(0, state.limit - state.running)
     for flow in state.flows.values():
         if flow.waiting > 0:
-            yield WaitingLine(
-                flow.level,
-                flow.virtual_time,
-                flow.tick,
-                flow.customer,
-                flow.waiting,
-                charge,
-                capacity,
-            )
-
-
-def overdue_head(state: CustomerState, settings: Settings, now: int) -> OverdueHead | None:
-    """Return the head of a customer that is not paused, if it is overdue."""
-    since, order = state.head_since, state.head_order
-    if settings.mode is Mode.LEVELS or state.paused or order is None:
-        return None
-    if now - since <= settings.patience_us:
-        return None
-    level = next(flow.level for flow in state.flows.values() if flow.head_order == order)
-    return OverdueHead(since, order, state.customer, level)
+            turn = (flow.level, flow.virtual_time, flow.tick, flow.customer)
+            yield WaitingLine(*turn, flow.waiting, charge, capacity)
 
 
 def overdue_heads(
     states: Iterable[CustomerState], settings: Settings, now: int
 ) -> tuple[list[OverdueHead], list[OverdueHead]]:
-    """Return the overdue heads in the order of their turns: of customers that are not held, and of
-    customers at their limit."""
+    """Return the overdue heads of customers that are not paused, in the order of their turns: of
+    customers that are not held, and of customers at their limit."""
     overdue: list[OverdueHead] = []
     stalled: list[OverdueHead] = []
-    for state in states:
-        head = overdue_head(state, settings, now)
-        if head is not None:
-            (stalled if state.held else overdue).append(head)
+    for state in () if settings.mode is Mode.LEVELS else states:
+        since, order = state.head_since, state.head_order
+        if state.paused or order is None or now - since <= settings.patience_us:
+            continue
+        level = next(flow.level for flow in state.flows.values() if flow.head_order == order)
+        head = OverdueHead(since, order, state.customer, level)
+        (stalled if state.held else overdue).append(head)
     return sorted(overdue), sorted(stalled)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -85,10 +86,7 @@ def compare(
     priorities = check_all(scenario.trace, rule)[1]
     runs: dict[Discipline, Replayed | Ideal] = {}
     for mode in dict.fromkeys(modes):
-
-        def report(done: int, mode: Discipline = mode) -> None:
-            progress(mode, done)
-
+        report = partial(progress, mode)
         if mode in IDEALS:
             runs[mode] = serve_ideally(
                 scenario.trace,

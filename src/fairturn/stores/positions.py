@@ -281,8 +281,17 @@ def _read_lines(
         head for head in map(OverdueHead._make, rows) if head.customer not in individual
     ]
     levels = levels_by_line(overdue, lines, place.customer, place.level)
-    others = _other_lines(reader, individual, levels)
-    return None if others is None else (levels, sorted(overdue), lines + others)
+    rows = reader.lines(charge_of(reader.settings, WEIGHT_ONE, ()), levels, LINES_MAX + 1)
+    if len(rows) > LINES_MAX:
+        return None
+    reader.source.names.update(map(_NAME, rows))
+    charges = charges_of(reader)
+    lines += [
+        line if line.customer not in charges else line._replace(charge=charges[line.customer])
+        for line in map(WaitingLine._make, map(_LINE, rows))
+        if line.customer not in individual
+    ]
+    return levels, sorted(overdue), lines
 
 
 def _sum_lines(
@@ -385,23 +394,12 @@ def _individual(reader: QueueReader, place: Place) -> dict[int, CustomerState]:
     return individual
 
 
-def _other_lines(
-    reader: QueueReader, individual: dict[int, CustomerState], levels: Set[int]
-) -> list[WaitingLine] | None:
-    """Return the other lines of these levels; None if there are more than `LINES_MAX`."""
-    rows = reader.lines(charge_of(reader.settings, WEIGHT_ONE, ()), levels, LINES_MAX + 1)
-    if len(rows) > LINES_MAX:
-        return None
-    reader.source.names.update(map(_NAME, rows))
-    charges = {
+def charges_of(reader: QueueReader) -> dict[int, int]:
+    """Return the charge of a turn for the customers that differ from the default."""
+    return {
         customer: charge_of(reader.settings, weight, tuple(costs))
         for customer, weight, costs in reader.charged()
     }
-    return [
-        line if line.customer not in charges else line._replace(charge=charges[line.customer])
-        for line in map(WaitingLine._make, map(_LINE, rows))
-        if line.customer not in individual
-    ]
 
 
 def _count_others(
