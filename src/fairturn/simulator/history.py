@@ -61,10 +61,10 @@ def write(
 ) -> None:
     """Write the CSV that `fairturn replay` and `fairturn simulate` read."""
     # Before Python 3.13, csv does not quote a field with a carriage return.
-    if any("\r" in name for name in trace.names):
-        writer = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL)
-    else:
-        writer = csv.writer(out, lineterminator="\n")
+    quoted = any("\r" in name for name in trace.names)
+    writer = csv.writer(
+        out, lineterminator="\n", quoting=csv.QUOTE_ALL if quoted else csv.QUOTE_MINIMAL
+    )
     columns = ["at_s", "customer", "cost_s"]
     writer.writerow([*columns, "weight"] if trace.weight else columns)
     rows = _rows(trace)

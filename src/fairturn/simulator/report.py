@@ -65,7 +65,7 @@ def _scrolled(picture: str) -> str:
     return f'<div class="picture" tabindex="0">{picture}</div>'
 
 
-def _figure(caption: str, picture: str, table: str = "") -> str:
+def _figure(caption: str, picture: str, table: str) -> str:
     caption = f"<figcaption>{safe(caption)}</figcaption>"
     return f"<figure>\n{caption}\n{_scrolled(picture)}\n{table}</figure>"
 

@@ -137,26 +137,17 @@ class Draft:
         )
 
 
-def scenario_of(trace: Trace, name: str, *, workers: int, costs: Costs = Costs.EQUAL) -> Scenario:
+def scenario_of(trace: Trace, name: str, *, workers: int) -> Scenario:
     """Return a scenario of a trace. Up to `GROUPS_BY_NAME_MAX` customers are a group each; of more,
     the largest ones that submitted half of the documents are one group, the rest another."""
+    groups, group_of = tuple(trace.names), list(range(len(trace.names)))
+    if len(groups) > GROUPS_BY_NAME_MAX:
+        groups, group_of = ("small", "large"), [0] * len(groups)
+        sent = 0
+        for customer, documents in Counter(trace.customer).most_common():
+            group_of[customer] = 1
+            sent += documents
+            if 2 * sent >= len(trace):
+                break
     plan = Plan(workers=workers)
-    customers = len(trace.names)
-    if customers <= GROUPS_BY_NAME_MAX:
-        groups, group_of = tuple(trace.names), tuple(range(customers))
-    else:
-        groups, group_of = ("small", "large"), _by_size(trace)
-    return Scenario(
-        name=name, trace=trace, groups=groups, group_of=group_of, plan=plan, costs=costs
-    )
-
-
-def _by_size(trace: Trace) -> tuple[int, ...]:
-    group_of = [0] * len(trace.names)
-    sent = 0
-    for customer, documents in Counter(trace.customer).most_common():
-        group_of[customer] = 1
-        sent += documents
-        if 2 * sent >= len(trace):
-            break
-    return tuple(group_of)
+    return Scenario(name=name, trace=trace, groups=groups, group_of=tuple(group_of), plan=plan)

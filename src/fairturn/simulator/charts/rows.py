@@ -11,6 +11,7 @@ from fairturn.simulator.charts import svg
 LOG_FROM_S = 0.1  # start of the logarithmic axes
 WIDTH = 1_080
 LABELS = 168  # the part of the width for names
+_LABEL_LENGTH = 22
 RIGHT = 14
 _ROW, _BAR = 15, 13
 _TIME_TICKS_S = (60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 21_600, 43_200, 86_400)
@@ -63,8 +64,8 @@ def _svg(height: float, title: str, description: str, parts: Iterable[str]) -> s
     )
 
 
-def _label(y: float, name: str, length: int = 22) -> str:
-    short = name if len(name) <= length else f"{name[: length - 1]}…"
+def _label(y: float, name: str) -> str:
+    short = name if len(name) <= _LABEL_LENGTH else f"{name[: _LABEL_LENGTH - 1]}…"
     return svg.text(LABELS - 8, y, short, "name", "end")
 
 
