@@ -257,28 +257,17 @@ def _start(
             yield reason(Code.START_UNKNOWN)
         return
     earliest, latest = starts.earliest_at_us, starts.latest_at_us
+    early = {"earliest_at": earliest, "earliest_us": earliest - at}
     if latest is None:
-        yield reason(
-            Code.STARTS_AFTER,
-            earliest_at=earliest,
-            earliest_us=earliest - at,
-            confidence=CONFIDENCE,
-        )
-    elif latest - at <= 2 * SECOND_US:
+        yield reason(Code.STARTS_AFTER, **early, confidence=CONFIDENCE)
+        return
+    late = {"latest_at": latest, "latest_us": latest - at}
+    if latest - at <= 2 * SECOND_US:
         yield reason(Code.STARTS_NOW)
     elif earliest - at < SECOND_US:
-        yield reason(
-            Code.STARTS_WITHIN, latest_at=latest, latest_us=latest - at, confidence=CONFIDENCE
-        )
+        yield reason(Code.STARTS_WITHIN, **late, confidence=CONFIDENCE)
     else:
-        yield reason(
-            Code.STARTS_BETWEEN,
-            earliest_at=earliest,
-            earliest_us=earliest - at,
-            latest_at=latest,
-            latest_us=latest - at,
-            confidence=CONFIDENCE,
-        )
+        yield reason(Code.STARTS_BETWEEN, **early, **late, confidence=CONFIDENCE)
 
 
 # ── What happened ────────────────────────────────────────────────────────────────────────────────
@@ -326,27 +315,16 @@ def _last_event(snapshot: DocumentSnapshot) -> Iterator[Reason]:
             yield reason(Code.STOPPING)
     if ended_at is None:
         return
-    ago = max(0, at - ended_at)
+    ended: dict[str, Value] = {"ended_at": ended_at, "ended_us": max(0, at - ended_at)}
     if document.state is State.COMPLETED:
-        yield reason(
-            Code.COMPLETED,
-            claimed_at=claimed_at,
-            ended_at=ended_at,
-            ended_us=ago,
-            took_us=max(0, ended_at - (ended_at if claimed_at is None else claimed_at)),
-            worker=document.worker,
-        )
+        took_us = 0 if claimed_at is None else max(0, ended_at - claimed_at)
+        how: dict[str, Value] = {"took_us": took_us, "worker": document.worker}
+        yield reason(Code.COMPLETED, claimed_at=claimed_at, **ended, **how)
     elif document.state is State.DEAD:
-        yield reason(
-            Code.DEAD,
-            claimed_at=claimed_at,
-            ended_at=ended_at,
-            ended_us=ago,
-            error=document.error,
-            worker=document.worker,
-        )
+        how = {"error": document.error, "worker": document.worker}
+        yield reason(Code.DEAD, claimed_at=claimed_at, **ended, **how)
     else:
-        yield reason(Code(document.state), ended_at=ended_at, ended_us=ago)
+        yield reason(Code(document.state), **ended)
 
 
 def _largest(
