@@ -101,33 +101,28 @@ def _seconds(us: int | None) -> str:
 # ── Modes ────────────────────────────────────────────────────────────────────────────────────────
 
 
+_WAIT_COLUMNS = ("mode", "documents", "mean", "p50", "p95", "p99", "max", "longest gap")
+
+
 def _modes(comparison: Comparison) -> str:
-    main = main_of(comparison)
-    max_us = max(g.waits.p99_us for result in comparison.results for g in result.groups)
+    main, results = main_of(comparison), comparison.results
+    max_us = max(g.waits.p99_us for result in results for g in result.groups)
+    ideals = [ideal for ideal in IDEALS if any(result.mode is ideal for result in results)]
+    columns = (*_WAIT_COLUMNS, *(f"behind {ideal}" for ideal in ideals))
     figures = []
     for number, name in enumerate(comparison.scenario.groups):
-        rows = []
-        for result in comparison.results:
-            p99_us = result.groups[number].waits.p99_us
+        rows, cells = [], []
+        for result in results:
+            group = result.groups[number]
+            waits, p99_us = group.waits, group.waits.p99_us
             style = "main" if result is main else "ideal" if result.mode in IDEALS else "other"
             rows.append(Bar(result.mode, p99_us, duration(p99_us), style))
+            times = (waits.mean_us, waits.p50_us, waits.p95_us, p99_us, waits.max_us, group.gap_us)
+            lags = [f"{group.lags[ideal]:,}" if group.lags else "" for ideal in ideals]
+            cells.append([result.mode, f"{waits.documents:,}", *map(_seconds, times), *lags])
         caption = f"{name} ({counted(main.groups[number].customers, 'customer')})"
         text = "; ".join(f"{row.name}: {row.text}" for row in rows)
-        table = _table(
-            (
-                "mode",
-                "documents",
-                "mean",
-                "p50",
-                "p95",
-                "p99",
-                "max",
-                "longest gap",
-                *_lag_names(comparison),
-            ),
-            [_mode_cells(comparison, result, number) for result in comparison.results],
-            f"{name}: waits in seconds",
-        )
+        table = _table(columns, cells, f"{name}: waits in seconds")
         picture = bars(f"p99 waits of {name} in each mode", rows, max_us, text)
         figures.append(_figure(caption, picture, table))
     return _section(
@@ -139,19 +134,6 @@ def _modes(comparison: Comparison) -> str:
         *figures,
         _evenness(comparison),
     )
-
-
-def _lag_names(comparison: Comparison) -> list[str]:
-    found = {result.mode for result in comparison.results}
-    return [f"behind {ideal}" for ideal in IDEALS if ideal in found]
-
-
-def _mode_cells(comparison: Comparison, result: Result, number: int) -> list[str]:
-    group = result.groups[number]
-    waits = group.waits
-    times = (waits.mean_us, waits.p50_us, waits.p95_us, waits.p99_us, waits.max_us, group.gap_us)
-    lags = [f"{lag:,}" for lag in group.lags.values()] or [""] * len(_lag_names(comparison))
-    return [result.mode, f"{waits.documents:,}", *map(_seconds, times), *lags]
 
 
 def _evenness(comparison: Comparison) -> str:
