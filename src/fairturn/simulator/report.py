@@ -1,8 +1,10 @@
 """The report: one self-contained HTML file with charts and tables, without scripts."""
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib import resources
+from itertools import pairwise
 
 from fairturn.clock import SECOND_US
 from fairturn.simulator import measures
@@ -194,24 +196,17 @@ def _service_figure(
     assert isinstance(run, Replayed)
     bins = _bins(scenario, run, {c for customers in shown.values() for c in customers}, ends_at)
     names = scenario.trace.names
-    bands = [
-        Band(
-            f"{group.name} ({len(shown[group.name])} of {group.customers:,})",
-            [Timeline(names[customer], bins[customer]) for customer in shown[group.name]],
-        )
-        for group in result.groups
-    ]
-    rows = [
-        (
-            names[customer],
-            group,
-            f"{sum(b not in (0, WAITING) for b in bins[customer]) / BINS:.0%}",
-            f"{bins[customer].count(WAITING) / BINS:.0%}",
-            _level_range(bins[customer]),
-        )
-        for group, customers in shown.items()
-        for customer in customers
-    ]
+    bands, rows = [], []
+    for group in result.groups:
+        timelines = [Timeline(names[customer], bins[customer]) for customer in shown[group.name]]
+        caption = f"{group.name} ({len(timelines)} of {group.customers:,})"
+        bands.append(Band(caption, timelines))
+        for name, of_customer in timelines:
+            levels = [level for level in of_customer if level not in (0, WAITING)]
+            served, waited = len(levels) / BINS, of_customer.count(WAITING) / BINS
+            extremes = dict.fromkeys((min(levels), max(levels))) if levels else ()
+            level_range = " to ".join(map(str, extremes))
+            rows.append((name, group.name, f"{served:.0%}", f"{waited:.0%}", level_range))
     description = "; ".join(
         f"{name}: served in {served} of the time, waited unserved in {waited}"
         for name, _, served, waited, _ in rows
@@ -226,14 +221,6 @@ def _service_figure(
             f"{result.mode}: parts of the time shown",
         ),
     )
-
-
-def _level_range(bins: Sequence[int]) -> str:
-    levels = [level for level in bins if level not in (0, WAITING)]
-    if not levels:
-        return ""
-    best, worst = min(levels), max(levels)
-    return str(best) if best == worst else f"{best} to {worst}"
 
 
 def _bins(
@@ -300,14 +287,9 @@ _STEPS = (
 
 
 def _shares(waits: Sequence[int]) -> list[str]:
-    """Return the numbers of documents with waits in each interval."""
-    counts = []
-    before = 0
-    for step, _ in _STEPS:
-        upto = sum(us <= step for us in waits)
-        counts.append(f"{upto - before:,}")
-        before = upto
-    return [*counts, f"{len(waits) - before:,}"]
+    """Return the numbers of documents with waits in each interval, from sorted waits."""
+    ends = [0, *(bisect_right(waits, step) for step, _ in _STEPS), len(waits)]
+    return [f"{end - begin:,}" for begin, end in pairwise(ends)]
 
 
 # ── Settings ─────────────────────────────────────────────────────────────────────────────────────
