@@ -102,22 +102,8 @@ def for_customer(explanation: Explanation) -> Explanation:
     )
 
 
-_OF_POSITION = {
-    Code.NEXT,
-    Code.POSITION,
-    Code.POSITION_BETWEEN,
-    Code.BEFORE_BETTER_LEVELS,
-    Code.BEFORE_OTHER_CUSTOMERS,
-    Code.BEFORE_LONGEST_WAITING,
-    Code.BEFORE_OWN,
-    Code.BETWEEN_LIMITS,
-    Code.BETWEEN_COSTS,
-    Code.BETWEEN_MANY_TURNS,
-    Code.BETWEEN_MANY_DOCUMENTS,
-    Code.BETWEEN_UNFOLDED,
-    Code.PATIENCE_OVER,
-    Code.SERVED_MEANWHILE,
-    Code.SERVED_AT_LEAST,
+_OF_POSITION = {Code.NEXT, Code.PATIENCE_OVER} | {
+    code for code in Code if code.startswith(("position", "before_", "between_", "served_"))
 }
 
 
@@ -131,24 +117,15 @@ def without_position(explanation: Explanation) -> Explanation:
 
 
 def _priority(snapshot: DocumentSnapshot) -> Iterator[Reason]:
-    document = snapshot.document
+    document, mode = snapshot.document, snapshot.settings.mode
+    given = {"priority": document.priority, "count": document.count}
     # A deleted parent is assumed to be the reason: only from its 21st child on is a child counted.
     if document.parent is not None and snapshot.parent_count in (None, document.count):
-        yield reason(
-            Code.PRIORITY_OF_PARENT,
-            priority=document.priority,
-            count=document.count,
-            parent=document.parent,
-        )
+        yield reason(Code.PRIORITY_OF_PARENT, **given, parent=document.parent)
     elif document.count == 0:
         yield reason(Code.PRIORITY_FIRST, priority=document.priority)
     else:
-        yield reason(
-            Code.PRIORITY_COUNTED,
-            priority=document.priority,
-            count=document.count,
-            document=1 - document.count,
-        )
+        yield reason(Code.PRIORITY_COUNTED, **given, document=1 - document.count)
     rule, last = snapshot.settings.rule, snapshot.count
     resets_at = 0 if last is None else rule.resets_at(last)
     if last is None or snapshot.at > resets_at:
@@ -161,11 +138,8 @@ def _priority(snapshot: DocumentSnapshot) -> Iterator[Reason]:
             resets_in_us=resets_at - snapshot.at,
             reset=Reset(rule.reset).value,
         )
-    if document.state in (State.WAITING, State.DELAYED):
-        if snapshot.settings.mode is Mode.EQUAL:
-            yield reason(Code.MODE_EQUAL)
-        elif snapshot.settings.mode is Mode.LEVELS:
-            yield reason(Code.MODE_LEVELS)
+    if document.state in (State.WAITING, State.DELAYED) and mode is not Mode.FAIR:
+        yield reason(Code(f"mode_{mode}"))
 
 
 # ── Why it waits ─────────────────────────────────────────────────────────────────────────────────
