@@ -204,7 +204,7 @@ def _service_figure(
         for name, of_customer in timelines:
             levels = [level for level in of_customer if level not in (0, WAITING)]
             served, waited = len(levels) / BINS, of_customer.count(WAITING) / BINS
-            extremes = dict.fromkeys((min(levels), max(levels))) if levels else ()
+            extremes = sorted({min(levels), max(levels)}) if levels else []
             level_range = " to ".join(map(str, extremes))
             rows.append((name, group.name, f"{served:.0%}", f"{waited:.0%}", level_range))
     description = "; ".join(

@@ -16,7 +16,6 @@ SEED = 1993
 WORKERS = 4
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
 
-
 Fill = Callable[[Draft, Random], None]
 
 
