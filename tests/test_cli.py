@@ -18,9 +18,9 @@ from fairturn import Queue
 from fairturn.cli import COMMANDS
 from fairturn.cli.commands import SECTIONS
 from fairturn.priority import BOUNDS
+from fairturn.simulator.measures import waits_by_customer, waits_in_all
 from fairturn.simulator.replay import Replayed
 from fairturn.simulator.trace import Trace
-from fairturn.simulator.waits import waits_by_customer, waits_in_all
 from tests.commands import SCRIPT, fairturn, lines_of, shown_on_a_terminal
 
 VECTORS = Path(__file__).parent / "vectors"

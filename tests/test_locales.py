@@ -6,7 +6,7 @@ import pytest
 
 from fairturn.clock import SECOND_US
 from fairturn.explain.analysis import Explanation
-from fairturn.explain.reasons import PARAMETERS, Code, Reason, Value
+from fairturn.explain.reasons import Code, Reason, Value
 from fairturn.explain.sentences import MESSAGES, PHRASES, STATES, tell
 from fairturn.i18n import languages, load, preferred
 from fairturn.i18n.catalogue import Entry, read, translations
@@ -40,7 +40,7 @@ def explanation(*reasons: Reason, state: State = State.WAITING) -> Explanation:
 
 
 def reason(code: Code, **changes: Value) -> Reason:
-    values = {name: SAMPLES.get(name, 7) for name in PARAMETERS[code]}
+    values = {name: SAMPLES.get(name, 7) for name in code.parameters}
     return Reason(code, values | changes)
 
 
@@ -133,11 +133,11 @@ def test_every_message_is_used_and_every_code_has_one() -> None:
 
 def test_placeholders_are_parameters_of_the_code() -> None:
     for code in Code:
-        known = {name.removesuffix("_us") for name in PARAMETERS[code]}
+        known = {name.removesuffix("_us") for name in code.parameters}
         known |= {"of_others", "of_customers"} if "customers" in known else set()
         message = MESSAGES[code]
         assert placeholders(message.one) | placeholders(message.many or "") <= known, code
-        assert message.by in ("", *PARAMETERS[code])
+        assert message.by in ("", *code.parameters)
     assert all(
         placeholders(p.many or p.one) for name, p in PHRASES.items() if name != "under_a_second"
     )

@@ -162,7 +162,8 @@ def test_lines_that_are_added_up_give_the_same_explanation_as_lines_that_are_rea
     monkeypatch.setattr(positions, "LINES_MAX", 3)
     crowded = [found for found in map(either.snapshot, ids) if found is not None]
 
-    assert any(found.queue_view is not None and found.queue_view.other_lines for found in crowded)
+    views = [found.queue_view for found in crowded if found.queue_view is not None]
+    assert any(view.other_lines.lines for view in views)
     for one, added_up in zip(read, map(explain, crowded), strict=True):
         assert added_up.position is not None
         assert one.position is not None

@@ -16,9 +16,9 @@ from fairturn.clock import SECOND_US, microseconds
 from fairturn.scheduling.flows import PATIENCE_US, Costs, Mode
 
 if TYPE_CHECKING:
+    from fairturn.simulator.measures import Waits
     from fairturn.simulator.replay import Replayed
     from fairturn.simulator.trace import Trace
-    from fairturn.simulator.waits import Waits
 
 WORKERS_MAX = 100_000
 CUSTOMERS_SHOWN = 20
@@ -150,7 +150,7 @@ def _print_json(trace: "Trace", replayed: "Replayed") -> None:
 
 
 def _print_tables(trace: "Trace", replayed: "Replayed", mode: str, workers: int) -> None:
-    from fairturn.simulator.waits import waits_by_customer, waits_in_all
+    from fairturn.simulator.measures import waits_by_customer, waits_in_all
 
     out = console()
     if not len(trace):
@@ -207,7 +207,7 @@ def _documents(trace: "Trace", replayed: "Replayed") -> list[list[str] | None]:
 
 
 def _print_example(trace: "Trace", workers: int, options: dict[str, Any]) -> None:
-    from fairturn.simulator.waits import waits_by_customer
+    from fairturn.simulator.measures import waits_by_customer
 
     levels = waits_by_customer(trace, _replay(trace, mode=Mode.LEVELS, **options))
     fair = waits_by_customer(trace, _replay(trace, mode=Mode.FAIR, **options))

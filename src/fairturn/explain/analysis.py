@@ -12,7 +12,7 @@ from heapq import nsmallest
 
 from fairturn.clock import SECOND_US, to_datetime
 from fairturn.explain.reasons import Code, Reason, Value, reason
-from fairturn.explain.snapshot import DocumentSnapshot, waiting_since
+from fairturn.explain.snapshot import DocumentSnapshot, QueueView, waiting_since
 from fairturn.model import State
 from fairturn.priority import Reset
 from fairturn.scheduling.flows import Mode
@@ -55,16 +55,23 @@ def explain(
 ) -> Explanation:
     """Explain the state of a document to this audience."""
     audience = Audience(audience)
-    found = _position(snapshot)
-    starts = _forecast(snapshot, found)
-    reasons = [
-        *_priority(snapshot),
-        *_obstacles(snapshot, found),
-        *_place(snapshot, found),
-        *_start(snapshot, found, starts),
-        *_history(snapshot),
-    ]
-    document = snapshot.document
+    document, view, settings = snapshot.document, snapshot.queue_view, snapshot.settings
+    found, starts = None, None
+    if view is not None:
+        found = position(view, mode=settings.mode, costs=settings.costs)
+    if view is not None and found is not None and found.reached:
+        starts = forecast(
+            view,
+            found,
+            snapshot.service,
+            mode=settings.mode,
+            patience_us=settings.patience_us,
+            at=snapshot.at,
+        )
+    reasons = [*_priority(snapshot), *_obstacles(snapshot, found)]
+    if view is not None and found is not None:
+        reasons += [*_place(snapshot, view, found), *_start(snapshot, found, starts)]
+    reasons += _history(snapshot)
     explanation = Explanation(
         id=document.id,
         at_us=snapshot.at,
@@ -81,29 +88,22 @@ def explain(
 def for_customer(explanation: Explanation) -> Explanation:
     """Return the explanation without the names of other customers and of workers."""
     found = explanation.position
+    hidden: dict[str, Value] = {"largest": (), "worker": None}
+    reasons = (
+        Reason(
+            full.code, {name: hidden.get(name, value) for name, value in full.parameters.items()}
+        )
+        for full in explanation.reasons
+    )
     return replace(
         explanation,
         position=None if found is None else replace(found, turns={}),
-        reasons=tuple(_for_customer(each) for each in explanation.reasons),
+        reasons=tuple(reasons),
     )
 
 
-_OF_POSITION = {
-    Code.NEXT,
-    Code.POSITION,
-    Code.POSITION_BETWEEN,
-    Code.BEFORE_BETTER_LEVELS,
-    Code.BEFORE_OTHER_CUSTOMERS,
-    Code.BEFORE_LONGEST_WAITING,
-    Code.BEFORE_OWN,
-    Code.BETWEEN_LIMITS,
-    Code.BETWEEN_COSTS,
-    Code.BETWEEN_MANY_TURNS,
-    Code.BETWEEN_MANY_DOCUMENTS,
-    Code.BETWEEN_UNFOLDED,
-    Code.PATIENCE_OVER,
-    Code.SERVED_MEANWHILE,
-    Code.SERVED_AT_LEAST,
+_OF_POSITION = {Code.NEXT, Code.PATIENCE_OVER} | {
+    code for code in Code if code.startswith(("position", "before_", "between_", "served_"))
 }
 
 
@@ -113,100 +113,57 @@ def without_position(explanation: Explanation) -> Explanation:
     return replace(explanation, position=None, reasons=reasons)
 
 
-def _for_customer(full: Reason) -> Reason:
-    hidden: dict[str, Value] = {"largest": (), "worker": None}
-    shown = {name: hidden.get(name, value) for name, value in full.parameters.items()}
-    return Reason(full.code, shown)
-
-
 # ── The priority ─────────────────────────────────────────────────────────────────────────────────
 
 
 def _priority(snapshot: DocumentSnapshot) -> Iterator[Reason]:
-    document = snapshot.document
+    document, mode = snapshot.document, snapshot.settings.mode
+    given = {"priority": document.priority, "count": document.count}
     # A deleted parent is assumed to be the reason: only from its 21st child on is a child counted.
     if document.parent is not None and snapshot.parent_count in (None, document.count):
-        yield reason(
-            Code.PRIORITY_OF_PARENT,
-            priority=document.priority,
-            count=document.count,
-            parent=document.parent,
-        )
+        yield reason(Code.PRIORITY_OF_PARENT, **given, parent=document.parent)
     elif document.count == 0:
         yield reason(Code.PRIORITY_FIRST, priority=document.priority)
     else:
-        yield reason(
-            Code.PRIORITY_COUNTED,
-            priority=document.priority,
-            count=document.count,
-            document=1 - document.count,
-        )
+        yield reason(Code.PRIORITY_COUNTED, **given, document=1 - document.count)
     rule, last = snapshot.settings.rule, snapshot.count
-    shown = rule.shown(last, snapshot.at)
-    if last is None or snapshot.at > rule.resets_at(last):
+    resets_at = 0 if last is None else rule.resets_at(last)
+    if last is None or snapshot.at > resets_at:
         yield reason(Code.COUNT_IS_RESET)
     else:
-        resets_at = rule.resets_at(last)
         yield reason(
             Code.COUNT_RESETS,
-            count=shown,
+            count=rule.shown(last, snapshot.at),
             resets_at=resets_at,
             resets_in_us=resets_at - snapshot.at,
             reset=Reset(rule.reset).value,
         )
-    if document.state in (State.WAITING, State.DELAYED):
-        if snapshot.settings.mode is Mode.EQUAL:
-            yield reason(Code.MODE_EQUAL)
-        elif snapshot.settings.mode is Mode.LEVELS:
-            yield reason(Code.MODE_LEVELS)
+    if document.state in (State.WAITING, State.DELAYED) and mode is not Mode.FAIR:
+        yield reason(Code(f"mode_{mode}"))
 
 
 # ── Why it waits ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _position(snapshot: DocumentSnapshot) -> Position | None:
-    settings = snapshot.settings
-    if snapshot.queue_view is None:
-        return None
-    return position(snapshot.queue_view, mode=settings.mode, costs=settings.costs)
-
-
-def _forecast(snapshot: DocumentSnapshot, found: Position | None) -> Forecast | None:
-    if found is None or snapshot.queue_view is None or not found.reached:
-        return None
-    return forecast(
-        snapshot.queue_view,
-        found,
-        snapshot.service,
-        mode=snapshot.settings.mode,
-        patience_us=snapshot.settings.patience_us,
-        at=snapshot.at,
-    )
-
-
 def _obstacles(snapshot: DocumentSnapshot, found: Position | None) -> Iterator[Reason]:
     """Yield what prevents a claim of the document, regardless of its turn."""
     document, at = snapshot.document, snapshot.at
-    due_at = document.due_at_us
+    attempts, due_at = document.attempts, document.due_at_us
     if document.state is State.DELAYED and due_at is not None and due_at > at:
-        if document.attempts:
-            yield reason(
-                Code.RETRIED_LATER,
-                due_at=due_at,
-                due_in_us=due_at - at,
-                attempts=document.attempts,
-            )
+        due_in_us = due_at - at
+        if attempts:
+            yield reason(Code.RETRIED_LATER, due_at=due_at, due_in_us=due_in_us, attempts=attempts)
         else:
-            yield reason(Code.NOT_DUE, due_at=due_at, due_in_us=due_at - at)
+            yield reason(Code.NOT_DUE, due_at=due_at, due_in_us=due_in_us)
     if document.ended:
         return
     if document.state is State.RUNNING:
         if snapshot.leased:
             return
         if snapshot.queue_view is None:
-            yield reason(Code.LEASE_EXPIRED_LAST, attempts=document.attempts)
+            yield reason(Code.LEASE_EXPIRED_LAST, attempts=attempts)
             return
-        yield reason(Code.LEASE_EXPIRED, attempts=document.attempts)
+        yield reason(Code.LEASE_EXPIRED, attempts=attempts)
     settings = snapshot.customer_settings
     if settings.paused:
         yield reason(Code.CUSTOMER_PAUSED)
@@ -223,9 +180,7 @@ def _obstacles(snapshot: DocumentSnapshot, found: Position | None) -> Iterator[R
         yield reason(Code.NO_WORKER, seen_at=seen_at, seen_us=ago)
 
 
-def _place(snapshot: DocumentSnapshot, found: Position | None) -> Iterator[Reason]:
-    if found is None:
-        return
+def _place(snapshot: DocumentSnapshot, view: QueueView, found: Position) -> Iterator[Reason]:
     least, most = found.bounds
     if least != most:
         yield reason(Code.POSITION_BETWEEN, least=least, most=most)
@@ -237,10 +192,12 @@ def _place(snapshot: DocumentSnapshot, found: Position | None) -> Iterator[Reaso
     if before.better_levels:
         yield reason(Code.BEFORE_BETTER_LEVELS, documents=before.better_levels)
     if before.other_turns:
+        # `turns` has only the largest of the customers in `other_lines`.
+        unnamed = view.other_lines.customers - len(view.other_lines.largest)
         yield reason(
             Code.BEFORE_OTHER_CUSTOMERS,
             documents=before.other_turns,
-            customers=_customers_before(snapshot, found),
+            customers=len(found.turns) + unnamed,
             largest=_largest(snapshot, found.turns),
         )
     if before.longest_waiting:
@@ -251,43 +208,20 @@ def _place(snapshot: DocumentSnapshot, found: Position | None) -> Iterator[Reaso
         yield reason(Code(f"between_{cause}"))
     if snapshot.customer_settings.weight != 1 and snapshot.settings.mode is not Mode.LEVELS:
         yield reason(Code.WEIGHT, weight=snapshot.customer_settings.weight)
-    yield from _patience(snapshot)
-
-
-def _customers_before(snapshot: DocumentSnapshot, found: Position) -> int:
-    """Return how many other customers have turns ahead; `turns` has only the largest of many."""
-    assert snapshot.queue_view is not None
-    other_lines = snapshot.queue_view.other_lines
-    return len(found.turns) + (
-        0 if other_lines is None else other_lines.customers - len(other_lines.largest)
-    )
-
-
-def _patience(snapshot: DocumentSnapshot) -> Iterator[Reason]:
-    queue_view = snapshot.queue_view
-    assert queue_view is not None
-    for place, head in enumerate(queue_view.overdue):
-        if (head.customer, head.level) == (queue_view.customer, queue_view.level):
-            if queue_view.rank.most == 0:
-                yield reason(
-                    Code.PATIENCE_OVER,
-                    since_at=head.since,
-                    since_us=snapshot.at - head.since,
-                    customers=place
-                    + (
-                        0
-                        if queue_view.other_lines is None
-                        else queue_view.other_lines.overdue_ahead
-                    ),
-                )
-            return
+    own = (view.customer, view.level)
+    for place, head in enumerate(view.overdue):
+        if (head.customer, head.level) == own and view.rank.most == 0:
+            yield reason(
+                Code.PATIENCE_OVER,
+                since_at=head.since,
+                since_us=snapshot.at - head.since,
+                customers=place + view.other_lines.overdue_ahead,
+            )
 
 
 def _start(
-    snapshot: DocumentSnapshot, found: Position | None, starts: Forecast | None
+    snapshot: DocumentSnapshot, found: Position, starts: Forecast | None
 ) -> Iterator[Reason]:
-    if snapshot.queue_view is None or found is None:
-        return
     workers, at = alive(snapshot.service, snapshot.at), snapshot.at
     running = sum(working.alive for working in snapshot.service.running)
     if workers:
@@ -297,28 +231,17 @@ def _start(
             yield reason(Code.START_UNKNOWN)
         return
     earliest, latest = starts.earliest_at_us, starts.latest_at_us
+    early = {"earliest_at": earliest, "earliest_us": earliest - at}
     if latest is None:
-        yield reason(
-            Code.STARTS_AFTER,
-            earliest_at=earliest,
-            earliest_us=earliest - at,
-            confidence=CONFIDENCE,
-        )
-    elif latest - at <= 2 * SECOND_US:
+        yield reason(Code.STARTS_AFTER, **early, confidence=CONFIDENCE)
+        return
+    late = {"latest_at": latest, "latest_us": latest - at}
+    if latest - at <= 2 * SECOND_US:
         yield reason(Code.STARTS_NOW)
     elif earliest - at < SECOND_US:
-        yield reason(
-            Code.STARTS_WITHIN, latest_at=latest, latest_us=latest - at, confidence=CONFIDENCE
-        )
+        yield reason(Code.STARTS_WITHIN, **late, confidence=CONFIDENCE)
     else:
-        yield reason(
-            Code.STARTS_BETWEEN,
-            earliest_at=earliest,
-            earliest_us=earliest - at,
-            latest_at=latest,
-            latest_us=latest - at,
-            confidence=CONFIDENCE,
-        )
+        yield reason(Code.STARTS_BETWEEN, **early, **late, confidence=CONFIDENCE)
 
 
 # ── What happened ────────────────────────────────────────────────────────────────────────────────
@@ -366,27 +289,16 @@ def _last_event(snapshot: DocumentSnapshot) -> Iterator[Reason]:
             yield reason(Code.STOPPING)
     if ended_at is None:
         return
-    ago = max(0, at - ended_at)
+    ended: dict[str, Value] = {"ended_at": ended_at, "ended_us": max(0, at - ended_at)}
     if document.state is State.COMPLETED:
-        yield reason(
-            Code.COMPLETED,
-            claimed_at=claimed_at,
-            ended_at=ended_at,
-            ended_us=ago,
-            took_us=max(0, ended_at - (ended_at if claimed_at is None else claimed_at)),
-            worker=document.worker,
-        )
+        took_us = 0 if claimed_at is None else max(0, ended_at - claimed_at)
+        how: dict[str, Value] = {"took_us": took_us, "worker": document.worker}
+        yield reason(Code.COMPLETED, claimed_at=claimed_at, **ended, **how)
     elif document.state is State.DEAD:
-        yield reason(
-            Code.DEAD,
-            claimed_at=claimed_at,
-            ended_at=ended_at,
-            ended_us=ago,
-            error=document.error,
-            worker=document.worker,
-        )
+        how = {"error": document.error, "worker": document.worker}
+        yield reason(Code.DEAD, claimed_at=claimed_at, **ended, **how)
     else:
-        yield reason(Code(document.state), ended_at=ended_at, ended_us=ago)
+        yield reason(Code(document.state), **ended)
 
 
 def _largest(

@@ -69,6 +69,9 @@ class LineSummary(NamedTuple):
     overdue_ahead: int  # of these, with an older head than the document's own customer
 
 
+NO_OTHER_LINES = LineSummary(0, 0, {}, 0, {}, 0, 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueView:
     """The waiting documents and turns that decide the position of a document."""
@@ -86,7 +89,7 @@ class QueueView:
     waiting: int  # documents in the queue, itself included, of customers that are not paused
     uncounted: int = 0  # more documents that may be ahead, where there are too many to count
     folded: bool = True  # whether all events since the last claim could be folded
-    other_lines: LineSummary | None = None  # the lines of its level that are not in `lines`
+    other_lines: LineSummary = NO_OTHER_LINES  # the lines of its level that are not in `lines`
 
     def __post_init__(self) -> None:
         place = (self.customer, self.level)
@@ -96,13 +99,12 @@ class QueueView:
     @property
     def lines_in_level(self) -> int:
         """The number of customers with documents in its level."""
-        known = sum(line.level == self.level for line in self.lines)
-        return known + (0 if self.other_lines is None else self.other_lines.lines)
+        return sum(line.level == self.level for line in self.lines) + self.other_lines.lines
 
     @property
     def beyond_patience(self) -> int:
         """The number of customers with an overdue head."""
-        return len(self.overdue) + (0 if self.other_lines is None else self.other_lines.overdue)
+        return len(self.overdue) + self.other_lines.overdue
 
 
 class RunningDocument(NamedTuple):
@@ -193,15 +195,10 @@ def charge_of(settings: Settings, weight: int, recent_costs: tuple[int, ...]) ->
     """Return the expected charge for a customer's next turn, without reading a document."""
     if settings.mode is Mode.LEVELS:
         return 0
-    cost, costs = COST_ONE, settings.costs
-    if costs is Costs.LEARNED and recent_costs:
+    cost = COST_ONE
+    if settings.costs is Costs.LEARNED and recent_costs:
         cost = sum(recent_costs) // len(recent_costs)
     return max(1, cost * 1000 // weight)
-
-
-def capacity_of(state: CustomerState) -> int | None:
-    """Return how many more documents of the customer may run; None if it has no limit."""
-    return None if state.limit is None else max(0, state.limit - state.running)
 
 
 def lines_of(state: CustomerState, settings: Settings) -> Iterator[WaitingLine]:
@@ -209,42 +206,27 @@ def lines_of(state: CustomerState, settings: Settings) -> Iterator[WaitingLine]:
     if state.paused:
         return
     charge = charge_of(settings, state.weight, state.recent_costs)
-    capacity = capacity_of(state)
+    capacity = None if state.limit is None else max(0, state.limit - state.running)
     for flow in state.flows.values():
         if flow.waiting > 0:
-            yield WaitingLine(
-                flow.level,
-                flow.virtual_time,
-                flow.tick,
-                flow.customer,
-                flow.waiting,
-                charge,
-                capacity,
-            )
-
-
-def overdue_head(state: CustomerState, settings: Settings, now: int) -> OverdueHead | None:
-    """Return the head of a customer that is not paused, if it is overdue."""
-    since, order = state.head_since, state.head_order
-    if settings.mode is Mode.LEVELS or state.paused or order is None:
-        return None
-    if now - since <= settings.patience_us:
-        return None
-    level = next(flow.level for flow in state.flows.values() if flow.head_order == order)
-    return OverdueHead(since, order, state.customer, level)
+            turn = (flow.level, flow.virtual_time, flow.tick, flow.customer)
+            yield WaitingLine(*turn, flow.waiting, charge, capacity)
 
 
 def overdue_heads(
     states: Iterable[CustomerState], settings: Settings, now: int
 ) -> tuple[list[OverdueHead], list[OverdueHead]]:
-    """Return the overdue heads in the order of their turns: of customers that are not held, and of
-    customers at their limit."""
+    """Return the overdue heads of customers that are not paused, in the order of their turns: of
+    customers that are not held, and of customers at their limit."""
     overdue: list[OverdueHead] = []
     stalled: list[OverdueHead] = []
-    for state in states:
-        head = overdue_head(state, settings, now)
-        if head is not None:
-            (stalled if state.held else overdue).append(head)
+    for state in () if settings.mode is Mode.LEVELS else states:
+        since, order = state.head_since, state.head_order
+        if state.paused or order is None or now - since <= settings.patience_us:
+            continue
+        level = next(flow.level for flow in state.flows.values() if flow.head_order == order)
+        head = OverdueHead(since, order, state.customer, level)
+        (stalled if state.held else overdue).append(head)
     return sorted(overdue), sorted(stalled)
 
 

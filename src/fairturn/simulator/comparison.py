@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -85,10 +86,7 @@ def compare(
     priorities = check_all(scenario.trace, rule)[1]
     runs: dict[Discipline, Replayed | Ideal] = {}
     for mode in dict.fromkeys(modes):
-
-        def report(done: int, mode: Discipline = mode) -> None:
-            progress(mode, done)
-
+        report = partial(progress, mode)
         if mode in IDEALS:
             runs[mode] = serve_ideally(
                 scenario.trace,
@@ -128,37 +126,29 @@ def result_of(
 ) -> Result:
     """Return the measures of a run. `ideals` has the sorted finish times of each customer, for each
     ideal to compare with."""
-    documents: list[list[int]] = [[] for _ in scenario.groups]
-    for n, customer in enumerate(scenario.trace.customer):
-        documents[scenario.group_of[customer]].append(n)
-    spells = gaps = evenness = idle_us = None
+    documents = scenario.documents_by_group()
+    finishes = gaps = evenness = idle_us = None
     if isinstance(run, Replayed):
         spells = measures.waiting_spells(scenario, run)
         claims = measures.claims_by_customer(scenario, run)
         gaps = [measures.longest_gap(s, c) for s, c in zip(spells, claims, strict=True)]
         evenness = measures.evenness(scenario, run, spells)
         idle_us = measures.idle_while_waiting(scenario, run)
-    finishes = measures.finishes_by_customer(scenario, run) if mode not in IDEALS else None
+        finishes = measures.finishes_by_customer(scenario, run)
     groups = []
     waits_of_all: list[int] = []
     for group, name in enumerate(scenario.groups):
         members = scenario.members(group)
         waits = measures.waits_of(documents[group], scenario, run)
         waits_of_all += waits
-        groups.append(
-            GroupResult(
-                name=name,
-                customers=len(members),
-                waits=measures.summary_of(waits, len(documents[group]) - len(waits)),
-                gap_us=None if gaps is None else max((gaps[c] for c in members), default=0),
-                lags={}
-                if finishes is None
-                else {
-                    ideal: max((measures.lag(by[c], finishes[c]) for c in members), default=0)
-                    for ideal, by in ideals.items()
-                },
-            )
-        )
+        summary = measures.summary_of(waits, len(documents[group]) - len(waits))
+        gap_us = None if gaps is None else max((gaps[c] for c in members), default=0)
+        lags: dict[Discipline, int] = {}
+        if finishes is not None:
+            for ideal, by in ideals.items():
+                behind = (measures.lag(by[c], finishes[c]) for c in members)
+                lags[ideal] = max(behind, default=0)
+        groups.append(GroupResult(name, len(members), summary, gap_us, lags))
     waits_of_all.sort()
     return Result(
         mode=mode,

@@ -9,7 +9,7 @@ from typing import TextIO
 from fairturn.clock import SECOND_US
 from fairturn.model import Document
 from fairturn.scheduling.flows import WEIGHT_ONE
-from fairturn.simulator.trace import Trace
+from fairturn.simulator.trace import Growing, Trace
 
 _ROWS_AT_ONCE = 10_000
 
@@ -29,28 +29,20 @@ def trace_of(
         assert document.ended_at_us is not None
         at.append(document.submitted_at_us)
         customer.append(names.setdefault(document.customer, len(names)))
-        cost.append(_took_us(document, document.ended_at_us - document.claimed_at_us))
+        # Without a reported run time, the time from claim to outcome, which is longer for a
+        # prefetched document.
+        since_claimed_us = max(0, document.ended_at_us - document.claimed_at_us)
+        cost.append(since_claimed_us if document.real_cost is None else document.real_cost)
         if len(at) % _ROWS_AT_ONCE == 0:
             progress(len(at))
-    trace = Trace()
-    trace.cost = cost[::-1]
+    growing, by_number = Growing(), list(names)
     begun = last = at[-1] if at else 0
-    for timestamp in reversed(at):
+    for timestamp, number, cost_us in zip(
+        reversed(at), reversed(customer), reversed(cost), strict=True
+    ):
         last = max(last, timestamp)
-        trace.at.append(last - begun)
-    # Customers are numbered by their first document, as `trace.read` does.
-    by_number = list(names)
-    new: dict[int, int] = {}
-    for number in reversed(customer):
-        trace.customer.append(new.setdefault(number, len(new)))
-    trace.names = [by_number[number] for number in new]
-    return trace
-
-
-def _took_us(document: Document, since_claimed_us: int) -> int:
-    """Return the run time; if its worker reported none, the time from claim to outcome, which is
-    longer for a prefetched document."""
-    return max(0, since_claimed_us) if document.real_cost is None else document.real_cost
+        growing.add(last - begun, by_number[number], cost_us)
+    return growing.trace
 
 
 def anonymous(trace: Trace) -> None:
@@ -60,16 +52,8 @@ def anonymous(trace: Trace) -> None:
 
 def set_weights(trace: Trace, weights: Mapping[str, int]) -> None:
     """Set weights from each customer's first document on. Weights of 1 are omitted."""
-    missing = {
-        number: weights[name]
-        for number, name in enumerate(trace.names)
-        if weights.get(name, WEIGHT_ONE) != WEIGHT_ONE
-    }
-    for n, number in enumerate(trace.customer):
-        if not missing:
-            break
-        if number in missing:
-            trace.weight[n] = missing.pop(number)
+    by_number = ((number, weights.get(name)) for number, name in enumerate(trace.names))
+    trace.set_weights({number: w for number, w in by_number if w not in (None, WEIGHT_ONE)})
 
 
 def write(
@@ -77,10 +61,10 @@ def write(
 ) -> None:
     """Write the CSV that `fairturn replay` and `fairturn simulate` read."""
     # Before Python 3.13, csv does not quote a field with a carriage return.
-    if any("\r" in name for name in trace.names):
-        writer = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL)
-    else:
-        writer = csv.writer(out, lineterminator="\n")
+    quoted = any("\r" in name for name in trace.names)
+    writer = csv.writer(
+        out, lineterminator="\n", quoting=csv.QUOTE_ALL if quoted else csv.QUOTE_MINIMAL
+    )
     columns = ["at_s", "customer", "cost_s"]
     writer.writerow([*columns, "weight"] if trace.weight else columns)
     rows = _rows(trace)

@@ -16,16 +16,15 @@ is cancelled runs to its end, as in every order.
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from fairturn.scheduling.flows import WEIGHT_ONE
-from fairturn.simulator.plan import Plan
+from fairturn.simulator.plan import Plan, Step
 from fairturn.simulator.trace import Trace
 
 _NEVER = float("inf")
 _DONE_US = 1e-3  # tolerance for the rounding of floats
 _REPORT_EVERY = 10_000
-_CANCEL, _DUE, _WORKERS = range(3)  # in the order of one instant, after finishes and arrivals
 
 
 class Ideal:
@@ -103,9 +102,7 @@ class _Fluid:
         self.served: list[tuple[int, float]] = []  # (document, rate), outside crowded levels
         self.crowd: _Level | None = None  # the crowded level that is being served
         self.crowd_speed = 0.0
-        self.agenda = [(c.at, _CANCEL, c.document) for c in plan.cancels]
-        self.agenda += [(at, _WORKERS, change) for at, change in plan.changes()]
-        heapify(self.agenda)
+        self.agenda = plan.agenda()
 
     def run(self, progress: Callable[[int], None]) -> Ideal:
         arrivals, agenda = self.trace.at, self.agenda
@@ -175,12 +172,17 @@ class _Fluid:
             if speed * self.heaviest <= 1 and not self.plan.limits:
                 # No share exceeds one worker, so that every flow can use its share.
                 if not level.crowded:
-                    self._crowd(level)
+                    level.crowded = True
+                    for flow in level.flows.values():
+                        self._enter(level, flow)
                 self.crowd, self.crowd_speed = level, speed
                 workers = 0.0
             else:
                 if level.crowded:
-                    self._scatter(level)
+                    for flow in level.flows.values():
+                        self._note(level, flow)
+                    level.crowded = False
+                    level.ends.clear()
                 workers -= self._fill(level, workers, running)
 
     def _fill(self, level: _Level, workers: float, running: dict[int, float]) -> float:
@@ -215,18 +217,6 @@ class _Fluid:
             if rate > 1e-12:
                 self.served.append((n, min(1.0, rate)))
             rate -= 1
-
-    def _crowd(self, level: _Level) -> None:
-        level.crowded = True
-        level.ends.clear()
-        for flow in level.flows.values():
-            self._enter(level, flow)
-
-    def _scatter(self, level: _Level) -> None:
-        for flow in level.flows.values():
-            self._note(level, flow)
-        level.crowded = False
-        level.ends.clear()
 
     def _enter(self, level: _Level, flow: _Flow) -> None:
         """Represent the remaining work of the flow's head by the clock."""
@@ -301,18 +291,18 @@ class _Fluid:
         self._leave(n)
         if failed < len(delays):
             self.failed[n] = failed + 1
-            heappush(self.agenda, (round(self.now) + delays[failed], _DUE, n))
+            heappush(self.agenda, (round(self.now) + delays[failed], Step.DUE, n))
             if self.cancelled_at.get(n, _NEVER) < self.now:
-                self._take_step(_CANCEL, n)
+                self._take_step(Step.CANCEL, n)
         else:
             self.result.finished_at[n] = round(self.now)
             self.finished[n] = True
             self.ended += 1
 
-    def _take_step(self, step: int, n: int) -> None:
-        if step == _WORKERS:
+    def _take_step(self, step: Step, n: int) -> None:
+        if step is Step.WORKERS:
             self.workers += n
-        elif step == _DUE:
+        elif step is Step.DUE:
             if n not in self.result.cancelled:
                 self._wait(n)
         elif not (self.finished[n] or n in self.result.cancelled or self._begun(n)):

@@ -14,6 +14,7 @@ from fairturn.scheduling.flows import WEIGHT_ONE
 from fairturn.simulator.ideal import Ideal
 from fairturn.simulator.replay import Replayed, SimulatedAttempt
 from fairturn.simulator.scenario import Scenario
+from fairturn.simulator.trace import Trace
 
 WINDOW_US = 300_000_000
 
@@ -79,13 +80,18 @@ def lag(ideal: Sequence[int], real: Sequence[int]) -> int:
 
 def finishes_by_customer(scenario: Scenario, run: Replayed | Ideal) -> list[list[int]]:
     """Return the sorted finish times of each customer."""
-    finishes: list[list[int]] = [[] for _ in scenario.trace.names]
-    for n, customer in enumerate(scenario.trace.customer):
-        if n not in run.cancelled:
-            finishes[customer].append(run.finished_at[n])
-    for of_customer in finishes:
+    finishes = ((n, at) for n, at in enumerate(run.finished_at) if n not in run.cancelled)
+    return _by_customer(scenario, finishes)
+
+
+def _by_customer(scenario: Scenario, timestamps: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """Return the sorted timestamps of each customer, from those of documents."""
+    found: list[list[int]] = [[] for _ in scenario.trace.names]
+    for n, at in timestamps:
+        found[scenario.trace.customer[n]].append(at)
+    for of_customer in found:
         of_customer.sort()
-    return finishes
+    return found
 
 
 # ── From attempts ────────────────────────────────────────────────────────────────────────────────
@@ -99,18 +105,20 @@ def attempts_of(scenario: Scenario, run: Replayed) -> Iterator[SimulatedAttempt]
             yield SimulatedAttempt(n, again.get(n, at[n]), started, finished)
 
 
+def _waits_of_all(scenario: Scenario, run: Replayed) -> Iterator[tuple[int, Spell]]:
+    """Yield the waits of all documents: for each attempt, and for a cancel."""
+    for attempt in attempts_of(scenario, run):
+        yield attempt.document, (attempt.waited_from, attempt.started_at)
+    for n, cancelled_at in run.cancelled.items():
+        yield n, (run.again_at.get(n, scenario.trace.at[n]), cancelled_at)
+
+
 def waiting_spells(scenario: Scenario, run: Replayed) -> list[list[Spell]]:
     """Return the intervals in which documents of each customer waited, sorted and merged."""
-    customer, at = scenario.trace.customer, scenario.trace.at
     spells: list[list[Spell]] = [[] for _ in scenario.trace.names]
-    for attempt in attempts_of(scenario, run):
-        if attempt.started_at > attempt.waited_from:
-            spell = (attempt.waited_from, attempt.started_at)
-            spells[customer[attempt.document]].append(spell)
-    for n, ended in run.cancelled.items():
-        waited_from = run.again_at.get(n, at[n])
-        if ended > waited_from:
-            spells[customer[n]].append((waited_from, ended))
+    for n, (begin, end) in _waits_of_all(scenario, run):
+        if end > begin:
+            spells[scenario.trace.customer[n]].append((begin, end))
     return [joined(of_customer) for of_customer in spells]
 
 
@@ -139,12 +147,8 @@ def longest_gap(spells: Sequence[Spell], claims: Sequence[int]) -> int:
 
 def claims_by_customer(scenario: Scenario, run: Replayed) -> list[list[int]]:
     """Return the sorted timestamps of each customer's claims."""
-    claims: list[list[int]] = [[] for _ in scenario.trace.names]
-    for attempt in attempts_of(scenario, run):
-        claims[scenario.trace.customer[attempt.document]].append(attempt.started_at)
-    for of_customer in claims:
-        of_customer.sort()
-    return claims
+    attempts = attempts_of(scenario, run)
+    return _by_customer(scenario, ((each.document, each.started_at) for each in attempts))
 
 
 def jain(shares: Sequence[float]) -> float:
@@ -198,15 +202,12 @@ def last_weights(scenario: Scenario) -> list[int]:
 
 def idle_while_waiting(scenario: Scenario, run: Replayed) -> int:
     """Return the microseconds that workers were idle while documents waited, at a limit or not."""
-    changes: list[tuple[int, int, int]] = []  # (when, more free workers, more waiting documents)
+    # (when, more free workers, more waiting documents)
+    changes = [(at, change, 0) for at, change in scenario.plan.changes()]
     for attempt in attempts_of(scenario, run):
-        changes.append((attempt.waited_from, 0, 1))
-        changes.append((attempt.started_at, -1, -1))
-        changes.append((attempt.ended_at, 1, 0))
-    for n, ended in run.cancelled.items():
-        changes.append((run.again_at.get(n, scenario.trace.at[n]), 0, 1))
-        changes.append((ended, 0, -1))
-    changes += [(at, change, 0) for at, change in scenario.plan.changes()]
+        changes += [(attempt.started_at, -1, 0), (attempt.ended_at, 1, 0)]
+    for _, (begin, end) in _waits_of_all(scenario, run):
+        changes += [(begin, 0, 1), (end, 0, -1)]
     changes.sort()
     free, waiting, idle, last = scenario.plan.workers, 0, 0, 0
     for at, more_free, more_waiting in changes:
@@ -216,3 +217,44 @@ def idle_while_waiting(scenario: Scenario, run: Replayed) -> int:
         waiting += more_waiting
         last = at
     return idle
+
+
+# ── Waits of a replayed trace ────────────────────────────────────────────────────────────────────
+
+
+class Waits(NamedTuple):
+    """The waits from submission to start, and the range of priorities."""
+
+    documents: int
+    p50_us: int
+    p99_us: int
+    max_us: int
+    best_priority: int
+    worst_priority: int
+
+
+def waits_by_customer(trace: Trace, replayed: Replayed) -> dict[str, Waits]:
+    """Return the waits of each customer, in the order of their first documents."""
+    documents: list[list[int]] = [[] for _ in trace.names]
+    for n, customer in enumerate(trace.customer):
+        documents[customer].append(n)
+    found = zip(trace.names, documents, strict=True)
+    return {name: _waits(of_customer, trace, replayed) for name, of_customer in found}
+
+
+def waits_in_all(trace: Trace, replayed: Replayed) -> Waits:
+    """Return the waits of all documents of a trace that is not empty."""
+    return _waits(range(len(trace)), trace, replayed)
+
+
+def _waits(documents: Sequence[int], trace: Trace, replayed: Replayed) -> Waits:
+    waits = sorted(replayed.started_at[n] - trace.at[n] for n in documents)
+    priorities = {replayed.priority[n] for n in documents}
+    return Waits(
+        documents=len(waits),
+        p50_us=percentile(waits, 50),
+        p99_us=percentile(waits, 99),
+        max_us=waits[-1],
+        best_priority=min(priorities),
+        worst_priority=max(priorities),
+    )

@@ -2,9 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import NamedTuple
 
 LEASE_US = 30_000_000
+
+
+class Step(IntEnum):
+    """Events of an agenda, in the order of one instant; arrivals and finishes are not in it."""
+
+    LEASE = 0
+    CANCEL = 1
+    DUE = 2
+    WORKERS = 3
 
 
 class Cancel(NamedTuple):
@@ -55,6 +65,12 @@ class Plan:
         """Return timestamps and changes of the number of workers, in order; losses come first."""
         lost = [(loss.at, -loss.workers) for loss in self.losses]
         return sorted(lost + [(loss.back_at, loss.workers) for loss in self.losses])
+
+    def agenda(self) -> list[tuple[int, Step, int]]:
+        """Return the cancels and the changes of the number of workers, in order: the timestamp, the
+        step, and the document or the change."""
+        agenda = [(cancel.at, Step.CANCEL, cancel.document) for cancel in self.cancels]
+        return sorted(agenda + [(at, Step.WORKERS, change) for at, change in self.changes()])
 
     def cancelled_at(self) -> dict[int, int]:
         """Return the first cancel of each document."""

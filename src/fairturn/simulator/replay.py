@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fairturn.priority import Count, Rule
 from fairturn.scheduling.flows import PATIENCE_US, WEIGHT_ONE, Costs, Mode, Pick
 from fairturn.simulator.orders import Order, Paper, RealOrder
-from fairturn.simulator.plan import Plan
+from fairturn.simulator.plan import Plan, Step
 from fairturn.simulator.trace import Trace
 
 _REPORT_EVERY = 10_000
@@ -87,15 +87,6 @@ def check_all(trace: Trace, rule: Rule) -> tuple["array[int]", "array[int]"]:
     return counts, priorities
 
 
-class _Step(IntEnum):
-    """Events of the agenda, in the order of one instant; arrivals and finishes are not in it."""
-
-    LEASE = 0
-    CANCEL = 1
-    DUE = 2
-    WORKERS = 3
-
-
 class _State(IntEnum):
     WAITING = 0  # or not submitted yet
     RUNNING = 1
@@ -117,9 +108,7 @@ class _Replay:
         self.picks: dict[int, Pick] = {}
         self.failed: dict[int, int] = {}  # failed attempts by document
         self.cancelled_at = plan.cancelled_at()
-        self.agenda = [(c.at, _Step.CANCEL, c.document) for c in plan.cancels]
-        self.agenda += [(at, _Step.WORKERS, change) for at, change in plan.changes()]
-        heapify(self.agenda)
+        self.agenda = plan.agenda()
         for at, document in plan.cancels:
             if at < trace.at[document]:
                 raise ValueError(
@@ -138,7 +127,7 @@ class _Replay:
                 now = running[0][0]
             if agenda:
                 now = min(now, agenda[0][0])
-                self._run_agenda(now, _Step.LEASE)
+                self._run_agenda(now, Step.LEASE)
             assert now < _NEVER, "documents wait, but no event is pending"
             while running and running[0][0] == now:
                 self._finish(heappop(running)[1], now)
@@ -146,7 +135,7 @@ class _Replay:
                 self._submit(submitted, now)
                 submitted += 1
             if agenda:
-                self._run_agenda(now, _Step.WORKERS)
+                self._run_agenda(now, Step.WORKERS)
             self._claim(now)
             if self.ended - reported >= _REPORT_EVERY:
                 reported = self.ended - self.ended % _REPORT_EVERY
@@ -192,14 +181,14 @@ class _Replay:
 
     # ── Failures ─────────────────────────────────────────────────────────────────────────────────
 
-    def _run_agenda(self, now: int, last: _Step) -> None:
+    def _run_agenda(self, now: int, last: Step) -> None:
         """Apply the events of this instant, up to this kind of step."""
         agenda = self.agenda
         while agenda and agenda[0][:2] <= (now, last):
             _, step, n = heappop(agenda)
-            if step is _Step.CANCEL:
+            if step is Step.CANCEL:
                 self._cancel(n, now)
-            elif step is _Step.WORKERS:
+            elif step is Step.WORKERS:
                 self._lose(max(0, -n), now)
                 self.free += max(0, n)
             elif self.state[n] == _State.LOST and self.cancelled_at.get(n, _NEVER) <= now:
@@ -233,7 +222,7 @@ class _Replay:
         waited_from = result.again_at.get(n, self.trace.at[n])
         result.earlier.append(SimulatedAttempt(n, waited_from, result.started_at[n], now))
         self.state[n] = state
-        step = _Step.LEASE if state is _State.LOST else _Step.DUE
+        step = Step.LEASE if state is _State.LOST else Step.DUE
         heappush(self.agenda, (until, step, n))
 
     def _cancel(self, n: int, now: int) -> None:

@@ -1,7 +1,10 @@
 """The report: one self-contained HTML file with charts and tables, without scripts."""
 
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from importlib import resources
+from itertools import pairwise
 
 from fairturn.clock import SECOND_US
 from fairturn.simulator import measures
@@ -20,8 +23,8 @@ from fairturn.simulator.charts.rows import (
 from fairturn.simulator.charts.svg import safe
 from fairturn.simulator.comparison import IDEALS, Comparison, Result
 from fairturn.simulator.replay import Replayed
-from fairturn.simulator.style import STYLE
-from fairturn.simulator.summary import TITLES, duration, headline, main_of, sentences
+from fairturn.simulator.scenario import Scenario
+from fairturn.simulator.summary import TITLES, counted, duration, headline, main_of, sentences
 from fairturn.simulator.workloads import WORKLOADS
 
 BINS = 300
@@ -38,13 +41,14 @@ def page(comparison: Comparison) -> str:
     if len(scenario.trace):
         sections += [_modes(comparison), _service(comparison), _waits(comparison)]
     sections.append(_settings(comparison))
+    style = resources.files("fairturn.simulator").joinpath("report.css").read_text("utf-8")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         f"<title>{safe(scenario.name)}: a simulation by fairturn</title>\n"
-        f"<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
         f'<header>\n<p class="kind">fairturn simulate {safe(scenario.name)}</p>\n'
         f"<h1>{safe(title[:1].upper() + title[1:])}</h1>\n"
         f'<p class="headline">{safe(headline(comparison))}</p>\n</header>\n'
@@ -63,7 +67,7 @@ def _scrolled(picture: str) -> str:
     return f'<div class="picture" tabindex="0">{picture}</div>'
 
 
-def _figure(caption: str, picture: str, table: str = "") -> str:
+def _figure(caption: str, picture: str, table: str) -> str:
     caption = f"<figcaption>{safe(caption)}</figcaption>"
     return f"<figure>\n{caption}\n{_scrolled(picture)}\n{table}</figure>"
 
@@ -99,34 +103,28 @@ def _seconds(us: int | None) -> str:
 # ── Modes ────────────────────────────────────────────────────────────────────────────────────────
 
 
+_WAIT_COLUMNS = ("mode", "documents", "mean", "p50", "p95", "p99", "max", "longest gap")
+
+
 def _modes(comparison: Comparison) -> str:
-    main = main_of(comparison)
-    max_us = max(g.waits.p99_us for result in comparison.results for g in result.groups)
+    main, results = main_of(comparison), comparison.results
+    max_us = max(g.waits.p99_us for result in results for g in result.groups)
+    ideals = [ideal for ideal in IDEALS if any(result.mode is ideal for result in results)]
+    columns = (*_WAIT_COLUMNS, *(f"behind {ideal}" for ideal in ideals))
     figures = []
     for number, name in enumerate(comparison.scenario.groups):
-        rows = []
-        for result in comparison.results:
-            p99_us = result.groups[number].waits.p99_us
+        rows, cells = [], []
+        for result in results:
+            group = result.groups[number]
+            waits, p99_us = group.waits, group.waits.p99_us
             style = "main" if result is main else "ideal" if result.mode in IDEALS else "other"
             rows.append(Bar(result.mode, p99_us, duration(p99_us), style))
-        customers = len(comparison.scenario.members(number))
-        caption = f"{name} ({customers:,} customer{'' if customers == 1 else 's'})"
+            times = (waits.mean_us, waits.p50_us, waits.p95_us, p99_us, waits.max_us, group.gap_us)
+            lags = [f"{group.lags[ideal]:,}" if group.lags else "" for ideal in ideals]
+            cells.append([result.mode, f"{waits.documents:,}", *map(_seconds, times), *lags])
+        caption = f"{name} ({counted(main.groups[number].customers, 'customer')})"
         text = "; ".join(f"{row.name}: {row.text}" for row in rows)
-        table = _table(
-            (
-                "mode",
-                "documents",
-                "mean",
-                "p50",
-                "p95",
-                "p99",
-                "max",
-                "longest gap",
-                *_lag_names(comparison),
-            ),
-            [_mode_cells(comparison, result, number) for result in comparison.results],
-            f"{name}: waits in seconds",
-        )
+        table = _table(columns, cells, f"{name}: waits in seconds")
         picture = bars(f"p99 waits of {name} in each mode", rows, max_us, text)
         figures.append(_figure(caption, picture, table))
     return _section(
@@ -138,19 +136,6 @@ def _modes(comparison: Comparison) -> str:
         *figures,
         _evenness(comparison),
     )
-
-
-def _lag_names(comparison: Comparison) -> list[str]:
-    found = {result.mode for result in comparison.results}
-    return [f"behind {ideal}" for ideal in IDEALS if ideal in found]
-
-
-def _mode_cells(comparison: Comparison, result: Result, number: int) -> list[str]:
-    group = result.groups[number]
-    waits = group.waits
-    times = (waits.mean_us, waits.p50_us, waits.p95_us, waits.p99_us, waits.max_us, group.gap_us)
-    lags = [f"{lag:,}" for lag in group.lags.values()] or [""] * len(_lag_names(comparison))
-    return [result.mode, f"{waits.documents:,}", *map(_seconds, times), *lags]
 
 
 def _evenness(comparison: Comparison) -> str:
@@ -176,26 +161,18 @@ def _evenness(comparison: Comparison) -> str:
 # ── Service over time ────────────────────────────────────────────────────────────────────────────
 
 
-class _Shown(NamedTuple):
-    group: str
-    customers: list[int]
-
-
-def _shown(comparison: Comparison) -> list[_Shown]:
+def _shown(scenario: Scenario) -> dict[str, list[int]]:
     """Return the customers of each group with the most documents."""
-    scenario = comparison.scenario
-    sent = [0] * len(scenario.trace.names)
-    for customer in scenario.trace.customer:
-        sent[customer] += 1
+    sent = Counter(scenario.trace.customer)
     most = max(1, min(ROWS_PER_GROUP, ROWS_IN_ALL // len(scenario.groups)))
-    return [
-        _Shown(name, sorted(sorted(scenario.members(number), key=lambda c: -sent[c])[:most]))
+    return {
+        name: sorted(sorted(scenario.members(number), key=lambda c: -sent[c])[:most])
         for number, name in enumerate(scenario.groups)
-    ]
+    }
 
 
 def _service(comparison: Comparison) -> str:
-    shown = _shown(comparison)
+    shown = _shown(comparison.scenario)
     results = [result for result in comparison.results if result.mode not in IDEALS]
     ends_at = max((result.ends_at for result in results), default=0)
     figures = [_service_figure(comparison, result, shown, ends_at) for result in results]
@@ -213,31 +190,23 @@ def _service(comparison: Comparison) -> str:
 
 
 def _service_figure(
-    comparison: Comparison, result: Result, shown: list[_Shown], ends_at: int
+    comparison: Comparison, result: Result, shown: dict[str, list[int]], ends_at: int
 ) -> str:
     scenario, run = comparison.scenario, result.run
     assert isinstance(run, Replayed)
-    customers = {customer for group in shown for customer in group.customers}
-    bins = _bins(comparison, run, customers, ends_at)
+    bins = _bins(scenario, run, {c for customers in shown.values() for c in customers}, ends_at)
     names = scenario.trace.names
-    bands = [
-        Band(
-            f"{group.group} ({len(group.customers)} of {len(scenario.members(number)):,})",
-            [Timeline(names[customer], bins[customer]) for customer in group.customers],
-        )
-        for number, group in enumerate(shown)
-    ]
-    rows = [
-        (
-            names[customer],
-            group.group,
-            f"{sum(b not in (0, WAITING) for b in bins[customer]) / BINS:.0%}",
-            f"{bins[customer].count(WAITING) / BINS:.0%}",
-            _level_range(bins[customer]),
-        )
-        for group in shown
-        for customer in group.customers
-    ]
+    bands, rows = [], []
+    for group in result.groups:
+        timelines = [Timeline(names[customer], bins[customer]) for customer in shown[group.name]]
+        caption = f"{group.name} ({len(timelines)} of {group.customers:,})"
+        bands.append(Band(caption, timelines))
+        for name, of_customer in timelines:
+            levels = [level for level in of_customer if level not in (0, WAITING)]
+            served, waited = len(levels) / BINS, of_customer.count(WAITING) / BINS
+            extremes = sorted({min(levels), max(levels)}) if levels else []
+            level_range = " to ".join(map(str, extremes))
+            rows.append((name, group.name, f"{served:.0%}", f"{waited:.0%}", level_range))
     description = "; ".join(
         f"{name}: served in {served} of the time, waited unserved in {waited}"
         for name, _, served, waited, _ in rows
@@ -254,18 +223,9 @@ def _service_figure(
     )
 
 
-def _level_range(bins: Sequence[int]) -> str:
-    levels = [level for level in bins if level not in (0, WAITING)]
-    if not levels:
-        return ""
-    best, worst = min(levels), max(levels)
-    return str(best) if best == worst else f"{best} to {worst}"
-
-
 def _bins(
-    comparison: Comparison, run: Replayed, customers: set[int], ends_at: int
+    scenario: Scenario, run: Replayed, customers: set[int], ends_at: int
 ) -> dict[int, list[int]]:
-    scenario = comparison.scenario
     bins = {customer: [0] * BINS for customer in customers}
     width = max(1, -(-ends_at // BINS))
     spells = measures.waiting_spells(scenario, run)
@@ -289,9 +249,7 @@ def _bins(
 
 def _waits(comparison: Comparison) -> str:
     scenario = comparison.scenario
-    documents: list[list[int]] = [[] for _ in scenario.groups]
-    for n, customer in enumerate(scenario.trace.customer):
-        documents[scenario.group_of[customer]].append(n)
+    documents = scenario.documents_by_group()
     max_us = max(g.waits.max_us for result in comparison.results for g in result.groups)
     figures = []
     for number, name in enumerate(scenario.groups):
@@ -329,14 +287,9 @@ _STEPS = (
 
 
 def _shares(waits: Sequence[int]) -> list[str]:
-    """Return the numbers of documents with waits in each interval."""
-    counts = []
-    before = 0
-    for step, _ in _STEPS:
-        upto = sum(us <= step for us in waits)
-        counts.append(f"{upto - before:,}")
-        before = upto
-    return [*counts, f"{len(waits) - before:,}"]
+    """Return the numbers of documents with waits in each interval, from sorted waits."""
+    ends = [0, *(bisect_right(waits, step) for step, _ in _STEPS), len(waits)]
+    return [f"{end - begin:,}" for begin, end in pairwise(ends)]
 
 
 # ── Settings ─────────────────────────────────────────────────────────────────────────────────────

@@ -29,6 +29,12 @@ class Scenario:
     def members(self, group: int) -> list[int]:
         return [customer for customer, of in enumerate(self.group_of) if of == group]
 
+    def documents_by_group(self) -> list[list[int]]:
+        documents: list[list[int]] = [[] for _ in self.groups]
+        for n, customer in enumerate(self.trace.customer):
+            documents[self.group_of[customer]].append(n)
+        return documents
+
     def changed(
         self,
         *,
@@ -38,32 +44,22 @@ class Scenario:
         limits: Iterable[tuple[str | None, int]] = (),
     ) -> "Scenario":
         """Return a copy with other settings; a limit without a name applies to all customers."""
-        plan = self.plan if workers is None else replace(self.plan, workers=workers)
-        plan = replace(plan, limits={**plan.limits, **self._limits(limits)})
-        return replace(
-            self,
-            trace=self._weighted(weights),
-            plan=plan,
-            costs=self.costs if costs is None else costs,
-        )
-
-    def _limits(self, limits: Iterable[tuple[str | None, int]]) -> dict[int, int]:
-        found: dict[int, int] = {}
+        limit_of = dict(self.plan.limits)
         for name, limit in limits:
             numbers = range(len(self.trace.names)) if name is None else [self._number(name)]
-            found.update((number, limit) for number in numbers)
-        return found
-
-    def _weighted(self, weights: Iterable[tuple[str, float]]) -> Trace:
-        """Return a copy of the trace with these weights from each customer's first document on."""
-        missing = {self._number(name): weight_in_thousandths(weight) for name, weight in weights}
+            limit_of.update(dict.fromkeys(numbers, limit))
         trace = copy(self.trace)
-        customer = trace.customer
-        trace.weight = {n: w for n, w in trace.weight.items() if customer[n] not in missing}
-        for n, number in enumerate(customer if missing else ()):
-            if number in missing:
-                trace.weight[n] = missing.pop(number)
-        return trace
+        trace.set_weights({self._number(name): weight_in_thousandths(w) for name, w in weights})
+        return replace(
+            self,
+            trace=trace,
+            plan=replace(
+                self.plan,
+                limits=limit_of,
+                workers=self.plan.workers if workers is None else workers,
+            ),
+            costs=self.costs if costs is None else costs,
+        )
 
     def _number(self, name: str) -> int:
         try:
@@ -78,14 +74,14 @@ class Draft:
     def __init__(self) -> None:
         self._rows: list[tuple[int, str, int, tuple[int, ...]]] = []
         self._groups: dict[str, str] = {}  # customer -> group
-        self._weights: dict[str, float] = {}
+        self._weights: dict[str, int] = {}
         self._cancels: list[tuple[int, str, int]] = []
 
     def customer(self, name: str, group: str, weight: float | None = None) -> None:
         """Add a customer. Customers are numbered in the order of these calls."""
         self._groups[name] = group
         if weight is not None:
-            self._weights[name] = weight
+            self._weights[name] = weight_in_thousandths(weight)
 
     def add(
         self, at_s: float, customer: str, cost_s: float, retry_after_s: Sequence[float] = ()
@@ -112,7 +108,6 @@ class Draft:
         trace = Trace()
         trace.names = names
         failures: dict[int, tuple[int, ...]] = {}
-        weights = dict(self._weights)
         by_time = sorted(range(len(self._rows)), key=lambda row: self._rows[row][0])
         place = {row: n for n, row in enumerate(by_time)}
         for n, row in enumerate(by_time):
@@ -120,10 +115,9 @@ class Draft:
             trace.at.append(at)
             trace.customer.append(numbers[customer])
             trace.cost.append(cost)
-            if customer in weights:
-                trace.weight[n] = weight_in_thousandths(weights.pop(customer))
             if delays:
                 failures[n] = delays
+        trace.set_weights({numbers[name]: w for name, w in self._weights.items()})
         cancels = [
             Cancel(at, place[row])
             for at, customer, rows in self._cancels
@@ -143,26 +137,17 @@ class Draft:
         )
 
 
-def scenario_of(trace: Trace, name: str, *, workers: int, costs: Costs = Costs.EQUAL) -> Scenario:
+def scenario_of(trace: Trace, name: str, *, workers: int) -> Scenario:
     """Return a scenario of a trace. Up to `GROUPS_BY_NAME_MAX` customers are a group each; of more,
     the largest ones that submitted half of the documents are one group, the rest another."""
+    groups, group_of = tuple(trace.names), list(range(len(trace.names)))
+    if len(groups) > GROUPS_BY_NAME_MAX:
+        groups, group_of = ("small", "large"), [0] * len(groups)
+        sent = 0
+        for customer, documents in Counter(trace.customer).most_common():
+            group_of[customer] = 1
+            sent += documents
+            if 2 * sent >= len(trace):
+                break
     plan = Plan(workers=workers)
-    customers = len(trace.names)
-    if customers <= GROUPS_BY_NAME_MAX:
-        groups, group_of = tuple(trace.names), tuple(range(customers))
-    else:
-        groups, group_of = ("small", "large"), _by_size(trace)
-    return Scenario(
-        name=name, trace=trace, groups=groups, group_of=group_of, plan=plan, costs=costs
-    )
-
-
-def _by_size(trace: Trace) -> tuple[int, ...]:
-    group_of = [0] * len(trace.names)
-    sent = 0
-    for customer, documents in Counter(trace.customer).most_common():
-        group_of[customer] = 1
-        sent += documents
-        if 2 * sent >= len(trace):
-            break
-    return tuple(group_of)
+    return Scenario(name=name, trace=trace, groups=groups, group_of=tuple(group_of), plan=plan)

@@ -1,16 +1,10 @@
 """A comparison as sentences, and as JSON."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fairturn.clock import SECOND_US
-from fairturn.simulator.comparison import (
-    IDEALS,
-    Comparison,
-    Discipline,
-    GroupResult,
-    Result,
-)
+from fairturn.simulator.comparison import IDEALS, Comparison, Discipline, GroupResult, Result
 from fairturn.simulator.measures import WaitSummary
 from fairturn.simulator.readings import Reading
 from fairturn.simulator.scenario import Scenario
@@ -79,7 +73,12 @@ def sentences(comparison: Comparison) -> list[str]:
     """Return the results as sentences."""
     main = main_of(comparison)
     others = others_of(comparison)
-    lines = [_group_sentence(comparison, number) for number in range(len(main.groups))]
+    lines = [
+        f"{group.name} ({counted(group.customers, 'customer')}, "
+        f"{counted(group.waits.documents, 'document')}): 99 of 100 waited at most "
+        + _in_each((duration(r.groups[number].waits.p99_us), r) for r in comparison.results)
+        for number, group in enumerate(main.groups)
+    ]
     compared = [r for r in others if r.mode in (Discipline.LEVELS, Discipline.FIFO)]
     slower = [
         f"{group.name} by {after - 1:.0%} against {other.mode}"
@@ -97,8 +96,7 @@ def sentences(comparison: Comparison) -> list[str]:
     if gaps and main.mode not in IDEALS:
         lines.append(
             "Longest time that a waiting customer went without a claim: "
-            + ", ".join(f"{duration(gap)} in {r.mode}" for r, gap in gaps)
-            + "."
+            + _in_each((duration(gap), r) for r, gap in gaps)
         )
     for ideal in IDEALS:
         lags = [
@@ -109,8 +107,7 @@ def sentences(comparison: Comparison) -> list[str]:
         if lags:
             lines.append(
                 f"Furthest behind {ideal}, in documents of one customer: "
-                + ", ".join(f"{lag:,} in {r.mode}" for r, lag in lags)
-                + "."
+                + _in_each((f"{lag:,}", r) for r, lag in lags)
             )
     idle = [(r, r.idle_us) for r in comparison.results if r.idle_us is not None]
     if idle and not any(us for _, us in idle):
@@ -118,30 +115,21 @@ def sentences(comparison: Comparison) -> list[str]:
     elif idle:
         lines.append(
             "Workers were idle while documents waited, because of concurrency limits: "
-            + ", ".join(f"{duration(us)} in {r.mode}" for r, us in idle)
-            + "."
+            + _in_each((duration(us), r) for r, us in idle)
         )
     return lines
 
 
+def _in_each(values: Iterable[tuple[str, Result]]) -> str:
+    return ", ".join(f"{value} in {result.mode}" for value, result in values) + "."
+
+
+def counted(n: int, noun: str) -> str:
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
 def _ratio(long: GroupResult, short: GroupResult) -> float:
     return long.waits.p99_us / max(short.waits.p99_us, SECOND_US // 10)
-
-
-def _group_sentence(comparison: Comparison, number: int) -> str:
-    main = main_of(comparison)
-    group = main.groups[number]
-    customers = "customer" if group.customers == 1 else "customers"
-    documents = "document" if group.waits.documents == 1 else "documents"
-    return (
-        f"{group.name} ({group.customers:,} {customers}, {group.waits.documents:,} {documents}): "
-        "99 of 100 waited at most "
-        + ", ".join(
-            f"{duration(result.groups[number].waits.p99_us)} in {result.mode}"
-            for result in comparison.results
-        )
-        + "."
-    )
 
 
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────
@@ -149,13 +137,10 @@ def _group_sentence(comparison: Comparison, number: int) -> str:
 
 def as_plain(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as a value for JSON."""
-    scenario, rule = comparison.scenario, comparison.rule
+    rule = comparison.rule
     return {
-        "name": scenario.name,
-        "documents": len(scenario.trace),
-        "customers": len(scenario.trace.names),
-        "workers": scenario.plan.workers,
-        "costs": scenario.costs,
+        **_plain_scenario(comparison.scenario),
+        "costs": comparison.scenario.costs,
         "reset": rule.reset,
         "reset_interval_s": rule.reset_interval_us / SECOND_US,
         "patience_s": comparison.patience_us / SECOND_US,
@@ -166,14 +151,18 @@ def as_plain(comparison: Comparison) -> dict[str, Any]:
 
 def readings_as_plain(scenario: Scenario, results: Mapping[Reading, Result]) -> dict[str, Any]:
     """Return a comparison of readings of the rule as a value for JSON."""
+    readings = [
+        {"reading": reading, **_plain_result(result)} for reading, result in results.items()
+    ]
+    return {**_plain_scenario(scenario), "readings": readings}
+
+
+def _plain_scenario(scenario: Scenario) -> dict[str, Any]:
     return {
         "name": scenario.name,
         "documents": len(scenario.trace),
         "customers": len(scenario.trace.names),
         "workers": scenario.plan.workers,
-        "readings": [
-            {"reading": reading, **_plain_result(result)} for reading, result in results.items()
-        ],
     }
 
 
@@ -205,14 +194,10 @@ def _plain_result(result: Result) -> dict[str, Any]:
 
 
 def _plain_waits(waits: WaitSummary) -> dict[str, Any]:
+    documents, cancelled, *times = waits
+    wait_s = zip(("mean", "p50", "p95", "p99", "max"), times, strict=True)
     return {
-        "documents": waits.documents,
-        "cancelled": waits.cancelled,
-        "wait_s": {
-            "mean": waits.mean_us / SECOND_US,
-            "p50": waits.p50_us / SECOND_US,
-            "p95": waits.p95_us / SECOND_US,
-            "p99": waits.p99_us / SECOND_US,
-            "max": waits.max_us / SECOND_US,
-        },
+        "documents": documents,
+        "cancelled": cancelled,
+        "wait_s": {name: us / SECOND_US for name, us in wait_s},
     }

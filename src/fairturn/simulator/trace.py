@@ -7,7 +7,7 @@ The columns are `at_s,customer,cost_s` and optionally `weight`, in any order; ro
 import csv
 import math
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from fairturn.clock import SECOND_US
@@ -33,6 +33,16 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.at)
+
+    def set_weights(self, weights: Mapping[int, int]) -> None:
+        """Give customers, by number, these weights from their first document on."""
+        missing = dict(weights)
+        self.weight = {n: w for n, w in self.weight.items() if self.customer[n] not in weights}
+        for n, customer in enumerate(self.customer):
+            if not missing:
+                break
+            if customer in missing:
+                self.weight[n] = missing.pop(customer)
 
 
 def read(path: Path) -> Trace:

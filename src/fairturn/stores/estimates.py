@@ -1,7 +1,7 @@
 """Document snapshots for a store that has everything in memory."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -24,15 +24,16 @@ from fairturn.explain.snapshot import (
 )
 from fairturn.model import TRANSITIONS, CustomerSettings, Document, Settings, State, level_of
 from fairturn.priority import Count
-from fairturn.scheduling.flows import ArrivalEvent, CustomerState, Event, EventBatch, Flow, Mode
+from fairturn.scheduling.flows import ArrivalEvent, Backlog, CustomerState, Event, EventBatch, Mode
 from fairturn.scheduling.turns import Turns
 from fairturn.stores.transitions import Ending
 
 
-class Copies:
-    """A `FlowSource` of copies of the flows that another engine has loaded."""
+class Copies(Backlog):
+    """A `FlowSource` of copies of the flows that another engine has loaded; nothing is picked."""
 
     def __init__(self, turns: Turns) -> None:
+        super().__init__()
         self._customer_states = turns.customers
 
     def customer_state(self, customer: int) -> CustomerState:
@@ -41,24 +42,6 @@ class Copies:
             return CustomerState(customer)
         flows = {level: replace(flow, entry=None) for level, flow in known.flows.items()}
         return replace(known, flows=flows, entry=None)
-
-    def flows(self, customer: int) -> Iterable[Flow]:
-        return ()  # every customer in memory is whole
-
-    def flow(self, customer: int, level: int) -> Flow:
-        return Flow(customer, level)
-
-    def turns(self) -> Iterator[tuple[int, int, int, int]]:
-        return iter(())
-
-    def heads(self) -> Iterator[tuple[int, int, int]]:
-        return iter(())
-
-    def order_after(self, flow: Flow, order: int) -> int | None:
-        raise AssertionError("nothing is picked from a copy")
-
-    def cost(self, flow: Flow) -> int | None:
-        raise AssertionError("nothing is picked from a copy")
 
 
 class Kept(NamedTuple):
@@ -79,15 +62,6 @@ class Kept(NamedTuple):
     leased: bool  # the lease has not expired
     lost: Ending | None  # if it is running and the lease has expired
     worker: str | None
-
-
-class KeptCustomer(NamedTuple):
-    """A stored customer."""
-
-    number: int
-    name: str
-    settings: CustomerSettings
-    count: Count | None  # type: ignore[assignment]  # the rule's word
 
 
 class Foreseen(NamedTuple):
@@ -147,22 +121,23 @@ def make_snapshot(
     now: int,
     settings: Settings,
     documents: Sequence[Kept],
-    customers: Sequence[KeptCustomer],
+    customer_settings: CustomerSettings,
+    count: Count | None,
+    names: Mapping[int, str],
     foreseen: Foreseen,
     workers: Iterable[WorkerHeartbeat],
 ) -> DocumentSnapshot:
     """Return the snapshot of document `number`."""
     kept = next(d for d in documents if d.number == number)
-    customer = next(c for c in customers if c.number == kept.customer)
-    states = Counter(d.state for d in documents if d.customer == customer.number)
+    states = Counter(d.state for d in documents if d.customer == kept.customer)
     return DocumentSnapshot(
         at=now,
         settings=settings,
         document=document,
         parent_count=parent_count,
-        customer=customer.number,
-        customer_settings=customer.settings,
-        count=customer.count,
+        customer=kept.customer,
+        customer_settings=customer_settings,
+        count=count,
         waiting=states[State.WAITING],
         running=states[State.RUNNING],
         delayed=states[State.DELAYED],
@@ -175,7 +150,7 @@ def make_snapshot(
             arrivals=_arrivals(documents, settings.mode),
         ),
         served=_served(kept, waiting_since(document), documents),
-        names={c.number: c.name for c in customers},
+        names=names,
     )
 
 

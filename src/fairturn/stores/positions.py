@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import NamedTuple, Protocol
 
 from fairturn.explain.snapshot import (
+    NO_OTHER_LINES,
     CountRange,
     LineSummary,
     OverdueHead,
@@ -235,7 +236,7 @@ def queue_view(reader: QueueReader, ahead: Ahead, place: Place) -> QueueView:
     lines = [line for s in individual.values() for line in lines_of(s, settings)]
     lines = [line for line in lines if line.level <= place.level]
     levels_read: Set[int] = {place.level}
-    uncounted, other_lines = 0, None
+    uncounted, other_lines = 0, NO_OTHER_LINES
     if settings.mode is Mode.LEVELS:
         uncounted = _add_lower(reader, ahead, individual, lines, place)
     else:
@@ -280,8 +281,17 @@ def _read_lines(
         head for head in map(OverdueHead._make, rows) if head.customer not in individual
     ]
     levels = levels_by_line(overdue, lines, place.customer, place.level)
-    others = _other_lines(reader, individual, levels)
-    return None if others is None else (levels, sorted(overdue), lines + others)
+    rows = reader.lines(charge_of(reader.settings, WEIGHT_ONE, ()), levels, LINES_MAX + 1)
+    if len(rows) > LINES_MAX:
+        return None
+    reader.source.names.update(map(_NAME, rows))
+    charges = charges_of(reader)
+    lines += [
+        line if line.customer not in charges else line._replace(charge=charges[line.customer])
+        for line in map(WaitingLine._make, map(_LINE, rows))
+        if line.customer not in individual
+    ]
+    return levels, sorted(overdue), lines
 
 
 def _sum_lines(
@@ -304,7 +314,7 @@ def _sum_lines(
     mine = (0, 0) if head is None else head[:2]
     overdue_others, ahead = reader.count_overdue(patient, mine, individual)
     if own is None:  # a paused customer has no position
-        return LineSummary(0, 0, {}, 0, {}, overdue_others, ahead)
+        return NO_OTHER_LINES._replace(overdue=overdue_others, overdue_ahead=ahead)
 
     def turn(rank: int) -> tuple[int, int]:
         return own.virtual_time + rank * own.charge, own.tick
@@ -384,23 +394,12 @@ def _individual(reader: QueueReader, place: Place) -> dict[int, CustomerState]:
     return individual
 
 
-def _other_lines(
-    reader: QueueReader, individual: dict[int, CustomerState], levels: Set[int]
-) -> list[WaitingLine] | None:
-    """Return the other lines of these levels; None if there are more than `LINES_MAX`."""
-    rows = reader.lines(charge_of(reader.settings, WEIGHT_ONE, ()), levels, LINES_MAX + 1)
-    if len(rows) > LINES_MAX:
-        return None
-    reader.source.names.update(map(_NAME, rows))
-    charges = {
+def charges_of(reader: QueueReader) -> dict[int, int]:
+    """Return the charge of a turn for the customers that differ from the default."""
+    return {
         customer: charge_of(reader.settings, weight, tuple(costs))
         for customer, weight, costs in reader.charged()
     }
-    return [
-        line if line.customer not in charges else line._replace(charge=charges[line.customer])
-        for line in map(WaitingLine._make, map(_LINE, rows))
-        if line.customer not in individual
-    ]
 
 
 def _count_others(

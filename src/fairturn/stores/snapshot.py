@@ -25,7 +25,15 @@ from fairturn.model import CustomerSettings, Document, Settings, State, level_of
 from fairturn.priority import LEVELS, Count
 from fairturn.scheduling.flows import COST_ONE, WEIGHT_ONE, Costs, CustomerState, Mode
 from fairturn.scheduling.turns import Turns
-from fairturn.stores.positions import Ahead, FlowKey, Place, QueueReader, look_ahead, queue_view
+from fairturn.stores.positions import (
+    Ahead,
+    FlowKey,
+    Place,
+    QueueReader,
+    charges_of,
+    look_ahead,
+    queue_view,
+)
 from fairturn.stores.values import Row
 
 # Flows of a level, and documents of a flow, that are sampled: those that were served last.
@@ -162,9 +170,7 @@ def next_numbers(
     look_ahead(reader)
     changed = list(lines_in_turn(turns.customers.values(), settings))
     plain = charge_of(settings, WEIGHT_ONE, ())
-    charges = {
-        c: charge_of(settings, weight, tuple(costs)) for c, weight, costs in reader.charged()
-    }
+    charges = charges_of(reader)
 
     def waiting(line: WaitingLine, most: int) -> list[Next]:
         rows = next_in((line.customer, line.level), _before_head(turns, line), most)

@@ -56,7 +56,14 @@ def position(
     own = view.own
     if own is None:
         return None
-    causes = [cause for cause, applies in _known_causes(view, mode, costs) if applies]
+    causes: list[Cause] = []
+    costs_matter = costs is not Costs.EQUAL and mode is not Mode.LEVELS
+    if costs_matter and view.lines_in_level > 1:
+        causes.append(Cause.COSTS)
+    if not view.rank.exact or view.uncounted > 0:
+        causes.append(Cause.MANY_DOCUMENTS)
+    if not view.folded:
+        causes.append(Cause.UNFOLDED)
     taken = walk(view, steps_max=steps_max) if view.beyond_patience else count(view)
     if taken is None:
         causes.append(Cause.MANY_TURNS)
@@ -68,7 +75,10 @@ def position(
     elif _limits_matter(view):
         causes.append(Cause.LIMITS)
     total = taken.before.total
-    bounds = _bounds(view, own, causes, total) if causes else CountRange(total, total)
+    bounds = CountRange(total, total)
+    if causes:
+        least, most = _least(view, own, causes), _most(view, own, causes)
+        bounds = CountRange(min(total, least), max(total, most))
     return Position(
         bounds=bounds,
         before=taken.before,
@@ -76,15 +86,6 @@ def position(
         turns=taken.turns,
         causes=() if bounds.exact else tuple(causes),
     )
-
-
-def _known_causes(view: QueueView, mode: Mode, costs: Costs) -> list[tuple[Cause, bool]]:
-    turns = costs is not Costs.EQUAL and mode is not Mode.LEVELS
-    return [
-        (Cause.COSTS, turns and view.lines_in_level > 1),
-        (Cause.MANY_DOCUMENTS, not view.rank.exact or view.uncounted > 0),
-        (Cause.UNFOLDED, not view.folded),
-    ]
 
 
 def _unlimited(view: QueueView, customer: int | None = None) -> list[WaitingLine]:
@@ -124,13 +125,9 @@ def _with_patience_turns(view: QueueView, counted: TurnCount) -> TurnCount:
     return counted._replace(before=counted.before._replace(longest_waiting=n))
 
 
-def _bounds(view: QueueView, own: WaitingLine, causes: list[Cause], total: int) -> CountRange:
-    """Return bounds that hold whichever documents end and whatever they cost, as far as `causes`
-    contains these."""
-    return CountRange(min(total, _least(view, own, causes)), max(total, _most(view, own, causes)))
-
-
 def _least(view: QueueView, own: WaitingLine, causes: list[Cause]) -> int:
+    """Return a bound that holds whichever documents end and whatever they cost, as far as `causes`
+    contains these. `_most` is the other one."""
     if Cause.UNFOLDED in causes:
         return 0
     rank = view.rank.least
@@ -153,8 +150,7 @@ def _most(view: QueueView, own: WaitingLine, causes: list[Cause]) -> int:
     if Cause.COSTS in causes:
         place = (own.customer, own.level)
         most = sum(line.waiting for line in lines if (line.customer, line.level) != place)
-        most += view.rank.most + sum(view.others_by_level.values())
-        most += 0 if view.other_lines is None else view.other_lines.waiting
+        most += view.rank.most + sum(view.others_by_level.values()) + view.other_lines.waiting
     else:
         all_of_it = replace(view, lines=tuple(lines), rank=CountRange(*[view.rank.most] * 2))
         most = count(all_of_it).before.total

@@ -71,10 +71,8 @@ def count(view: QueueView) -> TurnCount:
         elif n:
             turns[line.customer] = n
     reached = own.capacity is None or mine < own.capacity
-    others = sum(turns.values())
-    if view.other_lines is not None:
-        others += view.other_lines.before[view.rank.least]
-        turns.update(view.other_lines.largest)
+    others = sum(turns.values()) + view.other_lines.before.get(view.rank.least, 0)
+    turns.update(view.other_lines.largest)
     return TurnCount(
         DocumentsAhead(better_levels=better, other_turns=others, own=mine), turns, reached
     )

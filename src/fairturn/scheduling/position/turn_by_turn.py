@@ -6,6 +6,7 @@ level. The rest of the level is counted, and every tenth claim goes to the next 
 worse level.
 """
 
+from collections import defaultdict
 from collections.abc import Collection
 
 from fairturn.explain.snapshot import OverdueHead, QueueView, WaitingLine
@@ -45,7 +46,8 @@ class _LineCursor:
 
 def walk(view: QueueView, *, steps_max: int = STEPS_MAX) -> TurnCount | None:
     """Count the documents ahead, with turns for the longest waiting; None if there are too many."""
-    return None if view.other_lines is not None else _Walk(view, steps_max).run()
+    many = view.other_lines.lines or view.other_lines.overdue
+    return None if many else _Walk(view, steps_max).run()
 
 
 class _Walk:
@@ -58,13 +60,10 @@ class _Walk:
         self.steps = steps_max
         self.number = view.number
         self.others_by_level = view.others_by_level
-        assert view.own is not None
-        self.own = _LineCursor(view.own)
-        self.lines: dict[int, list[WaitingLine]] = {level: [] for level in range(1, self.level + 1)}
+        self.cursors: dict[int, dict[int, _LineCursor]] = defaultdict(dict)  # by level, customer
         for line in view.lines:
-            self.lines[line[0]].append(line)
-        self.cursors: dict[int, dict[int, _LineCursor]] = {}  # of the levels reached so far
-        self.taken: set[tuple[int, int]] = set()  # (level, customer) claimed as longest waiting
+            self.cursors[line.level][line.customer] = _LineCursor(line)
+        self.own = self.cursors[self.level][self.customer]
         self.capacity = {
             line.customer: line.capacity for line in view.lines if line.capacity is not None
         }
@@ -88,18 +87,8 @@ class _Walk:
 
     # ── Level by level ───────────────────────────────────────────────────────────────────────────
 
-    def _cursors(self, level: int) -> dict[int, _LineCursor]:
-        cursors = {line.customer: _LineCursor(line) for line in self.lines[level]}
-        self.cursors[level] = cursors
-        if level == self.level:
-            cursors[self.customer] = self.own
-        for at, customer in self.taken:
-            if at == level:
-                cursors[customer].left -= 1
-        return cursors
-
     def _better_level(self, level: int) -> None:
-        cursors = self._cursors(level)
+        cursors = self.cursors[level]
         end = self._walk_end(level, cursors.values())
         if self.customer in cursors and self._is_overdue_head():
             end = _END  # the document may have its turn here: the parts ahead must be exact
@@ -115,23 +104,18 @@ class _Walk:
                 self._claim(n, cursor)
             else:
                 rest += cursor.left
-        self._claim(rest, None, level)
+        self._claim(rest, None)
 
     def _own_level(self) -> None:
         target = self._target()
-        if self.capacity or any(
-            self.overdue_levels.get(line[3]) for line in self.lines[self.level]
-        ):
-            cursors = self._cursors(self.level).values()
-            near = [cursor for cursor in cursors if cursor.key < target]
-            end = self._walk_end(self.level, near)
-            if self._is_overdue_head() and self._turns_before(near, target) <= self.steps:
-                end = target  # the document may have its turn at any point: count parts exactly
-            if end is not None:
-                self._step(cursors, min(end, target))
-            self._count_cursors(cursors)
-        else:
-            self._count_lines()
+        cursors = self.cursors[self.level].values()
+        near = [cursor for cursor in cursors if cursor.key < target]
+        end = self._walk_end(self.level, near)
+        if self._is_overdue_head() and self._turns_before(near, target) <= self.steps:
+            end = target  # the document may have its turn at any point: count parts exactly
+        if end is not None:
+            self._step(cursors, min(end, target))
+        self._count_others(cursors)
         n = min(self.rank, self._claimable(self.own))
         self._take(self.own, n)
         self._claim(n, self.own)
@@ -142,7 +126,7 @@ class _Walk:
     def _turns_before(self, cursors: Collection[_LineCursor], key: Key) -> int:
         return sum(min(cursor.left, turns_before(cursor.line, *key)) for cursor in cursors)
 
-    def _count_cursors(self, cursors: Collection[_LineCursor]) -> None:
+    def _count_others(self, cursors: Collection[_LineCursor]) -> None:
         """Count the remaining turns of other customers before the document's own."""
         place, tick = self._target()
         for cursor in cursors:
@@ -152,17 +136,6 @@ class _Walk:
                     n = min(n, self.capacity[cursor.customer])
                     self.capacity[cursor.customer] -= n
                 self._claim(n, cursor)
-
-    def _count_lines(self) -> None:
-        """The same for a view without limits and a level without overdue heads."""
-        place, tick = self._target()
-        served = {customer for level, customer in self.taken if level == self.level}
-        for line in self.lines[self.level]:
-            customer = line.customer
-            n = min(line.waiting - (customer in served), turns_before(line, place, tick))
-            if n > 0 and customer != self.customer:
-                self.turns[customer] = n
-        self._claim(sum(self.turns.values()), None, self.level)
 
     def _target(self) -> Key:
         """Return the place of the document's own turn."""
@@ -247,24 +220,22 @@ class _Walk:
 
     # ── Counting claims ──────────────────────────────────────────────────────────────────────────
 
-    def _claim(self, ordinary: int, cursor: _LineCursor | None, level: int = 0) -> None:
-        """Count ordinary claims, and the turns for the longest waiting between them."""
+    def _claim(self, ordinary: int, cursor: _LineCursor | None) -> None:
+        """Count ordinary claims, and the turns for the longest waiting between them. Without a
+        cursor they are of other customers in a better level."""
         while ordinary > 0:
             n = min(ordinary, until_patience_turn(self.number)) if self.overdue_levels else ordinary
-            self._count(n, cursor, level)
+            self._count(n, cursor)
             ordinary -= n
             if ordinary and self.overdue_levels:
                 self._patience_turn()
 
-    def _count(self, n: int, cursor: _LineCursor | None, level: int = 0) -> None:
-        """Count ordinary claims of a line, or of other customers in a level."""
+    def _count(self, n: int, cursor: _LineCursor | None) -> None:
+        """Count ordinary claims without a turn for the longest waiting between them."""
         self.number += n
-        if cursor is None:
-            self.better += n if level < self.level else 0
-            self.others += n if level == self.level else 0
-        elif cursor.customer == self.customer:
+        if cursor is not None and cursor.customer == self.customer:
             self.mine += n
-        elif cursor.level < self.level:
+        elif cursor is None or cursor.level < self.level:
             self.better += n
         elif n:
             self.others += n
@@ -285,13 +256,8 @@ class _Walk:
         del self.overdue_levels[customer]
         self.number += 1
         self.longest += 1
-        cursor = self.cursors.get(level, {}).get(customer)
-        if customer == self.customer and level == self.level:
-            self.own.left -= 1
-        elif cursor is not None:
-            cursor.left -= 1
-        else:
-            self.taken.add((level, customer))
+        if level <= self.level:
+            self.cursors[level][customer].left -= 1
         if customer in self.capacity:
             self.capacity[customer] -= 1
 

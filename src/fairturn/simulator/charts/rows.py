@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from fairturn.clock import SECOND_US
@@ -11,6 +12,7 @@ from fairturn.simulator.charts import svg
 LOG_FROM_S = 0.1  # start of the logarithmic axes
 WIDTH = 1_080
 LABELS = 168  # the part of the width for names
+_LABEL_LENGTH = 22
 RIGHT = 14
 _ROW, _BAR = 15, 13
 _TIME_TICKS_S = (60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 21_600, 43_200, 86_400)
@@ -63,8 +65,8 @@ def _svg(height: float, title: str, description: str, parts: Iterable[str]) -> s
     )
 
 
-def _label(y: float, name: str, length: int = 22) -> str:
-    short = name if len(name) <= length else f"{name[: length - 1]}…"
+def _label(y: float, name: str) -> str:
+    short = name if len(name) <= _LABEL_LENGTH else f"{name[: _LABEL_LENGTH - 1]}…"
     return svg.text(LABELS - 8, y, short, "name", "end")
 
 
@@ -88,28 +90,19 @@ def strip(title: str, bands: Sequence[Band], ends_at: int, description: str) -> 
         for row in band.timelines:
             parts.append(_label(y + _BAR - 3, row.name))
             parts.append(svg.path("rule", f"M{LABELS} {svg.num(y + _BAR)}H{WIDTH - RIGHT}"))
-            for kind, begin, end in _runs(row.bins):
-                blocks.setdefault(kind, []).append(_block(kind, begin, end, len(row.bins), y))
+            begin, scale = 0, (WIDTH - RIGHT - LABELS) / len(row.bins)
+            for kind, same in groupby(row.bins):
+                n = len(list(same))
+                if kind:
+                    height = _block_height(kind)
+                    block = svg.box(LABELS + begin * scale, y + _BAR - height, n * scale, height)
+                    blocks.setdefault(kind, []).append(block)
+                begin += n
             y += _ROW
         y += 5
     for kind, drawn in sorted(blocks.items()):
         parts.append(svg.path("waits" if kind == WAITING else f"level-{kind}", "".join(drawn)))
     return _svg(y + 24, title, description, [*parts, *_time_axis(y, ends_at)])
-
-
-def _runs(bins: Sequence[Bin]) -> Iterable[tuple[Bin, int, int]]:
-    begin = 0
-    for n in range(1, len(bins) + 1):
-        if n == len(bins) or bins[n] != bins[begin]:
-            if bins[begin]:
-                yield bins[begin], begin, n
-            begin = n
-
-
-def _block(kind: Bin, begin: int, end: int, bins: int, y: float) -> str:
-    scale = (WIDTH - RIGHT - LABELS) / bins
-    height = _block_height(kind)
-    return svg.box(LABELS + begin * scale, y + _BAR - height, (end - begin) * scale, height)
 
 
 def _block_height(kind: Bin) -> float:

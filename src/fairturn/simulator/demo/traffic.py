@@ -97,18 +97,16 @@ class TrafficSender:
             self._stopping.set()
             self._thread.join()
 
-    def _submission(self, customer: str, number: int) -> Submission:
-        payload = {"seconds": self._document_s}
-        return Submission(customer=customer, payload=payload, name=f"{customer}-{number:04}.pdf")
-
     def _send_all(self) -> None:
         begun, sent = stopwatch(), 1
+        payload = {"seconds": self._document_s}
         try:
             for at_s, customer, documents in self._bursts:
                 if self._stopping.wait(max(0.0, begun + at_s - stopwatch())):
                     return
                 self._queue.submit_many(
-                    self._submission(customer, sent + number) for number in range(documents)
+                    Submission(customer=customer, payload=payload, name=f"{customer}-{n:04}.pdf")
+                    for n in range(sent, sent + documents)
                 )
                 sent += documents
         except Exception as error:  # the demo reports it

@@ -69,7 +69,7 @@ from fairturn.scheduling.turns import Turns
 from fairturn.stores import ids
 from fairturn.stores.admission import AdmissionCustomer, AdmissionParent, KnownKey, admit
 from fairturn.stores.contract import UNREFERENCED_S
-from fairturn.stores.estimates import Kept, KeptCustomer, foresee, make_snapshot
+from fairturn.stores.estimates import Kept, foresee, make_snapshot
 from fairturn.stores.ids import IdKey
 from fairturn.stores.snapshot import Next, by_lane, levels_of, lines_in_turn, take_turns
 from fairturn.stores.transitions import (
@@ -693,10 +693,9 @@ class MemoryStore:
                 now=now,
                 settings=self._settings,
                 documents=documents,
-                customers=[
-                    KeptCustomer(known.number, known.name, known.settings, known.count)
-                    for known in self._customers.values()
-                ],
+                customer_settings=row.customer.settings,
+                count=row.customer.count,
+                names={known.number: known.name for known in self._customers.values()},
                 foreseen=foresee(self._turns, documents, self._events, now, self._next_number),
                 workers=self._workers.values(),
             )
