@@ -7,9 +7,11 @@ counted and drops nothing. Where the two disagree, one of them is wrong.
 Moments are integer microseconds. A document of cost 1 is 1,000,000; a weight of 1 is 1000.
 """
 
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+KIND = "default"
 COST_ONE = 1_000_000
 LEASE_US = 60_000_000
 
@@ -25,6 +27,7 @@ class Document:
     level: int
     cost: int | None
     due_at: int | None
+    kind: str = KIND
     order: int | None = None
     state: str = "delayed"  # delayed, waiting, running, ended
     seen: str = "nowhere"  # nowhere, waiting, running
@@ -43,15 +46,17 @@ class Customer:
     weight: int = 1000
     limit: int | None = None
     paused: bool = False
-    head: int | None = None
-    head_since: int = 0
-    finished_costs: list[int] = field(default_factory=list)
+    # By kind: the lowest waiting order, since when it has been the lowest, and finished costs.
+    heads: dict[str, int] = field(default_factory=dict)
+    head_since: dict[str, int] = field(default_factory=dict)
+    finished_costs: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
 
 
 @dataclass(eq=False)
 class Flow:
     customer: Customer
     level: int
+    kind: str
     virtual_time: int = 0
     tick: int = 0
     active: bool = False
@@ -93,8 +98,13 @@ class Reference:
         self.customers: list[Customer] = []
         self.documents: list[Document] = []  # documents that have not ended
         self.flows: list[Flow] = []
-        self.clocks = [0] * 10
         self.number = 0  # of the last claim that took a document
+        self.since_patience: defaultdict[str, int] = defaultdict(int)  # claims, by kind
+        # By level and kind, and by level.
+        self.clocks: defaultdict[tuple[int, str], int] = defaultdict(int)
+        self.kind_times: defaultdict[tuple[int, str], int] = defaultdict(int)
+        self.last_claims: defaultdict[tuple[int, str], int] = defaultdict(int)
+        self.level_times: defaultdict[int, int] = defaultdict(int)
         self.tick = 0
         self.recorded: list[Recorded] = []
         self.submitted = 0
@@ -128,13 +138,19 @@ class Reference:
         return self.customers[-1]
 
     def submit(
-        self, name: Hashable, now: int, *, cost: int | None = None, due_at: int | None = None
+        self,
+        name: Hashable,
+        now: int,
+        *,
+        cost: int | None = None,
+        due_at: int | None = None,
+        kind: str = KIND,
     ) -> Document:
         count, priority = self.check(name, now)
         level = 1 if self.mode == "equal" else priority
         self.submitted += 1
         document = Document(
-            self.submitted, self.customer(name), count, priority, level, cost, due_at
+            self.submitted, self.customer(name), count, priority, level, cost, due_at, kind
         )
         self.documents.append(document)
         if due_at is None or due_at <= now:
@@ -174,12 +190,14 @@ class Reference:
 
     # ── A claim folds it in ──────────────────────────────────────────────────────────────────────
 
-    def claim(self, now: int, n: int = 1, lease_us: int = LEASE_US) -> list[Document]:
-        """Make `n` claims one after the other."""
+    def claim(
+        self, now: int, n: int = 1, lease_us: int = LEASE_US, kinds: Sequence[str] = (KIND,)
+    ) -> list[Document]:
+        """Make `n` claims for these kinds, one after the other."""
         self._fold(now)
         claimed: list[Document] = []
         for _ in range(n):
-            document = self._pick(now)
+            document = self._pick(now, kinds)
             if document is None:
                 break
             document.state = "running"
@@ -239,14 +257,14 @@ class Reference:
                 self._correct(document, recorded.real_cost)
 
     def _correct(self, document: Document, real_cost: int) -> None:
-        document.customer.finished_costs.append(real_cost)
+        document.customer.finished_costs[document.kind].append(real_cost)
         if document.charged_cost is None or document.charged_weight is None:
             return
         difference = real_cost - document.charged_cost
         self._flow(document).virtual_time += difference * 1000 // document.charged_weight
-        total = self._total_weight(document.level)
+        total = self._total_weight(document.level, document.kind)
         if total > 0:
-            self.clocks[document.level] += difference * 1000 // total
+            self.clocks[document.level, document.kind] += difference * 1000 // total
 
     def _settle(self, at: int) -> None:
         """After a whole event, update which flows are active and which document is each customer's
@@ -255,49 +273,56 @@ class Reference:
         for document in waiting:
             self._flow(document)
         if self.mode != "levels":
-            waits_in = {(d.customer.name, d.level) for d in waiting}
+            waits_in = {(d.customer.name, d.level, d.kind) for d in waiting}
             for flow in self.flows:
-                waits = (flow.customer.name, flow.level) in waits_in
+                waits = (flow.customer.name, flow.level, flow.kind) in waits_in
                 active = waits and not self.held(flow.customer)
                 if active and not flow.active:
-                    flow.virtual_time = max(flow.virtual_time, self.clocks[flow.level])
-                    self.tick += 1
-                    flow.tick = self.tick
+                    self._activate(flow)
                 flow.active = active
         for customer in self.customers:
-            orders = [_order(d) for d in waiting if d.customer is customer]
-            head = min(orders) if orders else None
-            if head != customer.head:
-                customer.head = head
-                customer.head_since = at
+            heads: dict[str, int] = {}
+            for d in waiting:
+                if d.customer is customer:
+                    heads[d.kind] = min(_order(d), heads.get(d.kind, _order(d)))
+            for kind, head in heads.items():
+                if head != customer.heads.get(kind):
+                    customer.head_since[kind] = at
+            customer.heads = heads
+
+    def _activate(self, flow: Flow) -> None:
+        inside = flow.level, flow.kind
+        if self._total_weight(*inside) == 0:
+            self.kind_times[inside] = max(self.kind_times[inside], self.level_times[flow.level])
+        flow.virtual_time = max(flow.virtual_time, self.clocks[inside])
+        self.tick += 1
+        flow.tick = self.tick
 
     # ── One claim ────────────────────────────────────────────────────────────────────────────────
 
-    def _pick(self, now: int) -> Document | None:
+    def _pick(self, now: int, kinds: Sequence[str]) -> Document | None:
         document = None
         turn: Flow | None = None
-        if (self.number + 1) % 10 == 0 and self.mode != "levels":
-            document = self._longest_waiting(now)
+        active = [flow for flow in self.flows if flow.active and flow.kind in kinds]
+        free = [d for d in self._waiting() if d.kind in kinds and not self.held(d.customer)]
+        is_patience_claim = any(self.since_patience[flow.kind] == 9 for flow in active)
+        if is_patience_claim:
+            document = self._longest_waiting(now, kinds)
         if document is None and self.mode == "levels":
-            free = [d for d in self._waiting() if not self.held(d.customer)]
             document = min(free, key=lambda d: (d.level, _order(d)), default=None)
         elif document is None:
-            turn = min(
-                (flow for flow in self.flows if flow.active),
-                key=lambda flow: (flow.level, flow.virtual_time, flow.tick),
-                default=None,
-            )
+            turn = min(active, key=self._rank, default=None)
             if turn is not None:
-                inside = [
-                    d
-                    for d in self._waiting()
-                    if d.customer is turn.customer and d.level == turn.level
-                ]
+                inside = [d for d in free if self._flow(d) is turn]
                 document = min(inside, key=_order)
         if document is None:
             return None
 
         self.number += 1
+        if is_patience_claim:
+            self.since_patience.update(dict.fromkeys(kinds, 0))
+        elif self.mode != "levels":
+            self.since_patience[document.kind] += 1
         document.charged_cost = document.charged_weight = None
         document.charge = 0
         if turn is not None:
@@ -306,34 +331,45 @@ class Reference:
         self._settle(now)
         return document
 
-    def _longest_waiting(self, now: int) -> Document | None:
+    def _rank(self, flow: Flow) -> tuple[int, int, int, str, int, int]:
+        inside = flow.level, flow.kind
+        of_kind = self.kind_times[inside], self.last_claims[inside], flow.kind
+        return (flow.level, *of_kind, flow.virtual_time, flow.tick)
+
+    def _longest_waiting(self, now: int, kinds: Sequence[str]) -> Document | None:
         patient = [
-            customer
+            (customer.head_since[kind], head)
             for customer in self.customers
-            if customer.head is not None
+            for kind, head in customer.heads.items()
+            if kind in kinds
             and not self.held(customer)
-            and now - customer.head_since > self.patience_us
+            and now - customer.head_since[kind] > self.patience_us
         ]
         if not patient:
             return None
-        first = min(patient, key=lambda c: (c.head_since, -1 if c.head is None else c.head))
-        return next(d for d in self._waiting() if d.order == first.head)
+        _, head = min(patient)
+        return next(d for d in self._waiting() if d.order == head)
 
     def _charge(self, flow: Flow, document: Document) -> None:
+        inside = flow.level, flow.kind
         cost = self._cost(document)
         weight = flow.customer.weight
         document.charged_cost = cost
         document.charged_weight = weight
         document.charge = max(1, cost * 1000 // weight)
-        moved = self.clocks[flow.level] + cost * 1000 // self._total_weight(flow.level)
-        self.clocks[flow.level] = max(moved, flow.virtual_time)
+        progress = cost * 1000 // self._total_weight(*inside)
+        self.clocks[inside] = max(self.clocks[inside] + progress, flow.virtual_time)
         flow.virtual_time += document.charge
+        self.level_times[flow.level] = max(self.level_times[flow.level], self.kind_times[inside])
+        self.kind_times[inside] += progress
+        self.last_claims[inside] = self.number
 
     def _cost(self, document: Document) -> int:
         if self.costs == "known" and document.cost is not None:
             return document.cost
-        if self.costs == "learned" and document.customer.finished_costs:
-            last = document.customer.finished_costs[-20:]
+        finished = document.customer.finished_costs[document.kind]
+        if self.costs == "learned" and finished:
+            last = finished[-20:]
             return sum(last) // len(last)
         return COST_ONE
 
@@ -347,16 +383,20 @@ class Reference:
     def _waiting(self) -> list[Document]:
         return [d for d in self.documents if d.seen == "waiting"]
 
-    def _total_weight(self, level: int) -> int:
+    def _total_weight(self, level: int, kind: str) -> int:
         return sum(
-            flow.customer.weight for flow in self.flows if flow.active and flow.level == level
+            flow.customer.weight
+            for flow in self.flows
+            if flow.active and (flow.level, flow.kind) == (level, kind)
         )
 
     def _flow(self, document: Document) -> Flow:
         for flow in self.flows:
-            if flow.customer is document.customer and flow.level == document.level:
+            if flow.customer is document.customer and (
+                (flow.level, flow.kind) == (document.level, document.kind)
+            ):
                 return flow
-        self.flows.append(Flow(document.customer, document.level))
+        self.flows.append(Flow(document.customer, document.level, document.kind))
         return self.flows[-1]
 
     def _next_order(self) -> int:
@@ -377,35 +417,53 @@ class Row:
     customer: str
     cost: int
     weight: int | None = None
+    kind: str = KIND
 
 
 def replay(
-    rows: Sequence[Row], *, workers: int, mode: str, costs: str = "equal", patience_us: int
+    rows: Sequence[Row],
+    *,
+    workers: int,
+    mode: str,
+    costs: str = "equal",
+    patience_us: int,
+    workers_for: Sequence[tuple[str, int]] = (),
 ) -> list[tuple[int, int, int, int]]:
     """Return (count, priority, started at, finished at) of each line.
 
-    At equal moments documents finish first, then others are submitted, then free workers claim."""
+    At equal moments documents finish first, then others are submitted, then free workers claim:
+    those of one kind before those of all kinds."""
     queue = Reference(mode=mode, costs=costs, patience_us=patience_us)
+    kinds = sorted({row.kind for row in rows})
+    groups = [([kind], n) for kind, n in workers_for] + [(kinds, workers)]
     documents: list[Document] = []  # by line
     started: dict[Document, int] = {}
     finishes: dict[Document, int] = {}
-    running: list[Document] = []
-    while len(documents) < len(rows) or running:
-        moments = [finishes[document] for document in running]
+    running: list[list[Document]] = [[] for _ in groups]
+    while len(documents) < len(rows) or any(running):
+        moments = [finishes[document] for inside in running for document in inside]
         if len(documents) < len(rows):
             moments.append(rows[len(documents)].at)
         now = min(moments)
-        done = [document for document in running if finishes[document] == now]
+        done = [document for inside in running for document in inside if finishes[document] == now]
         for document in sorted(done, key=lambda d: d.number):
-            running.remove(document)
+            next(inside for inside in running if document in inside).remove(document)
             queue.finish(document, now, rows[document.number - 1].cost)
         while len(documents) < len(rows) and rows[len(documents)].at == now:
             row = rows[len(documents)]
             if row.weight is not None:
                 queue.set(row.customer, now, row.weight, None, False)
-            documents.append(queue.submit(row.customer, now, cost=row.cost))
-        for document in queue.claim(now, workers - len(running), lease_us=10**18):
-            started[document] = now
-            finishes[document] = now + rows[document.number - 1].cost
-            running.append(document)
+            documents.append(queue.submit(row.customer, now, cost=row.cost, kind=row.kind))
+        while True:
+            for (served, workers_of_group), inside in zip(groups, running, strict=True):
+                claimed = []
+                if len(inside) < workers_of_group:
+                    claimed = queue.claim(now, 1, lease_us=10**18, kinds=served)
+                if claimed:
+                    break
+            else:
+                break
+            started[claimed[0]] = now
+            finishes[claimed[0]] = now + rows[claimed[0].number - 1].cost
+            inside.append(claimed[0])
     return [(d.count, d.priority, started[d], finishes[d]) for d in documents]

@@ -45,8 +45,8 @@ class Asking(RealOrder):
         self._chance = Random(5)
         self._share = asks / documents
         self._at = -1
-        self._pick = self._turns.pick
-        self.pick = self._picking
+        self._pick = self.pick
+        self.pick = self._picking  # type: ignore[assignment]
         self._waiting: dict[int, Paper] = {}
         self._running: dict[int, RunningDocument] = {}
         self._arrivals: deque[Arrival] = deque(maxlen=ARRIVALS_MAX)
@@ -128,7 +128,7 @@ class Asking(RealOrder):
             level=level,
             rank=CountRange(rank, rank),
             number=turns.number,
-            clock=turns.clocks[level],
+            clock=turns.bands[level].clock,
             lines=tuple(sorted(lines)),
             others_by_level={},
             overdue=tuple(overdue),

@@ -17,6 +17,7 @@ from fairturn.model import cost_in_millionths, level_of, weight_in_thousandths
 from fairturn.priority import BOUNDS, LEVELS, Count, Reset, Rule
 from fairturn.scheduling.flows import (
     COST_ONE,
+    DEFAULT_KIND,
     PATIENCE_US,
     ArrivalEvent,
     Backlog,
@@ -28,15 +29,19 @@ from fairturn.scheduling.flows import (
     Event,
     EventBatch,
     Flow,
+    HeadEntry,
     Mode,
     Pick,
     PurgeEvent,
     RequeueEvent,
     RunningEvent,
     SettingsEvent,
+    TurnEntry,
+    band_of,
+    kind_of,
 )
 from fairturn.scheduling.turns import Turns
-from tests.reference import Document, Reference
+from tests.reference import KIND, Document, Reference
 
 Row = TypeVar("Row")
 
@@ -131,43 +136,45 @@ class Stored:
         state = CustomerState(customer)
         if customer in self.customers:
             state.weight, state.limit, state.paused, costs = self.customers[customer]
-            state.recent_costs = costs
-        for flow in self.flows(customer):
-            row = self.rows[customer, flow.level]
-            if row.head_since is not None:
-                state.head_order, state.head_since = row.head_order, row.head_since
-            elif customer not in self.customers and state.head_order is not None:
+            state.head().recent_costs = costs
+        head = state.head()
+        for flow, since in self.flows(customer):
+            if since is not None:
+                head.order, head.since = flow.head_order, since
+            elif customer not in self.customers and head.order is not None:
                 # The flow contains the head, and no limit or pause connects the flows.
                 state.whole = False
-                if row.head_order is not None:
-                    state.elsewhere = min(row.head_order, state.elsewhere or row.head_order)
+                if flow.head_order is not None:
+                    head.elsewhere = min(flow.head_order, head.elsewhere or flow.head_order)
                 continue
-            state.flows[flow.level] = flow
+            state.flows[flow.band] = flow
             state.running += flow.running
         return state
 
-    def flows(self, customer: int) -> list[Flow]:
+    def flows(self, customer: int) -> list[tuple[Flow, int | None]]:
         return [
-            to_flow(customer, level, row) for (c, level), row in self.rows.items() if c == customer
+            (to_flow(customer, band, row), row.head_since)
+            for (c, band), row in self.rows.items()
+            if c == customer
         ]
 
-    def flow(self, customer: int, level: int) -> Flow:
-        return Flow(customer, level)
+    def flow(self, customer: int, band: int) -> Flow:
+        return Flow(customer, band)
 
-    def turns(self) -> Iterator[tuple[int, int, int, int]]:
+    def turns(self, kind: int) -> Iterator[TurnEntry]:
         by_order = self.mode is Mode.LEVELS
         rows = [
-            (level, row.head_order or 0 if by_order else row.virtual_time, row.tick, customer)
-            for (customer, level), row in self.rows.items()
-            if row.waiting > 0 and not row.held
+            (band, row.head_order or 0 if by_order else row.virtual_time, row.tick, customer)
+            for (customer, band), row in self.rows.items()
+            if row.waiting > 0 and not row.held and kind_of(band) == kind
         ]
         return self._counted("turns", sorted(rows))
 
-    def heads(self) -> Iterator[tuple[int, int, int]]:
+    def heads(self, kind: int) -> Iterator[HeadEntry]:
         rows = [
             (row.head_since, row.head_order or 0, customer)
-            for (customer, _), row in self.rows.items()
-            if row.head_since is not None and not row.held
+            for (customer, band), row in self.rows.items()
+            if row.head_since is not None and not row.held and kind_of(band) == kind
         ]
         return self._counted("heads", sorted(rows))
 
@@ -178,7 +185,7 @@ class Stored:
 
     def order_after(self, flow: Flow, order: int) -> int | None:
         self.reads["order_after"] += 1
-        orders = self.orders[flow.customer, flow.level]
+        orders = self.orders[flow.customer, flow.band]
         after = bisect_right(orders, order)
         return orders[after] if after < len(orders) else None
 
@@ -192,33 +199,34 @@ class Stored:
         for customer in turns.adjusted:
             state = turns.customers[customer]
             self.customers[customer] = StandingRow(
-                state.weight, state.limit, state.paused, state.recent_costs
+                state.weight, state.limit, state.paused, state.head().recent_costs
             )
         for flow in turns.touched:
             state = turns.customers[flow.customer]
-            is_head = flow.head_order is not None and flow.head_order == state.head_order
-            self.rows[flow.customer, flow.level] = FlowRow(
+            head = state.head(kind_of(flow.band))
+            is_head = flow.head_order is not None and flow.head_order == head.order
+            self.rows[flow.customer, flow.band] = FlowRow(
                 flow.virtual_time,
                 flow.tick,
                 flow.waiting,
                 flow.running,
                 flow.head_order,
-                state.head_since if is_head else None,
+                head.since if is_head else None,
                 state.held,
             )
         turns.adjusted.clear()
         turns.touched.clear()
 
     def forget(self, turns: Turns) -> None:
-        for (customer, level), row in list(self.rows.items()):
-            if turns.forgettable(to_flow(customer, level, row)):
-                del self.rows[customer, level]
+        for (customer, band), row in list(self.rows.items()):
+            if turns.forgettable(to_flow(customer, band, row)):
+                del self.rows[customer, band]
 
 
-def to_flow(customer: int, level: int, row: FlowRow) -> Flow:
+def to_flow(customer: int, band: int, row: FlowRow) -> Flow:
     return Flow(
         customer,
-        level,
+        band,
         virtual_time=row.virtual_time,
         tick=row.tick,
         waiting=row.waiting,
@@ -391,8 +399,9 @@ class KeepingDesk(Desk):
             patience_us=self.setup.patience_us,
             number=last.number,
             tick=last.tick,
-            clocks=last.clocks,
-            weights=last.weights,
+            bands=last.bands,
+            level_times=last.level_times,
+            since_patience=last.since_patience,
         )
 
     def _turns(self) -> Turns:
@@ -400,14 +409,16 @@ class KeepingDesk(Desk):
 
     def _keep(self, turns: Turns, picks: list[Pick]) -> None:
         for pick in picks:
-            self.source.discard(pick.customer, pick.level, pick.order)
+            self.source.discard(pick.customer, pick.band, pick.order)
         self.source.write(turns)
-        weights = [0] * (LEVELS + 1)
-        for (customer, level), row in self.source.rows.items():
+        weights: Counter[int] = Counter()
+        for (customer, band), row in self.source.rows.items():
             if row.waiting > 0 and not row.held:
                 state = self.source.customers.get(customer)
-                weights[level] += state.weight if state else 1_000
-        assert turns.weights == weights
+                weights[band] += state.weight if state else 1_000
+        assert {
+            number: band.weight for number, band in turns.bands.items() if band.weight
+        } == weights
 
     def forget(self) -> None:
         self.source.forget(self.engine)
@@ -544,7 +555,8 @@ class Run:
         ]
         for desk in self.desks:
             assert desk.claim(self.now, n, lease_us) == expected
-            assert desk.engine.clocks == self.reference.clocks
+            for level in range(1, LEVELS + 1):
+                assert desk.engine.bands[level].clock == self.reference.clocks[level, KIND]
             assert desk.engine.number == self.reference.number
             if desk.setup.mode is not Mode.LEVELS:
                 assert desk.engine.tick == self.reference.tick
@@ -603,9 +615,9 @@ class Line:
         return pick
 
     def end(self, pick: Pick, real_cost: int | None = None) -> None:
-        ended: Event = EndEvent(pick.customer, pick.level, 1)
+        ended: Event = EndEvent(pick.customer, pick.band, 1)
         if real_cost is not None:
-            ended = CompletionEvent(pick.customer, pick.level, pick.cost, pick.weight, real_cost)
+            ended = CompletionEvent(pick.customer, pick.band, pick.cost, pick.weight, real_cost)
         self.turns.apply(ended, self.now)
 
     def serve(self, n: int) -> list[int]:
@@ -743,11 +755,12 @@ def test_2_a_document_that_waited_too_long_as_the_oldest_is_claimed_within_its_b
                 deadlines.pop(claimed.order or 0, None)
             if single[0] == "claim":
                 states = desk.engine.customers.values()
-                heads = [(s.head_since, s.head_order) for s in states if s.head_order]
+                held = {s.head().order for s in states if s.held}
+                heads = [(h.since, h.order) for s in states if (h := s.head()).order]
                 patient = {
-                    s.head_order: 1 + sum(head < (s.head_since, s.head_order) for head in heads)
-                    for s in states
-                    if s.head_order and not s.held and run.now - s.head_since > setup.patience_us
+                    order: 1 + sum(head < (since, order) for head in heads)
+                    for since, order in heads
+                    if order not in held and run.now - since > setup.patience_us
                 }
                 number = desk.engine.number
                 deadlines = {
@@ -813,7 +826,7 @@ def test_4_a_customer_at_its_limit_costs_other_claims_nothing() -> None:
         for customer in range(20):
             desk.submit(customer, PATIENCE_US, [None] * 3)
         desk.claim(PATIENCE_US, 1, 10**15)
-        desk.engine.number = 9  # the next claim is for the longest waiting
+        desk.engine.since_patience[DEFAULT_KIND] = 9  # the next claim is for the longest waiting
         desk.source.reads.clear()
         assert len(desk.claim(3 * PATIENCE_US, 10, 10**15)) == 10
         return desk.source.reads
@@ -950,7 +963,7 @@ class Office:
 
     @property
     def clock(self) -> int:
-        return self.desk.engine.clocks[1]
+        return self.desk.engine.bands[1].clock
 
     def virtual_time(self, customer: int) -> int:
         loaded = self.desk.engine.customers.get(customer)
@@ -1250,7 +1263,8 @@ def test_clocks_at_2_to_the_60_serve_as_clocks_at_0(mode: Mode, story: list[Oper
     desks = [Desk(setup), *(desk(setup) for desk in DESKS)]
     numbers: list[list[int]] = [[] for _ in desks]
     for desk in desks[1:]:
-        desk.engine.clocks[:] = [2**60] * (LEVELS + 1)
+        for level in range(1, LEVELS + 1):
+            desk.engine.bands[level].clock = 2**60
 
     for desk, claimed in zip(desks, numbers, strict=True):
         now = 0
@@ -1294,7 +1308,7 @@ def test_the_longest_waiting_of_a_customer_is_found_in_whichever_level_it_came(
     assert [paper.level for paper in (first, second, third)] == [1, 2, 1]
     assert office.claim() == [first]
     office.now += PATIENCE_US + 1
-    office.desk.engine.number = 9
+    office.desk.engine.since_patience[DEFAULT_KIND] = 9
 
     assert office.claim(2) == [second, third]
 
@@ -1374,7 +1388,7 @@ def test_a_customer_whose_documents_are_all_gone_gives_its_share_of_the_level_up
 
     line.turns.apply(PurgeEvent(1), 0)
 
-    assert line.turns.weights[1] == 1_000
+    assert line.turns.bands[1].weight == 1_000
     assert line.serve(5) == [2] * 5
     assert line.turns.pick(0) is None
 
@@ -1438,3 +1452,70 @@ def test_a_weight_that_cannot_divide_turns_is_refused(weight: float) -> None:
 def test_costs_are_millionths_and_weights_are_thousandths() -> None:
     assert [cost_in_millionths(0), cost_in_millionths(1.5)] == [0, 1_500_000]
     assert [weight_in_thousandths(0.01), weight_in_thousandths(100)] == [10, 100_000]
+
+
+# ── Kinds of work ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_patience_claim_restarts_the_count_of_every_kind_that_was_served() -> None:
+    backlog = Backlog()
+    turns = Turns(backlog, since_patience={0: 9, 1: 9, 2: 9})
+    for order, kind in enumerate((0, 1, 2), 1):
+        band = band_of(1, kind)
+        backlog.add(7, band, order)
+        turns.apply(ArrivalEvent(7, band, order, 1), 0)
+
+    pick = turns.pick(PATIENCE_US + 1, kinds=(0, 1))
+
+    assert pick == Pick(7, band_of(1, 0), 1, cost=None, weight=None, charge=0)
+    assert turns.since_patience == {0: 0, 1: 0, 2: 9}
+
+
+def test_a_worker_sees_only_documents_of_the_kinds_that_it_serves() -> None:
+    backlog = Backlog()
+    turns = Turns(backlog)
+    backlog.add(1, band_of(1, 5), 1)
+    turns.apply(ArrivalEvent(1, band_of(1, 5), 1, 1), 0)
+
+    assert turns.pick(0, kinds=(0, 4)) is None
+    assert turns.pick(0, kinds=(4, 5)) is not None
+
+
+def test_of_two_kinds_that_have_had_no_turn_the_first_by_name_is_next() -> None:
+    backlog = Backlog()
+    turns = Turns(backlog, kind_names={0: "text", 1: "ocr"})
+    for order, kind in enumerate((0, 1), 1):
+        backlog.add(1, band_of(1, kind), order)
+        turns.apply(ArrivalEvent(1, band_of(1, kind), order, 1), 0)
+
+    picks = [turns.pick(0, kinds=(0, 1)) for _ in range(2)]
+
+    assert [pick and pick.order for pick in picks] == [2, 1]
+
+
+def test_a_patience_claim_goes_to_the_longest_waiting_of_all_kinds_that_are_served() -> None:
+    backlog = Backlog()
+    turns = Turns(backlog, since_patience={0: 9})
+    for order, kind, since in ((1, 0, 20), (2, 1, 10), (3, 2, 0)):
+        backlog.add(order, band_of(1, kind), order)
+        turns.apply(ArrivalEvent(order, band_of(1, kind), order, 1), since)
+
+    pick = turns.pick(PATIENCE_US + 21, kinds=(0, 1))
+
+    assert pick is not None
+    assert pick.order == 2
+
+
+def test_costs_are_learned_by_kind() -> None:
+    backlog = Backlog()
+    turns = Turns(backlog, costs=Costs.LEARNED)
+    for order, kind in enumerate((0, 1, 1), 1):
+        backlog.add(1, band_of(1, kind), order)
+        turns.apply(ArrivalEvent(1, band_of(1, kind), order, 1), 0)
+    first = turns.pick(0, kinds=(1,))
+    assert first is not None
+    turns.apply(CompletionEvent(1, first.band, first.cost, first.weight, 5 * COST_ONE), 0)
+
+    picks = [turns.pick(0, kinds=(kind,)) for kind in (0, 1)]
+
+    assert [pick and pick.cost for pick in picks] == [COST_ONE, 5 * COST_ONE]

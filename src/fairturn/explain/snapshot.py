@@ -205,11 +205,11 @@ def lines_of(state: CustomerState, settings: Settings) -> Iterator[WaitingLine]:
     """Yield the lines of a customer, none if it is paused."""
     if state.paused:
         return
-    charge = charge_of(settings, state.weight, state.recent_costs)
+    charge = charge_of(settings, state.weight, state.head().recent_costs)
     capacity = None if state.limit is None else max(0, state.limit - state.running)
     for flow in state.flows.values():
         if flow.waiting > 0:
-            turn = (flow.level, flow.virtual_time, flow.tick, flow.customer)
+            turn = (flow.band, flow.virtual_time, flow.tick, flow.customer)
             yield WaitingLine(*turn, flow.waiting, charge, capacity)
 
 
@@ -221,10 +221,10 @@ def overdue_heads(
     overdue: list[OverdueHead] = []
     stalled: list[OverdueHead] = []
     for state in () if settings.mode is Mode.LEVELS else states:
-        since, order = state.head_since, state.head_order
+        since, order = state.head().since, state.head().order
         if state.paused or order is None or now - since <= settings.patience_us:
             continue
-        level = next(flow.level for flow in state.flows.values() if flow.head_order == order)
+        level = next(flow.band for flow in state.flows.values() if flow.head_order == order)
         head = OverdueHead(since, order, state.customer, level)
         (stalled if state.held else overdue).append(head)
     return sorted(overdue), sorted(stalled)

@@ -1,7 +1,9 @@
-"""The data of the scheduler: flows, customer states, and the events that change them. Pure values.
+"""The data of the scheduler: bands, flows, customer states, and the events that change them. Pure
+values.
 
-A flow is one customer in one level (in mode `equal`: one customer). All virtual quantities are
-integers: a document of cost 1 is 1,000,000, a weight of 1 is 1000.
+A band is one level of one kind of work. A flow is one customer in one band. In mode `equal` every
+kind has only level 1. All virtual quantities are integers: a document of cost 1 is 1,000,000, a
+weight of 1 is 1000.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,6 +13,8 @@ from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
 COST_ONE = 1_000_000
+DEFAULT_KIND = 0  # kinds are numbered; the store knows their names
+BANDS_PER_KIND = 10
 WEIGHT_ONE = 1_000
 WEIGHT_MIN, WEIGHT_MAX = 10, 100_000
 PATIENCE_US = 120_000_000
@@ -32,6 +36,20 @@ class Costs(StrEnum):
     LEARNED = "learned"  # the mean of the customer's last documents, corrected on completion
 
 
+def band_of(level: int, kind: int = DEFAULT_KIND) -> int:
+    """Return the number of a band. It orders the bands of one kind by level, and that of the
+    default kind is its level."""
+    return kind * BANDS_PER_KIND + level
+
+
+def kind_of(band: int) -> int:
+    return band // BANDS_PER_KIND
+
+
+def level_in(band: int) -> int:
+    return band % BANDS_PER_KIND
+
+
 class FlowMismatch(Exception):
     """A stored flow does not agree with the documents. The store repairs it and claims again."""
 
@@ -47,7 +65,7 @@ class ArrivalEvent(NamedTuple):
     """`n` documents began to wait in one flow; the lowest of their orders is `order`."""
 
     customer: int
-    level: int
+    band: int
     order: int
     n: int
 
@@ -56,7 +74,7 @@ class CancelEvent(NamedTuple):
     """A waiting document was cancelled; `next_order` was the lowest order of its flow then."""
 
     customer: int
-    level: int
+    band: int
     order: int
     next_order: int | None
 
@@ -65,7 +83,7 @@ class EndEvent(NamedTuple):
     """`n` running documents of one flow ended."""
 
     customer: int
-    level: int
+    band: int
     n: int
 
 
@@ -73,7 +91,7 @@ class CompletionEvent(NamedTuple):
     """A document completed while costs are learned. A turn for the longest waiting has no cost."""
 
     customer: int
-    level: int
+    band: int
     cost: int | None
     weight: int | None
     real_cost: int
@@ -83,7 +101,7 @@ class RequeueEvent(NamedTuple):
     """A running document waits again: its lease expired (no refund) or it was released."""
 
     customer: int
-    level: int
+    band: int
     order: int
     refund: int
 
@@ -107,12 +125,12 @@ class RunningEvent(NamedTuple):
     """`n` documents of one flow are already running; for flows that are rebuilt."""
 
     customer: int
-    level: int
+    band: int
     n: int
 
 
 class RunningCountsEvent(NamedTuple):
-    """The running documents of a customer by level. A store that counts them only for customers
+    """The running documents of a customer by band. A store that counts them only for customers
     with a limit records this event before it sets the first limit."""
 
     customer: int
@@ -144,10 +162,10 @@ class EventBatch(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """One customer in one level, as of the last fold or pick."""
+    """One customer in one band, as of the last fold or pick."""
 
     customer: int
-    level: int
+    band: int
     virtual_time: int = 0
     tick: int = 0
     waiting: int = 0
@@ -158,38 +176,71 @@ class Flow:
 
 
 @dataclass(slots=True, eq=False)
+class Head:
+    """A customer's oldest waiting document of one kind. It has been the head since `since`."""
+
+    order: int | None = None
+    since: int = 0
+    recent_costs: tuple[int, ...] = ()  # of the customer's last documents of this kind
+    entry: "HeadEntry | None" = None  # its current entry in the heap of heads
+    elsewhere: int | None = None  # the lowest order in flows that are not loaded
+    rest: int = 0  # lower bound of the orders in all flows but that of the head
+
+
+@dataclass(slots=True, eq=False)
 class CustomerState:
-    """A customer with its flows. `head_since` is when its present head became the head.
+    """A customer with its flows.
 
     A customer that is neither limited nor paused may be loaded with only the flow of its next
-    turn, if that contains the head. It is then not `whole`, and `elsewhere` is the lowest order in
-    the other flows.
+    turn, if that contains the head of its kind. It is then not `whole`.
     """
 
     customer: int
     weight: int = WEIGHT_ONE
     limit: int | None = None
     paused: bool = False
-    flows: dict[int, Flow] = field(default_factory=dict)
-    head_order: int | None = None
-    head_since: int = 0
-    recent_costs: tuple[int, ...] = ()
+    flows: dict[int, Flow] = field(default_factory=dict)  # by band
+    heads: dict[int, Head] = field(default_factory=dict)  # by kind
     running: int = 0
-    entry: "HeadEntry | None" = None  # its current entry in the heap of heads
     whole: bool = True
-    elsewhere: int | None = None
-    rest: int = 0  # lower bound of the orders in all flows but that of the head
 
     @property
     def held(self) -> bool:
         """Whether the customer is paused or at its limit of running documents."""
         return self.paused or (self.limit is not None and self.running >= self.limit)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the customer has the default settings and has learned no costs."""
+        return (
+            self.weight == WEIGHT_ONE
+            and self.limit is None
+            and not self.paused
+            and not any(head.recent_costs for head in self.heads.values())
+        )
+
+    def head(self, kind: int = DEFAULT_KIND) -> Head:
+        """Return the customer's head of a kind; an empty one if it has never had any."""
+        head = self.heads.get(kind)
+        if head is None:
+            head = self.heads[kind] = Head()
+        return head
+
+
+@dataclass(slots=True)
+class Band:
+    """The clock of a band, and when its kind had its last turn among the kinds of its level."""
+
+    clock: int = 0
+    weight: int = 0  # the sum over its active flows
+    kind_time: int = 0
+    last_claim: int = 0  # the number of the last claim that was this kind's turn
+
 
 # Entries contain the numbers of customers, not references: without reference cycles, a dropped
 # engine of up to 100,000 objects is freed without a garbage collection.
 
-# (level, virtual time or lowest order, tick, customer).
+# (band, virtual time or lowest order, tick, customer).
 TurnEntry = tuple[int, int, int, int]
 # (head_since, head_order, customer), or a lower bound of it.
 HeadEntry = tuple[int, int, int]
@@ -201,7 +252,7 @@ class Pick(NamedTuple):
     A turn for the longest waiting is not charged; its cost and weight are None."""
 
     customer: int
-    level: int
+    band: int
     order: int
     cost: int | None
     weight: int | None
@@ -216,22 +267,24 @@ class FlowSource(Protocol):
         """Return the customer as of the last claim, with all its flows or not `whole`."""
         ...
 
-    def flows(self, customer: int) -> Iterable[Flow]:
-        """Return all flows, as of the last claim, of a customer that is not loaded `whole`."""
+    def flows(self, customer: int) -> Iterable[tuple[Flow, int | None]]:
+        """Return all flows, as of the last claim, of a customer that is not loaded `whole`. With a
+        flow that contains the head of its kind comes the time since which it has been the head."""
         ...
 
-    def flow(self, customer: int, level: int) -> Flow:
+    def flow(self, customer: int, band: int) -> Flow:
         """Return a flow that was not among those of the customer."""
         ...
 
-    def turns(self) -> Iterator[TurnEntry]:
-        """Yield the entries of the stored active flows in ascending order.
+    def turns(self, kind: int) -> Iterator[TurnEntry]:
+        """Yield the entries of the stored active flows of a kind in ascending order.
 
         The iterator is consumed lazily, while loaded flows change; other flows must not."""
         ...
 
-    def heads(self) -> Iterator[HeadEntry]:
-        """Yield the entries of the stored customers that are not held, in ascending order."""
+    def heads(self, kind: int) -> Iterator[HeadEntry]:
+        """Yield the heads of a kind of the stored customers that are not held, in ascending
+        order."""
         ...
 
     def order_after(self, flow: Flow, order: int) -> int | None:
@@ -251,15 +304,15 @@ class Backlog:
         self._costs: dict[int, int] = {}
         self._cancelled: set[int] = set()  # orders that are still inside a heap
 
-    def add(self, customer: int, level: int, order: int, cost: int | None = None) -> None:
-        heappush(self._orders.setdefault((customer, level), []), order)
+    def add(self, customer: int, band: int, order: int, cost: int | None = None) -> None:
+        heappush(self._orders.setdefault((customer, band), []), order)
         if cost is not None:
             self._costs[order] = cost
 
-    def discard(self, customer: int, level: int, order: int) -> int | None:
+    def discard(self, customer: int, band: int, order: int) -> int | None:
         """Remove a cancelled document and return the lowest order left in its flow."""
         self._cancelled.add(order)
-        return self._lowest(self._orders[customer, level])
+        return self._lowest(self._orders[customer, band])
 
     def clear(self) -> None:
         self._orders.clear()
@@ -275,20 +328,20 @@ class Backlog:
     def customer_state(self, customer: int) -> CustomerState:
         return CustomerState(customer)
 
-    def flows(self, customer: int) -> Iterable[Flow]:
+    def flows(self, customer: int) -> Iterable[tuple[Flow, int | None]]:
         return ()
 
-    def flow(self, customer: int, level: int) -> Flow:
-        return Flow(customer, level)
+    def flow(self, customer: int, band: int) -> Flow:
+        return Flow(customer, band)
 
-    def turns(self) -> Iterator[TurnEntry]:
+    def turns(self, kind: int) -> Iterator[TurnEntry]:
         return iter(())
 
-    def heads(self) -> Iterator[HeadEntry]:
+    def heads(self, kind: int) -> Iterator[HeadEntry]:
         return iter(())
 
     def order_after(self, flow: Flow, order: int) -> int | None:
-        orders = self._orders[flow.customer, flow.level]
+        orders = self._orders[flow.customer, flow.band]
         while orders and orders[0] <= order:
             self._costs.pop(heappop(orders), None)
         return self._lowest(orders)

@@ -1,19 +1,25 @@
 """The order of service: which waiting document is claimed next. Pure.
 
-Each flow has a virtual time and each level a clock; the active flow with the lowest virtual time
-has the next turn. A store passes a `FlowSource` and the events since the last claim, and writes
-back the flows that `Turns` has touched. The simulator does the same on a simulated clock.
+Each flow has a virtual time and each band a clock; the active flow with the lowest virtual time
+has the next turn. Inside a level, kinds take turns in the same way. A store passes a `FlowSource`
+and the events since the last claim, and writes back the flows that `Turns` has touched. The
+simulator does the same on a simulated clock.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Generic, TypeVar
 
 from fairturn.priority import LEVELS
 from fairturn.scheduling.flows import (
+    BANDS_PER_KIND,
     COST_ONE,
+    DEFAULT_KIND,
     PATIENCE_US,
     ArrivalEvent,
+    Band,
     CancelEvent,
     CompletionEvent,
     Costs,
@@ -24,6 +30,7 @@ from fairturn.scheduling.flows import (
     Flow,
     FlowMismatch,
     FlowSource,
+    Head,
     HeadEntry,
     Mode,
     Pick,
@@ -33,6 +40,8 @@ from fairturn.scheduling.flows import (
     RunningEvent,
     SettingsEvent,
     TurnEntry,
+    kind_of,
+    level_in,
 )
 
 PATIENCE_EVERY = 10
@@ -74,6 +83,137 @@ class _Stream(Generic[Entry]):
         return self._first
 
 
+def copies(bands: Mapping[int, Band]) -> dict[int, Band]:
+    return {number: replace(band) for number, band in bands.items()}
+
+
+class _KindTurns:
+    """The turns and heads of one kind: a heap of loaded entries beside the stored ones, for both.
+
+    Stale entries of the heaps are dropped when they come up."""
+
+    __slots__ = (
+        "_by_order",
+        "_customers",
+        "_heads",
+        "_stored_heads",
+        "_stored_turns",
+        "_turns",
+        "kind",
+    )
+
+    def __init__(
+        self, kind: int, source: FlowSource, customers: dict[int, CustomerState], mode: Mode
+    ) -> None:
+        self.kind = kind
+        self._customers = customers
+        self._by_order = mode is Mode.LEVELS
+        self._turns: list[TurnEntry] = []
+        self._heads: list[HeadEntry] = []
+        self._stored_turns = _Stream(source.turns(kind))
+        self._stored_heads = _Stream(source.heads(kind))
+
+    def push_turn(self, flow: Flow) -> None:
+        """Push the turn of an active flow, unless its entry is current."""
+        key = flow.head_order if self._by_order else flow.virtual_time
+        if key is None:
+            raise FlowMismatch(flow.customer)
+        old, heap = flow.entry, self._turns
+        if old is not None and old[1] == key and old[2] == flow.tick:
+            return
+        entry = flow.entry = (flow.band, key, flow.tick, flow.customer)
+        if heap and heap[0] is old:
+            heapreplace(heap, entry)
+            return
+        heappush(heap, entry)
+        if len(heap) > 2 * LEVELS * len(self._customers) + _HEAP_SLACK:
+            self.drop_stale()
+
+    def push_head(self, state: CustomerState, head: Head) -> None:
+        """Push the head of a customer that is not held, unless an entry at or before it exists.
+
+        Heads usually move later, so an old entry is a lower bound. `first_head` corrects it when
+        it comes up, which is cheaper than a push for each document."""
+        order, since, entry = head.order, head.since, head.entry
+        if order is None:
+            return
+        if entry is not None and (entry[0] < since or (entry[0] == since and entry[1] <= order)):
+            return
+        if self._by_order or state.held:
+            return
+        head.entry = (since, order, state.customer)
+        heappush(self._heads, head.entry)
+        if len(self._heads) > 2 * len(self._customers) + _HEAP_SLACK:
+            self.drop_stale()
+
+    def first_turn(self) -> TurnEntry | None:
+        """Return the first turn; its flow may not be loaded."""
+        heap, customers = self._turns, self._customers
+        while heap and customers[heap[0][3]].flows[heap[0][0]].entry is not heap[0]:
+            heappop(heap)
+        first = heap[0] if heap else None
+        if first is not None and self._stored_turns.ended:
+            return first
+        stored = self._stored_turns.first_unless(self._has_flow, first)
+        return first if stored is None or (first is not None and first < stored) else stored
+
+    def first_head(self, before: int) -> HeadEntry | None:
+        """Return the oldest head of the customers that are not held, if it is older than `before`;
+        it may not be loaded."""
+        first = self._first_loaded_head(before)
+        stored = self._stored_heads.first_unless(self._has_head, first or (before,))
+        if stored is None or stored[0] >= before or (first is not None and first < stored):
+            return first
+        return stored
+
+    def _first_loaded_head(self, before: int) -> HeadEntry | None:
+        heads = self._heads
+        while heads and heads[0][0] < before:
+            entry = heads[0]
+            state = self._customers[entry[2]]
+            head = state.heads[self.kind]
+            if head.entry is not entry:
+                heappop(heads)
+            elif head.order is None or state.held:
+                head.entry = None
+                heappop(heads)
+            elif (entry[0], entry[1]) == (head.since, head.order):
+                return entry
+            else:
+                head.entry = (head.since, head.order, state.customer)
+                heapreplace(heads, head.entry)
+        return None
+
+    def _has_flow(self, turn: TurnEntry) -> bool:
+        state = self._customers.get(turn[3])
+        return state is not None and (state.whole or turn[0] in state.flows)
+
+    def _has_head(self, head: HeadEntry) -> bool:
+        state = self._customers.get(head[2])
+        return state is not None and (state.whole or self.kind in state.heads)
+
+    def drop_stale(self) -> None:
+        kind, states = self.kind, self._customers.values()
+        flows = (f for s in states for f in s.flows.values() if kind_of(f.band) == kind)
+        self._turns = [flow.entry for flow in flows if flow.entry is not None]
+        heapify(self._turns)
+        heads = (s.heads[kind] for s in states if kind in s.heads)
+        self._heads = [head.entry for head in heads if head.entry is not None]
+        heapify(self._heads)
+
+
+class _Kinds(dict[int, _KindTurns]):
+    """The turns of each kind, made when they are first used."""
+
+    def __init__(self, make: Callable[[int], _KindTurns]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, kind: int) -> _KindTurns:
+        turns = self[kind] = self._make(kind)
+        return turns
+
+
 class Turns:
     """The scheduler: folds events, then picks documents one by one.
 
@@ -89,16 +229,20 @@ class Turns:
         patience_us: int = PATIENCE_US,
         number: int = 0,
         tick: int = 0,
-        clocks: Iterable[int] = (0,) * (LEVELS + 1),
-        weights: Iterable[int] = (0,) * (LEVELS + 1),
+        bands: Mapping[int, Band] | None = None,
+        level_times: Mapping[int, int] | None = None,
+        since_patience: Mapping[int, int] | None = None,
+        kind_names: Mapping[int, str] | None = None,
     ) -> None:
         self.mode = mode
         self.costs = costs
         self.patience_us = patience_us
         self.number = number  # of the last claim
         self.tick = tick  # of the last activation
-        self.clocks = list(clocks)  # by level
-        self.weights = list(weights)  # by level, the sum over active flows
+        self.bands: defaultdict[int, Band] = defaultdict(Band, copies(bands or {}))
+        self.level_times: defaultdict[int, int] = defaultdict(int, level_times or {})
+        # By kind, the claims that it was served since its last patience claim.
+        self.since_patience: defaultdict[int, int] = defaultdict(int, since_patience or {})
         self.customers: dict[int, CustomerState] = {}  # loaded customers
         self.touched: set[Flow] = set()  # flows that changed
         self.adjusted: set[int] = set()  # customers whose settings or costs changed
@@ -108,10 +252,8 @@ class Turns:
         self._arrived: dict[Flow, list[int]] | None = None
         self._cancelled: set[int] = set()
         self._source = source
-        self._turn_heap: list[TurnEntry] = []
-        self._head_heap: list[HeadEntry] = []
-        self._stored_turns = _Stream(source.turns())
-        self._stored_heads = _Stream(source.heads())
+        self._kind_names = kind_names or {}
+        self._kinds = _Kinds(lambda kind: _KindTurns(kind, source, self.customers, mode))
 
     # ── Fold ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -128,7 +270,7 @@ class Turns:
         for event in expired:
             self.apply(event, now)
             if type(event) is RequeueEvent:
-                flow = self.customers[event.customer].flows[event.level]
+                flow = self.customers[event.customer].flows[event.band]
                 self._requeued[flow] = min(event.order, self._requeued.get(flow, event.order))
         batches = list(events)
         if any(type(event) is CancelEvent for batch in batches for event in batch.events):
@@ -147,23 +289,24 @@ class Turns:
         state = self.customers.get(event.customer) or self._load(event.customer)
         was_held = state.held
         if type(event) is ArrivalEvent:
-            flow = self._arrive(state, event.level, event.order, event.n)
+            flow = self._arrive(state, event.band, event.order, event.n)
             if self._arrived is not None:
                 heappush(self._arrived.setdefault(flow, []), event.order)
             if flow.active and flow.head_order != event.order:
                 self.touched.add(flow)
                 return  # the common case: the head of an active flow stays
-            head = state.head_order
-            if head is not None and head < event.order:  # the customer's head stays
+            kind = event.band // BANDS_PER_KIND
+            head = state.heads.get(kind) or state.head(kind)
+            if head.order is not None and head.order < event.order:  # the customer's head stays
                 if not was_held:
                     if not flow.active:
                         self._activate(flow, state.weight)
-                    self._push_turn(flow)
-                state.rest = min(state.rest, event.order)
+                    self._kinds[kind].push_turn(flow)
+                head.rest = min(head.rest, event.order)
                 self.touched.add(flow)
                 return
         elif type(event) is EndEvent:
-            flow = self._flow(state, event.level)
+            flow = self._flow(state, event.band)
             flow.running -= event.n
             state.running -= event.n
             if state.limit is None:
@@ -175,35 +318,34 @@ class Turns:
             isinstance(event, SettingsEvent | PurgeEvent | RunningCountsEvent)
             or state.held is not was_held
         ):
-            self.touched.update(state.flows.values())
             self.adjusted.add(event.customer)
+            self._settle(state, at)
         else:
-            self.touched.add(state.flows[event.level])
-        self._settle(state, at)
+            self._settle_flow(state, state.flows[event.band], was_held, at)
 
     def _apply(self, state: CustomerState, event: Event) -> None:
         if isinstance(event, SettingsEvent | PurgeEvent | RunningCountsEvent):
             self._load_rest(state)
         match event:
             case CancelEvent():
-                self._cancel(self._flow(state, event.level), event)
+                self._cancel(self._flow(state, event.band), event)
             case RunningEvent():
-                flow = self._flow(state, event.level)
+                flow = self._flow(state, event.band)
                 flow.running += event.n
                 state.running += event.n
             case CompletionEvent():
                 self._complete_document(state, event)
             case RequeueEvent():
-                flow = self._flow(state, event.level)
+                flow = self._flow(state, event.band)
                 flow.running -= 1
                 state.running -= 1
                 flow.virtual_time -= event.refund
-                self._arrive(state, event.level, event.order, 1)
+                self._arrive(state, event.band, event.order, 1)
             case RunningCountsEvent():
-                for level in event.running:
-                    self._flow(state, level)
+                for band in event.running:
+                    self._flow(state, band)
                 for flow in state.flows.values():
-                    flow.running = event.running.get(flow.level, 0)
+                    flow.running = event.running.get(flow.band, 0)
                 state.running = sum(event.running.values())
             case SettingsEvent():
                 self._change(state, event)
@@ -213,8 +355,8 @@ class Turns:
                     flow.head_order = None
                 state.running = 0
 
-    def _arrive(self, state: CustomerState, level: int, order: int, n: int) -> Flow:
-        flow = self._flow(state, level)
+    def _arrive(self, state: CustomerState, band: int, order: int, n: int) -> Flow:
+        flow = self._flow(state, band)
         flow.waiting += n
         if flow.head_order is None or order < flow.head_order:
             flow.head_order = order
@@ -235,10 +377,11 @@ class Turns:
             flow.head_order = min((o for o in following if o is not None), default=None)
 
     def _complete_document(self, state: CustomerState, event: CompletionEvent) -> None:
-        flow = self._flow(state, event.level)
+        flow = self._flow(state, event.band)
         flow.running -= 1
         state.running -= 1
-        state.recent_costs = (*state.recent_costs, event.real_cost)[-COSTS_LEARNED_FROM:]
+        head = state.head(kind_of(event.band))
+        head.recent_costs = (*head.recent_costs, event.real_cost)[-COSTS_LEARNED_FROM:]
         self.adjusted.add(state.customer)
         if event.cost is None or event.weight is None:
             return
@@ -246,267 +389,250 @@ class Turns:
         # work, and new customers, which start at the clock, would starve.
         difference = event.real_cost - event.cost
         flow.virtual_time += difference * 1000 // event.weight
-        if self.weights[event.level] > 0:
-            self.clocks[event.level] += difference * 1000 // self.weights[event.level]
+        band = self.bands[event.band]
+        if band.weight > 0:
+            band.clock += difference * 1000 // band.weight
 
     def _change(self, state: CustomerState, event: SettingsEvent) -> None:
         for flow in state.flows.values():
             if flow.active:
-                self.weights[flow.level] += event.weight - state.weight
+                self.bands[flow.band].weight += event.weight - state.weight
         state.weight = event.weight
         state.limit = event.limit
         state.paused = event.paused
 
     def _settle(self, state: CustomerState, at: int) -> None:
-        """Update activity, heap entries and the head after a change."""
+        """Update activity, heap entries and heads of all flows, after a change of the customer."""
         held = state.held
         for flow in state.flows.values():
-            if flow.waiting > 0 and not held:
-                if not flow.active:
-                    self._activate(flow, state.weight)
-                self._push_turn(flow)
-            elif flow.active:
-                self._deactivate(flow, state.weight)
-        self._move_head(state, at)
+            self._settle_flow(state, flow, held, at)
 
-    def _move_head(self, state: CustomerState, at: int) -> None:
-        """Find the customer's head; a new one is the head since `at`."""
+    def _settle_flow(self, state: CustomerState, flow: Flow, held: bool, at: int) -> None:
+        """Update activity, heap entry and head after a change of one flow."""
+        self.touched.add(flow)
+        turns = self._kinds[flow.band // BANDS_PER_KIND]
+        if flow.waiting > 0 and not held:
+            if not flow.active:
+                self._activate(flow, state.weight)
+            turns.push_turn(flow)
+        elif flow.active:
+            self._deactivate(flow, state.weight)
+        self._move_head(state, turns, at)
+
+    def _move_head(self, state: CustomerState, turns: _KindTurns, at: int) -> None:
+        """Find the customer's head of a kind; a new one is the head since `at`."""
+        kind = turns.kind
+        head = state.heads.get(kind) or state.head(kind)
         first: Flow | None = None
-        head: int | None = None
-        elsewhere = state.elsewhere
-        rest = _ENDLESS if elsewhere is None else elsewhere
+        lowest: int | None = None
+        rest = _ENDLESS if head.elsewhere is None else head.elsewhere
         for flow in state.flows.values():
             order = flow.head_order
-            if order is not None:
-                if head is None or order < head:
-                    rest = rest if head is None else min(rest, head)
-                    first, head = flow, order
+            if order is not None and flow.band // BANDS_PER_KIND == kind:
+                if lowest is None or order < lowest:
+                    rest = rest if lowest is None else min(rest, lowest)
+                    first, lowest = flow, order
                 else:
                     rest = min(rest, order)
-                if order == state.head_order:
+                if order == head.order:
                     self.touched.add(flow)  # it may be the head no longer
-        if elsewhere is not None and (head is None or elsewhere < head):
+        if head.elsewhere is not None and (lowest is None or head.elsewhere < lowest):
             self._load_rest(state)
-            self._move_head(state, at)
+            self._move_head(state, turns, at)
             return
-        state.rest = rest
-        if head != state.head_order:
-            state.head_order = head
-            state.head_since = at
+        head.rest = rest
+        if lowest != head.order:
+            head.order = lowest
+            head.since = at
             if first is not None:
                 self.touched.add(first)
-        self._push_head(state)
+        turns.push_head(state, head)
 
     def _deactivate(self, flow: Flow, weight: int) -> None:
         flow.active = False
         flow.entry = None
-        self.weights[flow.level] -= weight
+        self.bands[flow.band].weight -= weight
 
     def _activate(self, flow: Flow, weight: int) -> None:
         flow.active = True
-        self.weights[flow.level] += weight
+        band = self.bands[flow.band]
         if self.mode is not Mode.LEVELS:
+            if band.weight == 0:  # the kind becomes active in this level
+                band.kind_time = max(band.kind_time, self.level_times[level_in(flow.band)])
             # No credit for idle time; service received beyond the clock still counts.
-            flow.virtual_time = max(flow.virtual_time, self.clocks[flow.level])
+            flow.virtual_time = max(flow.virtual_time, band.clock)
             self.tick += 1
             flow.tick = self.tick
+        band.weight += weight
 
     # ── Pick ─────────────────────────────────────────────────────────────────────────────────────
 
-    def pick(self, now: int) -> Pick | None:
-        """Return the next claim; None if no customer that is not held has a waiting document."""
-        number = self.number + 1
-        turns = self.mode is not Mode.LEVELS
-        patient = None
-        if turns and number % PATIENCE_EVERY == 0:
-            patient = self._longest_waiting(now)
-        flow = patient or self._next_turn()
+    def pick(self, now: int, kinds: Sequence[int] = (DEFAULT_KIND,)) -> Pick | None:
+        """Return the next claim for a worker that serves these kinds; None if no customer that is
+        not held has a waiting document of them."""
+        served = [self._kinds[kind] for kind in kinds]
+        is_patience_claim = False
+        for turns in served:
+            if self.since_patience[turns.kind] >= PATIENCE_EVERY - 1 and turns.first_turn():
+                is_patience_claim = True
+        by_turns = self.mode is not Mode.LEVELS
+        patient = self._longest_waiting(served, now) if is_patience_claim and by_turns else None
+        flow = patient or self._next_turn(served)
         if flow is None:
             return None
-        self.number = number
+        order, band = flow.head_order, self.bands[flow.band]
+        state = self.customers[flow.customer]
+        if order is None or band.weight < state.weight:
+            raise FlowMismatch(flow.customer)
+        self.number += 1
+        turns = self._kinds[flow.band // BANDS_PER_KIND]
+        self.since_patience[turns.kind] += 1
+        if is_patience_claim:
+            self.since_patience.update(dict.fromkeys(kinds, 0))
+        if by_turns and patient is None:
+            cost = COST_ONE if self.costs is Costs.EQUAL else self._cost(flow, state)
+            charge = self._charge(cost, state.weight, flow, band)
+            pick = _new_pick(Pick, (flow.customer, flow.band, order, cost, state.weight, charge))
+        else:
+            pick = Pick(flow.customer, flow.band, order, cost=None, weight=None, charge=0)
+        self._take_head(state, flow, turns, order, now)
+        return pick
+
+    def _charge(self, cost: int, weight: int, flow: Flow, band: Band) -> int:
+        """Advance the times of the flow, the band and the kind; return the charge."""
+        charge = cost * 1000 // weight or 1
+        progress = cost * 1000 // band.weight
+        begun = flow.virtual_time
+        worked = band.clock + progress
+        band.clock = worked if worked > begun else begun
+        flow.virtual_time = begun + charge
+        level = flow.band % BANDS_PER_KIND
+        self.level_times[level] = max(self.level_times[level], band.kind_time)
+        band.kind_time += progress
+        band.last_claim = self.number
+        return charge
+
+    def _take_head(
+        self, state: CustomerState, flow: Flow, turns: _KindTurns, order: int, now: int
+    ) -> None:
+        """Move the head of the flow, which has this order, to the running documents."""
         self.touched.add(flow)
-        customer, level, order = flow.customer, flow.level, flow.head_order
-        state = self.customers[customer]
-        if order is None or self.weights[level] < state.weight:
-            raise FlowMismatch(customer)
-
-        cost: int | None = None
-        weight: int | None = None
-        charge = 0
-        if turns and patient is None:
-            weight = state.weight
-            cost = COST_ONE if self.costs is Costs.EQUAL else self._cost(state, flow)
-            charge = cost * 1000 // weight or 1
-            begun = flow.virtual_time
-            worked = self.clocks[level] + cost * 1000 // self.weights[level]
-            self.clocks[level] = worked if worked > begun else begun
-            flow.virtual_time = begun + charge
-
-        flow.waiting = left = flow.waiting - 1
+        flow.waiting -= 1
         flow.running += 1
         state.running += 1
         flow.head_order = following = self._source.order_after(flow, order)
-        if left == 0 or state.limit is not None:
+        if flow.waiting == 0 or state.limit is not None:
             if state.held:
-                self.touched.update(state.flows.values())
-            self._settle(state, now)
-        else:  # the common case: only the flow's turn and the customer's head can change
-            self._push_turn(flow)
-            if order == state.head_order:
-                if following is None or following >= state.rest:
-                    self._move_head(state, now)
-                else:  # the new head is in the same flow: no need to compare the others
-                    state.head_order, state.head_since = following, now
-                    self._push_head(state)
-        return _new_pick(Pick, (customer, level, order, cost, weight, charge))
+                self._settle(state, now)
+            else:
+                self._settle_flow(state, flow, False, now)
+            return
+        # The common case: only the flow's turn and the customer's head can change.
+        turns.push_turn(flow)
+        head = state.heads[turns.kind]
+        if order == head.order:
+            if following is None or following >= head.rest:
+                self._move_head(state, turns, now)
+            else:  # the new head is in the same flow: no need to compare the others
+                head.order, head.since = following, now
+                turns.push_head(state, head)
 
-    def _cost(self, state: CustomerState, flow: Flow) -> int:
+    def _cost(self, flow: Flow, state: CustomerState) -> int:
         if self.costs is Costs.KNOWN:
             cost = self._source.cost(flow)
             return COST_ONE if cost is None else cost
-        if self.costs is Costs.LEARNED and state.recent_costs:
-            return sum(state.recent_costs) // len(state.recent_costs)
+        recent = state.head(kind_of(flow.band)).recent_costs
+        if self.costs is Costs.LEARNED and recent:
+            return sum(recent) // len(recent)
         return COST_ONE
 
-    def _next_turn(self) -> Flow | None:
-        """Return the active flow with the smallest (level, virtual_time, tick)."""
-        first = self._first_loaded_turn()
-        if first is not None and self._stored_turns.ended:
-            return first
-        up_to = None if first is None else self._turn_heap[0]
-        stored = self._stored_turns.first_unless(self._has_flow, up_to)
-        if stored is None or (first is not None and self._turn_heap[0] < stored):
-            return first
-        level, _, _, customer = stored
+    def _next_turn(self, served: Sequence[_KindTurns]) -> Flow | None:
+        """Return the active flow whose turn is next among those of the served kinds."""
+        best: TurnEntry | None = None
+        for turns in served:
+            entry = turns.first_turn()
+            if entry is not None and (best is None or self._rank(entry) < self._rank(best)):
+                best = entry
+        if best is None:
+            return None
+        band, _, _, customer = best
         state = self.customers.get(customer) or self._load(customer)
-        if level not in state.flows:
+        if band not in state.flows:
             self._load_rest(state)
-        return state.flows[level]
+        return state.flows[band]
 
-    def _has_flow(self, place: TurnEntry) -> bool:
-        state = self.customers.get(place[3])
-        return state is not None and (state.whole or place[0] in state.flows)
+    def _rank(self, turn: TurnEntry) -> tuple[int, int, int, str]:
+        """Return what orders the first turns of several kinds."""
+        number, order, *_ = turn
+        if self.mode is Mode.LEVELS:
+            return level_in(number), order, 0, ""
+        band = self.bands[number]
+        name = self._kind_names.get(kind_of(number), "")
+        return level_in(number), band.kind_time, band.last_claim, name
 
-    def _has_customer(self, head: HeadEntry) -> bool:
-        return head[2] in self.customers
-
-    def _first_loaded_turn(self) -> Flow | None:
-        heap, customers = self._turn_heap, self.customers
-        while heap:
-            entry = heap[0]
-            flow = customers[entry[3]].flows[entry[0]]
-            if flow.entry is entry:
-                return flow
-            heappop(heap)
-        return None
-
-    def _longest_waiting(self, now: int) -> Flow | None:
+    def _longest_waiting(self, served: Sequence[_KindTurns], now: int) -> Flow | None:
         """Return the flow with the oldest head of all customers that are not held, if it has been
         the head for longer than the patience."""
         before = now - self.patience_us
         while True:
-            first = self._first_head(before)
-            stored = self._stored_heads.first_unless(self._has_customer, first or (before,))
-            if stored is None or stored[0] >= before or (first is not None and first < stored):
-                break
-            self._load(stored[2])
-        if first is None:
-            return None
-        flows = self.customers[first[2]].flows.values()
-        return next(flow for flow in flows if flow.head_order == first[1])
+            heads = [(head, t.kind) for t in served if (head := t.first_head(before)) is not None]
+            if not heads:
+                return None
+            (_, order, customer), kind = min(heads)
+            state = self.customers.get(customer)
+            if state is not None and kind in state.heads:
+                return next(flow for flow in state.flows.values() if flow.head_order == order)
+            if state is None:
+                self._load(customer)
+            else:
+                self._load_rest(state)
 
-    # ── Heaps of turns and heads; stale entries are dropped when they come up ────────────────────
+    # ── Loading ──────────────────────────────────────────────────────────────────────────────────
 
     def _load(self, customer: int) -> CustomerState:
         state = self.customers[customer] = self._source.customer_state(customer)
         for flow in state.flows.values():
             if flow.active:
-                self._push_turn(flow)
-        self._push_head(state)
+                self._kinds[kind_of(flow.band)].push_turn(flow)
+        for kind, head in state.heads.items():
+            self._kinds[kind].push_head(state, head)
         return state
 
     def _load_rest(self, state: CustomerState) -> None:
-        """Load the flows of a customer that is not `whole`."""
+        """Load the flows and heads of a customer that is not `whole`."""
         if state.whole:
             return
-        state.rest = 0
-        state.whole, state.elsewhere = True, None
-        for flow in self._source.flows(state.customer):
-            if flow.level not in state.flows:
-                state.flows[flow.level] = flow
+        state.whole = True
+        for head in state.heads.values():
+            head.rest, head.elsewhere = 0, None
+        for flow, since in self._source.flows(state.customer):
+            if flow.band not in state.flows:
+                state.flows[flow.band] = flow
                 state.running += flow.running
+                kind = kind_of(flow.band)
                 if flow.active:
-                    self._push_turn(flow)
+                    self._kinds[kind].push_turn(flow)
+                if since is not None:
+                    head = state.heads[kind] = Head(flow.head_order, since)
+                    self._kinds[kind].push_head(state, head)
 
-    def _flow(self, state: CustomerState, level: int) -> Flow:
-        flow = state.flows.get(level)
+    def _flow(self, state: CustomerState, band: int) -> Flow:
+        flow = state.flows.get(band)
         if flow is None:
             self._load_rest(state)
-            flow = state.flows.get(level)
+            flow = state.flows.get(band)
         if flow is None:
-            flow = state.flows[level] = self._source.flow(state.customer, level)
+            flow = state.flows[band] = self._source.flow(state.customer, band)
         return flow
 
-    def _push_turn(self, flow: Flow) -> None:
-        """Push the turn of an active flow, unless its entry is current."""
-        key = flow.head_order if self.mode is Mode.LEVELS else flow.virtual_time
-        if key is None:
-            raise FlowMismatch(flow.customer)
-        old, heap = flow.entry, self._turn_heap
-        if old is not None and old[1] == key and old[2] == flow.tick:
-            return
-        entry = flow.entry = (flow.level, key, flow.tick, flow.customer)
-        if heap and heap[0] is old:
-            heapreplace(heap, entry)
-            return
-        heappush(heap, entry)
-        if len(heap) > 2 * LEVELS * len(self.customers) + _HEAP_SLACK:
-            self._drop_stale()
-
-    def _push_head(self, state: CustomerState) -> None:
-        """Push the head of a customer that is not held, unless an entry at or before it exists.
-
-        Heads usually move later, so an old entry is a lower bound. `_first_head` corrects it when
-        it comes up, which is cheaper than a push for each document."""
-        head, since, entry = state.head_order, state.head_since, state.entry
-        if head is None:
-            return
-        if entry is not None and (entry[0] < since or (entry[0] == since and entry[1] <= head)):
-            return
-        if self.mode is Mode.LEVELS or state.held:
-            return
-        state.entry = (since, head, state.customer)
-        heappush(self._head_heap, state.entry)
-        if len(self._head_heap) > 2 * len(self.customers) + _HEAP_SLACK:
-            self._drop_stale()
-
-    def _first_head(self, before: int) -> HeadEntry | None:
-        """Return the oldest head of loaded customers that are not held, if older than `before`."""
-        heads = self._head_heap
-        while heads and heads[0][0] < before:
-            entry = heads[0]
-            state = self.customers[entry[2]]
-            head = state.head_order
-            if state.entry is not entry:
-                heappop(heads)
-            elif head is None or state.held:
-                state.entry = None
-                heappop(heads)
-            elif (entry[0], entry[1]) == (state.head_since, head):
-                return entry
-            else:
-                state.entry = (state.head_since, head, state.customer)
-                heapreplace(heads, state.entry)
-        return None
-
     def forgettable(self, flow: Flow) -> bool:
-        """Whether dropping the flow changes nothing: it is idle and not ahead of its level's clock.
+        """Whether dropping the flow changes nothing: it is idle and not ahead of its band's clock.
         Never while costs are learned, because corrections turn the clock back."""
         return (
             flow.waiting == 0
             and flow.running == 0
             and self.costs is not Costs.LEARNED
-            and (self.mode is Mode.LEVELS or flow.virtual_time <= self.clocks[flow.level])
+            and (self.mode is Mode.LEVELS or flow.virtual_time <= self.bands[flow.band].clock)
         )
 
     def forget(self) -> None:
@@ -516,22 +642,10 @@ class Turns:
             for flow in list(state.flows.values()):
                 if self.forgettable(flow):
                     flow.entry = None
-                    del state.flows[flow.level]
-            plain = CustomerState(state.customer)
-            if not state.flows and (
-                (state.weight, state.limit, state.paused, state.recent_costs)
-                == (plain.weight, plain.limit, plain.paused, plain.recent_costs)
-            ):
-                state.entry = None
+                    del state.flows[flow.band]
+            if not state.flows and state.is_plain:
                 del self.customers[state.customer]
         self.touched.clear()
         self.adjusted.clear()
-        self._drop_stale()
-
-    def _drop_stale(self) -> None:
-        states = self.customers.values()
-        flows = (flow for state in states for flow in state.flows.values())
-        self._turn_heap = [flow.entry for flow in flows if flow.entry is not None]
-        heapify(self._turn_heap)
-        self._head_heap = [state.entry for state in states if state.entry is not None]
-        heapify(self._head_heap)
+        for turns in self._kinds.values():
+            turns.drop_stale()

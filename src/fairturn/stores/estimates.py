@@ -24,7 +24,15 @@ from fairturn.explain.snapshot import (
 )
 from fairturn.model import TRANSITIONS, CustomerSettings, Document, Settings, State, level_of
 from fairturn.priority import Count
-from fairturn.scheduling.flows import ArrivalEvent, Backlog, CustomerState, Event, EventBatch, Mode
+from fairturn.scheduling.flows import (
+    ArrivalEvent,
+    Backlog,
+    Band,
+    CustomerState,
+    Event,
+    EventBatch,
+    Mode,
+)
 from fairturn.scheduling.turns import Turns
 from fairturn.stores.transitions import Ending
 
@@ -40,8 +48,9 @@ class Copies(Backlog):
         known = self._customer_states.get(customer)
         if known is None:
             return CustomerState(customer)
-        flows = {level: replace(flow, entry=None) for level, flow in known.flows.items()}
-        return replace(known, flows=flows, entry=None)
+        flows = {band: replace(flow, entry=None) for band, flow in known.flows.items()}
+        heads = {kind: replace(head, entry=None) for kind, head in known.heads.items()}
+        return replace(known, flows=flows, heads=heads)
 
 
 class Kept(NamedTuple):
@@ -69,7 +78,7 @@ class Foreseen(NamedTuple):
 
     customers: dict[int, CustomerState]
     number: int
-    clocks: list[int]
+    bands: dict[int, Band]
     orders: dict[int, int]  # of waiting documents, by document number
 
 
@@ -105,12 +114,11 @@ def foresee(
         patience_us=turns.patience_us,
         number=turns.number,
         tick=turns.tick,
-        clocks=turns.clocks,
-        weights=turns.weights,
+        bands=turns.bands,
     )
     ahead.fold(now, expired=expired, events=batches, due=due)
     customer_states = {**turns.customers, **ahead.customers}
-    return Foreseen(customer_states, ahead.number, ahead.clocks, orders)
+    return Foreseen(customer_states, ahead.number, ahead.bands, orders)
 
 
 def make_snapshot(
@@ -180,7 +188,7 @@ def _queue_view(
         level=level,
         rank=CountRange(before[kept.customer], before[kept.customer]),
         number=foreseen.number,
-        clock=foreseen.clocks[level],
+        clock=foreseen.bands[level].clock if level in foreseen.bands else 0,
         lines=tuple(lines),
         others_by_level={},
         overdue=tuple(overdue),

@@ -253,7 +253,7 @@ def queue_view(reader: QueueReader, ahead: Ahead, place: Place) -> QueueView:
         level=place.level,
         rank=rank,
         number=turns.number,
-        clock=turns.clocks[place.level],
+        clock=turns.bands[place.level].clock,
         lines=tuple(lines),
         others_by_level=_count_others(reader, individual, better),
         overdue=tuple(overdue),

@@ -162,7 +162,7 @@ def with_counts(batches: list[EventBatch], running: dict[int, dict[int, int]]) -
             now = running[event.customer]
             if isinstance(event, EndEvent | CompletionEvent | RequeueEvent):
                 ended = event.n if isinstance(event, EndEvent) else 1
-                now[event.level] = now.get(event.level, 0) + ended
+                now[event.band] = now.get(event.band, 0) + ended
             elif type(event) is SettingsEvent and event.limit is not None:
                 backwards.append(RunningCountsEvent(event.customer, dict(now)))
         counted.append(EventBatch(at, tuple(reversed(backwards))))

@@ -54,6 +54,7 @@ from fairturn.model import (
 )
 from fairturn.priority import Count
 from fairturn.scheduling.flows import (
+    DEFAULT_KIND,
     ArrivalEvent,
     Backlog,
     CancelEvent,
@@ -65,7 +66,7 @@ from fairturn.scheduling.flows import (
     RunningEvent,
     SettingsEvent,
 )
-from fairturn.scheduling.turns import Turns
+from fairturn.scheduling.turns import PATIENCE_EVERY, Turns
 from fairturn.stores import ids
 from fairturn.stores.admission import AdmissionCustomer, AdmissionParent, KnownKey, admit
 from fairturn.stores.contract import UNREFERENCED_S
@@ -244,12 +245,14 @@ class MemoryStore:
             self._notify()
             return True
 
-    def _new_turns(self) -> Turns:
+    def _new_turns(self, number: int = 0) -> Turns:
         return Turns(
             self._backlog,
             mode=self._settings.mode,
             costs=self._settings.costs,
             patience_us=self._settings.patience_us,
+            number=number,
+            since_patience={DEFAULT_KIND: number % PATIENCE_EVERY},
         )
 
     def _rebuild(self) -> None:
@@ -257,20 +260,20 @@ class MemoryStore:
         now = self._clock.now()
         old = self._turns
         self._backlog.clear()
-        self._turns = self._new_turns()
-        self._turns.number = old.number
+        self._turns = self._new_turns(old.number)
         for customer in self._customers.values():
             self._turns.apply(_changed(customer), now)
             before = old.customers.get(customer.number)
             if before is not None:
-                self._turns.customers[customer.number].recent_costs = before.recent_costs
+                head = self._turns.customers[customer.number].head()
+                head.recent_costs = before.head().recent_costs
         for row in self._documents.values():
             row.level = level_of(row.priority, self._settings.mode)
             row.pick = None
             if row.state is State.RUNNING:
                 self._turns.apply(RunningEvent(row.customer.number, row.level, 1), now)
         for order, row in sorted(self._orders.items()):
-            since = old.customers[row.customer.number].head_since
+            since = old.customers[row.customer.number].head().since
             self._backlog.add(row.customer.number, row.level, order, row.new.cost)
             self._turns.apply(ArrivalEvent(row.customer.number, row.level, order, 1), since)
 

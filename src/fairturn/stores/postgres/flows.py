@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
 
-from fairturn.scheduling.flows import CustomerState, Flow, Mode
+from fairturn.scheduling.flows import CustomerState, Flow, HeadEntry, Mode, TurnEntry
 from fairturn.stores.postgres.session import Session
 from fairturn.stores.values import Row
 
@@ -46,7 +46,7 @@ class SnapshotFlows:
             self.names[customer] = name
         if weight is not None:
             state.weight, state.limit, state.paused = weight, limit, paused
-            state.recent_costs = tuple(costs)
+            state.head().recent_costs = tuple(costs)
         for row in rows:
             if row[_FLOW][0] is not None:
                 self._add_flow(state, row[_FLOW])
@@ -60,18 +60,19 @@ class SnapshotFlows:
         flow.active = waiting > 0 and not held
         state.running += running
         if since is not None:
-            state.head_order, state.head_since = head, since
+            known = state.head()
+            known.order, known.since = head, since
 
-    def flow(self, customer: int, level: int) -> Flow:
-        return Flow(customer, level)
+    def flow(self, customer: int, band: int) -> Flow:
+        return Flow(customer, band)
 
-    def flows(self, customer: int) -> Iterable[Flow]:
+    def flows(self, customer: int) -> Iterable[tuple[Flow, int | None]]:
         return ()
 
-    def turns(self) -> Iterator[tuple[int, int, int, int]]:
+    def turns(self, kind: int) -> Iterator[TurnEntry]:
         return iter(())
 
-    def heads(self) -> Iterator[tuple[int, int, int]]:
+    def heads(self, kind: int) -> Iterator[HeadEntry]:
         return iter(())
 
     def order_after(self, flow: Flow, order: int) -> int | None:

@@ -15,7 +15,7 @@ from fairturn.model import (
     State,
     level_of,
 )
-from fairturn.scheduling.flows import COST_ONE, WEIGHT_ONE, EventBatch
+from fairturn.scheduling.flows import COST_ONE, WEIGHT_ONE, Band, EventBatch
 from fairturn.scheduling.turns import Turns
 from fairturn.stores import ids, snapshot
 from fairturn.stores.positions import FlowKey
@@ -224,8 +224,12 @@ class PostgresQueueReader:
             patience_us=settings.patience_us,
             number=state.claims,
             tick=state.tick,
-            clocks=[0, *state.clocks],
-            weights=[0, *state.weights],
+            bands={
+                level: Band(clock, weight)
+                for level, (clock, weight) in enumerate(
+                    zip(state.clocks, state.weights, strict=True), 1
+                )
+            },
         )
 
     def _fetch(self, statement: str, values: Values = ()) -> list[Row]:

@@ -268,7 +268,7 @@ def _start(
         raise FlowMismatch(_not_waiting(connection, picks, numbers, fence))
     connection.execute(_ADD_LEASE, (fence, until, len(numbers), json.dumps(numbers)))
     for pick, row in zip(picks, rows, strict=True):
-        changes.wait(pick.customer, pick.level, row[PRIORITY], -1)
+        changes.wait(pick.customer, pick.band, row[PRIORITY], -1)
 
 
 def _not_waiting(
@@ -370,7 +370,7 @@ class SchedulerState:
         self._version = queue.scheduler_version = queue.scheduler_version + 1
         row = (queue.next_number, turns.number, queue.fence, turns.tick, queue.scheduler_version)
         connection.execute(_SAVE_QUEUE, (*row, queue.boot, *changes.counts()))
-        if max(turns.clocks) > CLOCK_MAX:
+        if any(band.clock > CLOCK_MAX for band in turns.bands.values()):
             reset_clocks(connection)
             self.evict()
         elif len(turns.customers) > _CUSTOMERS_CACHED_MAX:

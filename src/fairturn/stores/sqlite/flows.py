@@ -14,9 +14,18 @@ from typing import Any
 
 import apsw
 
-from fairturn.priority import LEVELS
-from fairturn.scheduling.flows import CancelEvent, CustomerState, Flow, FlowMismatch, Mode
-from fairturn.scheduling.turns import Turns
+from fairturn.scheduling.flows import (
+    DEFAULT_KIND,
+    Band,
+    CancelEvent,
+    CustomerState,
+    Flow,
+    FlowMismatch,
+    Head,
+    Mode,
+    TurnEntry,
+)
+from fairturn.scheduling.turns import PATIENCE_EVERY, Turns, copies
 from fairturn.stores.sqlite.finish import LOWEST_RETURNED
 from fairturn.stores.sqlite.rows import QueueRow, fetch
 from fairturn.stores.values import CLAIM_COLUMNS, COST, ORDER, Row
@@ -138,9 +147,7 @@ class SqliteFlows:
         self.picked: list[Row] = []  # rows of picked documents, in order
         self._prefetched = 0  # rows that were read and not picked yet
         self.names: dict[int, str] = {}  # of loaded customers
-        # The values in the file: only changed ones are written.
-        self.clocks = [0] * (LEVELS + 1)
-        self.weights = [0] * (LEVELS + 1)
+        self.bands: dict[int, Band] = {}  # as they are in the file: only changed ones are written
         self._mode = mode
         self._turn: Row | None = None  # the last one read: its customer is usually loaded next
         self._flows: dict[int, list[Row]] = {}  # of customers on the page, if any needs them
@@ -170,12 +177,10 @@ class SqliteFlows:
         self.names[customer] = turn[_NAME]
         return CustomerState(
             customer,
-            flows={flow.level: flow},
-            head_order=flow.head_order,
-            head_since=turn[_SINCE],
+            flows={flow.band: flow},
+            heads={DEFAULT_KIND: Head(flow.head_order, turn[_SINCE], elsewhere=turn[_ELSEWHERE])},
             running=flow.running,
             whole=False,
-            elsewhere=turn[_ELSEWHERE],
         )
 
     def _expect(self, flow: StoredFlow, turn: Row) -> None:
@@ -189,7 +194,7 @@ class SqliteFlows:
             flow = state.flows[row[0]] = self._to_flow(row)
             state.running += flow.running
             if row[_SINCE] is not None:
-                state.head_order, state.head_since = flow.head_order, row[_SINCE]
+                state.heads[DEFAULT_KIND] = Head(flow.head_order, row[_SINCE])
         return state
 
     def _rows(self, customer: int) -> list[Row]:
@@ -215,8 +220,8 @@ class SqliteFlows:
             held,
         )
 
-    def flows(self, customer: int) -> list[StoredFlow]:
-        return list(map(self._to_flow, self._rows(customer)))
+    def flows(self, customer: int) -> list[tuple[StoredFlow, int | None]]:
+        return [(self._to_flow(row), row[_SINCE]) for row in self._rows(customer)]
 
     def _settings(self, customer: int) -> Row:
         (settings,) = fetch(self.connection, _SETTINGS, (customer,))
@@ -228,20 +233,20 @@ class SqliteFlows:
             self.names[state.customer] = name
         if weight is not None:
             state.weight, state.limit, state.paused = weight, limit, bool(paused)
-            state.recent_costs = tuple(json.loads(costs))
+            state.head().recent_costs = tuple(json.loads(costs))
 
-    def flow(self, customer: int, level: int) -> StoredFlow:
+    def flow(self, customer: int, band: int) -> StoredFlow:
         """Return a flow that may have been inserted after its customer was loaded. If it has no
         row, only returned documents wait in it up to the orders assigned so far."""
-        found = fetch(self.connection, _FLOW_OF_LEVEL, (customer, level))
+        found = fetch(self.connection, _FLOW_OF_LEVEL, (customer, band))
         if found:
             return self._to_flow(found[0])
-        return StoredFlow(customer, level, claimed_to=self.given)
+        return StoredFlow(customer, band, claimed_to=self.given)
 
     # A customer that is not loaded does not change: every event loads its customer. The generators
     # below therefore continue from claim to claim and never restart.
 
-    def turns(self) -> Iterator[tuple[int, int, int, int]]:
+    def turns(self, kind: int) -> Iterator[TurnEntry]:
         last = (0, 0, 0)
         while True:
             after = (*last, self.page)
@@ -261,7 +266,7 @@ class SqliteFlows:
         rows = fetch(self.connection, _FLOWS_OF_PAGE, after)
         return {customer: list(flows) for customer, flows in groupby(rows, _BY_CUSTOMER)}
 
-    def heads(self) -> Iterator[tuple[int, int, int]]:
+    def heads(self, kind: int) -> Iterator[tuple[int, int, int]]:
         last = (_LOWEST_INT, 0)
         while True:
             size = self.page
@@ -277,7 +282,7 @@ class SqliteFlows:
         assert isinstance(flow, StoredFlow)
         if order <= flow.claimed_to:
             self.picked.append(self._returned(flow, order))
-            lowest = (flow.customer, flow.level, order)
+            lowest = (flow.customer, flow.band, order)
             following: int | None = self.connection.execute(LOWEST_RETURNED, lowest).get
             if following is not None:
                 return following
@@ -307,14 +312,14 @@ class SqliteFlows:
         """Discard a cancelled document if it was prefetched."""
         if self._turn is not None and self._turn[_CUSTOMER] == left.customer:
             self._turn = None
-        flow = state.flows.get(left.level) if state else None
+        flow = state.flows.get(left.band) if state else None
         if isinstance(flow, StoredFlow) and flow.upcoming is not None:
             kept = [row for row in flow.upcoming if row[ORDER] != left.order]
             self._prefetched -= len(flow.upcoming) - len(kept)
             flow.upcoming, flow.following = kept, None
 
     def _returned(self, flow: StoredFlow, order: int) -> Row:
-        rows = fetch(self.connection, _RETURNED, (flow.customer, flow.level, order))
+        rows = fetch(self.connection, _RETURNED, (flow.customer, flow.band, order))
         if not rows:
             raise FlowMismatch(flow.customer)
         return rows[0]
@@ -323,7 +328,7 @@ class SqliteFlows:
         most = _PREFETCH_MAX if self._prefetched < _PREFETCH_TOTAL_MAX else 2
         flow.ahead = size = min(most, 2 * flow.ahead)
         flow.following = None
-        rows = fetch(self.connection, _NEXT, (flow.customer, flow.level, flow.claimed_to, size))
+        rows = fetch(self.connection, _NEXT, (flow.customer, flow.band, flow.claimed_to, size))
         if not rows:
             raise FlowMismatch(flow.customer)
         self._prefetched += len(rows)
@@ -341,7 +346,7 @@ def load_turns(connection: apsw.Connection, queue: QueueRow) -> tuple[SqliteFlow
     source = SqliteFlows(settings.mode)
     source.connection = connection
     for level, clock, weight in connection.execute(_CLOCKS):
-        source.clocks[level], source.weights[level] = clock, weight
+        source.bands[level] = Band(clock, weight)
     turns = Turns(
         source,
         mode=settings.mode,
@@ -349,8 +354,8 @@ def load_turns(connection: apsw.Connection, queue: QueueRow) -> tuple[SqliteFlow
         patience_us=settings.patience_us,
         number=queue.claims,
         tick=queue.tick,
-        clocks=source.clocks,
-        weights=source.weights,
+        bands=source.bands,
+        since_patience={DEFAULT_KIND: queue.claims % PATIENCE_EVERY},
     )
     return source, turns
 
@@ -358,13 +363,12 @@ def load_turns(connection: apsw.Connection, queue: QueueRow) -> tuple[SqliteFlow
 def save_customer_states(connection: apsw.Connection, turns: Turns) -> None:
     """Write the customers whose settings or recent costs have changed."""
     for customer in turns.adjusted:
-        state, plain = turns.customers[customer], CustomerState(customer)
-        values = (state.weight, state.limit, state.paused, state.recent_costs)
-        if values == (plain.weight, plain.limit, plain.paused, plain.recent_costs):
+        state = turns.customers[customer]
+        if state.is_plain:
             connection.execute(_DROP_CUSTOMER_STATE, (customer,))
         else:
-            weight, limit, paused, costs = values
-            row = (customer, weight, limit, int(paused), json.dumps(costs))
+            costs = json.dumps(state.head().recent_costs)
+            row = (customer, state.weight, state.limit, int(state.paused), costs)
             connection.execute(_SAVE_CUSTOMER_STATE, row)
     turns.adjusted.clear()
 
@@ -380,10 +384,10 @@ def save_flows(
     slack = turns.patience_us // 2
     for flow in turns.touched:
         assert isinstance(flow, StoredFlow)
-        customer, level, order = flow.customer, flow.level, flow.head_order
+        customer, level, order = flow.customer, flow.band, flow.head_order
         state = turns.customers[customer]
-        is_head = order is not None and order == state.head_order
-        since = state.head_since if is_head else None
+        head = state.head()
+        since = head.since if order is not None and order == head.order else None
         values = (
             moved.get((customer, level), 0),
             flow.claimed_to,
@@ -421,14 +425,12 @@ def delete_flows(connection: apsw.Connection, customers: Iterable[int]) -> None:
 def save_clocks(connection: apsw.Connection, turns: Turns, source: SqliteFlows) -> None:
     """Write changed clocks and weights of levels."""
     changed = [
-        (turns.clocks[level], turns.weights[level], level)
-        for level in range(1, LEVELS + 1)
-        if turns.clocks[level] != source.clocks[level]
-        or turns.weights[level] != source.weights[level]
+        (band.clock, band.weight, number)
+        for number, band in turns.bands.items()
+        if band != source.bands.get(number)
     ]
     connection.executemany(_SAVE_CLOCK, changed)
-    source.clocks[:] = turns.clocks
-    source.weights[:] = turns.weights
+    source.bands = copies(turns.bands)
 
 
 def reset_clocks(connection: apsw.Connection) -> None:
