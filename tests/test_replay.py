@@ -13,8 +13,11 @@ from fairturn.scheduling.flows import PATIENCE_US, Costs, Mode
 from fairturn.simulator.replay import Replayed, replay
 from fairturn.simulator.trace import Trace, read
 from tests import reference
+from tests.commands import fairturn
 
 VECTORS = Path(__file__).parent / "vectors" / "order"
+KINDS = Path(__file__).parent / "vectors" / "kinds"
+KIND_VECTORS = json.loads((KINDS / "index.json").read_text("utf-8"))
 ANSWERS = sorted(VECTORS.glob("*.jsonl"))
 HEADER = "at_s,customer,cost_s\n"
 EXAMPLES = settings().max_examples  # of the active profile
@@ -27,6 +30,7 @@ def lines_of(trace: Trace, replayed: Replayed) -> list[str]:
             {
                 "n": n,
                 "customer": trace.names[trace.customer[n]],
+                **({"kind": trace.kinds[trace.kind[n]]} if trace.kind else {}),
                 "at_s": trace.at[n] / 1_000_000,
                 "count": replayed.count[n],
                 "priority": replayed.priority[n],
@@ -63,6 +67,9 @@ def trace_of(rows: list[reference.Row]) -> Trace:
         trace.cost.append(row.cost)
         if row.weight is not None:
             trace.weight[n] = row.weight
+        if row.kind not in trace.kinds:
+            trace.kinds.append(row.kind)
+        trace.kind.append(trace.kinds.index(row.kind))
     return trace
 
 
@@ -102,6 +109,15 @@ def test_the_reference_serves_the_vectors_as_they_say_too(answers: Path) -> None
         [count, priority, started / 1_000_000, finished / 1_000_000]
         for count, priority, started, finished in outcome
     ] == [[e["count"], e["priority"], e["started_at_s"], e["finished_at_s"]] for e in expected]
+
+
+@pytest.mark.parametrize("vector", KIND_VECTORS, ids=lambda vector: vector["expected"])
+def test_a_trace_with_kinds_is_served_exactly_as_the_vectors_say(vector: dict[str, str]) -> None:
+    command = ["replay", str(KINDS / vector["trace"]), *vector["options"].split(), "--json"]
+
+    answer = fairturn(*command)
+
+    assert answer.stdout == (KINDS / vector["expected"]).read_text("utf-8")
 
 
 rows = st.lists(
@@ -145,6 +161,53 @@ def test_any_trace_is_served_as_the_reference_serves_it(
 
     assert outcome_of(replayed) == reference.replay(
         lines, mode=mode.value, costs=costs.value, workers=workers, patience_us=patience_us
+    )
+
+
+@pytest.mark.parametrize("costs", Costs)
+@pytest.mark.parametrize("mode", Mode)
+@given(
+    steps=rows,
+    kinds=st.lists(st.sampled_from(["ocr", "text", "text", "export"]), min_size=60, max_size=60),
+    workers=st.integers(1, 3),
+    workers_for=st.lists(st.tuples(st.sampled_from(["ocr", "text"]), st.integers(1, 2))),
+    patience_us=st.sampled_from([0, 5_000_000, 120_000_000]),
+)
+def test_any_trace_with_kinds_is_served_as_the_reference_serves_it(
+    *,
+    mode: Mode,
+    costs: Costs,
+    steps: list[tuple[int, str, int, int | None]],
+    kinds: list[str],
+    workers: int,
+    workers_for: list[tuple[str, int]],
+    patience_us: int,
+) -> None:
+    lines: list[reference.Row] = []
+    now = 0
+    for (step, customer, cost, weight), kind in zip(steps, kinds, strict=False):
+        now += step
+        lines.append(reference.Row(now, customer, cost, weight, kind))
+    trace = trace_of(lines)
+    groups = [(kind, n) for kind, n in workers_for if kind in trace.kinds]
+
+    replayed = replay(
+        trace,
+        rule=Rule(),
+        mode=mode,
+        costs=costs,
+        workers=workers,
+        workers_for=groups,
+        patience_us=patience_us,
+    )
+
+    assert outcome_of(replayed) == reference.replay(
+        lines,
+        mode=mode.value,
+        costs=costs.value,
+        workers=workers,
+        workers_for=groups,
+        patience_us=patience_us,
     )
 
 

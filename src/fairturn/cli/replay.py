@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairturn.cli.options import SECONDS, choice, rule_of, rule_options
+from fairturn.cli.options import SECONDS, ReaderType, choice, rule_of, rule_options
 from fairturn.cli.terminal import console, number, print_table, printable, progress, seconds
 from fairturn.clock import SECOND_US, microseconds
 from fairturn.scheduling.flows import PATIENCE_US, Costs, Mode
+from fairturn.validation.text import kind_name
 
 if TYPE_CHECKING:
     from fairturn.simulator.measures import Waits
@@ -40,16 +41,32 @@ patience_option = click.option(
 )
 
 
+def _kind_workers_of(text: str) -> tuple[str, int]:
+    kind, separator, workers = text.partition("=")
+    if not separator or not workers.isascii() or not workers.isdigit():
+        raise ValueError(f"{text!r} is not KIND=N, such as ocr=2")
+    if not 1 <= int(workers) <= WORKERS_MAX:
+        raise ValueError(f"{workers} workers are not from 1 to {WORKERS_MAX:,}")
+    return kind_name(kind), int(workers)
+
+
 @click.command("replay")
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @click.option("--mode", type=choice(Mode), default="fair", show_default=True, help="The order.")
 @click.option(
     "--workers",
-    type=click.IntRange(1, WORKERS_MAX),
+    type=click.IntRange(0, WORKERS_MAX),
     default=1,
     show_default=True,
     metavar="N",
-    help="Documents that run at the same time.",
+    help="Documents that run at the same time, in workers that serve all kinds.",
+)
+@click.option(
+    "--workers-for",
+    type=ReaderType("KIND=N", _kind_workers_of),
+    multiple=True,
+    metavar="KIND=N",
+    help="Workers that serve one kind, asked before the others; may be repeated.",
 )
 @rule_options
 @click.option(
@@ -68,6 +85,7 @@ def command(
     file: Path | None,
     mode: str,
     workers: int,
+    workers_for: tuple[tuple[str, int], ...],
     rule_given: Mapping[str, Any],
     costs: str,
     patience: float,
@@ -76,15 +94,18 @@ def command(
     """Serve the documents of FILE on a simulated clock.
 
     FILE is CSV with the columns at_s,customer,cost_s and optionally weight (it applies to the
-    customer from that row on); - is standard input. Without FILE an example is replayed.
+    customer from that row on) and kind (of work); - is standard input. Without FILE an example is
+    replayed.
 
     \b
     fairturn replay arrivals.csv --workers 4
     fairturn replay arrivals.csv --mode levels --json
+    fairturn replay arrivals.csv --workers 2 --workers-for ocr=1
     """
     options: dict[str, Any] = {
         "rule": rule_of(rule_given),
         "workers": workers,
+        "workers_for": workers_for,
         "costs": Costs(costs),
         "patience_us": microseconds(patience),
     }
@@ -97,7 +118,7 @@ def command(
     if as_json:
         _print_json(trace, replayed)
     else:
-        _print_tables(trace, replayed, mode, workers)
+        _print_tables(trace, replayed, mode, workers + sum(n for _, n in workers_for))
 
 
 def _read(file: Path | None) -> "Trace":
@@ -115,16 +136,21 @@ def _read(file: Path | None) -> "Trace":
 def _replay(trace: "Trace", **options: Any) -> "Replayed":
     from fairturn.simulator.replay import replay
 
-    if len(trace) < DOCUMENTS_WITH_PROGRESS:
-        return replay(trace, **options)
-    with progress("Replaying", len(trace)) as advance:
-        return replay(trace, **options, progress=advance)
+    try:
+        if len(trace) < DOCUMENTS_WITH_PROGRESS:
+            return replay(trace, **options)
+        with progress("Replaying", len(trace)) as advance:
+            return replay(trace, **options, progress=advance)
+    except ValueError as error:
+        raise click.UsageError(f"{error}; see --workers-for") from error
 
 
 def _print_json(trace: "Trace", replayed: "Replayed") -> None:
     names = [json.dumps(name) for name in trace.names]
+    kinds = [f',"kind":{json.dumps(kind)}' for kind in trace.kinds] or [""]
     columns = (
         trace.customer,
+        trace.kind or bytes(len(trace)),
         trace.at,
         replayed.count,
         replayed.priority,
@@ -135,10 +161,10 @@ def _print_json(trace: "Trace", replayed: "Replayed") -> None:
     for first in range(0, len(trace), LINES_AT_ONCE):
         some = slice(first, first + LINES_AT_ONCE)
         lines = [
-            f'{{"n":{n},"customer":{names[customer]},"at_s":{at / SECOND_US},"count":{count_}'
-            f',"priority":{priority},"started_at_s":{started / SECOND_US}'
+            f'{{"n":{n},"customer":{names[customer]}{kinds[kind]},"at_s":{at / SECOND_US}'
+            f',"count":{count_},"priority":{priority},"started_at_s":{started / SECOND_US}'
             f',"finished_at_s":{finished / SECOND_US}}}\n'
-            for n, customer, at, count_, priority, started, finished in zip(
+            for n, customer, kind, at, count_, priority, started, finished in zip(
                 count(first), *(column[some] for column in columns), strict=False
             )
         ]

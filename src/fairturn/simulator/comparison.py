@@ -115,7 +115,12 @@ def order_of(mode: Discipline, scenario: Scenario, patience_us: int = PATIENCE_U
         return Line(aged)
     if mode is Discipline.ROUND_ROBIN:
         return Ring()
-    return RealOrder(mode=Mode(mode.value), costs=scenario.costs, patience_us=patience_us)
+    return RealOrder(
+        mode=Mode(mode.value),
+        costs=scenario.costs,
+        patience_us=patience_us,
+        kinds=scenario.trace.kinds,
+    )
 
 
 def result_of(

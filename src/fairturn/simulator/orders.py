@@ -1,9 +1,12 @@
 """The protocol of orders of service, and the order of the queue itself."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from fairturn.model import level_of
 from fairturn.scheduling.flows import (
+    DEFAULT_KIND,
     PATIENCE_US,
     ArrivalEvent,
     Backlog,
@@ -15,6 +18,7 @@ from fairturn.scheduling.flows import (
     Pick,
     RequeueEvent,
     SettingsEvent,
+    band_of,
 )
 from fairturn.scheduling.turns import Turns
 
@@ -27,6 +31,7 @@ class Paper(NamedTuple):
     priority: int
     submitted_at: int
     cost: int  # in microseconds of work; read only by an order with known costs
+    kind: int = DEFAULT_KIND
 
 
 class Order(Protocol):
@@ -58,43 +63,59 @@ class Order(Protocol):
 
 
 class RealOrder:
-    """The order of the queue, `turns.py`, on a backlog in memory."""
+    """The order of the queue, `turns.py`, on a backlog in memory. `kinds` are the names of the
+    kinds of work, by number."""
 
     def __init__(
-        self, *, mode: Mode, costs: Costs = Costs.EQUAL, patience_us: int = PATIENCE_US
+        self,
+        *,
+        mode: Mode,
+        costs: Costs = Costs.EQUAL,
+        patience_us: int = PATIENCE_US,
+        kinds: Sequence[str] = (),
     ) -> None:
         self._mode = mode
         self._backlog = Backlog()
         self._known = costs is Costs.KNOWN
         self._learned = costs is Costs.LEARNED
-        self._turns = Turns(self._backlog, mode=mode, costs=costs, patience_us=patience_us)
-        self.pick = self._turns.pick
+        self._turns = Turns(
+            self._backlog,
+            mode=mode,
+            costs=costs,
+            patience_us=patience_us,
+            kind_names=dict(enumerate(kinds)),
+        )
+        # Of all kinds, unless the call names them.
+        self.pick = partial(self._turns.pick, kinds=range(len(kinds) or 1))
 
     def change(self, customer: int, weight: int, limit: int | None, at: int) -> None:
         self._turns.apply(SettingsEvent(customer, weight, limit, paused=False), at)
 
     def arrive(self, paper: Paper, at: int) -> None:
-        level = self._wait(paper)
-        self._turns.apply(ArrivalEvent(paper.customer, level, paper.number, 1), at)
+        band = self._wait(paper)
+        self._turns.apply(ArrivalEvent(paper.customer, band, paper.number, 1), at)
 
     def leave(self, paper: Paper, at: int) -> None:
-        level = level_of(paper.priority, self._mode)
-        following = self._backlog.discard(paper.customer, level, paper.number)
-        self._turns.apply(CancelEvent(paper.customer, level, paper.number, following), at)
+        band = self._band(paper)
+        following = self._backlog.discard(paper.customer, band, paper.number)
+        self._turns.apply(CancelEvent(paper.customer, band, paper.number, following), at)
 
     def take_back(self, paper: Paper, at: int) -> None:
-        level = self._wait(paper)
-        self._turns.apply(RequeueEvent(paper.customer, level, paper.number, 0), at)
+        band = self._wait(paper)
+        self._turns.apply(RequeueEvent(paper.customer, band, paper.number, 0), at)
 
     def end(self, pick: Pick, real_cost: int | None, at: int) -> None:
         if self._learned and real_cost is not None:
-            finished = CompletionEvent(pick.customer, pick.level, pick.cost, pick.weight, real_cost)
+            finished = CompletionEvent(pick.customer, pick.band, pick.cost, pick.weight, real_cost)
             self._turns.apply(finished, at)
         else:
-            self._turns.apply(EndEvent(pick.customer, pick.level, 1), at)
+            self._turns.apply(EndEvent(pick.customer, pick.band, 1), at)
 
     def _wait(self, paper: Paper) -> int:
-        level = level_of(paper.priority, self._mode)
+        band = self._band(paper)
         known = paper.cost if self._known else None
-        self._backlog.add(paper.customer, level, paper.number, known)
-        return level
+        self._backlog.add(paper.customer, band, paper.number, known)
+        return band
+
+    def _band(self, paper: Paper) -> int:
+        return band_of(level_of(paper.priority, self._mode), paper.kind)

@@ -35,13 +35,16 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The number of workers, and what fails. Documents and customers are numbers.
+    """The number of workers, and what fails. Documents, customers and kinds are numbers.
 
-    `failures` has the delays after the failed attempts of a document. A document whose worker is
-    lost waits again when its lease expires. No document becomes dead: attempts are not limited.
+    `workers` serve all kinds; `workers_for` are groups of workers that serve one kind each, and are
+    never lost. `failures` has the delays after the failed attempts of a document. A document whose
+    worker is lost waits again when its lease expires. No document becomes dead: attempts are not
+    limited.
     """
 
     workers: int = 1
+    workers_for: tuple[tuple[int, int], ...] = ()  # kind, workers; asked in this order
     limits: Mapping[int, int] = field(default_factory=dict)  # by customer, of running documents
     failures: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     cancels: tuple[Cancel, ...] = ()
@@ -49,14 +52,14 @@ class Plan:
     lease_us: int = LEASE_US
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
+        if self.workers < (0 if self.workers_for else 1):
             raise ValueError(f"workers is {self.workers}; it must be at least 1")
         if any(limit < 1 for limit in self.limits.values()):
             raise ValueError(f"a limit is {min(self.limits.values())}; it must be at least 1")
         missing = 0
         for _, change in self.changes():
             missing -= change
-            if missing >= self.workers:
+            if missing >= self.workers and missing:
                 raise ValueError(
                     f"all {self.workers} workers are lost at once; at least one must remain"
                 )

@@ -6,13 +6,14 @@ free workers claim; repeated until nothing changes.
 """
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
+from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from fairturn.priority import Count, Rule
-from fairturn.scheduling.flows import PATIENCE_US, WEIGHT_ONE, Costs, Mode, Pick
+from fairturn.scheduling.flows import DEFAULT_KIND, PATIENCE_US, WEIGHT_ONE, Costs, Mode, Pick
 from fairturn.simulator.orders import Order, Paper, RealOrder
 from fairturn.simulator.plan import Plan, Step
 from fairturn.simulator.trace import Trace
@@ -52,13 +53,36 @@ def replay(
     rule: Rule,
     mode: Mode = Mode.FAIR,
     workers: int = 1,
+    workers_for: Sequence[tuple[str, int]] = (),
     costs: Costs = Costs.EQUAL,
     patience_us: int = PATIENCE_US,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Replayed:
-    """Simulate a trace in a mode of the queue. `progress` is called with the documents done."""
-    order = RealOrder(mode=mode, costs=costs, patience_us=patience_us)
-    return serve(trace, order, rule=rule, plan=Plan(workers=workers), progress=progress)
+    """Simulate a trace in a mode of the queue. `progress` is called with the documents done.
+
+    `workers` serve all kinds; `workers_for` has groups of workers that serve one kind each. Raises
+    `ValueError` for a group whose kind no document has, and for a kind that no worker serves.
+    """
+    groups = _groups(trace, workers, workers_for)
+    order = RealOrder(mode=mode, costs=costs, patience_us=patience_us, kinds=trace.kinds)
+    plan = Plan(workers=workers, workers_for=groups)
+    return serve(trace, order, rule=rule, plan=plan, progress=progress)
+
+
+def _groups(
+    trace: Trace, workers: int, workers_for: Sequence[tuple[str, int]]
+) -> tuple[tuple[int, int], ...]:
+    for kind, _ in workers_for:
+        if kind not in trace.kinds:
+            known = ", ".join(trace.kinds) or "none: the trace has no column kind"
+            raise ValueError(f"no document is of kind {kind!r}; kinds of the trace: {known}")
+    served = {kind for kind, n in workers_for if n > 0}
+    if workers == 0 and len(trace) and (unserved := [k for k in trace.kinds if k not in served]):
+        raise ValueError(
+            f"no worker serves kind {unserved[0]!r}; add workers for it, or workers that serve all "
+            "kinds"
+        )
+    return tuple((trace.kinds.index(kind), n) for kind, n in workers_for)
 
 
 def serve(
@@ -87,6 +111,14 @@ def check_all(trace: Trace, rule: Rule) -> tuple["array[int]", "array[int]"]:
     return counts, priorities
 
 
+def _claims_of_kinds(order: Order, plan: Plan) -> Iterator[Callable[[int], Pick | None]]:
+    if plan.workers_for and not isinstance(order, RealOrder):
+        raise ValueError("only the order of the queue has workers for one kind")
+    for kind, _ in plan.workers_for:
+        assert isinstance(order, RealOrder)
+        yield partial(order.pick, kinds=(kind,))
+
+
 class _State(IntEnum):
     WAITING = 0  # or not submitted yet
     RUNNING = 1
@@ -101,7 +133,11 @@ class _Replay:
         self.order = order
         self.plan = plan
         self.result = result
-        self.free = plan.workers
+        # Free workers of each group, in the order in which the groups are asked. The workers that
+        # serve all kinds are the last group.
+        self.free = [*(n for _, n in plan.workers_for), plan.workers]
+        self.claims = [*_claims_of_kinds(order, plan), order.pick]
+        self.group = bytearray(len(trace))  # of the worker that runs the document
         self.ended = 0
         self.state = bytearray(len(trace))
         self.running: list[tuple[int, int]] = []  # (when it finishes, number), a heap
@@ -144,7 +180,9 @@ class _Replay:
 
     def _paper(self, n: int) -> Paper:
         trace = self.trace
-        return Paper(n, trace.customer[n], self.result.priority[n], trace.at[n], trace.cost[n])
+        kind = trace.kind[n] if trace.kind else DEFAULT_KIND
+        priority = self.result.priority[n]
+        return Paper(n, trace.customer[n], priority, trace.at[n], trace.cost[n], kind)
 
     def _submit(self, n: int, now: int) -> None:
         weight = self.trace.weight.get(n)
@@ -154,16 +192,22 @@ class _Replay:
         self.order.arrive(self._paper(n), now)
 
     def _claim(self, now: int) -> None:
-        while self.free and (pick := self.order.pick(now)) is not None:
+        group = 0
+        while group < len(self.free):
+            if not self.free[group] or (pick := self.claims[group](now)) is None:
+                group += 1
+                continue
             n = pick.order
-            self.free -= 1
+            self.free[group] -= 1
+            self.group[n] = group
+            group = 0
             self.picks[n] = pick
             self.state[n] = _State.RUNNING
             self.result.started_at[n] = now
             heappush(self.running, (now + self.trace.cost[n], n))
 
     def _finish(self, n: int, now: int) -> None:
-        self.free += 1
+        self.free[self.group[n]] += 1
         pick = self.picks.pop(n)
         delays = self.plan.failures.get(n, ()) if self.plan.failures else ()
         failed = self.failed.get(n, 0) if delays else 0
@@ -190,7 +234,7 @@ class _Replay:
                 self._cancel(n, now)
             elif step is Step.WORKERS:
                 self._lose(max(0, -n), now)
-                self.free += max(0, n)
+                self.free[-1] += max(0, n)
             elif self.state[n] == _State.LOST and self.cancelled_at.get(n, _NEVER) <= now:
                 self.order.end(self.picks.pop(n), None, now)
                 self.state[n] = _State.DELAYED
@@ -208,10 +252,10 @@ class _Replay:
         self.result.again_at[n] = now
 
     def _lose(self, workers: int, now: int) -> None:
-        """Lose workers: busy ones first, by the numbers of their documents."""
-        running = self.running
-        lost = sorted(n for _, n in running)[:workers]
-        self.free -= workers - len(lost)
+        """Lose workers that serve all kinds: busy ones first, by the numbers of their documents."""
+        running, general = self.running, len(self.free) - 1
+        lost = sorted(n for _, n in running if self.group[n] == general)[:workers]
+        self.free[-1] -= workers - len(lost)
         for n in lost:
             self._interrupt(n, now, _State.LOST, now + self.plan.lease_us)
         running[:] = [entry for entry in running if self.state[entry[1]] == _State.RUNNING]

@@ -1,7 +1,7 @@
 """Traces of arrivals: the CSV files that `fairturn replay` reads.
 
-The columns are `at_s,customer,cost_s` and optionally `weight`, in any order; rows are sorted by
-`at_s`.
+The columns are `at_s,customer,cost_s` and optionally `weight` and `kind`, in any order; rows are
+sorted by `at_s`.
 """
 
 import csv
@@ -12,11 +12,11 @@ from pathlib import Path
 
 from fairturn.clock import SECOND_US
 from fairturn.errors import TraceError
-from fairturn.model import CUSTOMER_BYTES_MAX, weight_in_thousandths
+from fairturn.model import CUSTOMER_BYTES_MAX, DEFAULT_KIND_NAME, KINDS_MAX, weight_in_thousandths
 from fairturn.validation import text
 
 REQUIRED = ("at_s", "customer", "cost_s")
-OPTIONAL = ("weight",)
+OPTIONAL = ("weight", "kind")
 SECONDS_MAX = 4_000_000_000.0
 _TIMESTAMP_MAX = (1 << 63) - 1  # of the columns, in microseconds
 
@@ -30,6 +30,8 @@ class Trace:
         self.customer = array("l")  # numbers
         self.cost = array("q")  # microseconds of work
         self.weight: dict[int, int] = {}  # row -> the customer's weight from there on
+        self.kinds: list[str] = []  # of work, by number; empty without a column of kinds
+        self.kind = array("b")  # numbers; empty without that column
 
     def __len__(self) -> int:
         return len(self.at)
@@ -64,7 +66,7 @@ def read_stream(stream: Iterable[bytes], name: str) -> Trace:
         columns = _columns(next(reader, None))
         width = len(columns)
         at_column, customer_column, cost_column = (columns[name] for name in REQUIRED)
-        weight_column = columns.get("weight")
+        weight_column, kind_column = (columns.get(name) for name in OPTIONAL)
         line = reader.line_num
         for row in reader:
             line = reader.line_num
@@ -76,7 +78,8 @@ def read_stream(stream: Iterable[bytes], name: str) -> Trace:
             cost = seconds("cost_s", row[cost_column])
             if weight_column is not None and row[weight_column]:
                 weights[len(growing.trace)] = _weight(row[weight_column])
-            growing.add(at, row[customer_column], cost)
+            kind = None if kind_column is None else row[kind_column] or DEFAULT_KIND_NAME
+            growing.add(at, row[customer_column], cost, kind)
     except UnicodeDecodeError as error:
         raise TraceError(f"{name}, line {reader.line_num + 1}: not valid UTF-8") from error
     except csv.Error as error:
@@ -93,11 +96,13 @@ class Growing:
     def __init__(self) -> None:
         self.trace = Trace()
         self._numbers: dict[str, int] = {}
+        self._kinds: dict[str, int] = {}
         self._last = 0
         self._work = 0
 
-    def add(self, at: int, customer: str, cost: int) -> None:
-        """Append a document; its time and its cost are in microseconds."""
+    def add(self, at: int, customer: str, cost: int, kind: str | None = None) -> None:
+        """Append a document; its time and its cost are in microseconds. Either all documents of a
+        trace have a kind or none."""
         trace = self.trace
         if at < self._last:
             raise ValueError(
@@ -115,9 +120,21 @@ class Growing:
             raise ValueError(
                 f"the costs up to here add up to {self._work / SECOND_US:g} s; that is too long"
             )
+        if kind is not None:
+            trace.kind.append(self._kind(kind))
         trace.cost.append(cost)
         trace.at.append(at)
         trace.customer.append(number)
+
+    def _kind(self, name: str) -> int:
+        number = self._kinds.get(name)
+        if number is None:
+            number = len(self._kinds)
+            if number == KINDS_MAX:
+                raise ValueError(f"kind {name!r} is one too many; at most {KINDS_MAX} are allowed")
+            self._kinds[text.kind_name(name)] = number
+            self.trace.kinds.append(name)
+        return number
 
 
 def _misquoted(error: csv.Error) -> str:

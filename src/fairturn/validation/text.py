@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_KIND = re.compile("[a-z0-9._-]{1,64}")
+RESERVED_KINDS = "fairturn."
 _SMALL = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 REPLACEMENT = "\ufffd"
 
@@ -35,6 +37,18 @@ def identity(value: str, what: str, bytes_max: int) -> str:
         )
     if size > bytes_max:
         raise ValueError(f"{what} has {size:,} bytes; at most {bytes_max:,} are allowed")
+    return value
+
+
+def kind_name(value: str) -> str:
+    """Return the name of a kind of work unchanged; raise `ValueError` if it is not valid."""
+    if not _KIND.fullmatch(value):
+        raise ValueError(
+            f"kind {value!r} is not valid; a kind has 1 to 64 characters: a to z, 0 to 9, dot, "
+            "underscore and hyphen"
+        )
+    if value.startswith(RESERVED_KINDS):
+        raise ValueError(f"kind {value!r} is reserved; choose one without {RESERVED_KINDS!r}")
     return value
 
 
