@@ -133,7 +133,7 @@ def test_documents_of_a_customer_keep_their_order_in_a_change_of_mode(
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(12), *(pytest.param(n, marks=pytest.mark.long) for n in range(12, 400))]
+    "seed", [*range(5), *(pytest.param(n, marks=pytest.mark.long) for n in range(5, 400))]
 )
 def test_any_operation_between_two_steps_of_a_conversion_keeps_all_counters_right(
     url: str, clock: ManualClock, connection: psycopg.Connection[Any], seed: int
