@@ -592,6 +592,10 @@ PROGRAMS: dict[str, tuple[Settings, list[Operation]]] = {
             *(Claim(1) for _ in range(4)),
         ],
     ),
+    "a lease that ends at the moment of a claim": (
+        Settings(),
+        [submit("a"), Claim(1), Advance(LEASE_S), Claim(1)],
+    ),
     "a lease that became shorter": (
         Settings(),
         [submit("aa"), Claim(2, 600), Renew((0,), 1), Advance(1), Claim(2)],
