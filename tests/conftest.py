@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import settings
 
 from fairturn.stores.postgres import PostgresStore
+from tests.servers.postgres import memory_folder
 from tests.servers.queues import Databases
 
 ROOT = Path(__file__).parent.parent
@@ -38,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     problem = next(differences_from_the_wheel(), None)
     if problem is not None:
         raise pytest.UsageError(problem)
+    write_to_memory()
     # A shell makes background processes ignore SIGINT, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if PROFILE == "thorough" and config.getoption("hypothesis_seed", None) is None:
@@ -69,6 +72,14 @@ def replay_command(config: pytest.Config, node_id: str = "<test>") -> str:
     command = f"FAIRTURN_HYPOTHESIS={PROFILE} .venv/bin/python -m pytest {node_id}"
     seed = config.getoption("hypothesis_seed", None)
     return command if seed is None else f"{command} --hypothesis-seed={seed}"
+
+
+def write_to_memory() -> None:
+    """Make temporary files of this process, of pytest-xdist's workers and of their children files
+    in memory, where an fsync takes no time: hundreds of tests wait for thousands of them. TMPDIR
+    chooses another folder."""
+    if "TMPDIR" not in os.environ and (folder := memory_folder()) is not None:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
 
 
 def differences_from_the_wheel() -> Iterator[str]:

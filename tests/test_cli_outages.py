@@ -192,6 +192,8 @@ def test_a_second_signal_ends_a_service_at_once_while_the_database_does_not_answ
         running("serve", "--port", str(port), "--database", server.url(tcp=True)) as program,
     ):
         wait_until(lambda: is_listening(port), "the service listens")
+        # Before its first answer, it may not yet have handlers of signals.
+        httpx.get(f"http://127.0.0.1:{port}/livez", timeout=60).raise_for_status()
         with frozen(server):
             program.send_signal(signal.SIGTERM)
             program.send_signal(signal.SIGINT)

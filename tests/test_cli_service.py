@@ -227,9 +227,9 @@ def test_a_port_that_is_taken_ends_the_command_with_one_sentence_before_a_worker
     folder: Path, command: tuple[str, ...]
 ) -> None:
     (folder / "invoices.py").write_text("open('loaded', 'w')\ndef extract(document): pass\n")
-    with running("serve", "--port", "0") as program:
-        port = program.url.rpartition(":")[2]
-        result = fairturn_program(*command, "--port", port)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = fairturn_program(*command, "--port", str(port))
 
     assert result.returncode == 1
     assert result.stderr == (

@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
@@ -111,10 +112,7 @@ def problems_of(first: Operation, second: Operation, fault: Fault) -> list[str]:
         second.prepare(world, other)
         held_one, _ = held(wire, fault, lambda: first.call(world, actor))
         running = Attempt(lambda: second.call(world, other))
-        until = stopwatch() + HOLD_S
-        while not running.ended(0.02) and stopwatch() < until:
-            if looking.execute(_BLOCKED).fetchall() != [(0,)]:
-                break
+        ended_or_blocked(running, looking)
         wire.release()
         found = [*_errors(first.name, held_one), *_errors(second.name, running)]
         for operation in (first, second):
@@ -123,6 +121,14 @@ def problems_of(first: Operation, second: Operation, fault: Fault) -> list[str]:
         at = wire.exchanges[fault.exchange - 1 : fault.exchange]
     case = f"{second.name} while {first.name} is held, {fault} ({' '.join(at)[:50]})"
     return [f"{case}: {each}" for each in found]
+
+
+def ended_or_blocked(running: Attempt, looking: psycopg.Connection[Any]) -> None:
+    """Wait until a call has ended or visibly waits for a lock; for HOLD_S at most."""
+    until = stopwatch() + HOLD_S
+    while not running.ended(0.02) and stopwatch() < until:
+        if looking.execute(_BLOCKED).fetchall() != [(0,)]:
+            return
 
 
 def _errors(name: str, attempt: Attempt) -> Iterator[str]:
@@ -251,10 +257,11 @@ def test_two_changes_of_settings_at_a_time_are_both_in_force(
             TemporaryDirectory() as folder,
             scene(Path(folder)) as (world, wire, actor),
             another_queue(world) as other,
+            psycopg.connect(world.url, autocommit=True) as looking,
         ):
             held_one, _ = held(wire, fault, lambda: first.call(world, actor))
             running = Attempt(lambda: second.call(world, other))
-            running.ended(0.5)
+            ended_or_blocked(running, looking)
             wire.release()
             assert held_one.ended()
             assert running.ended()

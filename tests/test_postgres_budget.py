@@ -132,8 +132,14 @@ def test_documents_of_a_customer_keep_their_order_in_a_change_of_mode(
         assert [each.document.id for each in claimed] == [receipt.id for receipt in receipts]
 
 
+# Of twelve seeds, 11 alone finds a deliberate defect in convert.sql: the weight of a customer at
+# its limit counts as active.
+SEEDS = (0, 1, 2, 3, 11)
+
+
 @pytest.mark.parametrize(
-    "seed", [*range(12), *(pytest.param(n, marks=pytest.mark.long) for n in range(12, 400))]
+    "seed",
+    [n if n in SEEDS else pytest.param(n, marks=pytest.mark.long) for n in range(400)],
 )
 def test_any_operation_between_two_steps_of_a_conversion_keeps_all_counters_right(
     url: str, clock: ManualClock, connection: psycopg.Connection[Any], seed: int

@@ -16,6 +16,8 @@ from fairturn.stores.conformance.steps import claim, ids, submit
 from fairturn.stores.postgres import PostgresStore, query
 from fairturn.stores.postgres.submit import SUBMIT, to_arrays
 from tests.on_postgres import new
+from tests.servers import postgres
+from tests.servers.queues import Databases
 
 LEASE_US = 300 * SECOND_US
 TABLES = {
@@ -25,21 +27,34 @@ TABLES = {
 }
 
 
-@pytest.fixture(params=["without statistics", "with statistics"])
-def filled(request: pytest.FixtureRequest, url: str) -> Iterator[psycopg.Connection[Any]]:
-    """A queue with many customers, flows and documents, most of which have ended."""
-    with (
-        closing(PostgresStore(url, settings=Settings(patience_s=0))) as store,
-        psycopg.connect(url, autocommit=True) as connection,
-    ):
-        for first in range(0, 2_000, 1_000):
-            store.submit([new(f"c{n}") for n in range(first, first + 1_000)] * 3)
-        for _ in range(3):
-            claims = claim(store, 1_000)
-            store.finish([Completed(claimed.fence) for claimed in claims])
-        if request.param == "with statistics":
-            connection.execute("ANALYZE")
+@pytest.fixture(scope="module", params=["without statistics", "with statistics"])
+def template(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of a database with many customers, flows and documents, most of which have ended."""
+    with Databases() as databases:
+        url = databases.new()
+        with (
+            closing(PostgresStore(url, settings=Settings(patience_s=0))) as store,
+            psycopg.connect(url, autocommit=True) as connection,
+        ):
+            for table in TABLES:  # no statistics but those asked for
+                connection.execute(f"ALTER TABLE fairturn.{table} SET (autovacuum_enabled = off)")
+            for first in range(0, 2_000, 1_000):
+                store.submit([new(f"c{n}") for n in range(first, first + 1_000)] * 3)
+            for _ in range(3):
+                claims = claim(store, 1_000)
+                store.finish([Completed(claimed.fence) for claimed in claims])
+            if request.param == "with statistics":
+                connection.execute("ANALYZE")
+        yield url.rpartition("/")[2].partition("?")[0]
+
+
+@pytest.fixture
+def filled(template: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to a copy of that database."""
+    server, name = postgres.of_this_run(), f"{template}_copy"
+    with psycopg.connect(server.create(name, template), autocommit=True) as connection:
         yield connection
+    server.drop(name)
 
 
 CALLS = {

@@ -8,6 +8,7 @@ import pytest
 from click.testing import Result
 
 from fairturn.cli.simulate import DEFAULT_MODES, MODES
+from fairturn.simulator import workloads
 from fairturn.simulator.comparison import Discipline
 from fairturn.simulator.readings import Reading
 from fairturn.simulator.workloads import WORKLOADS
@@ -231,19 +232,38 @@ def test_the_readings_of_the_rule_are_compared_group_by_group(csv_file: Path) ->
     assert [line[0] for line in lines if "/" in line[2:3]] == ["dump", "quiet"]
 
 
-def test_programs_get_the_readings_of_every_named_workload() -> None:
+@pytest.fixture(
+    params=[
+        ("two-dumps", "every-20-minutes"),  # the widest cells and the longest name
+        pytest.param(tuple(WORKLOADS), marks=pytest.mark.long),
+    ],
+    ids=["two", "all"],
+)
+def named(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The named workloads. All of them take 20 s with each reading."""
+    names: tuple[str, ...] = request.param
+    monkeypatch.setattr(workloads, "WORKLOADS", {name: WORKLOADS[name] for name in names})
+    return list(names)
+
+
+def test_programs_get_the_readings_of_every_named_workload(named: list[str]) -> None:
     found = answer("--readings", "--mode", "fair")
 
     assert found["mode"] == "fair"
-    assert [of["name"] for of in found["workloads"]] == list(WORKLOADS)
+    assert [of["name"] for of in found["workloads"]] == named
     for workload in found["workloads"]:
         assert [of["reading"] for of in workload["readings"]] == list(Reading)
 
 
-def test_the_table_of_readings_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_of_readings_has_every_named_workload_and_fits_80_columns(
+    named: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
-    assert max(map(len, simulate("--readings").stdout.splitlines())) <= 80
+    lines = simulate("--readings").stdout.splitlines()
+
+    assert max(map(len, lines)) <= 80
+    assert [line.strip() for line in lines if line.strip() in WORKLOADS] == named
 
 
 # ── What it refuses ──────────────────────────────────────────────────────────────────────────────

