@@ -63,7 +63,7 @@ class History:
                     self.queue.submit_many([self.submission(name)])
             self.work()
             if second % 5 == 0:
-                self.app.state.page.trail.look()
+                self.app.state.page.trail.sample()
             self.clock.advance(1)
         self.end()
 
@@ -105,7 +105,7 @@ class History:
         for share, (_, fence, _) in zip((0.72, 0.35, 0.88, 0.1), self.busy, strict=False):
             done = Progress(round(share * 100), 100)
             self.queue.store.renew([fence], lease_us=LEASE_US, progress={fence: done})
-        self.app.state.page.trail.look()
+        self.app.state.page.trail.sample()
 
 
 def take(context: BrowserContext, name: str, path: str, height: int | None = None) -> None:

@@ -252,7 +252,7 @@ def test_a_customers_search_goes_on_at_its_own_documents(
 ) -> None:
     """Each step scans documents of all customers; the link to the next one names none of them."""
     monkeypatch.setattr("fairturn.service.scan.STEP", 10)
-    monkeypatch.setattr("fairturn.service.scan.LOOK_S", -1.0)
+    monkeypatch.setattr("fairturn.service.scan.SCAN_S", -1.0)
     own = {place.queue.submit("acme", payload=1, name=f"a-{n}").id: n for n in range(3)}
     foreign = []
     for n in range(3, 6):

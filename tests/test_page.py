@@ -485,20 +485,20 @@ def test_only_files_of_the_page_are_files(app: FastAPI) -> None:
         assert response.status_code in (404, 405), name
 
 
-def test_a_look_that_fails_does_not_end_the_service(
+def test_a_sample_that_fails_does_not_end_the_service(
     queue: Queue, app: FastAPI, caplog: pytest.LogCaptureFixture
 ) -> None:
-    looks = threading.Event()
+    sampled = threading.Event()
 
     class Broken(ActivitySampler):
-        def look(self) -> None:
-            looks.set()
+        def sample(self) -> None:
+            sampled.set()
             raise ZeroDivisionError
 
     app.state.page.trail = Broken(queue.store, SystemClock())
 
     with served_app(app) as url:
-        assert looks.wait(30)
+        assert sampled.wait(30)
         assert httpx.get(f"{url}/livez").status_code == 200
 
     assert "the page could not sample the queue" in caplog.text
@@ -561,7 +561,7 @@ def test_without_scripts_a_link_leads_to_what_was_not_looked_at_yet(
     queue.submit("acme", payload=1, name="wanted.pdf")
     queue.submit_many([Submission(customer="acme", payload=1, name="scan") for _ in range(9)])
     monkeypatch.setattr("fairturn.service.scan.STEP", 5)
-    monkeypatch.setattr("fairturn.service.scan.LOOK_S", 0.0)
+    monkeypatch.setattr("fairturn.service.scan.SCAN_S", 0.0)
 
     first = opened(app, "/search?q=wanted").text
     (link,) = re.findall(r'rel="next" href="([^"]+)"', first)

@@ -643,7 +643,7 @@ def test_a_search_shows_what_it_has_found_and_goes_on_by_itself(
         queue.submit("acme", payload=1, name=f"scan-{number}.pdf")
     queue.submit("acme", payload=1, name="an invoice.pdf")
     monkeypatch.setattr("fairturn.service.scan.STEP", 5)
-    monkeypatch.setattr("fairturn.service.scan.LOOK_S", 0.0)
+    monkeypatch.setattr("fairturn.service.scan.SCAN_S", 0.0)
 
     page.goto("/")
     page.get_by_role("searchbox").fill("INVOICE")

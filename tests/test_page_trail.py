@@ -50,7 +50,7 @@ def work_through(
     for second in range(seconds):
         each(second)
         claimed = queue.store.claim(1, worker="w", lease_us=LEASE_US, outcomes=outcomes).claims
-        trail.look()
+        trail.sample()
         outcomes = [Completed(claim.fence) for claim in claimed]
         clock.advance(1)
 
@@ -110,7 +110,7 @@ def test_attempts_that_fail_free_slots_and_are_not_counted_as_completed(
     send(queue, "acme", 200)
     for _ in range(90):
         fail(queue, 1)
-        trail.look()
+        trail.sample()
         clock.advance(1)
 
     assert trail.lately().completed_per_minute == 0
@@ -124,7 +124,7 @@ def test_failures_are_dead_and_retrying_documents_until_they_are_no_more(
     send(queue, "acme", 5)
     fail(queue, 2)
     fail(queue, 3, retry_in_us=3_600 * SECOND_US)
-    trail.look()
+    trail.sample()
 
     seen = trail.lately().failures
     assert seen[:-1] == (2, 2, 3, True, True)
@@ -132,14 +132,14 @@ def test_failures_are_dead_and_retrying_documents_until_they_are_no_more(
     assert seen.last.error == "torn"
 
     clock.advance(RECENT_US / SECOND_US + 1)
-    trail.look()
+    trail.sample()
     assert trail.lately().failures[:3] == (2, 0, 3), "they are dead and died longer ago"
     for document in queue.iterate(states=["dead", "delayed"]):
         if document.state == "dead":
             queue.retry(document.id)
         else:
             queue.cancel(document.id)
-    trail.look()
+    trail.sample()
     assert trail.lately().failures == (0, 0, 0, True, True, None)
 
 
@@ -150,7 +150,7 @@ def test_documents_that_died_before_a_new_epoch_are_counted(
     fail(queue, 1)
     queue.store.begin_epoch()
     send(queue, "acme", 1)
-    trail.look()
+    trail.sample()
 
     assert trail.lately().failures[:2] == (1, 1)
 
@@ -160,7 +160,7 @@ def test_more_failures_than_a_page_are_a_lower_bound(queue: Queue, trail: Activi
         send(queue, "acme", PAGE_MAX + 1)
         fail(queue, PAGE_MAX, retry_in_us)
         fail(queue, 1, retry_in_us)
-    trail.look()
+    trail.sample()
 
     assert trail.lately().failures[:5] == (PAGE_MAX, PAGE_MAX, PAGE_MAX, False, False)
 
@@ -169,10 +169,10 @@ def test_a_dump_is_marked_with_how_many_documents_it_was(
     queue: Queue, clock: ManualClock, trail: ActivitySampler
 ) -> None:
     send(queue, "quiet")
-    trail.look()
+    trail.sample()
     clock.advance(1)
     send(queue, "dumper", 2_500)
-    trail.look()
+    trail.sample()
 
     (mark,) = trail.lately().marks
 
@@ -185,12 +185,12 @@ def test_a_pause_and_a_worker_that_is_gone_are_marked(
 ) -> None:
     send(queue, "acme", 2)
     queue.store.sign_on("w", 4)
-    trail.look()
+    trail.sample()
     queue.set_customer("acme", paused=True)
     clock.advance(10)
-    trail.look()
+    trail.sample()
     clock.advance(10)
-    trail.look()
+    trail.sample()
 
     marks = trail.lately().marks
 
@@ -207,11 +207,11 @@ def test_half_an_hour_is_remembered_and_no_more(
     work_through(queue, clock, trail, 5, lambda second: None)
     assert len(trail.lately().drawn()) == 60
     clock.advance(1_000)
-    trail.look()
+    trail.sample()
     assert any(bucket.seen for bucket in trail.lately().drawn())
     assert len(trail.lately().drawn()) == 60
     clock.advance(1_000)
-    trail.look()
+    trail.sample()
 
     lately = trail.lately()
     assert len(lately.buckets) == BUCKETS
@@ -224,7 +224,7 @@ def test_a_queue_that_is_empty_can_be_looked_at_again(
     queue: Queue, clock: ManualClock, trail: ActivitySampler
 ) -> None:
     for _ in range(3):
-        trail.look()
+        trail.sample()
         clock.advance(1)
 
     assert trail.lately().shares == {}
@@ -237,7 +237,7 @@ def test_a_document_is_counted_once_however_often_it_is_seen(
     queue.store.claim(1, worker="w", lease_us=LEASE_US)
     for _ in range(5):
         clock.advance(1)
-        trail.look()
+        trail.sample()
 
     assert list(trail.lately().waits["acme"]) == [0]
 

@@ -743,7 +743,7 @@ def test_a_search_by_a_part_of_a_name_goes_on_page_by_page_and_names_no_foreign_
         if name == "invoice":
             wanted.append(own[-1])
     monkeypatch.setattr(scan, "STEP", 3)
-    monkeypatch.setattr(scan, "LOOK_S", 0.0)
+    monkeypatch.setattr(scan, "SCAN_S", 0.0)
     app, key = make_app(queue), bearer(key_for(queue, customer))
 
     found: list[str] = []

@@ -135,7 +135,7 @@ class Demo:
         worker_thread.start()
         with running.sender.sending() as passed_s:
             while not running.stopping.wait(1.0) and passed_s() < SECONDS:
-                running.page.trail.look()
+                running.page.trail.sample()
         running.worker.stop(now=True)
         worker_thread.join()
         if self.running is running:

@@ -13,7 +13,7 @@ from pydantic import Field, create_model
 from starlette.responses import Response, StreamingResponse
 
 from fairturn.dashboard.renderer import PageRoute, render, see_other
-from fairturn.dashboard.search import LOOKED_MAX
+from fairturn.dashboard.search import SCANNED_MAX
 from fairturn.dashboard.visitors import Operator, Overseer, Visitor
 from fairturn.model import State
 from fairturn.priority import LEVELS
@@ -22,7 +22,7 @@ from fairturn.service.administration import BulkAction, change_in_bulk
 from fairturn.service.options import BULK_MAX
 from fairturn.service.problems import refusing_misuse
 from fairturn.service.responses import ATTACHED
-from fairturn.service.scan import look
+from fairturn.service.scan import scan_names
 from fairturn.service.submissions import timestamp_of
 from fairturn.validation.filters import (
     FILTERS,
@@ -93,7 +93,7 @@ def _timestamp(text: str) -> int:
 
 class DocumentListPageQuery(DocumentListQuery):
     after: str = ""
-    looked: Annotated[int, Field(ge=0, le=LOOKED_MAX)] = 0
+    scanned: Annotated[int, Field(ge=0, le=SCANNED_MAX)] = 0
     # Documents changed by a bulk action.
     did_cancel: Annotated[int | None, Field(ge=0, le=BULK_MAX)] = None
     did_retry: Annotated[int | None, Field(ge=0, le=BULK_MAX)] = None
@@ -105,12 +105,12 @@ def show_documents(
 ) -> Response:
     with refusing_misuse():
         filter = to_filter(asked.filters())
-    found = look(
+    found = scan_names(
         visitor.service.queue.queries,
         filter,
         after=asked.after or None,
         size=SIZE,
-        looked=asked.looked,
+        scanned=asked.scanned,
     )
     return render(
         request,

@@ -36,7 +36,7 @@ from fairturn.service.problems import Problem, ProblemCode
 from fairturn.service.service import Service
 from fairturn.simulator.demo.traffic import DemoPace
 
-LOOK_S = 1.0
+SAMPLE_EVERY_S = 1.0
 _LOG = logging.getLogger("fairturn.dashboard")
 PAGES = (
     login,
@@ -129,9 +129,9 @@ async def _sample(service: Service, page: PageContext) -> None:
         if version != service.watch.version or page.trail.is_stale():
             version = service.watch.version
             try:
-                await service.run(page.trail.look)
+                await service.run(page.trail.sample)
             except StoreError:
                 pass  # the pages show that the store is unavailable
             except Exception:
                 _LOG.exception("the page could not sample the queue")
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(SAMPLE_EVERY_S)

@@ -156,7 +156,7 @@ class ActivitySampler:
     def lately(self) -> RecentActivity:
         """Return the samples so far; take the first sample if there is none."""
         if self._lately is None:
-            self.look()
+            self.sample()
         assert self._lately is not None
         return self._lately
 
@@ -164,7 +164,7 @@ class ActivitySampler:
         """Return whether the last sample is older than a bucket."""
         return self._last_at is None or self._clock.now() - self._last_at >= BUCKET_US
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Take a sample. This is thread-safe."""
         store, now = self._store, self._clock.now()
         running = store.find(Filter(states=(State.RUNNING,)), size=RUNNING_MAX).documents

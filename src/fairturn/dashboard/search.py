@@ -11,11 +11,11 @@ from fairturn.dashboard.renderer import PageRoute, render, see_other
 from fairturn.dashboard.visitors import Known, Visitor
 from fairturn.model import NAME_BYTES_MAX, Customer, Filter
 from fairturn.service.callers import document_of, refuse_foreign_cursor
-from fairturn.service.scan import SearchResult, look
+from fairturn.service.scan import SearchResult, scan_names
 from fairturn.validation.text import description
 
 FOUND_MAX = 20
-LOOKED_MAX = 10**12
+SCANNED_MAX = 10**12
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -30,7 +30,7 @@ def search(
     *,
     q: Annotated[str, Query(max_length=NAME_BYTES_MAX)] = "",
     after: str | None = None,
-    looked: Annotated[int, Query(ge=0, le=LOOKED_MAX)] = 0,
+    scanned: Annotated[int, Query(ge=0, le=SCANNED_MAX)] = 0,
 ) -> Response:
     """Search by id, name or customer. A single result is opened directly."""
     q = description(q.strip(), NAME_BYTES_MAX)
@@ -42,7 +42,7 @@ def search(
     filter, own = Filter(customer=caller.customer, name_part=q), not caller.sees_all
     found = NOTHING
     if q:
-        found = look(store, filter, after=after, size=FOUND_MAX, looked=looked, own=own)
+        found = scan_names(store, filter, after=after, size=FOUND_MAX, scanned=scanned, own=own)
     customers = _customers(visitor, q) if caller.sees_all and q and after is None else []
     if after is None and found.next is None and len(found.documents) + len(customers) == 1:
         if customers:

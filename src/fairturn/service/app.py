@@ -92,7 +92,7 @@ def make_app(
     )
     app.state.service = service
     app.state.collector = SubmissionBatcher(service)
-    app.state.looks = events.StateCache(service)
+    app.state.event_cache = events.StateCache(service)
     app.state.readiness = health.ReadinessCheck(service)
     app.state.key_watch = KeyWatch(service)
     app.state.verified = VerifiedContents()

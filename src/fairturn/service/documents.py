@@ -30,7 +30,7 @@ from fairturn.service.languages import preferred_of
 from fairturn.service.polls import poll
 from fairturn.service.problems import Problem, ProblemCode, refusing_misuse
 from fairturn.service.responses import ATTACHED, BYTES, attachment, problems, returns
-from fairturn.service.scan import look
+from fairturn.service.scan import scan_names
 from fairturn.service.service import Service, service_of
 from fairturn.service.submissions import timestamp_of
 from fairturn.validation.filters import FILTERS, Filters, FilterType, to_filter
@@ -119,7 +119,7 @@ def _listed(service: Service, caller: Caller, query: DocumentPageQuery) -> shape
         if query.name_part is None:
             page = service.queue.list(after=query.after, size=query.size, **filters)
         else:
-            scan = look(
+            scan = scan_names(
                 service.queue.queries,
                 to_filter(filters),
                 after=query.after,

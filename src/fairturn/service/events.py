@@ -52,31 +52,31 @@ async def stream_events(
     service = service_of(request)
     hold(request.scope, service.streams.take(caller.key))
     return StreamingResponse(
-        _events(service, request.app.state.looks, caller, last_event_id),
+        _events(service, request.app.state.event_cache, caller, last_event_id),
         media_type="text/event-stream",
         headers={"X-Accel-Buffering": "no"},
     )
 
 
 async def _events(
-    service: Service, looks: "StateCache", caller: Caller, last_event_id: str | None
+    service: Service, cached: "StateCache", caller: Caller, last_event_id: str | None
 ) -> AsyncIterator[bytes]:
-    looks.add(caller.customer)
+    cached.add(caller.customer)
     try:
         shown: dict[str, str] = {}
         last = last_event_id
         yield b"retry: 1000\n\n"
         while not service.watch.closed and await service.run(still_open, service, caller):
-            version, _, seen = await looks.look(caller.customer)
+            version, _, seen = await cached.get(caller.customer)
             if seen is not None and seen.id != last:
                 last = seen.id
                 yield seen.event(shown)
-            await asyncio.sleep(looks.pace_s)
+            await asyncio.sleep(cached.pace_s)
             await service.watch.change(version, BEAT_S)
             if version == service.watch.version:
                 yield b":\n\n"
     finally:
-        looks.remove(caller.customer)
+        cached.remove(caller.customer)
 
 
 class _StreamState:
@@ -121,7 +121,7 @@ class StateCache:
         """Seconds between two events of a stream."""
         return max(EVERY_S, min(PACE_S_MAX, _SHARE * len(self._last) * self._query_s))
 
-    async def look(self, customer: str | None) -> _CachedState:
+    async def get(self, customer: str | None) -> _CachedState:
         """Return the current state, or one that is at most half a pace old."""
         last, version = self._last.get(customer), self._service.watch.version
         if last is not None and (

@@ -13,7 +13,7 @@ from fairturn.service import shapes
 from fairturn.service.administration import workers_of
 from fairturn.service.service import Service, service_of
 
-LOOK_S = 1.0  # how long a result is cached
+CACHED_S = 1.0  # how long a result is cached
 
 router = APIRouter(tags=["health"])
 
@@ -42,14 +42,14 @@ async def get_ready(request: Request) -> Any:
     """Check that documents can be accepted: the store can be read and written, contents can be
     written, and no disk is full."""
     readiness: ReadinessCheck = request.app.state.readiness
-    ready = await readiness.look()
+    ready = await readiness.get()
     if service_of(request).watch.closed:
         ready = ReadinessJson(ready=False, reasons=["service: it is shutting down"], notes=[])
     return JSONResponse(ready.model_dump(), 200 if ready.ready else 503)
 
 
 class ReadinessCheck:
-    """Caches the result for `LOOK_S`, and runs one check for concurrent requests: the route needs
+    """Caches the result for `CACHED_S`, and runs one check for concurrent requests: the route needs
     no key, and a check writes a file or calls an object store that may time out."""
 
     def __init__(self, service: Service) -> None:
@@ -58,8 +58,8 @@ class ReadinessCheck:
         self._checked_s = 0.0
         self._checking: asyncio.Task[ReadinessJson] | None = None
 
-    async def look(self) -> ReadinessJson:
-        if self._last is not None and stopwatch() - self._checked_s <= LOOK_S:
+    async def get(self) -> ReadinessJson:
+        if self._last is not None and stopwatch() - self._checked_s <= CACHED_S:
             return self._last
         if self._checking is None:
             self._checking = asyncio.create_task(self._check())

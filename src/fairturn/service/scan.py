@@ -1,7 +1,7 @@
 """Searches by a part of a name, in steps of limited time.
 
 There is no index of substrings of names, because it would slow down every submission. A scan starts
-at the newest document and ends with a page of results or after `LOOK_S`; the next request goes on
+at the newest document and ends with a page of results or after `SCAN_S`; the next request goes on
 from there.
 """
 
@@ -13,7 +13,7 @@ from fairturn.model import Document, Filter
 from fairturn.stores.contract import QueryStore
 
 STEP = 10_000  # documents per query
-LOOK_S = 0.1
+SCAN_S = 0.1
 
 
 class SearchResult(NamedTuple):
@@ -21,31 +21,31 @@ class SearchResult(NamedTuple):
 
     documents: list[Document]
     next: str | None  # where the next step starts; None at the end
-    looked: int  # upper bound of the documents scanned, including earlier steps
+    scanned: int  # upper bound of the documents scanned, including earlier steps
 
 
-def look(
+def scan_names(
     store: QueryStore,
     filter: Filter,
     *,
     after: str | None,
     size: int,
-    looked: int = 0,
+    scanned: int = 0,
     own: bool = False,
 ) -> SearchResult:
-    """Scan for up to `size` matching documents, for `LOOK_S` at most. With `own`, the next step
+    """Scan for up to `size` matching documents, for `SCAN_S` at most. With `own`, the next step
     starts at a document of the filter's customer, so that the id of no other one is shown."""
     begun = stopwatch()
     found: list[Document] = []
     while True:
         page = store.find(filter, after=after, size=size - len(found), reach=STEP)
         found += page.documents
-        after, looked = page.next, looked + STEP
+        after, scanned = page.next, scanned + STEP
         if own and after is not None and len(found) < size:
             matching, after = _next_own(store, filter, after)
             found += matching
-        if after is None or len(found) >= size or stopwatch() - begun >= LOOK_S:
-            return SearchResult(found, after, looked)
+        if after is None or len(found) >= size or stopwatch() - begun >= SCAN_S:
+            return SearchResult(found, after, scanned)
 
 
 def _next_own(store: QueryStore, filter: Filter, after: str) -> tuple[list[Document], str | None]:

@@ -135,7 +135,7 @@ class StoreListener:
         self._thread = threading.Thread(target=self._serve, name="fairturn-watch", daemon=True)
         self._thread.start()
 
-    def look(self, version: int) -> None:
+    def wait_beyond(self, version: int) -> None:
         """Call `ring` when the version of the store is not `version`."""
         self.changed = False
         self._asked.put(version)

@@ -291,7 +291,7 @@ class Supervisor:
             if more_cancelled or (changed and summary.waiting):
                 self._short = False
             elif changed:
-                self._listener.look(version)
+                self._listener.wait_beyond(version)
 
         self._calls.begin(StoreOperation.BACKGROUND, self._queue.summary, then)
 
@@ -372,7 +372,7 @@ class Supervisor:
         elif held:
             self._executor.give(held)
         if self._short:
-            self._listener.look(version)
+            self._listener.wait_beyond(version)
         self._calls.begin(StoreOperation.BACKGROUND, self._queue.sync)  # while the handlers start
 
     def _hold(self, claim: Claim, now_s: float) -> ActiveClaim:
