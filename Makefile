@@ -21,6 +21,9 @@ PEERS_PYTHON ?= $(shell for python in python3.14 python3.13 python3.12 \
 	"$(HOME)"/.pyenv/versions/3.12*/bin/python "$(PYTHON)"; do \
 	"$$python" -c '' 2>/dev/null && echo "$$python" && break; done)
 
+# Three for each two cores: tests wait for servers, commands and timeouts.
+TEST_PROCESSES ?= $(shell "$(PYTHON)" -c 'import os; print((3 * len(os.sched_getaffinity(0)) + 1) // 2)' 2>/dev/null || echo auto)
+
 # Folders are in the list as well, because a file that was removed shows only in its folder.
 SOURCES := $(shell find src -name __pycache__ -prune -o -print)
 
@@ -47,7 +50,7 @@ run: $(WHEEL) ## Set up, then open the page with a dump beside quiet customers.
 	@$(BIN)/fairturn up --demo --open
 
 test: $(WHEEL) ## Run the tests, on the installed wheel.
-	@$(BIN)/python -m pytest -n auto --dist worksteal tests $(ARGS)
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal tests $(ARGS)
 
 test-long: $(WHEEL) ## Run the long tests, at most 60 minutes; it resumes. ARGS=--fresh starts again.
 	@$(BIN)/python -m tests.long_run $(ARGS)
