@@ -3,6 +3,7 @@ headers, problem documents, access log."""
 
 import asyncio
 from collections.abc import Callable
+from http import HTTPStatus
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -26,6 +27,10 @@ _HEADERS = {
 # Only over TLS: browsers then refuse plain HTTP to this host for a year.
 _HTTPS_HEADERS = {**_HEADERS, "strict-transport-security": "max-age=31536000"}
 
+
+# Before a response with 429, so that a client that ignores Retry-After costs little: answering it at
+# once would let each of its connections keep the event loop busy.
+THROTTLED_S = 0.25
 
 # Where the next request begins is not certain after these.
 _CLOSING = (ProblemCode.HEADERS_TOO_LARGE, ProblemCode.MALFORMED)
@@ -61,6 +66,9 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in added.items():
                     headers.setdefault(name, value)
+                if status == HTTPStatus.TOO_MANY_REQUESTS:
+                    release(scope)  # others of the same key or address do not wait for this one
+                    await asyncio.sleep(THROTTLED_S)
             await send(message)
 
         limited = receive
