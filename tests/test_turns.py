@@ -1,6 +1,8 @@
 """The order of service: the engine compared with the reference, its guarantees, and regressions."""
 
+import gc
 import sys
+import weakref
 from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -1519,3 +1521,18 @@ def test_costs_are_learned_by_kind() -> None:
     picks = [turns.pick(0, kinds=(kind,)) for kind in (0, 1)]
 
     assert [pick and pick.cost for pick in picks] == [COST_ONE, 5 * COST_ONE]
+
+
+def test_a_dropped_engine_is_freed_without_a_garbage_collection() -> None:
+    backlog = Backlog()
+    backlog.add(1, 1, 1)
+    turns = Turns(backlog)
+    turns.apply(ArrivalEvent(1, 1, 1, 1), 0)
+    assert turns.pick(0) is not None
+    dropped = weakref.ref(turns)
+    gc.disable()
+    try:
+        del turns
+        assert dropped() is None
+    finally:
+        gc.enable()

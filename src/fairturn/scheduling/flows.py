@@ -33,12 +33,12 @@ class Costs(StrEnum):
 
     EQUAL = "equal"  # 1
     KNOWN = "known"  # the submitted cost, 1 by default
-    LEARNED = "learned"  # the mean of the customer's last documents, corrected on completion
+    LEARNED = "learned"  # the mean of the customer's last of the kind, corrected on completion
 
 
 def band_of(level: int, kind: int = DEFAULT_KIND) -> int:
-    """Return the number of a band. It orders the bands of one kind by level, and that of the
-    default kind is its level."""
+    """Return the number of a band. Bands of one kind are ordered by level; in the default kind, the
+    band is the level."""
     return kind * BANDS_PER_KIND + level
 
 
@@ -268,8 +268,9 @@ class FlowSource(Protocol):
         ...
 
     def flows(self, customer: int) -> Iterable[tuple[Flow, int | None]]:
-        """Return all flows, as of the last claim, of a customer that is not loaded `whole`. With a
-        flow that contains the head of its kind comes the time since which it has been the head."""
+        """Return all flows, as of the last claim, of a customer that is not loaded `whole`. Each
+        comes with the time since which its head has been the customer's head of the kind, or
+        None."""
         ...
 
     def flow(self, customer: int, band: int) -> Flow:

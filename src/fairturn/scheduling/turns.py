@@ -253,7 +253,9 @@ class Turns:
         self._cancelled: set[int] = set()
         self._source = source
         self._kind_names = kind_names or {}
-        self._kinds = _Kinds(lambda kind: _KindTurns(kind, source, self.customers, mode))
+        # Without a reference to this engine, for the same reason as the entries of the heaps.
+        customers = self.customers
+        self._kinds = _Kinds(lambda kind: _KindTurns(kind, source, customers, mode))
 
     # ── Fold ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -562,7 +564,7 @@ class Turns:
         return state.flows[band]
 
     def _rank(self, turn: TurnEntry) -> tuple[int, int, int, str]:
-        """Return what orders the first turns of several kinds."""
+        """Return the sort key of a kind's first turn among those of the served kinds."""
         number, order, *_ = turn
         if self.mode is Mode.LEVELS:
             return level_in(number), order, 0, ""
@@ -613,7 +615,8 @@ class Turns:
                 if flow.active:
                     self._kinds[kind].push_turn(flow)
                 if since is not None:
-                    head = state.heads[kind] = Head(flow.head_order, since)
+                    head = state.head(kind)
+                    head.order, head.since = flow.head_order, since
                     self._kinds[kind].push_head(state, head)
 
     def _flow(self, state: CustomerState, band: int) -> Flow:

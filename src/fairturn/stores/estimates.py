@@ -31,6 +31,7 @@ from fairturn.scheduling.flows import (
     CustomerState,
     Event,
     EventBatch,
+    Flow,
     Mode,
 )
 from fairturn.scheduling.turns import Turns
@@ -51,6 +52,12 @@ class Copies(Backlog):
         flows = {band: replace(flow, entry=None) for band, flow in known.flows.items()}
         heads = {kind: replace(head, entry=None) for kind, head in known.heads.items()}
         return replace(known, flows=flows, heads=heads)
+
+    def order_after(self, flow: Flow, order: int) -> int | None:
+        raise AssertionError("nothing is picked from a copy")
+
+    def cost(self, flow: Flow) -> int | None:
+        raise AssertionError("nothing is picked from a copy")
 
 
 class Kept(NamedTuple):

@@ -22,6 +22,7 @@ from fairturn.scheduling.flows import (
     Flow,
     FlowMismatch,
     Head,
+    HeadEntry,
     Mode,
     TurnEntry,
 )
@@ -247,6 +248,7 @@ class SqliteFlows:
     # below therefore continue from claim to claim and never restart.
 
     def turns(self, kind: int) -> Iterator[TurnEntry]:
+        assert kind == DEFAULT_KIND
         last = (0, 0, 0)
         while True:
             after = (*last, self.page)
@@ -266,7 +268,8 @@ class SqliteFlows:
         rows = fetch(self.connection, _FLOWS_OF_PAGE, after)
         return {customer: list(flows) for customer, flows in groupby(rows, _BY_CUSTOMER)}
 
-    def heads(self, kind: int) -> Iterator[tuple[int, int, int]]:
+    def heads(self, kind: int) -> Iterator[HeadEntry]:
+        assert kind == DEFAULT_KIND
         last = (_LOWEST_INT, 0)
         while True:
             size = self.page
@@ -424,13 +427,10 @@ def delete_flows(connection: apsw.Connection, customers: Iterable[int]) -> None:
 
 def save_clocks(connection: apsw.Connection, turns: Turns, source: SqliteFlows) -> None:
     """Write changed clocks and weights of levels."""
-    changed = [
-        (band.clock, band.weight, number)
-        for number, band in turns.bands.items()
-        if band != source.bands.get(number)
-    ]
-    connection.executemany(_SAVE_CLOCK, changed)
-    source.bands = copies(turns.bands)
+    changed = {n: band for n, band in turns.bands.items() if band != source.bands.get(n)}
+    rows = [(band.clock, band.weight, number) for number, band in changed.items()]
+    connection.executemany(_SAVE_CLOCK, rows)
+    source.bands.update(copies(changed))
 
 
 def reset_clocks(connection: apsw.Connection) -> None:
