@@ -192,9 +192,7 @@ class _Replay:
         self.order.arrive(self._paper(n), now)
 
     def _claim(self, now: int) -> None:
-        group = (
-            0  # as in the order of service: each document goes to the first group that can take it
-        )
+        group = 0  # each document goes to the first group that can take it
         while group < len(self.free):
             if not self.free[group] or (pick := self.claims[group](now)) is None:
                 group += 1
