@@ -3,7 +3,6 @@
 python -m tests.load_server DATABASE CONTENTS
 """
 
-import gc
 import sys
 
 from fairturn import Queue
@@ -11,11 +10,11 @@ from fairturn.contents.local import Folder
 from fairturn.dashboard.routes import install
 from fairturn.service.app import make_app
 from fairturn.service.options import ServiceLimits
-from fairturn.service.server import ListenAddress, Server
+from fairturn.service.server import ListenAddress, Server, tune_interpreter
 
 
 def tell(url: str) -> None:
-    gc.freeze()  # as `fairturn serve` does
+    tune_interpreter()  # as `fairturn serve` does
     sys.stdout.write(f"{url}\n")
     sys.stdout.flush()
 

@@ -1,7 +1,6 @@
 """The options of the service and its server, for `serve` and `up`."""
 
 import errno
-import gc
 import logging
 import sys
 import threading
@@ -100,7 +99,7 @@ def make_server(
         from fairturn.service.app import make_app
         from fairturn.service.logs import LogFormatter, json_lines
         from fairturn.service.options import ServiceLimits
-        from fairturn.service.server import Server
+        from fairturn.service.server import Server, tune_interpreter
     except ModuleNotFoundError as error:
         raise CommandExit(
             f"the service needs the package {error.name}; install it with: python -m pip install "
@@ -120,9 +119,7 @@ def make_server(
     install(app, works=works, demo=demo)
 
     def started(url: str) -> None:
-        # The objects of all modules stay until the end. Without this, each full garbage collection
-        # looks at them and stops the event loop for 0.1 s, and clients can cause many.
-        gc.freeze()
+        tune_interpreter()
         page = url if token is None else f"{url}/login?token={token}"
         say(f"Serving at {page} (API: {url}/docs). Press Ctrl-C to stop.", as_json=as_json)
         if open_page:
