@@ -46,7 +46,7 @@ help: ## List these targets.
 
 setup: $(WHEEL) ## Set up .venv with fairturn in it, and do nothing else.
 
-run: $(WHEEL) ## Set up, then open the page with a dump beside quiet customers.
+run: $(WHEEL) ## Set up, then open the page with a bulk upload beside quiet customers.
 	@$(BIN)/fairturn up --demo --open
 
 test: $(WHEEL) ## Run the tests, on the installed wheel.
@@ -107,7 +107,7 @@ bench-pages: $(WHEEL) ## Measure each page among 100,000 customers and a million
 screenshots: $(WHEEL) ## Take the pictures of the page in docs/page; it needs Chromium.
 	@$(BIN)/python -m tests.screenshots $(ARGS)
 
-fairness: $(WHEEL) ## Print what each order does to whom, as in docs/fairness.md.
+fairness: $(WHEEL) ## Print the tables of docs/fairness.md.
 	@$(BIN)/python -m benchmarks.fairness $(ARGS)
 
 # Without a network neither the tools nor the advisories can be fetched: it says so and goes on,
@@ -124,7 +124,7 @@ sbom: $(WHEEL) $(AUDIT) ## Write the bill of materials of the runtime dependenci
 # tie the file to one machine, so such options are not written, and any address left is an error.
 COMPILE = build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-annotate --no-header
-lock: python-is-new-enough ## Write the requirements files anew, with the newest versions.
+lock: python-is-new-enough ## Rewrite the requirements files, with the newest versions.
 	@echo "Resolving the newest versions for Python 3.11 and newer."
 	@"$(PYTHON)" -m venv --clear build/lock
 	@build/lock/bin/python -m pip install -q uv==$(UV_VERSION)

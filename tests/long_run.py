@@ -54,11 +54,11 @@ def main(arguments: list[str]) -> int:
             return run.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             run.send_signal(signal.SIGINT)
-            _print(f"stopped after {LIMIT_S // 60} minutes; make test-long goes on from here.")
+            _print(f"stopped after {LIMIT_S // 60} minutes; run make test-long to resume.")
             return 1
         except KeyboardInterrupt:
             run.wait()
-            _print("interrupted; make test-long goes on from here.")
+            _print("interrupted; run make test-long to resume.")
             return 130
 
 

@@ -192,7 +192,7 @@ def test_the_page_that_the_command_opens_is_the_operators(folder: Path) -> None:
 def test_without_keys_the_service_listens_at_this_machine_alone() -> None:
     for command in (("serve",), ("up", "invoices:extract")):
         said = error_of(fairturn(*command, "--host", "0.0.0.0"), 2)
-        assert "without access keys every client could do everything at 0.0.0.0" in said
+        assert "without access keys every client would have operator permissions on 0.0.0.0" in said
 
 
 def test_with_a_key_it_listens_elsewhere_and_says_what_is_missing() -> None:

@@ -336,7 +336,7 @@ class Queue:
 
     def explain(self, id: str, audience: Audience | str = Audience.OPERATOR) -> Explanation:
         """Return why the document has its priority, the documents ahead of it and when it is
-        expected to start; or how it ended. `fairturn.explain.sentences.tell` makes sentences of it.
+        expected to start; or how it ended. `fairturn.explain.sentences.tell` renders it as text.
 
         For the audience `"customer"`, other customers are counted but not named.
         """

@@ -135,7 +135,8 @@ CUSTOMER_SETTINGS = (
         "bytes_max",
         INTEGER,
         optional=True,
-        description="Most bytes of its stored documents; null: `bytes_per_customer_max`.",
+        description="Maximum size of its stored documents, in bytes; "
+        "null: `bytes_per_customer_max`.",
     ),
 )
 _CUSTOMER_COUNTERS = (
@@ -207,7 +208,7 @@ SUBMISSION = (
     ),
     SubmissionField("cost", COST, "Its cost, if the setting costs of the queue is known"),
     SubmissionField("metadata", JSON_OBJECT, "Metadata of the document, as keys and values"),
-    SubmissionField("tags", JSON_ARRAY, "Texts to find it by", option="tag"),
+    SubmissionField("tags", JSON_ARRAY, "Tags for filtering", option="tag"),
     SubmissionField("due_at", TIMESTAMP, "Its earliest start"),
     SubmissionField("parent", DOCUMENT_ID, "The id of the document that it derives from"),
 )

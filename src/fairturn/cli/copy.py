@@ -22,7 +22,7 @@ from fairturn.stores.urls import without_password
 @click.option(
     "--contents-shared",
     is_flag=True,
-    help="Give the group of that folder access, not only its user.",
+    help="Make the folder accessible to its group.",
 )
 @click.option("--schema", metavar="NAME", help="Schema of TARGET; fairturn by default.")
 @click.option("--source-schema", metavar="NAME", help="Schema of SOURCE; fairturn by default.")

@@ -48,8 +48,10 @@ def command(
 @click.option("--weight", type=float, metavar="W", help="Its share of the turns, 0.01 to 100.")
 @click.option("--limit", type=int, metavar="N", help="At most N of its documents run at once.")
 @click.option("--no-limit", is_flag=True, help="Remove the limit.")
-@click.option("--bytes-max", type=int, metavar="N", help="Most bytes of its stored documents.")
-@click.option("--no-bytes-max", is_flag=True, help="Apply the limit of the queue instead.")
+@click.option(
+    "--bytes-max", type=int, metavar="N", help="Maximum size of its stored documents, in bytes."
+)
+@click.option("--no-bytes-max", is_flag=True, help="Use the queue's default limit.")
 @place_options
 def set_(
     *,

@@ -385,7 +385,8 @@ def _clock(found: "Findings", now: int) -> CheckResult:
         return warning(
             "clock",
             f"the time is {timestamp(now)}, and the newest document is from "
-            f"{timestamp(found.newest_at)}: the clock was set back; counts are reset too late",
+            f"{timestamp(found.newest_at)}: the clock was set back; counts will reset late "
+            "until the clock catches up",
         )
     return ok("clock", timestamp(now))
 

@@ -24,7 +24,7 @@ AUDIENCES = ("operator", "customer")
     "audience",
     type=click.Choice(AUDIENCES),
     default=AUDIENCES[0],
-    help="The reader: for a customer, other customers have numbers instead of names.",
+    help="The audience; `customer` hides the names of other customers.",
 )
 @place_options
 def command(*, id: str, lang: str | None, audience: str, as_json: bool, flags: Flags) -> None:

@@ -10,7 +10,9 @@ from fairturn.stores.urls import POSTGRES, scheme_of
 
 
 @click.command("migrate")
-@click.option("--grant", metavar="ROLE", help="Grant ROLE the use of the queue, not of its schema.")
+@click.option(
+    "--grant", metavar="ROLE", help="Grant ROLE access to the queue without the right to migrate."
+)
 @json_option
 @setting_options("database", "schema")
 def command(*, grant: str | None, as_json: bool, flags: Flags) -> None:

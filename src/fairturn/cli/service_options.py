@@ -46,8 +46,9 @@ def address_of(settings: Mapping[str, SettingValue], queue: "Queue") -> "ListenA
     _refuse_certificate(address)
     if not address.is_local and not queue.keys.are_asked_for():
         wrong_use(
-            f"without access keys every client could do everything at {address.host}; create one "
-            "first: fairturn keys make --role operator. Or listen on 127.0.0.1"
+            "without access keys every client would have operator permissions on "
+            f"{address.host}; create one first: fairturn keys make --role operator. "
+            "Or listen on 127.0.0.1"
         )
     return address
 

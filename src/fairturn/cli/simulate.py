@@ -93,7 +93,12 @@ def _per_customer(value: str, *, for_all: bool = False) -> Named:
 @click.option(
     "--seed", type=click.IntRange(0), metavar="N", help="For a workload; 1993 by default."
 )
-@click.option("--time-scale", type=float, metavar="X", help="For a file: 0.5 is twice as dense.")
+@click.option(
+    "--time-scale",
+    type=float,
+    metavar="X",
+    help="Scale arrival times of a file; 0.5 doubles the rate.",
+)
 @click.option("--max-cost", type=SECONDS, help="For a file: cap the run times.")
 @click.option(
     "--report",

@@ -232,8 +232,8 @@ def scope_of(caller: Caller, named: str | None) -> str | None:
 
 def document_of(service: Service, caller: Caller, id: str) -> Document | None:
     """Return a document that the caller may see, without its body; None for a missing one and for
-    one of another customer. The body of the latter is never read, so that the response time does
-    not tell one from the other."""
+    one of another customer. The body of the latter is never read, so that response times are
+    indistinguishable."""
     found = service.queue.queries.find(Filter(customer=caller.customer, ids=(id,)), size=1)
     return found.documents[0] if found.documents else None
 

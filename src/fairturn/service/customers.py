@@ -91,7 +91,8 @@ class CustomerChangeJson(shapes.RequestFields):
         Field(
             ge=0,
             le=BYTES_MAX,
-            description="Most bytes of its stored documents; 0: `bytes_per_customer_max`.",
+            description="Maximum size of its stored documents, in bytes; "
+            "0: `bytes_per_customer_max`.",
         ),
     ] = None
 

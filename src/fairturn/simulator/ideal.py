@@ -132,7 +132,7 @@ class _Fluid:
     # ── Service ──────────────────────────────────────────────────────────────────────────────────
 
     def _advance(self, happens: float) -> list[int]:
-        """Serve until a document is done or `happens`; return the documents that are done."""
+        """Advance until a document finishes or time `happens`; return the finished documents."""
         left, crowd = self.left, self.crowd
         by_us = happens - self.now
         for n, rate in self.served:

@@ -131,7 +131,9 @@ class Growing:
         if number is None:
             number = len(self._kinds)
             if number == KINDS_MAX:
-                raise ValueError(f"kind {name!r} is one too many; at most {KINDS_MAX} are allowed")
+                raise ValueError(
+                    f"the trace has more than {KINDS_MAX} kinds; kind {name!r} is one too many"
+                )
             self._kinds[text.kind_name(name)] = number
             self.trace.kinds.append(name)
         return number

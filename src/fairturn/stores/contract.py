@@ -11,9 +11,10 @@ Unless a method states otherwise:
   events to fold may take several transactions;
 - a call raises `ValueError` or `TypeError` for misuse, and otherwise errors of `fairturn.errors`.
 
-Only claims write flows and clocks, except for the counter of waiting documents of a flow. Every
-other call inserts events, and the next claim folds them in the order of insertion. A submission in
-an open transaction therefore delays no claim.
+Submissions, outcomes, cancels and retries do not write flows and clocks, except for the counter of
+waiting documents of a flow. They insert an event where a claim must know: arrivals, cancels,
+requeues, outcomes of customers with a limit, completions with learned costs. The next claim folds
+events in the order of insertion. A submission in an open transaction therefore delays no claim.
 """
 
 from collections.abc import Mapping, Sequence

@@ -67,7 +67,7 @@ class Retry(Exception):
 
 
 class GiveUp(Exception):
-    """Raised by a handler: fails the document for good; it is dead and not retried."""
+    """Raised by a handler: fails the document permanently; it is dead and not retried."""
 
 
 class ResultFile:

@@ -2,17 +2,20 @@
 documents. The steps of the function, in `functions/claim.sql`:
 
 1. `has_work` checks without a lock whether there is anything to do.
-2. The row of `queue` is locked: the lock of claims. A known token returns its lease.
+2. The row of `queue` is locked: the lock of claims. For a known token the function returns the
+   number of its running documents and does nothing more.
 3. `check_epoch` begins a new epoch if the database is another one.
-4. `fold` (`functions/fold.sql`) applies expired leases, events and due documents to the flows;
-   `convert` converts flows after a change of mode. Each step handles about `budget` documents or
-   events; `more` reports that some are left.
+4. `fold` (`functions/fold.sql`) applies expired leases, events, counter changes and due documents
+   to the flows; `convert` converts flows after a change of mode. Each step handles about `budget`
+   documents or events; `more` reports that some are left.
 5. `probe` compares the counters of some customers with their flows.
 6. Flows take turns in the order of `scheduling/turns.py`, and give documents.
-7. Documents, one lease for all of them, flows and scheduler state are written.
+7. Documents, one lease for all of them, flows and scheduler state are written. Cancels that no
+   claim has reported are removed from the reports and returned.
 
-`claim_after` locks the row of `queue`, records outcomes (`functions/finish.sql`), and then calls
-`claim` in the same transaction. `claimed` reads the documents by the token after the commit.
+`claim_after` takes advisory locks 1 and 2 (shared), locks the row of `queue`, records outcomes
+(`functions/finish.sql`), and then calls `claim` in the same transaction. `claimed` reads the
+documents by the token after the commit.
 
 The server does not wait for the client while it holds the lock of claims, so a process that freezes
 or loses its network never blocks other claims. If the reply is lost, a call without outcomes is

@@ -2,7 +2,12 @@
 
 `Claimer.claim` runs one transaction: it records outcomes, folds expired leases, events and due
 documents into the scheduler state, picks documents in the order of `scheduling/turns.py`, and
-writes the picked documents, their lease and the changed flows. `flows.py` reads and writes flows.
+writes the picked documents, their lease and the changed flows. It also returns the cancels that no
+claim has reported. `flows.py` reads and writes flows.
+
+A claim that came up short compares, once a minute, the counters of all flows with what it has
+folded. If the flows of a customer do not agree with its documents, the transaction is rolled back,
+`audit.repair_customers` rebuilds the customer, and the claim is repeated.
 """
 
 import json

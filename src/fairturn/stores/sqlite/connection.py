@@ -332,7 +332,7 @@ class Database:
         if self._pid != os.getpid():
             raise StoreError(
                 "this process was forked from the one that opened the queue; "
-                "open it anew here (SQLite handles do not survive a fork)"
+                "open it again in this process (SQLite handles do not survive a fork)"
             )
 
 
