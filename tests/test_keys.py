@@ -90,11 +90,11 @@ def test_the_last_use_is_noted_but_not_at_every_request(
 def test_a_key_is_asked_for_as_soon_as_one_was_made_and_after_the_last_has_ended(
     keys: KeyRegistry,
 ) -> None:
-    assert not keys.are_asked_for()
+    assert not keys.are_required()
     made = keys.make("operator")
-    assert keys.are_asked_for()
+    assert keys.are_required()
     keys.revoke(made.key.id)
-    assert keys.are_asked_for()
+    assert keys.are_required()
 
 
 @pytest.mark.parametrize(

@@ -403,7 +403,7 @@ def test_after_the_first_key_the_token_opens_nothing_even_if_no_key_is_left(
 
     queue.purge("acme")
 
-    assert not queue.keys.are_asked_for()
+    assert not queue.keys.are_required()
     assert keyed == (401, "key_unknown")
     assert code_of(called(app, "GET", "/v1/summary", TOKEN)) == (401, "key_unknown")
     assert code_of(called(app, "GET", "/v1/summary", None)) == (401, "key_missing")

@@ -24,7 +24,7 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
         yield opened
 
 
-def test_a_document_is_found_by_all_of_the_tags_that_are_asked_for(queue: Queue) -> None:
+def test_a_document_is_found_by_all_of_the_tags_that_are_required(queue: Queue) -> None:
     both = queue.submit("acme", tags=["scan", "late", "scan"]).id
     one = queue.submit("acme", content=b"x", tags=("scan",)).id
     queue.submit("acme", tags=[])

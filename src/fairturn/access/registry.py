@@ -95,7 +95,7 @@ class KeyRegistry:
             raise ValueError(f"after is {after!r}; it must be the id of a key")
         return self._store.access_keys(customer=customer, after=after, size=page_size(size))
 
-    def are_asked_for(self) -> bool:
+    def are_required(self) -> bool:
         """Return whether the service requires a key: from the first key on, also when all keys are
         revoked. Revoking the last key must not make the service public."""
         return bool(self._store.access_keys(size=1))

@@ -44,7 +44,7 @@ def address_of(settings: Mapping[str, SettingValue], queue: "Queue") -> "ListenA
     given = _parameters(settings)
     address = ListenAddress(**{field.name: given[field.name] for field in fields(ListenAddress)})
     _refuse_certificate(address)
-    if not address.is_local and not queue.keys.are_asked_for():
+    if not address.is_local and not queue.keys.are_required():
         wrong_use(
             "without access keys every client would have operator permissions on "
             f"{address.host}; create one first: fairturn keys make --role operator. "
@@ -114,7 +114,7 @@ def make_server(
         lines = logging.StreamHandler(sys.stderr)
         lines.setFormatter(LogFormatter())
         logging.basicConfig(level=logging.WARNING, handlers=[lines])
-    token = None if queue.keys.are_asked_for() else random_key()
+    token = None if queue.keys.are_required() else random_key()
     on_served = json_lines(sys.stderr) if as_json else None
     app = make_app(queue, limits, on_served=on_served, token=token)
     install(app, works=works, demo=demo)

@@ -104,7 +104,7 @@ def _authenticate(request: Request, shown: str | None) -> Caller:
 def takes_token(service: Service) -> bool:
     """Return whether the token of the process is accepted: until the first key exists, and never
     again, so that the deletion of a customer with the only keys does not reopen the service."""
-    if service.token is not None and service.keys.are_asked_for():
+    if service.token is not None and service.keys.are_required():
         service.token = None
     return service.token is not None
 
