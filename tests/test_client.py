@@ -652,6 +652,19 @@ def test_the_clients_have_the_methods_of_the_queue_with_the_same_parameters() ->
         assert [each.kind for each in mine.values()] == [each.kind for each in theirs.values()]
 
 
+def test_the_methods_of_the_async_client_are_coroutine_functions() -> None:
+    client = AsyncClient("http://127.0.0.1:1")
+
+    for bound in (client, client.keys):
+        for name, unbound in methods(type(bound)).items():
+            method = getattr(bound, name)
+            assert name == "iterate" or inspect.iscoroutinefunction(method), name
+            assert (method.__name__, method.__doc__) == (name, unbound.__doc__)
+            assert list(inspect.signature(method).parameters) == [
+                each for each in inspect.signature(unbound).parameters if each != "self"
+            ]
+
+
 # ── The page ─────────────────────────────────────────────────────────────────────────────────────
 
 PAGE = (Path(__file__).parent.parent / "docs" / "client.md").read_text(encoding="utf-8")
