@@ -22,6 +22,7 @@ from typing import (
     NamedTuple,
     ParamSpec,
     Protocol,
+    Self,
     TypeVar,
     cast,
     overload,
@@ -191,17 +192,23 @@ class client_method(Generic[P, T]):  # noqa: N801  # a decorator, as `property` 
         self._start = start
         update_wrapper(self, start)
 
+    @overload
+    def __call__(self, client: _SyncCaller, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def __call__(
+        self, client: _AsyncCaller, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]: ...
     def __call__(self, client: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
         return client._transport.run(self._start, client, *args, **kwargs)
 
     @overload
-    def __get__(self, client: None, owner: type) -> Callable[..., Any]: ...
+    def __get__(self, client: None, owner: type) -> Self: ...
     @overload
     def __get__(self, client: _SyncCaller, owner: type) -> Callable[P, T]: ...
     @overload
     def __get__(self, client: _AsyncCaller, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
     def __get__(self, client: object, owner: type) -> Callable[..., Any]:
-        return self._start if client is None else self._bound_to(client)
+        return self if client is None else self._bound_to(client)
 
     def _bound_to(self, client: Any) -> Callable[..., Any]:
         # A partial of `run` is a coroutine function if `run` is one: frameworks check this before
