@@ -237,9 +237,8 @@ class DocumentOperations:
         try:
             return (yield from self._download(request, f"the result of document {id}"))
         except NotFound:
-            yield from self._get(
-                id, values.document_of
-            )  # raises if the document itself does not exist
+            # Raises if the document itself does not exist.
+            yield from self._get(id, values.document_of)
             raise
 
     def _download(self, request: HttpRequest, what: str) -> Operation[BinaryIO]:
