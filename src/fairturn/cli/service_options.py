@@ -122,7 +122,7 @@ def make_server(
 
     def started(url: str) -> None:
         # The objects of all modules stay until the end. Without this, each full garbage collection
-        # looks at them and stops the event loop for 0.1 s, and clients can cause many.
+        # traverses them and blocks the event loop for about 0.1 s; clients can trigger many.
         gc.freeze()
         page = url if token is None else f"{url}/login?token={token}"
         say(f"Serving at {page} (API: {url}/docs). Press Ctrl-C to stop.", as_json=as_json)

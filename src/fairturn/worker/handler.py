@@ -37,7 +37,7 @@ class Answer(NamedTuple):
 
 
 class DocumentFields(NamedTuple):
-    """What a child is sent of a claimed document."""
+    """The fields of a claimed document that an executor passes to the handler."""
 
     id: str
     number: int  # of the fence
