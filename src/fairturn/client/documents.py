@@ -194,7 +194,7 @@ class DocumentOperations:
         if () in wanted.values():  # a query cannot express an empty set
             return Page([], None)
         request = HttpRequest("GET", "/v1/documents", query)
-        return (yield from self._session.send(request, values.page_of))
+        return (yield from self._session.send(request, partial(values.page_of, after=after)))
 
     @client_method
     def payload(self, id: str) -> Operation[Any]:
