@@ -56,6 +56,10 @@ def tell_everything(document: ClaimedDocument) -> dict[str, Any]:
     }
 
 
+def misspell_an_attribute(document: ClaimedDocument) -> None:
+    document.pririty = 1  # type: ignore[attr-defined]
+
+
 def size_of_content(document: ClaimedDocument) -> dict[str, Any]:
     with document.open() as stream:
         streamed = len(stream.read())

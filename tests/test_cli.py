@@ -21,7 +21,7 @@ from fairturn.priority import BOUNDS
 from fairturn.simulator.measures import waits_by_customer, waits_in_all
 from fairturn.simulator.replay import Replayed
 from fairturn.simulator.trace import Trace
-from tests.commands import SCRIPT, fairturn, lines_of, shown_on_a_terminal
+from tests.commands import SCRIPT, error_of, fairturn, lines_of, shown_on_a_terminal
 
 VECTORS = Path(__file__).parent / "vectors"
 ORDER = sorted((VECTORS / "order").glob("*.jsonl"))
@@ -450,6 +450,36 @@ def test_the_options_of_replay_reach_the_rule_and_the_order() -> None:
     assert column("priority", "--bounds", "0,-1,-2,-3,-4,-5,-6,-7") == [1, 2, 3, 4]
     assert column("started_at_s") == [0.0, 900.0, 1800.0, 2700.0]
     assert column("started_at_s", "--workers", "2") == [0.0, 800.0, 1600.0, 2400.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "kinds", "message"),
+    [
+        (["--workers", "0"], "", "workers is 0; it must be at least 1"),
+        (
+            ["--workers", "0", "--workers-for", "ocr=1"],
+            "ocr text",
+            "no worker serves kind 'text'; add workers for it, or workers that serve all kinds; "
+            "see --workers-for",
+        ),
+        (
+            ["--workers-for", "scan=1"],
+            "ocr text",
+            "no document is of kind 'scan'; kinds of the trace: ocr, text; see --workers-for",
+        ),
+    ],
+)
+def test_a_replay_without_a_worker_for_each_kind_is_wrong_use(
+    options: list[str], kinds: str, message: str
+) -> None:
+    trace = HEADER + "0,a,1\n"
+    if kinds:
+        rows = "".join(f"0,a,1,{kind}\n" for kind in kinds.split())
+        trace = "at_s,customer,cost_s,kind\n" + rows
+
+    result = fairturn("replay", "-", *options, stdin=trace)
+
+    assert error_of(result, 2) == message
 
 
 def test_costs_and_patience_change_who_is_next() -> None:

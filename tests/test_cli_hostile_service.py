@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from fairturn import Queue
-from tests.commands import complete, fairturn, kill, shown_on_a_terminal
+from tests.commands import complete, error_of, fairturn, kill, shown_on_a_terminal
 from tests.http_server import TOKEN, bearer, served
 
 # A title, a cleared screen by a two-byte and by a one-byte sequence, a forged line, reversed text.
@@ -181,6 +181,52 @@ def test_nothing_that_a_service_sends_controls_the_terminal(
                 result = fairturn(*command, "--url", attacker)
                 for text in (result.stdout, result.stderr):
                     assert raw_in(text) == [], command
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("keys",),
+        ("list", "--all"),
+        ("customers", "--all"),
+        ("export",),
+        ("cancel", "--customer", "acme", "--yes"),
+    ],
+    ids=" ".join,
+)
+def test_a_page_that_repeats_ends_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("FAIRTURN_KEY", TOKEN)
+    with Queue(tmp_path / "documents.db") as queue, served(queue) as url:
+        queue.submit("acme", payload=1)
+        complete(queue)
+        with hostile(url, PageThatRepeats()) as attacker:
+            result = fairturn(*command, "--url", attacker)
+
+    assert "unexpected response (ValueError: the page after " in error_of(result, 1)
+
+
+class PageThatRepeats:
+    """Returns the same page for every cursor, but ends after many, so that the test ends."""
+
+    def __init__(self) -> None:
+        self._pages = 0
+
+    def __call__(self, value: Any) -> Any:
+        key = {
+            "id": "0" * 12,
+            "role": "operator",
+            "customer": None,
+            "name": "",
+            "made_at": 0,
+            "used_at": None,
+            "ends_at": None,
+        }
+        self._pages += 1
+        if self._pages > 20:
+            return {**value, "keys": []} if "keys" in value else value
+        return {**value, "keys": [key]} if "keys" in value else {**value, "next": "0" * 28}
 
 
 @pytest.mark.parametrize("command", ["list", "customers", "export"])

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -650,6 +651,35 @@ def test_the_clients_have_the_methods_of_the_queue_with_the_same_parameters() ->
             del theirs["connection"], mine["progress"]
         assert list(mine) == list(theirs), name
         assert [each.kind for each in mine.values()] == [each.kind for each in theirs.values()]
+
+
+def test_the_methods_of_the_async_client_are_coroutine_functions() -> None:
+    client = AsyncClient("http://127.0.0.1:1")
+
+    for bound in (client, client.keys):
+        for name, unbound in methods(type(bound)).items():
+            method = getattr(bound, name)
+            assert name == "iterate" or inspect.iscoroutinefunction(method), name
+            assert (method.__name__, method.__doc__) == (name, unbound.__doc__)
+            assert list(inspect.signature(method).parameters) == [
+                each for each in inspect.signature(unbound).parameters if each != "self"
+            ]
+
+
+def test_methods_called_through_the_class_send_requests(queue: Queue) -> None:
+    class Submitter(AsyncClient):
+        async def submit_payload(self, payload: object) -> Receipt:
+            return await AsyncClient.submit(self, "acme", payload=payload)
+
+    async def submit(url: str) -> Receipt:
+        async with Submitter(url, TOKEN) as client:
+            return await client.submit_payload(2)
+
+    with served(queue) as url, Client(url, TOKEN) as client:
+        ids = [Client.submit(client, "acme", payload=1).id, asyncio.run(submit(url)).id]
+        found = list(map(partial(Client.get, client), ids))
+
+    assert [seen(document) for document in found] == [seen(queue.get(id)) for id in ids]
 
 
 # ── The page ─────────────────────────────────────────────────────────────────────────────────────

@@ -18,7 +18,14 @@ from hypothesis import strategies as st
 
 from fairturn import Queue
 from fairturn.clock import ManualClock, SystemClock
-from fairturn.contents.local import CHUNK_BYTES, SWEEP_AGE_US, Folder, TemporaryFolder, chunks_of
+from fairturn.contents.local import (
+    CHUNK_BYTES,
+    SWEEP_AGE_US,
+    Folder,
+    TemporaryFolder,
+    chunks_of,
+    open_file,
+)
 from fairturn.errors import ContentDamaged, StoreError, StoreFull
 from fairturn.model import ContentRef
 
@@ -236,6 +243,20 @@ def test_a_damaged_content_gives_no_byte_and_says_what_is_wrong(
 
     with pytest.raises(ContentDamaged, match=f"content {ref.name} {how}"):
         folder.open(ref)
+
+
+def test_a_directory_in_place_of_a_content_is_damage_and_leaves_no_descriptor_open(
+    folder: Folder,
+) -> None:
+    ref = folder.put([b"an invoice"])
+    path = Path(folder.locate(ref.name))
+    path.unlink()
+    path.mkdir()
+    descriptors = sorted(Path("/dev/fd").iterdir())
+
+    with pytest.raises(ContentDamaged, match="cannot be read: Is a directory"):
+        open_file(str(path), ref)
+    assert sorted(Path("/dev/fd").iterdir()) == descriptors
 
 
 @pytest.mark.parametrize(

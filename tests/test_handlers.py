@@ -83,6 +83,17 @@ def test_a_handler_that_crashes_costs_an_attempt_and_the_reason_is_kept(
     assert reason in document.error
 
 
+@pytest.mark.parametrize("options", [{}, {"threads": True}], ids=["process", "thread"])
+def test_a_handler_cannot_assign_to_an_attribute_that_a_document_does_not_have(
+    queue: Queue, options: dict[str, Any]
+) -> None:
+    (document,) = run(queue, handlers.misspell_an_attribute, **options)
+
+    assert document.state is State.DEAD
+    assert document.error is not None
+    assert "AttributeError: 'ClaimedDocument' object has no attribute 'pririty'" in document.error
+
+
 def test_a_crash_does_not_touch_the_documents_beside_it(queue: Queue) -> None:
     bad = queue.submit("acme", payload="crash")
     good = [queue.submit("acme", payload="fine") for _ in range(50)]

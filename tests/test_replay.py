@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from fairturn.errors import TraceError
 from fairturn.priority import Rule
 from fairturn.scheduling.flows import PATIENCE_US, Costs, Mode
-from fairturn.simulator.replay import Replayed, replay
+from fairturn.simulator.plan import Plan
+from fairturn.simulator.replay import Replayed, plan_of, replay
 from fairturn.simulator.trace import Trace, read
 from tests import reference
 from tests.commands import fairturn
@@ -82,7 +83,7 @@ def test_a_trace_of_the_vectors_is_served_exactly_as_they_say(answers: Path) -> 
     trace = read(VECTORS / f"{name}.csv")
 
     replayed = replay(
-        trace, rule=Rule(), mode=Mode(mode), workers=int(workers.removeprefix("workers"))
+        trace, rule=Rule(), mode=Mode(mode), plan=Plan(workers=int(workers.removeprefix("workers")))
     )
 
     assert lines_of(trace, replayed) == answers.read_text("utf-8").splitlines()
@@ -155,7 +156,7 @@ def test_any_trace_is_served_as_the_reference_serves_it(
         rule=Rule(),
         mode=mode,
         costs=costs,
-        workers=workers,
+        plan=Plan(workers=workers),
         patience_us=patience_us,
     )
 
@@ -196,8 +197,7 @@ def test_any_trace_with_kinds_is_served_as_the_reference_serves_it(
         rule=Rule(),
         mode=mode,
         costs=costs,
-        workers=workers,
-        workers_for=groups,
+        plan=plan_of(trace, workers, groups),
         patience_us=patience_us,
     )
 
@@ -222,7 +222,7 @@ def test_a_weight_divides_the_turns_from_its_line_on(tmp_path: Path) -> None:
     )
     trace = read(path)
 
-    replayed = replay(trace, rule=Rule(), mode=Mode.EQUAL, workers=1)
+    replayed = replay(trace, rule=Rule(), mode=Mode.EQUAL, plan=Plan(workers=1))
 
     assert trace.weight == {0: 3_000, 30: 1_000}
     by_start = sorted(range(60), key=lambda n: replayed.started_at[n])
@@ -234,7 +234,7 @@ def test_a_weight_divides_the_turns_from_its_line_on(tmp_path: Path) -> None:
 def test_documents_that_cost_nothing_free_their_worker_at_the_same_moment(mode: Mode) -> None:
     lines = [reference.Row(5, "a", 0)] * 7 + [reference.Row(5, "a", 10), reference.Row(9, "b", 0)]
 
-    replayed = replay(trace_of(lines), rule=Rule(), workers=1, mode=mode)
+    replayed = replay(trace_of(lines), rule=Rule(), plan=Plan(workers=1), mode=mode)
 
     assert list(replayed.started_at) == [5, 5, 5, 5, 5, 5, 5, 5, 15]
     assert list(replayed.finished_at) == [5, 5, 5, 5, 5, 5, 5, 15, 15]
@@ -244,7 +244,7 @@ def test_at_one_moment_documents_finish_then_others_are_submitted_then_workers_c
     # The worker is free at 30, and b, which arrives at 30, is in level 1; the fourth of a is in 2.
     lines = [reference.Row(0, "a", 10)] * 4 + [reference.Row(30, "b", 10)]
 
-    replayed = replay(trace_of(lines), rule=Rule(), workers=1, mode=Mode.LEVELS)
+    replayed = replay(trace_of(lines), rule=Rule(), plan=Plan(workers=1), mode=Mode.LEVELS)
 
     assert list(replayed.started_at) == [0, 10, 20, 40, 30]
 
@@ -253,7 +253,7 @@ def test_every_document_finishes_once_and_progress_tells_how_many_did() -> None:
     heard: list[int] = []
     lines = [reference.Row(n, "ab"[n % 2], 3) for n in range(20_001)]
 
-    replayed = replay(trace_of(lines), rule=Rule(), workers=2, progress=heard.append)
+    replayed = replay(trace_of(lines), rule=Rule(), plan=Plan(workers=2), progress=heard.append)
 
     assert heard == [10_000, 20_000]
     assert all(

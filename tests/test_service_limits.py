@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from fairturn import Queue
 from fairturn.access.registry import KeyRegistry
-from fairturn.clock import ManualClock
+from fairturn.clock import ManualClock, stopwatch
 from fairturn.contents.local import Folder, Verify
 from fairturn.dashboard.routes import install
 from fairturn.dashboard.visitors import PageSessions
@@ -153,6 +153,48 @@ def test_one_key_has_only_so_many_requests_in_progress(queue: Queue, path: str) 
             assert requests.total() == 0
 
     asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_a_throttled_request_releases_its_permit_before_the_delay(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = key_for(queue, "acme")
+    app = make_app(queue, ServiceLimits(rate="1/hour", requests_per_key_max=1))
+
+    async def run() -> None:
+        requests = app.state.service.requests
+        transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 50_000))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            assert (await client.get("/v1/me", headers=bearer(key))).status_code == 200
+            monkeypatch.setattr("fairturn.service.middleware.THROTTLED_S", 3_600.0)
+            permit = requests.take(key.split("_")[1])
+            throttled = asyncio.create_task(client.get("/v1/me", headers=bearer(key)))
+            await asyncio.to_thread(wait_until, lambda: requests._waiting, "it waits")
+            permit.release()  # passes on to the request
+            assert requests.total() == 1
+            await asyncio.to_thread(wait_until, lambda: requests.total() == 0, "it is released")
+
+            assert not throttled.done()
+            throttled.cancel()
+            await asyncio.gather(throttled, return_exceptions=True)
+            assert requests.total() == 0
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_throttled_request_is_answered_after_the_delay(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = key_for(queue, "acme")
+    app = make_app(queue, ServiceLimits(rate="1/hour"))
+    monkeypatch.setattr("fairturn.service.middleware.THROTTLED_S", 0.05)
+
+    asked(app, "GET", "/v1/me", headers=bearer(key))
+    begun = stopwatch()
+    throttled = asked(app, "GET", "/v1/me", headers=bearer(key))
+
+    assert stopwatch() - begun >= 0.05
+    assert code_of(throttled) == (429, "rate_limited")
 
 
 def test_requests_with_unknown_keys_are_counted_by_address_before_a_key_is_read(

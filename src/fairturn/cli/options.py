@@ -81,12 +81,21 @@ def rule_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, rule_given=given, **options)
 
     for option in (
-        click.option("--bounds", type=THRESHOLDS, help="The eight thresholds; -2 to -20."),
-        click.option("--reset-interval", type=SECONDS, help="The reset interval; 1500."),
+        click.option(
+            "--bounds",
+            type=THRESHOLDS,
+            help="The eight thresholds; -2,-4,-6,-8,-10,-12,-14,-20 by default.",
+        ),
+        click.option(
+            "--reset-interval",
+            type=SECONDS,
+            help="Reset interval in seconds; 1500 by default.",
+        ),
         click.option(
             "--reset",
             type=choice(Reset),
-            help="Its start: the last document (idle) or the last reset (periodic); idle.",
+            help="Start of the reset interval: the last document (idle) or the last reset "
+            "(periodic); idle by default.",
         ),
     ):
         with_rule = option(with_rule)
@@ -123,7 +132,10 @@ def page_options(
             click.option("--after", metavar=after, help=f"Continue after this {after}."),
             click.option("--all", "everything", is_flag=True, help=f"All {things}."),
             click.option(
-                "--limit", type=click.IntRange(1), metavar="N", help=f"At most N; {default}."
+                "--limit",
+                type=click.IntRange(1),
+                metavar="N",
+                help=f"At most N; {default} by default.",
             ),
         ):
             decorated = option(decorated)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fairturn.cli.exit_codes import wrong_use
 from fairturn.cli.options import SECONDS, ReaderType, choice, rule_of, rule_options
 from fairturn.cli.terminal import console, number, print_table, printable, progress, seconds
 from fairturn.clock import SECOND_US, microseconds
@@ -18,6 +19,7 @@ from fairturn.validation.text import kind_name
 
 if TYPE_CHECKING:
     from fairturn.simulator.measures import Waits
+    from fairturn.simulator.plan import Plan
     from fairturn.simulator.replay import Replayed
     from fairturn.simulator.trace import Trace
 
@@ -102,14 +104,14 @@ def command(
     fairturn replay arrivals.csv --mode levels --json
     fairturn replay arrivals.csv --workers 2 --workers-for ocr=1
     """
+    rule = rule_of(rule_given)
+    trace = _read(file)
     options: dict[str, Any] = {
-        "rule": rule_of(rule_given),
-        "workers": workers,
-        "workers_for": workers_for,
+        "rule": rule,
+        "plan": _plan(trace, workers, workers_for),
         "costs": Costs(costs),
         "patience_us": microseconds(patience),
     }
-    trace = _read(file)
     chosen = ctx.get_parameter_source("mode") is not click.core.ParameterSource.DEFAULT
     if file is None and not as_json and not chosen:
         _print_example(trace, workers, options)
@@ -133,16 +135,23 @@ def _read(file: Path | None) -> "Trace":
     return trace.read(file)
 
 
+def _plan(trace: "Trace", workers: int, workers_for: tuple[tuple[str, int], ...]) -> "Plan":
+    from fairturn.simulator.replay import plan_of
+
+    try:
+        return plan_of(trace, workers, workers_for)
+    except ValueError as error:
+        hint = "; see --workers-for" if workers_for or trace.kinds else ""
+        wrong_use(f"{error}{hint}")
+
+
 def _replay(trace: "Trace", **options: Any) -> "Replayed":
     from fairturn.simulator.replay import replay
 
-    try:
-        if len(trace) < DOCUMENTS_WITH_PROGRESS:
-            return replay(trace, **options)
-        with progress("Replaying", len(trace)) as advance:
-            return replay(trace, **options, progress=advance)
-    except ValueError as error:
-        raise click.UsageError(f"{error}; see --workers-for") from error
+    if len(trace) < DOCUMENTS_WITH_PROGRESS:
+        return replay(trace, **options)
+    with progress("Replaying", len(trace)) as advance:
+        return replay(trace, **options, progress=advance)
 
 
 def _print_json(trace: "Trace", replayed: "Replayed") -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -159,15 +160,17 @@ def _not_listening(address: "ListenAddress", error: OSError) -> Exception:
         return CommandExit(
             f"this user may not listen on port {port}; choose one from 1024 on with --port"
         )
-    why = (error.strerror or str(error)).lower()
+    why = error.strerror or str(error)
+    # For these, `socket.create_server` adds the address to `strerror`.
+    if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+        why = os.strerror(error.errno)
     return click.UsageError(
-        printable(f"{host} is not an address of this machine ({why}); correct --host")
+        printable(f"{host} is not an address of this machine ({why.lower()}); correct --host")
     )
 
 
 def _open(url: str) -> None:
     """Open the page in a browser if there is a display; never in a text browser."""
-    import os
     import webbrowser
 
     if sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):

@@ -107,8 +107,9 @@ def worker_of(
 
 @contextmanager
 def running(worker: "Worker", on_failure: Callable[[], None]) -> Iterator[None]:
-    """Run the worker in a thread during the block, which must stop it; an exception of the block
-    stops it too. If the worker fails, call `on_failure`, and raise its error after the block."""
+    """Run the worker in a thread while the block runs. The block must stop the worker; if the block
+    raises, the worker is stopped. If the worker fails, call `on_failure`, and raise its error after
+    the block."""
     failed: list[BaseException] = []
 
     def work() -> None:

@@ -1,5 +1,6 @@
 """Operations on customers, on the whole queue and on access keys."""
 
+from functools import partial
 from typing import Any, Unpack
 
 from fairturn.access.keys import AccessKey, Role
@@ -49,7 +50,8 @@ class AdminOperations:
         if after is not None:
             text.identity(after, "after", CUSTOMER_BYTES_MAX)
         query = query_of(size=page_size(size), after=after)
-        return self._session.send(HttpRequest("GET", "/v1/customers", query), values.customers_of)
+        read = partial(values.customers_of, after=after)
+        return self._session.send(HttpRequest("GET", "/v1/customers", query), read)
 
     @client_method
     def customer(self, name: str) -> Operation[Customer]:
@@ -131,10 +133,8 @@ class KeyOperations:
     ) -> Operation[AccessKeys]:
         """Return keys by id, including those that have expired or were revoked."""
         query = query_of(size=page_size(size), customer=customer, after=after)
-        return self._session.send(
-            HttpRequest("GET", "/v1/keys", query),
-            lambda value: [values.key_of(each) for each in value["keys"]],
-        )
+        read = partial(values.keys_of, after=after)
+        return self._session.send(HttpRequest("GET", "/v1/keys", query), read)
 
     @client_method
     def rotate(self, id: str, *, overlap_s: float = 0.0) -> Operation[NewKey]:

@@ -194,7 +194,7 @@ class DocumentOperations:
         if () in wanted.values():  # a query cannot express an empty set
             return Page([], None)
         request = HttpRequest("GET", "/v1/documents", query)
-        return (yield from self._session.send(request, values.page_of))
+        return (yield from self._session.send(request, partial(values.page_of, after=after)))
 
     @client_method
     def payload(self, id: str) -> Operation[Any]:
@@ -237,9 +237,8 @@ class DocumentOperations:
         try:
             return (yield from self._download(request, f"the result of document {id}"))
         except NotFound:
-            yield from self._get(
-                id, values.document_of
-            )  # raises if the document itself does not exist
+            # Raises if the document itself does not exist.
+            yield from self._get(id, values.document_of)
             raise
 
     def _download(self, request: HttpRequest, what: str) -> Operation[BinaryIO]:

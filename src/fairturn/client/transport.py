@@ -3,6 +3,7 @@
 Nothing else in the client uses httpx. Its errors become a `NoResponse`.
 """
 
+import inspect
 import os
 import secrets
 import socket
@@ -10,10 +11,9 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import closing
-from functools import update_wrapper
+from functools import cached_property, partial, update_wrapper
 from importlib.metadata import version
 from ipaddress import ip_address
-from types import MethodType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -22,7 +22,9 @@ from typing import (
     NamedTuple,
     ParamSpec,
     Protocol,
+    Self,
     TypeVar,
+    cast,
     overload,
 )
 from urllib.parse import urlsplit
@@ -190,17 +192,37 @@ class client_method(Generic[P, T]):  # noqa: N801  # a decorator, as `property` 
         self._start = start
         update_wrapper(self, start)
 
+    @overload
+    def __call__(self, client: _SyncCaller, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def __call__(
+        self, client: _AsyncCaller, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]: ...
     def __call__(self, client: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
         return client._transport.run(self._start, client, *args, **kwargs)
 
     @overload
-    def __get__(self, client: None, owner: type) -> Callable[..., Any]: ...
+    def __get__(self, client: None, owner: type) -> Self: ...
     @overload
     def __get__(self, client: _SyncCaller, owner: type) -> Callable[P, T]: ...
     @overload
     def __get__(self, client: _AsyncCaller, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
     def __get__(self, client: object, owner: type) -> Callable[..., Any]:
-        return self._start if client is None else MethodType(self, client)
+        return self if client is None else self._bound_to(client)
+
+    def _bound_to(self, client: Any) -> Callable[..., Any]:
+        # A partial of `run` is a coroutine function if `run` is one: frameworks check this before
+        # they call the method on the event loop or in a thread.
+        bound: Any = partial(client._transport.run, self._start, client)
+        bound.__name__, bound.__doc__ = self._start.__name__, self._start.__doc__
+        bound.__signature__ = self._signature
+        return cast(Callable[..., Any], bound)
+
+    @cached_property
+    def _signature(self) -> inspect.Signature:
+        """The signature without the parameter `self`."""
+        signature = inspect.signature(self._start)
+        return signature.replace(parameters=[*signature.parameters.values()][1:])
 
 
 def connection_to(

@@ -70,8 +70,8 @@ def document_of(value: Json) -> Document:
     return Document(**from_json(DOCUMENT, value), order=None, content_name=None)
 
 
-def page_of(value: Json) -> Page:
-    return Page([document_of(each) for each in value["documents"]], value["next"])
+def page_of(value: Json, after: str | None) -> Page:
+    return Page([document_of(each) for each in value["documents"]], _next_of(value, after))
 
 
 def explanation_of(value: Json) -> Explanation:
@@ -113,8 +113,9 @@ def customer_of(value: Json) -> Customer:
     )
 
 
-def customers_of(value: Json) -> CustomerPage:
-    return CustomerPage([customer_of(each) for each in value["customers"]], value["next"])
+def customers_of(value: Json, after: str | None = None) -> CustomerPage:
+    customers = [customer_of(each) for each in value["customers"]]
+    return CustomerPage(customers, _next_of(value, after))
 
 
 def summary_of(value: Json) -> Summary:
@@ -138,8 +139,25 @@ def key_of(value: Json) -> AccessKey:
     return AccessKey(**from_json(ACCESS_KEY, value), digest=b"")
 
 
+def keys_of(value: Json, after: str | None) -> list[AccessKey]:
+    keys = [key_of(each) for each in value["keys"]]
+    for key in keys:
+        if after is not None and key.id <= after:
+            raise ValueError(f"the page after the key {after} contains the key {key.id}")
+    return keys
+
+
 def new_key_of(value: Json) -> NewKey:
     return NewKey(key_of(value), value["shown"])
+
+
+def _next_of(value: Json, after: str | None) -> str | None:
+    """The cursor of the next page. Raises `ValueError` for that of this page: callers that read all
+    pages would not end."""
+    cursor: str | None = value["next"]
+    if cursor is not None and cursor == after:
+        raise ValueError(f"the page after {after!r} has itself as its next page")
+    return cursor
 
 
 def _pick(value: Json, names: Iterable[str]) -> dict[str, Any]:

@@ -407,14 +407,17 @@ def check_bytes(id: str, body: bytes, sha256: bytes | None) -> None:
 def open_file(path: str, ref: ContentRef) -> BinaryIO:
     """Open a file that `Contents.locate` returned, after verifying it."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        return _verified(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), ref, verify_all)
     except OSError as error:
         raise ContentDamaged(f"content {path} cannot be read: {error.strerror}") from error
-    return _verified(descriptor, ref, verify_all)
 
 
 def _verified(descriptor: int, ref: ContentRef, verify: Verify) -> BinaryIO:
-    file = os.fdopen(descriptor, "rb")
+    try:
+        file = os.fdopen(descriptor, "rb")
+    except OSError:  # a directory
+        os.close(descriptor)
+        raise
     try:
         verify(file, ref)
         file.seek(0)

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from fairturn.dashboard.documents import DocumentPosition, caller_of, explained_to, place_of
-from fairturn.dashboard.now import CustomerRow, standing_of
+from fairturn.dashboard.now import CustomerRow, customer_row
 from fairturn.dashboard.renderer import PageRoute, render, see_other
 from fairturn.dashboard.samples import RECENT_US
 from fairturn.dashboard.visitors import Changer, Known, Visitor
@@ -40,7 +40,7 @@ def show_own(request: Request, visitor: Known, submitted: str | None = None) -> 
         request,
         visitor,
         "own.html",
-        row=_standing(visitor, caller.customer, documents),
+        row=_own_row(visitor, caller.customer, documents),
         documents=_with_places(visitor, documents),
         more=len(documents) == DOCUMENTS,
         submitted=submitted,
@@ -48,7 +48,7 @@ def show_own(request: Request, visitor: Known, submitted: str | None = None) -> 
     )
 
 
-def _standing(visitor: Visitor, name: str, documents: list[Document]) -> CustomerRow:
+def _own_row(visitor: Visitor, name: str, documents: list[Document]) -> CustomerRow:
     """Return the customer's row, with the waits of the documents on this page."""
     service = visitor.service
     rule, now = service.queue.settings.rule, service.clock.now()
@@ -70,7 +70,7 @@ def _standing(visitor: Visitor, name: str, documents: list[Document]) -> Custome
         for d in documents
         if d.claimed_at_us is not None and d.claimed_at_us >= now - RECENT_US
     ]
-    return standing_of(customer, rule, now, waits=waits)
+    return customer_row(customer, rule, now, waits=waits)
 
 
 def _with_places(visitor: Visitor, documents: list[Document]) -> list[OwnDocument]:

@@ -193,10 +193,10 @@ def _why(visitor: Visitor, lanes: Sequence[LaneRow]) -> WaitExplanation | None:
 
 def row_of(customer: Customer, lately: RecentActivity, rule: Rule, now: int) -> CustomerRow:
     waits = lately.waits.get(customer.name, ())
-    return standing_of(customer, rule, now, waits=waits, share=lately.shares.get(customer.name))
+    return customer_row(customer, rule, now, waits=waits, share=lately.shares.get(customer.name))
 
 
-def standing_of(
+def customer_row(
     customer: Customer,
     rule: Rule,
     now: int,

@@ -28,8 +28,8 @@ _HEADERS = {
 _HTTPS_HEADERS = {**_HEADERS, "strict-transport-security": "max-age=31536000"}
 
 
-# Before a response with 429, so that a client that ignores Retry-After costs little: answering it at
-# once would let each of its connections keep the event loop busy.
+# Before a response with 429, so that a client that ignores Retry-After costs little: answering it
+# at once would let each of its connections keep the event loop busy.
 THROTTLED_S = 0.25
 
 # Where the next request begins is not certain after these.

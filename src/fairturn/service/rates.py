@@ -14,8 +14,8 @@ _WINDOWS_MAX = 10_000  # in memory before expired ones are evicted
 class RateLimiter:
     """Counts requests and logins per key; unknown keys and anonymous requests per network.
 
-    The storage in memory of `limits` starts a thread every 10 ms to evict old windows, which costs
-    more than everything else here."""
+    Windows are counted here because the in-memory storage of `limits` starts a thread every 10 ms
+    to evict old ones, which costs more than all other work of this class."""
 
     def __init__(self, rate: str, clock: Clock, anonymous_per_minute: int = 300) -> None:
         self._clock = clock

@@ -1,8 +1,8 @@
 """The HTTP server: sockets, limits on connections, trusted proxies, graceful shutdown.
 
 The limits are a timeout for request headers, and a number of connections per client address, so
-that slow, idle or many clients do not exhaust those of the server. Timeouts of request bodies are
-in `uploads.py` and `middleware.py`."""
+that slow, idle or numerous clients do not exhaust the server's connections. Timeouts of request
+bodies are in `uploads.py` and `middleware.py`."""
 
 import asyncio
 import errno

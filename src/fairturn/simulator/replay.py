@@ -20,6 +20,7 @@ from fairturn.simulator.trace import Trace
 
 _REPORT_EVERY = 10_000
 _NEVER = 1 << 63
+_ONE_WORKER = Plan()
 
 
 class SimulatedAttempt(NamedTuple):
@@ -52,26 +53,23 @@ def replay(
     *,
     rule: Rule,
     mode: Mode = Mode.FAIR,
-    workers: int = 1,
-    workers_for: Sequence[tuple[str, int]] = (),
+    plan: Plan = _ONE_WORKER,
     costs: Costs = Costs.EQUAL,
     patience_us: int = PATIENCE_US,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Replayed:
-    """Simulate a trace in a mode of the queue. `progress` is called with the documents done.
-
-    `workers` serve all kinds; `workers_for` has groups of workers that serve one kind each. Raises
-    `ValueError` for a group whose kind no document has, and for a kind that no worker serves.
-    """
-    groups = _groups(trace, workers, workers_for)
+    """Simulate a trace in a mode of the queue. `progress` is called with the documents done."""
     order = RealOrder(mode=mode, costs=costs, patience_us=patience_us, kinds=trace.kinds)
-    plan = Plan(workers=workers, workers_for=groups)
     return serve(trace, order, rule=rule, plan=plan, progress=progress)
 
 
-def _groups(
-    trace: Trace, workers: int, workers_for: Sequence[tuple[str, int]]
-) -> tuple[tuple[int, int], ...]:
+def plan_of(trace: Trace, workers: int, workers_for: Sequence[tuple[str, int]] = ()) -> Plan:
+    """Return a plan in which nothing fails: `workers` serve all kinds; `workers_for` has groups of
+    workers that serve one kind each.
+
+    Raises `ValueError` without workers, for a group whose kind no document has, and for a kind that
+    no worker serves.
+    """
     for kind, _ in workers_for:
         if kind not in trace.kinds:
             known = ", ".join(trace.kinds) or "none: the trace has no column kind"
@@ -82,7 +80,8 @@ def _groups(
             f"no worker serves kind {unserved[0]!r}; add workers for it, or workers that serve all "
             "kinds"
         )
-    return tuple((trace.kinds.index(kind), n) for kind, n in workers_for)
+    groups = tuple((trace.kinds.index(kind), n) for kind, n in workers_for)
+    return Plan(workers=workers, workers_for=groups)
 
 
 def serve(

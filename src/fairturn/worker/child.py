@@ -55,7 +55,7 @@ class ChildRunner:
         limits = ChildLimits(*config.limits)
         sys.path[:] = config.path
         if limits.processes is not None and os.geteuid():
-            # Of the user namespace. The reaper limits the processes of root.
+            # Counts the processes of the user namespace; for root, the reaper sets the limit.
             _limit(resource.RLIMIT_NPROC, limits.processes + _REAPER_PROCESSES)
         if limits.file_bytes is not None:
             _limit(resource.RLIMIT_FSIZE, limits.file_bytes)

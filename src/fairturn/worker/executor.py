@@ -1,5 +1,5 @@
-"""What the supervisor and the executors share: `Executor`, of which processes and threads are the
-two kinds, and the claims that they work on."""
+"""`Executor`, the base class of the process and thread executors, and the claims that it shares
+with the supervisor."""
 
 import os
 import selectors

@@ -37,7 +37,7 @@ class Answer(NamedTuple):
 
 
 class DocumentFields(NamedTuple):
-    """What a child is sent of a claimed document."""
+    """The fields of a claimed document that an executor passes to the handler."""
 
     id: str
     number: int  # of the fence
@@ -85,6 +85,24 @@ class ClaimedDocument:
 
     It has more than 15 attributes because it offers all that a handler may read of a document.
     """
+
+    # So that a handler that assigns to a misspelt attribute raises `AttributeError`.
+    __slots__ = (
+        "_fields",
+        "_folder_made",
+        "_folders",
+        "_report",
+        "attempt",
+        "count",
+        "customer",
+        "id",
+        "is_payload",
+        "name",
+        "priority",
+        "size_bytes",
+        "stop_requested",
+        "submitted_at_us",
+    )
 
     def __init__(
         self, fields: DocumentFields, folders: str, report: Callable[[float, float | None], None]

@@ -85,7 +85,8 @@ def _failure(error: OSError) -> failures.RedisError:
 
 
 class _ScriptedCounts:
-    """What the counts of a server and of a cluster share: the script's arguments, the timeout."""
+    """Base of the counts on a server and in a cluster: the arguments of the script, and the
+    timeout."""
 
     def __init__(
         self,

@@ -126,8 +126,8 @@ def _with_patience_turns(view: QueueView, counted: TurnCount) -> TurnCount:
 
 
 def _least(view: QueueView, own: WaitingLine, causes: list[Cause]) -> int:
-    """Return a bound that holds whichever documents end and whatever they cost, as far as `causes`
-    contains these. `_most` is the other one."""
+    """Return a lower bound that holds whichever documents end and whatever they cost, as far as
+    `causes` names these."""
     if Cause.UNFOLDED in causes:
         return 0
     rank = view.rank.least
@@ -144,6 +144,8 @@ def _least(view: QueueView, own: WaitingLine, causes: list[Cause]) -> int:
 
 
 def _most(view: QueueView, own: WaitingLine, causes: list[Cause]) -> int:
+    """Return an upper bound that holds whichever documents end and whatever they cost, as far as
+    `causes` names these."""
     if Cause.UNFOLDED in causes or _may_stall(view, own):
         return view.waiting - (own.waiting - view.rank.most)  # all but it and those behind it
     lines = _unlimited(view)
