@@ -406,3 +406,13 @@ def test_any_bytes_at_all_give_a_trace_or_a_trace_error(
 
     assert refusal is None or str(path) in refusal
     assert replayed == documents
+
+
+def test_groups_of_workers_are_not_limited_to_what_a_byte_can_number() -> None:
+    lines = [reference.Row(0, "a", 10, None, "ocr")] * 600
+    trace = trace_of(lines)
+    plan = plan_of(trace, 1, [("ocr", 1)] * 299)
+
+    replayed = replay(trace, rule=Rule(), plan=plan)
+
+    assert [list(replayed.started_at).count(at) for at in (0, 10)] == [300, 300]

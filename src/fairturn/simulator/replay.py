@@ -136,7 +136,7 @@ class _Replay:
         # serve all kinds are the last group.
         self.free = [*(n for _, n in plan.workers_for), plan.workers]
         self.claims = [*_claims_of_kinds(order, plan), order.pick]
-        self.group = bytearray(len(trace))  # of the worker that runs the document
+        self.group: dict[int, int] = {}  # of the worker that runs the document
         self.ended = 0
         self.state = bytearray(len(trace))
         self.running: list[tuple[int, int]] = []  # (when it finishes, number), a heap
@@ -206,7 +206,7 @@ class _Replay:
             heappush(self.running, (now + self.trace.cost[n], n))
 
     def _finish(self, n: int, now: int) -> None:
-        self.free[self.group[n]] += 1
+        self.free[self.group.pop(n)] += 1
         pick = self.picks.pop(n)
         delays = self.plan.failures.get(n, ()) if self.plan.failures else ()
         failed = self.failed.get(n, 0) if delays else 0
