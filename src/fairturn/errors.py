@@ -3,6 +3,8 @@
     FairturnError
     ├── Refused                 a submission was rejected; nothing was stored, no count changed
     │   ├── QueueFull           too many documents are waiting
+    │   ├── QuotaExceeded       the customer's stored documents would have too many bytes
+    │   ├── KindRefused         no such kind of work, or too many of them
     │   └── KeyReused           the idempotency key belongs to another document
     ├── NotFound                no such document or customer
     ├── NotAllowed              the access key is missing, unknown or lacks this permission
@@ -60,6 +62,10 @@ class QuotaExceeded(Refused):
         self.customer = customer
         self.stored_bytes = stored_bytes
         self.bytes_max = bytes_max
+
+
+class KindRefused(Refused):
+    """The queue has no such kind of work and does not create it, or has the maximum of kinds."""
 
 
 class KeyReused(Refused):

@@ -37,6 +37,7 @@ TAGS_MAX = 16
 TAG_BYTES_MAX = 64
 DEFAULT_KIND_NAME = "default"  # of documents that are submitted without a kind
 KINDS_MAX = 100
+KIND_BYTES_MAX = 64
 TRACEPARENT = "traceparent"  # the metadata key of a submission's trace context (W3C)
 DOCUMENT_BYTES = 1_024  # of each document in `stored_bytes`: its row, name, tags, key and indexes
 BYTES_MAX = 1 << 53  # the highest limit of stored bytes
@@ -123,6 +124,7 @@ class Submission(NamedTuple):
     due_at: datetime | int | None = None  # an aware datetime, or a timestamp
     parent: str | None = None
     tags: Iterable[str] | None = None
+    kind: str | None = None  # the kind of work; None: `default`
     written: ContentRef | None = None  # a file already stored through `Contents.begin`
 
 
@@ -139,6 +141,7 @@ class SubmissionFields(TypedDict, total=False):
     due_at: datetime | int | None
     parent: str | None
     tags: Iterable[str] | None
+    kind: str | None
 
 
 class NewDocument(NamedTuple):
@@ -159,6 +162,7 @@ class NewDocument(NamedTuple):
     key: str | None = None
     digest: bytes | None = None
     parent: str | None = None
+    kind: str = DEFAULT_KIND_NAME
 
     @property
     def stored_bytes(self) -> int:
@@ -213,6 +217,7 @@ class Document(NamedTuple):
     tags_json: str | None = None
     real_cost: int | None = None  # reported by the worker on completion
     progress: "Progress | None" = None
+    kind: str = DEFAULT_KIND_NAME
 
     @property
     def submitted_at(self) -> datetime:
@@ -353,6 +358,7 @@ class Filter:
     submitted_before: int | None = None
     ids: tuple[str, ...] | None = None
     tags: tuple[str, ...] | None = None  # all of them
+    kinds: tuple[str, ...] | None = None
 
     def matches(self, document: Document) -> bool:
         """Return whether a document matches all criteria."""
@@ -366,6 +372,7 @@ class Filter:
             and (self.submitted_before is None or document.submitted_at_us < self.submitted_before)
             and (self.ids is None or document.id in self.ids)
             and (self.tags is None or set(self.tags) <= set(document.tags))
+            and (self.kinds is None or document.kind in self.kinds)
         )
 
 
@@ -398,6 +405,32 @@ class CustomerSettings:
             )
         if self.bytes_max is not None and not 1 <= self.bytes_max <= BYTES_MAX:
             raise ValueError(f"bytes_max is {self.bytes_max}; it must be from 1 to {BYTES_MAX:,}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindSettings:
+    """The settings of one kind of work, for every machine."""
+
+    limit: int | None = None  # of concurrently running documents
+    paused: bool = False
+    attempts_max: int | None = None  # None: that of the queue
+
+    def __post_init__(self) -> None:
+        for name, most in (("limit", RUNNING_MAX), ("attempts_max", ATTEMPTS_MAX)):
+            value = getattr(self, name)
+            if value is not None and not 1 <= _whole(name, value) <= most:
+                hint = " (to stop a kind, pause it)" if name == "limit" else ""
+                raise ValueError(f"{name} is {value}; it must be from 1 to {most:,}{hint}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of work: its settings, and its waiting and running documents."""
+
+    name: str
+    settings: KindSettings
+    waiting: int
+    running: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -495,6 +528,13 @@ class Lanes(NamedTuple):
     upcoming: tuple[tuple[Document, ...], ...]
 
 
+class KindPolicy(StrEnum):
+    """Which kinds of work a submission may name."""
+
+    KNOWN = "known"  # those that a worker has served or an operator has created
+    OPEN = "open"  # every kind; a new one is created
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The settings of a queue. They are stored in its database and apply to every process."""
@@ -505,6 +545,7 @@ class Settings:
     reset: Reset = Reset.IDLE
     reset_interval_s: float = RESET_INTERVAL_US / 1_000_000
     bounds: tuple[int, ...] = BOUNDS
+    kinds: KindPolicy = KindPolicy.KNOWN
     attempts_max: int = 5
     waiting_max: int = 50_000_000
     waiting_per_customer_max: int = 10_000_000
@@ -518,6 +559,7 @@ class Settings:
         object.__setattr__(self, "mode", _member(Mode, "mode", self.mode))
         object.__setattr__(self, "costs", _member(Costs, "costs", self.costs))
         object.__setattr__(self, "reset", _member(Reset, "reset", self.reset))
+        object.__setattr__(self, "kinds", _member(KindPolicy, "kinds", self.kinds))
         object.__setattr__(self, "bounds", tuple(_whole("bounds", b) for b in self.bounds))
         if any(abs(bound) > NUMBER_MAX for bound in self.bounds):
             raise ValueError(
@@ -582,6 +624,7 @@ class SettingChanges(TypedDict, total=False):
     reset: Reset | str
     reset_interval_s: float
     bounds: Iterable[int]
+    kinds: KindPolicy | str
     attempts_max: int
     waiting_max: int
     waiting_per_customer_max: int

@@ -32,6 +32,8 @@ from fairturn.model import (
     CustomerSettings,
     Document,
     Fence,
+    Kind,
+    KindSettings,
     NewDocument,
     Outcome,
     Page,
@@ -51,7 +53,7 @@ from fairturn.priority import Rule
 from fairturn.stores import crash, ids
 from fairturn.stores.contract import Checkable, Interruptible, QueryStore, QueueStore
 from fairturn.validation import text
-from fairturn.validation.changes import UNCHANGED, Unchanged, changed, customer_changes
+from fairturn.validation.changes import UNCHANGED, Unchanged, changed, setting_changes
 from fairturn.validation.filters import Filters, page_size, to_filter
 from fairturn.validation.submission import SubmissionEncoder
 
@@ -67,6 +69,7 @@ _STORED_NOTHING = (Refused, NotFound, StoreFull, ValueError, TypeError)
 Receipts = list[Receipt]
 States = list[State | None]
 Fences = list[Fence]
+Kinds = list[Kind]
 
 
 class Queue:
@@ -370,16 +373,23 @@ class Queue:
         *,
         worker: str,
         lease_s: float,
+        kinds: Sequence[str] | None = None,
         outcomes: Sequence[Outcome] = (),
         synced: bool = True,
     ) -> Claimed:
-        """Record the outcomes, then claim up to `n` documents in the order of service.
+        """Record the outcomes, then claim up to `n` documents of these kinds (None: of every kind)
+        in the order of service.
 
         `Worker` calls this. A claim is valid until its lease expires: `renew` it, and `finish` it
         with one outcome. With `synced=False` a power cut may undo the claim until `sync` returns.
         """
         return self.store.claim(
-            n, worker=worker, lease_us=microseconds(lease_s), outcomes=outcomes, synced=synced
+            n,
+            worker=worker,
+            lease_us=microseconds(lease_s),
+            kinds=kinds,
+            outcomes=outcomes,
+            synced=synced,
         )
 
     def renew(
@@ -400,9 +410,10 @@ class Queue:
         """Make every claim durable."""
         self.store.sync()
 
-    def sign_on(self, worker: str, slots: int) -> None:
-        """Record a worker's heartbeat and its number of slots."""
-        self.store.sign_on(worker, slots)
+    def sign_on(self, worker: str, slots: int, kinds: Sequence[str] | None = None) -> None:
+        """Record a worker's heartbeat, its number of slots and the kinds that it serves (None:
+        every kind). New kinds are created."""
+        self.store.sign_on(worker, slots, kinds)
 
     def sign_off(self, worker: str) -> None:
         """Remove a stopped worker from the list of workers."""
@@ -499,7 +510,7 @@ class Queue:
         Parameters that are not given stay as they are. A new name creates the customer.
         """
         text.identity(name, "customer", CUSTOMER_BYTES_MAX)
-        changes = customer_changes(weight, limit, paused, bytes_max)
+        changes = setting_changes(weight=weight, limit=limit, paused=paused, bytes_max=bytes_max)
         while True:
             known = self.store.customers(names=[name]).customers
             settings = known[0].settings if known else CustomerSettings()
@@ -519,6 +530,43 @@ class Queue:
         crash.point("prune-after-delete")
         # A retried submission may have stored its document again in the meantime.
         local.delete_unreferenced(self.contents, self.store.unreferenced, names)
+
+    # ── Kinds of work ────────────────────────────────────────────────────────────────────────────
+
+    def kinds(self) -> Kinds:
+        """Return all kinds of work, by name."""
+        return self.store.kinds()
+
+    def kind(self, name: str) -> Kind:
+        """Return one kind of work; raises `NotFound`."""
+        text.kind_name(name)
+        for kind in self.store.kinds():
+            if kind.name == name:
+                return kind
+        raise NotFound(f"there is no kind {name!r}")
+
+    def set_kind(
+        self,
+        name: str,
+        *,
+        limit: int | Unchanged | None = UNCHANGED,
+        paused: bool | Unchanged = UNCHANGED,
+        attempts_max: int | Unchanged | None = UNCHANGED,
+    ) -> Kind:
+        """Change the concurrency limit of a kind over all machines (None: no limit) or its maximum
+        of attempts (None: that of the queue), or pause it.
+
+        Parameters that are not given stay as they are. A new name creates the kind; raises
+        `KindRefused` if the queue has the maximum of kinds.
+        """
+        text.kind_name(name)
+        changes = setting_changes(limit=limit, paused=paused, attempts_max=attempts_max)
+        while True:
+            known = {kind.name: kind.settings for kind in self.store.kinds()}
+            settings = known.get(name, KindSettings())
+            # Retry if another process has changed the settings in between.
+            if self.store.configure_kind(name, replace(settings, **changes), expected=settings):
+                return self.kind(name)
 
     # ── Administration ───────────────────────────────────────────────────────────────────────────
 

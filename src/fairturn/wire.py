@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fairturn.access.keys import Role
-from fairturn.model import ENDED, NAME_BYTES_MAX, BodyType, Progress, State
+from fairturn.model import ENDED, KIND_BYTES_MAX, NAME_BYTES_MAX, BodyType, Progress, State
 from fairturn.scheduling.flows import COST_ONE
 
 JSON, LINES = "application/json", "application/x-ndjson"
@@ -82,6 +82,7 @@ DOCUMENT = (
     _field("id", TEXT, in_csv=True),
     _field("customer", TEXT, in_csv=True),
     _field("state", STATE, in_csv=True),
+    _field("kind", TEXT, in_csv=True),
     _field("priority", PRIORITY, in_csv=True),
     _field("count", INTEGER, in_csv=True),
     _field("name", TEXT, optional=True, in_csv=True),
@@ -164,6 +165,17 @@ CUSTOMER_SUMMARY = (
         description="The count is 0 after this time, unless a document is submitted before.",
     ),
 )
+KIND_SETTINGS = (
+    _field("limit", INTEGER, optional=True, description="Of concurrently running documents."),
+    _field("paused", BOOLEAN),
+    _field("attempts_max", INTEGER, optional=True, description="null: that of the queue."),
+)
+# Its settings are in `Kind.settings`.
+KIND = (
+    _field("name", TEXT),
+    _field("waiting", INTEGER),
+    _field("running", INTEGER),
+)
 SUMMARY = (
     _field("waiting", INTEGER),
     _field("waiting_by_priority", INTEGERS),
@@ -210,6 +222,7 @@ SUBMISSION = (
     SubmissionField("metadata", JSON_OBJECT, "Metadata of the document, as keys and values"),
     SubmissionField("tags", JSON_ARRAY, "Tags for filtering", option="tag"),
     SubmissionField("due_at", TIMESTAMP, "Its earliest start"),
+    SubmissionField("kind", TEXT, "The kind of work that it waits for", bytes_max=KIND_BYTES_MAX),
     SubmissionField("parent", DOCUMENT_ID, "The id of the document that it derives from"),
 )
 

@@ -27,7 +27,7 @@ from fairturn.model import (
 )
 from fairturn.priority import Rule
 from fairturn.validation import text
-from fairturn.validation.changes import UNCHANGED, Unchanged, changed, customer_changes
+from fairturn.validation.changes import UNCHANGED, Unchanged, changed, setting_changes
 from fairturn.validation.filters import page_size
 
 # In a class with a method `list`, that name is the method.
@@ -77,7 +77,7 @@ class AdminOperations:
 
         Parameters that are not given stay as they are. A new name creates the customer.
         """
-        changes = customer_changes(weight, limit, paused, bytes_max)
+        changes = setting_changes(weight=weight, limit=limit, paused=paused, bytes_max=bytes_max)
         CustomerSettings(**changes)  # raises the errors of the queue for values out of range
         for setting in changes.keys() & {"limit", "bytes_max"}:
             changes[setting] = changes[setting] or 0  # 0: none

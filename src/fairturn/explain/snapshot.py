@@ -9,9 +9,17 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fairturn.model import CustomerSettings, Document, Settings
+from fairturn.model import CustomerSettings, Document, KindSettings, Settings
 from fairturn.priority import Count
-from fairturn.scheduling.flows import COST_ONE, Costs, CustomerState, Mode
+from fairturn.scheduling.flows import (
+    COST_ONE,
+    DEFAULT_KIND,
+    Costs,
+    CustomerState,
+    Mode,
+    kind_of,
+    level_in,
+)
 
 # Samples for a forecast: enough for an estimate, few enough to read in milliseconds.
 ATTEMPTS_MAX = 128
@@ -23,6 +31,7 @@ NEIGHBOURS_MAX = 2_000
 SIGN_ON_EVERY_US = 5_000_000
 ALIVE_US = 3 * SIGN_ON_EVERY_US
 WORKERS_KEPT_US = 24 * 3_600 * 1_000_000
+PLAIN_KIND = KindSettings()
 
 
 class WaitingLine(NamedTuple):
@@ -122,6 +131,10 @@ class WorkerHeartbeat(NamedTuple):
     worker: str
     seen_at: int
     slots: int
+    kinds: tuple[str, ...] | None = None  # that it serves; None: every kind
+
+    def serves(self, kind: str) -> bool:
+        return self.kinds is None or kind in self.kinds
 
 
 class Arrival(NamedTuple):
@@ -178,6 +191,8 @@ class DocumentSnapshot:
     service: QueueActivity
     served: ServedCounts | None  # None for a document that was never claimed
     names: Mapping[int, str]  # of the customers that the explanation may name
+    kind_settings: KindSettings = PLAIN_KIND  # of the document's kind
+    kind_running: int = 0  # running documents of that kind
 
 
 def waiting_since(document: Document) -> int:
@@ -201,31 +216,33 @@ def charge_of(settings: Settings, weight: int, recent_costs: tuple[int, ...]) ->
     return max(1, cost * 1000 // weight)
 
 
-def lines_of(state: CustomerState, settings: Settings) -> Iterator[WaitingLine]:
-    """Yield the lines of a customer, none if it is paused."""
+def lines_of(
+    state: CustomerState, settings: Settings, kind: int = DEFAULT_KIND
+) -> Iterator[WaitingLine]:
+    """Yield the lines of a customer in one kind, none if it is paused."""
     if state.paused:
         return
-    charge = charge_of(settings, state.weight, state.head().recent_costs)
+    charge = charge_of(settings, state.weight, state.head(kind).recent_costs)
     capacity = None if state.limit is None else max(0, state.limit - state.running)
     for flow in state.flows.values():
-        if flow.waiting > 0:
-            turn = (flow.band, flow.virtual_time, flow.tick, flow.customer)
+        if flow.waiting > 0 and kind_of(flow.band) == kind:
+            turn = (level_in(flow.band), flow.virtual_time, flow.tick, flow.customer)
             yield WaitingLine(*turn, flow.waiting, charge, capacity)
 
 
 def overdue_heads(
-    states: Iterable[CustomerState], settings: Settings, now: int
+    states: Iterable[CustomerState], settings: Settings, now: int, kind: int = DEFAULT_KIND
 ) -> tuple[list[OverdueHead], list[OverdueHead]]:
-    """Return the overdue heads of customers that are not paused, in the order of their turns: of
-    customers that are not held, and of customers at their limit."""
+    """Return the overdue heads in one kind of customers that are not paused, in the order of their
+    turns: of customers that are not held, and of customers at their limit."""
     overdue: list[OverdueHead] = []
     stalled: list[OverdueHead] = []
     for state in () if settings.mode is Mode.LEVELS else states:
-        since, order = state.head().since, state.head().order
+        since, order = state.head(kind).since, state.head(kind).order
         if state.paused or order is None or now - since <= settings.patience_us:
             continue
-        level = next(flow.band for flow in state.flows.values() if flow.head_order == order)
-        head = OverdueHead(since, order, state.customer, level)
+        band = next(flow.band for flow in state.flows.values() if flow.head_order == order)
+        head = OverdueHead(since, order, state.customer, level_in(band))
         (stalled if state.held else overdue).append(head)
     return sorted(overdue), sorted(stalled)
 

@@ -14,6 +14,7 @@ from fairturn.model import (
     NUMBER_MAX,
     SECONDS_MAX,
     SETTING_NAMES,
+    KindPolicy,
     SettingChanges,
     Settings,
     State,
@@ -104,7 +105,7 @@ _TYPES: dict[Any, tuple[Any, Any]] = {
     float: (float, Seconds),
     int: (int, Limit),
     tuple[int, ...]: (list[int], Thresholds),
-    **{choice: (choice, choice | None) for choice in (Mode, Costs, Reset)},
+    **{choice: (choice, choice | None) for choice in (Mode, Costs, Reset, KindPolicy)},
 }
 _SETTINGS = [(each.name, *_TYPES[each.type]) for each in fields(Settings) if each.init]
 _RESPONSE: dict[str, Any] = {name: (type, ...) for name, type, _ in _SETTINGS}

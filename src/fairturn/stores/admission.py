@@ -12,16 +12,19 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
-from fairturn.errors import KeyReused, NotFound, QueueFull, QuotaExceeded
+from fairturn.errors import KeyReused, KindRefused, NotFound, QueueFull, QuotaExceeded
 from fairturn.model import (
     CHILDREN_UNCHECKED_MAX,
+    DEFAULT_KIND_NAME,
     DOCUMENT_BYTES,
+    KINDS_MAX,
+    KindPolicy,
     NewDocument,
     Receipt,
     Settings,
 )
 from fairturn.priority import Count
-from fairturn.scheduling.flows import Mode
+from fairturn.scheduling.flows import Mode, band_of
 
 
 class AdmissionCustomer:
@@ -73,6 +76,11 @@ class AdmissionState(Protocol):
     pending: int  # waiting and delayed documents of the queue
     next_number: int
 
+    def kind(self, name: str) -> int:
+        """Return the number of a kind of work, created if it is new and the queue is open to new
+        kinds. Raises `KindRefused`."""
+        ...
+
     def customer(self, name: str) -> AdmissionCustomer:
         """Return a customer, created if it is new."""
         ...
@@ -88,12 +96,12 @@ class Admission:
     """The documents of one call to be written, as columns, and receipts to replay."""
 
     __slots__ = (
+        "bands",
         "counts",
         "customers",
         "documents",
         "due",
         "first_number",
-        "levels",
         "now",
         "priorities",
         "replayed",
@@ -106,7 +114,7 @@ class Admission:
         self.customers: list[int] = []
         self.counts: list[int] = []
         self.priorities: list[int] = []
-        self.levels: list[int] = []
+        self.bands: list[int] = []
         self.due: dict[int, int] = {}  # the due time of delayed documents, by position
         # By position in the call: the receipt, or the position of the same key in `documents`.
         self.replayed: dict[int, Receipt | int] = {}
@@ -149,7 +157,7 @@ class Admission:
         self.customers = [*self.customers, *following.customers]
         self.counts = [*self.counts, *following.counts]
         self.priorities = [*self.priorities, *following.priorities]
-        self.levels = [*self.levels, *following.levels]
+        self.bands = [*self.bands, *following.bands]
 
 
 def admit(
@@ -158,20 +166,26 @@ def admit(
     """Admit all documents of one call and update `state`. If it raises, `state` is unchanged."""
     call = _Call(state, settings, now)
     call.take_all(list(documents))
+    kinds = {name: state.kind(name) for name in set(kinds_of(call.admission.documents))}
     _refuse_if_full(call.added, state, settings)
     added_bytes = _bytes_by_customer(call)
     _refuse_over_quota(added_bytes, state, settings)
-    _update(call, state, settings)
+    _update(call, state, settings, kinds)
     for name, n in added_bytes.items():
         state.customer(name).stored_bytes += n
     return call.admission
 
 
-def _update(call: "_Call", state: AdmissionState, settings: Settings) -> None:
+def _update(
+    call: "_Call", state: AdmissionState, settings: Settings, kinds: dict[str, int]
+) -> None:
     admission = call.admission
     n_admitted = len(admission.counts)
     equal = settings.mode is Mode.EQUAL
-    admission.levels = [1] * n_admitted if equal else admission.priorities
+    admission.bands = [1] * n_admitted if equal else admission.priorities
+    if kinds.keys() != {DEFAULT_KIND_NAME}:
+        numbers = map(kinds.__getitem__, kinds_of(admission.documents))
+        admission.bands = list(map(band_of, admission.bands, numbers))
     for name, n in call.added.items():
         customer = state.customer(name)
         customer.count = call.counts[name]
@@ -260,14 +274,20 @@ def names_of(documents: Iterable[NewDocument]) -> Iterator[str]:
     return map(_CUSTOMER, documents)
 
 
+def kinds_of(documents: Iterable[NewDocument]) -> Iterator[str]:
+    """Return the kind of work of each document."""
+    return map(_KIND, documents)
+
+
 def are_plain(documents: Iterable[NewDocument]) -> bool:
     """Return whether no document has a due time, a key or a parent."""
     return set(map(_SPECIAL, documents)) <= _NOTHING_SPECIAL
 
 
-_SPECIAL = itemgetter(slice(NewDocument._fields.index("due_at"), None))
+_DUE_AT, _PARENT = map(NewDocument._fields.index, ("due_at", "parent"))
+_SPECIAL = itemgetter(slice(_DUE_AT, _PARENT + 1))
 _NOTHING_SPECIAL = {_SPECIAL(NewDocument("", None))}
-_CUSTOMER = itemgetter(NewDocument._fields.index("customer"))
+_CUSTOMER, _KIND = (itemgetter(NewDocument._fields.index(name)) for name in ("customer", "kind"))
 # `Receipt._make` without its length check, in half the time.
 _RECEIPT: Callable[[Iterable[Any]], Receipt] = partial(tuple.__new__, Receipt)
 
@@ -337,6 +357,24 @@ def _refuse_if_full(added: dict[str, int], state: AdmissionState, settings: Sett
             maximum=settings.waiting_max,
             waiting=state.pending,
             customer=None,
+        )
+
+
+def refuse_unknown_kind(name: str, settings: Settings) -> None:
+    """Raise `KindRefused` unless a submission may create a kind."""
+    if settings.kinds is not KindPolicy.OPEN:
+        raise KindRefused(
+            f"the queue has no kind {name!r}; start a worker that serves it, create it with "
+            f"'fairturn kinds set {name}', or configure the queue with kinds=open"
+        )
+
+
+def refuse_kind_beyond_max(name: str, known: int) -> None:
+    """Raise `KindRefused` if the queue has the maximum of kinds."""
+    if known >= KINDS_MAX:
+        raise KindRefused(
+            f"the kind {name!r} cannot be created: the queue has {KINDS_MAX} kinds already, the "
+            "maximum; use one of them"
         )
 
 

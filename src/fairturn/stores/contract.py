@@ -29,6 +29,8 @@ from fairturn.model import (
     CustomerSettings,
     Fence,
     Filter,
+    Kind,
+    KindSettings,
     Lanes,
     NewDocument,
     Outcome,
@@ -91,7 +93,8 @@ class Store(Protocol):
 
         Raises `KeyReused` if a known key comes with another digest, `NotFound` if the customer has
         no such parent document, `QueueFull` if more documents would wait or be delayed than the
-        settings allow, and `QuotaExceeded` if the stored documents of a customer would have more
+        settings allow, `KindRefused` if the queue does not have a document's kind and does not
+        create it, and `QuotaExceeded` if the stored documents of a customer would have more
         bytes (`NewDocument.stored_bytes`) than its settings or those of the queue allow. A document
         counts until it is deleted, whatever its state; results do not count.
         """
@@ -103,21 +106,25 @@ class Store(Protocol):
         *,
         worker: str,
         lease_us: int,
+        kinds: Sequence[str] | None = None,
         outcomes: Sequence[Outcome] = (),
         synced: bool = True,
     ) -> Claimed:
-        """Record the outcomes as `finish` does, then claim up to `n` documents in the order of
-        service.
+        """Record the outcomes as `finish` does, then claim up to `n` documents of these kinds in
+        the order of service. None stands for every kind, also for those that are created later;
+        unknown kinds are ignored. The cost of a claim does not grow with kinds that it does not
+        serve.
 
         Claims of all processes are serialized. A claim first folds expired leases (oldest first),
         then events, then documents that became due. Each claimed document is running, has one more
         attempt and a fence number higher than every earlier one.
 
-        A claim returns fewer than `n` documents if no other document may be claimed now: none
-        waits, or the customers of those that wait are paused or at their limit. It may also leave
-        out documents that another transaction has locked, and flows that wait for a repair. If it
-        takes several transactions and a later one fails, it returns the documents of those before.
-        A later claim takes the rest.
+        A claim returns fewer than `n` documents if no other document may be claimed now: none of
+        these kinds waits, or the customers or kinds of those that wait are paused or at their
+        limit, which is exact over all processes. It may also leave out documents that another
+        transaction has locked, and flows that wait for a repair. If it takes several transactions
+        and a later one fails, it returns the documents of those before. A later claim takes the
+        rest.
 
         Each transaction also reports up to `CANCELS_REPORTED_MAX` documents that were cancelled
         while they were waiting or delayed, in the order of the cancels, even if it claims nothing.
@@ -177,8 +184,10 @@ class Store(Protocol):
         """
         ...
 
-    def sign_on(self, worker: str, slots: int) -> None:
-        """Record a worker's heartbeat, which `workers` and `snapshot` report.
+    def sign_on(self, worker: str, slots: int, kinds: Sequence[str] | None = None) -> None:
+        """Record a worker's heartbeat and the kinds that it serves (None: every kind), which
+        `workers` and `snapshot` report. Kinds that are new are created; raises `KindRefused` if
+        there would be more than `KINDS_MAX`.
 
         A worker sends one every `SIGN_ON_EVERY_US`, also while all its slots are in use. The call
         need not be durable when it returns, and does not change the version.
@@ -245,8 +254,13 @@ class QueryStore(Protocol):
         """
         ...
 
-    def lanes(self, *, size: int = 24) -> Lanes:
-        """Return the next documents of each priority, up to `size`.
+    def kinds(self) -> list[Kind]:
+        """Return all kinds of work, ordered by name."""
+        ...
+
+    def lanes(self, *, size: int = 24, kind: str | None = None) -> Lanes:
+        """Return the next documents of each priority, up to `size`, of one kind or of all. Turns of
+        kinds are those of a worker that serves all of them; a paused kind is included.
 
         They are in the order in which claims will take them from their level if nothing else
         happens, not counting turns for the customer that has waited longest. Documents of customers
@@ -307,6 +321,17 @@ class AdminStore(Protocol):
         they were replaced; `expected` is as in `configure`.
 
         A weight applies from the next charge, a limit and a pause from the next claim.
+        """
+        ...
+
+    def configure_kind(
+        self, kind: str, settings: KindSettings, *, expected: KindSettings | None = None
+    ) -> bool:
+        """Replace the settings of a kind, which is created if its name is new. Return whether they
+        were replaced; `expected` is as in `configure`.
+
+        A pause and a limit apply from the next claim, `attempts_max` from the next attempt or lease
+        that ends. Raises `KindRefused` if there would be more than `KINDS_MAX` kinds.
         """
         ...
 

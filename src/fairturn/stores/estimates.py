@@ -22,7 +22,15 @@ from fairturn.explain.snapshot import (
     overdue_heads,
     waiting_since,
 )
-from fairturn.model import TRANSITIONS, CustomerSettings, Document, Settings, State, level_of
+from fairturn.model import (
+    TRANSITIONS,
+    CustomerSettings,
+    Document,
+    KindSettings,
+    Settings,
+    State,
+    level_of,
+)
 from fairturn.priority import Count
 from fairturn.scheduling.flows import (
     ArrivalEvent,
@@ -33,6 +41,8 @@ from fairturn.scheduling.flows import (
     EventBatch,
     Flow,
     Mode,
+    kind_of,
+    level_in,
 )
 from fairturn.scheduling.turns import Turns
 from fairturn.stores.transitions import Ending
@@ -66,7 +76,7 @@ class Kept(NamedTuple):
     number: int
     customer: int
     priority: int
-    level: int
+    band: int
     order: int | None
     state: State
     submitted_at: int
@@ -79,12 +89,16 @@ class Kept(NamedTuple):
     lost: Ending | None  # if it is running and the lease has expired
     worker: str | None
 
+    @property
+    def kind(self) -> int:
+        return kind_of(self.band)
+
 
 class Foreseen(NamedTuple):
     """The queue as the next claim will see it, with all events folded."""
 
     customers: dict[int, CustomerState]
-    number: int
+    since_patience: Mapping[int, int]  # by kind
     bands: dict[int, Band]
     orders: dict[int, int]  # of waiting documents, by document number
 
@@ -113,7 +127,7 @@ def foresee(
             order = next_order if d.order is None else d.order
             next_order += d.order is None
             orders[d.number] = order
-            due.append((due_at, ArrivalEvent(d.customer, d.level, order, 1)))
+            due.append((due_at, ArrivalEvent(d.customer, d.band, order, 1)))
     ahead = Turns(
         Copies(turns),
         mode=turns.mode,
@@ -122,10 +136,11 @@ def foresee(
         number=turns.number,
         tick=turns.tick,
         bands=turns.bands,
+        since_patience=turns.since_patience,
     )
     ahead.fold(now, expired=expired, events=batches, due=due)
     customer_states = {**turns.customers, **ahead.customers}
-    return Foreseen(customer_states, ahead.number, ahead.bands, orders)
+    return Foreseen(customer_states, ahead.since_patience, ahead.bands, orders)
 
 
 def make_snapshot(
@@ -141,10 +156,13 @@ def make_snapshot(
     names: Mapping[int, str],
     foreseen: Foreseen,
     workers: Iterable[WorkerHeartbeat],
+    kind_settings: KindSettings,
 ) -> DocumentSnapshot:
     """Return the snapshot of document `number`."""
     kept = next(d for d in documents if d.number == number)
     states = Counter(d.state for d in documents if d.customer == kept.customer)
+    same_kind = [d for d in documents if d.kind == kept.kind]
+    others = {seen.worker for seen in workers if not seen.serves(document.kind)}
     return DocumentSnapshot(
         at=now,
         settings=settings,
@@ -159,13 +177,15 @@ def make_snapshot(
         leased=kept.state is State.RUNNING and kept.leased,
         queue_view=_queue_view(kept, documents, foreseen, settings, now),
         service=QueueActivity(
-            running=_running(documents),
-            workers=tuple(sorted(workers)),
-            attempts=_attempts(documents),
-            arrivals=_arrivals(documents, settings.mode),
+            running=_running(d for d in documents if d.worker not in others),
+            workers=tuple(seen for seen in workers if seen.worker not in others),
+            attempts=_attempts(same_kind),
+            arrivals=_arrivals(same_kind, settings.mode),
         ),
         served=_served(kept, waiting_since(document), documents),
         names=names,
+        kind_settings=kind_settings,
+        kind_running=sum(d.state is State.RUNNING for d in same_kind),
     )
 
 
@@ -175,14 +195,15 @@ def _queue_view(
     order = foreseen.orders.get(kept.number)
     if order is None:
         return None
-    level = kept.level
-    before: Counter[int] = Counter()  # lower orders in the same level, by customer
+    level, kind = level_in(kept.band), kept.kind
+    before: Counter[int] = Counter()  # lower orders in the same band, by customer
     for d in documents:
-        if d.level == level and foreseen.orders.get(d.number, order) < order:
+        if d.band == kept.band and foreseen.orders.get(d.number, order) < order:
             before[d.customer] += 1
     customer_states = foreseen.customers.values()
-    lines = [line for s in customer_states for line in lines_of(s, settings) if line.level <= level]
-    overdue, stalled = overdue_heads(customer_states, settings, now)
+    own_kind = (line for s in customer_states for line in lines_of(s, settings, kind))
+    lines = [line for line in own_kind if line.level <= level]
+    overdue, stalled = overdue_heads(customer_states, settings, now, kind)
     if settings.mode is Mode.LEVELS:
         lines = [
             line
@@ -194,13 +215,19 @@ def _queue_view(
         customer=kept.customer,
         level=level,
         rank=CountRange(before[kept.customer], before[kept.customer]),
-        number=foreseen.number,
-        clock=foreseen.bands[level].clock if level in foreseen.bands else 0,
+        number=foreseen.since_patience.get(kind, 0),
+        clock=foreseen.bands[kept.band].clock if kept.band in foreseen.bands else 0,
         lines=tuple(lines),
         others_by_level={},
         overdue=tuple(overdue),
         stalled=tuple(stalled),
-        waiting=sum(f.waiting for s in customer_states if not s.paused for f in s.flows.values()),
+        waiting=sum(
+            flow.waiting
+            for state in customer_states
+            if not state.paused
+            for flow in state.flows.values()
+            if kind_of(flow.band) == kind
+        ),
     )
 
 

@@ -206,7 +206,7 @@ def _expired(reader: QueueReader, ahead: Ahead) -> list[Event]:
         ending = end_of_lease(attempt, reader.settings)
         events.append(ending.event)
         if ending.state is State.WAITING:
-            ahead.joining[number] = Place(attempt.customer, attempt.level, attempt.order)
+            ahead.joining[number] = Place(attempt.customer, attempt.band, attempt.order)
     return events
 
 

@@ -1,6 +1,6 @@
 """Document snapshots and the next documents of each level, read from one snapshot of a database."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple, Protocol
 
@@ -23,7 +23,16 @@ from fairturn.explain.snapshot import (
 )
 from fairturn.model import CustomerSettings, Document, Settings, State, level_of
 from fairturn.priority import LEVELS, Count
-from fairturn.scheduling.flows import COST_ONE, WEIGHT_ONE, Costs, CustomerState, Mode
+from fairturn.scheduling.flows import (
+    COST_ONE,
+    DEFAULT_KIND,
+    WEIGHT_ONE,
+    Band,
+    Costs,
+    CustomerState,
+    Mode,
+    band_of,
+)
 from fairturn.scheduling.turns import Turns
 from fairturn.stores.positions import (
     Ahead,
@@ -180,7 +189,7 @@ def next_numbers(
         lines = [line for line in changed if line.level == level]
         for row in first_lines(level, most):
             lines.append(WaitingLine._make((*row, charges.get(row[3], plain), None)))
-        yield from take_turns(lines, most, settings, waiting)
+        yield from (found.number for found in take_turns(lines, most, settings, waiting))
 
 
 def _before_head(turns: Turns, line: WaitingLine) -> int:
@@ -190,14 +199,16 @@ def _before_head(turns: Turns, line: WaitingLine) -> int:
     return 0 if head is None else head - 1
 
 
-def lines_in_turn(states: Iterable[CustomerState], settings: Settings) -> Iterator[WaitingLine]:
-    """Yield the lines of customers that are not held. In mode `levels` their place is their lowest
-    order, as in a database."""
+def lines_in_turn(
+    states: Iterable[CustomerState], settings: Settings, kind: int = DEFAULT_KIND
+) -> Iterator[WaitingLine]:
+    """Yield the lines in one kind of customers that are not held. In mode `levels` their place is
+    their lowest order, as in a database."""
     for state in states:
         if state.held:
             continue
-        for line in lines_of(state, settings):
-            head = state.flows[line.level].head_order
+        for line in lines_of(state, settings, kind):
+            head = state.flows[band_of(line.level, kind)].head_order
             if settings.mode is Mode.LEVELS and head is not None:
                 yield line._replace(virtual_time=head)
             else:
@@ -209,20 +220,20 @@ def take_turns(
     size: int,
     settings: Settings,
     waiting: Callable[[WaitingLine, int], Sequence[Next]],
-) -> list[int]:
-    """Return the numbers of the next `size` documents of one level. `waiting` is called for at most
+) -> list[Next]:
+    """Return the next `size` documents of one level of one kind. `waiting` is called for at most
     `size` lines, with at most `size` documents each."""
     first = sorted(lines, key=lambda line: (line.virtual_time, line.tick, line.customer))[:size]
     if settings.mode is Mode.LEVELS:
         found = sorted(each for line in first for each in waiting(line, size))
-        return [each.number for each in found[:size]]
+        return found[:size]
     known = settings.costs is Costs.KNOWN
     heap = [(line.virtual_time, line.tick, line.customer, line.charge) for line in first]
     by_customer = {line.customer: line for line in first}
     left: dict[int, list[Next]] = {}
     heapify(heap)
-    numbers: list[int] = []
-    while heap and len(numbers) < size:
+    taken: list[Next] = []
+    while heap and len(taken) < size:
         at, tick, customer, charge = heap[0]
         if customer not in left:
             left[customer] = list(waiting(by_customer[customer], size))[::-1]
@@ -230,11 +241,39 @@ def take_turns(
             heappop(heap)
             continue
         following = left[customer].pop()
-        numbers.append(following.number)
+        taken.append(following)
         if known and following.cost is not None:
             charge = max(1, charge * following.cost // COST_ONE)
         heapreplace(heap, (at + charge, tick, customer, by_customer[customer].charge))
-    return numbers
+    return taken
+
+
+def take_turns_of_kinds(
+    documents: Mapping[int, Sequence[Next]],
+    bands: Mapping[int, Band],
+    names: Mapping[int, str],
+    size: int,
+    settings: Settings,
+) -> list[Next]:
+    """Return the next `size` documents of one level over several kinds, from those of each kind in
+    turn. It counts every document as cost 1 and the customers of a kind as they are now."""
+    if len(documents) == 1 or settings.mode is Mode.LEVELS:
+        merged = [each for found in documents.values() for each in found]
+        return (sorted(merged) if len(documents) > 1 else merged)[:size]
+    left = {kind: list(found)[::-1] for kind, found in documents.items() if found}
+    heap = [(bands[kind].kind_time, bands[kind].last_claim, names[kind], kind) for kind in left]
+    heapify(heap)
+    taken: list[Next] = []
+    while heap and len(taken) < size:
+        time, _, name, kind = heap[0]
+        taken.append(left[kind].pop())
+        if left[kind]:
+            progress = COST_ONE * 1000 // max(1, bands[kind].weight)
+            last_claim = max(band.last_claim for band in bands.values()) + len(taken)
+            heapreplace(heap, (time + progress, last_claim, name, kind))
+        else:
+            heappop(heap)
+    return taken
 
 
 def levels_of(settings: Settings, size: int) -> list[tuple[int, int]]:

@@ -30,7 +30,7 @@ class Attempt(NamedTuple):
     """A running document, and the charge of its turn."""
 
     customer: int
-    level: int
+    band: int
     order: int
     attempts: int  # this one included
     cancelled: bool  # a cancel was requested
@@ -38,6 +38,11 @@ class Attempt(NamedTuple):
     cost: int | None = None
     weight: int | None = None
     charge: int | None = None
+    attempts_max: int | None = None  # of its kind; None: that of the queue
+
+    def is_last(self, settings: Settings) -> bool:
+        """Return whether the document has no attempts left after this one."""
+        return self.attempts >= (self.attempts_max or settings.attempts_max)
 
 
 class Ending(NamedTuple):
@@ -53,7 +58,7 @@ class Ending(NamedTuple):
 def end_of(attempt: Attempt, outcome: Outcome, settings: Settings, now: int) -> Ending:
     """Return the ending of an attempt with an outcome. The attempt does not count if the document
     waits again."""
-    ended = EndEvent(attempt.customer, attempt.level, 1)
+    ended = EndEvent(attempt.customer, attempt.band, 1)
     if isinstance(outcome, Completed):
         event = _finished(attempt, outcome, now) if settings.costs is Costs.LEARNED else ended
         return Ending(State.COMPLETED, event, real_cost=kept_cost(outcome))
@@ -61,7 +66,7 @@ def end_of(attempt: Attempt, outcome: Outcome, settings: Settings, now: int) -> 
         error = description(outcome.error, ERROR_BYTES_MAX)
         if attempt.cancelled:
             return Ending(State.CANCELLED, ended, error)
-        if outcome.retry_in_us is None or attempt.attempts >= settings.attempts_max:
+        if outcome.retry_in_us is None or attempt.is_last(settings):
             return Ending(State.DEAD, ended, error)
         return Ending(State.DELAYED, ended, error, due_at=now + max(0, outcome.retry_in_us))
     if isinstance(outcome, Released) and not attempt.cancelled:
@@ -71,10 +76,10 @@ def end_of(attempt: Attempt, outcome: Outcome, settings: Settings, now: int) -> 
 
 def end_of_lease(attempt: Attempt, settings: Settings) -> Ending:
     """Return the ending of an attempt whose lease expired. The attempt counts."""
-    ended = EndEvent(attempt.customer, attempt.level, 1)
+    ended = EndEvent(attempt.customer, attempt.band, 1)
     if attempt.cancelled:
         return Ending(State.CANCELLED, ended)
-    if attempt.attempts >= settings.attempts_max:
+    if attempt.is_last(settings):
         return Ending(State.DEAD, ended, LEASE_EXPIRED)
     return Ending(State.WAITING, _returned(attempt, 0), LEASE_EXPIRED)
 
@@ -89,13 +94,13 @@ def has_ended(lease_until: int, at: int | None) -> bool:
 
 
 def _returned(attempt: Attempt, refund: int) -> RequeueEvent:
-    return RequeueEvent(attempt.customer, attempt.level, attempt.order, refund)
+    return RequeueEvent(attempt.customer, attempt.band, attempt.order, refund)
 
 
 def _finished(attempt: Attempt, outcome: Completed, now: int) -> CompletionEvent:
     real = now - attempt.claimed_at if outcome.real_cost is None else outcome.real_cost
     return CompletionEvent(
-        attempt.customer, attempt.level, attempt.cost, attempt.weight, real_cost_within(real)
+        attempt.customer, attempt.band, attempt.cost, attempt.weight, real_cost_within(real)
     )
 
 

@@ -45,6 +45,8 @@ def _column(field: str) -> str:
     """Return the column of a field of `Document`, in both databases."""
     if field == "customer":
         return "c.name"
+    if field == "kind":  # by the primary key of at most 100 rows
+        return "(SELECT k.name FROM kinds k WHERE k.number = d.kind)"
     name = {"id": "number", "order": "order_number"}.get(field, field)
     return f"d.{name.removesuffix('_us').removesuffix('_json')}"
 

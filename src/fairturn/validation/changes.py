@@ -1,4 +1,5 @@
-"""Changes to the settings of a queue or a customer; omitted settings keep their values."""
+"""Changes to the settings of a queue, a customer or a kind of work; omitted ones keep their
+values."""
 
 from dataclasses import replace
 from enum import Enum
@@ -18,6 +19,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "limit": (int | None, "a whole number, or None for no limit"),
     "paused": (bool, "True or False"),
     "bytes_max": (int | None, "a whole number, or None for the queue's"),
+    "attempts_max": (int | None, "a whole number, or None for the queue's"),
 }
 
 
@@ -32,14 +34,8 @@ def changed(settings: Settings, changes: SettingChanges) -> Settings:
     return replace(settings, **values)
 
 
-def customer_changes(
-    weight: float | Unchanged,
-    limit: int | Unchanged | None,
-    paused: bool | Unchanged,
-    bytes_max: int | Unchanged | None,
-) -> dict[str, Any]:
-    """Return the settings of a customer to change; raise `TypeError` for a wrong type."""
-    given = {"weight": weight, "limit": limit, "paused": paused, "bytes_max": bytes_max}
+def setting_changes(**given: Any) -> dict[str, Any]:
+    """Return the settings of a customer or a kind to change; raise `TypeError` for a wrong type."""
     changes: dict[str, Any] = {n: value for n, value in given.items() if value is not UNCHANGED}
     for name, value in changes.items():
         types, expected = _TYPES[name]

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, TypedDict
 from fairturn.clock import as_timestamp
 from fairturn.model import (
     CUSTOMER_BYTES_MAX,
+    KIND_BYTES_MAX,
+    KINDS_MAX,
     NAME_BYTES_MAX,
     PAGE_MAX,
     TAG_BYTES_MAX,
@@ -39,6 +41,7 @@ class Filters(TypedDict, total=False):
     submitted_before: datetime | int | None
     ids: Iterable[str] | None
     tags: str | Iterable[str] | None
+    kinds: str | Iterable[str] | None
 
 
 class FilterType(StrEnum):
@@ -120,6 +123,11 @@ def _tags(wanted: str | Iterable[str]) -> tuple[str, ...] | None:
     return tuple(json.loads(encoded)) if encoded else None
 
 
+def _kinds(wanted: str | Iterable[str]) -> tuple[str, ...]:
+    names = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+    return tuple(text.kind_name(name) for name in names)
+
+
 # In the order of parameters, options and fields of the page.
 FILTERS = (
     FilterDefinition(
@@ -159,6 +167,17 @@ FILTERS = (
         values_max=TAGS_MAX,
         bytes_max=TAG_BYTES_MAX,
         on_page="tag",
+    ),
+    FilterDefinition(
+        "kinds",
+        "kind",
+        FilterType.TEXT,
+        _kinds,
+        "Only of this kind of work",
+        several="one",
+        values_max=KINDS_MAX,
+        bytes_max=KIND_BYTES_MAX,
+        on_page="kind",
     ),
     FilterDefinition(
         "states",

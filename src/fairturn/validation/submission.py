@@ -18,6 +18,7 @@ from fairturn.clock import as_timestamp
 from fairturn.contents.local import Contents, chunks_of
 from fairturn.model import (
     CUSTOMER_BYTES_MAX,
+    DEFAULT_KIND_NAME,
     INLINE_BYTES_MAX,
     KEY_BYTES_MAX,
     METADATA_BYTES_MAX,
@@ -123,6 +124,7 @@ class SubmissionDescription(NamedTuple):
     due_at: int | None
     parent: str | None
     tags: str | None  # JSON text
+    kind: str
 
 
 def describe(s: Submission) -> SubmissionDescription:
@@ -138,6 +140,7 @@ def describe(s: Submission) -> SubmissionDescription:
         due_at=None if s.due_at is None else as_timestamp(s.due_at, "due_at"),
         parent=s.parent,
         tags=None if s.tags is None else tags_json(s.tags),
+        kind=DEFAULT_KIND_NAME if s.kind is None else text.kind_name(s.kind),
     )
 
 
@@ -281,6 +284,8 @@ def _digest(body_type: BodyType, body: bytes | None, described: SubmissionDescri
         metadata and _without_trace(metadata),
         described.cost,
         described.due_at,
-        *([] if tags is None else [tags]),  # digests of earlier releases stay valid
+        # Digests of earlier releases stay valid.
+        *([] if tags is None else [tags]),
+        *([] if described.kind == DEFAULT_KIND_NAME else [f"kind {described.kind}"]),
     ]
     return hashlib.sha256(json.dumps(compared).encode()).digest()

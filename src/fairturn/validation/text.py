@@ -42,6 +42,8 @@ def identity(value: str, what: str, bytes_max: int) -> str:
 
 def kind_name(value: str) -> str:
     """Return the name of a kind of work unchanged; raise `ValueError` if it is not valid."""
+    if not isinstance(value, str):
+        raise TypeError(f"kind must be a string, not {type(value).__name__}")
     if not _KIND.fullmatch(value):
         raise ValueError(
             f"kind {value!r} is not valid; a kind has 1 to 64 characters: a to z, 0 to 9, dot, "

@@ -32,6 +32,7 @@ pytest.register_assert_rewrite(
             "changes",
             "durability",
             "epochs",
+            "kinds",
         )
     )
 )

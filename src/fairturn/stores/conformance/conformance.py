@@ -11,6 +11,7 @@ from fairturn.stores.conformance.claim import ClaimPromises, TurnPromises
 from fairturn.stores.conformance.durability import DurabilityPromises
 from fairturn.stores.conformance.epochs import EpochPromises
 from fairturn.stores.conformance.explanations import ExplanationPromises
+from fairturn.stores.conformance.kinds import KindPromises
 from fairturn.stores.conformance.lanes import LanePromises
 from fairturn.stores.conformance.leases import LeasePromises, RenewalPromises
 from fairturn.stores.conformance.limits import DueTimePromises, LimitPromises
@@ -51,6 +52,7 @@ class StoreConformance(
     LanePromises,
     ChangePromises,
     EpochPromises,
+    KindPromises,
 ):
     """The promises of every store."""
 

@@ -51,9 +51,10 @@ def claim(
     *,
     worker: str = "worker-1",
     lease_us: int = LEASE_US,
+    kinds: Sequence[str] | None = None,
     outcomes: Sequence[Outcome] = (),
 ) -> list[Claim]:
-    claimed = store.claim(n, worker=worker, lease_us=lease_us, outcomes=outcomes)
+    claimed = store.claim(n, worker=worker, lease_us=lease_us, kinds=kinds, outcomes=outcomes)
     assert claimed.lost == []
     return claimed.claims
 

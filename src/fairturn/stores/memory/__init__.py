@@ -21,9 +21,11 @@ from fairturn.explain.snapshot import (
 from fairturn.model import (
     CANCELS_KEPT_MAX,
     CANCELS_REPORTED_MAX,
+    DEFAULT_KIND_NAME,
     ENDED,
     KEY_KEPT_US,
     NO_PROGRESS,
+    RUNNING_MAX,
     Claim,
     Claimed,
     Completed,
@@ -34,6 +36,8 @@ from fairturn.model import (
     Document,
     Fence,
     Filter,
+    Kind,
+    KindSettings,
     Lanes,
     NewDocument,
     Outcome,
@@ -65,14 +69,31 @@ from fairturn.scheduling.flows import (
     PurgeEvent,
     RunningEvent,
     SettingsEvent,
+    band_of,
+    kind_of,
+    level_in,
 )
-from fairturn.scheduling.turns import PATIENCE_EVERY, Turns
+from fairturn.scheduling.turns import Turns
 from fairturn.stores import ids
-from fairturn.stores.admission import AdmissionCustomer, AdmissionParent, KnownKey, admit
+from fairturn.stores.admission import (
+    AdmissionCustomer,
+    AdmissionParent,
+    KnownKey,
+    admit,
+    refuse_kind_beyond_max,
+    refuse_unknown_kind,
+)
 from fairturn.stores.contract import UNREFERENCED_S
 from fairturn.stores.estimates import Kept, foresee, make_snapshot
 from fairturn.stores.ids import IdKey
-from fairturn.stores.snapshot import Next, by_lane, levels_of, lines_in_turn, take_turns
+from fairturn.stores.snapshot import (
+    Next,
+    by_lane,
+    levels_of,
+    lines_in_turn,
+    take_turns,
+    take_turns_of_kinds,
+)
 from fairturn.stores.transitions import (
     Attempt,
     Ending,
@@ -101,6 +122,13 @@ class _Customer:
 
 
 @dataclass(slots=True, eq=False)
+class _Kind:
+    number: int
+    name: str
+    settings: KindSettings
+
+
+@dataclass(slots=True, eq=False)
 class _Row:
     """A document. It has more than 15 attributes because it has all columns of a document."""
 
@@ -109,7 +137,7 @@ class _Row:
     customer: _Customer
     count: int
     priority: int
-    level: int
+    band: int
     submitted_at: int
     state: State
     due_at: int | None
@@ -134,8 +162,12 @@ class _Row:
         assert self.order is not None
         assert self.claimed_at is not None
         charged = (self.pick.cost, self.pick.weight, self.pick.charge) if self.pick else ()
-        flow, requested = (self.customer.number, self.level), self.cancel_requested
+        flow, requested = (self.customer.number, self.band), self.cancel_requested
         return Attempt(*flow, self.order, self.attempts, requested, self.claimed_at, *charged)
+
+    @property
+    def kind(self) -> int:
+        return kind_of(self.band)
 
 
 class _MemoryState:
@@ -148,6 +180,11 @@ class _MemoryState:
         self._parents: dict[str, AdmissionParent | None] = {}
         self.pending = sum(row.state in _PENDING for row in store._documents.values())
         self.next_number = store._next_number
+
+    def kind(self, name: str) -> int:
+        if name not in self._store._kinds:
+            refuse_unknown_kind(name, self._store._settings)
+        return self._store._kind(name).number
 
     def customer(self, name: str) -> AdmissionCustomer:
         if name not in self._customers:
@@ -209,6 +246,9 @@ class MemoryStore:
         self._version = 0
         self._documents: dict[int, _Row] = {}
         self._customers: dict[str, _Customer] = {}
+        default = _Kind(DEFAULT_KIND, DEFAULT_KIND_NAME, KindSettings())
+        self._kinds = {default.name: default}
+        self._kind_names = {default.number: default.name}
         self._keys: dict[tuple[int, str], KnownKey] = {}
         self._orders: dict[int, _Row] = {}  # waiting documents by order
         self._next_number = 1
@@ -245,37 +285,50 @@ class MemoryStore:
             self._notify()
             return True
 
-    def _new_turns(self, number: int = 0) -> Turns:
+    def _new_turns(self, number: int = 0, since_patience: Mapping[int, int] | None = None) -> Turns:
         return Turns(
             self._backlog,
             mode=self._settings.mode,
             costs=self._settings.costs,
             patience_us=self._settings.patience_us,
             number=number,
-            since_patience={DEFAULT_KIND: number % PATIENCE_EVERY},
+            since_patience=since_patience,
+            kind_names=self._kind_names,
         )
+
+    def _band(self, row: _Row) -> int:
+        return band_of(level_of(row.priority, self._settings.mode), row.kind)
+
+    def _kind(self, name: str) -> _Kind:
+        """Return a kind, created if it is new."""
+        if name not in self._kinds:
+            refuse_kind_beyond_max(name, len(self._kinds))
+            kind = self._kinds[name] = _Kind(len(self._kinds), name, KindSettings())
+            self._kind_names[kind.number] = name
+        return self._kinds[name]
 
     def _rebuild(self) -> None:
         """Move the waiting documents to new flows in their order, with all clocks at 0."""
         now = self._clock.now()
         old = self._turns
         self._backlog.clear()
-        self._turns = self._new_turns(old.number)
+        self._turns = self._new_turns(old.number, old.since_patience)
         for customer in self._customers.values():
             self._turns.apply(_changed(customer), now)
             before = old.customers.get(customer.number)
             if before is not None:
-                head = self._turns.customers[customer.number].head()
-                head.recent_costs = before.head().recent_costs
+                for kind, head in before.heads.items():
+                    new = self._turns.customers[customer.number].head(kind)
+                    new.recent_costs = head.recent_costs
         for row in self._documents.values():
-            row.level = level_of(row.priority, self._settings.mode)
+            row.band = self._band(row)
             row.pick = None
             if row.state is State.RUNNING:
-                self._turns.apply(RunningEvent(row.customer.number, row.level, 1), now)
+                self._turns.apply(RunningEvent(row.customer.number, row.band, 1), now)
         for order, row in sorted(self._orders.items()):
-            since = old.customers[row.customer.number].head().since
-            self._backlog.add(row.customer.number, row.level, order, row.new.cost)
-            self._turns.apply(ArrivalEvent(row.customer.number, row.level, order, 1), since)
+            since = old.customers[row.customer.number].head(row.kind).since
+            self._backlog.add(row.customer.number, row.band, order, row.new.cost)
+            self._turns.apply(ArrivalEvent(row.customer.number, row.band, order, 1), since)
 
     def adjust(
         self,
@@ -292,6 +345,31 @@ class MemoryStore:
             self._record(self._clock.now(), _changed(known))
             self._notify()
             return True
+
+    def configure_kind(
+        self, kind: str, settings: KindSettings, *, expected: KindSettings | None = None
+    ) -> bool:
+        with self._changed:
+            known = self._kind(kind)
+            if expected is not None and expected != known.settings:
+                return False
+            known.settings = settings
+            self._notify()
+            return True
+
+    def kinds(self) -> list[Kind]:
+        with self._changed:
+            rows = self._documents.values()
+            states = Counter((row.kind, row.state) for row in rows)
+            return [
+                Kind(
+                    name=name,
+                    settings=kind.settings,
+                    waiting=states[kind.number, State.WAITING],
+                    running=states[kind.number, State.RUNNING],
+                )
+                for name, kind in sorted(self._kinds.items())
+            ]
 
     # ── Submitting ───────────────────────────────────────────────────────────────────────────────
 
@@ -317,7 +395,7 @@ class MemoryStore:
                     customer=self._customers[new.customer],
                     count=admission.counts[position],
                     priority=admission.priorities[position],
-                    level=admission.levels[position],
+                    band=admission.bands[position],
                     submitted_at=now,
                     state=State.WAITING if due_at is None else State.DELAYED,
                     due_at=new.due_at,
@@ -347,8 +425,8 @@ class MemoryStore:
         assert row.order is not None
         row.state = State.WAITING
         self._orders[row.order] = row
-        self._backlog.add(row.customer.number, row.level, row.order, row.new.cost)
-        return ArrivalEvent(row.customer.number, row.level, row.order, 1)
+        self._backlog.add(row.customer.number, row.band, row.order, row.new.cost)
+        return ArrivalEvent(row.customer.number, row.band, row.order, 1)
 
     # ── Claiming ─────────────────────────────────────────────────────────────────────────────────
 
@@ -358,6 +436,7 @@ class MemoryStore:
         *,
         worker: str,
         lease_us: int,
+        kinds: Sequence[str] | None = None,
         outcomes: Sequence[Outcome] = (),
         synced: bool = True,
     ) -> Claimed:
@@ -369,8 +448,12 @@ class MemoryStore:
             self._fold(now)
             claims: list[Claim] = []
             fence = self._fence + 1
-            while len(claims) < n and (pick := self._turns.pick(now)) is not None:
+            free = self._free_kinds(kinds)
+            while len(claims) < n and (pick := self._turns.pick(now, tuple(free))) is not None:
                 row = self._orders.pop(pick.order)
+                free[row.kind] -= 1
+                if not free[row.kind]:
+                    del free[row.kind]
                 row.state = State.RUNNING
                 row.pick = pick
                 row.attempts += 1
@@ -385,6 +468,19 @@ class MemoryStore:
             if claims or outcomes or cancelled:
                 self._notify()
             return Claimed(claims, lost, cancelled)
+
+    def _free_kinds(self, served: Sequence[str] | None) -> dict[int, int]:
+        """Return how many documents of each of these kinds may start now, without kinds of which
+        none may."""
+        running = Counter(r.kind for r in self._documents.values() if r.state is State.RUNNING)
+        free = {}
+        for name, kind in self._kinds.items():
+            if kind.settings.paused or (served is not None and name not in served):
+                continue
+            limit = RUNNING_MAX if kind.settings.limit is None else kind.settings.limit
+            if limit > running[kind.number]:
+                free[kind.number] = limit - running[kind.number]
+        return free
 
     def _report_cancels(self) -> list[Document]:
         unreported = self._unreported_cancels
@@ -427,7 +523,7 @@ class MemoryStore:
         now = self._clock.now()
         for _, number in expired:
             row = self._documents[number]
-            ending = end_of_lease(row.attempt(), self._settings)
+            ending = end_of_lease(self._attempt(row), self._settings)
             row.error = ending.error
             self._become(row, ending, now)
             events.append(ending.event)
@@ -514,7 +610,7 @@ class MemoryStore:
         return row
 
     def _apply(self, outcome: Outcome, row: _Row, now: int) -> Event:
-        ending = end_of(row.attempt(), outcome, self._settings, now)
+        ending = end_of(self._attempt(row), outcome, self._settings, now)
         if isinstance(outcome, Completed):
             row.result, row.result_content = outcome.result, outcome.content
             row.real_cost = ending.real_cost
@@ -524,6 +620,10 @@ class MemoryStore:
             row.error = ending.error
         self._become(row, ending, now)
         return ending.event
+
+    def _attempt(self, row: _Row) -> Attempt:
+        kind = self._kinds[self._kind_names[row.kind]]
+        return row.attempt()._replace(attempts_max=kind.settings.attempts_max)
 
     def _become(self, row: _Row, ending: Ending, now: int) -> None:
         self._outcome_counters.attempt(ending)
@@ -564,8 +664,8 @@ class MemoryStore:
     def _leave(self, row: _Row) -> CancelEvent:
         assert row.order is not None
         del self._orders[row.order]
-        following = self._backlog.discard(row.customer.number, row.level, row.order)
-        return CancelEvent(row.customer.number, row.level, row.order, following)
+        following = self._backlog.discard(row.customer.number, row.band, row.order)
+        return CancelEvent(row.customer.number, row.band, row.order, following)
 
     def retry(self, ids: Sequence[str]) -> list[State | None]:
         with self._changed:
@@ -577,7 +677,7 @@ class MemoryStore:
                 if row is not None and row.state is State.DEAD:
                     row.attempts = 0
                     row.ended_at = None
-                    row.level = level_of(row.priority, self._settings.mode)
+                    row.band = self._band(row)
                     self._record(now, self._wait(row))
             self._notify()
             return states
@@ -657,25 +757,35 @@ class MemoryStore:
                 outcome_counters=self._outcome_counters,
             )
 
-    def lanes(self, *, size: int = 24) -> Lanes:
+    def lanes(self, *, size: int = 24, kind: str | None = None) -> Lanes:
         with self._changed:
             documents = [self._kept(each) for each in self._documents.values()]
             now, settings = self._clock.now(), self._settings
             foreseen = foresee(self._turns, documents, self._events, now, self._next_number)
-            in_turn = list(lines_in_turn(foreseen.customers.values(), settings))
             rows: dict[tuple[int, int], list[Next]] = defaultdict(list)
             for order, row in sorted(self._orders.items()):
-                place = (row.customer.number, row.level)
+                place = (row.customer.number, row.band)
                 rows[place].append(Next(order, row.number, row.new.cost))
+            names = self._kind_names if kind is None else [self._kinds[kind].number]
 
-            def waiting(line: WaitingLine, most: int) -> list[Next]:
-                return rows[line.customer, line.level][:most]
+            def next_of(number: int, level: int, most: int) -> list[Next]:
+                lines = lines_in_turn(foreseen.customers.values(), settings, number)
+
+                def waiting(line: WaitingLine, most: int) -> list[Next]:
+                    return rows[line.customer, band_of(level, number)][:most]
+
+                here = [line for line in lines if line.level == level]
+                return take_turns(here, most, settings, waiting)
 
             ids = [
-                self._id(number)
+                self._id(found.number)
                 for level, most in levels_of(settings, size)
-                for number in take_turns(
-                    [line for line in in_turn if line.level == level], most, settings, waiting
+                for found in take_turns_of_kinds(
+                    {n: next_of(n, level, most) for n in names},
+                    {n: foreseen.bands[band_of(level, n)] for n in names},
+                    self._kind_names,
+                    most,
+                    settings,
                 )
             ]
             found = [self._document(row) for row in self._orders.values()]
@@ -700,16 +810,20 @@ class MemoryStore:
                 count=row.customer.count,
                 names={known.number: known.name for known in self._customers.values()},
                 foreseen=foresee(self._turns, documents, self._events, now, self._next_number),
-                workers=self._workers.values(),
+                workers=sorted(self._workers.values(), key=lambda seen: seen.worker),
+                kind_settings=self._kinds[row.new.kind].settings,
             )
 
     def workers(self) -> list[WorkerHeartbeat]:
         with self._changed:
-            return sorted(self._workers.values())[:WORKERS_MAX]
+            return sorted(self._workers.values(), key=lambda seen: seen.worker)[:WORKERS_MAX]
 
-    def sign_on(self, worker: str, slots: int) -> None:
+    def sign_on(self, worker: str, slots: int, kinds: Sequence[str] | None = None) -> None:
         with self._changed:
-            self._workers[worker] = WorkerHeartbeat(worker, self._clock.now(), slots)
+            for name in kinds or ():
+                self._kind(name)
+            served = None if kinds is None else tuple(sorted(set(kinds)))
+            self._workers[worker] = WorkerHeartbeat(worker, self._clock.now(), slots, served)
 
     def sign_off(self, worker: str) -> None:
         with self._changed:
@@ -719,11 +833,11 @@ class MemoryStore:
         with self._changed:
             heads: dict[tuple[int, int], _Row] = {}
             for _, row in sorted(self._orders.items()):
-                heads.setdefault((row.customer.number, row.level), row)
+                heads.setdefault((row.customer.number, row.band), row)
             oldest: dict[int, int] = {}
             for row in heads.values():
-                since = max(row.submitted_at, row.due_at or 0)
-                oldest[row.level] = min(since, oldest.get(row.level, since))
+                since, level = max(row.submitted_at, row.due_at or 0), level_in(row.band)
+                oldest[level] = min(since, oldest.get(level, since))
             return oldest
 
     def _due_at_now(self, row: _Row) -> int | None:
@@ -746,12 +860,12 @@ class MemoryStore:
         leased = not has_ended(row.lease_until, at if boot == self._boot else None)
         lost = None
         if row.state is State.RUNNING and not leased:
-            lost = end_of_lease(row.attempt(), self._settings)
+            lost = end_of_lease(self._attempt(row), self._settings)
         return Kept(
             number=row.number,
             customer=row.customer.number,
             priority=row.priority,
-            level=row.level,
+            band=row.band,
             order=row.order,
             state=row.state,
             submitted_at=row.submitted_at,
