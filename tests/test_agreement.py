@@ -27,6 +27,7 @@ from fairturn.clock import SECOND_US, ManualClock
 from fairturn.errors import FairturnError
 from fairturn.maintenance.sqlite_transfer import unload
 from fairturn.model import (
+    DEFAULT_KIND_NAME,
     Claimed,
     Completed,
     ContentRef,
@@ -34,6 +35,8 @@ from fairturn.model import (
     Failed,
     Fence,
     Filter,
+    KindPolicy,
+    KindSettings,
     NewDocument,
     Outcome,
     Progress,
@@ -69,6 +72,7 @@ class Doc(NamedTuple):
     due_in_s: int | None = None
     parent: int | None = None
     content: bool = False
+    work: str = DEFAULT_KIND_NAME
 
 
 class Submit(NamedTuple):
@@ -87,6 +91,7 @@ class Claim(NamedTuple):
     n: int
     lease_s: int = LEASE_S
     ends: tuple[End, ...] = ()
+    kinds: tuple[str, ...] | None = None
 
 
 class Finish(NamedTuple):
@@ -112,6 +117,13 @@ class Adjust(NamedTuple):
     weight: float
     limit: int | None
     paused: bool
+
+
+class AdjustKind(NamedTuple):
+    kind: str
+    limit: int | None
+    paused: bool
+    attempts_max: int | None
 
 
 class Configure(NamedTuple):
@@ -150,6 +162,7 @@ Operation = (
     | Cancel
     | Retry
     | Adjust
+    | AdjustKind
     | Configure
     | Advance
     | Step
@@ -161,6 +174,8 @@ Operation = (
 
 customers = st.sampled_from("abc")
 pointers = st.integers(0, 30)
+works = st.sampled_from([DEFAULT_KIND_NAME] * 3 + ["ocr", "ocr", "text"])
+served = st.none() | st.none() | st.lists(works, max_size=3).map(tuple)
 documents = st.builds(
     Doc,
     customer=customers,
@@ -170,6 +185,7 @@ documents = st.builds(
     due_in_s=st.sampled_from([None] * 8 + [-1, 0, 1, 5, 60]),
     parent=st.sampled_from([None] * 16 + [0, 1, 5]),
     content=st.booleans(),
+    work=works,
 )
 ends = st.builds(
     End,
@@ -186,6 +202,7 @@ changes = st.one_of(
     st.tuples(st.just("patience_s"), st.sampled_from([0, PATIENCE_S])),
     st.tuples(st.just("reset"), st.sampled_from(Reset)),
     st.tuples(st.just("attempts_max"), st.integers(1, 3)),
+    st.tuples(st.just("kinds"), st.sampled_from(KindPolicy)),
     st.tuples(st.just("waiting_max"), st.sampled_from([20, 1_000])),
     st.tuples(st.just("waiting_per_customer_max"), st.sampled_from([10, 1_000])),
     st.tuples(st.just("bounds"), st.just((0, -1, -2, -3, -4, -5, -6, -7))),
@@ -195,6 +212,7 @@ first_settings = st.builds(
     mode=st.sampled_from(Mode),
     costs=st.sampled_from(Costs),
     reset=st.sampled_from(Reset),
+    kinds=st.sampled_from([KindPolicy.OPEN] * 3 + [KindPolicy.KNOWN]),
     patience_s=st.sampled_from([0, PATIENCE_S]),
     attempts_max=st.integers(1, 5),
     completed_kept_s=st.sampled_from([0, 60]),
@@ -323,6 +341,13 @@ class Machine:
                     weight=operation.weight, limit=operation.limit, paused=operation.paused
                 )
                 self._same(operation, lambda store: store.adjust(operation.customer, customer))
+            case AdjustKind():
+                kind = KindSettings(
+                    limit=operation.limit,
+                    paused=operation.paused,
+                    attempts_max=operation.attempts_max,
+                )
+                self._same(operation, lambda store: store.configure_kind(operation.kind, kind))
             case Configure():
                 self._configure(operation)
             case Prune():
@@ -391,6 +416,7 @@ class Machine:
             key=None if doc.key is None else f"key {doc.key}",
             digest=None if doc.key is None else bytes([doc.digest]),
             parent=parent,
+            kind=doc.work,
         )
 
     def _claiming(self, operation: Claim) -> Callable[[Store], Claimed]:
@@ -399,6 +425,7 @@ class Machine:
             operation.n,
             worker=f"worker {operation.lease_s}",
             lease_us=operation.lease_s * SECOND_US,
+            kinds=operation.kinds,
             outcomes=outcomes,
         )
 
@@ -691,13 +718,15 @@ class Agreement(RuleBasedStateMachine):
     def submit_many(self, document: Doc, n: int) -> None:
         self.machine.run(Submit((document,) * n))
 
-    @rule(n=st.integers(0, 12), lease_s=leases)
-    def claim(self, n: int, lease_s: int) -> None:
-        self.machine.run(Claim(n, lease_s))
+    @rule(n=st.integers(0, 12), lease_s=leases, kinds=served)
+    def claim(self, n: int, lease_s: int, kinds: tuple[str, ...] | None) -> None:
+        self.machine.run(Claim(n, lease_s, kinds=kinds))
 
-    @rule(n=st.integers(0, 12), lease_s=leases, ends=some_ends)
-    def claim_with_outcomes(self, n: int, lease_s: int, ends: tuple[End, ...]) -> None:
-        self.machine.run(Claim(n, lease_s, ends))
+    @rule(n=st.integers(0, 12), lease_s=leases, ends=some_ends, kinds=served)
+    def claim_with_outcomes(
+        self, n: int, lease_s: int, ends: tuple[End, ...], kinds: tuple[str, ...] | None
+    ) -> None:
+        self.machine.run(Claim(n, lease_s, ends, kinds))
 
     @rule(ends=some_ends)
     def finish(self, ends: tuple[End, ...]) -> None:
@@ -727,6 +756,17 @@ class Agreement(RuleBasedStateMachine):
     )
     def adjust(self, customer: str, weight: float, limit: int | None, paused: bool) -> None:
         self.machine.run(Adjust(customer, weight, limit, paused))
+
+    @rule(
+        kind=works,
+        limit=st.none() | st.integers(1, 4),
+        paused=st.sampled_from([False, False, True]),
+        attempts_max=st.none() | st.integers(1, 3),
+    )
+    def adjust_kind(
+        self, kind: str, limit: int | None, paused: bool, attempts_max: int | None
+    ) -> None:
+        self.machine.run(AdjustKind(kind, limit, paused, attempts_max))
 
     @rule(changes=st.lists(changes, min_size=1, max_size=2).map(tuple))
     def configure(self, changes: tuple[tuple[str, Any], ...]) -> None:
