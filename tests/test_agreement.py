@@ -305,7 +305,7 @@ class Machine:
                 self._call(operation)
                 self._look(operation)
 
-    def _call(self, operation: Operation) -> None:
+    def _call(self, operation: Operation) -> None:  # noqa: PLR0912
         match operation:
             case Submit():
                 submitted = [self._new(doc) for doc in operation.documents]
@@ -376,6 +376,7 @@ class Machine:
         """Compare the observable state of all stores."""
         self._same(operation, lambda store: store.summary())
         self._same(operation, lambda store: store.customers())
+        self._same(operation, lambda store: store.kinds())
         self._same(operation, lambda store: store.find(Filter(), size=1_000))
         id = self._at(self.documents, next(self.ages))
         if id is not None:
@@ -487,6 +488,7 @@ def _document_snapshot(store: Store, id: str) -> Any:
     return (
         (found.document, found.parent_count, found.customer_settings, found.count),
         (found.waiting, found.running, found.delayed, found.leased),
+        (found.kind_settings, found.kind_running),
         found.served and {found.names[c]: n for c, n in found.served.by_customer.items()},
         found.served and found.served.complete,
         sorted((work.worker, work.claimed_at, work.alive) for work in found.service.running),

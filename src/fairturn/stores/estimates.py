@@ -180,7 +180,7 @@ def make_snapshot(
             running=_running(d for d in documents if d.worker not in others),
             workers=tuple(seen for seen in workers if seen.worker not in others),
             attempts=_attempts(same_kind),
-            arrivals=_arrivals(same_kind, settings.mode),
+            arrivals=_arrivals(documents, kept.kind, settings.mode),
         ),
         served=_served(kept, waiting_since(document), documents),
         names=names,
@@ -251,9 +251,14 @@ def _attempts(documents: Iterable[Kept]) -> tuple[AttemptSample, ...]:
     return tuple(over[-ATTEMPTS_MAX:])
 
 
-def _arrivals(documents: Iterable[Kept], mode: Mode) -> tuple[Arrival, ...]:
+def _arrivals(documents: Iterable[Kept], kind: int, mode: Mode) -> tuple[Arrival, ...]:
+    """Return the documents of a kind among the newest of all kinds."""
     newest = sorted(documents, key=lambda d: -d.number)[:ARRIVALS_MAX]
-    return tuple(Arrival(d.submitted_at, d.customer, level_of(d.priority, mode)) for d in newest)
+    return tuple(
+        Arrival(d.submitted_at, d.customer, level_of(d.priority, mode))
+        for d in newest
+        if d.kind == kind
+    )
 
 
 def _served(kept: Kept, since: int, documents: Iterable[Kept]) -> ServedCounts | None:
