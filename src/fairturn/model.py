@@ -269,6 +269,7 @@ class Progress(NamedTuple):
 
 
 NO_PROGRESS: Mapping[Fence, Progress] = MappingProxyType({})
+NO_CAPS: Mapping[str, int] = MappingProxyType({})
 
 
 class Claim(NamedTuple):

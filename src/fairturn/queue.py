@@ -23,6 +23,7 @@ from fairturn.explain.analysis import Audience, Explanation, explain
 from fairturn.model import (
     CUSTOMER_BYTES_MAX,
     ENDED,
+    NO_CAPS,
     NO_PROGRESS,
     PAGE_MAX,
     SUBMIT_DOCUMENTS_MAX,
@@ -374,11 +375,12 @@ class Queue:
         worker: str,
         lease_s: float,
         kinds: Sequence[str] | None = None,
+        at_most: Mapping[str, int] = NO_CAPS,
         outcomes: Sequence[Outcome] = (),
         synced: bool = True,
     ) -> Claimed:
         """Record the outcomes, then claim up to `n` documents of these kinds (None: of every kind)
-        in the order of service.
+        in the order of service; of a kind in `at_most`, at most that many.
 
         `Worker` calls this. A claim is valid until its lease expires: `renew` it, and `finish` it
         with one outcome. With `synced=False` a power cut may undo the claim until `sync` returns.
@@ -388,6 +390,7 @@ class Queue:
             worker=worker,
             lease_us=microseconds(lease_s),
             kinds=kinds,
+            at_most=at_most,
             outcomes=outcomes,
             synced=synced,
         )

@@ -23,6 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 from fairturn.access.keys import AccessKey
 from fairturn.explain.snapshot import DocumentSnapshot, WorkerHeartbeat
 from fairturn.model import (
+    NO_CAPS,
     NO_PROGRESS,
     Claimed,
     CustomerPage,
@@ -107,13 +108,14 @@ class Store(Protocol):
         worker: str,
         lease_us: int,
         kinds: Sequence[str] | None = None,
+        at_most: Mapping[str, int] = NO_CAPS,
         outcomes: Sequence[Outcome] = (),
         synced: bool = True,
     ) -> Claimed:
         """Record the outcomes as `finish` does, then claim up to `n` documents of these kinds in
         the order of service. None stands for every kind, also for those that are created later;
-        unknown kinds are ignored. The cost of a claim does not grow with kinds that it does not
-        serve.
+        unknown kinds are ignored. Of a kind in `at_most`, this call takes at most that many
+        documents. The cost of a claim does not grow with kinds that it does not serve.
 
         Claims of all processes are serialized. A claim first folds expired leases (oldest first),
         then events, then documents that became due. Each claimed document is running, has one more

@@ -127,6 +127,18 @@ class KindPromises(StoreSuite):
 
         assert claim(kinds, 1, kinds=[]) == []
 
+    def test_a_claim_takes_at_most_the_requested_number_of_a_kind(self, kinds: Store) -> None:
+        for customer in "abc":
+            submit(kinds, customer, kind="ocr")
+            submit(kinds, customer, kind="text")
+
+        found = claim(kinds, 6, at_most={"ocr": 1, "text": 2, "unknown": 1})
+
+        assert sorted(c.document.kind for c in found) == ["ocr", "text", "text"]
+        assert claim(kinds, 6, at_most={"ocr": 0, "text": 0}) == []
+        found = claim(kinds, 6, kinds=["ocr"], at_most={"text": 1})
+        assert [c.document.kind for c in found] == ["ocr", "ocr"]
+
     def test_a_claim_of_every_kind_takes_kinds_that_are_created_later(
         self, open_store: OpenStore, clock: ManualClock
     ) -> None:

@@ -1,13 +1,14 @@
 """Helpers for the steps in a document's life cycle, and a store's observable state as a value."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from fairturn.clock import SECOND_US
 from fairturn.model import (
     DOCUMENT_BYTES,
+    NO_CAPS,
     Claim,
     Completed,
     Customer,
@@ -52,9 +53,12 @@ def claim(
     worker: str = "worker-1",
     lease_us: int = LEASE_US,
     kinds: Sequence[str] | None = None,
+    at_most: Mapping[str, int] = NO_CAPS,
     outcomes: Sequence[Outcome] = (),
 ) -> list[Claim]:
-    claimed = store.claim(n, worker=worker, lease_us=lease_us, kinds=kinds, outcomes=outcomes)
+    claimed = store.claim(
+        n, worker=worker, lease_us=lease_us, kinds=kinds, at_most=at_most, outcomes=outcomes
+    )
     assert claimed.lost == []
     return claimed.claims
 

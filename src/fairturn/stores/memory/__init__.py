@@ -24,6 +24,7 @@ from fairturn.model import (
     DEFAULT_KIND_NAME,
     ENDED,
     KEY_KEPT_US,
+    NO_CAPS,
     NO_PROGRESS,
     RUNNING_MAX,
     Claim,
@@ -437,6 +438,7 @@ class MemoryStore:
         worker: str,
         lease_us: int,
         kinds: Sequence[str] | None = None,
+        at_most: Mapping[str, int] = NO_CAPS,
         outcomes: Sequence[Outcome] = (),
         synced: bool = True,
     ) -> Claimed:
@@ -448,7 +450,7 @@ class MemoryStore:
             self._fold(now)
             claims: list[Claim] = []
             fence = self._fence + 1
-            free = self._free_kinds(kinds)
+            free = self._free_kinds(kinds, at_most)
             while len(claims) < n and (pick := self._turns.pick(now, tuple(free))) is not None:
                 row = self._orders.pop(pick.order)
                 free[row.kind] -= 1
@@ -469,17 +471,20 @@ class MemoryStore:
                 self._notify()
             return Claimed(claims, lost, cancelled)
 
-    def _free_kinds(self, served: Sequence[str] | None) -> dict[int, int]:
-        """Return how many documents of each of these kinds may start now, without kinds of which
-        none may."""
+    def _free_kinds(
+        self, served: Sequence[str] | None, at_most: Mapping[str, int]
+    ) -> dict[int, int]:
+        """Return how many documents of each of these kinds one claim may take now, without kinds
+        of which it may take none."""
         running = Counter(r.kind for r in self._documents.values() if r.state is State.RUNNING)
         free = {}
         for name, kind in self._kinds.items():
             if kind.settings.paused or (served is not None and name not in served):
                 continue
             limit = RUNNING_MAX if kind.settings.limit is None else kind.settings.limit
-            if limit > running[kind.number]:
-                free[kind.number] = limit - running[kind.number]
+            left = min(limit - running[kind.number], at_most.get(name, RUNNING_MAX))
+            if left > 0:
+                free[kind.number] = left
         return free
 
     def _report_cancels(self) -> list[Document]:
