@@ -20,12 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairturn import Queue
+from fairturn.access.keys import AccessKey
 from fairturn.access.registry import KeyRegistry
 from fairturn.clock import ManualClock, stopwatch
 from fairturn.contents.local import Folder, Verify
 from fairturn.dashboard.routes import install
 from fairturn.dashboard.visitors import PageSessions
-from fairturn.model import ContentRef
+from fairturn.model import ContentRef, Settings
 from fairturn.service import scan
 from fairturn.service.app import make_app
 from fairturn.service.concurrency import ConcurrencyLimit
@@ -41,6 +42,7 @@ from fairturn.service.options import (
 )
 from fairturn.service.problems import Problem
 from fairturn.service.server import ACCEPTED_AT_ONCE, ListenAddress, Server, listen_at
+from fairturn.stores.memory import MemoryStore
 from fairturn.validation.submission import JSON_DEPTH_MAX
 from tests.http_server import asked, bearer, code_of, key_for, served_app
 from tests.wait import wait_until
@@ -318,6 +320,36 @@ def test_one_key_has_only_so_many_long_polls_and_they_end_when_the_client_hangs_
     assert int(third.headers["retry-after"]) > 0
     assert at_once.status_code == 200
     assert others.json() == {"room": True}
+
+
+class CountsKeyReads(MemoryStore):
+    """A store that counts how often an access key is read."""
+
+    key_reads = 0
+
+    def access_key(self, id: str) -> AccessKey | None:
+        self.key_reads += 1
+        return super().access_key(id)
+
+
+def test_a_long_poll_above_the_limit_costs_no_read_of_the_store() -> None:
+    store = CountsKeyReads(settings=Settings(waiting_per_customer_max=1))
+    with Queue(store) as queue:
+        queue.submit("acme", payload=1)
+        key = key_for(queue, "acme")
+        app = make_app(queue, ServiceLimits(polls_per_key_max=1))
+        with served_app(app) as url, httpx.Client(base_url=url, timeout=30) as client:
+            assert client.get("/v1/me", headers=bearer(key)).status_code == 200
+            with connected(url) as connection:
+                connection.sendall(get("/v1/room?wait_s=60", f"Authorization: Bearer {key}"))
+                wait_until(lambda: app.state.service.polls.total() == 1, "it waits")
+                wait_until(lambda: store.key_reads >= 3, "the key watch has read the key")
+                before = store.key_reads
+
+                refused = [client.get("/v1/room?wait_s=1", headers=bearer(key)) for _ in range(3)]
+
+    assert [code_of(each) for each in refused] == [(429, "too_many_at_once")] * 3
+    assert store.key_reads == before
 
 
 @pytest.mark.parametrize("path", ["/v1/documents/{id}?wait_s=60", "/v1/room?wait_s=60"])

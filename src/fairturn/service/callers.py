@@ -62,6 +62,8 @@ async def caller_of(
     # of others.
     known = None if shown is None else service.known_keys.id_of(shown)
     if known is not None:
+        if _is_poll(request):
+            service.polls.check(known)
         permit = await service.requests.wait(known)
     else:
         permit = await service.newcomers.wait(network_of(address_of(request)))
@@ -74,6 +76,13 @@ async def caller_of(
     if known is None and shown is not None and caller.key is not None:
         service.known_keys.add(shown, caller.key)
     return caller
+
+
+def _is_poll(request: Request) -> bool:
+    try:
+        return float(request.query_params.get("wait_s", 0)) > 0
+    except ValueError:
+        return False  # the route answers it
 
 
 def submitter_of(request: Request) -> Caller:

@@ -51,11 +51,15 @@ class ConcurrencyLimit:
         in_all = self._total_max is None or self._held.total() < self._total_max
         return in_all and self._held[holder or ""] < self._per_holder_max
 
+    def check(self, holder: str | None) -> None:
+        """Raise `Problem` if `take` would."""
+        if not self.has_permit(holder):
+            raise self._refusal()
+
     def take(self, holder: str | None) -> "Permit":
         """Return a permit, or raise `Problem` at the limit. The holder None is the local operator
         without a key."""
-        if not self.has_permit(holder):
-            raise self._refusal()
+        self.check(holder)
         return self._count(holder or "")
 
     async def wait(self, holder: str | None) -> "Permit":
