@@ -28,10 +28,12 @@ class Document:
     cost: int | None
     due_at: int | None
     kind: str = KIND
+    expires_at: int | None = None
     order: int | None = None
     state: str = "delayed"  # delayed, waiting, running, ended
     seen: str = "nowhere"  # nowhere, waiting, running
     attempts: int = 0
+    step: int = 0
     lease_ends_at: int = 0
     charged_cost: int | None = None  # None: not charged
     charged_weight: int | None = None
@@ -67,9 +69,10 @@ class Recorded:
     """An event that the next claim folds."""
 
     at: int
-    what: str  # arrived, cancelled, finished, failed, released, settings
+    what: str  # arrived, cancelled, finished, advanced, failed, released, settings
     document: Document | None = None
     real_cost: int = 0
+    kind: str = KIND  # of the next step
     customer: Customer | None = None
     settings: tuple[int, int | None, bool] = (1000, None, False)
 
@@ -145,12 +148,21 @@ class Reference:
         cost: int | None = None,
         due_at: int | None = None,
         kind: str = KIND,
+        expires_at: int | None = None,
     ) -> Document:
         count, priority = self.check(name, now)
         level = 1 if self.mode == "equal" else priority
         self.submitted += 1
         document = Document(
-            self.submitted, self.customer(name), count, priority, level, cost, due_at, kind
+            self.submitted,
+            self.customer(name),
+            count,
+            priority,
+            level,
+            cost,
+            due_at,
+            kind,
+            expires_at,
         )
         self.documents.append(document)
         if due_at is None or due_at <= now:
@@ -173,6 +185,34 @@ class Reference:
     def finish(self, document: Document, now: int, real_cost: int = COST_ONE) -> None:
         document.state = "ended"
         self.recorded.append(Recorded(now, "finished", document, real_cost))
+
+    def advance(self, document: Document, now: int, kind: str, real_cost: int = COST_ONE) -> None:
+        """End a step: the document waits for another kind, with all attempts."""
+        document.state = "waiting"
+        document.attempts = 0
+        document.step += 1
+        self.recorded.append(Recorded(now, "finished", document, real_cost))
+        self.recorded.append(Recorded(now, "advanced", document, kind=kind))
+
+    def snooze(self, document: Document, now: int, delay_us: int) -> None:
+        document.state = "delayed"
+        document.due_at = now + delay_us
+        document.attempts -= 1
+        self.recorded.append(Recorded(now, "failed", document))
+
+    def expire(self, now: int) -> list[Document]:
+        """End the documents that have expired, and return them."""
+        expired = [
+            d
+            for d in self.documents
+            if d.expires_at is not None
+            and d.expires_at <= now
+            and d.state in ("waiting", "delayed")
+            and d.attempts == d.step == 0
+        ]
+        for document in expired:
+            self.cancel(document, now)
+        return expired
 
     def fail(self, document: Document, now: int, delay_us: int | None) -> None:
         """Fail an attempt. Without a delay, or without attempts left, the document is dead."""
@@ -248,6 +288,9 @@ class Reference:
             document.seen = "waiting"
         elif recorded.what in ("cancelled", "failed"):
             document.seen = "nowhere"
+        elif recorded.what == "advanced":
+            document.kind = recorded.kind
+            document.seen = "waiting"
         elif recorded.what == "released":
             self._flow(document).virtual_time -= document.charge
             document.seen = "waiting"

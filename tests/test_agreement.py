@@ -28,6 +28,7 @@ from fairturn.errors import FairturnError
 from fairturn.maintenance.sqlite_transfer import unload
 from fairturn.model import (
     DEFAULT_KIND_NAME,
+    Advanced,
     Claimed,
     Completed,
     ContentRef,
@@ -38,10 +39,12 @@ from fairturn.model import (
     KindPolicy,
     KindSettings,
     NewDocument,
+    OutageReport,
     Outcome,
     Progress,
     Released,
     Settings,
+    Snoozed,
     State,
     Stopped,
 )
@@ -73,6 +76,7 @@ class Doc(NamedTuple):
     parent: int | None = None
     content: bool = False
     work: str = DEFAULT_KIND_NAME
+    expires_in_s: int | None = None
 
 
 class Submit(NamedTuple):
@@ -92,6 +96,7 @@ class Claim(NamedTuple):
     lease_s: int = LEASE_S
     ends: tuple[End, ...] = ()
     kinds: tuple[str, ...] | None = None
+    at_most: tuple[tuple[str, int], ...] = ()
 
 
 class Finish(NamedTuple):
@@ -101,7 +106,7 @@ class Finish(NamedTuple):
 class Renew(NamedTuple):
     attempts: tuple[int, ...]
     lease_s: int
-    done: float | None = None  # the progress of every second attempt
+    done: float | None = None  # the progress and the checkpoint of every second attempt
 
 
 class Cancel(NamedTuple):
@@ -110,6 +115,22 @@ class Cancel(NamedTuple):
 
 class Retry(NamedTuple):
     documents: tuple[int, ...]
+    expires_in_s: int | None = None
+
+
+class Expire(NamedTuple):
+    limit: int
+
+
+class Need(NamedTuple):
+    """A worker signs on whose handler of a kind needs these services."""
+
+    kind: str
+    services: tuple[str, ...]
+
+
+class Resume(NamedTuple):
+    service: str
 
 
 class Adjust(NamedTuple):
@@ -124,6 +145,7 @@ class AdjustKind(NamedTuple):
     limit: int | None
     paused: bool
     attempts_max: int | None
+    expires_in_s: int | None = None
 
 
 class Configure(NamedTuple):
@@ -161,6 +183,9 @@ Operation = (
     | Renew
     | Cancel
     | Retry
+    | Expire
+    | Need
+    | Resume
     | Adjust
     | AdjustKind
     | Configure
@@ -176,6 +201,7 @@ customers = st.sampled_from("abc")
 pointers = st.integers(0, 30)
 works = st.sampled_from([DEFAULT_KIND_NAME] * 3 + ["ocr", "ocr", "text"])
 served = st.none() | st.none() | st.lists(works, max_size=3).map(tuple)
+caps = st.just(()) | st.lists(st.tuples(works, st.integers(0, 3)), max_size=2).map(tuple)
 documents = st.builds(
     Doc,
     customer=customers,
@@ -186,13 +212,22 @@ documents = st.builds(
     parent=st.sampled_from([None] * 16 + [0, 1, 5]),
     content=st.booleans(),
     work=works,
+    expires_in_s=st.sampled_from([None] * 6 + [-1, 0, 1, 6, 40, 90]),
 )
-ends = st.builds(
-    End,
-    attempt=pointers,
-    kind=st.sampled_from(["completed", "failed", "delayed", "released", "stopped"]),
-    value=st.integers(0, 3),
+ENDINGS = (
+    "completed",
+    "failed",
+    "delayed",
+    "released",
+    "stopped",
+    "advanced",
+    "advanced",
+    "snoozed",
+    "unavailable",
+    "unavailable",
 )
+ends = st.builds(End, attempt=pointers, kind=st.sampled_from(ENDINGS), value=st.integers(0, 3))
+services = st.sampled_from(["azure", "gpu"])
 some_ends = st.lists(ends, max_size=4).map(tuple)
 leases = st.sampled_from([1, LEASE_S, LEASE_S, 600])
 changes = st.one_of(
@@ -218,6 +253,7 @@ first_settings = st.builds(
     completed_kept_s=st.sampled_from([0, 60]),
     cancelled_kept_s=st.sampled_from([0, 2_000]),
     dead_kept_s=st.sampled_from([0, 5_000]),
+    expired_kept_s=st.sampled_from([0, 5_000]),
 )
 
 # ── The machine ──────────────────────────────────────────────────────────────────────────────────
@@ -283,9 +319,9 @@ class Machine:
 
     @property
     def has_retries(self) -> bool:
-        """Whether a document waits for a retry."""
+        """Whether a document waits for a retry, also one that was snoozed or returned."""
         delayed = self.memory.find(Filter(states=(State.DELAYED,)), size=1_000).documents
-        return any(document.attempts for document in delayed)
+        return any(document.claimed_at_us is not None for document in delayed)
 
     def run(self, operation: Operation) -> None:
         match operation:
@@ -322,20 +358,31 @@ class Machine:
                 fences = [self._at(self.attempts, pointer) for pointer in operation.attempts]
                 held = [fence for fence in fences if fence is not None]
                 lease_us = operation.lease_s * SECOND_US
-                progress = {}
+                progress, checkpoints = {}, {}
                 if operation.done is not None:
                     said = Progress(operation.done, 10 if operation.done > 2 else None)
                     progress = dict.fromkeys(held[::2], said)
+                    checkpoints = dict.fromkeys(held[::2], f"{operation.done}")
                 self._same(
                     operation,
-                    lambda store: store.renew(held, lease_us=lease_us, progress=progress),
+                    lambda store: store.renew(
+                        held, lease_us=lease_us, progress=progress, checkpoints=checkpoints
+                    ),
                 )
             case Cancel():
                 ids = self._ids(operation.documents)
                 self._same(operation, lambda store: store.cancel(ids))
             case Retry():
                 ids = self._ids(operation.documents)
-                self._same(operation, lambda store: store.retry(ids))
+                at = self._after(operation.expires_in_s)
+                self._same(operation, lambda store: store.retry(ids, expires_at=at))
+            case Expire():
+                self._same(operation, lambda store: store.expire(operation.limit))
+            case Need():
+                needs = {operation.kind: operation.services}
+                self._same(operation, lambda store: store.sign_on("w", 1, needs=needs))
+            case Resume():
+                self._same(operation, lambda store: store.resume(operation.service))
             case Adjust():
                 customer = CustomerSettings(
                     weight=operation.weight, limit=operation.limit, paused=operation.paused
@@ -346,6 +393,7 @@ class Machine:
                     limit=operation.limit,
                     paused=operation.paused,
                     attempts_max=operation.attempts_max,
+                    expires_in_s=operation.expires_in_s,
                 )
                 self._same(operation, lambda store: store.configure_kind(operation.kind, kind))
             case Configure():
@@ -377,13 +425,16 @@ class Machine:
         self._same(operation, lambda store: store.summary())
         self._same(operation, lambda store: store.customers())
         self._same(operation, lambda store: store.kinds())
+        self._same(operation, lambda store: store.outages())
         self._same(operation, lambda store: store.find(Filter(), size=1_000))
         id = self._at(self.documents, next(self.ages))
         if id is not None:
             self._same(operation, lambda store: _document_snapshot(store, id))
+            self._same(operation, lambda store: store.attempts(id, values=True))
 
     def end(self) -> None:
         """Claim everything that is left in order, through all attempts."""
+        self._same(Claim(0), lambda store: store.lanes())
         for _ in range(3):
             self.run(Advance(LEASE_S + 1))
             self.run(Claim(100))
@@ -406,19 +457,22 @@ class Machine:
 
     def _new(self, doc: Doc) -> NewDocument:
         self.contents += doc.content
-        due_at = None if doc.due_in_s is None else self.clock.now() + doc.due_in_s * SECOND_US
         parent = None if doc.parent is None else self._at(self.documents, doc.parent)
         return NewDocument(
             doc.customer,
             None if doc.content else "1",
             content_name=f"content {self.contents}" if doc.content else None,
             cost=doc.cost,
-            due_at=due_at,
+            due_at=self._after(doc.due_in_s),
             key=None if doc.key is None else f"key {doc.key}",
             digest=None if doc.key is None else bytes([doc.digest]),
             parent=parent,
             kind=doc.work,
+            expires_at=self._after(doc.expires_in_s),
         )
+
+    def _after(self, seconds: int | None) -> int | None:
+        return None if seconds is None else self.clock.now() + seconds * SECOND_US
 
     def _claiming(self, operation: Claim) -> Callable[[Store], Claimed]:
         outcomes = self._outcomes(operation.ends)
@@ -427,6 +481,7 @@ class Machine:
             worker=f"worker {operation.lease_s}",
             lease_us=operation.lease_s * SECOND_US,
             kinds=operation.kinds,
+            at_most=dict(operation.at_most),
             outcomes=outcomes,
         )
 
@@ -449,6 +504,14 @@ class Machine:
                     outcomes.append(Released(fence))
                 case "stopped":
                     outcomes.append(Stopped(fence))
+                case "advanced":
+                    outcomes.append(_step(fence, end.value))
+                case "snoozed":
+                    outcomes.append(Snoozed(fence, end.value * SECOND_US))
+                case "unavailable":
+                    service = (None, "azure", "gpu", "azure")[end.value]
+                    retry_after_us = (end.value + 1) * SECOND_US
+                    outcomes.append(OutageReport(fence, "no answer", retry_after_us, service))
         return outcomes
 
     def _configure(self, operation: Configure) -> None:
@@ -467,6 +530,17 @@ class Machine:
                 return sorted(contents)
             contents += batch
         raise AssertionError("pruned 1,000 times, and still something is left to forget")
+
+
+def _step(fence: Fence, value: int) -> Advanced:
+    return Advanced(
+        fence,
+        (DEFAULT_KIND_NAME, "ocr", "text", "audio")[value],
+        value=None if value == 0 else f"{value}",
+        content=ContentRef(f"step {fence}", 1, b"") if value == 1 else None,
+        cost=3_000_000 if value == 2 else None,
+        real_cost=None if value == 0 else value * 1_000_000,
+    )
 
 
 def _document_snapshot(store: Store, id: str) -> Any:
@@ -488,7 +562,7 @@ def _document_snapshot(store: Store, id: str) -> Any:
     return (
         (found.document, found.parent_count, found.customer_settings, found.count),
         (found.waiting, found.running, found.delayed, found.leased),
-        (found.kind_settings, found.kind_running),
+        (found.kind_settings, found.kind_running, found.outages, found.service.other_workers),
         found.served and {found.names[c]: n for c, n in found.served.by_customer.items()},
         found.served and found.served.complete,
         sorted((work.worker, work.claimed_at, work.alive) for work in found.service.running),
@@ -720,9 +794,15 @@ class Agreement(RuleBasedStateMachine):
     def submit_many(self, document: Doc, n: int) -> None:
         self.machine.run(Submit((document,) * n))
 
-    @rule(n=st.integers(0, 12), lease_s=leases, kinds=served)
-    def claim(self, n: int, lease_s: int, kinds: tuple[str, ...] | None) -> None:
-        self.machine.run(Claim(n, lease_s, kinds=kinds))
+    @rule(n=st.integers(0, 12), lease_s=leases, kinds=served, at_most=caps)
+    def claim(
+        self,
+        n: int,
+        lease_s: int,
+        kinds: tuple[str, ...] | None,
+        at_most: tuple[tuple[str, int], ...],
+    ) -> None:
+        self.machine.run(Claim(n, lease_s, kinds=kinds, at_most=at_most))
 
     @rule(n=st.integers(0, 12), lease_s=leases, ends=some_ends, kinds=served)
     def claim_with_outcomes(
@@ -746,9 +826,24 @@ class Agreement(RuleBasedStateMachine):
     def cancel(self, documents: tuple[int, ...]) -> None:
         self.machine.run(Cancel(documents))
 
-    @rule(documents=st.lists(pointers, max_size=6).map(tuple))
-    def retry(self, documents: tuple[int, ...]) -> None:
-        self.machine.run(Retry(documents))
+    @rule(
+        documents=st.lists(pointers, max_size=6).map(tuple),
+        expires_in_s=st.sampled_from([None, None, -1, 0, 20]),
+    )
+    def retry(self, documents: tuple[int, ...], expires_in_s: int | None) -> None:
+        self.machine.run(Retry(documents, expires_in_s))
+
+    @rule(limit=st.sampled_from([1, 3, 1_000]))
+    def expire(self, limit: int) -> None:
+        self.machine.run(Expire(limit))
+
+    @rule(kind=works, services=st.lists(services, max_size=2, unique=True).map(tuple))
+    def need(self, kind: str, services: tuple[str, ...]) -> None:
+        self.machine.run(Need(kind, services))
+
+    @rule(service=services | st.sampled_from(["kind:ocr", "kind:default"]))
+    def resume(self, service: str) -> None:
+        self.machine.run(Resume(service))
 
     @rule(
         customer=customers,
@@ -764,11 +859,17 @@ class Agreement(RuleBasedStateMachine):
         limit=st.none() | st.integers(1, 4),
         paused=st.sampled_from([False, False, True]),
         attempts_max=st.none() | st.integers(1, 3),
+        expires_in_s=st.sampled_from([None, None, 5, 60]),
     )
     def adjust_kind(
-        self, kind: str, limit: int | None, paused: bool, attempts_max: int | None
+        self,
+        kind: str,
+        limit: int | None,
+        paused: bool,
+        attempts_max: int | None,
+        expires_in_s: int | None,
     ) -> None:
-        self.machine.run(AdjustKind(kind, limit, paused, attempts_max))
+        self.machine.run(AdjustKind(kind, limit, paused, attempts_max, expires_in_s))
 
     @rule(changes=st.lists(changes, min_size=1, max_size=2).map(tuple))
     def configure(self, changes: tuple[tuple[str, Any], ...]) -> None:

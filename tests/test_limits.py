@@ -15,20 +15,23 @@ from fairturn.model import (
     RETRY_US_MAX,
     RUNNING_MAX,
     WORKER_BYTES_MAX,
+    Advanced,
     Completed,
     CustomerSettings,
     Failed,
     Fence,
     NewDocument,
+    OutageReport,
     Outcome,
     Settings,
+    Snoozed,
     State,
 )
 from fairturn.scheduling.flows import Costs
 from fairturn.stores.contract import QueueStore as Store
 from fairturn.stores.memory import MemoryStore
 from fairturn.stores.sqlite import SqliteStore
-from fairturn.worker import handler
+from fairturn.worker import options, results
 
 LEASE_US = 30_000_000
 NOBODY = Fence("000000000000000", 1)
@@ -78,6 +81,15 @@ OUTCOMES: dict[str, tuple[Outcome, str]] = {
     "a result that no database can hold": (Completed(NOBODY, '"\ud800"'), "lone surrogate"),
     "a result that is too long": (Completed(NOBODY, "1" * (RESULT_BYTES_MAX + 1)), "16,777,216"),
     "a retry in a hundred years": (Failed(NOBODY, "no", 100 * RETRY_US_MAX), "at most 366 days"),
+    "a snooze for a hundred years": (Snoozed(NOBODY, 100 * RETRY_US_MAX), "at most 366 days"),
+    "a step's value that no database can hold": (Advanced(NOBODY, "x", '"\x00"'), "NUL character"),
+    "a cost below zero": (Advanced(NOBODY, "x", cost=-1), "cost is -1; it must be from 0"),
+    "a cost beyond all measure": (
+        Advanced(NOBODY, "x", cost=10**30),
+        "from 0 to 1,000,000,000,000",
+    ),
+    "a service without a name": (OutageReport(NOBODY, "no", service=""), "service is empty"),
+    "a service with a long name": (OutageReport(NOBODY, "no", service="x" * 65), "at most 64"),
 }
 
 
@@ -115,5 +127,14 @@ def test_no_cost_leads_near_the_end_of_64_bits() -> None:
     assert most_of_one_claim < 2**57
 
 
-def test_a_child_knows_the_same_limit_of_a_result_as_the_stores() -> None:
-    assert handler.RESULT_BYTES_MAX == model.RESULT_BYTES_MAX
+def test_a_child_knows_the_same_limits_as_the_stores() -> None:
+    for name in (
+        "RESULT_BYTES_MAX",
+        "STEP_VALUE_BYTES_MAX",
+        "CHECKPOINT_BYTES_MAX",
+        "SERVICE_BYTES_MAX",
+        "COST_MAX",
+    ):
+        assert getattr(results, name) == getattr(model, name), name
+    assert results.SNOOZE_S_MAX == model.SNOOZE_US_MAX / 1_000_000
+    assert options.SERVICES_MAX == model.SERVICES_MAX

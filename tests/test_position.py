@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.explain.snapshot import CountRange, OverdueHead, QueueView, WaitingLine
 from fairturn.model import (
+    DEFAULT_KIND_NAME,
+    Advanced,
     Claim,
     Completed,
     CustomerSettings,
@@ -24,9 +26,10 @@ from fairturn.model import (
     Outcome,
     Released,
     Settings,
+    Snoozed,
     State,
 )
-from fairturn.scheduling.flows import Costs, Mode
+from fairturn.scheduling.flows import Costs, Mode, level_in
 from fairturn.scheduling.position import Cause, Position, position
 from fairturn.scheduling.position.closed_form import DocumentsAhead
 from fairturn.stores.memory import MemoryStore
@@ -43,6 +46,7 @@ class Submit(NamedTuple):
     customers: str
     due_in_s: int | None = None
     cost: int | None = None
+    expires_in_s: int | None = None
 
 
 class Serve(NamedTuple):
@@ -75,17 +79,19 @@ Step = Submit | Serve | End | Cancel | Adjust | Advance
 letters = st.sampled_from("abcdef")
 some_letters = st.text("abcdef", min_size=1, max_size=8)
 weights = st.sampled_from([0.3, 1.0, 1.0, 2.0, 3.5])
+ENDINGS = ("next step", "later")
 
 
 def steps(limits: st.SearchStrategy[int | None], costs: st.SearchStrategy[int | None]) -> Any:
-    submits = st.builds(Submit, some_letters, st.sampled_from([None] * 7 + [5]), costs)
+    dues, expiries = (st.sampled_from([None] * 7 + [seconds]) for seconds in (5, 6))
+    submits = st.builds(Submit, some_letters, dues, costs, expiries)
     return st.lists(
         st.one_of(
             submits,
             submits,
             submits,
             st.builds(Serve, st.integers(1, 6), st.sampled_from([5, 3_600, 3_600])),
-            st.builds(End, st.integers(0, 9), st.sampled_from(["done", "back", "again"])),
+            st.builds(End, st.integers(0, 9), st.sampled_from(["done", "back", "again", *ENDINGS])),
             st.builds(Cancel, st.integers(0, 30)),
             st.builds(Adjust, letters, weights, limits, st.sampled_from([False] * 4 + [True])),
             st.builds(Advance, st.sampled_from([1, 6, PATIENCE_S, PATIENCE_S + 1])),
@@ -103,8 +109,14 @@ def store_after(program: list[Step], queue: Settings) -> tuple[MemoryStore, list
     for step in program:
         match step:
             case Submit():
-                due = None if step.due_in_s is None else clock.now() + step.due_in_s * SECOND_US
-                new = [NewDocument(c, "1", cost=step.cost, due_at=due) for c in step.customers]
+                due, expiry = (
+                    None if seconds is None else clock.now() + seconds * SECOND_US
+                    for seconds in (step.due_in_s, step.expires_in_s)
+                )
+                new = [
+                    NewDocument(c, "1", cost=step.cost, due_at=due, expires_at=expiry)
+                    for c in step.customers
+                ]
                 documents += [receipt.id for receipt in store.submit(new)]
             case Serve():
                 lease_us = step.lease_s * SECOND_US
@@ -115,6 +127,8 @@ def store_after(program: list[Step], queue: Settings) -> tuple[MemoryStore, list
                     "done": Completed(fence, real_cost=3_000_000),
                     "back": Released(fence),
                     "again": Failed(fence, "x", SECOND_US),
+                    "next step": Advanced(fence, DEFAULT_KIND_NAME),
+                    "later": Snoozed(fence, SECOND_US),
                 }
                 store.finish([outcomes[step.how]])
             case Cancel() if documents:
@@ -213,7 +227,7 @@ def claims_in_order(store: MemoryStore) -> list[Claimed]:
         assert row.pick is not None
         turns = store.settings().mode is not Mode.LEVELS
         uncharged = turns and row.pick.cost is None
-        claims.append(Claimed(document.id, document.customer, row.level, uncharged))
+        claims.append(Claimed(document.id, document.customer, level_in(row.band), uncharged))
     return claims
 
 

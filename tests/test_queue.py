@@ -120,6 +120,14 @@ def test_many_documents_are_accepted_in_the_order_given(queue: Queue, tmp_path: 
     assert documents[1].metadata == {"a": 1}
 
 
+@pytest.mark.parametrize("kind", ["", "OCR", ".", "..", "a/b", "fairturn.x", "x" * 65])
+def test_a_worker_signs_on_with_valid_names_of_kinds_only(queue: Queue, kind: str) -> None:
+    with pytest.raises(ValueError, match="^kind "):
+        queue.sign_on("w", 1, ["ocr", kind])
+
+    assert [each.name for each in queue.kinds()] == ["default"]
+
+
 def test_no_documents_at_all_are_accepted_too(queue: Queue) -> None:
     assert queue.submit_many([]) == []
 
@@ -670,8 +678,8 @@ def test_a_retry_that_is_repeated_succeeds_and_changes_nothing(queue: Queue) -> 
 class ClaimedMeanwhile(MemoryStore):
     """A worker claims the document between the retry and the query."""
 
-    def retry(self, ids: Sequence[str]) -> list[State | None]:
-        states = super().retry(ids)
+    def retry(self, ids: Sequence[str], *, expires_at: int | None = None) -> list[State | None]:
+        states = super().retry(ids, expires_at=expires_at)
         self.claim(1, worker="w", lease_us=10**9)
         return states
 

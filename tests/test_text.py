@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairturn.validation.text import REPLACEMENT, description, identity
+from fairturn.validation.text import REPLACEMENT, description, identity, tail
 
 # Every Python string, including those that no database can hold.
 any_text = st.text(st.characters(codec=None, exclude_categories=()))
@@ -50,6 +50,22 @@ def test_any_description_can_be_stored_and_keeps_to_its_limit(value: str, bytes_
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=50))
 def test_a_description_that_can_be_stored_and_fits_is_not_changed(value: str) -> None:
     assert description(value, 200) == value
+
+
+@given(value=any_text, bytes_max=st.integers(1, 40))
+def test_the_end_of_any_text_can_be_stored_and_keeps_to_its_limit(
+    value: str, bytes_max: int
+) -> None:
+    stored = tail(value, bytes_max)
+
+    assert len(stored.encode("utf-8")) <= bytes_max
+    assert "\x00" not in stored
+    assert tail(value, 4 * len(value) + 1) == description(value, 4 * len(value))
+
+
+def test_the_end_of_a_text_begins_at_a_whole_character() -> None:
+    assert tail("naïve 🙂", 5) == " 🙂"
+    assert tail("naïve 🙂", 3) == ""
 
 
 def test_what_cannot_be_stored_in_a_description_is_replaced() -> None:

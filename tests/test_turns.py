@@ -23,6 +23,7 @@ from fairturn.scheduling.flows import (
     PATIENCE_US,
     ArrivalEvent,
     Backlog,
+    Band,
     CancelEvent,
     CompletionEvent,
     Costs,
@@ -140,12 +141,13 @@ class Stored:
             state.weight, state.limit, state.paused, costs = self.customers[customer]
             state.head().recent_costs = costs
         head = state.head()
-        for flow, since in self.flows(customer):
+        for flow, since in self.flows(customer, None if customer in self.customers else 0):
+            if customer not in self.customers:
+                state.whole = False
             if since is not None:
                 head.order, head.since = flow.head_order, since
             elif customer not in self.customers and head.order is not None:
                 # The flow contains the head, and no limit or pause connects the flows.
-                state.whole = False
                 if flow.head_order is not None:
                     head.elsewhere = min(flow.head_order, head.elsewhere or flow.head_order)
                 continue
@@ -153,12 +155,14 @@ class Stored:
             state.running += flow.running
         return state
 
-    def flows(self, customer: int) -> list[tuple[Flow, int | None]]:
-        return [
+    def flows(self, customer: int, kind: int | None) -> list[tuple[Flow, int | None]]:
+        rows = [
             (to_flow(customer, band, row), row.head_since)
             for (c, band), row in self.rows.items()
-            if c == customer
+            if c == customer and kind in (None, kind_of(band))
         ]
+        self.reads.update(f"flows of kind {kind_of(flow.band)}" for flow, _ in rows)
+        return rows
 
     def flow(self, customer: int, band: int) -> Flow:
         return Flow(customer, band)
@@ -1506,6 +1510,88 @@ def test_a_patience_claim_goes_to_the_longest_waiting_of_all_kinds_that_are_serv
 
     assert pick is not None
     assert pick.order == 2
+
+
+class StoredByKind(Stored):
+    """Customers without a limit are loaded without flows."""
+
+    def customer_state(self, customer: int) -> CustomerState:
+        if customer in self.customers:
+            return super().customer_state(customer)
+        return CustomerState(customer, whole=False)
+
+
+def stored_in_kinds(kinds: int, customers: int, limit: int | None = None) -> tuple[Stored, Turns]:
+    """Return customers with documents in three levels of each kind, the oldest in the last, and an
+    engine that has loaded none of them."""
+    source = StoredByKind(Mode.FAIR)
+    turns = Turns(source)
+    order = 0
+    for customer in range(customers):
+        if limit is not None:
+            turns.apply(SettingsEvent(customer, 1_000, limit, False), 0)
+        for level in (3, 2, 1):
+            for kind in range(kinds):
+                order += 1
+                band = band_of(level, kind)
+                source.add(customer, band, order)
+                turns.apply(ArrivalEvent(customer, band, order, 1), 0)
+    source.write(turns)
+    source.reads.clear()
+    return source, Turns(source, bands=turns.bands, tick=turns.tick)
+
+
+def test_a_claim_reads_only_flows_of_the_kinds_that_it_serves() -> None:
+    source, turns = stored_in_kinds(kinds=4, customers=5)
+    turns.since_patience[2] = 9
+
+    assert turns.pick(PATIENCE_US + 1, kinds=(2,)) is not None
+    picks = [turns.pick(PATIENCE_US + 1, kinds=(2,)) for _ in range(15)]
+
+    assert [pick and kind_of(pick.band) for pick in picks] == [2] * 14 + [None]
+    assert {read for read in source.reads if "kind" in read} == {"flows of kind 2"}
+
+
+def test_of_a_customer_with_a_limit_a_claim_reads_the_flows_of_every_kind() -> None:
+    _, turns = stored_in_kinds(kinds=3, customers=1, limit=2)
+
+    picks = [turns.pick(0, kinds=(1,)) for _ in range(3)]
+
+    assert [pick and pick.band for pick in picks] == [band_of(1, 1), band_of(2, 1), None]
+    assert not any(flow.active for flow in turns.customers[0].flows.values())
+
+
+def test_flows_of_a_kind_that_are_loaded_later_take_part_in_its_turns() -> None:
+    _, turns = stored_in_kinds(kinds=2, customers=2)
+
+    first = [turns.pick(0, kinds=(0,)) for _ in range(3)]
+    both = [turns.pick(0, kinds=(0, 1)) for _ in range(9)]
+
+    assert [pick and pick.band for pick in first] == [1, 1, 2]
+    assert Counter(pick and pick.band for pick in both) == {
+        **dict.fromkeys((11, 12, 13), 2), 2: 1, 3: 2
+    }  # fmt: skip
+
+
+def test_a_band_is_read_when_it_is_first_used() -> None:
+    read: list[int] = []
+
+    def read_band(number: int) -> Band:
+        read.append(number)
+        return Band(clock=100 * number)
+
+    backlog = Backlog()
+    turns = Turns(backlog, bands={1: Band(clock=7)}, read_band=read_band)
+    for order, band in enumerate((1, 12, 12), 1):
+        backlog.add(order, band, order)
+        turns.apply(ArrivalEvent(order, band, order, 1), 0)
+
+    assert read == [12]
+    assert [flow.virtual_time for s in turns.customers.values() for flow in s.flows.values()] == [
+        7,
+        1_200,
+        1_200,
+    ]
 
 
 def test_costs_are_learned_by_kind() -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fairturn.errors import (
         BrokerRefused,
         ContentDamaged,
+        ExpiryPassed,
         FairturnError,
         HandlerNotLoaded,
         KeyReused,
@@ -50,7 +51,9 @@ if TYPE_CHECKING:
     )
     from fairturn.queue import Queue
     from fairturn.worker.backoff import Backoff
-    from fairturn.worker.handler import ClaimedDocument, GiveUp, ResultFile, Retry
+    from fairturn.worker.handler import ClaimedDocument
+    from fairturn.worker.registry import Handlers
+    from fairturn.worker.results import GiveUp, Later, Next, ResultFile, Retry, Unavailable
     from fairturn.worker.worker import Worker
 
 __all__ = [
@@ -68,10 +71,14 @@ __all__ = [
     "Released",
     "Stopped",
     "Worker",
+    "Handlers",
     "ClaimedDocument",
+    "ResultFile",
+    "Next",
+    "Later",
+    "Unavailable",
     "Retry",
     "GiveUp",
-    "ResultFile",
     "Backoff",
     "Customer",
     "Kind",
@@ -83,6 +90,7 @@ __all__ = [
     "QueueFull",
     "QuotaExceeded",
     "KindRefused",
+    "ExpiryPassed",
     "KeyReused",
     "NotFound",
     "NotAllowed",
@@ -107,10 +115,12 @@ _HOMES = {
     "Client": "fairturn.client.sync_client",
     "AsyncClient": "fairturn.client.async_client",
     "Worker": "fairturn.worker.worker",
+    "Handlers": "fairturn.worker.registry",
     "ClaimedDocument": "fairturn.worker.handler",
-    "Retry": "fairturn.worker.handler",
-    "GiveUp": "fairturn.worker.handler",
-    "ResultFile": "fairturn.worker.handler",
+    **dict.fromkeys(
+        ("ResultFile", "Next", "Later", "Unavailable", "Retry", "GiveUp"),
+        "fairturn.worker.results",
+    ),
     "Backoff": "fairturn.worker.backoff",
 }
 

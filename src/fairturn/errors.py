@@ -5,6 +5,7 @@
     │   ├── QueueFull           too many documents are waiting
     │   ├── QuotaExceeded       the customer's stored documents would have too many bytes
     │   ├── KindRefused         no such kind of work, or too many of them
+    │   ├── ExpiryPassed        the document would have expired already
     │   └── KeyReused           the idempotency key belongs to another document
     ├── NotFound                no such document or customer
     ├── NotAllowed              the access key is missing, unknown or lacks this permission
@@ -66,6 +67,10 @@ class QuotaExceeded(Refused):
 
 class KindRefused(Refused):
     """The queue has no such kind of work and does not create it, or has the maximum of kinds."""
+
+
+class ExpiryPassed(Refused):
+    """The document would have expired before it was stored, and no idempotency key replays it."""
 
 
 class KeyReused(Refused):

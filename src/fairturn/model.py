@@ -5,7 +5,7 @@ Values created in large numbers are named tuples, which are faster to construct.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
@@ -26,7 +26,8 @@ from fairturn.scheduling.flows import (
     Costs,
     Mode,
 )
-from fairturn.validation.text import identity, small, spellings, storable
+from fairturn.scheduling.outages import OF_KIND, PROBE_US
+from fairturn.validation.text import identity, kind_name, small, spellings, storable
 
 CUSTOMER_BYTES_MAX = 255
 KEY_BYTES_MAX = 255
@@ -62,6 +63,17 @@ RUNNING_MAX = 1_000_000  # the highest concurrency limit of a customer
 # Of every other whole number in the settings: JSON clients can read it exactly.
 NUMBER_MAX = 1 << 53
 ATTEMPTS_MAX = (1 << 31) - 1  # of one document, in the columns of both stores
+STEPS_MAX = 100  # finished steps of one document
+STEP_VALUE_BYTES_MAX = 1_048_576  # of JSON text; larger values are files
+CHECKPOINT_BYTES_MAX = 65_536  # of JSON text
+ATTEMPTS_STORED_MAX = 200  # of one document; beyond it the oldest that is no step is deleted
+DETAILS_BYTES_MAX = 8_192  # the tail of traceback and output of an attempt
+SNOOZES_MAX = 1_000  # of one document
+SNOOZE_US_MAX = RETRY_US_MAX
+EXPIRE_MAX = 1_000  # documents that one transaction records as expired
+SERVICE_BYTES_MAX = 64
+SERVICES_MAX = 16  # that one kind of work needs
+RESUMABLE_BYTES_MAX = len(OF_KIND) + max(SERVICE_BYTES_MAX, KIND_BYTES_MAX)  # of a held service
 
 
 class State(StrEnum):
@@ -73,6 +85,7 @@ class State(StrEnum):
     COMPLETED = "completed"
     DEAD = "dead"  # failed without attempts left, or with `GiveUp`
     CANCELLED = "cancelled"
+    EXPIRED = "expired"  # not processed before its `expires_at`
 
 
 LEASE_EXPIRED = "the lease expired: the worker crashed, hung or lost its connection"
@@ -80,14 +93,16 @@ LEASE_EXPIRED = "the lease expired: the worker crashed, hung or lost its connect
 # table.
 TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
     {
-        State.DELAYED: frozenset({State.WAITING, State.CANCELLED}),
-        State.WAITING: frozenset({State.RUNNING, State.CANCELLED}),
+        State.DELAYED: frozenset({State.WAITING, State.CANCELLED, State.EXPIRED}),
+        State.WAITING: frozenset({State.RUNNING, State.CANCELLED, State.EXPIRED}),
         State.RUNNING: frozenset(
             {State.COMPLETED, State.DELAYED, State.WAITING, State.DEAD, State.CANCELLED}
         ),
         State.COMPLETED: frozenset(),
         State.DEAD: frozenset({State.WAITING}),  # by `retry` alone
         State.CANCELLED: frozenset(),
+        # By `retry` alone; delayed again if it has never been due.
+        State.EXPIRED: frozenset({State.WAITING, State.DELAYED}),
     }
 )
 ENDED = tuple(state for state, to in TRANSITIONS.items() if State.CANCELLED not in to)
@@ -125,6 +140,8 @@ class Submission(NamedTuple):
     parent: str | None = None
     tags: Iterable[str] | None = None
     kind: str | None = None  # the kind of work; None: `default`
+    expires_at: datetime | int | None = None  # an aware datetime, or a timestamp
+    expires_in_s: float | None = None  # instead of `expires_at`
     written: ContentRef | None = None  # a file already stored through `Contents.begin`
 
 
@@ -142,6 +159,8 @@ class SubmissionFields(TypedDict, total=False):
     parent: str | None
     tags: Iterable[str] | None
     kind: str | None
+    expires_at: datetime | int | None
+    expires_in_s: float | None
 
 
 class NewDocument(NamedTuple):
@@ -162,6 +181,7 @@ class NewDocument(NamedTuple):
     key: str | None = None
     digest: bytes | None = None
     parent: str | None = None
+    expires_at: int | None = None  # None: by the rule of its kind
     kind: str = DEFAULT_KIND_NAME
 
     @property
@@ -217,7 +237,9 @@ class Document(NamedTuple):
     tags_json: str | None = None
     real_cost: int | None = None  # reported by the worker on completion
     progress: "Progress | None" = None
-    kind: str = DEFAULT_KIND_NAME
+    kind: str = DEFAULT_KIND_NAME  # of its present step
+    step: int = 0  # how many steps are finished; `attempts` counts those of the present one
+    expires_at_us: int | None = None
 
     @property
     def submitted_at(self) -> datetime:
@@ -226,6 +248,10 @@ class Document(NamedTuple):
     @property
     def due_at(self) -> datetime | None:
         return datetime_or_none(self.due_at_us)
+
+    @property
+    def expires_at(self) -> datetime | None:
+        return datetime_or_none(self.expires_at_us)
 
     @property
     def claimed_at(self) -> datetime | None:
@@ -249,6 +275,12 @@ class Document(NamedTuple):
         """Whether the state is one of `ENDED`."""
         return self.state in ENDED
 
+    @property
+    def expiry(self) -> int | None:
+        """When the document expires; None: never, in its present state."""
+        is_pending = self.state in (State.WAITING, State.DELAYED)
+        return self.expires_at_us if is_pending and not self.step and not self.attempts else None
+
 
 class Fence(NamedTuple):
     """The fencing token of one attempt. Numbers only increase, so that an external system can
@@ -269,7 +301,20 @@ class Progress(NamedTuple):
 
 
 NO_PROGRESS: Mapping[Fence, Progress] = MappingProxyType({})
+NO_CHECKPOINTS: Mapping[Fence, str] = MappingProxyType({})
 NO_CAPS: Mapping[str, int] = MappingProxyType({})
+NO_NEEDS: Mapping[str, Sequence[str]] = MappingProxyType({})
+
+
+class FinishedStep(NamedTuple):
+    """A step that a document has finished, without its value."""
+
+    step: int  # from 0
+    kind: str
+    attempts: int  # how many the step needed
+    worker: str
+    claimed_at_us: int
+    ended_at_us: int
 
 
 class Claim(NamedTuple):
@@ -279,6 +324,10 @@ class Claim(NamedTuple):
     document: Document
     body: str | bytes | None
     lease_ends_at_us: int
+    previous: str | None = None  # the value of the last step, as JSON text
+    previous_content: ContentRef | None = None  # its file
+    steps: tuple[FinishedStep, ...] = ()
+    checkpoint: str | None = None  # of an earlier attempt of this step, as JSON text
 
     @property
     def lease_ends_at(self) -> datetime:
@@ -302,6 +351,41 @@ class Failed(NamedTuple):
     fence: Fence
     error: str
     retry_in_us: int | None = None
+    details: str | None = None  # traceback and output; the store keeps `DETAILS_BYTES_MAX` at most
+
+
+class Advanced(NamedTuple):
+    """The attempt ends a step: the same document waits for another kind of work, with all attempts
+    available. A kind that the queue refuses, a step beyond `STEPS_MAX` and a value of more than
+    `STEP_VALUE_BYTES_MAX` make it dead; a retry repeats the step."""
+
+    fence: Fence
+    kind: str
+    value: str | None = None  # JSON text, which the next step gets as `Claim.previous`
+    content: ContentRef | None = None
+    cost: int | None = None  # of the next step, in millionths; None: as before
+    real_cost: int | None = None  # of this step, as in `Completed`; used where costs are learned
+
+
+class Snoozed(NamedTuple):
+    """The attempt postpones the document by `delay_us`, without counting as one. After
+    `SNOOZES_MAX` of them, the document is dead."""
+
+    fence: Fence
+    delay_us: int
+
+
+class OutageReport(NamedTuple):
+    """The attempt found a service unavailable. It does not count, and the document is delayed until
+    the next probe; reports of several documents hold every kind that needs the service.
+
+    A report without a service, or with one that its kind does not need, is of the kind alone.
+    """
+
+    fence: Fence
+    error: str
+    retry_after_us: int = PROBE_US
+    service: str | None = None
 
 
 class Released(NamedTuple):
@@ -317,7 +401,40 @@ class Stopped(NamedTuple):
     fence: Fence
 
 
-Outcome = Completed | Failed | Released | Stopped
+Outcome = Completed | Failed | Advanced | Snoozed | OutageReport | Released | Stopped
+
+
+class AttemptOutcome(StrEnum):
+    """How a stored attempt ended. The position is the code in the database."""
+
+    FAILED = "failed"
+    LOST = "lost"  # its lease expired
+    ADVANCED = "advanced"  # it ended a step
+
+
+class AttemptRecord(NamedTuple):
+    """A stored attempt: one that failed, lost its lease or ended a step. The attempt that completed
+    a document is in the document itself; attempts that did not count are not stored."""
+
+    step: int
+    kind: str
+    attempt: int  # its number in the step, from 1
+    worker: str
+    claimed_at_us: int
+    ended_at_us: int
+    outcome: AttemptOutcome
+    error: str | None = None
+    details: str | None = None
+    value: str | None = None  # JSON text; None unless values were requested
+    content: ContentRef | None = None
+
+    @property
+    def claimed_at(self) -> datetime:
+        return to_datetime(self.claimed_at_us)
+
+    @property
+    def ended_at(self) -> datetime:
+        return to_datetime(self.ended_at_us)
 
 
 class Claimed(NamedTuple):
@@ -415,13 +532,24 @@ class KindSettings:
     limit: int | None = None  # of concurrently running documents
     paused: bool = False
     attempts_max: int | None = None  # None: that of the queue
+    expires_in_s: float | None = None  # of documents without an expiry, since they are due
 
     def __post_init__(self) -> None:
+        if self.expires_in_s is not None:
+            _seconds("expires_in_s", self.expires_in_s)
+            if self.expires_in_us == 0:
+                raise ValueError(
+                    f"expires_in_s is {self.expires_in_s}; it must be positive (None: never)"
+                )
         for name, most in (("limit", RUNNING_MAX), ("attempts_max", ATTEMPTS_MAX)):
             value = getattr(self, name)
             if value is not None and not 1 <= _whole(name, value) <= most:
                 hint = " (to stop a kind, pause it)" if name == "limit" else ""
                 raise ValueError(f"{name} is {value}; it must be from 1 to {most:,}{hint}")
+
+    @property
+    def expires_in_us(self) -> int | None:
+        return None if self.expires_in_s is None else round(self.expires_in_s * 1_000_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -432,6 +560,33 @@ class Kind:
     settings: KindSettings
     waiting: int
     running: int
+    workers: int = 0  # live workers that serve it; `kinds_of` in `queue.py` counts them
+
+    @property
+    def is_unserved(self) -> bool:
+        """Whether documents wait for it and no live worker serves it."""
+        return self.waiting > 0 and self.workers == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceOutage:
+    """A service that holds kinds of work, or that they resume from."""
+
+    service: str  # `kind:NAME` for one that is only known by the kind that needs it
+    kinds: tuple[str, ...]  # that need it, ordered by name
+    began_at_us: int  # the first report
+    error: str  # of the last report
+    probes: int  # attempts since the hold began that found the service unavailable
+    probe_at_us: int  # when a claim may take the next document as a probe
+    resumed_at_us: int | None  # since when the number of running documents rises; None: held
+
+    @property
+    def began_at(self) -> datetime:
+        return to_datetime(self.began_at_us)
+
+    @property
+    def probe_at(self) -> datetime:
+        return to_datetime(self.probe_at_us)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -514,6 +669,7 @@ class Summary:
     completed: int
     dead: int  # a document that is retried and dies again counts twice
     cancelled: int
+    expired: int
     retried: int  # attempts that failed or lost their lease, and were followed by another
     repairs: int = 0  # by claims, of flows that did not agree with the documents
 
@@ -554,6 +710,7 @@ class Settings:
     completed_kept_s: float = 7 * 86_400.0
     cancelled_kept_s: float = 7 * 86_400.0
     dead_kept_s: float = 90 * 86_400.0
+    expired_kept_s: float = 7 * 86_400.0
     rule: Rule = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -591,7 +748,14 @@ class Settings:
         return round(kept_s * 1_000_000)
 
     def to_json(self) -> str:
-        return json.dumps({name: getattr(self, name) for name in SETTING_NAMES})
+        """Return the settings as they are stored. Those of this release are omitted while they have
+        their defaults: the release before refuses settings that it does not know, and its processes
+        may restart during a rollout."""
+        values = {name: getattr(self, name) for name in SETTING_NAMES}
+        plain = Settings()
+        return json.dumps(
+            {n: v for n, v in values.items() if n not in _NEW_SETTINGS or v != getattr(plain, n)}
+        )
 
     @staticmethod
     def from_json(text: str) -> "Settings":
@@ -614,6 +778,7 @@ _MAXIMA = {
     "bytes_per_customer_max": BYTES_MAX,
 }
 SETTING_NAMES = tuple(f.name for f in fields(Settings) if f.init)
+_NEW_SETTINGS = ("kinds", "expired_kept_s")
 
 
 class SettingChanges(TypedDict, total=False):
@@ -633,6 +798,7 @@ class SettingChanges(TypedDict, total=False):
     completed_kept_s: float
     cancelled_kept_s: float
     dead_kept_s: float
+    expired_kept_s: float
 
 
 def _member(kind: type[StrEnum], name: str, value: str) -> StrEnum:
@@ -704,24 +870,75 @@ def check_lease(lease_us: int) -> None:
         )
 
 
+def check_expire(limit: int) -> None:
+    """Raise `ValueError` if `expire` cannot record this number of documents at most."""
+    if not 1 <= limit <= EXPIRE_MAX:
+        raise ValueError(f"limit is {limit}; it must be from 1 to {EXPIRE_MAX:,}")
+
+
 def check_outcomes(outcomes: Iterable[Outcome]) -> None:
     """Raise `ValueError` for an outcome that cannot be stored, before anything is recorded."""
     for outcome in outcomes:
-        if isinstance(outcome, Completed):
-            if outcome.result is None:
-                continue
-            if not storable(outcome.result):
-                raise ValueError(
-                    f"a result has a NUL character or a lone surrogate: {outcome.result[:40]!r}; "
-                    "write it with json.dumps, which escapes them"
-                )
-            if len(outcome.result) > RESULT_BYTES_MAX:
-                raise ValueError(
-                    f"a result has {len(outcome.result):,} bytes; "
-                    f"at most {RESULT_BYTES_MAX:,} are allowed"
-                )
-        elif isinstance(outcome, Failed) and (outcome.retry_in_us or 0) > RETRY_US_MAX:
-            raise ValueError(f"retry_in_us is {outcome.retry_in_us}; at most 366 days are allowed")
+        match outcome:
+            case Completed(result=str(result)):
+                _check_json("a result", result)
+                if len(result) > RESULT_BYTES_MAX:
+                    raise ValueError(
+                        f"a result has {len(result):,} bytes; at most {RESULT_BYTES_MAX:,} are "
+                        "allowed"
+                    )
+            case Failed():
+                _check_delay("retry_in_us", outcome.retry_in_us or 0, RETRY_US_MAX)
+            case Advanced():
+                _check_json("the value of a step", outcome.value or "")
+                if outcome.cost is not None and not 0 <= outcome.cost <= REAL_COST_MAX:
+                    raise ValueError(
+                        f"cost is {outcome.cost}; it must be from 0 to {REAL_COST_MAX:,} millionths"
+                    )
+            case Snoozed():
+                _check_delay("delay_us", outcome.delay_us, SNOOZE_US_MAX)
+            case OutageReport(service=str(service)):
+                identity(service, "service", SERVICE_BYTES_MAX)
+
+
+def check_checkpoints(checkpoints: Iterable[str]) -> None:
+    """Raise `ValueError` for a checkpoint that cannot be stored."""
+    for checkpoint in checkpoints:
+        _check_json("a checkpoint", checkpoint)
+        size = len(checkpoint.encode())
+        if size > CHECKPOINT_BYTES_MAX:
+            raise ValueError(
+                f"a checkpoint has {size:,} bytes; at most {CHECKPOINT_BYTES_MAX:,} are allowed"
+            )
+
+
+def check_needs(needs: Mapping[str, Sequence[str]]) -> None:
+    """Raise `ValueError` if the services that a kind needs are not valid."""
+    for kind, services in needs.items():
+        kind_name(kind)
+        if len(services) > SERVICES_MAX:
+            raise ValueError(
+                f"the kind {kind!r} needs {len(services)} services; at most {SERVICES_MAX} are "
+                "allowed"
+            )
+        for service in services:
+            identity(service, "service", SERVICE_BYTES_MAX)
+            if service.startswith(OF_KIND):
+                raise ValueError(f"service {service!r} is reserved; choose one without {OF_KIND!r}")
+
+
+def _check_json(what: str, text: str) -> None:
+    if not storable(text):
+        raise ValueError(
+            f"{what} has a NUL character or a lone surrogate: {text[:40]!r}; write it with "
+            "json.dumps, which escapes them"
+        )
+
+
+def _check_delay(name: str, delay_us: int, most: int) -> None:
+    if delay_us > most:
+        days = most // (24 * 3_600 * 1_000_000)
+        raise ValueError(f"{name} is {delay_us}; at most {days} days are allowed")
 
 
 def level_of(priority: int, mode: Mode) -> int:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import Any, BinaryIO, Self, Unpack, overload
@@ -20,13 +21,18 @@ from fairturn.contents import local
 from fairturn.contents.local import DISCARD_S, Contents
 from fairturn.errors import NotFound, Refused, StoreError, StoreFull, WrongState
 from fairturn.explain.analysis import Audience, Explanation, explain
+from fairturn.explain.snapshot import ALIVE_US
 from fairturn.model import (
     CUSTOMER_BYTES_MAX,
     ENDED,
     NO_CAPS,
+    NO_CHECKPOINTS,
+    NO_NEEDS,
     NO_PROGRESS,
     PAGE_MAX,
+    RESUMABLE_BYTES_MAX,
     SUBMIT_DOCUMENTS_MAX,
+    AttemptRecord,
     Claimed,
     Customer,
     CustomerPage,
@@ -42,6 +48,7 @@ from fairturn.model import (
     Pruned,
     Receipt,
     Renewed,
+    ServiceOutage,
     SettingChanges,
     Settings,
     State,
@@ -56,7 +63,7 @@ from fairturn.stores.contract import Checkable, Interruptible, QueryStore, Queue
 from fairturn.validation import text
 from fairturn.validation.changes import UNCHANGED, Unchanged, changed, setting_changes
 from fairturn.validation.filters import Filters, page_size, to_filter
-from fairturn.validation.submission import SubmissionEncoder
+from fairturn.validation.submission import SubmissionEncoder, expiry
 
 # The sweep deletes unreferenced contents after an hour; a longer call must fail before.
 SUBMIT_S_MAX = 1_800.0
@@ -71,6 +78,8 @@ Receipts = list[Receipt]
 States = list[State | None]
 Fences = list[Fence]
 Kinds = list[Kind]
+Attempts = list[AttemptRecord]
+Outages = list[ServiceOutage]
 
 
 class Queue:
@@ -151,12 +160,13 @@ class Queue:
 
         Raises `KeyReused` if the key belongs to a document that differs in more than name and
         parent, `QueueFull` if too many documents wait, and `QuotaExceeded` if the customer's stored
-        documents have too many bytes. After these and every other `Refused`,
-        nothing was stored and the customer's count is unchanged. After a `StoreError`, submit again
+        documents have too many bytes, and `ExpiryPassed` if the document would have expired
+        already. After these and every other `Refused`, nothing was stored and the customer's count
+        is unchanged. After a `StoreError`, submit again
         with the same key: the document is stored once.
         """
         submission = Submission(customer, **fields)
-        return self._submit([SubmissionEncoder(self.contents).encode(submission)], connection)[0]
+        return self._submit([self._encoder().encode(submission)], connection)[0]
 
     async def asubmit(
         self, customer: str, *, connection: Any = None, **fields: Unpack[SubmissionFields]
@@ -172,9 +182,12 @@ class Queue:
         documents = self._encode_all(submissions)
         return self._submit(documents, connection) if documents else []
 
+    def _encoder(self) -> SubmissionEncoder:
+        return SubmissionEncoder(self.contents, self._clock)
+
     def _encode_all(self, submissions: Iterable[Submission]) -> list[NewDocument]:
         begun = stopwatch()
-        encode = SubmissionEncoder(self.contents).encode
+        encode = self._encoder().encode
         documents: list[NewDocument] = []
         try:
             for submission in submissions:
@@ -306,6 +319,14 @@ class Queue:
             raise NotFound(f"there is no document {id!r}")
         return stored
 
+    def attempts(self, id: str, *, values: bool = False) -> Attempts:
+        """Return the attempts of the document that failed, lost their lease or ended a step, oldest
+        first; with `values`, also the values of its steps, as JSON text."""
+        found = self.store.attempts(id, values=values)
+        if found is None:
+            raise NotFound(f"there is no document {id!r}")
+        return found
+
     def list(
         self, *, after: str | None = None, size: int = 100, **filters: Unpack[Filters]
     ) -> Page:
@@ -401,9 +422,13 @@ class Queue:
         *,
         lease_s: float,
         progress: Mapping[Fence, Progress] = NO_PROGRESS,
+        checkpoints: Mapping[Fence, str] = NO_CHECKPOINTS,
     ) -> Renewed:
-        """Extend the leases of attempts to `lease_s` from now, and store their progress."""
-        return self.store.renew(fences, lease_us=microseconds(lease_s), progress=progress)
+        """Extend the leases of attempts to `lease_s` from now, and store their progress and their
+        checkpoints (JSON text)."""
+        return self.store.renew(
+            fences, lease_us=microseconds(lease_s), progress=progress, checkpoints=checkpoints
+        )
 
     def finish(self, outcomes: Sequence[Outcome]) -> Fences:
         """Record outcomes, each exactly once; return the attempts that had lost their lease."""
@@ -413,10 +438,24 @@ class Queue:
         """Make every claim durable."""
         self.store.sync()
 
-    def sign_on(self, worker: str, slots: int, kinds: Sequence[str] | None = None) -> None:
-        """Record a worker's heartbeat, its number of slots and the kinds that it serves (None:
-        every kind). New kinds are created."""
-        self.store.sign_on(worker, slots, kinds)
+    def sign_on(
+        self,
+        worker: str,
+        slots: int,
+        kinds: Sequence[str] | None = None,
+        *,
+        needs: Mapping[str, Sequence[str]] = NO_NEEDS,
+    ) -> None:
+        """Record a worker's heartbeat, its number of slots, the kinds that it serves (None: every
+        kind) and the services that each kind needs. New kinds are created."""
+        for kind in kinds or ():
+            text.kind_name(kind)
+        self.store.sign_on(worker, slots, kinds, needs=needs)
+
+    def expire(self) -> int:
+        """Record up to `EXPIRE_MAX` documents that have expired; return how many. Claims do the
+        same; workers and the service call this so that it is recorded also while nothing claims."""
+        return self.store.expire()
 
     def sign_off(self, worker: str) -> None:
         """Remove a stopped worker from the list of workers."""
@@ -454,24 +493,51 @@ class Queue:
         return state
 
     @overload
-    def retry(self, ids: str) -> None: ...  # type: ignore[overload-overlap]
+    def retry(  # type: ignore[overload-overlap]
+        self,
+        ids: str,
+        *,
+        expires_at: datetime | int | None = None,
+        expires_in_s: float | None = None,
+    ) -> None: ...
     @overload
-    def retry(self, ids: Iterable[str]) -> States: ...
-    def retry(self, ids: str | Iterable[str]) -> States | None:
-        """Return dead documents to the queue, with their priority and a full set of attempts.
+    def retry(
+        self,
+        ids: Iterable[str],
+        *,
+        expires_at: datetime | int | None = None,
+        expires_in_s: float | None = None,
+    ) -> States: ...
+    def retry(
+        self,
+        ids: str | Iterable[str],
+        *,
+        expires_at: datetime | int | None = None,
+        expires_in_s: float | None = None,
+    ) -> States | None:
+        """Return dead documents to the queue, with their priority and a full set of attempts, at
+        the step that failed. With an expiry, expired documents return as well; without one, none of
+        the documents expires again.
 
         Idempotent: a waiting document without attempts is left unchanged. For a single id, raises
         `NotFound`, and `WrongState` in any other state. For several, return the state of each
-        before: those that were `dead` wait again, None is an id that does not exist, and all
-        others are left unchanged.
+        before: those that were `dead` (with an expiry, also `expired`) wait again, None is an id
+        that does not exist, and all others are left unchanged. Raises `ExpiryPassed` if the expiry
+        is not later than now.
         """
+        at = expiry(expires_at, expires_in_s, self._clock)
         if not isinstance(ids, str):
-            return [state for batch in _batches(ids) for state in self.store.retry(batch)]
-        (state,) = self.store.retry([ids])
+            batches = (self.store.retry(batch, expires_at=at) for batch in _batches(ids))
+            return [state for states in batches for state in states]
+        (state,) = self.store.retry([ids], expires_at=at)
         if state is None:
             raise NotFound(f"there is no document {ids!r}")
-        if state is State.DEAD or (state is State.WAITING and self._is_unattempted(ids)):
+        if state is State.DEAD or (state is State.EXPIRED and at is not None):
             return None
+        if state is State.WAITING and self._is_unattempted(ids):
+            return None
+        if state is State.EXPIRED:
+            raise WrongState(f"document {ids} is expired; retry it with expires_at or expires_in_s")
         raise WrongState(f"document {ids} is {state}; only a dead document can be retried")
 
     def _is_unattempted(self, id: str) -> bool:
@@ -538,12 +604,12 @@ class Queue:
 
     def kinds(self) -> Kinds:
         """Return all kinds of work, by name."""
-        return self.store.kinds()
+        return kinds_of(self.store, self._clock.now())
 
     def kind(self, name: str) -> Kind:
         """Return one kind of work; raises `NotFound`."""
         text.kind_name(name)
-        for kind in self.store.kinds():
+        for kind in self.kinds():
             if kind.name == name:
                 return kind
         raise NotFound(f"there is no kind {name!r}")
@@ -555,21 +621,38 @@ class Queue:
         limit: int | Unchanged | None = UNCHANGED,
         paused: bool | Unchanged = UNCHANGED,
         attempts_max: int | Unchanged | None = UNCHANGED,
+        expires_in_s: float | Unchanged | None = UNCHANGED,
     ) -> Kind:
-        """Change the concurrency limit of a kind over all machines (None: no limit) or its maximum
-        of attempts (None: that of the queue), or pause it.
+        """Change the concurrency limit of a kind over all machines (None: no limit), its maximum
+        of attempts (None: that of the queue), or after what time its documents expire if they are
+        submitted without an expiry (None: never); or pause it.
 
         Parameters that are not given stay as they are. A new name creates the kind; raises
         `KindRefused` if the queue has the maximum of kinds.
         """
         text.kind_name(name)
-        changes = setting_changes(limit=limit, paused=paused, attempts_max=attempts_max)
+        changes = setting_changes(
+            limit=limit, paused=paused, attempts_max=attempts_max, expires_in_s=expires_in_s
+        )
         while True:
             known = {kind.name: kind.settings for kind in self.store.kinds()}
             settings = known.get(name, KindSettings())
             # Retry if another process has changed the settings in between.
             if self.store.configure_kind(name, replace(settings, **changes), expected=settings):
                 return self.kind(name)
+
+    # ── Outages ──────────────────────────────────────────────────────────────────────────────────
+
+    def outages(self) -> Outages:
+        """Return the services that hold kinds of work, or that work resumes from, by name."""
+        return self.store.outages()
+
+    def resume(self, service: str) -> None:
+        """End the hold of a service; the work of all kinds that need it resumes over some seconds.
+        Raises `NotFound` if the service is not held."""
+        text.identity(service, "service", RESUMABLE_BYTES_MAX)
+        if not self.store.resume(service):
+            raise NotFound(f"no service {service!r} is held; outages() returns those that are")
 
     # ── Administration ───────────────────────────────────────────────────────────────────────────
 
@@ -596,12 +679,12 @@ class Queue:
                 return changed(settings, changes)
 
     def prune(self, progress: Callable[[int], None] = lambda batches: None) -> Pruned:
-        """Delete expired data: ended documents past their retention, old idempotency keys, idle
+        """Delete old data: ended documents past their retention, old idempotency keys, idle
         customers, unreferenced contents. `progress` is called with the number of batches done.
 
-        Return how many documents had expired, and how many contents were deleted.
+        Return how many documents were past their retention, and how many contents were deleted.
         """
-        documents = self._count_expired()
+        documents = self._count_prunable()
         batches = contents = 0
         while (names := self.store.prune()) is not None:
             crash.point("prune-after-delete")
@@ -611,7 +694,7 @@ class Queue:
             progress(batches)
         return Pruned(documents, contents + self.sweep())
 
-    def _count_expired(self) -> int:
+    def _count_prunable(self) -> int:
         settings, now = self.settings, self._clock.now()
         number = 0
         for state in ENDED:
@@ -666,6 +749,15 @@ def room_of(queue: Queue, customer: str | None) -> int:
             own = settings.waiting_per_customer_max - known.waiting - known.delayed
             room = min(room, own)
     return room
+
+
+def kinds_of(store: QueryStore, now: int) -> Kinds:
+    """Return all kinds of work, by name, with the number of live workers that serve each."""
+    alive = [seen for seen in store.workers() if now - seen.seen_at <= ALIVE_US]
+    return [
+        replace(kind, workers=sum(seen.serves(kind.name) for seen in alive))
+        for kind in store.kinds()
+    ]
 
 
 def not_completed(document: Document) -> WrongState:

@@ -12,6 +12,8 @@ from enum import StrEnum
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
+from fairturn.priority import LEVELS
+
 COST_ONE = 1_000_000
 DEFAULT_KIND = 0  # kinds are numbered; the store knows their names
 BANDS_PER_KIND = 10
@@ -191,8 +193,8 @@ class Head:
 class CustomerState:
     """A customer with its flows.
 
-    A customer that is neither limited nor paused may be loaded with only the flow of its next
-    turn, if that contains the head of its kind. It is then not `whole`.
+    Of a customer that is neither limited nor paused, flows are loaded kind by kind. Those of a kind
+    may be only the flow of its next turn there, if that contains the head of the kind.
     """
 
     customer: int
@@ -201,8 +203,25 @@ class CustomerState:
     paused: bool = False
     flows: dict[int, Flow] = field(default_factory=dict)  # by band
     heads: dict[int, Head] = field(default_factory=dict)  # by kind
-    running: int = 0
-    whole: bool = True
+    running: int = 0  # in the flows that are loaded
+    whole: bool = True  # whether all flows are loaded
+    kinds: tuple[int, ...] = ()  # otherwise, of which kinds all are
+
+    def flows_of(self, kind: int) -> list[Flow]:
+        """Return the loaded flows of a kind. The time does not grow with those of other kinds."""
+        flows, first = self.flows, kind * BANDS_PER_KIND
+        if len(flows) < LEVELS:
+            return [flow for flow in flows.values() if 0 < flow.band - first <= LEVELS]
+        return [flows[band] for band in range(first + 1, first + 1 + LEVELS) if band in flows]
+
+    def is_whole(self, kind: int) -> bool:
+        """Whether all flows of a kind are loaded."""
+        return self.whole or kind in self.kinds
+
+    def has_head(self, kind: int) -> bool:
+        """Whether the head of a kind is loaded, if the customer has one."""
+        head = self.heads.get(kind)
+        return self.is_whole(kind) or (head is not None and head.order is not None)
 
     @property
     def held(self) -> bool:
@@ -267,10 +286,10 @@ class FlowSource(Protocol):
         """Return the customer as of the last claim, with all its flows or not `whole`."""
         ...
 
-    def flows(self, customer: int) -> Iterable[tuple[Flow, int | None]]:
-        """Return all flows, as of the last claim, of a customer that is not loaded `whole`. Each
-        comes with the time since which its head has been the customer's head of the kind, or
-        None."""
+    def flows(self, customer: int, kind: int | None) -> Iterable[tuple[Flow, int | None]]:
+        """Return the flows of a kind, as of the last claim, of a customer that is not loaded
+        `whole`; all its flows if `kind` is None. Each comes with the time since which its head has
+        been the customer's head of the kind, or None."""
         ...
 
     def flow(self, customer: int, band: int) -> Flow:
@@ -306,7 +325,10 @@ class Backlog:
         self._cancelled: set[int] = set()  # orders that are still inside a heap
 
     def add(self, customer: int, band: int, order: int, cost: int | None = None) -> None:
-        heappush(self._orders.setdefault((customer, band), []), order)
+        if order in self._cancelled:  # it is still inside the heap of this flow
+            self._cancelled.remove(order)
+        else:
+            heappush(self._orders.setdefault((customer, band), []), order)
         if cost is not None:
             self._costs[order] = cost
 
@@ -329,7 +351,7 @@ class Backlog:
     def customer_state(self, customer: int) -> CustomerState:
         return CustomerState(customer)
 
-    def flows(self, customer: int) -> Iterable[tuple[Flow, int | None]]:
+    def flows(self, customer: int, kind: int | None) -> Iterable[tuple[Flow, int | None]]:
         return ()
 
     def flow(self, customer: int, band: int) -> Flow:

@@ -94,13 +94,17 @@ def forecast(
     mode: Mode,
     patience_us: int,
     at: int,
+    kind_limit: int | None = None,
+    kind_running: int = 0,
 ) -> Forecast | None:
     """Return when the document is expected to start; None if no worker is running or no attempt
-    has ended yet."""
+    has ended yet. The limit is that of running documents of its kind."""
     if not alive(service, at):
         return None
     before = position.before
     slots, idle = _slots(service, at)
+    if kind_limit is not None:
+        slots, idle = min(slots, kind_limit), max(0, min(idle, kind_limit - kind_running))
     if before.total < idle:
         return Forecast(earliest_at_us=at, latest_at_us=at + _IDLE_START_US)
     ages = [max(0, at - running.claimed_at) for running in service.running if running.alive]

@@ -8,6 +8,7 @@ simulator does the same on a simulated clock.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Generic, TypeVar
@@ -186,11 +187,11 @@ class _KindTurns:
 
     def _has_flow(self, turn: TurnEntry) -> bool:
         state = self._customers.get(turn[3])
-        return state is not None and (state.whole or turn[0] in state.flows)
+        return state is not None and (turn[0] in state.flows or state.is_whole(self.kind))
 
     def _has_head(self, head: HeadEntry) -> bool:
         state = self._customers.get(head[2])
-        return state is not None and (state.whole or self.kind in state.heads)
+        return state is not None and state.has_head(self.kind)
 
     def drop_stale(self) -> None:
         kind, states = self.kind, self._customers.values()
@@ -214,6 +215,22 @@ class _Kinds(dict[int, _KindTurns]):
         return turns
 
 
+class _Bands(dict[int, Band]):
+    """The bands that were used, read when they are first used."""
+
+    def __init__(self, bands: Mapping[int, Band], read: Callable[[int], Band]) -> None:
+        super().__init__(bands)
+        self._read = read
+
+    def __missing__(self, number: int) -> Band:
+        band = self[number] = self._read(number)
+        return band
+
+
+def _new_band(number: int) -> Band:
+    return Band()
+
+
 class Turns:
     """The scheduler: folds events, then picks documents one by one.
 
@@ -230,6 +247,7 @@ class Turns:
         number: int = 0,
         tick: int = 0,
         bands: Mapping[int, Band] | None = None,
+        read_band: Callable[[int], Band] = _new_band,  # for those that are not in `bands`
         level_times: Mapping[int, int] | None = None,
         since_patience: Mapping[int, int] | None = None,
         kind_names: Mapping[int, str] | None = None,
@@ -239,7 +257,7 @@ class Turns:
         self.patience_us = patience_us
         self.number = number  # of the last claim
         self.tick = tick  # of the last activation
-        self.bands: defaultdict[int, Band] = defaultdict(Band, copies(bands or {}))
+        self.bands = _Bands(copies(bands or {}), read_band)
         self.level_times: defaultdict[int, int] = defaultdict(int, level_times or {})
         # By kind, the claims that it was served since its last patience claim.
         self.since_patience: defaultdict[int, int] = defaultdict(int, since_patience or {})
@@ -294,6 +312,7 @@ class Turns:
             flow = self._arrive(state, event.band, event.order, event.n)
             if self._arrived is not None:
                 heappush(self._arrived.setdefault(flow, []), event.order)
+                self._cancelled.discard(event.order)  # an expired document was retried
             if flow.active and flow.head_order != event.order:
                 self.touched.add(flow)
                 return  # the common case: the head of an active flow stays
@@ -428,9 +447,9 @@ class Turns:
         first: Flow | None = None
         lowest: int | None = None
         rest = _ENDLESS if head.elsewhere is None else head.elsewhere
-        for flow in state.flows.values():
+        for flow in state.flows_of(kind):
             order = flow.head_order
-            if order is not None and flow.band // BANDS_PER_KIND == kind:
+            if order is not None:
                 if lowest is None or order < lowest:
                     rest = rest if lowest is None else min(rest, lowest)
                     first, lowest = flow, order
@@ -439,7 +458,7 @@ class Turns:
                 if order == head.order:
                     self.touched.add(flow)  # it may be the head no longer
         if head.elsewhere is not None and (lowest is None or head.elsewhere < lowest):
-            self._load_rest(state)
+            self._load_rest(state, kind)
             self._move_head(state, turns, at)
             return
         head.rest = rest
@@ -531,7 +550,9 @@ class Turns:
             return
         # The common case: only the flow's turn and the customer's head can change.
         turns.push_turn(flow)
-        head = state.heads[turns.kind]
+        head = state.heads.get(turns.kind)
+        if head is None or head.order is None:
+            raise FlowMismatch(flow.customer)
         if order == head.order:
             if following is None or following >= head.rest:
                 self._move_head(state, turns, now)
@@ -560,7 +581,7 @@ class Turns:
         band, _, _, customer = best
         state = self.customers.get(customer) or self._load(customer)
         if band not in state.flows:
-            self._load_rest(state)
+            self._load_rest(state, kind_of(band))
         return state.flows[band]
 
     def _rank(self, turn: TurnEntry) -> tuple[int, int, int, str]:
@@ -582,12 +603,12 @@ class Turns:
                 return None
             (_, order, customer), kind = min(heads)
             state = self.customers.get(customer)
-            if state is not None and kind in state.heads:
-                return next(flow for flow in state.flows.values() if flow.head_order == order)
+            if state is not None and state.has_head(kind):
+                return next(flow for flow in state.flows_of(kind) if flow.head_order == order)
             if state is None:
                 self._load(customer)
             else:
-                self._load_rest(state)
+                self._load_rest(state, kind)
 
     # ── Loading ──────────────────────────────────────────────────────────────────────────────────
 
@@ -600,29 +621,41 @@ class Turns:
             self._kinds[kind].push_head(state, head)
         return state
 
-    def _load_rest(self, state: CustomerState) -> None:
-        """Load the flows and heads of a customer that is not `whole`."""
-        if state.whole:
+    def _load_rest(self, state: CustomerState, kind: int | None = None) -> None:
+        """Load the flows and heads of a customer that are not loaded, of one kind or of all."""
+        if state.whole if kind is None else state.is_whole(kind):
             return
-        state.whole = True
-        for head in state.heads.values():
-            head.rest, head.elsewhere = 0, None
-        for flow, since in self._source.flows(state.customer):
-            if flow.band not in state.flows:
-                state.flows[flow.band] = flow
-                state.running += flow.running
-                kind = kind_of(flow.band)
-                if flow.active:
-                    self._kinds[kind].push_turn(flow)
-                if since is not None:
-                    head = state.head(kind)
-                    head.order, head.since = flow.head_order, since
-                    self._kinds[kind].push_head(state, head)
+        state.whole = kind is None
+        if kind is not None:
+            state.kinds += (kind,)
+        for number, head in state.heads.items():
+            if kind is None or kind == number:
+                head.rest, head.elsewhere = 0, None
+        found = self._source.flows(state.customer, kind)
+        added = [(flow, since) for flow, since in found if flow.band not in state.flows]
+        for flow, _ in added:
+            state.flows[flow.band] = flow
+            state.running += flow.running
+        for flow, since in added:
+            turns = self._kinds[kind_of(flow.band)]
+            if flow.active:
+                turns.push_turn(flow)
+            if since is not None:
+                head = state.head(turns.kind)
+                head.order, head.since = flow.head_order, since
+                turns.push_head(state, head)
+
+    def customer(self, number: int, kind: int | None) -> CustomerState:
+        """Return a customer with all its flows of a kind, or of all if `kind` is None. For
+        explanations, which describe flows that do not agree with the documents as they are."""
+        with suppress(FlowMismatch):
+            self._load_rest(self.customers.get(number) or self._load(number), kind)
+        return self.customers[number]
 
     def _flow(self, state: CustomerState, band: int) -> Flow:
         flow = state.flows.get(band)
         if flow is None:
-            self._load_rest(state)
+            self._load_rest(state, kind_of(band))
             flow = state.flows.get(band)
         if flow is None:
             flow = state.flows[band] = self._source.flow(state.customer, band)
@@ -652,3 +685,29 @@ class Turns:
         self.adjusted.clear()
         for turns in self._kinds.values():
             turns.drop_stale()
+
+
+class ClaimAllowance:
+    """How many documents of each kind one claim of up to `n` may still take."""
+
+    def __init__(self, n: int, free: Mapping[int, int], held: Mapping[int, Iterable[str]]) -> None:
+        """`held` has the services that hold a kind, which the claim may probe."""
+        self.kinds = tuple(free)
+        self.probed: set[str] = set()
+        self._left = {kind: most for kind, most in free.items() if most < n}
+        self._held = {kind: frozenset(services) for kind, services in held.items() if services}
+        self.is_limited = bool(self._left or self._held)  # otherwise `take` has no effect
+
+    def take(self, kind: int) -> None:
+        """Count a claimed document. If it is a probe, the claim may take no other document that
+        needs one of its services."""
+        closed = set()
+        if kind in self._left:
+            self._left[kind] -= 1
+            closed = set() if self._left[kind] else {kind}
+        if kind in self._held:
+            services = self._held[kind]
+            self.probed |= services
+            closed |= {k for k, held in self._held.items() if not services.isdisjoint(held)}
+        if closed:
+            self.kinds = tuple(each for each in self.kinds if each not in closed)

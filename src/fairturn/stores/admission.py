@@ -6,13 +6,14 @@ compare both.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import repeat
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
-from fairturn.errors import KeyReused, KindRefused, NotFound, QueueFull, QuotaExceeded
+from fairturn.clock import to_datetime
+from fairturn.errors import ExpiryPassed, KeyReused, KindRefused, NotFound, QueueFull, QuotaExceeded
 from fairturn.model import (
     CHILDREN_UNCHECKED_MAX,
     DEFAULT_KIND_NAME,
@@ -76,10 +77,18 @@ class AdmissionState(Protocol):
     pending: int  # waiting and delayed documents of the queue
     next_number: int
 
-    def kind(self, name: str) -> int:
-        """Return the number of a kind of work, created if it is new and the queue is open to new
-        kinds. Raises `KindRefused`."""
+    @property
+    def kinds(self) -> Mapping[str, int]:
+        """The numbers of the queue's kinds of work, by name. Not read if all documents of a call
+        have the default kind."""
         ...
+
+    @property
+    def expires_in_us(self) -> Mapping[str, int]:
+        """How long documents of a kind may wait once they are due, for kinds with such a rule."""
+        ...
+
+    def create_kind(self, name: str) -> None: ...
 
     def customer(self, name: str) -> AdmissionCustomer:
         """Return a customer, created if it is new."""
@@ -101,6 +110,7 @@ class Admission:
         "customers",
         "documents",
         "due",
+        "expiries",
         "first_number",
         "now",
         "priorities",
@@ -116,6 +126,7 @@ class Admission:
         self.priorities: list[int] = []
         self.bands: list[int] = []
         self.due: dict[int, int] = {}  # the due time of delayed documents, by position
+        self.expiries: dict[int, int] = {}  # when documents expire, by position
         # By position in the call: the receipt, or the position of the same key in `documents`.
         self.replayed: dict[int, Receipt | int] = {}
 
@@ -152,7 +163,8 @@ class Admission:
     def extend(self, following: "Admission") -> None:
         """Append the documents of the next call, whose numbers follow."""
         before = len(self.documents)
-        self.due.update((before + position, at) for position, at in following.due.items())
+        for mine, more in ((self.due, following.due), (self.expiries, following.expiries)):
+            mine.update((before + position, at) for position, at in more.items())
         self.documents = [*self.documents, *following.documents]
         self.customers = [*self.customers, *following.customers]
         self.counts = [*self.counts, *following.counts]
@@ -166,26 +178,40 @@ def admit(
     """Admit all documents of one call and update `state`. If it raises, `state` is unchanged."""
     call = _Call(state, settings, now)
     call.take_all(list(documents))
-    kinds = {name: state.kind(name) for name in set(kinds_of(call.admission.documents))}
+    named = set(kinds_of(call.admission.documents)) - {DEFAULT_KIND_NAME}
+    new = _new_kinds(named, state, settings) if named else []
     _refuse_if_full(call.added, state, settings)
     added_bytes = _bytes_by_customer(call)
     _refuse_over_quota(added_bytes, state, settings)
-    _update(call, state, settings, kinds)
+    for name in new:
+        state.create_kind(name)
+    _update(call, state, settings, state.kinds if named else {})
     for name, n in added_bytes.items():
         state.customer(name).stored_bytes += n
     return call.admission
 
 
+def _new_kinds(names: set[str], state: AdmissionState, settings: Settings) -> list[str]:
+    """Return the kinds that the call creates; raise `KindRefused` if it may not create one."""
+    known = state.kinds
+    new = sorted(names - known.keys())
+    for number, name in enumerate(new, start=len(known)):
+        refuse_unknown_kind(name, settings)
+        refuse_kind_beyond_max(name, number)
+    return new
+
+
 def _update(
-    call: "_Call", state: AdmissionState, settings: Settings, kinds: dict[str, int]
+    call: "_Call", state: AdmissionState, settings: Settings, kinds: Mapping[str, int]
 ) -> None:
     admission = call.admission
     n_admitted = len(admission.counts)
     equal = settings.mode is Mode.EQUAL
     admission.bands = [1] * n_admitted if equal else admission.priorities
-    if kinds.keys() != {DEFAULT_KIND_NAME}:
+    if kinds:  # otherwise all documents have the default kind
         numbers = map(kinds.__getitem__, kinds_of(admission.documents))
         admission.bands = list(map(band_of, admission.bands, numbers))
+    _add_expiries(admission, state.expires_in_us)
     for name, n in call.added.items():
         customer = state.customer(name)
         customer.count = call.counts[name]
@@ -196,6 +222,17 @@ def _update(
         parent.children += n
     state.pending += n_admitted
     state.next_number += n_admitted
+
+
+def _add_expiries(admission: Admission, expires_in_us: Mapping[str, int]) -> None:
+    """Apply the rules of kinds to documents without an expiry of their own. The time counts from
+    when a document is due."""
+    if not expires_in_us:
+        return
+    for position, kind in enumerate(kinds_of(admission.documents)):
+        if kind in expires_in_us:
+            starts_at = admission.due.get(position, admission.now)
+            admission.expiries.setdefault(position, starts_at + expires_in_us[kind])
 
 
 class _Call:
@@ -227,7 +264,7 @@ class _Call:
             self.added[name] = self.added.get(name, 0) + added
 
     def take_plain(self, names: list[str]) -> None:
-        """Admit documents without due time, key and parent, customer by customer. An upload has
+        """Admit documents for which `are_plain` is true, customer by customer. An upload has
         thousands of them, so the work per document is left to functions written in C."""
         admission, rule = self.admission, self._rule
         self.added = Counter(names)
@@ -253,6 +290,9 @@ class _Call:
             if known is not None:
                 admission.replayed[at] = known
                 return count
+        if document.expires_at is not None:
+            refuse_passed(document.expires_at, self._now)
+            admission.expiries[position] = document.expires_at
         inherited = None
         if document.parent is not None:
             inherited = _inherit(document, self._state, customer, self.children)
@@ -280,12 +320,12 @@ def kinds_of(documents: Iterable[NewDocument]) -> Iterator[str]:
 
 
 def are_plain(documents: Iterable[NewDocument]) -> bool:
-    """Return whether no document has a due time, a key or a parent."""
+    """Return whether no document has a due time, a key, a parent or an expiry."""
     return set(map(_SPECIAL, documents)) <= _NOTHING_SPECIAL
 
 
-_DUE_AT, _PARENT = map(NewDocument._fields.index, ("due_at", "parent"))
-_SPECIAL = itemgetter(slice(_DUE_AT, _PARENT + 1))
+_DUE_AT, _EXPIRES_AT = map(NewDocument._fields.index, ("due_at", "expires_at"))
+_SPECIAL = itemgetter(slice(_DUE_AT, _EXPIRES_AT + 1))
 _NOTHING_SPECIAL = {_SPECIAL(NewDocument("", None))}
 _CUSTOMER, _KIND = (itemgetter(NewDocument._fields.index(name)) for name in ("customer", "kind"))
 # `Receipt._make` without its length check, in half the time.
@@ -357,6 +397,15 @@ def _refuse_if_full(added: dict[str, int], state: AdmissionState, settings: Sett
             maximum=settings.waiting_max,
             waiting=state.pending,
             customer=None,
+        )
+
+
+def refuse_passed(expires_at: int, now: int) -> None:
+    """Raise `ExpiryPassed` unless a document would expire later than now."""
+    if expires_at <= now:
+        raise ExpiryPassed(
+            f"expires_at is {to_datetime(expires_at).isoformat()}, which has passed; use a later "
+            "expiry, or none"
         )
 
 

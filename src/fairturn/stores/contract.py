@@ -23,8 +23,12 @@ from typing import Any, Protocol, runtime_checkable
 from fairturn.access.keys import AccessKey
 from fairturn.explain.snapshot import DocumentSnapshot, WorkerHeartbeat
 from fairturn.model import (
+    EXPIRE_MAX,
     NO_CAPS,
+    NO_CHECKPOINTS,
+    NO_NEEDS,
     NO_PROGRESS,
+    AttemptRecord,
     Claimed,
     CustomerPage,
     CustomerSettings,
@@ -39,6 +43,7 @@ from fairturn.model import (
     Progress,
     Receipt,
     Renewed,
+    ServiceOutage,
     Settings,
     State,
     Stored,
@@ -95,9 +100,14 @@ class Store(Protocol):
         Raises `KeyReused` if a known key comes with another digest, `NotFound` if the customer has
         no such parent document, `QueueFull` if more documents would wait or be delayed than the
         settings allow, `KindRefused` if the queue does not have a document's kind and does not
-        create it, and `QuotaExceeded` if the stored documents of a customer would have more
+        create it, `ExpiryPassed` if a document that no key replays expires now or earlier, and
+        `QuotaExceeded` if the stored documents of a customer would have more
         bytes (`NewDocument.stored_bytes`) than its settings or those of the queue allow. A document
         counts until it is deleted, whatever its state; results do not count.
+
+        A document without `expires_at` in a kind with `expires_in_s` expires that long after it is
+        due. Expiry applies while a document waits or is delayed and no attempt counts in its first
+        step.
         """
         ...
 
@@ -117,16 +127,20 @@ class Store(Protocol):
         unknown kinds are ignored. Of a kind in `at_most`, this call takes at most that many
         documents. The cost of a claim does not grow with kinds that it does not serve.
 
-        Claims of all processes are serialized. A claim first folds expired leases (oldest first),
-        then events, then documents that became due. Each claimed document is running, has one more
-        attempt and a fence number higher than every earlier one.
+        Claims of all processes are serialized. A claim first records all documents that have
+        expired, then folds expired leases (oldest first), then events, then documents that became
+        due. Each claimed document is running, has one more
+        attempt and a fence number higher than every earlier one. It comes with the value and the
+        file of its last step, its finished steps, and the last checkpoint of the present step.
 
         A claim returns fewer than `n` documents if no other document may be claimed now: none of
         these kinds waits, or the customers or kinds of those that wait are paused or at their
-        limit, which is exact over all processes. It may also leave out documents that another
-        transaction has locked, and flows that wait for a repair. If it takes several transactions
-        and a later one fails, it returns the documents of those before. A later claim takes the
-        rest.
+        limit, which is exact over all processes, or a service holds their kinds. Of all kinds that
+        need a held service, a claim takes one document, as a probe, if `scheduling/outages.py`
+        permits one. Flows of a held kind do not change. It may also leave out documents that
+        another transaction has locked, and flows that wait for a repair. If it takes several
+        transactions and a later one fails, it returns the documents of those before. A later claim
+        takes the rest.
 
         Each transaction also reports up to `CANCELS_REPORTED_MAX` documents that were cancelled
         while they were waiting or delayed, in the order of the cancels, even if it claims nothing.
@@ -149,12 +163,16 @@ class Store(Protocol):
         *,
         lease_us: int,
         progress: Mapping[Fence, Progress] = NO_PROGRESS,
+        checkpoints: Mapping[Fence, str] = NO_CHECKPOINTS,
     ) -> Renewed:
-        """Extend the leases of these attempts to `lease_us` from now, and store their progress.
+        """Extend the leases of these attempts to `lease_us` from now, and store their progress and
+        checkpoints.
 
         `Renewed.lost` lists attempts that have ended or lost their lease. `Renewed.cancelled` lists
         attempts that were renewed and whose document should be cancelled. Progress is kept until
-        the document's next claim; progress of attempts that are not in `fences` is ignored.
+        the document's next claim, a checkpoint (JSON text) until its step ends; those of attempts
+        that are not in `fences` or have lost their lease are ignored. Raises `ValueError` for a
+        checkpoint of more than `CHECKPOINT_BYTES_MAX`.
         """
         ...
 
@@ -163,7 +181,23 @@ class Store(Protocol):
 
         An outcome is recorded only if the document is running under this fence; otherwise it is
         stale and has no effect. `Failed` makes a document dead if it has no attempts left. After
-        `Failed` or `Released`, a document becomes cancelled if its cancellation was requested.
+        every outcome but `Completed`, a document becomes cancelled if its cancellation was
+        requested.
+
+        `Advanced` moves the document to another kind, in which it waits with its priority and
+        order and without attempts; no call sees it in neither kind or in both. It is dead instead
+        if it has finished `STEPS_MAX` steps, if the queue neither has nor creates the kind, or if
+        the value is too large; a retry repeats the step.
+
+        `Snoozed` and `OutageReport` delay the document without counting the attempt. After
+        `SNOOZES_MAX` of them, a document that is snoozed is dead, and reports count as failures.
+
+        `OutageReport` changes the state of the service as `scheduling/outages.py` specifies, with
+        the documents of its kind that waited before the call. Other outcomes do so for each service
+        that the kind needs: a success (`Completed`, or `Advanced` unless it makes the document
+        dead), or another end of an attempt.
+
+        Attempts that failed, lost their lease or ended a step are stored (`attempts`).
         """
         ...
 
@@ -177,23 +211,46 @@ class Store(Protocol):
         """
         ...
 
-    def retry(self, ids: Sequence[str]) -> list[State | None]:
+    def retry(self, ids: Sequence[str], *, expires_at: int | None = None) -> list[State | None]:
         """Return dead documents to waiting, with all attempts available, their old priority and
-        order, and without a check of the rule.
+        order, and without a check of the rule. They repeat the step that failed, and expire at
+        `expires_at` or not at all.
 
-        Returns the state of each document before the call, or None for an unknown id. Only `dead`
-        documents change, so a repeated call has no effect and returns `waiting`.
+        With `expires_at`, expired documents return as well: to waiting, or to delayed if they have
+        never been due. Raises `ExpiryPassed` if it is not later than now.
+
+        Returns the state of each document before the call, or None for an unknown id. Other
+        documents do not change, so a repeated call has no effect and returns `waiting`.
         """
         ...
 
-    def sign_on(self, worker: str, slots: int, kinds: Sequence[str] | None = None) -> None:
+    def sign_on(
+        self,
+        worker: str,
+        slots: int,
+        kinds: Sequence[str] | None = None,
+        *,
+        needs: Mapping[str, Sequence[str]] = NO_NEEDS,
+    ) -> None:
         """Record a worker's heartbeat and the kinds that it serves (None: every kind), which
         `workers` and `snapshot` report. Kinds that are new are created; raises `KindRefused` if
         there would be more than `KINDS_MAX`.
 
+        `needs` replaces, for each of its kinds, the services that the kind needs. Every kind also
+        needs the service `kind:NAME`, which stands for the kind alone.
+
         A worker sends one every `SIGN_ON_EVERY_US`, also while all its slots are in use. The call
         need not be durable when it returns, and does not change the version.
         """
+        ...
+
+    def expire(self, limit: int = EXPIRE_MAX) -> int:
+        """Record up to `limit` (at most `EXPIRE_MAX`) documents that have expired, by the time of
+        their expiry; return how many."""
+        ...
+
+    def resume(self, service: str) -> bool:
+        """End the hold of a service, as the success of a probe does. Return whether it was held."""
         ...
 
     def sign_off(self, worker: str) -> None:
@@ -240,6 +297,15 @@ class QueryStore(Protocol):
 
     def read(self, id: str) -> Stored | None:
         """Return a document with its body and result, or None for an unknown id."""
+        ...
+
+    def attempts(self, id: str, *, values: bool = False) -> list[AttemptRecord] | None:
+        """Return the stored attempts of a document, oldest first, with the values of its steps if
+        requested; None for an unknown id."""
+        ...
+
+    def outages(self) -> list[ServiceOutage]:
+        """Return the services that are held or that work resumes from, ordered by name."""
         ...
 
     def customers(
@@ -333,7 +399,8 @@ class AdminStore(Protocol):
         were replaced; `expected` is as in `configure`.
 
         A pause and a limit apply from the next claim, `attempts_max` from the next attempt or lease
-        that ends. Raises `KindRefused` if there would be more than `KINDS_MAX` kinds.
+        that ends, `expires_in_s` to later submissions. Raises `KindRefused` if there would be more
+        than `KINDS_MAX` kinds.
         """
         ...
 
@@ -355,8 +422,9 @@ class AdminStore(Protocol):
         ...
 
     def prune(self, *, documents_max: int = 1_000) -> list[str] | None:
-        """Delete a batch of expired rows: ended documents past their retention, idempotency keys
-        older than 24 h, workers not seen for a day, and idle customers without settings.
+        """Delete a batch of old rows: ended documents past their retention, idempotency keys older
+        than 24 h, workers not seen for a day, idle customers without settings, and states of
+        services that have no effect any more.
 
         Returns the names of contents that can now be deleted, or None if nothing was left to
         delete.
@@ -376,8 +444,9 @@ class AdminStore(Protocol):
     ) -> list[str]:
         """Return those of these contents that can be deleted, in the order given.
 
-        No document or result refers to them, and no transaction in flight can add a reference.
-        Waits up to `timeout_s` for such transactions; returns an empty list if one is still open.
+        No document, result or step refers to them, and no transaction in flight can add a
+        reference. Waits up to `timeout_s` for such transactions; returns an empty list if one is
+        still open.
         """
         ...
 

@@ -25,6 +25,8 @@ POINTS = (
     "cancel-after-commit",
     "retry-before-commit",
     "retry-after-commit",
+    "expire-before-commit",
+    "expire-after-commit",
     "configure-before-commit",
     "configure-after-commit",
     "prune-before-commit",

@@ -1,11 +1,12 @@
 """Document snapshots for a store that has everything in memory."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from fairturn.explain.snapshot import (
+    ALIVE_US,
     ARRIVALS_MAX,
     ATTEMPTS_MAX,
     NEIGHBOURS_MAX,
@@ -26,7 +27,9 @@ from fairturn.model import (
     TRANSITIONS,
     CustomerSettings,
     Document,
+    FinishedStep,
     KindSettings,
+    ServiceOutage,
     Settings,
     State,
     level_of,
@@ -36,6 +39,7 @@ from fairturn.scheduling.flows import (
     ArrivalEvent,
     Backlog,
     Band,
+    CancelEvent,
     CustomerState,
     Event,
     EventBatch,
@@ -88,10 +92,18 @@ class Kept(NamedTuple):
     leased: bool  # the lease has not expired
     lost: Ending | None  # if it is running and the lease has expired
     worker: str | None
+    step: int
+    steps: tuple[FinishedStep, ...]
+    has_expired: bool  # it waits or is delayed, and the next claim records that it has expired
 
     @property
     def kind(self) -> int:
         return kind_of(self.band)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits and has not expired."""
+        return self.state is State.WAITING and not self.has_expired
 
 
 class Foreseen(NamedTuple):
@@ -112,7 +124,7 @@ def foresee(
 ) -> Foreseen:
     """Return the queue as the next claim will see it. `turns` is not changed."""
     documents = list(documents)
-    orders = {d.number: d.order for d in documents if d.state is State.WAITING if d.order}
+    orders = {d.number: d.order for d in documents if d.waits if d.order}
     expired: list[Event] = []
     for d in sorted(documents, key=lambda d: (d.lease_until, d.number)):
         if d.lost is not None:
@@ -121,7 +133,8 @@ def foresee(
             if d.lost.state is State.WAITING:
                 orders[d.number] = d.order
     due: list[tuple[int, ArrivalEvent]] = []
-    delayed = [(d.due_at, d) for d in documents if d.state is State.DELAYED and d.due_at]
+    pending = (d for d in documents if d.state is State.DELAYED and not d.has_expired)
+    delayed = [(d.due_at, d) for d in pending if d.due_at]
     for due_at, d in sorted(delayed):
         if due_at <= now:
             order = next_order if d.order is None else d.order
@@ -136,11 +149,29 @@ def foresee(
         number=turns.number,
         tick=turns.tick,
         bands=turns.bands,
+        level_times=turns.level_times,
         since_patience=turns.since_patience,
     )
-    ahead.fold(now, expired=expired, events=batches, due=due)
+    expiries = EventBatch(now, tuple(_expiries(documents)))
+    ahead.fold(now, expired=expired, events=[*batches, expiries], due=due)
     customer_states = {**turns.customers, **ahead.customers}
     return Foreseen(customer_states, ahead.since_patience, ahead.bands, orders)
+
+
+def _expiries(documents: Iterable[Kept]) -> Iterator[CancelEvent]:
+    """Yield the events of documents that wait and have expired. As in a claim, the next order of a
+    flow may be that of a document whose event follows."""
+    waiting: dict[tuple[int, int], list[int]] = {}
+    expired: list[tuple[tuple[int, int], int]] = []
+    for d in documents:
+        if d.state is State.WAITING and d.order is not None:
+            flow = (d.customer, d.band)
+            waiting.setdefault(flow, []).append(d.order)
+            if d.has_expired:
+                expired.append((flow, d.order))
+    for flow, order in expired:
+        waiting[flow].remove(order)
+        yield CancelEvent(*flow, order, min(waiting[flow], default=None))
 
 
 def make_snapshot(
@@ -155,8 +186,9 @@ def make_snapshot(
     count: Count | None,
     names: Mapping[int, str],
     foreseen: Foreseen,
-    workers: Iterable[WorkerHeartbeat],
+    workers: Sequence[WorkerHeartbeat],
     kind_settings: KindSettings,
+    outages: Sequence[ServiceOutage],
 ) -> DocumentSnapshot:
     """Return the snapshot of document `number`."""
     kept = next(d for d in documents if d.number == number)
@@ -179,13 +211,17 @@ def make_snapshot(
         service=QueueActivity(
             running=_running(d for d in documents if d.worker not in others),
             workers=tuple(seen for seen in workers if seen.worker not in others),
-            attempts=_attempts(same_kind),
+            attempts=_attempts(documents, kept.kind, document.kind),
             arrivals=_arrivals(documents, kept.kind, settings.mode),
+            other_workers=sum(
+                seen.worker in others and abs(now - seen.seen_at) <= ALIVE_US for seen in workers
+            ),
         ),
         served=_served(kept, waiting_since(document), documents),
         names=names,
         kind_settings=kind_settings,
         kind_running=sum(d.state is State.RUNNING for d in same_kind),
+        outages=tuple(outages),
     )
 
 
@@ -240,15 +276,23 @@ def _running(documents: Iterable[Kept]) -> tuple[RunningDocument, ...]:
     return tuple(sorted(running))
 
 
-def _attempts(documents: Iterable[Kept]) -> tuple[AttemptSample, ...]:
-    """Return the latest ended attempts, in the order of their claims."""
-    claimed = [(d.claimed_at, d) for d in documents if d.claimed_at is not None]
-    over = [
-        AttemptSample(d.customer, None if d.ended_at is None else max(0, d.ended_at - claimed_at))
-        for claimed_at, d in sorted(claimed)
-        if d.state not in TRANSITIONS[State.WAITING]
-    ]
-    return tuple(over[-ATTEMPTS_MAX:])
+def _attempts(documents: Iterable[Kept], kind: int, kind_name: str) -> tuple[AttemptSample, ...]:
+    """Return the latest ended attempts of a kind, in the order of their claims: the last one of
+    each document, and those that ended a step."""
+    found: list[tuple[int, int, int, AttemptSample]] = []
+    for d in documents:
+        for step in d.steps:
+            if step.kind == kind_name:
+                duration = max(0, step.ended_at_us - step.claimed_at_us)
+                sample = AttemptSample(d.customer, duration)
+                found.append((step.claimed_at_us, d.number, step.step, sample))
+        if d.kind != kind or d.claimed_at is None or d.state in TRANSITIONS[State.WAITING]:
+            continue
+        if d.step and not d.attempts:
+            continue  # its last attempt was one of the step before
+        took = None if d.ended_at is None else max(0, d.ended_at - d.claimed_at)
+        found.append((d.claimed_at, d.number, d.step, AttemptSample(d.customer, took)))
+    return tuple(sample for *_, sample in sorted(found)[-ATTEMPTS_MAX:])
 
 
 def _arrivals(documents: Iterable[Kept], kind: int, mode: Mode) -> tuple[Arrival, ...]:

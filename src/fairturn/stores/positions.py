@@ -5,8 +5,8 @@ time does not depend on the number of waiting documents: flows are read instead,
 counted only up to `COUNTED_MAX`.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from operator import itemgetter
 from typing import NamedTuple, Protocol
 
@@ -26,11 +26,15 @@ from fairturn.model import Settings, State
 from fairturn.scheduling.flows import (
     WEIGHT_ONE,
     ArrivalEvent,
+    CancelEvent,
     CustomerState,
     Event,
     EventBatch,
     Mode,
     SettingsEvent,
+    band_of,
+    kind_of,
+    level_in,
 )
 from fairturn.scheduling.turns import Turns
 from fairturn.stores.transitions import Attempt, end_of_lease, has_ended
@@ -42,17 +46,38 @@ COUNTED_MAX = 1_000_000
 # one scan of the flows (`LineSummary`), and the position is a range.
 LINES_MAX = 10_000
 LARGEST = 5  # customers that a `LineSummary` lists
+# Documents that have expired and are left out one by one: these are read within 100 ms. More are
+# there only if neither a worker nor the service runs.
+LAPSED_MAX = 10_000
 _LINE, _NAME = itemgetter(slice(7)), itemgetter(3, 7)
 
-FlowKey = tuple[int, int]  # customer, level
+FlowKey = tuple[int, int]  # customer, band
 
 
 class Place(NamedTuple):
     """The flow and the order of a waiting document."""
 
     customer: int
-    level: int
+    band: int
     order: int
+
+    @property
+    def level(self) -> int:
+        return level_in(self.band)
+
+    @property
+    def kind(self) -> int:
+        return kind_of(self.band)
+
+
+class Lapsed(NamedTuple):
+    """A document that has expired, which the next claim records before all else."""
+
+    number: int
+    customer: int
+    band: int
+    order: int | None
+    waits: int  # otherwise it is delayed
 
 
 class NamedFlows(Protocol):
@@ -60,11 +85,11 @@ class NamedFlows(Protocol):
 
     names: dict[int, str]
 
-    def customer_state(self, customer: int) -> CustomerState: ...
-
 
 class QueueReader(Protocol):
-    """Queries on one snapshot. It has more than 20 methods because each is one SQL statement."""
+    """Queries on one snapshot. It has more than 20 methods because each is one SQL statement.
+
+    In its rows, `level` is a band."""
 
     settings: Settings
     now: int
@@ -77,18 +102,25 @@ class QueueReader(Protocol):
         """The `FlowSource` of `turns`."""
         ...
 
-    @property
-    def waiting(self) -> Sequence[int]:
-        """The numbers of waiting documents of priorities 1 to 9."""
+    def waiting(self, kind: int) -> Sequence[int]:
+        """Return the numbers of waiting documents of a kind, of priorities 1 to 9."""
         ...
 
     def running(self) -> list[Row]:
         """Return lease_until, number, customer, level, order_number, attempts, cancel_requested,
-        worker and claimed_at of running documents."""
+        worker, claimed_at, and the attempts_max of their kinds, of running documents."""
         ...
 
     def due(self) -> list[Row]:
         """Return number, customer, level, order_number and due_at of due documents, in order."""
+        ...
+
+    def lapsed(self, most: int) -> list[Row]:
+        """Return the columns of `Lapsed`, for up to `most` documents, the earliest first."""
+        ...
+
+    def lowest(self, flow: FlowKey, without: Collection[int]) -> int | None:
+        """Return the lowest order that waits in a flow, without these orders."""
         ...
 
     def events(self) -> list[EventBatch] | None:
@@ -103,47 +135,48 @@ class QueueReader(Protocol):
         """Return the customers that have a limit or are paused."""
         ...
 
-    def charged(self) -> Iterable[tuple[int, int, Sequence[int]]]:
-        """Return customer, weight and recent costs of customers that differ from the default."""
+    def charged(self) -> Iterable[tuple[int, int, Mapping[int, Sequence[int]]]]:
+        """Return customer, weight and recent costs by kind of customers that differ from the
+        default."""
         ...
 
-    def overdue(self, before: int, most: int) -> list[Row]:
+    def overdue(self, kind: int, before: int, most: int) -> list[Row]:
         """Return the columns of `OverdueHead`, for up to `most` flows that have had their
-        customer's head since earlier than `before`."""
+        customer's head of a kind since earlier than `before`."""
         ...
 
-    def lines(self, charge: int, levels: Collection[int], most: int) -> list[Row]:
-        """Return the columns of `WaitingLine`, with this charge, and the customer's name, for up to
-        `most` flows of these levels."""
+    def lines(self, bands: Collection[int], most: int) -> list[Row]:
+        """Return the columns of `WaitingLine`, with a charge of 0, and the customer's name, for up
+        to `most` flows of these bands."""
         ...
 
-    def other_lines(self, level: int, place: int, tick: int, without: Collection[int]) -> Row:
-        """Return, for all flows of a level except those of the customers in `without`: the number
+    def other_lines(self, band: int, place: int, tick: int, without: Collection[int]) -> Row:
+        """Return, for all flows of a band except those of the customers in `without`: the number
         of flows, of their documents, of documents with a turn before (place, tick), and of flows
         with such documents. The charge of a turn follows from the customer's weight."""
         ...
 
     def largest(
-        self, level: int, place: int, tick: int, without: Collection[int], most: int
+        self, band: int, place: int, tick: int, without: Collection[int], most: int
     ) -> list[Row]:
         """Return customer, number of documents with a turn before (place, tick), and name, for the
         `most` customers with the highest numbers."""
         ...
 
     def count_overdue(
-        self, before: int, own: tuple[int, int], without: Collection[int]
+        self, kind: int, before: int, own: tuple[int, int], without: Collection[int]
     ) -> tuple[int, int]:
         """Return two counts: the flows that `overdue` would return, excluding customers in
         `without`; and how many of those have a lower (head_since, head_order) than `own`."""
         ...
 
-    def lower(self, level: int, order: int, customers: Collection[int]) -> list[Row]:
-        """Return the columns of `lines` for the flows of a level with waiting documents, and those
+    def lower(self, band: int, order: int, customers: Collection[int]) -> list[Row]:
+        """Return the columns of `lines` for the flows of a band with waiting documents, and those
         of `customers`. `waiting` counts only documents of a lower order."""
         ...
 
     def waiting_of(self, customers: Collection[int]) -> dict[int, int]:
-        """Return the number of waiting documents of these customers, by level."""
+        """Return the number of waiting documents of these customers, by band."""
         ...
 
     def is_paused(self, customer: int) -> bool: ...
@@ -173,17 +206,30 @@ class Ahead(NamedTuple):
     joining: dict[int, Place]  # documents that begin to wait in that claim, by number
     running: list[Row]
     expired: set[int]  # the numbers of running documents whose leases have expired
-    folded: bool  # False: there are too many events
+    lapsed: list[Lapsed]
+    folded: bool  # False: there are too many events, or documents that have expired
+
+    def lapsed_before(self, customer: int, band: int, order: int) -> int:
+        """Return the number of documents with a lower order that wait in a flow and have
+        expired."""
+        flow = (customer, band)
+        return sum(
+            each.order < order
+            for each in self.lapsed
+            if each.waits and each.order is not None and each[1:3] == flow
+        )
 
 
 def look_ahead(reader: QueueReader) -> Ahead:
     """Fold the events since the last claim in `reader.turns`, which is not saved."""
-    ahead = Ahead({}, sorted(reader.running()), set(), folded=True)
+    lapsed = [Lapsed._make(row) for row in reader.lapsed(LAPSED_MAX + 1)]
+    ahead = Ahead({}, sorted(reader.running()), set(), lapsed, folded=True)
     expired = _expired(reader, ahead)
     due = _due(reader, ahead)
     batches = reader.events()
-    if batches is None:
+    if batches is None or len(lapsed) > LAPSED_MAX:
         return ahead._replace(folded=False)
+    batches.append(EventBatch(reader.now, tuple(_lapses(reader, lapsed))))
     limited = {e.customer for _, es in batches for e in es if type(e) is SettingsEvent and e.limit}
     leased = [row for row in ahead.running if row[1] not in ahead.expired]
     counts = {c: dict(Counter(row[3] for row in leased if row[2] == c)) for c in limited}
@@ -202,7 +248,7 @@ def _expired(reader: QueueReader, ahead: Ahead) -> list[Event]:
         if not has_ended(until, reader.leases_end_at):
             continue
         ahead.expired.add(number)
-        attempt = Attempt(*rest[:5])
+        attempt = Attempt(*rest[:5])._replace(attempts_max=rest[-1])
         ending = end_of_lease(attempt, reader.settings)
         events.append(ending.event)
         if ending.state is State.WAITING:
@@ -210,15 +256,33 @@ def _expired(reader: QueueReader, ahead: Ahead) -> list[Event]:
     return events
 
 
+def _lapses(reader: QueueReader, lapsed: Iterable[Lapsed]) -> Iterator[CancelEvent]:
+    """Yield the events of documents that wait and have expired. As in a claim, the next order of a
+    flow may be that of a document whose event follows."""
+    by_flow: defaultdict[FlowKey, list[int]] = defaultdict(list)
+    for each in lapsed:
+        if each.waits and each.order is not None:
+            by_flow[each.customer, each.band].append(each.order)
+    for flow, orders in by_flow.items():
+        orders.sort()
+        lowest = reader.lowest(flow, orders)
+        for order, following in zip(orders, [*orders[1:], None], strict=True):
+            left = [each for each in (following, lowest) if each is not None]
+            yield CancelEvent(*flow, order, min(left, default=None))
+
+
 def _due(reader: QueueReader, ahead: Ahead) -> list[tuple[int, ArrivalEvent]]:
     """Return the arrivals of due documents. A document without an order gets the next one."""
     due: list[tuple[int, ArrivalEvent]] = []
     following = reader.following
-    for number, customer, level, given, due_at in reader.due():
+    lapsed = {each.number for each in ahead.lapsed}
+    for number, customer, band, given, due_at in reader.due():
+        if number in lapsed:
+            continue
         order = following if given is None else given
         following += given is None
-        ahead.joining[number] = Place(customer, level, order)
-        due.append((due_at, ArrivalEvent(customer, level, order, 1)))
+        ahead.joining[number] = Place(customer, band, order)
+        due.append((due_at, ArrivalEvent(customer, band, order, 1)))
     return due
 
 
@@ -228,12 +292,14 @@ def _due(reader: QueueReader, ahead: Ahead) -> list[tuple[int, ArrivalEvent]]:
 def queue_view(reader: QueueReader, ahead: Ahead, place: Place) -> QueueView:
     """Return what decides when the document at this place has its turn."""
     rank = _rank(reader, ahead, place)
+    if len(ahead.lapsed) > LAPSED_MAX:
+        rank = CountRange(0, rank.most)
     if not ahead.folded:
         return _unfolded(reader, ahead, place, rank)
-    settings, turns = reader.settings, reader.turns
+    settings, turns, kind = reader.settings, reader.turns, place.kind
     individual = _individual(reader, place)
-    overdue, stalled = overdue_heads(individual.values(), settings, reader.now)
-    lines = [line for s in individual.values() for line in lines_of(s, settings)]
+    overdue, stalled = overdue_heads(individual.values(), settings, reader.now, kind)
+    lines = [line for s in individual.values() for line in lines_of(s, settings, kind)]
     lines = [line for line in lines if line.level <= place.level]
     levels_read: Set[int] = {place.level}
     uncounted, other_lines = 0, NO_OTHER_LINES
@@ -252,13 +318,13 @@ def queue_view(reader: QueueReader, ahead: Ahead, place: Place) -> QueueView:
         customer=place.customer,
         level=place.level,
         rank=rank,
-        number=turns.number,
-        clock=turns.bands[place.level].clock,
+        number=turns.since_patience[kind],
+        clock=turns.bands[place.band].clock,
         lines=tuple(lines),
-        others_by_level=_count_others(reader, individual, better),
+        others_by_level=_count_others(reader, individual, kind, better),
         overdue=tuple(overdue),
         stalled=tuple(stalled),
-        waiting=_waiting(reader, ahead, individual),
+        waiting=_waiting(reader, ahead, individual, kind),
         uncounted=uncounted,
         other_lines=other_lines,
     )
@@ -274,21 +340,25 @@ def _read_lines(
     """Return the levels whose lines are read one by one, all overdue heads, and the lines of these
     levels; None if there are more than `LINES_MAX`. `overdue` and `lines` have those of the
     individual customers."""
-    rows = reader.overdue(reader.now - reader.settings.patience_us, LINES_MAX + 1)
+    kind, before = place.kind, reader.now - reader.settings.patience_us
+    rows = reader.overdue(kind, before, LINES_MAX + 1)
     if len(rows) > LINES_MAX:
         return None
     overdue = overdue + [
-        head for head in map(OverdueHead._make, rows) if head.customer not in individual
+        head._replace(level=level_in(head.level))
+        for head in map(OverdueHead._make, rows)
+        if head.customer not in individual
     ]
     levels = levels_by_line(overdue, lines, place.customer, place.level)
-    rows = reader.lines(charge_of(reader.settings, WEIGHT_ONE, ()), levels, LINES_MAX + 1)
+    bands = [band_of(level, kind) for level in levels]
+    rows = reader.lines(bands, LINES_MAX + 1)
     if len(rows) > LINES_MAX:
         return None
     reader.source.names.update(map(_NAME, rows))
-    charges = charges_of(reader)
+    charges = Charges(reader)
     lines += [
-        line if line.customer not in charges else line._replace(charge=charges[line.customer])
-        for line in map(WaitingLine._make, map(_LINE, rows))
+        charges.charge(line, kind)
+        for line in map(to_line, map(_LINE, rows))
         if line.customer not in individual
     ]
     return levels, sorted(overdue), lines
@@ -308,11 +378,12 @@ def _sum_lines(
     `position` needs it for the lowest and the highest rank, and for one below the lowest if the
     oldest document may have a turn as longest waiting.
     """
-    own = next((ln for ln in lines if (ln.customer, ln.level) == place[:2]), None)
+    flow = (place.customer, place.level)
+    own = next((line for line in lines if (line.customer, line.level) == flow), None)
     head = next((head for head in overdue if head.customer == place.customer), None)
     patient = reader.now - reader.settings.patience_us
     mine = (0, 0) if head is None else head[:2]
-    overdue_others, ahead = reader.count_overdue(patient, mine, individual)
+    overdue_others, ahead = reader.count_overdue(place.kind, patient, mine, individual)
     if own is None:  # a paused customer has no position
         return NO_OTHER_LINES._replace(overdue=overdue_others, overdue_ahead=ahead)
 
@@ -320,13 +391,13 @@ def _sum_lines(
         return own.virtual_time + rank * own.charge, own.tick
 
     number, waiting, before, customers = reader.other_lines(
-        place.level, *turn(rank.least), individual
+        place.band, *turn(rank.least), individual
     )
     earlier = {max(0, rank.least - 1)} if head is not None else set()
     before_by_rank = {rank.least: before or 0}
     for other in {rank.most, *earlier} - {rank.least}:
-        before_by_rank[other] = reader.other_lines(place.level, *turn(other), individual)[2] or 0
-    largest = reader.largest(place.level, *turn(rank.least), individual, LARGEST)
+        before_by_rank[other] = reader.other_lines(place.band, *turn(other), individual)[2] or 0
+    largest = reader.largest(place.band, *turn(rank.least), individual, LARGEST)
     reader.source.names.update((customer, name) for customer, _, name in largest)
     return LineSummary(
         lines=number,
@@ -341,33 +412,38 @@ def _sum_lines(
 
 def _unfolded(reader: QueueReader, ahead: Ahead, place: Place, rank: CountRange) -> QueueView:
     """Return a view without lines, for a queue with too many events to fold."""
-    customer, level, _ = place
+    customer, level = place.customer, place.level
     own = WaitingLine(level, 0, 0, customer, rank.most + 1, WEIGHT_ONE)
     return QueueView(
         customer=customer,
         level=level,
         rank=rank,
-        number=reader.turns.number,
+        number=reader.turns.since_patience[place.kind],
         clock=0,
         lines=() if reader.is_paused(customer) else (own,),
         others_by_level={},
         overdue=(),
         stalled=(),
-        waiting=_waiting(reader, ahead, {}),
+        waiting=_waiting(reader, ahead, {}, place.kind),
         folded=False,
     )
 
 
-def _waiting(reader: QueueReader, ahead: Ahead, individual: dict[int, CustomerState]) -> int:
-    """Return the number of waiting documents of customers that are not paused."""
-    held = (flow.waiting for s in individual.values() if s.paused for flow in s.flows.values())
-    return sum(reader.waiting) + len(ahead.joining) - sum(held)
+def _waiting(
+    reader: QueueReader, ahead: Ahead, individual: dict[int, CustomerState], kind: int
+) -> int:
+    """Return the number of waiting documents of a kind of customers that are not paused."""
+    paused = (flow for s in individual.values() if s.paused for flow in s.flows.values())
+    held = sum(flow.waiting for flow in paused if kind_of(flow.band) == kind)
+    joining = sum(place.kind == kind for place in ahead.joining.values())
+    lapsed = sum(each.waits and kind_of(each.band) == kind for each in ahead.lapsed)
+    return sum(reader.waiting(kind)) + joining - lapsed - held
 
 
 def _rank(reader: QueueReader, ahead: Ahead, place: Place) -> CountRange:
     """Return the number of documents of the flow with a lower order, counted from either end."""
     flow, order = place[:2], place.order
-    others = reader.returned(flow, order)
+    others = reader.returned(flow, order) - ahead.lapsed_before(*place)
     others += sum(joined[:2] == flow and joined.order < order for joined in ahead.joining.values())
     claimed_to = reader.claimed_to(flow)
     if claimed_to is None:
@@ -387,30 +463,44 @@ def _rank(reader: QueueReader, ahead: Ahead, place: Place) -> CountRange:
 def _individual(reader: QueueReader, place: Place) -> dict[int, CustomerState]:
     """Return the customers whose lines are read one by one in every level: the document's own, and
     those with events since the last claim, a limit or a pause."""
-    individual = dict(reader.turns.customers)
-    for customer in [place.customer, *reader.held()]:
-        if customer not in individual:
-            individual[customer] = reader.source.customer_state(customer)
-    return individual
+    customers = [*reader.turns.customers, place.customer, *reader.held()]
+    return {customer: reader.turns.customer(customer, place.kind) for customer in customers}
 
 
-def charges_of(reader: QueueReader) -> dict[int, int]:
-    """Return the charge of a turn for the customers that differ from the default."""
-    return {
-        customer: charge_of(reader.settings, weight, tuple(costs))
-        for customer, weight, costs in reader.charged()
-    }
+def to_line(row: Row) -> WaitingLine:
+    """Convert the columns of a `WaitingLine`; the level of the row is a band."""
+    band, *others = row
+    return WaitingLine(level_in(band), *others)
+
+
+class Charges:
+    """The charge of each customer's next turn, without reading documents."""
+
+    def __init__(self, reader: QueueReader) -> None:
+        self._settings = reader.settings
+        self._plain = charge_of(reader.settings, WEIGHT_ONE, ())
+        self._charged = {c: (weight, costs) for c, weight, costs in reader.charged()}
+
+    def charge(self, line: WaitingLine, kind: int) -> WaitingLine:
+        """Return the line with its charge in this kind."""
+        found = self._charged.get(line.customer)
+        if found is None:
+            return line._replace(charge=self._plain)
+        weight, costs = found
+        return line._replace(charge=charge_of(self._settings, weight, tuple(costs.get(kind, ()))))
 
 
 def _count_others(
-    reader: QueueReader, individual: dict[int, CustomerState], levels: list[int]
+    reader: QueueReader, individual: dict[int, CustomerState], kind: int, levels: list[int]
 ) -> dict[int, int]:
     """Return the number of waiting documents of all other customers, by level. These levels equal
     priorities: in mode `equal` there are none."""
     if not levels:
         return {}
-    own = reader.waiting_of(individual)
-    others_by_level = {level: reader.waiting[level - 1] - own.get(level, 0) for level in levels}
+    own, waiting = reader.waiting_of(individual), reader.waiting(kind)
+    others_by_level = {
+        level: waiting[level - 1] - own.get(band_of(level, kind), 0) for level in levels
+    }
     return {level: n for level, n in others_by_level.items() if n}
 
 
@@ -424,15 +514,20 @@ def _add_lower(
     """In mode `levels`, reduce the lines of the level to the documents before this one, and append
     those of all other customers. Return the number of further documents that may be before it if
     there were too many to count."""
-    own, level, order = place
-    waiting = reader.waiting[level - 1]
-    rows = reader.lower(level, order, individual) if waiting <= COUNTED_MAX else []
+    own, band, order = place
+    waiting = reader.waiting(place.kind)[place.level - 1]
+    rows = reader.lower(band, order, individual) if waiting <= COUNTED_MAX else []
     reader.source.names.update(map(_NAME, rows))
     lower = Counter({row[3]: row[4] for row in rows})
-    lower.update(c for c, n, o in ahead.joining.values() if n == level and o < order)
+    lower.update(c for c, n, o in ahead.joining.values() if n == band and o < order)
+    lower.subtract(
+        each.customer
+        for each in ahead.lapsed
+        if each.waits and each.band == band and each.order is not None and each.order < order
+    )
     for n, line in enumerate(lines):
-        if line.level == level and line.customer != own:
+        if line.level == place.level and line.customer != own:
             lines[n] = line._replace(waiting=lower[line.customer])
     others = (row for row in rows if row[4] and row[3] not in individual)
-    lines += map(WaitingLine._make, map(_LINE, others))
+    lines += map(to_line, map(_LINE, others))
     return 0 if waiting <= COUNTED_MAX else waiting

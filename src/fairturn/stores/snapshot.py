@@ -1,14 +1,15 @@
 """Document snapshots and the next documents of each level, read from one snapshot of a database."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple, Protocol
 
 from fairturn.explain.snapshot import (
+    ALIVE_US,
     ARRIVALS_MAX,
     ATTEMPTS_MAX,
     NEIGHBOURS_MAX,
-    WORKERS_MAX,
     Arrival,
     AttemptSample,
     DocumentSnapshot,
@@ -17,11 +18,18 @@ from fairturn.explain.snapshot import (
     ServedCounts,
     WaitingLine,
     WorkerHeartbeat,
-    charge_of,
     lines_of,
     waiting_since,
 )
-from fairturn.model import CustomerSettings, Document, Settings, State, level_of
+from fairturn.model import (
+    CustomerSettings,
+    Document,
+    KindSettings,
+    ServiceOutage,
+    Settings,
+    State,
+    level_of,
+)
 from fairturn.priority import LEVELS, Count
 from fairturn.scheduling.flows import (
     COST_ONE,
@@ -32,16 +40,18 @@ from fairturn.scheduling.flows import (
     CustomerState,
     Mode,
     band_of,
+    kind_of,
 )
 from fairturn.scheduling.turns import Turns
 from fairturn.stores.positions import (
     Ahead,
+    Charges,
     FlowKey,
     Place,
     QueueReader,
-    charges_of,
     look_ahead,
     queue_view,
+    to_line,
 )
 from fairturn.stores.values import Row
 
@@ -53,8 +63,10 @@ class SnapshotReader(QueueReader, Protocol):
     """Queries for the snapshot of one document."""
 
     def document(self, number: int) -> Row:
-        """Return customer, level, order_number, and the count of the parent."""
+        """Return customer, kind, order_number, and the count of the parent."""
         ...
+
+    def kind_settings(self, kind: int) -> KindSettings: ...
 
     def customer(self, number: int) -> Row:
         """Return count, count_updated_at, delayed, weight, running_max and paused."""
@@ -62,18 +74,22 @@ class SnapshotReader(QueueReader, Protocol):
 
     def names_of(self, customers: Collection[int]) -> Iterable[tuple[int, str]]: ...
 
-    def workers(self, most: int) -> list[Row]:
-        """Return the columns of `WorkerHeartbeat`."""
+    def workers(self) -> list[WorkerHeartbeat]: ...
+
+    def outages(self) -> list[ServiceOutage]: ...
+
+    def arrivals(self, kind: int, most: int) -> list[Row]:
+        """Return submitted_at, customer and priority of the documents of a kind among the newest
+        of all kinds."""
         ...
 
-    def arrivals(self, most: int) -> list[Row]:
-        """Return submitted_at, customer and priority of the newest documents."""
-        ...
-
-    # Ended attempts: claimed_at, number, customer and duration.
-    def last_submitted(self, most: int) -> list[Row]: ...
+    # Ended attempts: claimed_at, number, step, customer and duration. The first two return those of
+    # a kind among the documents of all kinds that were submitted last: the last attempts of
+    # documents in this kind, unless they ended a step, and those that ended a step of this kind.
+    def last_submitted(self, kind: int, most: int) -> list[Row]: ...
+    def last_steps(self, kind: int, most: int) -> list[Row]: ...
     def last_of_flow(self, flow: FlowKey) -> list[Row]: ...
-    def last_of_level(self, level: int) -> list[Row]: ...
+    def last_of_band(self, band: int) -> list[Row]: ...
 
     def served(self, numbers: tuple[int, int], since: int, until: int) -> dict[int, int]:
         """Return how many documents with these numbers were claimed between two timestamps, by
@@ -88,12 +104,14 @@ class SnapshotReader(QueueReader, Protocol):
 
 def read_snapshot(reader: SnapshotReader, document: Document, number: int) -> DocumentSnapshot:
     """Return the snapshot of a document."""
-    customer, level, order, parent_count = reader.document(number)
+    customer, kind, order, parent_count = reader.document(number)
+    band = band_of(level_of(document.priority, reader.settings.mode), kind)
     count, updated_at, delayed, weight, limit, paused = reader.customer(customer)
     ahead = look_ahead(reader)
     place = ahead.joining.get(number)
-    if document.state is State.WAITING:
-        place = Place(customer, level, order)
+    has_expired = document.expiry is not None and document.expiry <= reader.now
+    if document.state is State.WAITING and not has_expired:
+        place = Place(customer, band, order)
     line = None if place is None else queue_view(reader, ahead, place)
     served = _served(reader, document, number)
     names = reader.source.names  # of the customers that were read
@@ -114,34 +132,46 @@ def read_snapshot(reader: SnapshotReader, document: Document, number: int) -> Do
         delayed=delayed,
         leased=document.state is State.RUNNING and number not in ahead.expired,
         queue_view=line,
-        service=_service(reader, ahead, (customer, level)),
+        service=_service(reader, ahead, (customer, band), document.kind),
         served=served,
         names=names,
+        kind_settings=reader.kind_settings(kind),
+        kind_running=sum(kind_of(row[3]) == kind for row in ahead.running),
+        outages=tuple(each for each in reader.outages() if document.kind in each.kinds),
     )
 
 
-def _service(reader: SnapshotReader, ahead: Ahead, flow: FlowKey) -> QueueActivity:
-    """Return the activity of the queue. No index orders ended attempts by time, so they are sampled
-    from the documents that were submitted last and from the flows that were served last."""
-    over = reader.last_submitted(ARRIVALS_MAX)
+def _service(reader: SnapshotReader, ahead: Ahead, flow: FlowKey, kind_name: str) -> QueueActivity:
+    """Return the activity of the queue, without workers that do not serve the kind. No index orders
+    ended attempts by time, so they are sampled from the documents that were submitted last and from
+    the flows that were served last."""
+    kind = kind_of(flow[1])
+    workers = reader.workers()
+    others = {seen.worker for seen in workers if not seen.serves(kind_name)}
+    over = reader.last_submitted(kind, ARRIVALS_MAX)
+    over += reader.last_steps(kind, ARRIVALS_MAX)
     over += reader.last_of_flow(flow)
     for level in range(1, LEVELS + 1):
-        over += reader.last_of_level(level)
-    latest = sorted(set(over), key=lambda row: row[:2])[-ATTEMPTS_MAX:]
+        over += reader.last_of_band(band_of(level, kind))
+    latest = sorted(set(over), key=lambda row: row[:3])[-ATTEMPTS_MAX:]
     running = (
         RunningDocument(worker, claimed_at, customer, number not in ahead.expired)
-        for _, number, customer, _, _, _, _, worker, claimed_at in ahead.running
+        for _, number, customer, _, _, _, _, worker, claimed_at, _ in ahead.running
+        if worker not in others
     )
     return QueueActivity(
         running=tuple(sorted(running)),
-        workers=tuple(map(WorkerHeartbeat._make, reader.workers(WORKERS_MAX))),
+        workers=tuple(seen for seen in workers if seen.worker not in others),
         attempts=tuple(
             AttemptSample(customer, None if duration is None else max(0, duration))
-            for _, _, customer, duration in latest
+            for *_, customer, duration in latest
         ),
         arrivals=tuple(
             Arrival(at, customer, level_of(priority, reader.settings.mode))
-            for at, customer, priority in reader.arrivals(ARRIVALS_MAX)
+            for at, customer, priority in reader.arrivals(kind, ARRIVALS_MAX)
+        ),
+        other_workers=sum(
+            seen.worker in others and abs(reader.now - seen.seen_at) <= ALIVE_US for seen in workers
         ),
     )
 
@@ -163,8 +193,8 @@ class Next(NamedTuple):
     cost: int | None
 
 
-# Called with a level and a maximum: level, place, tick, customer and waiting documents of the first
-# flows of the level as of the last claim, without customers that the engine has loaded.
+# Called with a band and a maximum: band, place, tick, customer and waiting documents of the first
+# flows of the band as of the last claim, without customers that the engine has loaded.
 FirstLines = Callable[[int, int], Iterable[Row]]
 # Called with a flow, an order and a maximum: order, number and cost of the flow's next documents.
 # If the flow is not stored yet, they come after that order.
@@ -172,30 +202,46 @@ NextIn = Callable[[FlowKey, int, int], Iterable[Row]]
 
 
 def next_numbers(
-    reader: QueueReader, size: int, first_lines: FirstLines, next_in: NextIn
+    reader: QueueReader,
+    size: int,
+    kinds: Mapping[int, str],
+    first_lines: FirstLines,
+    next_in: NextIn,
 ) -> Iterator[int]:
-    """Yield the numbers of the next documents of each level."""
+    """Yield the numbers of the next documents of each level, of these kinds: names by number."""
     settings, turns = reader.settings, reader.turns
-    look_ahead(reader)
-    changed = list(lines_in_turn(turns.customers.values(), settings))
-    plain = charge_of(settings, WEIGHT_ONE, ())
-    charges = charges_of(reader)
+    lapsed = {each.number: (each.customer, each.band) for each in look_ahead(reader).lapsed}
+    n_lapsed = Counter(lapsed.values())
+    only = next(iter(kinds)) if len(kinds) == 1 else None
+    changed = [turns.customer(customer, only) for customer in list(turns.customers)]
+    changed_lines = {kind: list(lines_in_turn(changed, settings, kind)) for kind in kinds}
+    charges = Charges(reader)
 
-    def waiting(line: WaitingLine, most: int) -> list[Next]:
-        rows = next_in((line.customer, line.level), _before_head(turns, line), most)
-        return sorted(map(Next._make, rows))[:most]
+    def next_of(kind: int, level: int, most: int) -> list[Next]:
+        band = band_of(level, kind)
+        lines = [line for line in changed_lines[kind] if line.level == level]
+        for row in first_lines(band, most):
+            lines.append(charges.charge(to_line((*row, 0, None)), kind))
+
+        def waiting(line: WaitingLine, most: int) -> list[Next]:
+            flow = (line.customer, band)
+            rows = next_in(flow, _before_head(turns, *flow), most + n_lapsed[flow])
+            found = (each for each in map(Next._make, rows) if each.number not in lapsed)
+            return sorted(found)[:most]
+
+        return take_turns(lines, most, settings, waiting)
 
     for level, most in levels_of(settings, size):
-        lines = [line for line in changed if line.level == level]
-        for row in first_lines(level, most):
-            lines.append(WaitingLine._make((*row, charges.get(row[3], plain), None)))
-        yield from (found.number for found in take_turns(lines, most, settings, waiting))
+        documents = {kind: next_of(kind, level, most) for kind in kinds}
+        bands = {kind: turns.bands[band_of(level, kind)] for kind in kinds}
+        for found in take_turns_of_kinds(documents, bands, kinds, most, settings):
+            yield found.number
 
 
-def _before_head(turns: Turns, line: WaitingLine) -> int:
+def _before_head(turns: Turns, customer: int, band: int) -> int:
     """Return an order below all waiting documents of a flow that may not be stored yet."""
-    state = turns.customers.get(line.customer)
-    head = state.flows[line.level].head_order if state is not None else None
+    state = turns.customers.get(customer)
+    head = state.flows[band].head_order if state is not None else None
     return 0 if head is None else head - 1
 
 

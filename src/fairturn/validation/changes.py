@@ -20,6 +20,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "paused": (bool, "True or False"),
     "bytes_max": (int | None, "a whole number, or None for the queue's"),
     "attempts_max": (int | None, "a whole number, or None for the queue's"),
+    "expires_in_s": (int | float | None, "a number of seconds, or None for no expiry"),
 }
 
 

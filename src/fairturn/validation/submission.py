@@ -8,13 +8,14 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from functools import partial
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from fairturn.clock import as_timestamp
+from fairturn.clock import Clock, as_timestamp, microseconds
 from fairturn.contents.local import Contents, chunks_of
 from fairturn.model import (
     CUSTOMER_BYTES_MAX,
@@ -25,6 +26,7 @@ from fairturn.model import (
     METADATA_KEYS_MAX,
     NAME_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
+    SECONDS_MAX,
     TAG_BYTES_MAX,
     TAGS_MAX,
     TRACEPARENT,
@@ -50,8 +52,9 @@ class SubmissionEncoder:
     """Encodes submissions for a store. Create one per call: it caches the customer names that it
     has checked."""
 
-    def __init__(self, contents: Contents) -> None:
+    def __init__(self, contents: Contents, clock: Clock) -> None:
         self._contents = contents
+        self._clock = clock
         self._customers: set[str] = set()
 
     def encode(self, s: Submission) -> NewDocument:
@@ -77,6 +80,8 @@ class SubmissionEncoder:
 
     def _encode(self, s: Submission, source: str | bytes | BinaryIO | ContentRef) -> NewDocument:
         described = describe(s)
+        fields = described._asdict() | {"expires_at": _expiry_of(described, self._clock)}
+        del fields["expires_in_s"]
         body_type = _PAYLOAD if isinstance(source, str) else _CONTENT
         body, size_bytes, sha256, content_name = self._store(source)
         digest = None
@@ -91,7 +96,7 @@ class SubmissionEncoder:
             sha256,
             content_name,
             digest=digest,
-            **described._asdict(),
+            **fields,
         )
 
     def _store(
@@ -125,11 +130,14 @@ class SubmissionDescription(NamedTuple):
     parent: str | None
     tags: str | None  # JSON text
     kind: str
+    expires_at: int | None
+    expires_in_s: float | None
 
 
 def describe(s: Submission) -> SubmissionDescription:
     """Validate all fields of a submission except its body."""
     name = Path(s.file).name if s.name is None and s.file is not None else s.name
+    refuse_expiry(s.expires_at, s.expires_in_s)
     if s.parent is not None and not isinstance(s.parent, str):
         raise TypeError(f"parent must be the id of a document, not {s.parent!r}")
     return SubmissionDescription(
@@ -141,7 +149,45 @@ def describe(s: Submission) -> SubmissionDescription:
         parent=s.parent,
         tags=None if s.tags is None else tags_json(s.tags),
         kind=DEFAULT_KIND_NAME if s.kind is None else text.kind_name(s.kind),
+        expires_at=None if s.expires_at is None else as_timestamp(s.expires_at, "expires_at"),
+        expires_in_s=s.expires_in_s,
     )
+
+
+def _refuse_seconds(expires_in_s: float) -> None:
+    if isinstance(expires_in_s, bool) or not isinstance(expires_in_s, int | float):
+        raise TypeError(f"expires_in_s is {expires_in_s!r}; it must be a number of seconds")
+    if not 0 < expires_in_s <= SECONDS_MAX:
+        raise ValueError(
+            f"expires_in_s is {expires_in_s}; it must be positive and at most {SECONDS_MAX:g}"
+        )
+
+
+def expiry(
+    expires_at: datetime | int | None, expires_in_s: float | None, clock: Clock
+) -> int | None:
+    """Return an expiry, given as a time or as a number of seconds from now, as a timestamp."""
+    refuse_expiry(expires_at, expires_in_s)
+    if expires_in_s is not None:
+        return clock.now() + microseconds(expires_in_s)
+    return None if expires_at is None else as_timestamp(expires_at, "expires_at")
+
+
+def refuse_expiry(expires_at: datetime | int | None, expires_in_s: float | None) -> None:
+    """Raise `TypeError` or `ValueError` for an expiry that no document can have."""
+    if expires_at is not None and expires_in_s is not None:
+        raise ValueError("expires_at and expires_in_s were given; pass only one of them")
+    if expires_at is not None:
+        as_timestamp(expires_at, "expires_at")
+    if expires_in_s is not None:
+        _refuse_seconds(expires_in_s)
+
+
+def _expiry_of(described: SubmissionDescription, clock: Clock) -> int | None:
+    at = expiry(described.expires_at, described.expires_in_s, clock)
+    if at is not None and described.due_at is not None and at <= described.due_at:
+        raise ValueError("the document would expire before it is due; use an expiry after due_at")
+    return at
 
 
 def source_of(s: Submission) -> bytes | BinaryIO | ContentRef:

@@ -49,6 +49,8 @@ def kind_name(value: str) -> str:
             f"kind {value!r} is not valid; a kind has 1 to 64 characters: a to z, 0 to 9, dot, "
             "underscore and hyphen"
         )
+    if value in (".", ".."):
+        raise ValueError(f"kind {value!r} cannot be part of a URL; choose another name")
     if value.startswith(RESERVED_KINDS):
         raise ValueError(f"kind {value!r} is reserved; choose one without {RESERVED_KINDS!r}")
     return value
@@ -77,6 +79,12 @@ def description(value: str, bytes_max: int) -> str:
         encoded = value.encode()
         return value if len(encoded) <= bytes_max else encoded[:bytes_max].decode(errors="ignore")
     return value[:bytes_max]
+
+
+def tail(value: str, bytes_max: int) -> str:
+    """Return the end of the text, of at most `bytes_max`, with unstorable characters replaced."""
+    end = _UNSTORABLE.sub(REPLACEMENT, value[-bytes_max:]).encode()
+    return end[-bytes_max:].decode(errors="ignore")
 
 
 def _json_writer() -> Callable[[Any], str]:

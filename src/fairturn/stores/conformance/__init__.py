@@ -33,6 +33,9 @@ pytest.register_assert_rewrite(
             "durability",
             "epochs",
             "kinds",
+            "pipelines",
+            "expiry",
+            "outages",
         )
     )
 )

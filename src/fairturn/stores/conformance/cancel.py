@@ -83,7 +83,7 @@ class CancelPromises(StoreSuite):
     def test_cancelling_leaves_an_ended_document_as_it_ended(
         self, store: Store, clock: ManualClock, ended: State
     ) -> None:
-        id = make(store, ended)
+        id = make(store, ended, clock)
         before = snapshot(store)
         clock.advance(2)
 
@@ -315,9 +315,9 @@ class RetryPromises(StoreSuite):
 
     @pytest.mark.parametrize("other", [s for s in State if s is not State.DEAD])
     def test_retrying_leaves_a_document_that_is_not_dead_alone(
-        self, store: Store, other: State
+        self, store: Store, clock: ManualClock, other: State
     ) -> None:
-        id = make(store, other)
+        id = make(store, other, clock)
         before = snapshot(store)
 
         assert store.retry([id]) == [other]

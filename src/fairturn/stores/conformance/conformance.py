@@ -10,13 +10,20 @@ from fairturn.stores.conformance.changes import ChangePromises
 from fairturn.stores.conformance.claim import ClaimPromises, TurnPromises
 from fairturn.stores.conformance.durability import DurabilityPromises
 from fairturn.stores.conformance.epochs import EpochPromises
+from fairturn.stores.conformance.expiry import ExpiryPromises, SnoozePromises
 from fairturn.stores.conformance.explanations import ExplanationPromises
 from fairturn.stores.conformance.kinds import KindPromises
 from fairturn.stores.conformance.lanes import LanePromises
 from fairturn.stores.conformance.leases import LeasePromises, RenewalPromises
 from fairturn.stores.conformance.limits import DueTimePromises, LimitPromises
 from fairturn.stores.conformance.order import OrderPromises
+from fairturn.stores.conformance.outages import DurableOutagePromises, OutagePromises
 from fairturn.stores.conformance.outcomes import OutcomePromises
+from fairturn.stores.conformance.pipelines import (
+    AttemptPromises,
+    CheckpointPromises,
+    PipelinePromises,
+)
 from fairturn.stores.conformance.progress import ProgressPromises
 from fairturn.stores.conformance.query import CustomerPromises, QueryPromises, SummaryPromises
 from fairturn.stores.conformance.quotas import QuotaPromises
@@ -53,9 +60,15 @@ class StoreConformance(
     ChangePromises,
     EpochPromises,
     KindPromises,
+    PipelinePromises,
+    AttemptPromises,
+    CheckpointPromises,
+    SnoozePromises,
+    ExpiryPromises,
+    OutagePromises,
 ):
     """The promises of every store."""
 
 
-class DurableStoreConformance(StoreConformance, DurabilityPromises):
+class DurableStoreConformance(StoreConformance, DurabilityPromises, DurableOutagePromises):
     """Also the promises of a store that several processes share. Needs the fixture `open_again`."""

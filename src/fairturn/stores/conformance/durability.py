@@ -5,7 +5,16 @@ import threading
 import pytest
 
 from fairturn.clock import ManualClock
-from fairturn.model import Completed, Settings, State
+from fairturn.model import (
+    Advanced,
+    Completed,
+    ContentRef,
+    Failed,
+    KindSettings,
+    Released,
+    Settings,
+    State,
+)
 from fairturn.scheduling.flows import Costs, Mode
 from fairturn.stores.conformance.steps import (
     LEASE_S,
@@ -29,6 +38,8 @@ from fairturn.stores.conformance.suite import OpenAgain, OpenStore, StoreSuite
 from fairturn.stores.contract import QueueStore as Store
 from fairturn.stores.values import JUMP_MIN
 
+FILE = ContentRef("aa/step", 12, b"\x05" * 32)
+
 
 class DurabilityPromises(StoreSuite):
     """A `Store` that is opened again, by the fixture `open_again`."""
@@ -37,6 +48,30 @@ class DurabilityPromises(StoreSuite):
     def open_again(self) -> OpenAgain:
         """Override this: return a function that opens the queue of a store once more."""
         raise NotImplementedError(f"{type(self).__name__} has no fixture open_again: define one")
+
+    def test_steps_attempts_checkpoints_and_expiries_are_there_when_a_store_is_opened_again(
+        self, kinds: Store, clock: ManualClock, open_again: OpenAgain
+    ) -> None:
+        kinds.configure_kind("ocr", KindSettings(expires_in_s=60))
+        id = submit(kinds).id
+        kinds.finish([Failed(claim_one(kinds).fence, "unreadable", 0, "Traceback")])
+        kinds.finish([Advanced(claim_one(kinds).fence, "text", "1", FILE, 2_000_000)])
+        second = claim_one(kinds)
+        kinds.renew([second.fence], lease_us=LEASE_US, checkpoints={second.fence: "7"})
+        kinds.finish([Released(second.fence)])
+        expiring = submit(kinds, kind="ocr").id
+        before = snapshot(kinds), kinds.attempts(id, values=True), kinds.kinds()
+        kinds.close()
+
+        again = open_again(kinds, clock=clock)
+
+        assert (snapshot(again), again.attempts(id, values=True), again.kinds()) == before
+        third = claim_one(again, kinds=["text"])
+        assert (third.previous, third.previous_content, third.checkpoint) == ("1", FILE, "7")
+        assert third.steps == second.steps
+        clock.advance(60)
+        assert claim(again, kinds=["ocr"]) == []
+        assert state(again, expiring) is State.EXPIRED
 
     def test_everything_is_there_when_a_store_is_opened_again(
         self, store: Store, clock: ManualClock, open_again: OpenAgain
@@ -48,10 +83,11 @@ class DurabilityPromises(StoreSuite):
             State.DEAD,
             State.COMPLETED,
             State.CANCELLED,
+            State.EXPIRED,
             State.DELAYED,
             State.WAITING,
         ):
-            make(store, wanted)
+            make(store, wanted, clock)
         store.configure(Settings(attempts_max=3))
         before = snapshot(store)
         store.close()

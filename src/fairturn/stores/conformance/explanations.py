@@ -60,8 +60,10 @@ class ExplanationPromises(StoreSuite):
         assert store.snapshot("no id") is None
 
     @pytest.mark.parametrize("wanted", list(State))
-    def test_the_document_is_what_is_read(self, store: Store, wanted: State) -> None:
-        id = make(store, wanted)
+    def test_the_document_is_what_is_read(
+        self, store: Store, clock: ManualClock, wanted: State
+    ) -> None:
+        id = make(store, wanted, clock)
 
         assert document_snapshot(store, id).document == document(store, id)
         assert (document_snapshot(store, id).queue_view is not None) is (wanted is State.WAITING)

@@ -3,7 +3,7 @@
 import pytest
 
 from fairturn.clock import ManualClock
-from fairturn.errors import KindRefused
+from fairturn.errors import KindRefused, QueueFull
 from fairturn.model import (
     DEFAULT_KIND_NAME,
     KINDS_MAX,
@@ -42,14 +42,6 @@ OPEN = Settings(kinds=KindPolicy.OPEN)
 class KindPromises(StoreSuite):
     """Kinds of work."""
 
-    @pytest.fixture
-    def kinds(self, open_store: OpenStore, clock: ManualClock) -> Store:
-        """A store with the kinds ocr and text."""
-        store = open_store(clock=clock)
-        for name in ("ocr", "text"):
-            store.configure_kind(name, KindSettings())
-        return store
-
     def test_a_queue_has_the_default_kind(self, store: Store) -> None:
         submit(store)
 
@@ -79,6 +71,23 @@ class KindPromises(StoreSuite):
 
         assert document(store, id).kind == "ocr"
         assert [kind.name for kind in store.kinds()] == [DEFAULT_KIND_NAME, "ocr"]
+
+    def test_a_submission_that_is_refused_creates_no_kind(
+        self, open_store: OpenStore, clock: ManualClock
+    ) -> None:
+        settings = Settings(kinds=KindPolicy.OPEN, waiting_max=1)
+        store = open_store(clock=clock, settings=settings)
+
+        with pytest.raises(QueueFull):
+            store.submit([new(kind="ocr"), new(kind="text")])
+
+        assert [kind.name for kind in store.kinds()] == [DEFAULT_KIND_NAME]
+
+    def test_the_refusal_of_several_unknown_kinds_names_the_first_by_name(
+        self, store: Store
+    ) -> None:
+        with pytest.raises(KindRefused, match="no kind 'ocr'"):
+            store.submit([new(kind="text"), new(kind="ocr")])
 
     def test_a_worker_that_signs_on_creates_the_kinds_that_it_serves(self, store: Store) -> None:
         store.sign_on("w", 4, ["text", "ocr"])
@@ -278,6 +287,17 @@ class KindPromises(StoreSuite):
         (ocr,) = (kind for kind in kinds.kinds() if kind.name == "ocr")
         assert ocr.settings == KindSettings(limit=3)
 
+    def test_an_unknown_kind_is_not_created_if_its_settings_are_not_replaced(
+        self, kinds: Store
+    ) -> None:
+        assert not kinds.configure_kind("new", KindSettings(), expected=KindSettings(limit=1))
+        assert "new" not in [kind.name for kind in kinds.kinds()]
+
+        assert kinds.configure_kind("new", KindSettings(limit=1), expected=KindSettings())
+
+        (new_kind,) = (kind for kind in kinds.kinds() if kind.name == "new")
+        assert new_kind.settings == KindSettings(limit=1)
+
     def test_documents_that_return_keep_their_kind_and_order(
         self, kinds: Store, clock: ManualClock
     ) -> None:
@@ -337,8 +357,22 @@ class KindPromises(StoreSuite):
 
         assert ids(kinds.lanes(kind="ocr").upcoming[0]) == [first, second]
         assert ids(kinds.lanes(kind="text").upcoming[0]) == [third]
+        assert ids(kinds.lanes(kind="unknown").upcoming[0]) == []
         expected = kinds.lanes().upcoming[0]
         assert ids(expected) == ids(claim(kinds, 3))
+
+    def test_lanes_of_all_kinds_foresee_the_turns_of_a_kind_that_becomes_active(
+        self, kinds: Store
+    ) -> None:
+        for _ in range(3):
+            submit(kinds, "acme", kind="text")
+        claim(kinds, 2)
+        for _ in range(3):
+            submit(kinds, "bolt", kind="ocr")
+
+        expected = ids(kinds.lanes().upcoming[0])
+
+        assert ids(claim(kinds, 4)) == expected
 
     def test_a_change_of_mode_keeps_kinds(self, kinds: Store) -> None:
         submit(kinds, "acme", kind="ocr")
@@ -393,3 +427,17 @@ class KindPromises(StoreSuite):
         assert snapshot.queue_view is not None
         assert snapshot.queue_view.waiting == 4
         assert [seen.worker for seen in snapshot.service.workers] == ["general"]
+
+    def test_a_snapshot_counts_the_live_workers_of_other_kinds(
+        self, kinds: Store, clock: ManualClock
+    ) -> None:
+        id = submit(kinds, kind="ocr").id
+        kinds.sign_on("gone", 2, ["text"])
+        clock.advance(60)
+        kinds.sign_on("readers", 2, ["text"])
+        kinds.sign_on("general", 3)
+
+        snapshot = kinds.snapshot(id)
+
+        assert snapshot is not None
+        assert snapshot.service.other_workers == 1

@@ -6,15 +6,19 @@ import pytest
 
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.model import (
+    DEFAULT_KIND_NAME,
     ENDED,
     ERROR_BYTES_MAX,
+    Advanced,
     Completed,
     ContentRef,
     Failed,
     Fence,
+    OutageReport,
     Outcome,
     Released,
     Settings,
+    Snoozed,
     State,
     Stopped,
 )
@@ -64,10 +68,22 @@ def every_outcome(fence: Fence) -> list[Outcome]:
         Failed(fence, "late", SECOND_US),
         Released(fence),
         Stopped(fence),
+        Advanced(fence, DEFAULT_KIND_NAME),
+        Snoozed(fence, SECOND_US),
+        OutageReport(fence, "unavailable"),
     ]
 
 
-KINDS = ["completed", "failed", "failed for now", "released", "stopped"]
+KINDS = [
+    "completed",
+    "failed",
+    "failed for now",
+    "released",
+    "stopped",
+    "advanced",
+    "snoozed",
+    "outage report",
+]
 
 
 class OutcomePromises(StoreSuite):
@@ -265,7 +281,7 @@ class OutcomePromises(StoreSuite):
 
         lost = record(store, [Failed(fence, "first"), *every_outcome(fence)])
 
-        assert lost == [fence] * 5
+        assert lost == [fence] * len(KINDS)
         assert document(store, receipt.id).error == "first"
         assert state(store, receipt.id) is State.DEAD
 
@@ -359,7 +375,7 @@ class OutcomePromises(StoreSuite):
         wrong = Fence(fence.document, fence.number + step)
         before = snapshot(store)
 
-        assert record(store, every_outcome(wrong)) == [wrong] * 5
+        assert record(store, every_outcome(wrong)) == [wrong] * len(KINDS)
 
         assert snapshot(store) == before
 
@@ -430,13 +446,13 @@ class OutcomePromises(StoreSuite):
     def test_a_document_that_ended_stays_as_it_ended(
         self, store: Store, clock: ManualClock, record: Record, ended: State
     ) -> None:
-        id = make(store, ended)
+        id = make(store, ended, clock)
         before = snapshot(store)
         clock.advance(10)
 
         for number in range(4):
             fence = Fence(id, number)
-            assert record(store, every_outcome(fence)) == [fence] * 5
+            assert record(store, every_outcome(fence)) == [fence] * len(KINDS)
             assert store.renew([fence], lease_us=LEASE_US) == ([fence], [])
         assert store.cancel([id]) == [ended]
         if ended is not State.DEAD:
@@ -483,8 +499,8 @@ class OutcomePromises(StoreSuite):
     def test_numbers_are_exact_after_every_outcome(
         self, store: Store, clock: ManualClock, record: Record
     ) -> None:
-        submit_each(store, "abcdeabcde")
-        for kind in range(5):
+        submit_each(store, "abcdefghabcdefgh")
+        for kind in range(len(KINDS)):
             for claimed in claim(store, 2):
                 assert_numbers_are_exact(store)
                 record(store, [every_outcome(claimed.fence)[kind]])

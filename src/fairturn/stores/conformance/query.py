@@ -58,9 +58,9 @@ class QueryPromises(StoreSuite):
         assert ids(found.documents) == ids(receipts)[::-1]
         assert found.next is None
 
-    def test_what_is_found_is_what_is_read(self, store: Store) -> None:
+    def test_what_is_found_is_what_is_read(self, store: Store, clock: ManualClock) -> None:
         for wanted in (State.RUNNING, *ENDED):
-            make(store, wanted)
+            make(store, wanted, clock)
         make(store, State.WAITING)
         make(store, State.DELAYED)
 
@@ -151,9 +151,11 @@ class QueryPromises(StoreSuite):
         }
 
     @pytest.mark.parametrize("wanted", list(State))
-    def test_documents_are_found_by_state(self, store: Store, wanted: State) -> None:
+    def test_documents_are_found_by_state(
+        self, store: Store, clock: ManualClock, wanted: State
+    ) -> None:
         order = [s for s in State if s is not State.WAITING] + [State.WAITING]
-        made = {each: make(store, each) for each in order}
+        made = {each: make(store, each, clock) for each in order}
 
         found = store.find(Filter(states=(wanted,)))
 

@@ -6,6 +6,7 @@ from fairturn.clock import ManualClock
 from fairturn.errors import QuotaExceeded
 from fairturn.model import (
     DOCUMENT_BYTES,
+    ENDED,
     Completed,
     CustomerSettings,
     NewDocument,
@@ -120,13 +121,13 @@ class QuotaPromises(StoreSuite):
         store.submit([sized(10)])
         assert customer(store, "acme").settings == CustomerSettings(bytes_max=4 * DOCUMENT_BYTES)
 
-    @pytest.mark.parametrize("ended", [State.COMPLETED, State.DEAD, State.CANCELLED])
+    @pytest.mark.parametrize("ended", ENDED)
     def test_a_document_counts_until_it_is_pruned(
         self, open_store: OpenStore, clock: ManualClock, ended: State
     ) -> None:
         store = open_store(clock=clock, settings=TWO)
         name = f"a-{ended}-one"
-        make(store, ended, size_bytes=1_500)
+        make(store, ended, clock, size_bytes=1_500)
 
         with pytest.raises(QuotaExceeded):
             submit(store, name)

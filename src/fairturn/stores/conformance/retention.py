@@ -61,7 +61,7 @@ class PrunePromises(StoreSuite):
         self, open_store: OpenStore, clock: ManualClock, ended: State
     ) -> None:
         store = open_store(clock=clock, settings=KEPT)
-        made = {each: make(store, each) for each in ENDED}
+        made = {each: make(store, each, clock) for each in reversed(ENDED)}
 
         clock.advance(KEPT_S[ended])
         prune_all(store)
@@ -224,7 +224,7 @@ class PrunePromises(StoreSuite):
     ) -> None:
         kept = kept_for(dict.fromkeys(ENDED, 10_000_000))
         store = open_store(clock=clock, settings=kept)
-        id = make(store, any_state)
+        id = make(store, any_state, clock)
         clock.advance(86_401)
 
         prune_all(store)

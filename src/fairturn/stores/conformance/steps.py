@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from fairturn.clock import SECOND_US
+from fairturn.clock import SECOND_US, ManualClock
 from fairturn.model import (
     DOCUMENT_BYTES,
     NO_CAPS,
@@ -16,6 +16,7 @@ from fairturn.model import (
     Document,
     Failed,
     Filter,
+    KindSettings,
     NewDocument,
     Outcome,
     Receipt,
@@ -109,12 +110,19 @@ def customer(store: Store, name: str) -> Customer:
     return found
 
 
-def make(store: Store, wanted: State, **fields: Any) -> str:
+def make(store: Store, wanted: State, clock: ManualClock | None = None, **fields: Any) -> str:
     """Submit a document of a new customer, bring it into this state and return its id.
 
-    No other document may be waiting. A delayed document is due an hour after `START`."""
+    No other document may be waiting. A delayed document is due an hour after `START`. For an
+    expired one, the clock advances by a microsecond."""
     if wanted is State.DELAYED:
         return submit(store, f"a-{wanted}-one", due_at=START + 3_600 * SECOND_US, **fields).id
+    if wanted is State.EXPIRED:
+        assert clock is not None
+        id = submit(store, f"a-{wanted}-one", expires_at=clock.now() + 1, **fields).id
+        clock.advance(1 / SECOND_US)
+        assert store.expire() == 1
+        return id
     id = submit(store, f"a-{wanted}-one", **fields).id
     if wanted is State.WAITING:
         return id
@@ -202,6 +210,13 @@ def assert_numbers_are_exact(store: Store) -> None:
 
 def _waiting(documents: Iterable[Document]) -> tuple[int, ...]:
     return by_priority(Counter(d.priority for d in documents if d.state is State.WAITING))
+
+
+def with_kinds(store: Store) -> Store:
+    """Create the kinds ocr and text."""
+    for name in ("ocr", "text"):
+        store.configure_kind(name, KindSettings())
+    return store
 
 
 def adjust(store: Store, name: str, **settings: Any) -> None:

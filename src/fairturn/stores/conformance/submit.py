@@ -317,8 +317,10 @@ class SubmitPromises(StoreSuite):
         assert not later.replayed
 
     @pytest.mark.parametrize("ended", ENDED)
-    def test_a_key_is_known_when_its_document_has_ended(self, store: Store, ended: State) -> None:
-        id = make(store, ended, key="k", digest=DIGEST)
+    def test_a_key_is_known_when_its_document_has_ended(
+        self, store: Store, clock: ManualClock, ended: State
+    ) -> None:
+        id = make(store, ended, clock, key="k", digest=DIGEST)
 
         again = submit(store, f"a-{ended}-one", key="k", digest=DIGEST)
 

@@ -7,7 +7,7 @@ import pytest
 
 from fairturn.clock import Clock, ManualClock
 from fairturn.model import Settings
-from fairturn.stores.conformance.steps import START
+from fairturn.stores.conformance.steps import START, with_kinds
 from fairturn.stores.conformance.vectors import OrderCase, PriorityCase
 from fairturn.stores.contract import QueueStore as Store
 
@@ -56,6 +56,11 @@ class StoreSuite:
     @pytest.fixture
     def store(self, open_store: OpenStore, clock: ManualClock) -> Store:
         return open_store(clock=clock)
+
+    @pytest.fixture
+    def kinds(self, open_store: OpenStore, clock: ManualClock) -> Store:
+        """A store with the kinds ocr and text."""
+        return with_kinds(open_store(clock=clock))
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         for argument, cases in (

@@ -4,7 +4,6 @@ that need not survive their process. Tests compare the other stores with it."""
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import islice
 from typing import Any
@@ -23,14 +22,19 @@ from fairturn.model import (
     CANCELS_REPORTED_MAX,
     DEFAULT_KIND_NAME,
     ENDED,
+    EXPIRE_MAX,
     KEY_KEPT_US,
     NO_CAPS,
+    NO_CHECKPOINTS,
+    NO_NEEDS,
     NO_PROGRESS,
     RUNNING_MAX,
+    Advanced,
+    AttemptOutcome,
+    AttemptRecord,
     Claim,
     Claimed,
     Completed,
-    ContentRef,
     Customer,
     CustomerPage,
     CustomerSettings,
@@ -41,23 +45,27 @@ from fairturn.model import (
     KindSettings,
     Lanes,
     NewDocument,
+    OutageReport,
     Outcome,
     Page,
     Progress,
     Receipt,
     Renewed,
+    ServiceOutage,
     Settings,
     State,
     Stored,
     Summary,
     by_priority,
+    check_checkpoints,
     check_claim,
+    check_expire,
     check_lease,
+    check_needs,
     check_outcomes,
     level_of,
     weight_in_thousandths,
 )
-from fairturn.priority import Count
 from fairturn.scheduling.flows import (
     DEFAULT_KIND,
     ArrivalEvent,
@@ -66,15 +74,13 @@ from fairturn.scheduling.flows import (
     EndEvent,
     Event,
     EventBatch,
-    Pick,
     PurgeEvent,
     RunningEvent,
     SettingsEvent,
     band_of,
-    kind_of,
     level_in,
 )
-from fairturn.scheduling.turns import Turns
+from fairturn.scheduling.turns import ClaimAllowance, Turns
 from fairturn.stores import ids
 from fairturn.stores.admission import (
     AdmissionCustomer,
@@ -82,11 +88,14 @@ from fairturn.stores.admission import (
     KnownKey,
     admit,
     refuse_kind_beyond_max,
+    refuse_passed,
     refuse_unknown_kind,
 )
 from fairturn.stores.contract import UNREFERENCED_S
 from fairturn.stores.estimates import Kept, foresee, make_snapshot
 from fairturn.stores.ids import IdKey
+from fairturn.stores.memory.rows import CustomerRow, DocumentRow, KindRow
+from fairturn.stores.services import ServiceTable
 from fairturn.stores.snapshot import (
     Next,
     by_lane,
@@ -99,76 +108,16 @@ from fairturn.stores.transitions import (
     Attempt,
     Ending,
     OutcomeCounters,
+    attempt_record,
     end_of,
     end_of_lease,
+    finished_steps,
     has_ended,
+    storable_step,
     to_summary,
+    without_oldest,
 )
 from fairturn.stores.values import jump
-
-# The fields of a `Document` that a submission states, and their names in `NewDocument`.
-_SUBMITTED = {
-    field: name
-    for field in Document._fields
-    if (name := field.removesuffix("_json")) in NewDocument._fields
-}
-
-
-@dataclass(slots=True, eq=False)
-class _Customer:
-    number: int
-    name: str
-    settings: CustomerSettings
-    count: Count | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Kind:
-    number: int
-    name: str
-    settings: KindSettings
-
-
-@dataclass(slots=True, eq=False)
-class _Row:
-    """A document. It has more than 15 attributes because it has all columns of a document."""
-
-    number: int
-    new: NewDocument
-    customer: _Customer
-    count: int
-    priority: int
-    band: int
-    submitted_at: int
-    state: State
-    due_at: int | None
-    order: int | None
-    retry_at: int | None = None  # on the boot clock, as leases are
-    attempts: int = 0
-    fence: int = 0
-    children: int = 0
-    pick: Pick | None = None
-    worker: str | None = None
-    claimed_at: int | None = None
-    lease_until: int = 0
-    ended_at: int | None = None
-    error: str | None = None
-    cancel_requested: bool = False
-    result: str | None = None
-    result_content: ContentRef | None = None
-    progress: Progress | None = None
-    real_cost: int | None = None
-
-    def attempt(self) -> Attempt:
-        assert self.order is not None
-        assert self.claimed_at is not None
-        charged = (self.pick.cost, self.pick.weight, self.pick.charge) if self.pick else ()
-        flow, requested = (self.customer.number, self.band), self.cancel_requested
-        return Attempt(*flow, self.order, self.attempts, requested, self.claimed_at, *charged)
-
-    @property
-    def kind(self) -> int:
-        return kind_of(self.band)
 
 
 class _MemoryState:
@@ -182,10 +131,18 @@ class _MemoryState:
         self.pending = sum(row.state in _PENDING for row in store._documents.values())
         self.next_number = store._next_number
 
-    def kind(self, name: str) -> int:
-        if name not in self._store._kinds:
-            refuse_unknown_kind(name, self._store._settings)
-        return self._store._kind(name).number
+    @property
+    def kinds(self) -> dict[str, int]:
+        return {name: kind.number for name, kind in self._store._kinds.items()}
+
+    def create_kind(self, name: str) -> None:
+        self._store._kind(name)
+
+    @property
+    def expires_in_us(self) -> dict[str, int]:
+        kinds = self._store._kinds.values()
+        rules = {kind.name: kind.settings.expires_in_us for kind in kinds}
+        return {name: expires_in_us for name, expires_in_us in rules.items() if expires_in_us}
 
     def customer(self, name: str) -> AdmissionCustomer:
         if name not in self._customers:
@@ -245,13 +202,13 @@ class MemoryStore:
         self._key = IdKey.new(key)
         self._changed = threading.Condition()
         self._version = 0
-        self._documents: dict[int, _Row] = {}
-        self._customers: dict[str, _Customer] = {}
-        default = _Kind(DEFAULT_KIND, DEFAULT_KIND_NAME, KindSettings())
+        self._documents: dict[int, DocumentRow] = {}
+        self._customers: dict[str, CustomerRow] = {}
+        default = KindRow(DEFAULT_KIND, DEFAULT_KIND_NAME, KindSettings())
         self._kinds = {default.name: default}
         self._kind_names = {default.number: default.name}
         self._keys: dict[tuple[int, str], KnownKey] = {}
-        self._orders: dict[int, _Row] = {}  # waiting documents by order
+        self._orders: dict[int, DocumentRow] = {}  # waiting documents by order
         self._next_number = 1
         self._next_customer = 1
         self._boot = self._clock.uptime().boot
@@ -264,6 +221,7 @@ class MemoryStore:
         self._backlog = Backlog()
         self._turns = self._new_turns()
         self._workers: dict[str, WorkerHeartbeat] = {}
+        self._services = ServiceTable()
         self._access_keys: dict[str, AccessKey] = {}
 
     # ── Settings ─────────────────────────────────────────────────────────────────────────────────
@@ -297,14 +255,14 @@ class MemoryStore:
             kind_names=self._kind_names,
         )
 
-    def _band(self, row: _Row) -> int:
+    def _band(self, row: DocumentRow) -> int:
         return band_of(level_of(row.priority, self._settings.mode), row.kind)
 
-    def _kind(self, name: str) -> _Kind:
+    def _kind(self, name: str) -> KindRow:
         """Return a kind, created if it is new."""
         if name not in self._kinds:
             refuse_kind_beyond_max(name, len(self._kinds))
-            kind = self._kinds[name] = _Kind(len(self._kinds), name, KindSettings())
+            kind = self._kinds[name] = KindRow(len(self._kinds), name, KindSettings())
             self._kind_names[kind.number] = name
         return self._kinds[name]
 
@@ -351,10 +309,10 @@ class MemoryStore:
         self, kind: str, settings: KindSettings, *, expected: KindSettings | None = None
     ) -> bool:
         with self._changed:
-            known = self._kind(kind)
-            if expected is not None and expected != known.settings:
+            known = self._kinds.get(kind)
+            if expected is not None and expected != (known.settings if known else KindSettings()):
                 return False
-            known.settings = settings
+            self._kind(kind).settings = settings
             self._notify()
             return True
 
@@ -390,7 +348,7 @@ class MemoryStore:
             for position, new in enumerate(admission.documents):
                 number = admission.first_number + position
                 due_at = admission.due.get(position)
-                row = _Row(
+                row = DocumentRow(
                     number=number,
                     new=new,
                     customer=self._customers[new.customer],
@@ -401,6 +359,7 @@ class MemoryStore:
                     state=State.WAITING if due_at is None else State.DELAYED,
                     due_at=new.due_at,
                     order=number if due_at is None else None,
+                    expires_at=admission.expiries.get(position),
                 )
                 self._documents[row.number] = row
                 if due_at is None:
@@ -413,15 +372,15 @@ class MemoryStore:
             self._notify()
             return admission.receipts(ids.encode_all(admission.numbers, self._key))
 
-    def _customer(self, name: str, number: int | None = None) -> _Customer:
+    def _customer(self, name: str, number: int | None = None) -> CustomerRow:
         if name not in self._customers:
             if number is None:
                 number = self._next_customer
                 self._next_customer += 1
-            self._customers[name] = _Customer(number, name, CustomerSettings())
+            self._customers[name] = CustomerRow(number, name, CustomerSettings())
         return self._customers[name]
 
-    def _wait(self, row: _Row) -> ArrivalEvent:
+    def _wait(self, row: DocumentRow) -> ArrivalEvent:
         """Make a document wait, and return the event."""
         assert row.order is not None
         row.state = State.WAITING
@@ -447,15 +406,15 @@ class MemoryStore:
         with self._changed:
             now = self._clock.now()
             lost = self._finish(outcomes, now)
+            while self._expire(now, EXPIRE_MAX):
+                pass
             self._fold(now)
             claims: list[Claim] = []
             fence = self._fence + 1
-            free = self._free_kinds(kinds, at_most)
-            while len(claims) < n and (pick := self._turns.pick(now, tuple(free))) is not None:
+            allowance = self._allowance(n, kinds, at_most, now)
+            while len(claims) < n and (pick := self._turns.pick(now, allowance.kinds)) is not None:
                 row = self._orders.pop(pick.order)
-                free[row.kind] -= 1
-                if not free[row.kind]:
-                    del free[row.kind]
+                allowance.take(row.kind)
                 row.state = State.RUNNING
                 row.pick = pick
                 row.attempts += 1
@@ -464,28 +423,45 @@ class MemoryStore:
                 row.claimed_at = now
                 row.progress = None
                 row.lease_until = self._clock.uptime().at + lease_us
-                attempt = Fence(self._id(row.number), fence)
-                claims.append(Claim(attempt, self._document(row), row.new.body, now + lease_us))
+                claims.append(self._claim_of(row, now + lease_us))
+            self._services.probe(allowance.probed, now, lease_us)
             cancelled = self._report_cancels()
             if claims or outcomes or cancelled:
                 self._notify()
             return Claimed(claims, lost, cancelled)
 
-    def _free_kinds(
-        self, served: Sequence[str] | None, at_most: Mapping[str, int]
-    ) -> dict[int, int]:
-        """Return how many documents of each of these kinds one claim may take now, without kinds
-        of which it may take none."""
+    def _claim_of(self, row: DocumentRow, lease_ends_at: int) -> Claim:
+        steps = [r for r in row.records if r.outcome is AttemptOutcome.ADVANCED]
+        return Claim(
+            Fence(self._id(row.number), row.fence),
+            self._document(row),
+            row.new.body,
+            lease_ends_at,
+            previous=steps[-1].value if steps else None,
+            previous_content=steps[-1].content if steps else None,
+            steps=finished_steps(row.records),
+            checkpoint=row.checkpoint,
+        )
+
+    def _allowance(
+        self, n: int, served: Sequence[str] | None, at_most: Mapping[str, int], now: int
+    ) -> ClaimAllowance:
+        """Return how many documents of each of these kinds a claim of up to `n` may take now,
+        without kinds of which it may take none."""
         running = Counter(r.kind for r in self._documents.values() if r.state is State.RUNNING)
-        free = {}
+        free, held = {}, {}
         for name, kind in self._kinds.items():
             if kind.settings.paused or (served is not None and name not in served):
                 continue
-            limit = RUNNING_MAX if kind.settings.limit is None else kind.settings.limit
+            held[kind.number] = self._services.held(name)
+            if held[kind.number] and not self._services.may_probe(name, now):
+                continue
+            limits = (kind.settings.limit, self._services.running_max(name, now))
+            limit = min((each for each in limits if each is not None), default=RUNNING_MAX)
             left = min(limit - running[kind.number], at_most.get(name, RUNNING_MAX))
             if left > 0:
                 free[kind.number] = left
-        return free
+        return ClaimAllowance(n, free, held)
 
     def _report_cancels(self) -> list[Document]:
         unreported = self._unreported_cancels
@@ -529,25 +505,26 @@ class MemoryStore:
         for _, number in expired:
             row = self._documents[number]
             ending = end_of_lease(self._attempt(row), self._settings)
+            self._store_attempt(row, ending, None, now)
             row.error = ending.error
             self._become(row, ending, now)
             events.append(ending.event)
         return events
 
     def _due(self, now: int) -> list[tuple[int, ArrivalEvent]]:
-        found = []
+        found = set()  # a retried document may be in the heap twice
         while self._delayed and self._delayed[0][0] <= now:
             due_at, number = heappop(self._delayed)
             row = self._documents.get(number)
             if row is not None and row.state is State.DELAYED and row.due_at == due_at:
-                found.append((due_at, number))
+                found.add((due_at, number))
         for number in list(self._retried):
             row = self._documents.get(number)
             if row is None or row.state is not State.DELAYED:
                 self._retried.discard(number)
             elif self._is_retry_due(row):
                 self._retried.discard(number)
-                found.append((row.due_at or 0, number))
+                found.add((row.due_at or 0, number))
         due = []
         for due_at, number in sorted(found):
             row = self._documents[number]
@@ -558,7 +535,7 @@ class MemoryStore:
             due.append((row.due_at, self._wait(row)))
         return due
 
-    def _is_retry_due(self, row: _Row) -> bool:
+    def _is_retry_due(self, row: DocumentRow) -> bool:
         return row.retry_at is not None and row.retry_at <= self._clock.uptime().at
 
     def _follow_wall_clock(self) -> None:
@@ -576,8 +553,10 @@ class MemoryStore:
         *,
         lease_us: int,
         progress: Mapping[Fence, Progress] = NO_PROGRESS,
+        checkpoints: Mapping[Fence, str] = NO_CHECKPOINTS,
     ) -> Renewed:
         check_lease(lease_us)
+        check_checkpoints(checkpoints.values())
         with self._changed:
             renewed = Renewed([], [])
             for fence in fences:
@@ -587,6 +566,7 @@ class MemoryStore:
                     continue
                 row.lease_until = self._clock.uptime().at + lease_us
                 row.progress = progress.get(fence, row.progress)
+                row.checkpoint = checkpoints.get(fence, row.checkpoint)
                 if row.cancel_requested:
                     renewed.cancelled.append(fence)
             return renewed
@@ -600,37 +580,91 @@ class MemoryStore:
 
     def _finish(self, outcomes: Sequence[Outcome], now: int) -> list[Fence]:
         lost = []
-        for outcome in outcomes:
+        waiting = {row.kind for row in self._orders.values()}
+        for outcome in map(storable_step, outcomes):
             row = self._held_by(outcome.fence)
             if row is None:
                 lost.append(outcome.fence)
             else:
-                self._record(now, self._apply(outcome, row, now))
+                self._apply(outcome, row, now, others_wait=row.kind in waiting)
         return lost
 
-    def _held_by(self, fence: Fence) -> _Row | None:
+    def _held_by(self, fence: Fence) -> DocumentRow | None:
         row = self._row(fence.document)
         if row is None or row.state is not State.RUNNING or row.fence != fence.number:
             return None
         return row
 
-    def _apply(self, outcome: Outcome, row: _Row, now: int) -> Event:
-        ending = end_of(self._attempt(row), outcome, self._settings, now)
+    def _apply(self, outcome: Outcome, row: DocumentRow, now: int, *, others_wait: bool) -> None:
+        kind, report = self._kind_names[row.kind], None
+        if isinstance(outcome, OutageReport):
+            report = self._services.report(
+                row.number, kind, outcome, others_wait=others_wait, last_fence=self._fence, now=now
+            )
+        ending = end_of(
+            self._attempt(row),
+            outcome,
+            self._settings,
+            now,
+            kind_number=self._known_kind,
+            report=report,
+        )
+        self._services.end(kind, outcome, ending, last_fence=self._fence, now=now)
+        self._store_attempt(row, ending, outcome, now)
         if isinstance(outcome, Completed):
             row.result, row.result_content = outcome.result, outcome.content
             row.real_cost = ending.real_cost
-        if ending.state is State.WAITING:
+            row.checkpoint = None
+        if not ending.counts:
             row.attempts -= 1
-        else:
+            row.snoozes += ending.state is State.DELAYED
+        if ending.counts or ending.state is not State.WAITING:  # a released one keeps its error
             row.error = ending.error
+        if ending.arrival is None:
+            self._record(now, ending.event)
+        else:
+            assert isinstance(outcome, Advanced)
+            self._advance(row, outcome, ending.arrival.band)
+            self._record(now, ending.event, ending.arrival)
         self._become(row, ending, now)
-        return ending.event
 
-    def _attempt(self, row: _Row) -> Attempt:
+    def _advance(self, row: DocumentRow, outcome: Advanced, band: int) -> None:
+        """Begin the next step of a document."""
+        cost = row.new.cost if outcome.cost is None else outcome.cost
+        row.new = row.new._replace(kind=outcome.kind, cost=cost)
+        row.band = band
+        row.step += 1
+        row.attempts = 0
+        row.checkpoint = None
+
+    def _known_kind(self, name: str) -> int:
+        """Return the number of a kind; raise `KindRefused` if it is unknown and not created."""
+        if name not in self._kinds:
+            refuse_unknown_kind(name, self._settings)
+        return self._kind(name).number
+
+    def _attempt(self, row: DocumentRow) -> Attempt:
         kind = self._kinds[self._kind_names[row.kind]]
-        return row.attempt()._replace(attempts_max=kind.settings.attempts_max)
+        return row.attempt(kind.settings.attempts_max)
 
-    def _become(self, row: _Row, ending: Ending, now: int) -> None:
+    def _store_attempt(
+        self, row: DocumentRow, ending: Ending, outcome: Outcome | None, now: int
+    ) -> None:
+        assert row.claimed_at is not None
+        record = attempt_record(
+            ending,
+            outcome,
+            step=row.step,
+            kind=self._kind_names[row.kind],
+            attempt=row.attempts,
+            worker=row.worker or "",
+            claimed_at=row.claimed_at,
+            ended_at=now,
+        )
+        if record is not None:
+            row.records = without_oldest([*row.records, record])
+
+    def _become(self, row: DocumentRow, ending: Ending, now: int) -> None:
         self._outcome_counters.attempt(ending)
         if ending.state is State.WAITING:
             self._wait(row)
@@ -642,7 +676,7 @@ class MemoryStore:
         else:
             self._end(row, ending.state, now)
 
-    def _end(self, row: _Row, state: State, now: int) -> None:
+    def _end(self, row: DocumentRow, state: State, now: int) -> None:
         row.state = state
         row.ended_at = now
 
@@ -666,26 +700,59 @@ class MemoryStore:
             self._notify()
             return states
 
-    def _leave(self, row: _Row) -> CancelEvent:
+    def _leave(self, row: DocumentRow) -> CancelEvent:
         assert row.order is not None
         del self._orders[row.order]
         following = self._backlog.discard(row.customer.number, row.band, row.order)
         return CancelEvent(row.customer.number, row.band, row.order, following)
 
-    def retry(self, ids: Sequence[str]) -> list[State | None]:
+    def retry(self, ids: Sequence[str], *, expires_at: int | None = None) -> list[State | None]:
         with self._changed:
             now = self._clock.now()
+            if expires_at is not None:
+                refuse_passed(expires_at, now)
+            retried = (State.DEAD,) if expires_at is None else (State.DEAD, State.EXPIRED)
             states: list[State | None] = []
             for id in ids:
                 row = self._row(id)
                 states.append(None if row is None else row.state)
-                if row is not None and row.state is State.DEAD:
-                    row.attempts = 0
-                    row.ended_at = None
-                    row.band = self._band(row)
-                    self._record(now, self._wait(row))
+                if states[-1] in retried:
+                    assert row is not None
+                    self._retry(row, expires_at, now)
             self._notify()
             return states
+
+    def _retry(self, row: DocumentRow, expires_at: int | None, now: int) -> None:
+        row.attempts = row.snoozes = 0
+        row.ended_at = None
+        row.expires_at = expires_at
+        row.band = self._band(row)
+        if row.order is not None:
+            self._record(now, self._wait(row))
+        else:  # it expired before it was due for the first time
+            assert row.due_at is not None
+            row.state = State.DELAYED
+            heappush(self._delayed, (row.due_at, row.number))
+
+    # ── Expiry ───────────────────────────────────────────────────────────────────────────────────
+
+    def expire(self, limit: int = EXPIRE_MAX) -> int:
+        check_expire(limit)
+        with self._changed:
+            return self._expire(self._clock.now(), limit)
+
+    def _expire(self, now: int, limit: int) -> int:
+        expiries = ((row.expiry, row.number) for row in self._documents.values())
+        past = sorted((at, number) for at, number in expiries if at is not None and at <= now)
+        for _, number in past[:limit]:
+            row = self._documents[number]
+            if row.state is State.WAITING:
+                self._record(now, self._leave(row))
+            self._end(row, State.EXPIRED, now)
+            self._outcome_counters.end(State.EXPIRED)
+        if past:
+            self._notify()
+        return len(past[:limit])
 
     # ── Reading ──────────────────────────────────────────────────────────────────────────────────
 
@@ -730,7 +797,7 @@ class MemoryStore:
             page = [self._shown(self._customers[name]) for name in rest[:size]]
             return CustomerPage(page, page[-1].name if len(rest) > size else None)
 
-    def _shown(self, customer: _Customer) -> Customer:
+    def _shown(self, customer: CustomerRow) -> Customer:
         rows = [row for row in self._documents.values() if row.customer is customer]
         states = Counter(row.state for row in rows)
         waiting = Counter(row.priority for row in rows if row.state is State.WAITING)
@@ -746,7 +813,7 @@ class MemoryStore:
             stored_bytes=self._stored_bytes(customer),
         )
 
-    def _stored_bytes(self, customer: _Customer) -> int:
+    def _stored_bytes(self, customer: CustomerRow) -> int:
         rows = self._documents.values()
         return sum(row.new.stored_bytes for row in rows if row.customer is customer)
 
@@ -769,9 +836,10 @@ class MemoryStore:
             foreseen = foresee(self._turns, documents, self._events, now, self._next_number)
             rows: dict[tuple[int, int], list[Next]] = defaultdict(list)
             for order, row in sorted(self._orders.items()):
-                place = (row.customer.number, row.band)
-                rows[place].append(Next(order, row.number, row.new.cost))
-            names = self._kind_names if kind is None else [self._kinds[kind].number]
+                if row.expiry is None or row.expiry > now:
+                    place = (row.customer.number, row.band)
+                    rows[place].append(Next(order, row.number, row.new.cost))
+            names = [each.number for each in self._kinds.values() if kind in (None, each.name)]
 
             def next_of(number: int, level: int, most: int) -> list[Next]:
                 lines = lines_in_turn(foreseen.customers.values(), settings, number)
@@ -817,18 +885,50 @@ class MemoryStore:
                 foreseen=foresee(self._turns, documents, self._events, now, self._next_number),
                 workers=sorted(self._workers.values(), key=lambda seen: seen.worker),
                 kind_settings=self._kinds[row.new.kind].settings,
+                outages=[o for o in self._outages(now) if row.new.kind in o.kinds],
             )
 
     def workers(self) -> list[WorkerHeartbeat]:
         with self._changed:
             return sorted(self._workers.values(), key=lambda seen: seen.worker)[:WORKERS_MAX]
 
-    def sign_on(self, worker: str, slots: int, kinds: Sequence[str] | None = None) -> None:
+    def sign_on(
+        self,
+        worker: str,
+        slots: int,
+        kinds: Sequence[str] | None = None,
+        *,
+        needs: Mapping[str, Sequence[str]] = NO_NEEDS,
+    ) -> None:
         with self._changed:
-            for name in kinds or ():
+            check_needs(needs)
+            for name in (*(kinds or ()), *needs):
                 self._kind(name)
+            for kind, services in needs.items():
+                self._services.register(kind, services)
             served = None if kinds is None else tuple(sorted(set(kinds)))
             self._workers[worker] = WorkerHeartbeat(worker, self._clock.now(), slots, served)
+
+    def attempts(self, id: str, *, values: bool = False) -> list[AttemptRecord] | None:
+        with self._changed:
+            row = self._row(id)
+            if row is None:
+                return None
+            return [r if values else r._replace(value=None) for r in row.records]
+
+    def outages(self) -> list[ServiceOutage]:
+        with self._changed:
+            return self._outages(self._clock.now())
+
+    def _outages(self, now: int) -> list[ServiceOutage]:
+        return self._services.outages(list(self._kinds), now)
+
+    def resume(self, service: str) -> bool:
+        with self._changed:
+            was_held = self._services.resume(service, self._fence, self._clock.now())
+            if was_held:
+                self._notify()
+            return was_held
 
     def sign_off(self, worker: str) -> None:
         with self._changed:
@@ -836,7 +936,7 @@ class MemoryStore:
 
     def oldest_waiting(self) -> Mapping[int, int]:
         with self._changed:
-            heads: dict[tuple[int, int], _Row] = {}
+            heads: dict[tuple[int, int], DocumentRow] = {}
             for _, row in sorted(self._orders.items()):
                 heads.setdefault((row.customer.number, row.band), row)
             oldest: dict[int, int] = {}
@@ -845,14 +945,14 @@ class MemoryStore:
                 oldest[level] = min(since, oldest.get(level, since))
             return oldest
 
-    def _due_at_now(self, row: _Row) -> int | None:
+    def _due_at_now(self, row: DocumentRow) -> int | None:
         """Return when a document is due by the present wall clock."""
         boot, at = self._clock.uptime()
         if row.state is not State.DELAYED or row.retry_at is None or boot != self._boot:
             return row.due_at
         return self._clock.now() + row.retry_at - at
 
-    def _arrives_at(self, row: _Row) -> int | None:
+    def _arrives_at(self, row: DocumentRow) -> int | None:
         """Return the time from which a document waits in the next claim, or a later one than now
         if it is not due."""
         now, due_at = self._clock.now(), self._due_at_now(row)
@@ -860,7 +960,7 @@ class MemoryStore:
             return due_at
         return min(row.due_at, now)
 
-    def _kept(self, row: _Row) -> Kept:
+    def _kept(self, row: DocumentRow) -> Kept:
         boot, at = self._clock.uptime()
         leased = not has_ended(row.lease_until, at if boot == self._boot else None)
         lost = None
@@ -882,6 +982,9 @@ class MemoryStore:
             leased=leased,
             lost=lost,
             worker=row.worker,
+            step=row.step,
+            steps=finished_steps(row.records),
+            has_expired=row.expiry is not None and row.expiry <= self._clock.now(),
         )
 
     # ── Access keys ──────────────────────────────────────────────────────────────────────────────
@@ -953,8 +1056,9 @@ class MemoryStore:
             for seen in list(self._workers.values()):
                 if seen.seen_at < now - WORKERS_KEPT_US:
                     del self._workers[seen.worker]
+            over = self._services.prune(now)
             self._notify()
-            return contents if old or keys or idle else None
+            return contents if old or keys or idle or over else None
 
     def _fold_ends(self, now: int) -> None:
         """Fold the ends of attempts of customers without a limit. The number of their running
@@ -1012,22 +1116,16 @@ class MemoryStore:
             self._notify()
             return contents
 
-    def _delete(self, rows: Sequence[_Row]) -> list[str]:
+    def _delete(self, rows: Sequence[DocumentRow]) -> list[str]:
         for row in rows:
             del self._documents[row.number]
-        return [
-            name
-            for row in rows
-            for name in (row.new.content_name, row.result_content and row.result_content.name)
-            if name is not None
-        ]
+        return [name for row in rows for name in row.contents]
 
     def unreferenced(
         self, content_names: Sequence[str], *, timeout_s: float = UNREFERENCED_S
     ) -> list[str]:
         with self._changed:
-            used = {row.new.content_name for row in self._documents.values()}
-            used |= {r.result_content.name for r in self._documents.values() if r.result_content}
+            used = {name for row in self._documents.values() for name in row.contents}
             return [name for name in content_names if name not in used]
 
     # ── Changes ──────────────────────────────────────────────────────────────────────────────────
@@ -1050,35 +1148,18 @@ class MemoryStore:
     def _record(self, at: int, *events: Event) -> None:
         self._events.append(EventBatch(at, events))
 
-    def _row(self, id: str) -> _Row | None:
+    def _row(self, id: str) -> DocumentRow | None:
         number = ids.decode(id, self._key)
         return None if number is None else self._documents.get(number)
 
     def _id(self, number: int) -> str:
         return ids.encode(number, self._key)
 
-    def _document(self, row: _Row) -> Document:
-        return Document(
-            id=self._id(row.number),
-            state=row.state,
-            priority=row.priority,
-            count=row.count,
-            submitted_at_us=row.submitted_at,
-            due_at_us=row.due_at,
-            order=row.order,
-            attempts=row.attempts,
-            claimed_at_us=row.claimed_at,
-            ended_at_us=row.ended_at,
-            worker=row.worker,
-            error=row.error,
-            cancel_requested=row.cancel_requested,
-            real_cost=row.real_cost,
-            progress=row.progress,
-            **{field: getattr(row.new, name) for field, name in _SUBMITTED.items()},
-        )
+    def _document(self, row: DocumentRow) -> Document:
+        return row.document(self._id(row.number))
 
 
-def _changed(customer: _Customer) -> SettingsEvent:
+def _changed(customer: CustomerRow) -> SettingsEvent:
     settings = customer.settings
     weight = weight_in_thousandths(settings.weight)
     return SettingsEvent(customer.number, weight, settings.limit, settings.paused)
