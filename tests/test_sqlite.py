@@ -19,11 +19,15 @@ from fairturn.clock import SECOND_US, Clock, ManualClock
 from fairturn.errors import FairturnError, StoreError, StoreFull, StoreRefused, StoreUnavailable
 from fairturn.model import (
     COST_MAX,
+    Advanced,
     Completed,
     CustomerSettings,
     Failed,
     Filter,
+    KindSettings,
     NewDocument,
+    OutageReport,
+    Outcome,
     Settings,
     State,
     cost_in_millionths,
@@ -31,7 +35,7 @@ from fairturn.model import (
 from fairturn.scheduling.flows import Costs, Mode
 from fairturn.stores.conformance import snapshot
 from fairturn.stores.sqlite import SqliteStore, submit
-from fairturn.stores.sqlite.claim import CLOCK_MAX
+from fairturn.stores.sqlite.flows import CLOCK_MAX
 from fairturn.stores.sqlite.schema import migrate, refuse_engine
 
 START = 1_700_000_000 * SECOND_US
@@ -379,7 +383,7 @@ def test_closing_leaves_one_file(file: Path) -> None:
 
 
 # Tables with rows that belong to no customer.
-_OWN_ROWS = {"migrations", "queue", "levels", "outcome_counters", "workers"}
+_OWN_ROWS = {"migrations", "queue", "levels", "kinds", "outcome_counters", "workers"}
 
 
 def rows_left(file: Path) -> dict[str, int]:
@@ -399,10 +403,14 @@ def live(store: SqliteStore, clock: ManualClock) -> None:
     """Leave rows in every table."""
     store.adjust("acme", CustomerSettings(weight=2, limit=5))
     store.submit([new(key=f"{n}", digest=b"1") for n in range(12)])
+    store.configure_kind("ocr", KindSettings())
+    store.submit([new(kind="ocr") for _ in range(3)])
     store.submit([NewDocument("acme", "x" * 100_000, size_bytes=100_000)])
     store.submit([new(due_at=clock.now() + SECOND_US)])
     claims = store.claim(3, worker="w", lease_us=LEASE_US).claims
     store.finish([Completed(claims[0].fence, "1"), Failed(claims[1].fence, "no")])
+    (claim,) = store.claim(1, worker="w", lease_us=LEASE_US, kinds=["ocr"]).claims
+    store.finish([Completed(claim.fence)])
     store.claim(1, worker="w", lease_us=LEASE_US)
 
 
@@ -550,21 +558,41 @@ def assert_whole(file: Path) -> None:
 
 # ── Plans ────────────────────────────────────────────────────────────────────────────────────────
 
-# Tables with one row, with nine, and with the events since the last claim.
-SMALL = {"queue", "levels", "event_log", "unreported_cancels"}
+# Tables with one row, with at most a hundred, with the events since the last claim, with the
+# running documents, which a claim counts if it serves a kind with a limit, and with services.
+SMALL = {
+    "migrations",
+    "queue",
+    "outcome_counters",
+    "kinds",
+    "event_log",
+    "unreported_cancels",
+    "leases",
+    "outages",
+    "kind_services",
+}
 
 
 def work_through(store: SqliteStore, clock: ManualClock) -> None:
-    """Everything that a claim can meet: expired leases, delays, limits, pauses, patience."""
+    """Everything that a claim can meet: expired leases, delays, limits, pauses, patience, kinds,
+    steps, checkpoints, expiries and outages."""
+    store.configure_kind("ocr", KindSettings(limit=1_000))
+    store.sign_on("w", 1, needs={"ocr": ["gpu"]})
     for n in range(40):
         store.submit([new(f"customer {m % 13}", cost=m) for m in range(n, n + 9)])
+        store.submit([new(f"customer {m % 13}", kind="ocr") for m in range(n, n + 5)])
         store.submit([new("later", due_at=clock.now() + SECOND_US)])
+        store.submit([new("brief", expires_at=clock.now() + m * SECOND_US) for m in (5, 30, 90)])
         store.adjust(f"customer {n % 5}", CustomerSettings(limit=2, weight=1 + n % 3))
         store.adjust("customer 7", CustomerSettings(paused=n % 2 == 0))
         claims = store.claim(7, worker="w", lease_us=LEASE_US).claims
         store.finish([Completed(claim.fence) for claim in claims[:2]])
         store.finish([Failed(claim.fence, "busy", SECOND_US) for claim in claims[2:4]])
-        outcomes = [Completed(claim.fence) for claim in claims[4:5]]
+        fences = [claim.fence for claim in claims[4:]]
+        store.renew(fences, lease_us=LEASE_US, checkpoints=dict.fromkeys(fences[2:], "1"))
+        outcomes: list[Outcome] = [Completed(claim.fence) for claim in claims[4:5]]
+        outcomes += [Advanced(claim.fence, "ocr", "1") for claim in claims[5:6]]
+        outcomes += [OutageReport(claim.fence, "down") for claim in claims[6:]]
         store.claim(3, worker="w", lease_us=LEASE_US, outcomes=outcomes)
         clock.advance(20)
 
@@ -594,10 +622,17 @@ def test_no_statement_of_a_claim_walks_a_table_or_sorts(
         for n in range(24):
             store = stores[n % 5 % 3]
             store.submit([new("customer 3"), new("new")])
-            running = store.claim(2, worker="w", lease_us=LEASE_US).claims
-            outcomes = [Completed(claim.fence) for claim in running]
+            store.resume("kind:ocr")  # a claim that came up short scans all flows once a minute
+            kinds = (None, ["ocr"], ["default", "ocr"])[n % 3]
             claiming = True
-            store.claim(5, worker="w", lease_us=LEASE_US, outcomes=outcomes)
+            running = store.claim(2, worker="w", lease_us=LEASE_US).claims
+            outcomes: list[Outcome] = [
+                (Completed(claim.fence), Failed(claim.fence, "x", 0), Advanced(claim.fence, "ocr"))[
+                    n % 3
+                ]
+                for claim in running
+            ]
+            store.claim(5, worker="w", lease_us=LEASE_US, kinds=kinds, outcomes=outcomes)
             claiming = False
             clock.advance(20)
 
@@ -606,7 +641,7 @@ def test_no_statement_of_a_claim_walks_a_table_or_sorts(
         f"{step}\n    in {' '.join(statement.split())}"
         for statement, plan in plans.items()
         for step in plan
-        if walks(step)
+        if walks(step) and not is_of_subquery(step, plan)
     ]
     assert not problems, "\n".join(problems)
     for statement, plan in plans.items():
@@ -635,6 +670,11 @@ def walks(step: str) -> bool:
     scanned = re.match(r"SCAN (?!CONSTANT ROW)(\w+)(?! VIRTUAL TABLE)", step)
     # Claims scan an index in its order up to a LIMIT.
     return scanned is not None and scanned[1] not in SMALL and "INDEX" not in step
+
+
+def is_of_subquery(step: str, plan: list[str]) -> bool:
+    """Return whether a step reads the rows of a subquery, whose own steps are in the plan too."""
+    return step.startswith("SCAN ") and f"CO-ROUTINE {step.removeprefix('SCAN ')}" in plan
 
 
 # ── The end of 64 bits ───────────────────────────────────────────────────────────────────────────

@@ -1,7 +1,7 @@
 """The embedded store: one SQLite file, several processes, nothing to install.
 
 `SqliteStore` opens transactions and calls the module of each operation: `submit.py`, `claim.py`,
-`finish.py`, `query.py`, `snapshot.py`, `admin.py`.
+`finish.py`, `cancel.py`, `expire.py`, `query.py`, `snapshot.py`, `admin.py`.
 """
 
 import logging
@@ -18,12 +18,19 @@ from fairturn.clock import Clock, SystemClock, stopwatch
 from fairturn.errors import StoreBusy, StoreError
 from fairturn.explain.snapshot import DocumentSnapshot, WorkerHeartbeat
 from fairturn.model import (
+    EXPIRE_MAX,
+    NO_CAPS,
+    NO_CHECKPOINTS,
+    NO_NEEDS,
     NO_PROGRESS,
+    AttemptRecord,
     Claimed,
     CustomerPage,
     CustomerSettings,
     Fence,
     Filter,
+    Kind,
+    KindSettings,
     Lanes,
     NewDocument,
     Outcome,
@@ -31,18 +38,22 @@ from fairturn.model import (
     Progress,
     Receipt,
     Renewed,
+    ServiceOutage,
     Settings,
     State,
     Stored,
     Summary,
+    check_checkpoints,
     check_claim,
+    check_expire,
     check_lease,
+    check_needs,
     check_outcomes,
 )
 from fairturn.stores.contract import UNREFERENCED_S
 from fairturn.stores.ids import IdKey
-from fairturn.stores.sqlite import admin, finish, query, snapshot
-from fairturn.stores.sqlite.claim import Claimer
+from fairturn.stores.sqlite import admin, cancel, expire, finish, outages, query, snapshot
+from fairturn.stores.sqlite.claim import Claimer, ClaimRequest
 from fairturn.stores.sqlite.connection import BUSY_S, Database
 from fairturn.stores.sqlite.rows import QueueRow, row_to_write
 from fairturn.stores.sqlite.submit import GroupCommit
@@ -124,6 +135,15 @@ class SqliteStore:
             self._notify()
         return changed
 
+    def configure_kind(
+        self, kind: str, settings: KindSettings, *, expected: KindSettings | None = None
+    ) -> bool:
+        with self._database.writing("configure") as connection:
+            changed = admin.configure_kind(connection, kind, settings, expected)
+        if changed:
+            self._notify()
+        return changed
+
     # ── The path of a document ───────────────────────────────────────────────────────────────────
 
     def submit(self, documents: Sequence[NewDocument], *, connection: Any = None) -> list[Receipt]:
@@ -139,12 +159,15 @@ class SqliteStore:
         *,
         worker: str,
         lease_us: int,
+        kinds: Sequence[str] | None = None,
+        at_most: Mapping[str, int] = NO_CAPS,
         outcomes: Sequence[Outcome] = (),
         synced: bool = True,
     ) -> Claimed:
         check_claim(n, worker, lease_us)
         check_outcomes(outcomes)
-        claimed, changed = self._claimer.claim(n, worker, lease_us, outcomes, synced=synced)
+        wanted = ClaimRequest(n, kinds, at_most, worker, lease_us)
+        claimed, changed = self._claimer.claim(wanted, outcomes, synced=synced)
         if changed:
             self._notify()
         return claimed
@@ -170,12 +193,16 @@ class SqliteStore:
         *,
         lease_us: int,
         progress: Mapping[Fence, Progress] = NO_PROGRESS,
+        checkpoints: Mapping[Fence, str] = NO_CHECKPOINTS,
     ) -> Renewed:
         check_lease(lease_us)
+        check_checkpoints(checkpoints.values())
         with self._database.writing("renew") as connection:
             queue = row_to_write(connection, self._cache)
             lease_until = self._clock.uptime().at + lease_us
-            return finish.renew(connection, queue, fences, lease_until, progress)
+            return finish.renew(
+                connection, queue, fences, lease_until, progress=progress, checkpoints=checkpoints
+            )
 
     def finish(self, outcomes: Sequence[Outcome]) -> list[Fence]:
         check_outcomes(outcomes)
@@ -189,16 +216,31 @@ class SqliteStore:
     def cancel(self, ids: Sequence[str]) -> list[State | None]:
         with self._database.writing("cancel") as connection:
             queue = row_to_write(connection, self._cache)
-            states = finish.cancel(connection, queue, ids, self._clock.now())
+            states = cancel.cancel(connection, queue, ids, self._clock.now())
         self._notify()
         return states
 
-    def retry(self, ids: Sequence[str]) -> list[State | None]:
+    def retry(self, ids: Sequence[str], *, expires_at: int | None = None) -> list[State | None]:
         with self._database.writing("retry") as connection:
             queue = row_to_write(connection, self._cache)
-            states = finish.retry(connection, queue, ids, self._clock.now())
+            states = cancel.retry(connection, queue, ids, expires_at, self._clock.now())
         self._notify()
         return states
+
+    def expire(self, limit: int = EXPIRE_MAX) -> int:
+        check_expire(limit)
+        recorded = expire.expire(self._database, self._cache, self._clock, limit)
+        if recorded:
+            self._notify()
+        return recorded
+
+    def resume(self, service: str) -> bool:
+        with self._database.writing("configure") as connection:
+            queue = row_to_write(connection, self._cache)
+            was_held = outages.resume(connection, queue, service, self._clock.now())
+        if was_held:
+            self._notify()
+        return was_held
 
     # ── Reading ──────────────────────────────────────────────────────────────────────────────────
 
@@ -217,6 +259,14 @@ class SqliteStore:
     def read(self, id: str) -> Stored | None:
         with self._database.reading() as connection:
             return query.read(connection, QueueRow(connection, self._cache), id)
+
+    def attempts(self, id: str, *, values: bool = False) -> list[AttemptRecord] | None:
+        with self._database.reading() as connection:
+            return query.attempts(connection, QueueRow(connection, self._cache), id, values=values)
+
+    def outages(self) -> list[ServiceOutage]:
+        with self._database.reading() as connection:
+            return outages.outages(connection, self._clock.now())
 
     def customers(
         self, *, names: Sequence[str] | None = None, after: str | None = None, size: int = 100
@@ -237,11 +287,15 @@ class SqliteStore:
             connection.execute(_HAS_QUEUE).fetchall()  # BEGIN is deferred until the first read
             yield connection
 
-    def lanes(self, *, size: int = 24) -> Lanes:
+    def kinds(self) -> list[Kind]:
+        with self._database.reading() as connection:
+            return query.kinds(connection, QueueRow(connection, self._cache))
+
+    def lanes(self, *, size: int = 24, kind: str | None = None) -> Lanes:
         now, uptime = self._clock.now(), self._clock.uptime()
         with self._database.reading() as connection:
             queue = QueueRow(connection, self._cache)
-            return snapshot.lanes(connection, queue, size, now, uptime)
+            return snapshot.lanes(connection, queue, size, kind, now=now, uptime=uptime)
 
     def snapshot(self, id: str) -> DocumentSnapshot | None:
         now, uptime = self._clock.now(), self._clock.uptime()
@@ -253,9 +307,19 @@ class SqliteStore:
         with self._database.reading() as connection:
             return admin.workers(connection)
 
-    def sign_on(self, worker: str, slots: int) -> None:
+    def sign_on(
+        self,
+        worker: str,
+        slots: int,
+        kinds: Sequence[str] | None = None,
+        *,
+        needs: Mapping[str, Sequence[str]] = NO_NEEDS,
+    ) -> None:
+        check_needs(needs)
+        served = None if kinds is None else tuple(sorted(set(kinds)))
         with self._database.writing("configure", synced=False) as connection:
-            admin.sign_on(connection, WorkerHeartbeat(worker, self._clock.now(), slots))
+            seen = WorkerHeartbeat(worker, self._clock.now(), slots, served)
+            admin.sign_on(connection, seen, needs)
 
     def sign_off(self, worker: str) -> None:
         with self._database.writing("configure") as connection:

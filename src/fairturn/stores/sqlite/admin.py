@@ -1,7 +1,8 @@
 """Administration: settings, access keys, workers, retention."""
 
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import apsw
 
@@ -12,31 +13,41 @@ from fairturn.model import (
     ENDED,
     KEY_KEPT_US,
     CustomerSettings,
+    KindSettings,
     Settings,
     weight_in_thousandths,
 )
 from fairturn.scheduling.flows import (
+    BANDS_PER_KIND,
     ArrivalEvent,
     Costs,
     Mode,
     PurgeEvent,
     RunningEvent,
     SettingsEvent,
+    kind_of,
 )
+from fairturn.stores.admission import refuse_kind_beyond_max
+from fairturn.stores.sqlite import outages
 from fairturn.stores.sqlite.claim import SchedulerState
 from fairturn.stores.sqlite.finish import leave_leases
+from fairturn.stores.sqlite.outages import StoredServices
 from fairturn.stores.sqlite.rows import (
     COUNT_COUNTED,
     INVALIDATE_SCHEDULER,
     CounterChanges,
     QueueRow,
     add_outcome_counters,
+    create_kind,
     customers_in_events,
     fetch,
+    kind_numbers,
+    read_kinds,
     record,
 )
 from fairturn.stores.transitions import OutcomeCounters
 from fairturn.stores.values import CODES, DELAYED, RUNNING, STORED_BYTES, WAITING
+from fairturn.validation.text import compact_json
 
 _CONFIGURE = "UPDATE queue SET settings = ?"
 _ADJUST = """
@@ -48,13 +59,16 @@ _ADJUST = """
     RETURNING number"""
 _CUSTOMER_SETTINGS = "SELECT weight, running_max, paused, bytes_max FROM customers WHERE name = ?"
 _USE_CUSTOMER = "UPDATE queue SET next_customer = max(next_customer, ? + 1)"
-_HEADS = "SELECT customer, head_since FROM flows WHERE head_since IS NOT NULL"
+_HEADS = "SELECT customer, level, head_since FROM flows WHERE head_since IS NOT NULL"
 _RELEVEL = f"""
-    UPDATE documents SET level = CASE ? WHEN 'equal' THEN 1 ELSE priority END,
+    UPDATE documents SET
+        level = {BANDS_PER_KIND} * kind + CASE ? WHEN 'equal' THEN 1 ELSE priority END,
         charged_cost = NULL, charged_weight = NULL, charge = NULL,
         returned = (state = {WAITING})
     WHERE state IN ({DELAYED}, {WAITING}, {RUNNING})"""
-_CLEAR_FLOWS = "DELETE FROM flows; UPDATE levels SET clock = 0, weight = 0"
+_CLEAR_FLOWS = """
+    DELETE FROM flows;
+    UPDATE levels SET clock = 0, weight = 0, kind_time = 0, last_claim = 0, level_time = 0"""
 _RUNNING_BY_FLOW = f"""
     SELECT d.customer, d.level, count(*) FROM leases l, json_each(l.documents) j
         JOIN documents d ON d.number = j.value
@@ -121,7 +135,7 @@ def _change_mode(
     changes = CounterChanges()
     state.apply_events(connection, queue, changes, now=now, uptime=uptime)
     state.save(connection, queue, changes)
-    heads: dict[int, int] = dict(connection.execute(_HEADS))
+    heads = {(c, kind_of(band)): since for c, band, since in connection.execute(_HEADS)}
     connection.execute(_RELEVEL, (settings.mode,))
     connection.execute(_CLEAR_FLOWS)
 
@@ -129,14 +143,43 @@ def _change_mode(
     state = SchedulerState()
     changes = CounterChanges()
     turns = state.apply_events(connection, queue, changes, now=now, uptime=uptime)
-    for customer, level, n in fetch(connection, _RUNNING_BY_FLOW):
-        turns.apply(RunningEvent(customer, level, n), now)
-    for customer, level, order, n in fetch(connection, _WAITING_BY_FLOW):
-        changes.flows[customer, level] = n
-        turns.apply(ArrivalEvent(customer, level, order, n), heads.get(customer, now))
+    for customer, band, n in fetch(connection, _RUNNING_BY_FLOW):
+        turns.apply(RunningEvent(customer, band, n), now)
+    for customer, band, order, n in fetch(connection, _WAITING_BY_FLOW):
+        changes.flows[customer, band] = n
+        since = heads.get((customer, kind_of(band)), now)
+        turns.apply(ArrivalEvent(customer, band, order, n), since)
     for customer in turns.customers:
         state.expect_after(customer, queue.next_number - 1)
     state.save(connection, queue, changes)
+
+
+_SET_KIND = """
+    UPDATE kinds SET running_max = ?, paused = ?, attempts_max = ?, expires_in_us = ?
+    WHERE number = ?"""
+
+
+def configure_kind(
+    connection: apsw.Connection, name: str, settings: KindSettings, expected: KindSettings | None
+) -> bool:
+    """Replace the settings of a kind; return False if the stored ones are not `expected`."""
+    found = read_kinds(connection, [name])
+    stored = found[0].settings if found else KindSettings()
+    if expected is not None and expected != stored:
+        return False
+    number = found[0].number if found else create_kinds(connection, [name])[name]
+    values = (settings.limit, settings.paused, settings.attempts_max, settings.expires_in_us)
+    connection.execute(_SET_KIND, (*values, number))
+    return True
+
+
+def create_kinds(connection: apsw.Connection, names: Iterable[str]) -> dict[str, int]:
+    """Create those of these kinds that do not exist; return the numbers of all kinds."""
+    known = kind_numbers(connection)
+    for name in sorted(set(names) - known.keys()):
+        refuse_kind_beyond_max(name, len(known))
+        known[name] = create_kind(connection, name)
+    return known
 
 
 _KEY_COLUMNS = "id, role, customer, name, digest, made_at, used_at, ends_at"
@@ -151,9 +194,9 @@ _KEYS_OF_CUSTOMER = (
 _REVOKE_KEY = "UPDATE access_keys SET ends_at = min(coalesce(ends_at, ?1), ?1) WHERE id = ?2"
 _USE_KEY = "UPDATE access_keys SET used_at = max(coalesce(used_at, ?1), ?1) WHERE id = ?2"
 _DELETE_KEYS = "DELETE FROM access_keys WHERE customer = ?"
-_SIGN_ON = "INSERT OR REPLACE INTO workers (name, seen_at, slots) VALUES (?, ?, ?)"
+_SIGN_ON = "INSERT OR REPLACE INTO workers (name, seen_at, slots, kinds) VALUES (?, ?, ?, ?)"
 _SIGN_OFF = "DELETE FROM workers WHERE name = ?"
-_WORKERS = "SELECT name, seen_at, slots FROM workers ORDER BY name LIMIT ?"
+_WORKERS = "SELECT name, seen_at, slots, kinds FROM workers ORDER BY name LIMIT ?"
 
 
 def add_key(connection: apsw.Connection, key: AccessKey) -> None:
@@ -190,11 +233,22 @@ def record_key_use(connection: apsw.Connection, id: str, at: int) -> None:
 
 
 def workers(connection: apsw.Connection) -> list[WorkerHeartbeat]:
-    return [WorkerHeartbeat._make(row) for row in connection.execute(_WORKERS, (WORKERS_MAX,))]
+    return [
+        WorkerHeartbeat(name, seen_at, slots, None if kinds is None else tuple(json.loads(kinds)))
+        for name, seen_at, slots, kinds in connection.execute(_WORKERS, (WORKERS_MAX,))
+    ]
 
 
-def sign_on(connection: apsw.Connection, seen: WorkerHeartbeat) -> None:
-    connection.execute(_SIGN_ON, seen)
+def sign_on(
+    connection: apsw.Connection, seen: WorkerHeartbeat, needs: Mapping[str, Sequence[str]]
+) -> None:
+    """Record a heartbeat and the services that kinds need, and create the kinds that it names."""
+    if seen.kinds is not None or needs:
+        numbers = create_kinds(connection, (*(seen.kinds or ()), *needs))
+        for kind, services in needs.items():
+            outages.register(connection, numbers[kind], services)
+    kinds = None if seen.kinds is None else compact_json(seen.kinds)
+    connection.execute(_SIGN_ON, (*seen[:-1], kinds))
 
 
 def sign_off(connection: apsw.Connection, worker: str) -> None:
@@ -215,7 +269,9 @@ _STEP_US = 24 * 3_600 * 1_000_000
 # The position of a round that has examined all documents, or all customers.
 _DONE = -1
 _POSITION = "SELECT documents_pruned_to, customers_pruned_to FROM queue"
-_SET_POSITION = "UPDATE queue SET documents_pruned_to = ?, customers_pruned_to = ?"
+# `prunes` shows the triggers of the schema that this release knows all tables.
+_SET_POSITION = """
+    UPDATE queue SET documents_pruned_to = ?, customers_pruned_to = ?, prunes = prunes + 1"""
 
 # By the primary keys: the oldest after the last batch.
 _OLDEST_DOCUMENTS = """
@@ -225,9 +281,12 @@ _OLDEST_CUSTOMERS = "SELECT number FROM customers WHERE number > ? ORDER BY numb
 _CONTENTS = """
     SELECT content_name FROM documents WHERE number = ?1 AND content_name IS NOT NULL
     UNION ALL
-    SELECT content_name FROM results WHERE document = ?1 AND content_name IS NOT NULL"""
+    SELECT content_name FROM results WHERE document = ?1 AND content_name IS NOT NULL
+    UNION ALL
+    SELECT content_name FROM attempts WHERE document = ?1 AND content_name IS NOT NULL"""
 _BYTES_OF_DOCUMENT = f"SELECT customer, {STORED_BYTES} FROM documents WHERE number = ?"
 _RELEASE_BYTES = "UPDATE customers SET stored_bytes = stored_bytes - ? WHERE number = ?"
+# A trigger deletes attempts, checkpoints and expirations.
 _DELETE = (
     "DELETE FROM bodies WHERE document = ?",
     "DELETE FROM results WHERE document = ?",
@@ -244,7 +303,8 @@ _BUSY = f"""
     WHERE d.state = {RUNNING} AND d.fence = l.fence"""
 _IDLE_FLOWS = """
     DELETE FROM flows WHERE customer = ? AND waiting = 0 AND folded = 0
-        AND (? OR place <= (SELECT clock FROM levels WHERE levels.level = flows.level))"""
+        AND (? OR place <= coalesce(
+            (SELECT clock FROM levels WHERE levels.level = flows.level), 0))"""
 # By documents_flow, and the primary keys.
 _IDLE_CUSTOMER = """
     DELETE FROM customers WHERE number = ?1
@@ -270,7 +330,8 @@ _IS_ERASED = "SELECT is_erased FROM queue"
 _NOTE_ERASED = "UPDATE queue SET is_erased = 1"
 _REFERENCED = """
     SELECT EXISTS (SELECT 1 FROM documents WHERE content_name = ?1)
-        OR EXISTS (SELECT 1 FROM results WHERE content_name = ?1)"""
+        OR EXISTS (SELECT 1 FROM results WHERE content_name = ?1)
+        OR EXISTS (SELECT 1 FROM attempts WHERE content_name = ?1)"""
 
 
 def prune(
@@ -288,6 +349,8 @@ def prune(
     if documents_from == _DONE:
         connection.execute(_OLD_KEYS, (now - KEY_KEPT_US, documents_max))
         connection.execute(_OLD_WORKERS, (now - WORKERS_KEPT_US,))
+        if queue.has_outages:
+            _prune_outages(connection, now)
         customers_from = _prune_customers(connection, queue, now, customers_from, documents_max)
     is_complete = documents_from == customers_from == _DONE
     changed = connection.total_changes() != before
@@ -321,6 +384,12 @@ def _prune_documents(
     return _delete(connection, old), _DONE
 
 
+def _prune_outages(connection: apsw.Connection, now: int) -> None:
+    services = StoredServices(connection)
+    services.prune(now)
+    services.save()
+
+
 def _prune_customers(
     connection: apsw.Connection, queue: QueueRow, now: int, begin: int, customers_max: int
 ) -> int:
@@ -352,9 +421,9 @@ def purge(connection: apsw.Connection, queue: QueueRow, name: str, now: int) -> 
     changes = CounterChanges()
     fences = []
     rows = fetch(connection, _CUSTOMER_DOCUMENTS, (customer,))
-    for _, state, level, priority, fence in rows:
+    for _, state, band, priority, fence in rows:
         if state == WAITING:
-            changes.wait(customer, level, priority, -1)
+            changes.wait(customer, band, priority, -1)
         elif state == DELAYED:
             changes.delay(customer, -1)
         elif state == RUNNING:
@@ -394,7 +463,7 @@ def _delete(connection: apsw.Connection, numbers: Sequence[tuple[int]]) -> list[
 
 
 def unreferenced(connection: apsw.Connection, content_names: Sequence[str]) -> list[str]:
-    """Return the contents that no document or result refers to."""
+    """Return the contents that no document, result or step refers to."""
     return [n for n in content_names if not connection.execute(_REFERENCED, (n,)).get]
 
 

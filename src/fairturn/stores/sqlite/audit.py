@@ -1,24 +1,19 @@
-"""The recount of a file, which compares every derived value with the documents, and its repairs.
+"""The recount of a file, which compares every derived value with the documents.
 
 Events that no claim has folded are part of the comparison, so a queue in use has no damages.
 """
 
-import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import partial
-from itertools import islice
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import apsw
 
-from fairturn.model import Settings
 from fairturn.priority import LEVELS
-from fairturn.scheduling.flows import WEIGHT_ONE, Mode
-from fairturn.stores.inspection import Damage, Damages
-from fairturn.stores.sqlite.connection import Database
-from fairturn.stores.sqlite.rows import COUNT_COUNTED, INVALIDATE_SCHEDULER, fetch
-from fairturn.stores.values import DELAYED, RUNNING, STORED_BYTES, WAITING, Row
+from fairturn.scheduling.flows import (
+    BANDS_PER_KIND,
+    WEIGHT_ONE,
+)
+from fairturn.stores.inspection import Damage
+from fairturn.stores.values import ADVANCED, DELAYED, RUNNING, STORED_BYTES, WAITING
 
 # The codes of events are positions in `_EVENTS` of `stores/values.py`.
 _EVENTS = """
@@ -34,21 +29,30 @@ _EVENTS = """
         SELECT customer, max(code = 5) AS adjusted FROM events GROUP BY customer)"""
 
 _QUEUE = " UNION ALL ".join(
-    f"SELECT {n} AS priority, waiting_{n} AS stored FROM queue" for n in range(1, LEVELS + 1)
+    f"SELECT {n} AS place, waiting_{n} AS stored FROM queue" for n in range(1, LEVELS + 1)
+)
+_KINDS = " UNION ALL ".join(
+    f"SELECT {BANDS_PER_KIND} * number + {n} AS place, waiting_{n} AS stored FROM kinds"
+    for n in range(1, LEVELS + 1)
 )
 _AUDIT_QUEUE = f"""
     WITH counted AS MATERIALIZED (
-        SELECT state, priority, count(*) AS n FROM documents
-        WHERE state IN ({WAITING}, {DELAYED}) GROUP BY state, priority),
+        SELECT state, {BANDS_PER_KIND} * kind + priority AS place, count(*) AS n FROM documents
+        WHERE state IN ({WAITING}, {DELAYED}) GROUP BY 1, 2),
     active AS MATERIALIZED (
         SELECT f.level, sum(coalesce(s.weight, {WEIGHT_ONE})) AS weight
         FROM flows f LEFT JOIN customer_states s ON s.customer = f.customer
         WHERE f.folded > 0 AND f.held = 0 GROUP BY f.level)
     SELECT kind, NULL, NULL, place, stored, truth FROM (
-        SELECT 'queue.waiting' AS kind, q.priority AS place, q.stored, coalesce((
-            SELECT n FROM counted c WHERE c.state = {WAITING} AND c.priority = q.priority), 0)
-            AS truth
+        SELECT 'queue.waiting' AS kind, q.place, q.stored, (
+            SELECT coalesce(sum(n), 0) FROM counted c
+            WHERE c.state = {WAITING} AND c.place % {BANDS_PER_KIND} = q.place) AS truth
         FROM ({_QUEUE}) q
+        UNION ALL
+        SELECT 'kind.waiting', k.place, k.stored, (
+            SELECT coalesce(sum(n), 0) FROM counted c
+            WHERE c.state = {WAITING} AND c.place = k.place)
+        FROM ({_KINDS}) k WHERE k.place >= {BANDS_PER_KIND}  -- the default kind has no counters
         UNION ALL
         SELECT 'queue.delayed', NULL, delayed, (
             SELECT coalesce(sum(n), 0) FROM counted WHERE state = {DELAYED})
@@ -57,8 +61,8 @@ _AUDIT_QUEUE = f"""
         SELECT 'queue.counted', NULL, counted, (SELECT count(*) FROM customers WHERE counted = 1)
         FROM queue
         UNION ALL
-        SELECT 'level.weight', l.level, l.weight, coalesce(a.weight, 0)
-        FROM levels l LEFT JOIN active a ON a.level = l.level)
+        SELECT 'level.weight', level, coalesce(l.weight, 0), coalesce(a.weight, 0)
+        FROM levels l FULL JOIN active a USING (level))
     WHERE stored <> truth"""
 
 _AUDIT_FLOWS = f"""
@@ -112,7 +116,8 @@ _AUDIT_CUSTOMERS = f"""
         SELECT f.customer, f.level, f.head_since, f.head_bound, f.held, f.place, f.head_order,
             f.folded,
             f.head_order IS NOT NULL
-                AND f.head_order = min(f.head_order) OVER (PARTITION BY f.customer) AS is_head,
+                AND f.head_order = min(f.head_order) OVER (
+                    PARTITION BY f.customer, f.level / {BANDS_PER_KIND}) AS is_head,
             coalesce(s.paused, 0) <> 0 OR coalesce(
                 sum(f.running) OVER (PARTITION BY f.customer) >= s.running_max, 0) AS is_held
         FROM flows f LEFT JOIN customer_states s ON s.customer = f.customer),
@@ -169,22 +174,37 @@ _AUDIT_CUSTOMERS = f"""
             AND NOT EXISTS (SELECT 1 FROM unsettled u WHERE u.customer = o.customer)) k
     LEFT JOIN customers c ON c.number = k.customer"""
 
+# Whether a document d that may expire never would.
+LACKS_EXPIRATION = f"""
+    (d.expires_at IS NOT NULL AND d.state IN ({WAITING}, {DELAYED}) AND d.step = 0
+        AND d.attempts = 0 AND NOT EXISTS (
+            SELECT 1 FROM expirations e
+            WHERE e.expires_at = d.expires_at AND e.document = d.number))"""
 _AUDIT_DOCUMENTS = f"""
-    WITH compared AS (
-        SELECT d.number, d.customer, c.name, d.state, d.returned, d.level,
-            iif(?1 = 'equal', 1, d.priority) AS its_level
-        FROM documents d LEFT JOIN customers c ON c.number = d.customer)
+    WITH steps AS MATERIALIZED (
+        SELECT document, count(*) AS n FROM attempts WHERE outcome = {ADVANCED} GROUP BY document),
+    compared AS (
+        SELECT d.number, d.customer, c.name, d.state, d.returned, d.level, d.step,
+            {BANDS_PER_KIND} * d.kind + iif(?1 = 'equal', 1, d.priority) AS its_level,
+            coalesce(s.n, 0) AS its_steps, {LACKS_EXPIRATION} AS lacks_expiration
+        FROM documents d LEFT JOIN customers c ON c.number = d.customer
+            LEFT JOIN steps s ON s.document = d.number)
     SELECT k.kind, o.customer, o.name, o.number,
         CASE k.kind WHEN 'document.returned' THEN o.returned WHEN 'document.level' THEN o.level
+            WHEN 'document.step' THEN o.step WHEN 'document.expiration' THEN 0
             ELSE o.customer END,
-        CASE k.kind WHEN 'document.returned' THEN 0 WHEN 'document.level' THEN o.its_level END
+        CASE k.kind WHEN 'document.returned' THEN 0 WHEN 'document.level' THEN o.its_level
+            WHEN 'document.step' THEN o.its_steps WHEN 'document.expiration' THEN 1 END
     FROM compared o JOIN (
         SELECT 'document.returned' AS kind
-        UNION ALL SELECT 'document.level' UNION ALL SELECT 'document.orphan') k
+        UNION ALL SELECT 'document.level' UNION ALL SELECT 'document.step'
+        UNION ALL SELECT 'document.expiration' UNION ALL SELECT 'document.orphan') k
     WHERE CASE k.kind
         WHEN 'document.returned' THEN o.returned AND o.state <> {WAITING}
         WHEN 'document.level' THEN o.state IN ({WAITING}, {DELAYED}, {RUNNING})
             AND o.level <> o.its_level
+        WHEN 'document.step' THEN o.step <> o.its_steps
+        WHEN 'document.expiration' THEN o.lacks_expiration
         ELSE o.name IS NULL END"""
 
 _AUDIT_LEASES = f"""
@@ -208,6 +228,12 @@ _AUDIT_LEASES = f"""
     WHERE NOT EXISTS (SELECT 1 FROM documents WHERE number = document)
     UNION ALL
     SELECT 'result.orphan', NULL, NULL, document, 1, 0 FROM results
+    WHERE NOT EXISTS (SELECT 1 FROM documents WHERE number = document)
+    UNION ALL
+    SELECT 'attempt.orphan', NULL, NULL, document, count(*), 0 FROM attempts
+    WHERE NOT EXISTS (SELECT 1 FROM documents d WHERE d.number = document) GROUP BY document
+    UNION ALL
+    SELECT 'checkpoint.orphan', NULL, NULL, document, 1, 0 FROM checkpoints
     WHERE NOT EXISTS (SELECT 1 FROM documents WHERE number = document)"""
 
 STEPS = (_AUDIT_QUEUE, _AUDIT_FLOWS, _AUDIT_CUSTOMERS, _AUDIT_DOCUMENTS, _AUDIT_LEASES)
@@ -226,222 +252,3 @@ def recount(connection: apsw.Connection, advance: Callable[[int, int], None]) ->
         advance(len(STEPS), len(STEPS))
     finally:
         connection.execute("COMMIT")
-
-
-BATCH = 100  # customers or leases in one transaction
-
-_QUEUE_STATE = "SELECT settings, next_number, tick FROM queue"
-_EVENT_LOG = "SELECT number, events FROM event_log"
-_KEEP_EVENTS = "UPDATE event_log SET events = ? WHERE number = ?"
-_DROP_EVENTS = "DELETE FROM event_log WHERE number = ?"
-# By documents_flow.
-_SET_FLAGS = f"""
-    UPDATE documents SET returned = (returned AND state = {WAITING}),
-        level = CASE WHEN state NOT IN ({WAITING}, {DELAYED}, {RUNNING}) THEN level
-            WHEN ?2 THEN 1 ELSE priority END
-    WHERE customer = ?1 AND ((returned AND state <> {WAITING})
-        OR (state IN ({WAITING}, {DELAYED}, {RUNNING}) AND level <> iif(?2, 1, priority)))"""
-_COUNTED = f"""
-    SELECT level, sum(state = {WAITING}), sum(state = {RUNNING}),
-        min(iif(state = {WAITING}, order_number, NULL)),
-        min(iif(state = {WAITING} AND returned = 0, order_number, NULL)),
-        max(iif(state = {WAITING} AND returned = 0, NULL, order_number))
-    FROM documents INDEXED BY documents_flow WHERE customer = ? AND level > 0 GROUP BY level"""
-_RETURN_ALL = f"""
-    UPDATE documents SET returned = 1 WHERE customer = ? AND level = ? AND state = {WAITING}"""
-_CUSTOMER = "SELECT weight, running_max, paused FROM customers WHERE number = ?"
-_SET_CUSTOMER = f"""
-    UPDATE customers SET counted = running_max IS NOT NULL, delayed = (
-        SELECT count(*) FROM documents WHERE customer = ?1 AND state = {DELAYED}),
-        stored_bytes = (
-        SELECT coalesce(sum({STORED_BYTES}), 0) FROM documents WHERE customer = ?1)
-    WHERE number = ?1"""
-_SET_CUSTOMER_STATE = """
-    INSERT INTO customer_states (customer, weight, running_max, paused, recent_costs)
-    VALUES (?, ?, ?, ?, '[]')
-    ON CONFLICT DO UPDATE SET weight = excluded.weight, running_max = excluded.running_max,
-        paused = excluded.paused"""
-_DROP_PLAIN_CUSTOMER_STATE = f"""
-    DELETE FROM customer_states WHERE customer = ? AND weight = {WEIGHT_ONE} AND running_max IS NULL
-        AND paused = 0 AND recent_costs = '[]'"""
-_FLOWS = """
-    SELECT level, claimed_to, place, tick, folded > 0 AND held = 0, head_since
-    FROM flows WHERE customer = ?"""
-_SET_FLOW = """
-    INSERT OR REPLACE INTO flows (customer, level, waiting, claimed_to, folded, running, place,
-        tick, head_order, head_since, head_bound, held)
-    VALUES (?1, ?2, ?3, ?4, ?3, ?5, ?6, ?7, ?8, ?9, ?9, ?10)"""
-_DELETE_CUSTOMER = (
-    "DELETE FROM flows WHERE customer = ?",
-    "DELETE FROM customer_states WHERE customer = ?",
-    "DELETE FROM idempotency_keys WHERE customer = ?",
-)
-_CLOCKS = "SELECT level, clock FROM levels"
-_SET_WEIGHTS = f"""
-    UPDATE levels SET weight = (
-        SELECT coalesce(sum(coalesce(s.weight, {WEIGHT_ONE})), 0)
-        FROM flows f INDEXED BY flows_turn LEFT JOIN customer_states s ON s.customer = f.customer
-        WHERE f.folded > 0 AND f.held = 0 AND f.level = levels.level)"""
-_SET_TICK = "UPDATE queue SET tick = ?"
-_WAITING_BY_PRIORITY = f"""
-    SELECT priority, count(*) FROM documents WHERE state = {WAITING} GROUP BY priority"""
-# Outside mode equal the level of a waiting document is its priority.
-_WAITING_BY_LEVEL = "SELECT level, sum(waiting) FROM flows GROUP BY level"
-_SET_COUNTS = f"""
-    UPDATE queue SET delayed = (SELECT coalesce(sum(delayed), 0) FROM customers),
-        {", ".join(f"waiting_{n} = ?" for n in range(1, LEVELS + 1))}"""
-_FENCES = f"SELECT DISTINCT fence FROM documents WHERE number = ? AND state = {RUNNING}"
-_LEASED = f"""
-    SELECT d.number FROM leases l, json_each(l.documents) j
-        JOIN documents d ON d.number = j.value AND d.fence = l.fence
-    WHERE l.fence = ? AND d.state = {RUNNING}"""
-_UNLEASED = f"SELECT number FROM documents WHERE number = ? AND fence = ? AND state = {RUNNING}"
-_SET_LEASE = """
-    INSERT OR REPLACE INTO leases (fence, until, running, documents) VALUES (?, 0, ?, ?)"""
-_DROP_LEASE = "DELETE FROM leases WHERE fence = ?"
-_DROP_ORPHANS = (
-    """DELETE FROM bodies WHERE document = ?1
-        AND NOT EXISTS (SELECT 1 FROM documents WHERE number = ?1)""",
-    """DELETE FROM results WHERE document = ?1
-        AND NOT EXISTS (SELECT 1 FROM documents WHERE number = ?1)""",
-)
-
-
-def repair(path: Path, damages: Damages, advance: Callable[[int, int], None], now: int) -> None:
-    """Repair the damages of a recount, in a transaction for each batch."""
-    work: list[Callable[[apsw.Connection], None]] = [
-        *(partial(repair_customers, owners=b, now=now) for b in _batches(damages.customers)),
-        *(partial(_repair_leases, fences=b, unleased=()) for b in _batches(damages.fences)),
-        *(partial(_repair_leases, fences=(), unleased=b) for b in _batches(damages.unleased)),
-        *(partial(_drop_orphans, numbers=b) for b in _batches(damages.orphans)),
-    ]
-    if damages.queue or damages.customers:
-        work.append(_repair_queue)
-    database = Database(path, synchronous="FULL", allow_network=True)
-    try:
-        for done, each in enumerate(work):
-            advance(done, len(work))
-            with database.writing("configure") as connection:
-                each(connection)
-                connection.execute(INVALIDATE_SCHEDULER)
-    finally:
-        database.close()
-
-
-def _batches(numbers: Iterable[int]) -> Iterator[list[int]]:
-    left = iter(sorted(numbers))
-    while batch := list(islice(left, BATCH)):
-        yield batch
-
-
-# ── Customers ────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(slots=True)
-class _RepairState:
-    """The scheduler state that a repair reads and writes."""
-
-    mode: Mode
-    clocks: dict[int, int]
-    next_number: int
-    tick: int
-    now: int
-
-
-def repair_customers(connection: apsw.Connection, owners: Iterable[int], now: int) -> None:
-    """Rebuild the derived values of some customers, inside a transaction. Their unfolded events are
-    deleted, because the documents already reflect them."""
-    ((settings, next_number, tick),) = fetch(connection, _QUEUE_STATE)
-    clocks: dict[int, int] = dict(fetch(connection, _CLOCKS))
-    turns = _RepairState(Settings.from_json(settings).mode, clocks, next_number, tick, now)
-    wanted = set(owners)
-    _drop_events(connection, wanted)
-    for owner in sorted(wanted):
-        connection.execute(_SET_FLAGS, (owner, turns.mode is Mode.EQUAL))
-        found = fetch(connection, _CUSTOMER, (owner,))
-        if found:
-            _repair_customer(connection, owner, found[0], turns)
-        else:
-            for statement in _DELETE_CUSTOMER:
-                connection.execute(statement, (owner,))
-    connection.execute(_SET_TICK, (turns.tick,))
-    connection.execute(COUNT_COUNTED)
-    connection.execute(_SET_WEIGHTS)
-    connection.execute(INVALIDATE_SCHEDULER)
-
-
-def _drop_events(connection: apsw.Connection, owners: set[int]) -> None:
-    for number, text in fetch(connection, _EVENT_LOG):
-        events = json.loads(text)
-        kept = [event for event in events if event[1] not in owners]
-        if not kept:
-            connection.execute(_DROP_EVENTS, (number,))
-        elif len(kept) < len(events):
-            connection.execute(_KEEP_EVENTS, (json.dumps(kept, separators=(",", ":")), number))
-
-
-def _repair_customer(
-    connection: apsw.Connection, owner: int, settings: Row, turns: _RepairState
-) -> None:
-    """Rebuild the flows of a customer. Flows that stay active keep their turn."""
-    _, limit, paused = settings
-    connection.execute(_SET_CUSTOMER, (owner,))
-    connection.execute(_SET_CUSTOMER_STATE, (owner, *settings))
-    connection.execute(_DROP_PLAIN_CUSTOMER_STATE, (owner,))
-    stored = {level: row for level, *row in fetch(connection, _FLOWS, (owner,))}
-    counted = {level: row for level, *row in fetch(connection, _COUNTED, (owner,))}
-    held = bool(paused) or (limit is not None and sum(r[1] for r in counted.values()) >= limit)
-    head = min((row[2] for row in counted.values() if row[2] is not None), default=None)
-    since = max((row[4] for row in stored.values() if row[4] is not None), default=turns.now)
-    for level in sorted(stored.keys() | counted.keys()):
-        waiting, running, first, first_new, last_old = counted.get(level, (0, 0, None, None, None))
-        claimed_to, place, its_tick, was_active, _ = stored.get(level, (-1, 0, 0, 0, None))
-        if level not in stored and not waiting and not running:
-            continue
-        if (last_old is not None and claimed_to < last_old) or (
-            first_new is not None and claimed_to >= first_new
-        ):
-            connection.execute(_RETURN_ALL, (owner, level))
-            claimed_to = turns.next_number - 1
-        if turns.mode is Mode.LEVELS:
-            place = first or 0
-        elif waiting and not held and not was_active:
-            turns.tick += 1
-            place, its_tick = max(place, turns.clocks[level]), turns.tick
-        head_since = since if first is not None and first == head else None
-        values = (waiting, claimed_to, running, place, its_tick, first, head_since, held)
-        connection.execute(_SET_FLOW, (owner, level, *values))
-
-
-# ── The queue, leases, rows ──────────────────────────────────────────────────────────────────────
-
-
-def _repair_queue(connection: apsw.Connection) -> None:
-    ((settings, *_),) = fetch(connection, _QUEUE_STATE)
-    is_equal = Settings.from_json(settings).mode is Mode.EQUAL
-    statement = _WAITING_BY_PRIORITY if is_equal else _WAITING_BY_LEVEL
-    waiting: dict[int, int] = dict(fetch(connection, statement))
-    connection.execute(_SET_COUNTS, [waiting.get(n, 0) for n in range(1, LEVELS + 1)])
-    connection.execute(COUNT_COUNTED)
-    connection.execute(_SET_WEIGHTS)
-
-
-def _repair_leases(
-    connection: apsw.Connection, fences: Iterable[int], unleased: Iterable[int]
-) -> None:
-    """Rebuild the leases of these fences and of the documents in `unleased`."""
-    numbers = list(unleased)
-    found = [fence for n in numbers for (fence,) in fetch(connection, _FENCES, (n,))]
-    for fence in {*fences, *found}:
-        leased = {n for (n,) in fetch(connection, _LEASED, (fence,))}
-        leased.update(n for n in numbers if fetch(connection, _UNLEASED, (n, fence)))
-        if leased:
-            connection.execute(_SET_LEASE, (fence, len(leased), json.dumps(sorted(leased))))
-        else:
-            connection.execute(_DROP_LEASE, (fence,))
-
-
-def _drop_orphans(connection: apsw.Connection, numbers: Iterable[int]) -> None:
-    for number in numbers:
-        for statement in _DROP_ORPHANS:
-            connection.execute(statement, (number,))

@@ -3,16 +3,19 @@
 `Claimer.claim` runs one transaction: it records outcomes, folds expired leases, events and due
 documents into the scheduler state, picks documents in the order of `scheduling/turns.py`, and
 writes the picked documents, their lease and the changed flows. It also returns the cancels that no
-claim has reported. `flows.py` reads and writes flows.
+claim has reported. `flows.py` reads and writes flows and clocks.
 
 A claim that came up short compares, once a minute, the counters of all flows with what it has
 folded. If the flows of a customer do not agree with its documents, the transaction is rolled back,
-`audit.repair_customers` rebuilds the customer, and the claim is repeated.
+`repair.repair_customers` rebuilds the customer, and the claim is repeated. If more documents have
+expired than one transaction records, the claim is repeated after they have been recorded.
 """
 
 import json
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import apsw
 
@@ -20,6 +23,7 @@ from fairturn.clock import NO_BOOT, SECOND_US, Clock, Uptime
 from fairturn.errors import StoreError
 from fairturn.model import (
     CANCELS_REPORTED_MAX,
+    EXPIRE_MAX,
     LEASE_US_MAX,
     Claim,
     Claimed,
@@ -36,31 +40,41 @@ from fairturn.scheduling.flows import (
     Pick,
     PurgeEvent,
     SettingsEvent,
+    kind_of,
 )
-from fairturn.scheduling.turns import Turns
-from fairturn.stores.sqlite.audit import repair_customers
+from fairturn.scheduling.turns import ClaimAllowance, Turns
+from fairturn.stores.sqlite.attempts import AttemptWriter, with_steps
 from fairturn.stores.sqlite.connection import Database
+from fairturn.stores.sqlite.expire import ExpiryBacklog, expire, expire_due
 from fairturn.stores.sqlite.finish import finish
 from fairturn.stores.sqlite.flows import (
     PAGE_MIN,
     SqliteFlows,
     StoredFlow,
     delete_flows,
+    load_kinds,
     load_turns,
     reset_clocks,
-    save_clocks,
+    save_bands,
     save_customer_states,
     save_flows,
+    save_patience,
 )
+from fairturn.stores.sqlite.outages import StoredServices
 from fairturn.stores.sqlite.query import numbered
+from fairturn.stores.sqlite.repair import repair_customers
 from fairturn.stores.sqlite.rows import (
+    ATTEMPTS_MAX_OF_KIND,
     COUNT_COUNTED,
     MOVE_COUNTS,
     CounterChanges,
+    KindNames,
+    KindRow,
     QueueRow,
     add_outcome_counters,
     fetch,
     fetch_each,
+    read_kinds,
     row_to_write,
     take_events,
 )
@@ -81,15 +95,6 @@ from fairturn.stores.values import (
 
 _LOG = logging.getLogger(__name__)
 
-# Customers in the scheduler state of one process. More would cost memory and gain no speed.
-_CUSTOMERS_CACHED_MAX = 2_000
-
-# More claims than a power cut can undo: their fences must not be reused.
-_CLAIMS_UNDONE_MAX = 1 << 20
-
-# Virtual times end at 2^63; one claim adds less than 2^57.
-CLOCK_MAX = 1 << 60
-
 # How often a claim that came up short scans all flows for documents without an event.
 _HIDDEN_SCAN_EVERY_US = 60 * SECOND_US
 _HIDDEN = "SELECT customer FROM flows WHERE waiting <> folded LIMIT 1"
@@ -101,29 +106,42 @@ _START = f"""
         charged_cost = ?, charged_weight = ?, charge = ?
     WHERE number = ? AND state = {WAITING}"""
 _FENCE = "SELECT fence FROM documents WHERE number = ?"
-_ADD_LEASE = "INSERT INTO leases (fence, until, running, documents) VALUES (?, ?, ?, ?)"
+_ADD_LEASE = """
+    INSERT INTO leases (fence, until, running, documents, supports_kinds) VALUES (?, ?, ?, ?, 1)"""
+_RUNNING_KINDS = f"""
+    SELECT d.kind FROM leases CROSS JOIN json_each(leases.documents) j CROSS JOIN documents d
+    WHERE d.number = j.value AND d.state = {RUNNING} AND d.fence = leases.fence"""
+_COUNT_REPAIR = "UPDATE queue SET repairs = repairs + 1"
+_OLDEST_CANCELS = "SELECT number, document FROM unreported_cancels ORDER BY number LIMIT ?"
+_REMOVE_CANCELS = "DELETE FROM unreported_cancels WHERE number <= ?"
+
+# Customers in the scheduler state of one process. More would cost memory and gain no speed.
+_CUSTOMERS_CACHED_MAX = 2_000
+
+# More claims than a power cut can undo: their fences must not be reused.
+_CLAIMS_UNDONE_MAX = 1 << 20
+
+_SAVE_QUEUE = f"""
+    UPDATE queue SET next_number = ?, claims = ?, fence = ?, tick = ?, scheduler_version = ?,
+        boot = ?, {MOVE_COUNTS}"""
 _RUNNING_OF = f"""
     SELECT d.level, count(*) FROM leases l, json_each(l.documents) j
         JOIN documents d ON d.number = j.value
     WHERE d.state = {RUNNING} AND d.fence = l.fence AND d.customer = ? GROUP BY d.level"""
 _COUNTED = "UPDATE customers SET counted = running_max IS NOT NULL WHERE number = ?"
-_SAVE_QUEUE = f"""
-    UPDATE queue SET next_number = ?, claims = ?, fence = ?, tick = ?, scheduler_version = ?,
-        boot = ?, {MOVE_COUNTS}"""
-_COUNT_REPAIR = "UPDATE queue SET repairs = repairs + 1"
 # By leases_until. The second part: leases that end more than `LEASE_US_MAX` ahead.
 _EXPIRED_LEASES = """
     SELECT fence, documents FROM leases WHERE until <= ?1
     UNION ALL SELECT fence, documents FROM leases WHERE until > ?1 + ?2"""
 _LEASES = "SELECT fence, documents FROM leases"
 _IN_LEASE = f"""
-    SELECT lease_until, number, priority, customer, level, order_number, attempts,
-        cancel_requested
-    FROM documents WHERE number = ? AND state = {RUNNING} AND fence = ?"""
+    SELECT d.lease_until, d.number, d.priority, d.worker, d.claimed_at, {ATTEMPTS_MAX_OF_KIND},
+        d.step, d.customer, d.level, d.order_number, d.attempts, d.cancel_requested
+    FROM documents d WHERE d.number = ? AND d.state = {RUNNING} AND d.fence = ?"""
 _SHRINK_LEASE = "UPDATE leases SET until = ?, running = ?, documents = ? WHERE fence = ?"
 _DROP_LEASE = "DELETE FROM leases WHERE fence = ?"
-_EXPIRE = f"UPDATE documents SET state = {WAITING}, returned = 1, error = ? WHERE number = ?"
-_EXPIRE_LAST = "UPDATE documents SET state = ?, ended_at = ?, error = ? WHERE number = ?"
+_LOSE = f"UPDATE documents SET state = {WAITING}, returned = 1, error = ? WHERE number = ?"
+_LOSE_LAST = "UPDATE documents SET state = ?, ended_at = ?, error = ? WHERE number = ?"
 
 # By documents_delayed, and by documents_retried.
 DUE = f"""
@@ -140,8 +158,16 @@ _PROMOTE = f"""
 # By documents_retried.
 _FOLLOW_WALL_CLOCK = f"""
     UPDATE documents SET retry_at = NULL WHERE state = {DELAYED} AND retry_at IS NOT NULL"""
-_OLDEST_CANCELS = "SELECT number, document FROM unreported_cancels ORDER BY number LIMIT ?"
-_REMOVE_CANCELS = "DELETE FROM unreported_cancels WHERE number <= ?"
+
+
+class ClaimRequest(NamedTuple):
+    """What a claim may take, and for which lease."""
+
+    n: int
+    kinds: Sequence[str] | None  # None: every kind
+    at_most: Mapping[str, int]  # documents, by kind
+    worker: str
+    lease_us: int
 
 
 class Claimer:
@@ -155,17 +181,21 @@ class Claimer:
         self._hidden_scan_at: int | None = None  # on the boot clock
 
     def claim(
-        self, n: int, worker: str, lease_us: int, outcomes: Sequence[Outcome], *, synced: bool
+        self, wanted: ClaimRequest, outcomes: Sequence[Outcome], *, synced: bool
     ) -> tuple[Claimed, bool]:
-        """Record outcomes and claim up to `n` documents; return also whether the file changed.
+        """Record outcomes and claim documents; return also whether the file changed.
 
+        All documents that have expired are recorded before, in several transactions if need be.
         If flows do not agree with the documents, they are rebuilt, once per customer, and the claim
         is retried: one damaged customer must not stop the queue.
         """
         repaired: set[int] = set()
         while True:
             try:
-                return self._claim(n, worker, lease_us, outcomes, synced=synced)
+                return self._claim(wanted, outcomes, synced=synced)
+            except ExpiryBacklog:
+                while expire(self._database, self._cache, self._clock, EXPIRE_MAX):
+                    pass
             except FlowMismatch as mismatch:
                 if mismatch.customer in repaired:
                     path = self._database.path
@@ -174,7 +204,7 @@ class Claimer:
                 self._repair(mismatch)
 
     def _claim(
-        self, n: int, worker: str, lease_us: int, outcomes: Sequence[Outcome], *, synced: bool
+        self, wanted: ClaimRequest, outcomes: Sequence[Outcome], *, synced: bool
     ) -> tuple[Claimed, bool]:
         # Without a boot id no claim can detect that a power cut has undone others.
         synced = synced or bool(outcomes) or self._clock.uptime().boot == NO_BOOT
@@ -187,9 +217,7 @@ class Claimer:
                 # next claim would otherwise start at the same fence.
                 is_first = bool(queue.is_copy) or queue.boot != uptime.boot
                 lost = finish(connection, queue, outcomes, now, uptime) if outcomes else []
-                claims = self._take(
-                    connection, queue, n, worker=worker, lease_us=lease_us, now=now, uptime=uptime
-                )
+                claims = self._take(connection, queue, wanted, now, uptime)
                 cancelled = _report_cancels(connection, queue)
                 changed = connection.total_changes() != before
         except BaseException:
@@ -203,40 +231,51 @@ class Claimer:
         self,
         connection: apsw.Connection,
         queue: QueueRow,
-        n: int,
-        *,
-        worker: str,
-        lease_us: int,
+        wanted: ClaimRequest,
         now: int,
         uptime: Uptime,
     ) -> list[Claim]:
         """Claim up to `n` documents, inside the transaction."""
+        if queue.next_expiry is not None and queue.next_expiry <= now:
+            expired = expire_due(connection, queue, now, EXPIRE_MAX)
+            if expired.rows == EXPIRE_MAX:
+                raise ExpiryBacklog
+        services = StoredServices(connection) if queue.has_outages else None
         changes = CounterChanges()
         rebooted = queue.boot != uptime.boot
-        turns = self._state.apply_events(connection, queue, changes, now=now, uptime=uptime, page=n)
-        picks: list[Pick] = []
-        while len(picks) < n and (pick := turns.pick(now)) is not None:
-            picks.append(pick)
+        served = read_kinds(connection, wanted.kinds)
+        page = max(PAGE_MIN, wanted.n) // max(1, len(served)) + 1
+        turns = self._state.apply_events(
+            connection, queue, changes, now=now, uptime=uptime, page=page
+        )
+        allowance = _allowance(connection, served, services, wanted, now)
+        picks = self._state.pick(served, allowance, wanted.n, now)
         rows, names = self._state.take_rows(picks)
         if picks:
             queue.fence += 1
-            lease = (queue.fence, now, uptime.at + lease_us, worker)
+            lease = (queue.fence, now, uptime.at + wanted.lease_us, wanted.worker)
             _start(connection, picks, rows, lease, changes)
         if picks or turns.touched or turns.adjusted or rebooted:
             self._state.save(connection, queue, changes)  # otherwise the claim writes nothing
-        if len(picks) < n and any(queue.waiting):
+        if len(picks) < wanted.n and any(queue.waiting):
             self._find_hidden(connection, uptime.at)
         if not picks:
             return []
-        return to_claims(
+        if services is not None:
+            services.probe(allowance.probed, now, wanted.lease_us)
+            services.save()
+        claims = to_claims(
             _with_bodies(connection, rows),
             names,
             queue.key,
             fence=queue.fence,
-            worker=worker,
+            worker=wanted.worker,
             at=now,
-            lease_ends_at=now + lease_us,
+            lease_ends_at=now + wanted.lease_us,
         )
+        if queue.has_checkpoints or any(claim.document.step for claim in claims):
+            return with_steps(connection, claims, rows, checkpoints=queue.has_checkpoints)
+        return claims
 
     def _find_hidden(self, connection: apsw.Connection, at: int) -> None:
         """Once a minute, raise `FlowMismatch` for a flow with waiting documents that the scheduler
@@ -254,6 +293,37 @@ class Claimer:
         with self._database.writing("claim") as connection:
             repair_customers(connection, [mismatch.customer], self._clock.now())
             connection.execute(_COUNT_REPAIR)
+
+
+def _allowance(
+    connection: apsw.Connection,
+    served: list[KindRow],
+    services: StoredServices | None,
+    wanted: ClaimRequest,
+    now: int,
+) -> ClaimAllowance:
+    """Return how many documents of each of these kinds the claim may take, without kinds of which
+    it may take none. After expired leases are folded, the documents under a lease are exactly those
+    that run: a limit is compared with them, and no counter can be wrong."""
+    running: Counter[int] | None = None
+    free: dict[int, int] = {}
+    held: dict[int, list[str]] = {}
+    for kind in served:
+        limit = kind.limit
+        if services is not None:
+            held[kind.number] = services.held(kind.name)
+            if held[kind.number] and not services.may_probe(kind.name, now):
+                continue
+            resuming = services.running_max(kind.name, now)
+            limit = min((each for each in (limit, resuming) if each is not None), default=None)
+        most = wanted.at_most.get(kind.name, wanted.n)
+        if limit is not None and not kind.is_paused:
+            if running is None:
+                running = Counter(number for (number,) in connection.execute(_RUNNING_KINDS))
+            most = min(most, limit - running[kind.number])
+        if most > 0 and not kind.is_paused:
+            free[kind.number] = most
+    return ClaimAllowance(wanted.n, free, held)
 
 
 def _start(
@@ -300,6 +370,15 @@ def _with_bodies(connection: apsw.Connection, rows: list[Row]) -> list[Row]:
     ]
 
 
+def _report_cancels(connection: apsw.Connection, queue: QueueRow) -> list[Document]:
+    """Return the oldest cancels that no claim has reported, and remove them from the reports."""
+    cancels = fetch(connection, _OLDEST_CANCELS, (CANCELS_REPORTED_MAX,))
+    if not cancels:
+        return []
+    connection.execute(_REMOVE_CANCELS, (cancels[-1][0],))
+    return numbered(connection, queue.key, (document for _, document in cancels))
+
+
 class SchedulerState:
     """The cached scheduler state of one process: clocks, and the flows that recent claims loaded.
 
@@ -311,6 +390,7 @@ class SchedulerState:
         self._turns: Turns | None = None
         self._source: SqliteFlows | None = None
         self._version = -1
+        self._served: list[KindRow] = []  # by the present claim
         self._purged: list[int] = []  # customers whose flows the next save deletes
 
     def apply_events(
@@ -321,35 +401,52 @@ class SchedulerState:
         *,
         now: int,
         uptime: Uptime,
-        page: int = 0,
+        page: int = PAGE_MIN,
     ) -> Turns:
         """Fold expired leases, then events, then due documents, and return the scheduler state."""
-        turns, source = self._load(connection, queue, page)
-        expired = _end_expired(connection, queue, now, uptime, changes)
+        turns, source = self._load(connection, queue)
+        source.page = page
+        expired = end_expired(connection, queue, now, uptime, changes)
         batches = take_events(connection)
+        known_to = source.known_to  # later arrivals come after all prefetched documents
         source.given = queue.next_number - 1  # due documents get higher orders
-        due = _promote_due(connection, queue, now, uptime, changes)
+        due = promote_due(connection, queue, now, uptime, changes)
+        source.known_to = queue.next_number
         if queue.boot and queue.boot != uptime.boot:
             queue.fence += _CLAIMS_UNDONE_MAX
         queue.boot = uptime.boot
         for event in (event for _, events in batches for event in events):
             if type(event) is CancelEvent:
                 source.cancelled(turns.customers.get(event.customer), event)
+            elif type(event) is ArrivalEvent and event.order < known_to:
+                source.came_back(turns.customers.get(event.customer), event)
             elif type(event) is PurgeEvent:
                 self._purged.append(event.customer)
-        turns.fold(now, expired=expired, events=_with_counts(connection, batches), due=due)
+        turns.fold(now, expired=expired, events=with_running_counts(connection, batches), due=due)
         return turns
 
-    def _load(
-        self, connection: apsw.Connection, queue: QueueRow, page: int
-    ) -> tuple[Turns, SqliteFlows]:
+    def _load(self, connection: apsw.Connection, queue: QueueRow) -> tuple[Turns, SqliteFlows]:
         if self._turns is None or self._source is None or self._version != queue.scheduler_version:
             self.evict()
             self._source, self._turns = load_turns(connection, queue)
         self._source.connection = connection
-        # One more than the claim takes: picking a turn reads the next one.
-        self._source.page = max(PAGE_MIN, page + 1)
         return self._turns, self._source
+
+    def pick(
+        self, served: list[KindRow], allowance: ClaimAllowance, n: int, now: int
+    ) -> list[Pick]:
+        """Pick up to `n` documents of these kinds that the claim may take."""
+        turns, source = self._turns, self._source
+        assert turns is not None
+        assert source is not None
+        self._served = served
+        load_kinds(source, turns, served)
+        picks: list[Pick] = []
+        while len(picks) < n and (pick := turns.pick(now, allowance.kinds)) is not None:
+            picks.append(pick)
+            if allowance.is_limited:
+                allowance.take(kind_of(pick.band))
+        return picks
 
     def take_rows(self, picks: list[Pick]) -> tuple[list[Row], list[str]]:
         """Return the rows of documents picked since the last call, and their customers' names."""
@@ -366,16 +463,19 @@ class SchedulerState:
         turns, source = self._turns, self._source
         assert turns is not None
         assert source is not None
+        touched = {flow.band for flow in turns.touched}  # a band changes with one of its flows
         save_customer_states(connection, turns)
         save_flows(connection, turns, changes.flows)
         delete_flows(connection, self._purged)
         self._purged.clear()
-        save_clocks(connection, turns, source)
+        has_high_clock = save_bands(connection, turns, source, touched)
+        save_patience(connection, turns, self._served)
+        changes.write_kinds(connection)
         changes.write_delayed(connection)
         self._version = queue.scheduler_version = queue.scheduler_version + 1
         row = (queue.next_number, turns.number, queue.fence, turns.tick, queue.scheduler_version)
         connection.execute(_SAVE_QUEUE, (*row, queue.boot, *changes.counts()))
-        if any(band.clock > CLOCK_MAX for band in turns.bands.values()):
+        if has_high_clock:
             reset_clocks(connection)
             self.evict()
         elif len(turns.customers) > _CUSTOMERS_CACHED_MAX:
@@ -395,7 +495,7 @@ class SchedulerState:
         self._purged.clear()
 
 
-def _with_counts(connection: apsw.Connection, batches: list[EventBatch]) -> list[EventBatch]:
+def with_running_counts(connection: apsw.Connection, batches: list[EventBatch]) -> list[EventBatch]:
     """Insert the number of running documents of a customer before each new limit. The flows of
     customers without a limit do not have it (decision 0007)."""
     adjusted = [e for _, events in batches for e in events if type(e) is SettingsEvent]
@@ -408,7 +508,7 @@ def _with_counts(connection: apsw.Connection, batches: list[EventBatch]) -> list
     return with_counts(batches, running)
 
 
-def _end_expired(
+def end_expired(
     connection: apsw.Connection, queue: QueueRow, now: int, uptime: Uptime, changes: CounterChanges
 ) -> list[Event]:
     """End the attempts whose leases have expired, oldest first; after a reboot, all attempts."""
@@ -417,17 +517,20 @@ def _end_expired(
         return []
     events: list[Event] = []
     outcome_counters = OutcomeCounters()
-    for _, number, priority, *rest in expired:
-        attempt = Attempt(*rest)
+    attempts = AttemptWriter(connection, KindNames(connection), now)
+    for _, number, priority, worker, claimed_at, attempts_max, step, *rest in expired:
+        attempt = Attempt(*rest)._replace(
+            claimed_at=claimed_at, attempts_max=attempts_max, step=step
+        )
         ending = end_of_lease(attempt, queue.settings)
+        attempts.store(number, worker, attempt, ending)
         outcome_counters.attempt(ending)
-        state, event, error, *_ = ending
-        if state is State.WAITING:
-            connection.execute(_EXPIRE, (error, number))
-            changes.wait(attempt.customer, attempt.level, priority)
+        if ending.state is State.WAITING:
+            connection.execute(_LOSE, (ending.error, number))
+            changes.wait(attempt.customer, attempt.band, priority)
         else:
-            connection.execute(_EXPIRE_LAST, (CODES[state], now, error, number))
-        events.append(event)
+            connection.execute(_LOSE_LAST, (CODES[ending.state], now, ending.error, number))
+        events.append(ending.event)
     add_outcome_counters(connection, outcome_counters)
     return events
 
@@ -454,7 +557,7 @@ def _take_expired(connection: apsw.Connection, at: int | None) -> list[Row]:
     return sorted(expired)
 
 
-def _promote_due(
+def promote_due(
     connection: apsw.Connection, queue: QueueRow, now: int, uptime: Uptime, changes: CounterChanges
 ) -> list[tuple[int, ArrivalEvent]]:
     """Make due documents wait. A document gets its order when it is first due. After a reboot,
@@ -464,22 +567,13 @@ def _promote_due(
     due: list[tuple[int, ArrivalEvent]] = []
     promoted = []
     rows = sorted(fetch(connection, DUE, (now, uptime.at)))
-    for timestamp, number, customer, level, priority, given in rows:
+    for timestamp, number, customer, band, priority, given in rows:
         due_at = min(timestamp, now)  # the time is later if the wall clock has stepped back
         order = queue.next_number if given is None else given
         queue.next_number += given is None
         promoted.append((given is not None, order, due_at, number))
-        changes.wait(customer, level, priority)
+        changes.wait(customer, band, priority)
         changes.delay(customer, -1)
-        due.append((due_at, ArrivalEvent(customer, level, order, 1)))
+        due.append((due_at, ArrivalEvent(customer, band, order, 1)))
     connection.executemany(_PROMOTE, promoted)
     return due
-
-
-def _report_cancels(connection: apsw.Connection, queue: QueueRow) -> list[Document]:
-    """Return the oldest cancels that no claim has reported, and remove them from the reports."""
-    cancels = fetch(connection, _OLDEST_CANCELS, (CANCELS_REPORTED_MAX,))
-    if not cancels:
-        return []
-    connection.execute(_REMOVE_CANCELS, (cancels[-1][0],))
-    return numbered(connection, queue.key, (document for _, document in cancels))

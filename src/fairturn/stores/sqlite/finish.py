@@ -1,4 +1,4 @@
-"""Outcomes, renewals, cancels and retries."""
+"""Outcomes and renewals."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,43 +8,46 @@ import apsw
 
 from fairturn.clock import Uptime
 from fairturn.model import (
-    CANCELS_KEPT_MAX,
+    Advanced,
     Completed,
     Fence,
+    OutageReport,
     Outcome,
     Progress,
     Renewed,
     State,
     kept_cost,
-    level_of,
 )
-from fairturn.scheduling.flows import ArrivalEvent, CancelEvent, Costs, EndEvent, Event
+from fairturn.scheduling.flows import Costs, EndEvent, Event, kind_of
+from fairturn.scheduling.outages import ReportResult
 from fairturn.stores import ids
+from fairturn.stores.sqlite.attempts import AttemptWriter, drop_checkpoints, save_checkpoint
+from fairturn.stores.sqlite.outages import StoredServices
 from fairturn.stores.sqlite.rows import (
+    ATTEMPTS_MAX_OF_KIND,
+    IS_RETURNED,
     CounterChanges,
+    KindNames,
     QueueRow,
     add_outcome_counters,
-    fetch,
     fetch_each,
     record,
+    waiting_by_kind,
 )
-from fairturn.stores.transitions import Attempt, OutcomeCounters, end_of
-from fairturn.stores.values import (
-    CANCELLED,
-    CODES,
-    COMPLETED,
-    DEAD,
-    DELAYED,
-    RUNNING,
-    STATES,
-    WAITING,
-    Row,
+from fairturn.stores.transitions import (
+    Attempt,
+    Ending,
+    OutcomeCounters,
+    end_of,
+    storable_step,
 )
+from fairturn.stores.values import CODES, COMPLETED, DELAYED, RUNNING, WAITING, Row
 
 # By the primary key. State and fence make every change conditional on the lease.
 _HELD = f"""
-    SELECT d.number, d.fence, d.priority, c.counted, d.customer, d.level, d.order_number,
-        d.attempts, d.cancel_requested, d.claimed_at, d.charged_cost, d.charged_weight, d.charge
+    SELECT d.number, d.fence, d.priority, c.counted, d.worker, d.expires_at, d.customer, d.level,
+        d.order_number, d.attempts, d.cancel_requested, d.claimed_at, d.charged_cost,
+        d.charged_weight, d.charge, {ATTEMPTS_MAX_OF_KIND}, d.step, d.snoozes
     FROM documents d JOIN customers c ON c.number = d.customer
     WHERE d.number = ? AND d.state = {RUNNING} AND d.fence = ?"""
 _COMPLETE = f"""
@@ -54,11 +57,17 @@ _END = f"""
     UPDATE documents SET state = ?, ended_at = ?, error = ?, real_cost = ?
     WHERE number = ? AND state = {RUNNING} AND fence = ?"""
 _DELAY = f"""
-    UPDATE documents SET state = {DELAYED}, due_at = ?, retry_at = ?, error = ?
-    WHERE number = ? AND state = {RUNNING} AND fence = ?"""
+    UPDATE documents SET state = {DELAYED}, due_at = ?1, retry_at = ?2, error = ?3,
+        attempts = attempts - ?4, snoozes = snoozes + ?4
+    WHERE number = ?5 AND state = {RUNNING} AND fence = ?6"""
 _RELEASE = f"""
     UPDATE documents SET state = {WAITING}, returned = 1, attempts = attempts - 1
     WHERE number = ? AND state = {RUNNING} AND fence = ?"""
+_ADVANCE = f"""
+    UPDATE documents SET state = {WAITING}, kind = ?1, level = ?2, cost = coalesce(?3, cost),
+        step = step + 1, attempts = 0, error = NULL, returned = {IS_RETURNED.format("?2")}
+    WHERE number = ?4 AND state = {RUNNING} AND fence = ?5"""
+_EXPIRE_AGAIN = "INSERT OR IGNORE INTO expirations (expires_at, document) VALUES (?, ?)"
 _ADD_RESULT = """
     INSERT OR REPLACE INTO results (document, result, content_name, size_bytes, sha256)
     VALUES (?, ?, ?, ?, ?)"""
@@ -72,26 +81,6 @@ _PROGRESS = """
 _EXPIRE_SOONER = "UPDATE leases SET until = min(until, ?) WHERE fence = ?"
 _LEAVE_LEASE = "UPDATE leases SET running = running - ? WHERE fence = ?"
 _END_LEASE = "DELETE FROM leases WHERE fence = ? AND running <= 0"
-_STATE = "SELECT state, customer, level, priority, order_number FROM documents WHERE number = ?"
-_CANCEL = f"""
-    UPDATE documents SET state = {CANCELLED}, level = 0, returned = 0, ended_at = ?
-    WHERE number = ?"""
-_ADD_CANCEL = "INSERT INTO unreported_cancels (document) VALUES (?)"
-_DROP_OLD_CANCELS = """
-    DELETE FROM unreported_cancels
-    WHERE number <= (SELECT max(number) FROM unreported_cancels) - ?"""
-_ASK_TO_STOP = "UPDATE documents SET cancel_requested = 1 WHERE number = ?"
-_RETRY = f"""
-    UPDATE documents SET state = {WAITING}, returned = 1, attempts = 0, ended_at = NULL, level = ?
-    WHERE number = ?"""
-# By documents_returned; and by documents_flow after the flow's claimed_to.
-LOWEST_RETURNED = """
-    SELECT min(order_number) FROM documents INDEXED BY documents_returned
-    WHERE returned = 1 AND customer = ? AND level = ? AND order_number > ?"""
-_LOWEST = """
-    SELECT min(order_number) FROM documents INDEXED BY documents_flow
-    WHERE customer = ?1 AND level = ?2 AND order_number > (
-        SELECT claimed_to FROM flows WHERE customer = ?1 AND level = ?2)"""
 
 
 def finish(
@@ -104,21 +93,23 @@ def finish(
     """Record outcomes, and return the fences of stale ones."""
     if not outcomes:
         return []
-    plain = queue.counted == 0 and queue.settings.costs is not Costs.LEARNED
+    learns = queue.settings.costs is Costs.LEARNED
+    plain = queue.counted == 0 and not learns and not queue.has_outages
     if plain and all(type(outcome) is Completed for outcome in outcomes):
         connection.execute("SAVEPOINT plain")
         if _complete(connection, queue, outcomes, now):
             connection.execute("RELEASE plain")
             return []
         connection.execute("ROLLBACK TO plain; RELEASE plain")
-    return _finish(connection, queue, outcomes, now, uptime)
+    return _Finish(connection, queue, now, uptime).record_all(outcomes)
 
 
 def _complete(
     connection: apsw.Connection, queue: QueueRow, outcomes: Sequence[Any], now: int
 ) -> bool:
-    """Complete documents with one statement each, without events: no customer has a limit, and
-    costs are not learned. Return False if an outcome is stale; `_finish` determines which."""
+    """Complete documents with one statement each, without events: no customer has a limit, costs
+    are not learned, and no service was unavailable. Return False if an outcome is stale; `_Finish`
+    determines which."""
     numbers = ids.decode_all([o.fence.document for o in outcomes], queue.key)
     ended = [
         (now, kept_cost(o), number, o.fence.number)
@@ -129,6 +120,8 @@ def _complete(
     if connection.total_changes() - before != len(outcomes):
         return False
     _add_results(connection, zip((row[2] for row in ended), outcomes, strict=True))
+    if queue.has_checkpoints:
+        drop_checkpoints(connection, (row[2] for row in ended if row[2] is not None))
     leave_leases(connection, (row[3] for row in ended))
     return True
 
@@ -150,53 +143,118 @@ def leave_leases(connection: apsw.Connection, fences: Iterable[int]) -> None:
     connection.executemany(_END_LEASE, [(fence,) for fence in left])
 
 
-def _finish(
-    connection: apsw.Connection,
-    queue: QueueRow,
-    outcomes: Sequence[Outcome],
-    now: int,
-    uptime: Uptime,
-) -> list[Fence]:
-    documents = ids.decode_all([o.fence.document for o in outcomes], queue.key)
-    numbers = [(n, o.fence.number) for n, o in zip(documents, outcomes, strict=True)]
-    held = {row[:2]: row[2:] for row in fetch_each(connection, _HELD, numbers)}
-    lost: list[Fence] = []
-    ended: list[Row] = []
-    results: list[tuple[Any, Completed]] = []
-    left: list[int] = []
-    events: list[Event] = []
-    outcome_counters, changes = OutcomeCounters(), CounterChanges()
-    for outcome, (number, fence) in zip(outcomes, numbers, strict=True):
-        row = held.pop((number, fence), None)
-        if row is None:
-            lost.append(outcome.fence)
-            continue
-        left.append(fence)
-        priority, counted, *rest = row
+class _Finish:
+    """The outcomes of one call, recorded one by one, and what is written after the last."""
+
+    def __init__(
+        self, connection: apsw.Connection, queue: QueueRow, now: int, uptime: Uptime
+    ) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._now = now
+        self._uptime = uptime
+        self._kinds = KindNames(connection)
+        self._attempts = AttemptWriter(connection, self._kinds, now)
+        self._services: StoredServices | None = None
+        self._ended: list[Row] = []
+        self._steps_ended: list[int] = []  # documents whose checkpoint is deleted
+        self._results: list[tuple[int, Completed]] = []
+        self._left: list[int] = []
+        self._events: list[Event] = []
+        self._counters, self._changes = OutcomeCounters(), CounterChanges()
+
+    def record_all(self, outcomes: Sequence[Outcome]) -> list[Fence]:
+        """Record the outcomes of running documents; return the fences of stale ones."""
+        if self._queue.has_outages or any(type(each) is OutageReport for each in outcomes):
+            self._services = StoredServices(self._connection)
+        numbers = ids.decode_all([o.fence.document for o in outcomes], self._queue.key)
+        keys = [(n, o.fence.number) for n, o in zip(numbers, outcomes, strict=True)]
+        held = {row[:2]: row for row in fetch_each(self._connection, _HELD, keys)}
+        lost: list[Fence] = []
+        for outcome, key in zip(map(storable_step, outcomes), keys, strict=True):
+            row = held.pop(key, None)
+            if row is None:
+                lost.append(outcome.fence)
+            else:
+                self._record(outcome, row)
+        self._write()
+        return lost
+
+    def _record(self, outcome: Outcome, row: Row) -> None:
+        number, fence, priority, counted, worker, expires_at, *rest = row
         attempt = Attempt(*rest)
-        ending = end_of(attempt, outcome, queue.settings, now)
-        outcome_counters.attempt(ending)
-        state, event, error, real_cost, due_at = ending
-        if state is State.DELAYED:
-            retry_at = uptime.at + due_at - now if queue.boot == uptime.boot else None
-            connection.execute(_DELAY, (due_at, retry_at, error, number, fence))
-            changes.delay(attempt.customer)
-        elif state is State.WAITING:
-            connection.execute(_RELEASE, (number, fence))
-            changes.wait(attempt.customer, attempt.level, priority)
+        ending = self._end(outcome, attempt, number)
+        self._attempts.store(number, worker, attempt, ending, outcome)
+        self._left.append(fence)
+        self._counters.attempt(ending)
+        if ending.arrival is not None:
+            assert isinstance(outcome, Advanced)
+            band = ending.arrival.band
+            self._connection.execute(_ADVANCE, (kind_of(band), band, outcome.cost, number, fence))
+            self._changes.wait(attempt.customer, band, priority)
+            self._steps_ended.append(number)
+        elif ending.state is State.DELAYED:
+            is_same_boot = self._queue.boot == self._uptime.boot
+            retry_at = self._uptime.at + ending.due_at - self._now if is_same_boot else None
+            values = (ending.due_at, retry_at, ending.error, not ending.counts)
+            self._connection.execute(_DELAY, (*values, number, fence))
+            self._changes.delay(attempt.customer)
+        elif ending.state is State.WAITING:
+            self._connection.execute(_RELEASE, (number, fence))
+            self._changes.wait(attempt.customer, attempt.band, priority)
         else:
-            ended.append((CODES[state], now, error, real_cost, number, fence))
+            ended = (CODES[ending.state], self._now, ending.error, ending.real_cost)
+            self._ended.append((*ended, number, fence))
+        is_first = attempt.step == 0 and attempt.attempts == 1
+        if not ending.counts and expires_at is not None and is_first:
+            self._connection.execute(_EXPIRE_AGAIN, (expires_at, number))
+            self._queue.next_expiry = min(expires_at, self._queue.next_expiry or expires_at)
         if isinstance(outcome, Completed):
-            results.append((number, outcome))
-        if counted or type(event) is not EndEvent:
-            events.append(event)
-    connection.executemany(_END, ended)
-    _add_results(connection, results)
-    leave_leases(connection, left)
-    changes.write(connection, queue.next_number)
-    add_outcome_counters(connection, outcome_counters)
-    record(connection, now, events)
-    return lost
+            self._results.append((number, outcome))
+            self._steps_ended.append(number)
+        if counted or type(ending.event) is not EndEvent:
+            self._events.append(ending.event)
+        if ending.arrival is not None:
+            self._events.append(ending.arrival)
+
+    def _end(self, outcome: Outcome, attempt: Attempt, number: int) -> Ending:
+        """Return the ending of an attempt, and apply it to the services of its kind."""
+        settings, services = self._queue.settings, self._services
+        report: ReportResult | None = None
+        calls = {"last_fence": self._queue.fence, "now": self._now}
+        if isinstance(outcome, OutageReport):
+            assert services is not None
+            kind = kind_of(attempt.band)
+            # Waiting documents are counted when all outcomes are recorded.
+            others_wait = any(waiting_by_kind(self._connection, self._queue).get(kind, ()))
+            report = services.report(
+                number, self._kinds.name(kind), outcome, others_wait=others_wait, **calls
+            )
+        ending = end_of(
+            attempt,
+            outcome,
+            settings,
+            self._now,
+            kind_number=lambda name: self._kinds.number_of_step(name, settings),
+            report=report,
+        )
+        if services is not None:
+            services.end(self._kinds.name(kind_of(attempt.band)), outcome, ending, **calls)
+        return ending
+
+    def _write(self) -> None:
+        connection = self._connection
+        connection.executemany(_END, self._ended)
+        _add_results(connection, self._results)
+        if self._queue.has_checkpoints:
+            drop_checkpoints(connection, self._steps_ended)
+        if self._services is not None:
+            self._services.save()
+            self._queue.has_outages = bool(self._services.states)
+        leave_leases(connection, self._left)
+        self._changes.write(connection, self._queue.next_number)
+        add_outcome_counters(connection, self._counters)
+        record(connection, self._now, self._events)
 
 
 def renew(
@@ -204,9 +262,11 @@ def renew(
     queue: QueueRow,
     fences: Sequence[Fence],
     lease_until: int,
+    *,
     progress: Mapping[Fence, Progress],
+    checkpoints: Mapping[Fence, str],
 ) -> Renewed:
-    """Extend leases and store progress."""
+    """Extend leases, and store progress and checkpoints."""
     renewed = Renewed([], [])
     for fence in fences:
         number = ids.decode(fence.document, queue.key)
@@ -218,75 +278,10 @@ def renew(
             renewed.cancelled.append(fence)
         if fence in progress:
             connection.execute(_PROGRESS, (*progress[fence], fence.number, number))
+        if fence in checkpoints:
+            assert number is not None
+            save_checkpoint(connection, number, checkpoints[fence])
     # A renewal can also shorten a lease, which claims must then expire earlier.
     sooner = [(lease_until, fence) for fence in {fence.number for fence in fences}]
     connection.executemany(_EXPIRE_SOONER, sooner)
     return renewed
-
-
-def cancel(
-    connection: apsw.Connection, queue: QueueRow, documents: Iterable[str], now: int
-) -> list[State | None]:
-    """Cancel documents, and return their states afterwards."""
-    states: list[State | None] = []
-    events: list[Event] = []
-    outcome_counters, changes = OutcomeCounters(), CounterChanges()
-    for id in documents:
-        number = ids.decode(id, queue.key)
-        found = fetch(connection, _STATE, (number,))
-        if not found:
-            states.append(None)
-            continue
-        ((state, customer, level, priority, order),) = found
-        if state == RUNNING:
-            connection.execute(_ASK_TO_STOP, (number,))
-        elif state in (WAITING, DELAYED):
-            connection.execute(_CANCEL, (now, number))
-            connection.execute(_ADD_CANCEL, (number,))
-            outcome_counters.end(State.CANCELLED)
-            if state == WAITING:
-                lowest = _lowest_waiting(connection, customer, level)
-                events.append(CancelEvent(customer, level, order, lowest))
-                changes.wait(customer, level, priority, -1)
-            else:
-                changes.delay(customer, -1)
-            state = CANCELLED
-        states.append(STATES[state])
-    connection.execute(_DROP_OLD_CANCELS, (CANCELS_KEPT_MAX,))
-    changes.write(connection, queue.next_number)
-    add_outcome_counters(connection, outcome_counters)
-    record(connection, now, events)
-    return states
-
-
-def _lowest_waiting(connection: apsw.Connection, customer: int, level: int) -> int | None:
-    returned: int | None = connection.execute(LOWEST_RETURNED, (customer, level, 0)).get
-    if returned is not None:
-        return returned
-    lowest: int | None = connection.execute(_LOWEST, (customer, level)).get
-    return lowest
-
-
-def retry(
-    connection: apsw.Connection, queue: QueueRow, documents: Iterable[str], now: int
-) -> list[State | None]:
-    """Return dead documents to waiting, and return the states before."""
-    states: list[State | None] = []
-    events: list[Event] = []
-    changes = CounterChanges()
-    for id in documents:
-        number = ids.decode(id, queue.key)
-        found = fetch(connection, _STATE, (number,))
-        if not found:
-            states.append(None)
-            continue
-        ((state, customer, _, priority, order),) = found
-        states.append(STATES[state])
-        if state == DEAD:
-            level = level_of(priority, queue.settings.mode)
-            connection.execute(_RETRY, (level, number))
-            changes.wait(customer, level, priority)
-            events.append(ArrivalEvent(customer, level, order, 1))
-    changes.write(connection, queue.next_number)
-    record(connection, now, events)
-    return states

@@ -1,19 +1,23 @@
 """Queries of documents, customers and counters."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import apsw
 
 from fairturn.model import (
     FAILED,
+    AttemptRecord,
     ContentRef,
     Customer,
     CustomerPage,
     CustomerSettings,
     Document,
     Filter,
+    Kind,
     Page,
     Progress,
     State,
@@ -21,11 +25,19 @@ from fairturn.model import (
     Summary,
     by_priority,
 )
-from fairturn.priority import LEVELS, Count
-from fairturn.scheduling.flows import WEIGHT_ONE, Mode
+from fairturn.priority import Count
+from fairturn.scheduling.flows import BANDS_PER_KIND, WEIGHT_ONE, Mode, level_in
 from fairturn.stores import ids
 from fairturn.stores.ids import IdKey
-from fairturn.stores.sqlite.rows import REPAIRS, QueueRow, fetch_each, read_outcome_counters
+from fairturn.stores.sqlite.attempts import read_attempts
+from fairturn.stores.sqlite.rows import (
+    REPAIRS,
+    QueueRow,
+    fetch_each,
+    read_kinds,
+    read_outcome_counters,
+    waiting_by_kind,
+)
 from fairturn.stores.transitions import to_summary
 from fairturn.stores.values import (
     CODES,
@@ -48,9 +60,11 @@ _READ = f"""
     {_FROM} LEFT JOIN bodies b ON b.document = d.number LEFT JOIN results r ON r.document = d.number
     WHERE d.number = ?"""
 _NUMBERED = f"SELECT {DOCUMENT_COLUMNS}, {_PROGRESS} {_FROM} WHERE d.number = ?"
+_EXISTS = "SELECT count(*) FROM documents WHERE number = ?"
 _HIGHEST = "SELECT max(number) FROM documents WHERE number < ?"
 _CUSTOMER_NUMBER = "SELECT number FROM customers WHERE name = ?"
 _NEWEST = (1 << 63) - 1
+_NO_KIND = -1  # with `IN ()`, SQLite could not use the index that the statement names
 
 _CUSTOMER_COLUMNS = """
     number, name, count, count_updated_at, delayed, stored_bytes, weight, running_max, paused,
@@ -68,10 +82,13 @@ _RUNNING_BY_CUSTOMER = f"""
     SELECT customer, count(*) FROM documents
     WHERE state = {RUNNING} AND number IN ({_RUNNING_NUMBERS}) GROUP BY customer"""
 _RUNNING = "SELECT coalesce(sum(running), 0) FROM leases"
+_RUNNING_BY_KIND = f"""
+    SELECT kind, count(*) FROM documents
+    WHERE state = {RUNNING} AND number IN ({_RUNNING_NUMBERS}) GROUP BY kind"""
 # The waiting documents of a flow are after its claimed_to, or returned. The first of each, by
 # documents_flow and documents_returned.
 _OLDEST = f"""
-    SELECT level, min(since) FROM (
+    SELECT level % {BANDS_PER_KIND}, min(since) FROM (
         SELECT f.level AS level, (
             SELECT max(d.submitted_at, coalesce(d.due_at, 0))
             FROM documents d INDEXED BY documents_flow
@@ -83,12 +100,15 @@ _OLDEST = f"""
         SELECT d.level, max(d.submitted_at, coalesce(d.due_at, 0))
         FROM documents d INDEXED BY documents_returned
         WHERE d.returned = 1 AND d.state = {WAITING})
-    WHERE since IS NOT NULL GROUP BY level"""
-# By documents_content and results_content.
+    WHERE since IS NOT NULL GROUP BY 1"""
+# By documents_content, results_content and attempts_content.
 _CONTENTS = """
     SELECT content_name, size_bytes, sha256 FROM documents WHERE content_name IS NOT NULL
     UNION ALL
     SELECT content_name, size_bytes, sha256 FROM results WHERE content_name IS NOT NULL"""
+_CONTENTS_OF_STEPS = """
+    SELECT content_name, size_bytes, sha256 FROM attempts WHERE content_name IS NOT NULL"""
+_HAS_STEPS = "SELECT count(*) FROM sqlite_schema WHERE name = 'attempts'"
 
 
 def find(
@@ -158,6 +178,9 @@ def _condition(
         where_in("state", (CODES[state] for state in filter.states))
     if filter.priorities is not None:
         where_in("priority", filter.priorities)
+    if filter.kinds is not None:
+        known = [kind.number for kind in read_kinds(connection, filter.kinds)]
+        where_in("kind", known or [_NO_KIND])
     if filter.name_part is not None:
         # LIKE ignores the case of ASCII letters, in half the time of lower().
         parts = {f"part_{n}": _like(part) for n, part in enumerate(spellings(filter.name_part))}
@@ -192,23 +215,30 @@ def _walk(filter: Filter) -> tuple[str, str]:
 
 
 def _customer_numbers(condition: str) -> str:
-    """Return a query for the newest documents of a customer. documents_flow has those of each level
-    whose order is their number, documents_reordered the others."""
-    parts = [
-        f"""SELECT d.number FROM documents d INDEXED BY documents_flow
-        WHERE d.customer = :customer AND d.level = {level} AND d.order_number < :before
-            AND d.order_number >= :lowest AND d.order_number = d.number AND {condition}
-        ORDER BY d.order_number DESC LIMIT :size"""
-        for level in range(LEVELS + 1)
-    ]
-    parts.append(
-        f"""SELECT d.number FROM documents d INDEXED BY documents_reordered
-        WHERE d.customer = :customer AND d.order_number IS NOT d.number AND d.number < :before
-            AND d.number >= :lowest AND {condition}
-        ORDER BY d.number DESC LIMIT :size"""
-    )
-    together = " UNION ALL ".join(f"SELECT number FROM ({part})" for part in parts)
-    return f"SELECT number FROM ({together}) ORDER BY number DESC LIMIT :size"
+    """Return a query for the newest documents of a customer. documents_flow has those of each band
+    whose order is their number, documents_reordered the others. The bands are found one after the
+    other in documents_flow."""
+    return f"""
+        WITH RECURSIVE bands (band) AS (
+            SELECT min(level) FROM documents INDEXED BY documents_flow WHERE customer = :customer
+            UNION ALL
+            SELECT (
+                SELECT min(level) FROM documents INDEXED BY documents_flow
+                WHERE customer = :customer AND level > band)
+            FROM bands WHERE band IS NOT NULL)
+        SELECT number FROM (
+            SELECT n.number FROM bands CROSS JOIN documents n ON n.number IN (
+                SELECT d.number FROM documents d INDEXED BY documents_flow
+                WHERE d.customer = :customer AND d.level = band AND d.order_number < :before
+                    AND d.order_number >= :lowest AND d.order_number = d.number AND {condition}
+                ORDER BY d.order_number DESC LIMIT :size)
+            UNION ALL
+            SELECT number FROM (
+                SELECT d.number FROM documents d INDEXED BY documents_reordered
+                WHERE d.customer = :customer AND d.order_number IS NOT d.number
+                    AND d.number < :before AND d.number >= :lowest AND {condition}
+                ORDER BY d.number DESC LIMIT :size))
+        ORDER BY number DESC LIMIT :size"""
 
 
 def read(connection: apsw.Connection, queue: QueueRow, id: str) -> Stored | None:
@@ -219,6 +249,16 @@ def read(connection: apsw.Connection, queue: QueueRow, id: str) -> Stored | None
     body, result, name, size_bytes, sha256 = row[-7:-2]
     content = None if name is None else ContentRef(name, size_bytes, sha256)
     return Stored(_document(row, queue.key), body, result, content)
+
+
+def attempts(
+    connection: apsw.Connection, queue: QueueRow, id: str, *, values: bool
+) -> list[AttemptRecord] | None:
+    """Return the stored attempts of a document, oldest first; None for an unknown id."""
+    number = ids.decode(id, queue.key)
+    if number is None or not connection.execute(_EXISTS, (number,)).get:
+        return None
+    return read_attempts(connection, number, values=values)
 
 
 def numbered(connection: apsw.Connection, key: IdKey, numbers: Iterable[int]) -> list[Document]:
@@ -263,10 +303,12 @@ def _customer(
 ) -> Customer:
     number, name, count, updated_at, delayed, stored_bytes, weight, *settings = row
     limit, paused, bytes_max = settings
+    waiting: Counter[int] = Counter()
     if queue.settings.mode is Mode.EQUAL:
-        waiting = dict(connection.execute(_WAITING_BY_PRIORITY, (number,)))
+        waiting.update(dict(connection.execute(_WAITING_BY_PRIORITY, (number,))))
     else:
-        waiting = dict(connection.execute(_FLOWS, (number,)))
+        for band, n in connection.execute(_FLOWS, (number,)):
+            waiting[level_in(band)] += n
     last = None if count is None else Count(count, updated_at)
     return Customer(
         name=name,
@@ -294,11 +336,29 @@ def summary(connection: apsw.Connection, queue: QueueRow) -> Summary:
     )
 
 
+def kinds(connection: apsw.Connection, queue: QueueRow) -> list[Kind]:
+    """Return all kinds of work, ordered by name."""
+    waiting = waiting_by_kind(connection, queue)
+    running = dict(connection.execute(_RUNNING_BY_KIND))
+    return [
+        Kind(
+            name=kind.name,
+            settings=kind.settings,
+            waiting=sum(waiting[kind.number]),
+            running=running.get(kind.number, 0),
+        )
+        for kind in sorted(read_kinds(connection), key=lambda kind: kind.name)
+    ]
+
+
 def oldest_waiting(connection: apsw.Connection) -> Mapping[int, int]:
     """Return, by level, since when the oldest head of line has been waiting."""
     return dict(connection.execute(_OLDEST))
 
 
 def contents(connection: apsw.Connection) -> Iterator[ContentRef]:
-    """Yield every external content that a document or a result refers to."""
-    return map(ContentRef._make, connection.execute(_CONTENTS))
+    """Yield every external content that a document, a result or a step refers to."""
+    rows: Iterable[Row] = connection.execute(_CONTENTS)
+    if connection.execute(_HAS_STEPS).get:  # not in a backup with an earlier schema
+        rows = chain(rows, connection.execute(_CONTENTS_OF_STEPS))
+    return map(ContentRef._make, rows)

@@ -11,7 +11,7 @@ from fairturn.clock import stopwatch
 from fairturn.errors import FairturnError, StoreBusy, StoreUnavailable
 from fairturn.model import KEY_KEPT_US, NewDocument, Receipt
 from fairturn.priority import Count
-from fairturn.scheduling.flows import ArrivalEvent
+from fairturn.scheduling.flows import BANDS_PER_KIND, ArrivalEvent
 from fairturn.stores import ids
 from fairturn.stores.admission import Admission, AdmissionCustomer, AdmissionParent, KnownKey, admit
 from fairturn.stores.sqlite.connection import Database
@@ -21,7 +21,9 @@ from fairturn.stores.sqlite.rows import (
     ROW_BODY_BYTES_MAX,
     CounterChanges,
     QueueRow,
+    create_kind,
     fetch_each,
+    kind_numbers,
     record,
     row_to_write,
 )
@@ -30,10 +32,11 @@ from fairturn.stores.values import DELAYED, WAITING, SettingsCache
 # How long the first thread of a group waits for as many threads as the last group had.
 _GROUP_WAIT_S = 0.0005
 
-# By the unique index on customers.name, and the primary key of flows.
+# By the unique index on customers.name, and flows_customer.
 _CUSTOMER = """
     SELECT name, number, count, count_updated_at, delayed + (
-        SELECT coalesce(sum(waiting), 0) FROM flows WHERE flows.customer = customers.number),
+        SELECT coalesce(sum(waiting), 0) FROM flows INDEXED BY flows_customer
+        WHERE flows.customer = customers.number),
         stored_bytes, bytes_max
     FROM customers WHERE name = ?"""
 _KEY = """
@@ -53,6 +56,7 @@ _UNCHANGED = slice(NewDocument._fields.index("body"), NewDocument._fields.index(
 _DECIDED = (
     "number",
     "customer",
+    "kind",
     "level",
     "order_number",
     "state",
@@ -73,6 +77,9 @@ _ADD_KEY = """
     INSERT OR REPLACE INTO idempotency_keys (customer, key, digest, document, count, priority,
         submitted_at)
     VALUES (?, ?, ?, ?, ?, ?, ?)"""
+_MAY_EXPIRE = "INSERT INTO expirations (expires_at, document) VALUES (?, ?)"
+_SET_EXPIRY = "UPDATE documents SET expires_at = ? WHERE number = ?"
+_EXPIRES_IN = "SELECT name, expires_in_us FROM kinds WHERE expires_in_us IS NOT NULL"
 _MOVE_PARENT = "UPDATE documents SET children = ? WHERE number = ?"
 
 
@@ -83,6 +90,7 @@ class _FileState:
         self._connection = connection
         self._now = now
         self._key = queue.key
+        self._has_expiry_rules = queue.has_expiry_rules
         self.pending = sum(queue.waiting) + queue.delayed
         self.next_number = queue.next_number
         self.next_customer = queue.next_customer
@@ -90,6 +98,22 @@ class _FileState:
         self.new_customers: set[str] = set()
         self.parents: dict[str, AdmissionParent | None] = {}
         self.keys: dict[tuple[int, str], KnownKey] = {}
+        self._kinds: dict[str, int] = {}
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        if not self._kinds:
+            self._kinds = kind_numbers(self._connection)
+        return self._kinds
+
+    def create_kind(self, name: str) -> None:
+        self._kinds[name] = create_kind(self._connection, name)
+
+    @property
+    def expires_in_us(self) -> dict[str, int]:
+        if not self._has_expiry_rules:
+            return {}
+        return dict(self._connection.execute(_EXPIRES_IN))
 
     def expect(self, names: Iterable[str]) -> None:
         """Load these customers in one pass. `customer` creates all others."""
@@ -342,6 +366,7 @@ def _write(connection: apsw.Connection, state: _FileState, admission: Admission,
     _write_customers(connection, state, set(admission.customers), changes.delayed)
     connection.executemany(MOVE_FLOW, [(*f, n, low - 1) for f, (low, n) in arrived.items()])
     connection.execute(_MOVE_QUEUE, (state.next_number, state.next_customer, *changes.counts()))
+    changes.write_kinds(connection)
     record(connection, now, [ArrivalEvent(*flow, *lowest_n) for flow, lowest_n in arrived.items()])
 
 
@@ -357,7 +382,7 @@ def _write_documents(
     numbers = range(first, first + len(admission.documents))
     orders: Sequence[int | None] = numbers
     states: Iterable[int] = repeat(WAITING)
-    levels, priorities = admission.levels, admission.priorities
+    bands, priorities = admission.bands, admission.priorities
     customers = admission.customers
     columns: list[Sequence[Any]] = list(zip(*admission.documents, strict=True))
     bodies, *stored = columns[_UNCHANGED]
@@ -380,7 +405,8 @@ def _write_documents(
         zip(
             numbers,
             customers,
-            levels,
+            [band // BANDS_PER_KIND for band in bands],
+            bands,
             orders,
             states,
             priorities,
@@ -396,13 +422,14 @@ def _write_documents(
         values = chain.from_iterable(rows[begin : begin + _BATCH_ROWS])
         connection.execute(_ADD_BATCH, tuple(values))
     connection.executemany(_ADD_DOCUMENT, rows[together:])
-    waiting = changes.levels
+    waiting = changes.waiting
     for flow, priority, order in zip(
-        zip(customers, levels, strict=True), priorities, orders, strict=True
+        zip(customers, bands, strict=True), priorities, orders, strict=True
     ):
         if order is None:
             continue
-        waiting[priority] = waiting.get(priority, 0) + 1
+        counter = flow[1] // BANDS_PER_KIND * BANDS_PER_KIND + priority
+        waiting[counter] = waiting.get(counter, 0) + 1
         if flow in arrived:
             arrived[flow][1] += 1
         else:
@@ -415,7 +442,11 @@ _SIZE = NewDocument._fields[_UNCHANGED][1:].index("size_bytes")
 def _write_rare(
     connection: apsw.Connection, state: _FileState, admission: Admission, now: int
 ) -> None:
-    """Insert keys and parents, which few documents have."""
+    """Insert expiries, keys and parents, which few documents have."""
+    if admission.expiries:
+        expiries = [(at, admission.first_number + n) for n, at in admission.expiries.items()]
+        connection.executemany(_SET_EXPIRY, expiries)
+        connection.executemany(_MAY_EXPIRE, expiries)
     if all(document.key is None and document.parent is None for document in admission.documents):
         return
     keys = []
