@@ -19,16 +19,21 @@ from fairturn.contents.local import Folder
 from fairturn.errors import FairturnError
 from fairturn.model import (
     INLINE_BYTES_MAX,
+    Advanced,
     Completed,
     ContentRef,
     CustomerSettings,
     Failed,
     Fence,
+    KindPolicy,
+    KindSettings,
     NewDocument,
+    OutageReport,
     Outcome,
     Progress,
     Released,
     Settings,
+    Snoozed,
     State,
     Stopped,
 )
@@ -46,7 +51,7 @@ START = 1_700_000_000 * SECOND_US
 LEASE_S = 30
 LEASE_US = LEASE_S * SECOND_US
 KEY = 0xC0FFEE
-SETTINGS = Settings(completed_kept_s=3_600, dead_kept_s=3_600)
+SETTINGS = Settings(completed_kept_s=3_600, dead_kept_s=3_600, kinds=KindPolicy.OPEN)
 ACCESS_KEY = AccessKey("0123456789ab", Role.READER, None, "reader", b"\1" * 32, START)
 CONTENT = b"x" * (INLINE_BYTES_MAX + 1)
 _AGE_S = 2 * 86_400  # between the documents that ended long ago and the others
@@ -86,7 +91,7 @@ class World(Known):
 
     def _build(self) -> None:
         self.submit("gone-old", "a-old", "a-dead")
-        self._claim(3)
+        self.remember_claims(3)
         result = ContentRef("aa/result", 3, b"\1" * 32)
         ended: list[Outcome] = [
             Completed(self.fences["gone-old"]),
@@ -99,24 +104,24 @@ class World(Known):
         self.store.add_key(ACCESS_KEY)
         # Nothing of customer d waits in its first priority, and something in another one.
         self.submit("d-1", "d-2", "d-3")
-        self._claim(3)
+        self.remember_claims(3)
         done = [Completed(self.fences[label]) for label in ("d-1", "d-2", "d-3")]
         assert self.store.finish(done) == []
         for labels in (("a-run", "b-run", "l-run"), ("o-run",), ("p-run",)):
             self.submit(*labels)
-            self._claim(len(labels))
+            self.remember_claims(len(labels))
         self.submit("a-1", "a-2", "a-3", "b-1", "b-2", "c-1", "d-4", "l-1", "l-2")
-        later = self.clock.now() + 60 * SECOND_US
-        self._remember(self.store.submit([new("b-later", due_at=later)]), ["b-later"])
+        self.submit("a-scan", "k-scan", kind="ocr")
+        self.submit("b-later", due_at=self.clock.now() + 60 * SECOND_US)
 
-    def submit(self, *labels: str) -> None:
-        self._remember(self.store.submit([new(label) for label in labels]), labels)
+    def submit(self, *labels: str, **fields: Any) -> None:
+        self._remember(self.store.submit([new(label, **fields) for label in labels]), labels)
 
     def _remember(self, receipts: Sequence[Any], labels: Sequence[str]) -> None:
         self.ids.update(zip(labels, (receipt.id for receipt in receipts), strict=True))
 
-    def _claim(self, n: int) -> None:
-        claims = self.store.claim(n, worker="w", lease_us=LEASE_US).claims
+    def remember_claims(self, n: int, kinds: Sequence[str] | None = None) -> None:
+        claims = self.store.claim(n, worker="w", lease_us=LEASE_US, kinds=kinds).claims
         assert len(claims) == n
         self.fences.update((str(claim.document.name), claim.fence) for claim in claims)
 
@@ -174,9 +179,15 @@ class Operation(NamedTuple):
     settle: Callable[[World], Any] = lambda world: None  # the rest of a job done in batches
 
 
-def _claim(n: int, *outcomes: Callable[[Known], Outcome]) -> Call:
+def _claim(
+    n: int, *outcomes: Callable[[Known], Outcome], kinds: Sequence[str] | None = None
+) -> Call:
     return lambda known, actor: actor.store.claim(
-        n, worker="actor", lease_us=LEASE_US, outcomes=[outcome(known) for outcome in outcomes]
+        n,
+        worker="actor",
+        lease_us=LEASE_US,
+        kinds=kinds,
+        outcomes=[outcome(known) for outcome in outcomes],
     )
 
 
@@ -202,6 +213,15 @@ def _released(known: Known) -> Outcome:
     return Released(known.fences["b-run"])
 
 
+def _advanced(known: Known) -> Outcome:
+    content = ContentRef("cc/step", 3, b"\3" * 32)
+    return Advanced(known.fences["a-run"], "next-kind", '"read"', content, real_cost=2_000_000)
+
+
+def _snoozed(known: Known) -> Outcome:
+    return Snoozed(known.fences["b-run"], 5 * SECOND_US)
+
+
 def _stopped(known: Known) -> Outcome:
     return Stopped(known.fences["a-run"])
 
@@ -215,7 +235,48 @@ def _let_leases_expire(world: World, actor: Queue) -> None:
 
 def _renew(known: Known, actor: Queue) -> Any:
     fences = [known.fences["a-run"], known.fences["b-run"]]
-    return actor.store.renew(fences, lease_us=LEASE_US, progress={fences[0]: Progress(1, 2)})
+    return actor.store.renew(
+        fences,
+        lease_us=LEASE_US,
+        progress={fences[0]: Progress(1, 2)},
+        checkpoints={fences[0]: '{"page":7}'},
+    )
+
+
+def _reported(label: str) -> Callable[[Known], Outcome]:
+    return lambda known: OutageReport(known.fences[label], "no answer")
+
+
+def _claim_pages(world: World, actor: Queue) -> None:
+    """Claim two documents of a kind that no outage holds."""
+    if world.store.resume("kind:page"):
+        world.clock.advance(60)
+    world.submit("a-page", "k-page", kind="page")
+    world.remember_claims(2, kinds=["page"])
+
+
+def _hold_pages(world: World, actor: Queue) -> None:
+    """Hold that kind until a claim may probe it."""
+    _claim_pages(world, actor)
+    world.store.finish([_reported("a-page")(world), _reported("k-page")(world)])
+    world.clock.advance(60)
+    world.submit("k-more", kind="page")
+
+
+def _submit_brief(world: World, actor: Queue) -> None:
+    """Submit documents that expire before the operation, and let their time come."""
+    expires_at = world.clock.now() + SECOND_US
+    world.submit("a-brief", "c-brief", expires_at=expires_at)
+    world.submit("d-brief", expires_at=expires_at, due_at=expires_at + SECOND_US)
+    world.clock.advance(1)
+
+
+def _expire_brief(world: World, actor: Queue) -> None:
+    _submit_brief(world, actor)
+    world.store.expire()
+
+
+_LATER = START + (_AGE_S + 86_400) * SECOND_US
 
 
 def _ids(known: Known, *labels: str) -> list[str]:
@@ -238,6 +299,11 @@ OPERATIONS = (
         lambda w, q: q.store.submit([keyed("a-child", parent=w.ids["a-run"])]),
     ),
     Operation(
+        "submit-expiring",
+        lambda w, q: q.store.submit([keyed("a-new", expires_at=_LATER)]),
+    ),
+    Operation("submit-kind", lambda w, q: q.store.submit([keyed("a-new", kind="new-kind")])),
+    Operation(
         "submit-content",
         lambda w, q: q.submit("a", content=CONTENT, key="content", name="a-content"),
     ),
@@ -255,6 +321,9 @@ OPERATIONS = (
         lambda world, actor: world.store.cancel(_ids(world, "a-1", "b-later")),
         idempotent=False,
     ),
+    Operation("claim-kind", _claim(2, kinds=["ocr"]), idempotent=False),
+    Operation("claim-expiry", _claim(2), _submit_brief, idempotent=False),
+    Operation("claim-probe", _claim(2, kinds=["page"]), _hold_pages, idempotent=False),
     Operation("claim-expired", _claim(2), _let_leases_expire, idempotent=False),
     Operation("renew", _renew),
     Operation("finish-completed", _finish(_completed)),
@@ -266,9 +335,19 @@ OPERATIONS = (
         _finish(_stopped),
         lambda world, actor: world.store.cancel([world.ids["a-run"]]),
     ),
+    Operation("finish-reported", _finish(_reported("a-page"), _reported("k-page")), _claim_pages),
     Operation("finish-many", _finish(_completed, _dead, _retried)),
+    Operation("finish-step", _finish(_advanced, _snoozed)),
+    Operation("claim-with-step", _claim(2, _advanced, _snoozed), idempotent=False),
     Operation("cancel", lambda w, q: q.store.cancel(_ids(w, "a-1", "b-run", "b-later", "a-dead"))),
     Operation("retry", lambda w, q: q.store.retry(_ids(w, "a-dead", "a-1"))),
+    Operation(
+        "retry-expired",
+        lambda w, q: q.store.retry(_ids(w, "a-brief", "d-brief", "a-dead"), expires_at=_LATER),
+        _expire_brief,
+    ),
+    Operation("expire", lambda w, q: q.store.expire(), _submit_brief),
+    Operation("resume", lambda w, q: q.store.resume("kind:page"), _hold_pages),
     Operation("retry-one", lambda w, q: q.retry(w.ids["a-dead"])),
     Operation("configure", lambda w, q: q.configure(attempts_max=7)),
     Operation("configure-mode", lambda w, q: q.configure(mode=Mode.EQUAL)),
@@ -281,6 +360,14 @@ OPERATIONS = (
     Operation("adjust-limit", lambda w, q: q.store.adjust("b", CustomerSettings(limit=2))),
     Operation("adjust-paused", lambda w, q: q.store.adjust("c", CustomerSettings(paused=True))),
     Operation("adjust-bytes", lambda w, q: q.store.adjust("a", CustomerSettings(bytes_max=9_999))),
+    Operation(
+        "configure-kind",
+        lambda w, q: q.store.configure_kind("ocr", KindSettings(limit=1, attempts_max=3)),
+    ),
+    Operation(
+        "configure-new-kind",
+        lambda w, q: q.store.configure_kind("new-kind", KindSettings(paused=True)),
+    ),
     Operation("probe", lambda w, q: q.store.probe()),
     Operation("prune", lambda w, q: q.store.prune(), settle=lambda w: prune_all(w.store)),
     Operation("purge", lambda w, q: q.store.purge("a")),
@@ -292,6 +379,11 @@ OPERATIONS = (
     ),
     Operation("end-key", lambda w, q: q.store.end_key(ACCESS_KEY.id, START + 5)),
     Operation("sign-on", lambda w, q: q.store.sign_on("w", 4)),
+    Operation("sign-on-kinds", lambda w, q: q.store.sign_on("w", 4, ["ocr", "new-kind"])),
+    Operation(
+        "sign-on-needs",
+        lambda w, q: q.store.sign_on("w", 4, needs={"ocr": ["gpu"], "new-kind": ["gpu"]}),
+    ),
     Operation("sign-off", lambda w, q: q.store.sign_off("gone")),
     Operation("begin-epoch", lambda w, q: q.store.begin_epoch(), idempotent=False),
     Operation("note-use", lambda w, q: q.store.note_use(ACCESS_KEY.id, START + 5)),
@@ -331,11 +423,14 @@ def portrait(world: World) -> dict[str, Any]:
         document = stored.document._replace(
             id="", order=None, content_name=None, parent="" if found.parent else None
         )
-        documents.append((document, stored.body, stored.result, stored.result_content))
+        attempts = store.attempts(found.id, values=True)
+        documents.append((document, stored.body, stored.result, stored.result_content, attempts))
     return {
         "documents": sorted(documents, key=repr),
         "customers": all_customers(store),
         "summary": store.summary(),
+        "kinds": store.kinds(),
+        "outages": store.outages(),
         "settings": store.settings(),
         "keys": store.access_keys(),
     }
@@ -385,6 +480,8 @@ def _unreadable(world: World, actor: Queue) -> Iterator[str]:
 
 def _drain(world: World, actor: Queue) -> Iterator[str]:
     """Let all leases expire and all delays end, then complete everything."""
+    for outage in world.store.outages():
+        world.store.resume(outage.service)
     world.clock.advance(LEASE_S + 120)
     for customer in all_customers(world.store):
         if customer.settings.paused:

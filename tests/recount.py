@@ -1,8 +1,8 @@
 """An independent recount of a PostgreSQL queue from the rows of its documents.
 
 `differences` compares the documents with everything that the store derives from them: `summary`,
-`customers`, the flows and the leases. It shares no code with the store. The statements below are
-the only part of the fault tests that depends on the schema.
+`customers`, `kinds`, the flows and the leases. It shares no code with the store. The statements
+below are the only part of the fault tests that depends on the schema.
 """
 
 from collections import Counter
@@ -11,14 +11,16 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from fairturn.model import Customer, Summary
+from fairturn.model import Customer, Kind, Summary
 
 LEVELS = 9
 DELAYED, WAITING, RUNNING = 0, 1, 2  # documents.state
 
 _DOCUMENTS = """
-    SELECT d.number, c.name, d.customer, d.level, d.priority, d.state, d.fence, d.order_number
-    FROM fairturn.documents d LEFT JOIN fairturn.customers c ON c.number = d.customer"""
+    SELECT d.number, c.name, d.customer, d.level, d.priority, d.state, d.fence, d.order_number,
+        k.name
+    FROM fairturn.documents d LEFT JOIN fairturn.customers c ON c.number = d.customer
+        LEFT JOIN fairturn.kinds k ON k.number = d.kind"""
 _CUSTOMERS = "SELECT number, name FROM fairturn.customers"
 _FLOWS = "SELECT customer, level, folded, head_order FROM fairturn.flows"
 _LEASES = "SELECT fence, running, documents FROM fairturn.leases"
@@ -54,6 +56,7 @@ class _Document(NamedTuple):
     state: int
     fence: int
     order: int | None
+    kind: str | None
 
 
 def differences(store: Any, url: str) -> list[str]:
@@ -82,6 +85,7 @@ def compared(store: Any, url: str) -> list[str]:
         *_orphans(documents),
         *_summary(documents, store.summary()),
         *_customers(documents, _all_customers(store)),
+        *_kinds(documents, store.kinds()),
         *_flows(documents, flows, names),
         *_leases(documents, leases),
     ]
@@ -145,6 +149,18 @@ def _customers(documents: list[_Document], customers: list[Customer]) -> Iterato
                     f"customer {customer.name}: {what} is {shown}; "
                     f"the documents add up to {counted}"
                 )
+
+
+def _kinds(documents: list[_Document], kinds: list[Kind]) -> Iterator[str]:
+    for document in documents:
+        if document.kind not in {kind.name for kind in kinds}:
+            yield f"document {document.number} has the kind {document.kind}, which is not listed"
+    for kind in kinds:
+        own = [document for document in documents if document.kind == kind.name]
+        shown = (kind.waiting, kind.running)
+        counted = (_in_state(own, WAITING), _in_state(own, RUNNING))
+        if shown != counted:
+            yield f"kind {kind.name}: {shown} wait and run; the documents add up to {counted}"
 
 
 def _flows(documents: list[_Document], flows: list[Any], names: dict[int, str]) -> Iterator[str]:

@@ -21,17 +21,24 @@ import pytest
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.errors import StoreError
 from fairturn.model import (
+    Advanced,
+    AttemptRecord,
     Claim,
     Claimed,
     Completed,
     ContentRef,
     CustomerSettings,
     Failed,
+    Kind,
+    KindSettings,
     NewDocument,
+    OutageReport,
     Outcome,
     Receipt,
     Released,
+    ServiceOutage,
     Settings,
+    Snoozed,
     State,
 )
 from fairturn.scheduling.flows import Mode
@@ -134,6 +141,57 @@ class Script:
         self.clock.advance(LEASE_S)
         self._claim(6)
 
+    def configure_kind(self) -> None:
+        assert self.store.configure_kind("ocr", KindSettings(limit=4, expires_in_s=600))
+
+    def renew_with_a_checkpoint(self) -> None:
+        fence = self.claims[-6].fence
+        renewed = self.store.renew([fence], lease_us=LEASE_US, checkpoints={fence: '"page 7"'})
+        assert renewed == ([], [])
+
+    def finish_steps(self) -> None:
+        fences = [claim.fence for claim in self.claims[-6:]]
+        outcomes: list[Outcome] = [
+            Released(fences[0]),
+            Advanced(fences[1], "ocr", '"value"', ContentRef("cc/step", 4, b"\x02" * 32)),
+            Snoozed(fences[2], 5 * SECOND_US),
+            OutageReport(fences[3], "down"),
+            OutageReport(fences[4], "down"),
+            Failed(fences[5], "busy", 5 * SECOND_US, "Traceback"),
+        ]
+        assert self.store.finish(outcomes) == []
+        assert [outage.service for outage in self.store.outages()] == ["kind:default"]
+
+    def claim_the_next_step(self) -> None:
+        self._claim(1)
+        assert self.claims[-1].previous == '"value"'
+
+    def claim_a_probe(self) -> None:
+        self.clock.advance(5)
+        self._claim(1)
+
+    def resume(self) -> None:
+        assert self.store.resume("kind:default")
+
+    def submit_briefly(self) -> list[Receipt]:
+        soon = self.clock.now() + 2 * SECOND_US
+        ocr = new("e", "by the rule")._replace(kind="ocr")
+        brief = (new("e", f"{n}")._replace(expires_at=soon + n) for n in (1, 2, 3))
+        return self._submit(*brief, ocr)
+
+    def expire(self) -> None:
+        self.clock.advance(3)
+        assert self.store.expire(2) == 2
+
+    def claim_after_expiry(self) -> None:
+        self._claim(1)
+        assert self.store.summary().expired == 3
+
+    def retry_with_an_expiry(self) -> None:
+        ids = [receipt.id for receipt in self.receipts[-4:]]
+        states = self.store.retry(ids, expires_at=self.clock.now() + 60 * SECOND_US)
+        assert states == [State.EXPIRED] * 3 + [State.RUNNING]
+
     def prune(self) -> None:
         self.clock.advance(3_601)
         assert self.store.prune() == ["aa/result"]
@@ -166,6 +224,16 @@ STEPS: tuple[tuple[str, Callable[[Script], Any]], ...] = (
     ("configure", Script.adjust),
     ("configure", Script.configure),
     ("claim", Script.claim_what_leases_left),
+    ("configure", Script.configure_kind),
+    ("renew", Script.renew_with_a_checkpoint),
+    ("finish", Script.finish_steps),
+    ("claim", Script.claim_the_next_step),
+    ("claim", Script.claim_a_probe),
+    ("configure", Script.resume),
+    ("submit", Script.submit_briefly),
+    ("expire", Script.expire),
+    ("claim", Script.claim_after_expiry),
+    ("retry", Script.retry_with_an_expiry),
     ("prune", Script.prune),
     ("submit", Script.submit_again),
     ("prune", Script.purge),
@@ -272,6 +340,21 @@ def expected(done: int) -> Script:
     return script
 
 
+class Observed(NamedTuple):
+    """What a store shows, with what the documents have done."""
+
+    dump: StoreDump
+    attempts: list[list[AttemptRecord] | None]
+    outages: list[ServiceOutage]
+    kinds: list[Kind]
+
+    @classmethod
+    def of(cls, store: Store) -> "Observed":
+        dump = snapshot(store)
+        attempts = [store.attempts(s.document.id, values=True) for s in dump.documents]
+        return cls(dump, attempts, store.outages(), store.kinds())
+
+
 def go_on(store: Store, clock: ManualClock) -> None:
     """Let the leases of the dead process expire, and complete everything that can be completed."""
     clock.advance(LEASE_S)
@@ -300,10 +383,10 @@ def test_a_process_that_is_killed_loses_nothing_and_another_goes_on(
         if crashed.step < 0:
             store.configure(SETTINGS)  # before or after the crash
         else:
-            assert snapshot(store) == snapshot(script.store)
+            assert Observed.of(store) == Observed.of(script.store)
         submit_again_what_was_not_answered(store, script, crashed)
         go_on(store, script.clock)
-        shown = snapshot(store)
+        shown = Observed.of(store)
         assert_numbers_are_exact(store)
     finally:
         store.close()
@@ -316,12 +399,12 @@ def test_a_process_that_is_killed_loses_nothing_and_another_goes_on(
         # A server never reuses the numbers of a transaction, even one that was rolled back: only
         # the order of later documents is the same.
         drawn = places.kind == "postgres" and crashed.point == "submit-before-commit"
-        wanted = snapshot(twin.store)
+        wanted = Observed.of(twin.store)
         if drawn:
-            shown, wanted = ranked(shown), ranked(wanted)
+            shown, wanted = (each._replace(dump=ranked(each.dump)) for each in (shown, wanted))
         assert shown == wanted
-    ended_states = {State.COMPLETED, State.CANCELLED, State.DEAD}
-    assert {stored.document.state for stored in shown.documents} <= ended_states
+    ended_states = {State.COMPLETED, State.CANCELLED, State.DEAD, State.EXPIRED}
+    assert {stored.document.state for stored in shown.dump.documents} <= ended_states
     if places.kind == "sqlite":
         assert_whole(Path(place))
 
@@ -358,7 +441,7 @@ def test_the_script_reaches_its_end_when_nobody_is_killed(places: Places, forks:
     script = expected(len(STEPS))
     store = opened(place, clock=script.clock)
     assert (ended, said[-1]) == (0, "end")
-    assert snapshot(store) == snapshot(script.store)
+    assert Observed.of(store) == Observed.of(script.store)
     store.close()
 
 
@@ -423,7 +506,7 @@ class Failing:
         return lambda *given, **named: self._call(getattr(self.store, name), *given, **named)
 
     def _call(self, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        before = snapshot(self.store)
+        before = Observed.of(self.store)
         failures = 0
         while True:
             self._fails_to_commit = self._where == "commit" and failures == 0
@@ -437,7 +520,7 @@ class Failing:
                 self._fails_to_commit = False
                 self._fails_after = None
             self.failures += 1
-            assert snapshot(self.store) == before
+            assert Observed.of(self.store) == before
 
 
 @pytest.mark.parametrize("where", ["statement", "commit"])
@@ -450,7 +533,7 @@ def test_a_call_that_fails_changes_nothing_and_can_be_made_again(
 
     for done, (_, step) in enumerate(STEPS, start=1):
         step(script)
-        assert snapshot(failing.store) == snapshot(expected(done).store), step.__name__
+        assert Observed.of(failing.store) == Observed.of(expected(done).store), step.__name__
 
     assert failing.failures >= len(STEPS)
     twin = expected(len(STEPS))

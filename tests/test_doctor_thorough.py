@@ -19,14 +19,18 @@ from fairturn.cli.recount import Recountable
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.maintenance import sqlite_file as sqlite
 from fairturn.model import (
+    Advanced,
     Completed,
     CustomerSettings,
     Failed,
     Filter,
+    KindSettings,
     NewDocument,
+    OutageReport,
     Outcome,
     Released,
     Settings,
+    Snoozed,
     State,
     Stopped,
 )
@@ -107,9 +111,7 @@ def new(customer: str, **fields: Any) -> NewDocument:
 def traffic(store: AnyStore, clock: ManualClock) -> Iterator[str]:
     """Run every operation of the contract; yield the name of each after it was done."""
 
-    def claim(n: int) -> list[Any]:
-        return store.claim(n, worker="w", lease_us=LEASE_US).claims
-
+    store.configure_kind("ocr", KindSettings())
     for mode, costs in (
         (Mode.FAIR, Costs.EQUAL),
         (Mode.EQUAL, Costs.LEARNED),
@@ -118,55 +120,85 @@ def traffic(store: AnyStore, clock: ManualClock) -> Iterator[str]:
     ):
         store.configure(replace(store.settings(), mode=mode, costs=costs))
         yield f"mode {mode}"
-        store.adjust("ltd", CustomerSettings(limit=2))
-        store.adjust("heavy", CustomerSettings(weight=3))
-        yield "adjust"
-        for customer in ("acme", "ltd", "heavy", "gone"):
-            store.submit([new(customer, key=f"{mode}{n}{clock.now()}") for n in range(8)])
-        later = clock.now() + 40 * SECOND_US
-        delayed = store.submit([new("acme", due_at=later), new("ltd", due_at=later)])
-        yield "submit"
-        claims = claim(12)
-        yield "claim"
-        parent = claims[0].document
-        store.submit([new(parent.customer, parent=parent.id) for _ in range(2)])
-        fences = [claim.fence for claim in claims]
-        outcomes: list[Outcome] = [
-            Completed(fences[0], '"done"'),
-            Failed(fences[1], "busy", 5 * SECOND_US),
-            Failed(fences[2], "never again"),
-            Released(fences[3]),
-            Stopped(fences[4]),
-            Completed(fences[5], real_cost=7_000_000),
-        ]
-        store.finish(outcomes)
-        yield "finish"
-        waiting = find_all(store, Filter(states=(State.WAITING,)))
-        store.cancel([waiting[0].id, waiting[-1].id, delayed[0].id, fences[6].document])
-        yield "cancel"
-        store.retry([fences[2].document])
-        yield "retry"
-        store.adjust("ltd", CustomerSettings(limit=1, paused=True))
-        yield "pause"
-        claims = claim(6)
-        yield "claim"
-        store.adjust("ltd", CustomerSettings())
-        store.renew([claims[-1].fence], lease_us=3 * LEASE_US)
-        yield "renew"
-        clock.advance(LEASE_S + 1)
-        claim(5)
-        yield "expire"
-        store.purge("gone")
-        yield "purge"
-        clock.advance(60)
-        claim(2)
-        yield "due"
-        clock.advance(40 * 86_400)
-        prune_all(store)
-        yield "prune"
-        left = claim(200)
-        store.finish([Completed(c.fence) for c in left])
-        yield "drained"
+        yield from documents_move(store, clock)
+        yield from documents_are_left(store, clock)
+
+
+def documents_move(store: AnyStore, clock: ManualClock) -> Iterator[str]:
+    """Submit documents, and end attempts in every way."""
+    store.adjust("ltd", CustomerSettings(limit=2))
+    store.adjust("heavy", CustomerSettings(weight=3))
+    yield "adjust"
+    for customer in ("acme", "ltd", "heavy", "gone"):
+        store.submit([new(customer, key=f"{n}{clock.now()}") for n in range(8)])
+    brief = [new("acme", expires_at=clock.now() + s * SECOND_US) for s in (1, 5, 20, 900)]
+    store.submit([*brief, new("ltd", kind="ocr"), new("acme", kind="ocr")])
+    later = clock.now() + 40 * SECOND_US
+    delayed = store.submit([new("acme", due_at=later), new("ltd", due_at=later)])
+    yield "submit"
+    claims = store.claim(12, worker="w", lease_us=LEASE_US).claims
+    yield "claim"
+    parent = claims[0].document
+    store.submit([new(parent.customer, parent=parent.id) for _ in range(2)])
+    fences = [claim.fence for claim in claims]
+    store.renew(fences, lease_us=LEASE_US, checkpoints=dict.fromkeys(fences[:4], "1"))
+    yield "checkpoint"
+    outcomes: list[Outcome] = [
+        Completed(fences[0], '"done"'),
+        Failed(fences[1], "busy", 5 * SECOND_US),
+        Failed(fences[2], "never again"),
+        Released(fences[3]),
+        Stopped(fences[4]),
+        Completed(fences[5], real_cost=7_000_000),
+        Advanced(fences[7], "ocr", "1"),
+        Advanced(fences[8], "default"),
+        Snoozed(fences[9], 5 * SECOND_US),
+        OutageReport(fences[10], "down"),
+    ]
+    store.finish(outcomes)
+    yield "finish"
+    waiting = find_all(store, Filter(states=(State.WAITING,)))
+    store.cancel([waiting[0].id, waiting[-1].id, delayed[0].id, fences[6].document])
+    yield "cancel"
+    clock.advance(2)
+    store.expire(1)
+    yield "expiry"
+    expired = find_all(store, Filter(states=(State.EXPIRED,)))
+    store.retry([each.id for each in expired], expires_at=clock.now() + SECOND_US)
+    store.retry([fences[2].document])
+    yield "retry"
+
+
+def documents_are_left(store: AnyStore, clock: ManualClock) -> Iterator[str]:
+    """Let leases expire, prune, and complete what is left."""
+
+    def claim(n: int) -> list[Any]:
+        return store.claim(n, worker="w", lease_us=LEASE_US).claims
+
+    store.adjust("ltd", CustomerSettings(limit=1, paused=True))
+    yield "pause"
+    claims = claim(6)
+    yield "claim"
+    store.adjust("ltd", CustomerSettings())
+    store.renew([claims[-1].fence], lease_us=3 * LEASE_US)
+    yield "renew"
+    clock.advance(LEASE_S + 1)
+    claim(5)
+    yield "expire"
+    store.purge("gone")
+    yield "purge"
+    clock.advance(60)
+    claim(2)
+    yield "due"
+    clock.advance(40 * 86_400)
+    prune_all(store)
+    yield "prune"
+    left = claim(200)
+    store.finish([Completed(c.fence) for c in left])
+    yield "drained"
+    for service in store.outages():
+        store.resume(service.service)
+    yield "resume"
 
 
 def test_a_queue_in_use_has_no_damages_at_any_moment(place: str) -> None:
@@ -360,7 +392,9 @@ PLANTS = (
         "UPDATE scheduler_states SET places_from = array_fill(1000000000000000, ARRAY[9])",
     ),
     Plant(
-        "queue.heads_from", POSTGRES, "UPDATE scheduler_states SET heads_from = 9000000000000000000"
+        "queue.heads_from",
+        POSTGRES,
+        "UPDATE scheduler_states SET kind_heads_from = ARRAY[9000000000000000000]",
     ),
     Plant(
         "queue.leases_from",
@@ -402,6 +436,17 @@ PLANTS = (
         POSTGRES,
         f"UPDATE documents SET order_number = NULL WHERE number = {FIRST.format(1)}",
     ),
+    Plant("document.step", BOTH, f"UPDATE documents SET step = 7 WHERE number = {FIRST.format(1)}"),
+    Plant("document.step", BOTH, "DELETE FROM attempts WHERE outcome = 2", "a step is gone"),
+    Plant("document.expiration", BOTH, "DELETE FROM expirations"),
+    Plant(
+        "document.expiration",
+        BOTH,
+        "UPDATE expirations SET expires_at = expires_at + 1",
+        "another time",
+    ),
+    Plant("attempt.orphan", BOTH, "UPDATE attempts SET document = document + 777"),
+    Plant("checkpoint.orphan", BOTH, "INSERT INTO checkpoints VALUES (777, '1')"),
     Plant("flow.orphan", BOTH, f"DELETE FROM customers WHERE number = {OLD}"),
     Plant(
         "customer_state.orphan",
@@ -455,10 +500,22 @@ def build(place: str, clock: ManualClock) -> AnyStore:
     return store
 
 
+def add_steps_and_expiries(store: AnyStore, clock: ManualClock) -> None:
+    """Let a document finish a step, and submit others that may expire."""
+    running = store.claim(1, worker="w", lease_us=LEASE_US).claims
+    store.finish([Advanced(claim.fence, "default", "1") for claim in running])
+    due_at, expires_at = (clock.now() + hours * 3_600 * SECOND_US for hours in (1, 2))
+    store.submit(
+        [new("beta", expires_at=expires_at), new("beta", due_at=due_at, expires_at=expires_at)]
+    )
+
+
 @pytest.mark.parametrize(("plant", "place"), cases(), indirect=["place"])
 def test_a_damage_is_found_and_repaired(plant: Plant, place: str) -> None:
     clock = ManualClock(START)
     with closing(build(place, clock)) as store:
+        if plant.kind in {"document.step", "document.expiration", "attempt.orphan"}:
+            add_steps_and_expiries(store, clock)
         if plant.kind == "queue.events_from":
             store.submit([new("acme")])
         if plant.kind == "flow.orphan":

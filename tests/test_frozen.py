@@ -57,9 +57,11 @@ _SAMPLE = 4
 FROZEN = (
     "submit-key",
     "submit-many",
+    "submit-kind",
     "claim",
     "claim-with-outcomes",
     "claim-expired",
+    "claim-kind",
     "renew",
     "finish-completed",
     "finish-many",
@@ -69,6 +71,8 @@ FROZEN = (
     "configure",
     "configure-mode",
     "adjust-limit",
+    "configure-kind",
+    "sign-on-kinds",
     "prune",
     "purge",
 )

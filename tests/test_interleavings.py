@@ -67,7 +67,7 @@ SWEEP = Operation("sweep-contents", _sweep, lambda world, actor: actor.contents.
 CHANGES = (
     *(NAMED[name] for name in ("prune", "purge", "retry", "cancel", "configure")),
     *(NAMED[name] for name in ("configure-mode", "configure-mode-back")),
-    *(NAMED[name] for name in ("adjust-weight", "adjust-limit")),
+    *(NAMED[name] for name in ("adjust-weight", "adjust-limit", "configure-kind")),
     SWEEP,
 )
 STEPS = tuple(
@@ -77,11 +77,14 @@ STEPS = tuple(
         "submit-many",
         "submit-child",
         "submit-content",
+        "submit-kind",
         "claim",
+        "claim-kind",
         "claim-with-outcomes",
         "claim-expired",
         "finish-many",
         "finish-released",
+        "finish-step",
         "renew",
     )
 )

@@ -38,7 +38,9 @@ _SAMPLE = 8
 # Methods that a fault cannot affect: a new method of the contract is here, or among the operations.
 READING = {
     *("settings", "find", "read", "customers", "summary", "lanes", "snapshot", "workers"),
-    *("oldest_waiting", "access_key", "access_keys", "version", "wait", "close", "single_writer"),
+    *("attempts", "outages"),
+    *("kinds", "oldest_waiting", "access_key", "access_keys", "version", "wait", "close"),
+    "single_writer",
     "sync",  # changes nothing on PostgreSQL
 }
 

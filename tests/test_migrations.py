@@ -1,5 +1,6 @@
 """The schema of an older release is migrated; one of 0.1 or of the future is refused."""
 
+import json
 from pathlib import Path
 
 import apsw
@@ -7,7 +8,7 @@ import psycopg
 import pytest
 
 from fairturn.errors import NoQueue, StoreRefused, StoreUnavailable
-from fairturn.model import Completed, NewDocument
+from fairturn.model import Completed, KindPolicy, NewDocument, Settings
 from fairturn.stores.migrations import BASELINE, Migration
 from fairturn.stores.postgres import PostgresStore, schema
 from fairturn.stores.sqlite import SqliteStore
@@ -153,3 +154,14 @@ def test_the_last_migration_installs_every_function() -> None:
     last = schema.migrations()[-1].script
     for _, script in schema.function_scripts():
         assert script in last
+
+
+def test_settings_of_this_release_are_stored_only_if_they_differ_from_their_defaults() -> None:
+    """The release before refuses settings that it does not know, and may restart in a rollout."""
+    stored = json.loads(Settings(attempts_max=7).to_json())
+    changed = Settings(kinds=KindPolicy.OPEN, expired_kept_s=60.0)
+
+    assert stored["attempts_max"] == 7
+    assert stored.keys().isdisjoint({"kinds", "expired_kept_s"})
+    assert Settings.from_json(json.dumps(stored)) == Settings(attempts_max=7)
+    assert Settings.from_json(changed.to_json()) == changed

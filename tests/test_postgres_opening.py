@@ -11,7 +11,14 @@ from fairturn import Queue
 from fairturn.clock import SECOND_US
 from fairturn.errors import StoreError, StoreRefused, StoreUnavailable
 from fairturn.maintenance.copy import copy_queue
-from fairturn.model import Completed, CustomerSettings, Released, Settings, State
+from fairturn.model import (
+    Completed,
+    CustomerSettings,
+    KindSettings,
+    Released,
+    Settings,
+    State,
+)
 from fairturn.scheduling.flows import Mode
 from fairturn.stores.conformance.steps import assert_numbers_are_exact, claim, find_all, submit
 from fairturn.stores.postgres import PostgresStore
@@ -57,6 +64,8 @@ def test_a_role_that_may_not_change_the_schema_can_do_everything_else(
     waiting = next(found for found in find_all(store) if found.state is State.WAITING)
     assert store.cancel([waiting.id]) == [State.CANCELLED]
     store.configure(Settings(mode=Mode.EQUAL))
+    store.sign_on("w", 1, ["ocr"])  # the first other kind excludes earlier releases
+    store.configure_kind("ocr", KindSettings(limit=1))
     while store.prune() is not None:
         pass
     store.purge("b")
@@ -68,6 +77,11 @@ def test_a_role_that_may_not_change_the_schema_can_do_everything_else(
         pytest.raises(psycopg.errors.InsufficientPrivilege),
     ):
         connection.execute("CREATE TABLE fairturn.another (n integer)")
+    with (
+        psycopg.connect(as_role(owner, role)) as connection,
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+    ):
+        connection.execute("UPDATE fairturn.migrations SET number = number + 1")
 
 
 def test_a_role_that_was_let_in_can_copy_a_queue(

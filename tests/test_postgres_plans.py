@@ -59,12 +59,12 @@ def filled(template: str) -> Iterator[psycopg.Connection[Any]]:
 
 CALLS = {
     "claim": "SELECT * FROM fairturn.claim("
-    "gen_random_uuid(), 50, 'w', 1000000, NULL, NULL, 'server', 2000)",
+    "gen_random_uuid(), 50, 'w', 1000000, NULL, NULL, 'server', 2000, NULL, NULL, NULL)",
     "submit": SUBMIT,
     "finish": "SELECT fairturn.finish(NULL, ARRAY[7]::bigint[], ARRAY[7]::bigint[], "
     "ARRAY[0]::smallint[], ARRAY[NULL], ARRAY[NULL]::bigint[], ARRAY[NULL]::bigint[], "
     "ARRAY[NULL]::bigint[], ARRAY[NULL], ARRAY[NULL], ARRAY[NULL]::bigint[], "
-    "ARRAY[NULL]::bytea[])",
+    "ARRAY[NULL]::bytea[], ARRAY[NULL], ARRAY[NULL], ARRAY[NULL]::bigint[], ARRAY[NULL])",
     "cancel": "SELECT fairturn.cancel(NULL, ARRAY[3001, 3002]::bigint[])",
     "retry": "SELECT fairturn.retry(NULL, ARRAY[1, 2]::bigint[])",
     "purge": "SELECT * FROM fairturn.purge(NULL, 'c7', 1000)",
@@ -89,20 +89,22 @@ def test_every_operation_has_a_lock_timeout_and_plans_that_statistics_cannot_cha
     filled: psycopg.Connection[Any],
 ) -> None:
     for name in CALLS:
-        ((settings,),) = filled.execute(
+        rows = filled.execute(
             "SELECT proconfig FROM pg_proc WHERE proname = %s "
             "AND pronamespace = 'fairturn'::regnamespace",
             (name,),
         ).fetchall()
-        names = {setting.partition("=")[0] for setting in settings}
-        assert {"lock_timeout", "enable_seqscan", "plan_cache_mode", "jit"} <= names, name
+        assert rows
+        for (settings,) in rows:  # of each signature
+            names = {setting.partition("=")[0] for setting in settings}
+            assert {"lock_timeout", "enable_seqscan", "plan_cache_mode", "jit"} <= names, name
 
 
 def test_the_documents_of_a_customer_are_listed_from_the_newest_on_and_no_others_are_read(
     filled: psycopg.Connection[Any],
 ) -> None:
     statement = query._newest_of_customer("d.customer = 5")
-    values = {"before": 6_000, "lowest": 1, "size": 5}
+    values = {"before": 6_000, "lowest": 1, "size": 5, "customer": "c5"}
     with filled.transaction():
         filled.execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off")
         rows = filled.execute(f"EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {statement}", values)

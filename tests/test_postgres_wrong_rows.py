@@ -9,7 +9,7 @@ import pytest
 
 from fairturn.clock import SECOND_US, ManualClock
 from fairturn.errors import QueueFull
-from fairturn.model import CustomerSettings, Settings
+from fairturn.model import Advanced, CustomerSettings, Settings
 from fairturn.stores.conformance.steps import claim, find_all, submit
 from fairturn.stores.postgres import PostgresStore
 from tests.on_postgres import PATIENCE_S, new, wait_until_waiting
@@ -149,3 +149,31 @@ def test_a_document_of_a_clock_that_was_ahead_does_not_end_the_pruning(
         pass
 
     assert [found.id for found in find_all(store)] == [ahead.id]
+
+
+def test_a_running_document_without_its_worker_loses_its_lease_like_others(
+    store: PostgresStore, clock: ManualClock, damage: psycopg.Connection[Any]
+) -> None:
+    store.submit([new("wrong"), new("a")])
+    claim(store, 2)
+    damage.execute("UPDATE fairturn.documents SET worker = NULL, claimed_at = NULL")
+    clock.advance(31)
+
+    claimed = claim(store, 2)
+
+    assert [each.document.attempts for each in claimed] == [2, 2]
+    (record,) = store.attempts(claimed[0].document.id) or []
+    assert (record.worker, record.claimed_at_us) == ("", clock.now())
+
+
+def test_a_document_without_the_rows_of_its_steps_is_claimed(
+    store: PostgresStore, damage: psycopg.Connection[Any]
+) -> None:
+    store.submit([new("wrong")])
+    (first,) = claim(store)
+    store.finish([Advanced(first.fence, "default", "1")])
+    damage.execute("DELETE FROM fairturn.attempts")
+
+    (second,) = claim(store)
+
+    assert (second.document.step, second.previous, second.steps) == (1, None, ())

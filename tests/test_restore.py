@@ -22,6 +22,7 @@ from fairturn.stores.ids import IdKey, encode_all
 from fairturn.stores.sqlite import SqliteStore
 from fairturn.stores.sqlite.schema import migrations
 from tests.commands import SCRIPT, claim, error_of, fairturn, lines_of
+from tests.downgrades import TO_SCHEMA_14
 
 SIZE = 70_000  # too large for the row
 
@@ -198,6 +199,10 @@ ADDED_SINCE_SCHEMA_10 = [
         "documents": ("tags",),
         "queue": ("id_secret", "ids_from", "is_erased", "probed_at"),
         "customers": ("stored_bytes", "bytes_max"),
+        "levels": ("kind_time", "last_claim", "level_time"),
+        "customer_states": ("costs_by_kind",),
+        "workers": ("kinds",),
+        "leases": ("supports_kinds",),
     }.items()
     for column in columns
 ]
@@ -211,7 +216,9 @@ def test_a_backup_of_an_earlier_version_is_restored(backed_up: list[str]) -> Non
     numbers = [n for (n,) in connection.execute("SELECT number FROM documents ORDER BY 1 DESC")]
     assert len(numbers) == len(backed_up)
     connection.execute(
+        f"{TO_SCHEMA_14}"
         "DROP TRIGGER queue_of_schema_11; DROP TRIGGER new_queue; DROP TRIGGER new_epoch; "
+        "DROP TRIGGER claim_of_schema_13; DROP TRIGGER level_of_schema_13; DROP TABLE kinds; "
         + "".join(f"ALTER TABLE {column}; " for column in ADDED_SINCE_SCHEMA_10)
         + "DELETE FROM migrations WHERE number > 10; PRAGMA user_version = 10"
     )

@@ -32,7 +32,9 @@ NAMES = {  # the names of 0.1, by the present ones
     "claimed_at_us": "claimed_at",
     "ended_at_us": "ended_at",
     "body_type": "kind",
+    "kind": "kind_of_work",
 }
+LATER = {NAMES.get(name, name): value for name, value in Document._field_defaults.items()}
 COMPARED_OTHERWISE = {"sha256", "progress", "body", "result", "result_content"}
 
 
@@ -89,7 +91,7 @@ def assert_documents_are_those_of(known: Any, store: AnyStore) -> None:
         present = read_in_words_of_0_1(stored.document)
         later = present.keys() - old.keys()  # fields that 0.1 did not have
         assert old.keys() - present.keys() == COMPARED_OTHERWISE
-        assert present == {name: None if name in later else old[name] for name in present}
+        assert present == {name: LATER[name] if name in later else old[name] for name in present}
         body = stored.body
         assert (body.decode("latin-1") if isinstance(body, bytes) else body) == _body(old)
         assert stored.result == old["result"]

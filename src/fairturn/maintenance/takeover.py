@@ -116,12 +116,12 @@ def _copy_file(source: Path, file: Path, progress: Progress) -> list[ContentRef]
 def _file_statements(connection: apsw.Connection, progress: Progress) -> Iterator[str]:
     tables = [name for (name,) in connection.execute(_FILE_TABLES.format("main"))]
     for done, table in enumerate(tables, start=1):
-        if table != "migrations":
-            old = _TABLES.get(table, table)
-            columns, old_columns = (
-                _file_columns(connection, database, name)
-                for database, name in (("main", table), ("old", old))
-            )
+        old = _TABLES.get(table, table)
+        columns, old_columns = (
+            _file_columns(connection, database, name)
+            for database, name in (("main", table), ("old", old))
+        )
+        if old_columns and table != "migrations":
             renamed = {new: name for new, name in _FILE_COLUMNS.items() if name in old_columns}
             pairs = _pairs(columns, old_columns, renamed)
             pairs.pop("kind", None)  # the body type in 0.1, the kind of work since
@@ -156,7 +156,11 @@ _SERVER_COLUMNS_OF = """
     FROM information_schema.columns WHERE table_schema = %s GROUP BY table_name"""
 # Transaction ids are valid on one server only: in the copy, events get the copying transaction's.
 _NOT_COPIED = {"xid", "events_from", "events_late"}
-_ADDED = {"probes", "released_bytes"}  # since schema 11
+# Since schema 11.
+_ADDED = {
+    *("probes", "released_bytes", "kinds", "kind_states", "kind_arrivals"),
+    *("attempts", "checkpoints", "expirations", "kind_services", "outages"),
+}
 _SEQUENCES = ("document_numbers", "customer_numbers")
 _IDENTITIES = ("counter_changes", "outcome_counters", "unreported_cancels")
 _LOCK_TIMEOUT_S = 5
@@ -253,6 +257,9 @@ def _copy_tables(
             f"UPDATE {schema}.queue SET ids_from = {JUMP_MIN} + "
             f"(SELECT last_value FROM {schema}.document_numbers)"
         )
+    if "since_patience" not in old_columns[old_names["scheduler_states"]]:
+        writing.execute(f"UPDATE {schema}.scheduler_states SET since_patience = ARRAY[claims % 10]")
+    writing.execute(f"SELECT {schema}.require_schema_in_use()")
     for table in _IDENTITIES:
         writing.execute(
             f"SELECT setval(pg_get_serial_sequence('{schema}.{table}', 'number'), "

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from fairturn.scheduling.flows import BANDS_PER_KIND, kind_of, level_in
+
 DAMAGES_SHOWN_MAX = 1_000
 
 
@@ -24,7 +26,9 @@ class Damage(NamedTuple):
     kind: str  # a key of MEANINGS
     customer: int | None  # its number; None: a value of the whole queue, or of no customer
     name: str | None  # of the customer
-    place: int | None  # a level, a priority, a fence or a document number
+    place: (
+        int | None
+    )  # a level or a priority (with its kind, as a band), a fence, a document number
     stored: int | None
     truth: int | None
 
@@ -34,7 +38,8 @@ class Damage(NamedTuple):
         return self.kind, self.customer, self.place
 
 
-# Descriptions of stored values. `{place}` is `Damage.place`.
+# Descriptions of stored values. `{place}` is `Damage.place`; `{level}` is that of a band, with the
+# number of its kind.
 MEANINGS = {
     "queue.waiting": "the number of waiting documents of priority {place}",
     "queue.delayed": "the number of delayed documents",
@@ -42,24 +47,25 @@ MEANINGS = {
     "queue.events_from": "the number of events that no claim will apply",
     "queue.heads_from": "the time from which claims scan heads",
     "queue.leases_from": "the time from which claims scan leases",
-    "level.weight": "the sum of the weights of active flows in level {place}",
-    "level.places_from": "the place from which claims scan flows in level {place}",
-    "customer.waiting": "the number of waiting documents of priority {place}",
+    "kind.waiting": "the number of waiting documents of priority {level}",
+    "level.weight": "the sum of the weights of active flows in level {level}",
+    "level.places_from": "the place from which claims scan flows in level {level}",
+    "customer.waiting": "the number of waiting documents of priority {level}",
     "customer.running": "the number of running documents",
     "customer.delayed": "the number of delayed documents",
     "customer.stored_bytes": "the number of bytes of its documents",
     "customer.submitted": "the number of documents ever submitted",
     "customer.counted": "`counted`",
-    "flow.folded": "the number of folded waiting documents in level {place}",
-    "flow.running": "the number of running documents in level {place}",
-    "flow.head_order": "`head_order` of level {place}",
-    "flow.head_since": "`head_since` of level {place} (1: set)",
-    "flow.head_bound": "`head_bound` of level {place}",
-    "flow.next_elsewhere": "`next_elsewhere` of level {place}",
-    "flow.claimed_to": "`claimed_to` of level {place}",
-    "flow.place": "`place` of level {place}",
-    "flow.held": "`held` of level {place}",
-    "flow.copies": "the number of rows of the flow of level {place}",
+    "flow.folded": "the number of folded waiting documents in level {level}",
+    "flow.running": "the number of running documents in level {level}",
+    "flow.head_order": "`head_order` of level {level}",
+    "flow.head_since": "`head_since` of level {level} (1: set)",
+    "flow.head_bound": "`head_bound` of level {level}",
+    "flow.next_elsewhere": "`next_elsewhere` of level {level}",
+    "flow.claimed_to": "`claimed_to` of level {level}",
+    "flow.place": "`place` of level {level}",
+    "flow.held": "`held` of level {level}",
+    "flow.copies": "the number of rows of the flow of level {level}",
     "flow.orphan": "the number of flows of a customer that does not exist",
     "customer_state.weight": "`weight` of the scheduler state",
     "customer_state.running_max": "`running_max` of the scheduler state",
@@ -72,6 +78,8 @@ MEANINGS = {
     "document.failed": "`failed` of document {place}",
     "document.delayed_until": "`delayed_until` of document {place} (1: set)",
     "document.level": "the level of document {place}",
+    "document.step": "the number of finished steps of document {place}",
+    "document.expiration": "the number of rows in `expirations` of document {place}",
     "document.order_number": "the order of document {place}",
     "document.orphan": "the customer of document {place}",
     "lease.running": "the number of running documents with fence {place}",
@@ -79,6 +87,8 @@ MEANINGS = {
     "lease.missing": "the lease of the running document {place}",
     "body.orphan": "the body of document {place}, which does not exist,",
     "result.orphan": "the result of document {place}, which does not exist,",
+    "attempt.orphan": "the attempts of document {place}, which does not exist,",
+    "checkpoint.orphan": "the checkpoint of document {place}, which does not exist,",
     "children.orphan": "the number of children of document {place}, which does not exist,",
 }
 
@@ -88,7 +98,7 @@ UNREPAIRABLE = frozenset({"document.orphan"})
 
 def describe(damage: Damage) -> str:
     """Return a sentence with the customer, the stored value and the correct one."""
-    meaning = MEANINGS[damage.kind].format(place=damage.place)
+    meaning = MEANINGS[damage.kind].format(place=damage.place, level=_level(damage.place))
     stored, truth = ("none" if v is None else str(v) for v in (damage.stored, damage.truth))
     of = ""
     if damage.name is not None:
@@ -96,6 +106,12 @@ def describe(damage: Damage) -> str:
     elif damage.customer is not None:
         of = f"customer number {damage.customer}: "
     return f"{of}{meaning} is {stored}, and should be {truth} ({damage.kind})"
+
+
+def _level(band: int | None) -> str:
+    if band is None or band < BANDS_PER_KIND:
+        return str(band)
+    return f"{level_in(band)} of kind number {kind_of(band)}"
 
 
 class Damages:
@@ -126,13 +142,13 @@ class Damages:
         if damage.kind in UNREPAIRABLE:
             return
         table = damage.kind.partition(".")[0]
-        if table in ("queue", "level"):
+        if table in ("queue", "level", "kind"):
             self.queue = True
         elif damage.kind == "lease.missing":
             self.unleased.add(_number(damage.place))
         elif table == "lease":
             self.fences.add(_number(damage.place))
-        elif table in ("body", "result", "children"):
+        elif table in ("body", "result", "attempt", "checkpoint", "children"):
             self.orphans.add(_number(damage.place))
         else:
             self.customers.add(_number(damage.customer))

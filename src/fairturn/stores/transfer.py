@@ -21,9 +21,16 @@ class ExportedQueue(NamedTuple):
     claims: int  # the number of the last claim
     fence: int  # of the last lease
     tick: int  # of the last activation of a flow
-    clocks: list[int]  # of levels 1 to 9
+    # number, name, running_max, paused, attempts_max, expires_in_us, since_patience; by number
+    kinds: list[Row]
+    kind_services: list[Row]  # kind (its number), service
+    outages: list[Row]  # service, and the fields of `ServiceState`
+    clocks: list[int]  # of each band, from 1 to the last of the last kind
     weights: list[int]
-    waiting: list[int]  # documents of priorities 1 to 9
+    kind_times: list[int]
+    last_claims: list[int]
+    level_times: list[int]  # of levels 1 to 9
+    waiting: list[int]  # documents by kind and priority, as bands are numbered
     delayed: int
     outcome_counters: OutcomeCounters
     customers_known: int
@@ -33,16 +40,21 @@ class ExportedQueue(NamedTuple):
     # number, name, count, count_updated_at, weight, running_max, bytes_max, stored_bytes, paused,
     # documents, waiting (nine)
     customers: Iterable[Row]
-    customer_states: Iterable[Row]  # customer, weight, running_max, paused, recent costs (a list)
+    # customer, weight, running_max, paused, recent costs (lists by the number of the kind)
+    customer_states: Iterable[Row]
     # customer, level, place, tick, folded, running, claimed_to, head_order, head_since, head_bound,
     # held
     flows: Iterable[Row]
     events: Iterable[EventBatch]  # since the last claim
     documents: Iterable["ExportedDocument"]
     results: Iterable[Row]  # document, result, content_name, size_bytes, sha256
+    # document, number, kind (its number), step, attempt, worker, claimed_at, ended_at, outcome (its
+    # code), error, details, content_name, size_bytes, sha256, value
+    attempts: Iterable[Row]
+    checkpoints: Iterable[Row]  # document, value
     unreported_cancels: Iterable[Row]  # document, in the order of the cancels
     keys: Iterable[Row]  # customer, key, digest, document, count, priority, submitted_at
-    workers: Iterable[Row]  # name, seen_at, slots
+    workers: Iterable[Row]  # name, seen_at, slots, kinds (a list of names, or None)
     # id, role, customer (its name), name, digest, made_at, used_at, ends_at
     access_keys: Iterable[Row]
 
@@ -51,7 +63,7 @@ class ExportedQueue(NamedTuple):
 SUBMITTED = tuple(
     name
     for name in NewDocument._fields
-    if name not in {"customer", "body", "due_at", "key", "digest", "parent"}
+    if name not in {"customer", "body", "due_at", "key", "digest", "parent", "kind"}
 )
 
 
@@ -65,6 +77,9 @@ class ExportedDocument(NamedTuple):
     submitted_at: int
     fence: int
     attempts: int
+    step: int
+    snoozes: int
+    kind: int
     level: int
     priority: int
     state: int

@@ -13,12 +13,19 @@ from fairturn.clock import Clock, Uptime
 from fairturn.errors import StoreError
 from fairturn.explain.snapshot import DocumentSnapshot, WorkerHeartbeat
 from fairturn.model import (
+    EXPIRE_MAX,
+    NO_CAPS,
+    NO_CHECKPOINTS,
+    NO_NEEDS,
     NO_PROGRESS,
+    AttemptRecord,
     Claimed,
     CustomerPage,
     CustomerSettings,
     Fence,
     Filter,
+    Kind,
+    KindSettings,
     Lanes,
     NewDocument,
     Outcome,
@@ -26,23 +33,30 @@ from fairturn.model import (
     Progress,
     Receipt,
     Renewed,
+    ServiceOutage,
     Settings,
     State,
     Stored,
     Summary,
+    check_checkpoints,
     check_claim,
+    check_expire,
     check_lease,
+    check_needs,
     check_outcomes,
 )
 from fairturn.stores import crash
 from fairturn.stores.contract import UNREFERENCED_S
 from fairturn.stores.ids import IdKey
 from fairturn.stores.postgres import admin, query, snapshot
+from fairturn.stores.postgres.attempts import attempts
 from fairturn.stores.postgres.claim import BUDGET, PostgresClaimer
 from fairturn.stores.postgres.connection import POOL_MAX, PostgresDatabase
+from fairturn.stores.postgres.expire import expire
 from fairturn.stores.postgres.finish import finish, renew
 from fairturn.stores.postgres.load import LoadProgress, load
 from fairturn.stores.postgres.notify import ChangeListener
+from fairturn.stores.postgres.outages import outages, resume
 from fairturn.stores.postgres.pool import Use
 from fairturn.stores.postgres.rows import (
     ADD_QUEUE,
@@ -182,6 +196,15 @@ class PostgresStore:
         self._note()
         return applied
 
+    def configure_kind(
+        self, kind: str, settings: KindSettings, *, expected: KindSettings | None = None
+    ) -> bool:
+        applied = self._database.transact(
+            lambda session: admin.configure_kind(session, kind, settings, expected)
+        )
+        self._note()
+        return applied
+
     # ── The path of a document ───────────────────────────────────────────────────────────────────
 
     def submit(self, documents: Sequence[NewDocument], *, connection: Any = None) -> list[Receipt]:
@@ -197,12 +220,22 @@ class PostgresStore:
         *,
         worker: str,
         lease_us: int,
+        kinds: Sequence[str] | None = None,
+        at_most: Mapping[str, int] = NO_CAPS,
         outcomes: Sequence[Outcome] = (),
         synced: bool = True,
     ) -> Claimed:
         check_claim(n, worker, lease_us)
         check_outcomes(outcomes)
-        return self._claimer.claim(n, worker, lease_us, outcomes, self._key)
+        return self._claimer.claim(
+            n,
+            worker=worker,
+            lease_us=lease_us,
+            kinds=kinds,
+            at_most=at_most,
+            outcomes=outcomes,
+            key=self._key,
+        )
 
     def sync(self) -> None:
         """Do nothing: every claim is durable when it returns."""
@@ -213,12 +246,16 @@ class PostgresStore:
         *,
         lease_us: int,
         progress: Mapping[Fence, Progress] = NO_PROGRESS,
+        checkpoints: Mapping[Fence, str] = NO_CHECKPOINTS,
     ) -> Renewed:
         check_lease(lease_us)
+        check_checkpoints(checkpoints.values())
         uptime = uptime_of(self._clock)
         at = uptime.at if uptime else None
         return self._database.transact(
-            lambda session: renew(session, self._key, fences, progress, lease_us=lease_us, at=at),
+            lambda session: renew(
+                session, self._key, fences, progress, checkpoints, lease_us=lease_us, at=at
+            ),
             Use.WORK,
         )
 
@@ -239,13 +276,34 @@ class PostgresStore:
         self._note()
         return states
 
-    def retry(self, ids: Sequence[str]) -> list[State | None]:
+    def retry(self, ids: Sequence[str], *, expires_at: int | None = None) -> list[State | None]:
         given_now = now_of(self._clock)
         states = self._database.transact(
-            lambda session: admin.retry(session, ids, self._key, given_now)
+            lambda session: admin.retry(session, ids, self._key, expires_at, given_now)
         )
         self._note()
         return states
+
+    def expire(self, limit: int = EXPIRE_MAX) -> int:
+        check_expire(limit)
+        given_now = now_of(self._clock)
+        recorded, more = 0, True
+        while more and recorded < limit:
+            most = limit - recorded
+            expired, more = self._database.transact(
+                lambda session, most=most: expire(session, most, given_now)  # type: ignore[misc]
+            )
+            recorded += expired
+        if recorded:
+            self._note()
+        return recorded
+
+    def resume(self, service: str) -> bool:
+        given_now = now_of(self._clock)
+        was_held = self._database.transact(lambda session: resume(session, service, given_now))
+        if was_held:
+            self._note()
+        return was_held
 
     def probe(self) -> None:
         self._database.transact(admin.probe)
@@ -271,6 +329,10 @@ class PostgresStore:
         with self._database.reading() as session:
             return query.read(session, self._key, id)
 
+    def attempts(self, id: str, *, values: bool = False) -> list[AttemptRecord] | None:
+        with self._database.reading() as session:
+            return attempts(session, self._key, id, values)
+
     def customers(
         self, *, names: Sequence[str] | None = None, after: str | None = None, size: int = 100
     ) -> CustomerPage:
@@ -280,10 +342,18 @@ class PostgresStore:
     def summary(self) -> Summary:
         return self._database.transact(lambda session: query.summary(session, alone=True))
 
-    def lanes(self, *, size: int = 24) -> Lanes:
+    def outages(self) -> list[ServiceOutage]:
+        with self._read_transaction() as (session, _, now):
+            return outages(session, now)
+
+    def kinds(self) -> list[Kind]:
+        with self._database.reading() as session:
+            return query.kinds(session)
+
+    def lanes(self, *, size: int = 24, kind: str | None = None) -> Lanes:
         with self._read_transaction() as (session, queue, now):
             uptime = uptime_of(self._clock) or Uptime("server", now)
-            return snapshot.lanes(session, queue, size, now, uptime)
+            return snapshot.lanes(session, queue, size, kind, now=now, uptime=uptime)
 
     def snapshot(self, id: str) -> DocumentSnapshot | None:
         with self._read_transaction() as (session, queue, now):
@@ -294,9 +364,21 @@ class PostgresStore:
         with self._database.reading() as session:
             return admin.workers(session)
 
-    def sign_on(self, worker: str, slots: int) -> None:
+    def sign_on(
+        self,
+        worker: str,
+        slots: int,
+        kinds: Sequence[str] | None = None,
+        *,
+        needs: Mapping[str, Sequence[str]] = NO_NEEDS,
+    ) -> None:
+        check_needs(needs)
         given_now = now_of(self._clock)
-        self._database.transact(lambda session: admin.sign_on(session, worker, slots, given_now))
+        self._database.transact(
+            lambda session: admin.sign_on(
+                session, worker, slots, kinds, needs=needs, given_now=given_now
+            )
+        )
 
     def sign_off(self, worker: str) -> None:
         self._database.transact(lambda session: admin.sign_off(session, worker))

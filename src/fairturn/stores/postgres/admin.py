@@ -13,15 +13,25 @@ from typing import Any
 from fairturn.access.keys import ACCESS_KEYS_MAX, AccessKey, Role
 from fairturn.clock import SERVER_NOW, Uptime, stopwatch
 from fairturn.explain.snapshot import WORKERS_MAX, WorkerHeartbeat
-from fairturn.model import ENDED, CustomerSettings, Settings, State, weight_in_thousandths
+from fairturn.model import (
+    ENDED,
+    KINDS_MAX,
+    CustomerSettings,
+    KindSettings,
+    Settings,
+    State,
+    weight_in_thousandths,
+)
+from fairturn.scheduling.flows import BANDS_PER_KIND
 from fairturn.stores import crash, ids
+from fairturn.stores.admission import refuse_kind_beyond_max, refuse_passed
 from fairturn.stores.ids import IdKey
-from fairturn.stores.postgres.rows import NO_ORDER, SERVER_BOOT, TIMESTAMP, settings_columns
+from fairturn.stores.postgres.rows import NO_ORDER, SERVER_BOOT, settings_columns
 from fairturn.stores.postgres.session import Session
 from fairturn.stores.values import STATES, WAITING, Row
 
 _CANCEL = "SELECT fairturn.cancel(%s::int8, %s::int8[])"
-_RETRY = "SELECT fairturn.retry(%s::int8, %s::int8[])"
+_RETRY = "SELECT fairturn.retry(%s::int8, %s::int8[], %s::int8)"
 _ADJUST = """
     SELECT fairturn.adjust(%s::int8, %s::text, %s::int4, %s::int4, %s::bool, %s::int8,
         %s::bool, %s::int4, %s::int4, %s::bool, %s::int8)"""
@@ -29,6 +39,9 @@ _CONFIGURE = """
     SELECT fairturn.configure(%s::int8, %s::int8, %s::text, %s::int4, %s::int8, %s::text,
         %s::int8[], %s::int8, %s::bool, %s::bool, %s::int8, %s::int8, %s::text, %s::text, %s::int8,
         %s::int4, %s::int8)"""
+_CONFIGURE_KIND = """
+    SELECT fairturn.configure_kind(%s::text, %s::int4, %s::bool, %s::int4, %s::int8,
+        %s::bool, %s::int4, %s::bool, %s::int4, %s::int8)"""
 _CONVERT = "SELECT fairturn.convert_next(%s::int4)"
 REPAIR_CUSTOMERS = "SELECT fairturn.repair_customers(%s::int8[], %s::int4)"
 _COUNT_TIMEOUT = "SET LOCAL statement_timeout = '5s'"
@@ -38,6 +51,7 @@ _WRONG_COUNTERS = """
         WHERE a.kind IN ('queue.waiting', 'queue.delayed'))"""
 REPAIR_QUEUE = "SELECT fairturn.repair_queue(%s::int4)"
 _NO_DOCUMENT = 0  # numbers begin with 1
+_TOO_MANY_KINDS = 2  # an answer of `configure_kind`
 
 
 def cancel(
@@ -46,26 +60,34 @@ def cancel(
     """Cancel documents that have not started and ask running ones to stop; return the states
     afterwards."""
     crash.point("cancel-before-commit")
-    states = _states(session, _CANCEL, documents, key, given_now)
+    ((states,),) = session.fetch(_CANCEL, (given_now, _numbers(documents, key)))
     crash.point("cancel-after-commit")
-    return states
+    return _to_states(states)
 
 
 def retry(
-    session: Session, documents: Sequence[str], key: IdKey, given_now: int | None
+    session: Session,
+    documents: Sequence[str],
+    key: IdKey,
+    expires_at: int | None,
+    given_now: int | None,
 ) -> list[State | None]:
-    """Return dead documents to the queue; return the states before."""
+    """Return dead documents to the queue, and with a new expiry expired ones; return the states
+    before."""
     crash.point("retry-before-commit")
-    states = _states(session, _RETRY, documents, key, given_now)
+    ((states,),) = session.fetch(_RETRY, (given_now, _numbers(documents, key), expires_at))
     crash.point("retry-after-commit")
-    return states
+    if states is None:
+        assert expires_at is not None
+        refuse_passed(expires_at, expires_at)
+    return _to_states(states)
 
 
-def _states(
-    session: Session, statement: str, documents: Sequence[str], key: IdKey, given_now: int | None
-) -> list[State | None]:
-    numbers = [ids.decode(id, key) or _NO_DOCUMENT for id in documents]
-    ((states,),) = session.fetch(statement, (given_now, numbers))
+def _numbers(documents: Sequence[str], key: IdKey) -> list[int]:
+    return [ids.decode(id, key) or _NO_DOCUMENT for id in documents]
+
+
+def _to_states(states: Sequence[int | None]) -> list[State | None]:
     return [None if state is None else STATES[state] for state in states]
 
 
@@ -88,6 +110,24 @@ def adjust(
 def _customer_columns(settings: CustomerSettings) -> Row:
     weight = weight_in_thousandths(settings.weight)
     return weight, settings.limit, settings.paused, settings.bytes_max
+
+
+def configure_kind(
+    session: Session, name: str, settings: KindSettings, expected: KindSettings | None
+) -> bool:
+    """Change the settings of a kind; return False if the present ones are not as expected."""
+    old = (None, None, None, None) if expected is None else _kind_columns(expected)
+    values = (name, *_kind_columns(settings), expected is not None, *old)
+    crash.point("configure-before-commit")
+    ((result,),) = session.fetch(_CONFIGURE_KIND, values)
+    crash.point("configure-after-commit")
+    if result == _TOO_MANY_KINDS:
+        refuse_kind_beyond_max(name, KINDS_MAX)
+    return bool(result)
+
+
+def _kind_columns(settings: KindSettings) -> Row:
+    return settings.limit, settings.paused, settings.attempts_max, settings.expires_in_us
 
 
 class ConfigureResult(IntEnum):
@@ -164,9 +204,11 @@ _PURGE = "SELECT contents, done FROM fairturn.purge(%s::int8, %s::text, %s::int4
 _REFERENCED = """
     SELECT n FROM unnest(%s::text[]) AS n
     WHERE EXISTS (SELECT 1 FROM fairturn.documents WHERE content_name = n)
-        OR EXISTS (SELECT 1 FROM fairturn.results WHERE content_name = n)"""
-# A submission locks rows of customers before it inserts documents; an outcome writes results. Both
-# lock modes are held until the transaction ends, even a prepared one. Readers take neither.
+        OR EXISTS (SELECT 1 FROM fairturn.results WHERE content_name = n)
+        OR EXISTS (SELECT 1 FROM fairturn.attempts WHERE content_name = n)"""
+# A submission locks rows of customers before it inserts documents; an outcome locks documents
+# before it inserts results and attempts. Both lock modes are held until the transaction ends, even
+# a prepared one. Readers take neither.
 _WRITERS = """
     SELECT virtualtransaction FROM pg_locks
     WHERE locktype = 'relation' AND mode IN ('RowShareLock', 'RowExclusiveLock')
@@ -252,16 +294,16 @@ _ITS_KEYS = f"""
     WHERE customer = %s AND id > %s ORDER BY id LIMIT %s"""
 _END_KEY = "UPDATE fairturn.access_keys SET ends_at = least(ends_at, %s) WHERE id = %s"
 _USE_KEY = "UPDATE fairturn.access_keys SET used_at = greatest(used_at, %s) WHERE id = %s"
-_SIGN_ON = f"""
-    INSERT INTO fairturn.workers (name, seen_at, slots) VALUES (%s, {TIMESTAMP}, %s)
-    ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at, slots = excluded.slots"""
+_SIGN_ON = """
+    SELECT fairturn.sign_on(%s::int8, %s::text, %s::int8, %s::text[], %s::text[], %s::text[],
+        %s::text[])"""
 _SIGN_OFF = "DELETE FROM fairturn.workers WHERE name = %s"
-_WORKERS = "SELECT name, seen_at, slots FROM fairturn.workers ORDER BY name LIMIT %s"
+_WORKERS = "SELECT name, seen_at, slots, kinds FROM fairturn.workers ORDER BY name LIMIT %s"
 # The head of each flow, of those in the event log too: by documents_flow. Returned documents: by
 # documents_returned.
 _SINCE = "greatest(submitted_at, coalesce(due_at, 0))"
 _OLDEST = f"""
-    SELECT w.level, min(w.since) FROM (
+    SELECT w.level % {BANDS_PER_KIND}, min(w.since) FROM (
         SELECT f.level, d.since FROM (
             SELECT customer, level, claimed_to AS after FROM fairturn.flows
             WHERE folded > 0 AND claimed_to < {NO_ORDER}
@@ -277,7 +319,7 @@ _OLDEST = f"""
                 ORDER BY customer, level, order_number LIMIT 1) d
         UNION ALL
         SELECT level, {_SINCE} FROM fairturn.documents WHERE returned AND state = {WAITING}) w
-    GROUP BY w.level"""
+    GROUP BY 1"""
 
 
 def add_key(session: Session, key: AccessKey) -> None:
@@ -323,11 +365,28 @@ def note_use(session: Session, id: str, at: int) -> None:
 
 def workers(session: Session) -> list[WorkerHeartbeat]:
     """Return the heartbeats of workers, by name."""
-    return [WorkerHeartbeat._make(row) for row in session.fetch(_WORKERS, (WORKERS_MAX,))]
+    return [
+        WorkerHeartbeat(name, seen_at, slots, None if kinds is None else tuple(kinds))
+        for name, seen_at, slots, kinds in session.fetch(_WORKERS, (WORKERS_MAX,))
+    ]
 
 
-def sign_on(session: Session, worker: str, slots: int, given_now: int | None) -> None:
-    session.ask(_SIGN_ON, (worker, given_now, slots))
+def sign_on(
+    session: Session,
+    worker: str,
+    slots: int,
+    kinds: Sequence[str] | None,
+    *,
+    needs: Mapping[str, Sequence[str]],
+    given_now: int | None,
+) -> None:
+    """Record a worker's heartbeat and the services that kinds need, and create new kinds."""
+    served = None if kinds is None else sorted(set(kinds))
+    pairs = sorted({(kind, service) for kind, services in needs.items() for service in services})
+    needed = [[kind for kind, _ in pairs], [service for _, service in pairs]]
+    ((refused,),) = session.fetch(_SIGN_ON, (given_now, worker, slots, served, [*needs], *needed))
+    if refused is not None:
+        refuse_kind_beyond_max(refused, KINDS_MAX)
 
 
 def sign_off(session: Session, worker: str) -> None:

@@ -96,11 +96,13 @@ _EXPIRED = f"""
     FROM fairturn.leases l JOIN fairturn.documents d ON d.number = ANY (l.documents)
     WHERE l.until < %(now)s AND d.state = {RUNNING} AND d.fence = l.fence
         AND d.lease_until < %(now)s"""
-# By documents_content and results_content.
+# By documents_content, results_content and attempts_content.
 _CONTENTS = """
     SELECT content_name, size_bytes, sha256 FROM fairturn.documents WHERE content_name IS NOT NULL
     UNION ALL
-    SELECT content_name, size_bytes, sha256 FROM fairturn.results WHERE content_name IS NOT NULL"""
+    SELECT content_name, size_bytes, sha256 FROM fairturn.results WHERE content_name IS NOT NULL
+    UNION ALL
+    SELECT content_name, size_bytes, sha256 FROM fairturn.attempts WHERE content_name IS NOT NULL"""
 _CONTENTS_KNOWN = f"SELECT count(*) FROM ({_CONTENTS}) c"
 # The owner of a schema may migrate it; a new one needs CREATE on the database.
 _MAY_MIGRATE = """

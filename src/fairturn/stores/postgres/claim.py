@@ -9,7 +9,8 @@ documents. The steps of the function, in `functions/claim.sql`:
    to the flows; `convert` converts flows after a change of mode. Each step handles about `budget`
    documents or events; `more` reports that some are left.
 5. `probe` compares the counters of some customers with their flows.
-6. Flows take turns in the order of `scheduling/turns.py`, and give documents.
+6. Flows of the kinds that the worker serves and that are free take turns in the order of
+   `scheduling/turns.py`, and give documents (`functions/turns.sql`, `functions/kinds.sql`).
 7. Documents, one lease for all of them, flows and scheduler state are written. Cancels that no
    claim has reported are removed from the reports and returned.
 
@@ -24,15 +25,17 @@ repeated with the same token and returns the same documents; with outcomes it ra
 their report.
 """
 
+import json
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 from uuid import UUID
 
 from fairturn.clock import Clock, Uptime, stopwatch
 from fairturn.errors import StoreError
-from fairturn.model import Claim, Claimed, Document, Fence, Outcome
+from fairturn.model import Claim, Claimed, ContentRef, Document, Fence, FinishedStep, Outcome
 from fairturn.stores import crash
 from fairturn.stores.ids import IdKey
 from fairturn.stores.postgres.admin import repair_customers
@@ -49,6 +52,7 @@ _LOG = logging.getLogger("fairturn.postgres")
 BUDGET = 2_000  # documents or events that each step of a claim handles in one transaction
 BUDGET_MIN = 2  # a customer, and one of its documents
 PROBE_SIZE = 100  # customers whose counters one claim compares with their flows
+PROBE_FLOWS_MAX = 1_000  # after the customer that exceeds it, the comparison ends
 PROBE_EVERY_US = 1_000_000
 PROBE_EVERY_IDLE_US = 60_000_000  # while there is nothing to claim
 REPAIRS_MAX = 10  # customers whose counters one claim rebuilds
@@ -57,16 +61,18 @@ REPAIR_PAUSE_S = 60.0  # after a repair that did not get its locks
 CLAIM = """
     SELECT claimed, more, changed, repaired, suspects, cancelled, '{}'::int4[]
     FROM fairturn.claim(%s::uuid, %s::int4, %s::text, %s::int8, %s::int8, %s::int8, %s::text,
-        %s::int4)"""
+        %s::int4, %s::text[], %s::text[], %s::int4[])"""
 CLAIM_AFTER = f"""
     SELECT claimed, more, changed, repaired, suspects, cancelled, lost
     FROM fairturn.claim_after(%s::uuid, %s::int4, %s::text, %s::int8, %s::int8, %s::int8, %s::text,
-        %s::int4, {OUTCOME_TYPES})"""
+        %s::int4, %s::text[], %s::text[], %s::int4[], {OUTCOME_TYPES})"""
 DOCUMENTS = f"""
     SELECT {CLAIM_COLUMNS.replace("d.attempts", "d.attempts - 1")}, d.body_bytes, t.customer_name,
-        d.fence, d.claimed_at
+        d.fence, d.claimed_at, t.previous, t.content_name, t.content_size, t.content_hash, t.steps,
+        t.checkpoint
     FROM fairturn.claimed(%s::uuid) t CROSS JOIN LATERAL (SELECT (t.document).*) d"""
-_BYTES, _NAME, _FENCE, _CLAIMED_AT = -4, -3, -2, -1
+_BYTES, _NAME, _FENCE, _CLAIMED_AT = range(-10, -6)
+_PREVIOUS, _STEPS, _CHECKPOINT = -6, -2, -1
 
 
 class ClaimRequest(NamedTuple):
@@ -76,6 +82,8 @@ class ClaimRequest(NamedTuple):
     n: int
     worker: str
     lease_us: int
+    kinds: list[str] | None  # None: every kind
+    at_most: dict[str, int]  # documents of a kind
     given_now: int | None  # None: the clock of the server
     uptime: Uptime | None  # None: the same
     budget: int
@@ -113,18 +121,29 @@ class PostgresClaimer:
         self._repair_after_s = 0.0  # by the stopwatch
 
     def claim(
-        self, n: int, worker: str, lease_us: int, outcomes: Sequence[Outcome], key: IdKey
+        self,
+        n: int,
+        *,
+        worker: str,
+        lease_us: int,
+        kinds: Sequence[str] | None,
+        at_most: Mapping[str, int],
+        outcomes: Sequence[Outcome],
+        key: IdKey,
     ) -> Claimed:
         """Record outcomes and claim up to `n` documents, in one transaction per `budget` of events
         to fold. An error after the first transaction ends the claim early and is not raised."""
         claimed = Claimed([], [], [])
         is_first = True
         while True:
+            taken = Counter(claim.document.kind for claim in claimed.claims)
             request = ClaimRequest(
                 str(UUID(int=self._random.getrandbits(128), version=4)),
                 n - len(claimed.claims),
                 worker,
                 lease_us,
+                None if kinds is None else [*kinds],
+                {kind: most - taken[kind] for kind, most in at_most.items()},
                 now_of(self._clock),
                 uptime_of(self._clock),
                 self._budget,
@@ -186,6 +205,9 @@ def claim(
         uptime.at if uptime else None,
         uptime.boot if uptime else SERVER_BOOT,
         request.budget,
+        request.kinds,
+        [*request.at_most] or None,
+        [*request.at_most.values()] or None,
     )
     session.unsure = bool(outcomes)  # without outcomes a repeated call returns the same documents
     crash.point("claim-before-commit")
@@ -209,7 +231,7 @@ def _claims(rows: list[Row], request: ClaimRequest, key: IdKey) -> list[Claim]:
     if not rows:
         return []
     at = rows[0][_CLAIMED_AT]
-    return to_claims(
+    claims = to_claims(
         [row if row[_BYTES] is None else _with_bytes(row) for row in rows],
         [row[_NAME] for row in rows],
         key,
@@ -217,6 +239,21 @@ def _claims(rows: list[Row], request: ClaimRequest, key: IdKey) -> list[Claim]:
         worker=request.worker,
         at=at,
         lease_ends_at=at + request.lease_us,
+    )
+    return [
+        each if row[_STEPS] is None and row[_CHECKPOINT] is None else _continued(each, row)
+        for each, row in zip(claims, rows, strict=True)
+    ]
+
+
+def _continued(claim: Claim, row: Row) -> Claim:
+    """Return the claim of a document that has finished a step, or has a checkpoint."""
+    previous, *content, steps, checkpoint = row[_PREVIOUS:]
+    return claim._replace(
+        previous=previous,
+        previous_content=None if content[0] is None else ContentRef(*content),
+        steps=tuple(FinishedStep(*step) for step in json.loads(steps or "[]")),
+        checkpoint=checkpoint,
     )
 
 

@@ -1,13 +1,17 @@
 """Bulk load of a queue from another database into a new schema, in one transaction."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+from psycopg.types.json import Jsonb
 
 from fairturn.errors import StoreRefused
 from fairturn.model import FAILED, BodyType, NewDocument, Settings
 from fairturn.priority import LEVELS
-from fairturn.stores.postgres.rows import settings_columns
+from fairturn.scheduling.flows import DEFAULT_KIND, band_of
+from fairturn.scheduling.outages import ServiceState
+from fairturn.stores.postgres.rows import MAY_EXPIRE, settings_columns
 from fairturn.stores.postgres.session import BEGIN, LOCK_SETTINGS, Session
 from fairturn.stores.transfer import SUBMITTED, ExportedDocument, ExportedQueue
 from fairturn.stores.transitions import OUTCOME_COLUMNS
@@ -19,6 +23,7 @@ _PROGRESS_EVERY = 1_000  # rows
 _IS_NEW = """
     SELECT NOT EXISTS (SELECT 1 FROM fairturn.customers)
         AND NOT EXISTS (SELECT 1 FROM fairturn.access_keys)
+        AND NOT EXISTS (SELECT 1 FROM fairturn.kinds WHERE number > 0)
         AND NOT (SELECT is_called FROM fairturn.document_numbers)"""
 _CUSTOMERS = (
     "number, name, count, count_updated_at, weight, running_max, bytes_max, stored_bytes, paused, "
@@ -26,8 +31,8 @@ _CUSTOMERS = (
     ("int8", "text", "int8", "int8", "int4", "int4", "int8", "int8", "bool", "int8", "int8[]"),
 )
 _CUSTOMER_STATES = (
-    "customer, weight, running_max, paused, recent_costs",
-    ("int8", "int4", "int4", "bool", "int8[]"),
+    "customer, weight, running_max, paused, recent_costs, costs_by_kind",
+    ("int8", "int4", "int4", "bool", "int8[]", "jsonb"),
 )
 _FLOWS = (
     "customer, level, place, tick, folded, running, taken, claimed_to, head_order, head_since, "
@@ -38,9 +43,9 @@ _EVENTS = ("at, customers, events", ("int8", "int8[]", "text"))
 # Columns of `documents` that are neither 8-byte integers nor text.
 _DOCUMENT_TYPES = {
     **dict.fromkeys(("returned", "failed", "cancel_requested"), "bool"),
-    **dict.fromkeys(("level", "priority", "state"), "int2"),
+    **dict.fromkeys(("level", "priority", "state", "kind"), "int2"),
     **dict.fromkeys(("sha256", "body_bytes"), "bytea"),
-    "attempts": "int4",
+    **dict.fromkeys(("attempts", "step", "snoozes"), "int4"),
 }
 _ANNOTATIONS = NewDocument.__annotations__ | ExportedDocument.__annotations__
 _TEXTS = {name for name, type in _ANNOTATIONS.items() if type in (str, str | None, BodyType)}
@@ -49,11 +54,39 @@ _RESULTS = (
     "document, result, content_name, size_bytes, sha256",
     ("int8", "text", "text", "int8", "bytea"),
 )
+_ATTEMPTS = (
+    "document, number, kind, step, attempt, worker, claimed_at, ended_at, outcome, error, details, "
+    "content_name, size_bytes, sha256, value",
+    (
+        *("int8", "int4", "int2", "int4", "int4", "text", "int8", "int8", "int2", "text"),
+        *("text", "text", "int8", "bytea", "text"),
+    ),
+)
+_CHECKPOINTS = ("document, value", ("int8", "text"))
+_EXPIRATIONS = f"""
+    INSERT INTO fairturn.expirations (expires_at, document)
+    SELECT d.expires_at, d.number FROM fairturn.documents d
+    WHERE d.expires_at IS NOT NULL AND {MAY_EXPIRE}"""
 _KEYS = (
     "customer, key, digest, document, count, priority, submitted_at",
     ("int8", "text", "bytea", "int8", "int8", "int2", "int8"),
 )
-_WORKERS = ("name, seen_at, slots", ("text", "int8", "int8"))
+_WORKERS = ("name, seen_at, slots, kinds", ("text", "int8", "int8", "text[]"))
+_NINE = "int8[]"  # a value for each level or priority
+_KINDS = (
+    "number, name, running_max, paused, attempts_max, expires_in_us",
+    ("int2", "text", "int4", "bool", "int4", "int8"),
+)
+_KIND_SERVICES = ("kind, service", ("int2", "text"))
+_OUTAGES = (
+    f"service, {', '.join(ServiceState._fields)}",
+    ("text", "int8", "int8", "int8", "text", *["int8"] * 3, "bool", *["int8"] * 4),
+)
+_KIND_STATES = (
+    "kind, version, since_patience, clocks, weights, kind_times, last_claims",
+    ("int2", "int8", "int8", _NINE, _NINE, _NINE, _NINE),
+)
+_KIND_ARRIVALS = ("kind, shard, arrived", ("int2", "int4", _NINE))
 _ACCESS_KEYS = (
     "id, role, customer, name, digest, made_at, used_at, ends_at",
     ("text", "text", "text", "text", "bytea", "int8", "int8", "int8"),
@@ -76,10 +109,13 @@ _OUTCOME_COUNTERS = "UPDATE fairturn.outcome_counters SET " + ", ".join(
 )
 _TURNS = """
     WITH old AS (DELETE FROM fairturn.scheduler_states RETURNING version)
-    INSERT INTO fairturn.scheduler_states (version, claims, fence, tick, clocks, weights, taken)
-    SELECT max(version) + 1, %s, %s, %s, %s::bigint[], %s::bigint[],
-        array_fill(0::bigint, ARRAY[9])
+    INSERT INTO fairturn.scheduler_states (version, claims, fence, tick, level_times,
+        since_patience, clocks, weights, kind_times, last_claims, taken)
+    SELECT max(version) + 1, %s, %s, %s, %s::bigint[], ARRAY[%s::bigint], %s::bigint[],
+        %s::bigint[], %s::bigint[], %s::bigint[], array_fill(0::bigint, ARRAY[9])
     FROM old"""
+_DELETE_DEFAULT_KIND = f"DELETE FROM fairturn.kinds WHERE number = {DEFAULT_KIND}"
+_REQUIRE_SCHEMA = "SELECT fairturn.require_schema_in_use()"
 
 LoadProgress = Callable[[int, int], None]  # called with the rows done, and all
 
@@ -89,6 +125,16 @@ def load(session: Session, name: str, exported: ExportedQueue, progress: LoadPro
     session.ask(BEGIN)
     lock_new(session, name)
     loading = _Loading(session, exported, progress)
+    session.ask(_DELETE_DEFAULT_KIND)
+    loading.copy("kinds", _KINDS, map(_kind, exported.kinds))
+    loading.copy("kind_services", _KIND_SERVICES, exported.kind_services)
+    loading.copy("outages", _OUTAGES, map(_outage, exported.outages))
+    default, *others = (_state(exported, kind) for kind in exported.kinds)
+    loading.copy("kind_states", _KIND_STATES, others)
+    waiting = [_of_kind(exported.waiting, number) for number, *_ in exported.kinds]
+    arrived = ((number, 0, n) for number, n in enumerate(waiting) if number != DEFAULT_KIND)
+    loading.copy("kind_arrivals", _KIND_ARRIVALS, arrived)
+    of_all_kinds = [sum(numbers) for numbers in zip(*waiting, strict=True)]
     loading.copy("customers", _CUSTOMERS, map(_customer, exported.customers))
     loading.copy(
         "customer_states", _CUSTOMER_STATES, map(_customer_state, exported.customer_states)
@@ -99,22 +145,26 @@ def load(session: Session, name: str, exported: ExportedQueue, progress: LoadPro
     loading.copy("documents", _DOCUMENTS, _documents(exported.documents, children))
     loading.copy("children", _CHILDREN, children)
     loading.copy("results", _RESULTS, exported.results)
+    loading.copy("attempts", _ATTEMPTS, exported.attempts)
+    loading.copy("checkpoints", _CHECKPOINTS, exported.checkpoints)
     loading.copy("unreported_cancels", ("document", ("int8",)), exported.unreported_cancels)
     loading.copy("idempotency_keys", _KEYS, exported.keys)
     loading.copy("workers", _WORKERS, exported.workers)
     loading.copy("access_keys", _ACCESS_KEYS, exported.access_keys)
     settings = settings_columns(Settings.from_json(exported.settings))
     with session.commit("copy"):
+        session.ask(_EXPIRATIONS)
         session.ask(_LIMITED, (exported.limited,))
         session.ask(SETTINGS, settings)
         session.ask(_KEY, exported.key)
         session.ask(_NUMBERS, (exported.next_number, exported.next_customer))
-        session.ask(_TOTALS, (exported.waiting, exported.delayed))
+        session.ask(_TOTALS, (of_all_kinds, exported.delayed))
         session.ask(_OUTCOME_COUNTERS, exported.outcome_counters.row)
         session.ask(
             _TURNS,
-            (exported.claims, exported.fence, exported.tick, exported.clocks, exported.weights),
+            (exported.claims, exported.fence, exported.tick, exported.level_times, *default[2:]),
         )
+        session.ask(_REQUIRE_SCHEMA)
 
 
 def lock_new(session: Session, name: str) -> None:
@@ -157,7 +207,31 @@ def _customer(row: Row) -> Row:
 
 def _customer_state(row: Row) -> Row:
     customer, weight, running_max, paused, costs = row
-    return customer, weight, running_max, bool(paused), costs
+    others = Jsonb({kind: recent for kind, recent in costs.items() if kind != DEFAULT_KIND})
+    return customer, weight, running_max, bool(paused), costs.get(DEFAULT_KIND, []), others
+
+
+def _kind(row: Row) -> Row:
+    number, name, running_max, paused, attempts_max, expires_in, _ = row
+    return number, name, running_max, bool(paused), attempts_max, expires_in
+
+
+def _outage(row: Row) -> Row:
+    service, *state = row
+    known = ServiceState._make(state)
+    return service, *known._replace(held=bool(known.held))
+
+
+def _state(exported: ExportedQueue, kind: Row) -> Row:
+    """Return the columns of `_KIND_STATES`."""
+    number, since_patience = kind[0], kind[-1]
+    values = (exported.clocks, exported.weights, exported.kind_times, exported.last_claims)
+    return number, 0, since_patience, *(_of_kind(each, number) for each in values)
+
+
+def _of_kind(values: Sequence[int], number: int) -> Sequence[int]:
+    """Return the values of one kind; those of band 1 are the first."""
+    return values[band_of(0, number) :][:LEVELS]
 
 
 def _flow(row: Row) -> Row:

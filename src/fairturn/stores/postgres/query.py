@@ -12,6 +12,7 @@ from fairturn.model import (
     CustomerSettings,
     Document,
     Filter,
+    Kind,
     Page,
     Progress,
     State,
@@ -19,18 +20,21 @@ from fairturn.model import (
     Summary,
 )
 from fairturn.priority import LEVELS, Count
-from fairturn.scheduling.flows import WEIGHT_ONE
+from fairturn.scheduling.flows import BANDS_PER_KIND, DEFAULT_KIND, WEIGHT_ONE
 from fairturn.stores import ids
 from fairturn.stores.ids import IdKey
 from fairturn.stores.postgres.rows import (
+    DOCUMENT_COLUMNS,
+    KIND_SETTINGS,
     NO_ORDER,
     QUEUE,
     PostgresQueueRow,
+    to_kind_settings,
     to_queue,
 )
 from fairturn.stores.postgres.session import BEGIN_SNAPSHOT, COMMIT, Session
 from fairturn.stores.transitions import OUTCOME_COLUMNS, OutcomeCounters, to_summary
-from fairturn.stores.values import CODES, DOCUMENT_COLUMNS, RUNNING, Row, SettingsCache, to_document
+from fairturn.stores.values import CODES, RUNNING, Row, SettingsCache, to_document
 from fairturn.validation.text import spellings
 
 # Of the last attempt: the progress of an earlier one has a lower fence.
@@ -81,6 +85,28 @@ _CHANGES = """
     SELECT priority, sum(waiting), sum(delayed) FROM fairturn.counter_changes GROUP BY priority"""
 
 
+_KINDS = f"SELECT number, name, {KIND_SETTINGS} FROM fairturn.kinds ORDER BY name"
+_RUNNING_BY_KIND = f"""
+    SELECT d.kind, count(*)
+    FROM fairturn.leases l JOIN fairturn.documents d ON d.number = ANY (l.documents)
+    WHERE d.state = {RUNNING} AND d.fence = l.fence GROUP BY d.kind"""
+# The waiting documents of the kinds other than the default one by priority, as of customers.
+_WAITING_BY_KIND = f"""
+    SELECT s.kind, ARRAY(
+        SELECT coalesce(a.n, 0) - t.n + coalesce(m.n, 0)
+        FROM unnest(s.taken) WITH ORDINALITY AS t(n, priority)
+            LEFT JOIN (
+                SELECT u.priority, sum(u.n) AS n
+                FROM fairturn.kind_arrivals a
+                    CROSS JOIN LATERAL unnest(a.arrived) WITH ORDINALITY AS u(n, priority)
+                WHERE a.kind = s.kind GROUP BY u.priority) a ON a.priority = t.priority
+            LEFT JOIN (
+                SELECT c.priority, sum(c.waiting) AS n FROM fairturn.counter_changes c
+                WHERE c.kind = s.kind GROUP BY c.priority) m ON m.priority = t.priority
+        ORDER BY t.priority)::bigint[]
+    FROM fairturn.states_of_kinds() s WHERE s.kind <> {DEFAULT_KIND}"""
+
+
 def queue_row(session: Session, cache: SettingsCache) -> PostgresQueueRow:
     (row,) = session.fetch(QUEUE)
     return to_queue(row, cache)
@@ -111,7 +137,7 @@ def find(
     if filter.customer is None or filter.ids is not None or filter.states in _FOUND_BY_STATE:
         chosen = f"d.number < %(before)s AND d.number >= %(lowest)s AND {condition}"
     else:
-        chosen = f"d.number = ANY (ARRAY({_newest_of_customer(condition)}))"
+        chosen = f"d.number = ANY (ARRAY({_newest_of_customer(condition, filter.kinds)}))"
     rows = session.fetch(
         f"SELECT {DOCUMENT_COLUMNS}, {_PROGRESS} {_FROM} WHERE {chosen} "
         "ORDER BY d.number DESC LIMIT %(size)s",
@@ -159,6 +185,9 @@ def _conditions(filter: Filter, key: IdKey, values: dict[str, Any]) -> Iterable[
     if filter.priorities is not None:
         values["priorities"] = list(filter.priorities)
         yield "d.priority = ANY (%(priorities)s::smallint[])"
+    if filter.kinds is not None:
+        values["kinds"] = list(filter.kinds)
+        yield f"d.kind = ANY ({_KINDS_OF_FILTER})"
     if filter.name_part is not None:
         parts = {f"part_{n}": part for n, part in enumerate(spellings(filter.name_part))}
         values.update(parts)
@@ -174,27 +203,41 @@ def _conditions(filter: Filter, key: IdKey, values: dict[str, Any]) -> Iterable[
             yield comparison
 
 
+_KINDS_OF_FILTER = "ARRAY(SELECT k.number FROM fairturn.kinds k WHERE k.name = ANY (%(kinds)s))"
+# The bands in which the customer has documents, one after the other by documents_flow.
+_BANDS_OF_CUSTOMER = """
+    WITH RECURSIVE owner AS (SELECT number FROM fairturn.customers WHERE name = %(customer)s),
+    bands AS (
+        (SELECT d.level AS band FROM fairturn.documents d
+        WHERE d.customer = (SELECT number FROM owner) ORDER BY d.customer, d.level LIMIT 1)
+        UNION ALL
+        SELECT n.level FROM bands b CROSS JOIN LATERAL (
+            SELECT d.level FROM fairturn.documents d
+            WHERE d.customer = (SELECT number FROM owner) AND d.level > b.band
+            ORDER BY d.customer, d.level LIMIT 1) n)"""
 # Few documents are running or delayed: those of all customers are read and filtered.
 _FOUND_BY_STATE = ((State.RUNNING,), (State.DELAYED,))
 
 
-def _newest_of_customer(condition: str) -> str:
-    """Return a query for the newest documents of a customer: of each level by documents_flow if the
+def _newest_of_customer(condition: str, kinds: Sequence[str] | None = None) -> str:
+    """Return a query for the newest documents of a customer: of each band by documents_flow if the
     order is the number, the others by documents_reordered."""
-    parts = [
-        f"""(SELECT d.number FROM fairturn.documents d
-        WHERE d.level = {level} AND d.order_number < %(before)s AND d.order_number >= %(lowest)s
-            AND d.order_number = d.number AND {condition}
-        ORDER BY d.order_number DESC LIMIT %(size)s)"""
-        for level in range(LEVELS + 1)
-    ]
-    parts.append(
-        f"""(SELECT d.number FROM fairturn.documents d
-        WHERE d.order_number IS DISTINCT FROM d.number AND d.number < %(before)s
-            AND d.number >= %(lowest)s AND {condition}
-        ORDER BY d.number DESC LIMIT %(size)s)"""
-    )
-    return f"{' UNION ALL '.join(parts)} ORDER BY number DESC LIMIT %(size)s"
+    of_kinds = f"WHERE b.band / {BANDS_PER_KIND} = ANY ({_KINDS_OF_FILTER})"
+    return f"""
+        {_BANDS_OF_CUSTOMER}
+        SELECT number FROM (
+            SELECT f.number FROM bands b CROSS JOIN LATERAL (
+                SELECT d.number FROM fairturn.documents d
+                WHERE d.level = b.band AND d.order_number < %(before)s
+                    AND d.order_number >= %(lowest)s AND d.order_number = d.number AND {condition}
+                ORDER BY d.customer DESC, d.level DESC, d.order_number DESC LIMIT %(size)s) f
+            {"" if kinds is None else of_kinds}
+            UNION ALL (
+                SELECT d.number FROM fairturn.documents d
+                WHERE d.order_number IS DISTINCT FROM d.number AND d.number < %(before)s
+                    AND d.number >= %(lowest)s AND {condition}
+                ORDER BY d.number DESC LIMIT %(size)s)) f
+        ORDER BY number DESC LIMIT %(size)s"""
 
 
 def read(session: Session, key: IdKey, id: str) -> Stored | None:
@@ -290,3 +333,28 @@ def summary(session: Session, *, alone: bool = False) -> Summary:
         outcome_counters=OutcomeCounters(*ended),
         repairs=repairs,
     )
+
+
+def kinds(session: Session) -> list[Kind]:
+    """Return all kinds of work, by name."""
+    waiting = waiting_by_kind(session)
+    running: dict[int, int] = dict(session.fetch(_RUNNING_BY_KIND))
+    return [
+        Kind(
+            name=name,
+            settings=to_kind_settings(tuple(settings)),
+            waiting=sum(waiting[number]),
+            running=running.get(number, 0),
+        )
+        for number, name, *settings in session.fetch(_KINDS)
+    ]
+
+
+def waiting_by_kind(session: Session) -> dict[int, Sequence[int]]:
+    """Return the numbers of waiting documents of priorities 1 to 9, by kind. The default kind has
+    those that no other kind has."""
+    waiting: dict[int, Sequence[int]] = dict(session.fetch(_WAITING_BY_KIND))
+    rest = summary(session).waiting_by_priority
+    for others in waiting.values():
+        rest = tuple(n - m for n, m in zip(rest, others, strict=True))
+    return {**waiting, DEFAULT_KIND: rest}

@@ -1,22 +1,31 @@
 """Column formats: documents, events, the row of `queue` and the scheduler state."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from fairturn.clock import SERVER_NOW, Clock, Uptime
-from fairturn.model import Settings
+from fairturn.model import KindSettings, Settings
 from fairturn.priority import Reset
-from fairturn.scheduling.flows import ArrivalEvent, EventBatch, Mode
+from fairturn.scheduling.flows import ArrivalEvent, Band, EventBatch, Mode, band_of
 from fairturn.stores import values
 from fairturn.stores.ids import IdKey
-from fairturn.stores.values import Row, SettingsCache, decode_events
+from fairturn.stores.values import DELAYED, WAITING, Row, SettingsCache, decode_events
 
-# A body is text or bytes: `claim.py` reads the bytes from another column.
-CLAIM_COLUMNS = values.CLAIM_COLUMNS.replace("d.body,", "d.body_text,", 1)
+# Of documents, with the schema of the table of kinds.
+DOCUMENT_COLUMNS, CLAIM_COLUMNS = (
+    columns.replace("FROM kinds", "FROM fairturn.kinds")
+    for columns in (
+        values.DOCUMENT_COLUMNS,
+        # A body is text or bytes: `claim.py` reads the bytes from another column.
+        values.CLAIM_COLUMNS.replace("d.body,", "d.body_text,", 1),
+    )
+)
 
 # The timestamp of the parameter, or that of the server if it is NULL.
 TIMESTAMP = f"coalesce(%s::bigint, {SERVER_NOW})"
 NO_ORDER = (1 << 63) - 1
+# Whether a document d may expire: it has not started.
+MAY_EXPIRE = f"d.state IN ({WAITING}, {DELAYED}) AND d.step = 0 AND d.attempts = 0"
 SERVER_BOOT = "server"  # the boot id if leases follow the clock of the server
 
 
@@ -93,27 +102,59 @@ class PostgresQueueRow(NamedTuple):
     key: IdKey
 
 
+KIND_SETTINGS = "running_max, paused, attempts_max, expires_in_us"
+
+
+def to_kind_settings(row: Row) -> KindSettings:
+    """Convert the columns `KIND_SETTINGS`."""
+    limit, paused, attempts_max, expires_in = row
+    return KindSettings(
+        limit=limit,
+        paused=paused,
+        attempts_max=attempts_max,
+        expires_in_s=None if expires_in is None else expires_in / 1_000_000,
+    )
+
+
 def to_queue(row: Row, cache: SettingsCache) -> PostgresQueueRow:
     return PostgresQueueRow(cache.parse(row[0]), row[1], IdKey(*row[2:]))
 
 
 # ── Scheduler state ──────────────────────────────────────────────────────────────────────────────
 
-TURNS_COLUMNS = "version, claims, fence, tick, clocks, weights, taken, promoted, boot"
+TURNS_COLUMNS = "claims, tick, level_times, boot"
 TURNS = f"SELECT {TURNS_COLUMNS} FROM fairturn.scheduler_states ORDER BY version DESC LIMIT 1"
 # Claims take documents only from flows of this generation.
 GENERATION = "(SELECT generation FROM fairturn.scheduler_states ORDER BY version DESC LIMIT 1)"
 
 
 class TurnsRow(NamedTuple):
-    """The newest row of `scheduler_states`. Level and priority `n` are at the index `n - 1`."""
+    """The newest row of `scheduler_states`. Level `n` is at the index `n - 1`."""
 
-    version: int
     claims: int
-    fence: int
     tick: int
+    level_times: list[int]
+    boot: str
+
+
+STATES_OF_KINDS = """
+    SELECT s.kind, k.name, s.clocks, s.weights, s.kind_times, s.last_claims, s.since_patience
+    FROM fairturn.states_of_kinds() s JOIN fairturn.kinds k ON k.number = s.kind"""
+
+
+class KindRow(NamedTuple):
+    """The scheduler state of one kind. Level `n` is at the index `n - 1`."""
+
+    kind: int
+    name: str
     clocks: list[int]
     weights: list[int]
-    taken: list[int]
-    promoted: int
-    boot: str
+    kind_times: list[int]
+    last_claims: list[int]
+    since_patience: int
+
+    def bands(self) -> Iterator[tuple[int, Band]]:
+        """Yield the bands of the kind, by number."""
+        values = zip(self.clocks, self.weights, self.kind_times, self.last_claims, strict=True)
+        for level, band in enumerate(values, start=1):
+            yield band_of(level, self.kind), Band(*band)

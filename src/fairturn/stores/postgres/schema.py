@@ -4,7 +4,7 @@ Migrations change the tables. Each function has one definition, which the last m
 (decision 0021).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any
 
@@ -12,35 +12,58 @@ import psycopg
 from psycopg import sql
 
 from fairturn.clock import SERVER_NOW
-from fairturn.errors import NoQueue, StoreRefused, StoreUnavailable
+from fairturn.errors import KindRefused, NoQueue, StoreRefused, StoreUnavailable
 from fairturn.explain.snapshot import WORKERS_KEPT_US
 from fairturn.model import (
+    ATTEMPTS_STORED_MAX,
     CANCELS_KEPT_MAX,
     CANCELS_REPORTED_MAX,
     CHILDREN_UNCHECKED_MAX,
+    DEFAULT_KIND_NAME,
     DOCUMENT_BYTES,
     ENDED,
+    EXPIRE_MAX,
     FAILED,
     KEY_KEPT_US,
+    KINDS_MAX,
     LEASE_EXPIRED,
     LEASE_US_MAX,
     REAL_COST_MAX,
+    SNOOZES_MAX,
+    STEPS_MAX,
+    AttemptOutcome,
+    KindPolicy,
     Settings,
 )
-from fairturn.priority import CLOCK_AHEAD_US_MAX
-from fairturn.scheduling.flows import COST_ONE, WEIGHT_MAX, WEIGHT_MIN, WEIGHT_ONE
+from fairturn.priority import CLOCK_AHEAD_US_MAX, LEVELS
+from fairturn.scheduling import outages
+from fairturn.scheduling.flows import COST_ONE, DEFAULT_KIND, WEIGHT_MAX, WEIGHT_MIN, WEIGHT_ONE
 from fairturn.stores import crash
+from fairturn.stores.admission import refuse_kind_beyond_max, refuse_unknown_kind
 from fairturn.stores.migrations import Migration, migrations_of, refuse_unreadable
-from fairturn.stores.postgres.claim import PROBE_EVERY_IDLE_US, PROBE_EVERY_US, PROBE_SIZE
+from fairturn.stores.postgres.claim import (
+    PROBE_EVERY_IDLE_US,
+    PROBE_EVERY_US,
+    PROBE_FLOWS_MAX,
+    PROBE_SIZE,
+)
 from fairturn.stores.postgres.connection import (
     LOCK_TIMEOUT,
     SETTINGS_LOCK_TIMEOUT,
     SUBMIT_LOCK_TIMEOUT,
     PostgresDatabase,
 )
-from fairturn.stores.postgres.rows import NO_ORDER
+from fairturn.stores.postgres.rows import MAY_EXPIRE, NO_ORDER
+from fairturn.stores.transitions import SNOOZED_TOO_OFTEN, TOO_MANY_STEPS
 from fairturn.stores.urls import SCHEMA
-from fairturn.stores.values import CODES, JUMP_MIN, STORED_BYTES, codes_of
+from fairturn.stores.values import (
+    ADVANCED,
+    ATTEMPT_OUTCOMES,
+    CODES,
+    JUMP_MIN,
+    STORED_BYTES,
+    codes_of,
+)
 
 # Held while a migration is applied: of ten processes that start at once, one applies it.
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('{schema}.'), 4)"
@@ -59,7 +82,10 @@ _GRANTED = """
     SELECT has_schema_privilege({role}, '{schema}', 'USAGE')
         AND has_table_privilege({role}, '{schema}.documents', 'INSERT')"""
 _HAS_ROLE = "SELECT 1 FROM pg_roles WHERE rolname = %s"
-_APPLIED = "INSERT INTO {schema}.migrations (number, readable_from) VALUES (%s, %s)"
+# A release that could not use an earlier schema cannot use this one either.
+_APPLIED = """
+    INSERT INTO {schema}.migrations (number, readable_from)
+    SELECT %s, greatest(%s, max(readable_from)) FROM {schema}.migrations"""
 _READABLE_FROM = "SELECT readable_from FROM {schema}.migrations ORDER BY number DESC LIMIT 1"
 
 # The privileges of a role that uses a queue and does not migrate it.
@@ -67,10 +93,13 @@ _GRANTS = """
     GRANT USAGE ON SCHEMA {schema} TO {role};
     GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role};
     REVOKE INSERT, UPDATE, DELETE ON {schema}.migrations FROM {role};
+    GRANT UPDATE (readable_from) ON {schema}.migrations TO {role};
     GRANT USAGE, SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA {schema} TO {role};
     GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role}"""
 
 
+_SCHEMA_OF_KINDS = 14  # the first schema whose release knows kinds of work
+_SCHEMA_OF_STEPS = 15  # the same of pipelines, expiry and outages
 # Virtual times end at 2^63; one claim adds less than 2^57.
 _CLOCK_MAX = 1 << 60
 # Each statement of a function has one good plan: nested loops over indexes. With statistics from
@@ -80,6 +109,22 @@ _CLOCK_MAX = 1 << 60
 _PLANNED_BY_INDEXES = """\
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan SET jit = off"""
+
+
+def _refusal(refuse: Callable[[str], None]) -> str:
+    """Return the message for a kind that is refused, as a format of SQL for its name."""
+    try:
+        refuse("%1$s")
+    except KindRefused as refused:
+        return _literal(str(refused))
+    raise AssertionError("the kind was not refused")
+
+
+def _literal(text: str) -> str:
+    escaped = text.replace("'", "''")
+    return f"'{escaped}'"
+
+
 # Placeholders of the SQL functions. States appear there only by these names.
 _CONSTANTS = {
     "planned_by_indexes": _PLANNED_BY_INDEXES,
@@ -90,6 +135,22 @@ _CONSTANTS = {
     "weight_max": WEIGHT_MAX,
     "clock_max": _CLOCK_MAX,
     "no_order": NO_ORDER,
+    "default_kind": DEFAULT_KIND,
+    "default_kind_name": DEFAULT_KIND_NAME,
+    "kinds_max": KINDS_MAX,
+    "schema_of_kinds": _SCHEMA_OF_KINDS,
+    "schema_of_steps": _SCHEMA_OF_STEPS,
+    "unknown_kind": _refusal(lambda name: refuse_unknown_kind(name, Settings())),
+    "too_many_kinds": _refusal(lambda name: refuse_kind_beyond_max(name, KINDS_MAX)),
+    "open_kinds": KindPolicy.OPEN.value,
+    "steps_max": STEPS_MAX,
+    "too_many_steps": _literal(TOO_MANY_STEPS),
+    "snoozes_max": SNOOZES_MAX,
+    "snoozed_too_often": _literal(SNOOZED_TOO_OFTEN),
+    "attempts_stored_max": ATTEMPTS_STORED_MAX,
+    "attempt_failed": ATTEMPT_OUTCOMES.index(AttemptOutcome.FAILED),
+    "attempt_lost": ATTEMPT_OUTCOMES.index(AttemptOutcome.LOST),
+    "advanced": ADVANCED,
     "document_bytes": DOCUMENT_BYTES,
     "stored_bytes": STORED_BYTES,
     "bytes_per_customer_max": Settings().bytes_per_customer_max,
@@ -106,13 +167,28 @@ _CONSTANTS = {
     "day": 24 * 3_600 * 1_000_000,
     "page": 100,  # flows that a claim reads in one statement
     "probe_size": PROBE_SIZE,
+    "probe_flows_max": PROBE_FLOWS_MAX,
     "probe_every": PROBE_EVERY_US,
     "probe_every_idle": PROBE_EVERY_IDLE_US,
+    "expire_max": EXPIRE_MAX,
+    "may_expire": MAY_EXPIRE,
+    "reports_within": outages.REPORTS_WITHIN_US,
+    "probes_free": outages.PROBES_FREE,
+    "probe_min": outages.PROBE_US_MIN,
+    "probe_max": outages.PROBE_US_MAX,
+    "probe_growth_max": outages.PROBE_GROWTH_MAX,
+    "retry_after_max": outages.RETRY_AFTER_US_MAX,
+    "resume": outages.RESUME_US,
+    "resume_step": outages.RESUME_STEP_US,
+    "of_kind": outages.OF_KIND,
     "lock_timeout": LOCK_TIMEOUT,
     "submit_lock_timeout": SUBMIT_LOCK_TIMEOUT,
     "settings_lock_timeout": SETTINGS_LOCK_TIMEOUT,
     "ended_states": codes_of(ENDED),
     "failed_states": codes_of(FAILED),
+    "count_each_priority": ", ".join(
+        f"count(*) FILTER (WHERE p = {n})" for n in range(1, LEVELS + 1)
+    ),
     "count_failed": ", ".join(
         f"{state} = e.{state} + cardinality(array_positions(ended, {CODES[state]}::smallint))"
         for state in FAILED
@@ -121,11 +197,16 @@ _CONSTANTS = {
 }
 
 
+# A function may call those that are created after it.
+_IN_ANY_ORDER = "SET LOCAL check_function_bodies = off;"
+
+
 def migrations() -> list[Migration]:
     """Return the migrations from an empty database to the schema of this release. The last one also
     installs the functions: a change of a function needs a migration, even an empty one."""
     *earlier, last = migrations_of("fairturn.stores.postgres")
-    functions = "\n".join([last.script, *(script for _, script in function_scripts())])
+    scripts = [script for _, script in function_scripts()]
+    functions = "\n".join([last.script, _IN_ANY_ORDER, *scripts])
     return [*earlier, last._replace(script=functions)]
 
 

@@ -21,8 +21,9 @@ from fairturn.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from fairturn.model import NewDocument, Receipt
+from fairturn.model import KINDS_MAX, KindPolicy, NewDocument, Receipt, Settings
 from fairturn.stores import crash, ids
+from fairturn.stores.admission import refuse_kind_beyond_max, refuse_passed, refuse_unknown_kind
 from fairturn.stores.ids import IdKey
 from fairturn.stores.postgres.admin import has_wrong_counters, repair_queue
 from fairturn.stores.postgres.connection import WAIT_S, PostgresDatabase
@@ -46,6 +47,7 @@ SUBMIT = f"""
 _RECEIPT = Struct(">qiB")  # number, count, priority (plus 16 if replayed)
 _REPLAYED = 16
 _CUSTOMER_FULL, _QUEUE_FULL, _NO_PARENT, _OTHER_QUEUE, _NEW_EPOCH, _OVER_QUOTA = 3, 4, 5, 6, 7, 8
+_NO_KIND, _TOO_MANY_KINDS, _EXPIRED = 9, 10, 11
 CHECK_EPOCH = "SELECT fairturn.check_epoch()"
 _NO_DOCUMENT = 0  # numbers begin with 1
 
@@ -168,7 +170,14 @@ def submit(
         raise NewEpoch
     if answer > 1:
         owner = None if number is None or number < 0 else ids.encode(number, key)
-        raise _refusal(answer, documents[(refused or 1) - 1], pending, maximum, owner)
+        document = documents[(refused or 1) - 1]
+        if answer == _NO_KIND:
+            refuse_unknown_kind(document.kind, Settings(kinds=KindPolicy.KNOWN))
+        if answer == _TOO_MANY_KINDS:
+            refuse_kind_beyond_max(document.kind, KINDS_MAX)
+        if answer == _EXPIRED and document.expires_at is not None:
+            refuse_passed(document.expires_at, document.expires_at)
+        raise _refusal(answer, document, pending, maximum, owner)
     stored = list(_RECEIPT.iter_unpack(packed))
     encoded = ids.encode_all([number for number, _, _ in stored], key)
     earlier = iter(replayed_at or ())
@@ -182,7 +191,7 @@ def submit(
 
 def to_arrays(documents: Sequence[NewDocument], key: IdKey) -> list[list[Any]]:
     """Return the arrays of `SUBMIT`."""
-    customers, bodies, body_types, *others, parents = columns(documents)
+    customers, bodies, body_types, *others, parents, expiries, kinds = columns(documents)
     return [
         customers,
         [body if isinstance(body, str) else None for body in bodies],
@@ -190,6 +199,8 @@ def to_arrays(documents: Sequence[NewDocument], key: IdKey) -> list[list[Any]]:
         [body_type.value for body_type in body_types],
         *others,
         [None if id is None else ids.decode(id, key) or _NO_DOCUMENT for id in parents],
+        expiries,
+        kinds,
     ]
 
 

@@ -7,30 +7,52 @@ SET lock_timeout = '{lock_timeout}'
 AS $$
 DECLARE
     now_us bigint;
-    ended_count bigint;
+    ended bigint[];
     last_cancel bigint;
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(hashtext('{schema}.'), 1);
     PERFORM FROM {schema}.queue FOR NO KEY UPDATE;
     now_us := coalesce(given_now, {now});
+    PERFORM FROM {schema}.documents d WHERE d.number = ANY (numbers)
+    ORDER BY d.number FOR NO KEY UPDATE NOWAIT;     -- claims wait for this call, so it must not wait
+    UPDATE {schema}.documents d SET cancel_requested = true WHERE d.number = ANY (numbers) AND d.state = {running};
+    ended := {schema}.end_pending(numbers, {cancelled}::smallint, now_us);
+    WITH unreported AS (
+        INSERT INTO {schema}.unreported_cancels (document)
+        SELECT u.number FROM unnest(ended) WITH ORDINALITY AS u(number, position) ORDER BY u.position
+        RETURNING number)
+    SELECT max(u.number) INTO last_cancel FROM unreported u;
+    DELETE FROM {schema}.unreported_cancels c
+    WHERE c.number <= last_cancel - {cancels_kept_max}
+        AND c.number >= (SELECT t.cancels_from FROM {schema}.scheduler_states t ORDER BY t.version DESC LIMIT 1);
+    PERFORM {schema}.count_arrived(0, array_fill(0::bigint, ARRAY[9]), 0);
+    RETURN ARRAY(
+        SELECT d.state FROM unnest(numbers) WITH ORDINALITY AS u(number, position)
+            LEFT JOIN {schema}.documents d ON d.number = u.number
+        ORDER BY u.position);
+END
+$$;
+
+-- End those of these documents that wait or are delayed, in this order: they were cancelled or have expired. The caller
+-- has locked the row of `queue` and the documents. Returns the numbers of those that ended.
+CREATE OR REPLACE FUNCTION {schema}.end_pending(numbers bigint[], new_state smallint, now_us bigint) RETURNS bigint[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    ended bigint[];
+BEGIN
     WITH found AS MATERIALIZED (
-        SELECT d.number, d.state, d.customer, d.level, d.priority, d.order_number,
+        SELECT d.number, d.state, d.customer, d.level, d.priority, d.kind, d.order_number,
             array_position(numbers, d.number) AS position
-        FROM {schema}.documents d WHERE d.number = ANY (numbers)
-        ORDER BY d.number FOR NO KEY UPDATE NOWAIT),    -- claims wait for this call, so it must not wait
-    ended AS (
-        UPDATE {schema}.documents d SET state = {cancelled}, failed = true, returned = false,
-            delayed_until = NULL, ended_at = now_us
-        FROM found f WHERE d.number = f.number AND f.state IN ({waiting}, {delayed})),
-    requested AS (
-        UPDATE {schema}.documents d SET cancel_requested = true
-        FROM found f WHERE d.number = f.number AND f.state = {running}),
+        FROM {schema}.documents d WHERE d.number = ANY (numbers) AND d.state IN ({waiting}, {delayed})),
+    changed AS (
+        UPDATE {schema}.documents d SET state = new_state, failed = true, returned = false, delayed_until = NULL,
+            ended_at = now_us
+        FROM found f WHERE d.number = f.number),
     counted AS (
-        INSERT INTO {schema}.counter_changes (customer, priority, waiting, delayed)
-        SELECT f.customer, f.priority, -count(*) FILTER (WHERE f.state = {waiting}),
+        INSERT INTO {schema}.counter_changes (customer, priority, kind, waiting, delayed)
+        SELECT f.customer, f.priority, f.kind, -count(*) FILTER (WHERE f.state = {waiting}),
             -count(*) FILTER (WHERE f.state = {delayed})
-        FROM found f WHERE f.state IN ({waiting}, {delayed})
-        GROUP BY f.customer, f.priority),
+        FROM found f GROUP BY f.customer, f.priority, f.kind),
     -- The lowest order that stays in each flow.
     staying AS MATERIALIZED (
         SELECT w.customer, w.level, least((
@@ -44,7 +66,7 @@ BEGIN
                     WHERE o.customer = w.customer AND o.level = w.level), 0)
             ORDER BY d.customer, d.level, d.order_number LIMIT 1)) AS lowest
         FROM (SELECT DISTINCT f.customer, f.level FROM found f WHERE f.state = {waiting}) w),
-    -- The head of the flow after each cancel, in the order of the cancels.
+    -- The head of the flow after each departure.
     departed AS (
         SELECT f.*, least(s.lowest, min(f.order_number) OVER (
             PARTITION BY f.customer, f.level ORDER BY f.position DESC
@@ -55,28 +77,18 @@ BEGIN
         INSERT INTO {schema}.event_log (at, customers, events)
         SELECT now_us, array_agg(DISTINCT f.customer), json_agg(json_build_array(
             1, f.customer, f.level, f.order_number, f.next_order) ORDER BY f.position)::text
-        FROM departed f HAVING count(*) > 0),
-    unreported AS (
-        INSERT INTO {schema}.unreported_cancels (document)
-        SELECT f.number FROM found f WHERE f.state IN ({waiting}, {delayed}) ORDER BY f.position
-        RETURNING number)
-    SELECT count(*), (SELECT max(u.number) FROM unreported u) INTO ended_count, last_cancel
-    FROM found f WHERE f.state IN ({waiting}, {delayed});
-    DELETE FROM {schema}.unreported_cancels c
-    WHERE c.number <= last_cancel - {cancels_kept_max}
-        AND c.number >= (SELECT t.cancels_from FROM {schema}.scheduler_states t ORDER BY t.version DESC LIMIT 1);
-    PERFORM {schema}.count_outcomes(0, 0, array_fill({cancelled}::smallint, ARRAY[ended_count::integer]));
-    PERFORM {schema}.count_arrived(0, array_fill(0::bigint, ARRAY[9]), 0);
-    RETURN ARRAY(
-        SELECT d.state FROM unnest(numbers) WITH ORDINALITY AS u(number, position)
-            LEFT JOIN {schema}.documents d ON d.number = u.number
-        ORDER BY u.position);
+        FROM departed f HAVING count(*) > 0)
+    SELECT coalesce(array_agg(f.number ORDER BY f.position), '{{}}') INTO ended FROM found f;
+    PERFORM {schema}.count_outcomes(0, 0, array_fill(new_state, ARRAY[cardinality(ended)]));
+    RETURN ended;
 END
 $$;
 
--- Return dead documents to the queue. Returns the state that each had before; NULL if there is no such document.
-CREATE OR REPLACE FUNCTION {schema}.retry(given_now bigint, numbers bigint[]) RETURNS smallint[]
-LANGUAGE plpgsql
+-- Return dead documents to the queue, and with a new expiry expired ones too: to their order, or delayed again if they
+-- were never due. Returns the state that each had before; NULL if there is no such document. Returns NULL and changes
+-- nothing if the expiry has passed.
+CREATE OR REPLACE FUNCTION {schema}.retry(given_now bigint, numbers bigint[], new_expires_at bigint DEFAULT NULL)
+RETURNS smallint[] LANGUAGE plpgsql
 SET lock_timeout = '{lock_timeout}'
 {planned_by_indexes}
 AS $$
@@ -84,32 +96,45 @@ DECLARE
     now_us bigint;
     is_one_level boolean;
     states smallint[];
+    retried constant smallint[] :=
+        CASE WHEN new_expires_at IS NULL THEN ARRAY[{dead}] ELSE ARRAY[{dead}, {expired}] END;
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(hashtext('{schema}.'), 1);
     SELECT q.one_level INTO is_one_level FROM {schema}.queue q;
     now_us := coalesce(given_now, {now});
+    IF new_expires_at <= now_us THEN
+        RETURN NULL;
+    ELSIF new_expires_at IS NOT NULL THEN
+        PERFORM {schema}.require_schema({schema_of_steps});
+    END IF;
     WITH found AS MATERIALIZED (
-        SELECT d.number, d.state, d.customer, d.priority, d.order_number,
-            CASE WHEN is_one_level THEN 1 ELSE d.priority END::smallint AS level,
+        SELECT d.number, d.customer, d.priority, d.kind, d.order_number, d.due_at,
+            {schema}.band(is_one_level, d.priority, d.kind) AS level,
+            CASE WHEN d.order_number IS NULL THEN {delayed} ELSE {waiting} END::smallint AS new_state,
             array_position(numbers, d.number) AS position
-        -- Only dead documents are locked: claims lock waiting ones in another order.
-        FROM {schema}.documents d WHERE d.number = ANY (numbers) AND d.state = {dead}
+        -- Only documents that have ended are locked: claims lock waiting ones in another order.
+        FROM {schema}.documents d WHERE d.number = ANY (numbers) AND d.state = ANY (retried)
         ORDER BY d.number FOR NO KEY UPDATE),
     revived AS (
-        UPDATE {schema}.documents d SET state = {waiting}, returned = true, failed = false,
-            attempts = 0, ended_at = NULL, level = f.level
-        FROM found f WHERE d.number = f.number AND f.state = {dead}),
+        UPDATE {schema}.documents d SET state = f.new_state, returned = (f.new_state = {waiting}), failed = false,
+            attempts = 0, snoozes = 0, ended_at = NULL, level = f.level, expires_at = new_expires_at,
+            delayed_until = CASE f.new_state WHEN {delayed} THEN coalesce(f.due_at, 0) END
+        FROM found f WHERE d.number = f.number),
+    expiring AS (
+        INSERT INTO {schema}.expirations (expires_at, document)
+        SELECT new_expires_at, f.number FROM found f WHERE new_expires_at IS NOT NULL ON CONFLICT DO NOTHING),
     counted AS (
-        INSERT INTO {schema}.counter_changes (customer, priority, waiting, delayed)
-        SELECT f.customer, f.priority, count(*), 0 FROM found f WHERE f.state = {dead}
-        GROUP BY f.customer, f.priority),
+        INSERT INTO {schema}.counter_changes (customer, priority, kind, waiting, delayed)
+        SELECT f.customer, f.priority, f.kind, count(*) FILTER (WHERE f.new_state = {waiting}),
+            count(*) FILTER (WHERE f.new_state = {delayed})
+        FROM found f GROUP BY f.customer, f.priority, f.kind),
     recorded AS (
         INSERT INTO {schema}.event_log (at, customers, events)
         SELECT now_us, array_agg(DISTINCT f.customer), json_agg(json_build_array(
             0, f.customer, f.level, f.order_number, 1) ORDER BY f.position)::text
-        FROM found f WHERE f.state = {dead} HAVING count(*) > 0)
+        FROM found f WHERE f.new_state = {waiting} HAVING count(*) > 0)
     SELECT ARRAY(
-        SELECT CASE WHEN u.position > f.position THEN {waiting} ELSE d.state END
+        SELECT CASE WHEN u.position > f.position THEN f.new_state ELSE d.state END
         FROM unnest(numbers) WITH ORDINALITY AS u(number, position)
             LEFT JOIN {schema}.documents d ON d.number = u.number
             LEFT JOIN found f ON f.number = u.number
@@ -199,8 +224,7 @@ BEGIN
             t := {schema}.begin_generation(t, q.one_level <> new_one_level);
             new_charges_from := t.fence;
         END IF;
-        DELETE FROM {schema}.scheduler_states o WHERE o.version < t.version;
-        INSERT INTO {schema}.scheduler_states SELECT t.*;
+        PERFORM {schema}.save_state(t);
         IF r.more THEN
             RETURN 2;
         END IF;
@@ -253,17 +277,17 @@ BEGIN
         SELECT r.content_name FROM {schema}.results r
         WHERE r.document = ANY (numbers) AND r.content_name IS NOT NULL);
     WITH gone AS MATERIALIZED (
-        SELECT d.number, d.state, d.level, d.priority, d.order_number, d.fence
+        SELECT d.number, d.state, d.level, d.priority, d.kind, d.order_number, d.fence
         FROM {schema}.documents d WHERE d.number = ANY (numbers)),
     leaving AS (
         UPDATE {schema}.leases l SET running = l.running - e.n
         FROM (SELECT g.fence, count(*) AS n FROM gone g WHERE g.state = {running} GROUP BY g.fence) e
         WHERE l.fence = e.fence),
     counted AS (
-        INSERT INTO {schema}.counter_changes (customer, priority, waiting, delayed)
-        SELECT owner, g.priority, -count(*) FILTER (WHERE g.state = {waiting}),
+        INSERT INTO {schema}.counter_changes (customer, priority, kind, waiting, delayed)
+        SELECT owner, g.priority, g.kind, -count(*) FILTER (WHERE g.state = {waiting}),
             -count(*) FILTER (WHERE g.state = {delayed})
-        FROM gone g WHERE g.state IN ({waiting}, {delayed}) GROUP BY g.priority),
+        FROM gone g WHERE g.state IN ({waiting}, {delayed}) GROUP BY g.priority, g.kind),
     events AS (
         SELECT g.number, CASE WHEN g.state = {waiting}
             THEN json_build_array(1, owner, g.level, g.order_number, NULL)
@@ -281,7 +305,10 @@ BEGIN
     HAVING count(*) > 0;
     DELETE FROM {schema}.leases l WHERE l.fence = ANY (fences) AND l.running <= 0;
     DELETE FROM {schema}.results r WHERE r.document = ANY (numbers);
+    contents := contents || {schema}.delete_attempts(numbers);
     DELETE FROM {schema}.children c WHERE c.parent = ANY (numbers);
+    DELETE FROM {schema}.expirations e USING {schema}.documents d
+    WHERE d.number = ANY (numbers) AND e.expires_at = d.expires_at AND e.document = d.number;
     DELETE FROM {schema}.documents d WHERE d.number = ANY (numbers);
     done := cardinality(numbers) < budget;
     IF done THEN

@@ -26,14 +26,16 @@ CREATE OR REPLACE FUNCTION {schema}.unapplied_events() RETURNS TABLE (
     GROUP BY u.customer, u.level
 $$;
 
--- The counters of the whole queue, and the lower bounds from which claims read. `place` is a priority or a level.
+-- The counters of the whole queue and of its kinds, and the lower bounds from which claims read. `place` is a priority, a
+-- band, a kind, or 10 * kind + priority.
 CREATE OR REPLACE FUNCTION {schema}.audit_queue() RETURNS TABLE (
     kind text, customer bigint, place bigint, stored bigint, truth bigint
 ) LANGUAGE sql STABLE AS $$
     WITH t AS MATERIALIZED (SELECT * FROM {schema}.scheduler_states ORDER BY version DESC LIMIT 1),
+    states AS MATERIALIZED (SELECT * FROM {schema}.states_of_kinds()),
     counted AS MATERIALIZED (
-        SELECT d.state, d.priority, count(*) AS n FROM {schema}.documents d
-        WHERE d.state IN ({waiting}, {delayed}) GROUP BY d.state, d.priority),
+        SELECT d.state, d.kind, d.priority, count(*) AS n FROM {schema}.documents d
+        WHERE d.state IN ({waiting}, {delayed}) GROUP BY d.state, d.kind, d.priority),
     active AS MATERIALIZED (
         SELECT f.level, sum(coalesce(s.weight, {weight_one})) AS weight, min(f.place) AS place,
             min(f.head_since) AS head_since
@@ -57,15 +59,27 @@ CREATE OR REPLACE FUNCTION {schema}.audit_queue() RETURNS TABLE (
                 (SELECT coalesce(sum(c.n), 0) FROM counted c WHERE c.state = {delayed})
         ) AS v(stored, truth)
         UNION ALL
-        SELECT 'level.weight', l, t.weights[l], coalesce(a.weight, 0), t.weights[l] <> coalesce(a.weight, 0)
-        FROM t CROSS JOIN generate_series(1, 9) l LEFT JOIN active a ON a.level = l
+        SELECT 'kind.waiting', 10 * k.kind + p, v.stored, v.truth, v.stored <> v.truth
+        FROM states k CROSS JOIN generate_series(1, 9) p CROSS JOIN LATERAL (
+            SELECT (SELECT coalesce(sum(o.arrived[p]), 0) FROM {schema}.kind_arrivals o WHERE o.kind = k.kind)
+                    - k.taken[p] + (
+                    SELECT coalesce(sum(m.waiting), 0) FROM {schema}.counter_changes m
+                    WHERE m.kind = k.kind AND m.priority = p),
+                (SELECT coalesce(sum(c.n), 0) FROM counted c
+                WHERE c.state = {waiting} AND c.kind = k.kind AND c.priority = p)) AS v(stored, truth)
+        WHERE k.kind <> {default_kind}
         UNION ALL
-        SELECT 'level.places_from', a.level, t.places_from[a.level], a.place,
-            t.places_from[a.level] > a.place
-        FROM t CROSS JOIN active a
+        SELECT 'level.weight', 10 * k.kind + l, k.weights[l], coalesce(a.weight, 0),
+            k.weights[l] <> coalesce(a.weight, 0)
+        FROM states k CROSS JOIN generate_series(1, 9) l LEFT JOIN active a ON a.level = 10 * k.kind + l
         UNION ALL
-        SELECT 'queue.heads_from', NULL, t.heads_from, a.since, t.heads_from > a.since
-        FROM t CROSS JOIN (SELECT min(o.head_since) AS since FROM active o) a
+        SELECT 'level.places_from', a.level, k.places_from[a.level % 10], a.place,
+            k.places_from[a.level % 10] > a.place
+        FROM states k JOIN active a ON a.level / 10 = k.kind
+        UNION ALL
+        SELECT 'queue.heads_from', k.kind, k.heads_from, a.since, k.heads_from > a.since
+        FROM states k CROSS JOIN LATERAL (
+            SELECT min(o.head_since) AS since FROM active o WHERE o.level / 10 = k.kind) a
         WHERE (SELECT q.mode FROM {schema}.queue q) <> 'levels'
         UNION ALL
         SELECT 'queue.leases_from', NULL, t.leases_from, l.until, t.leases_from > l.until
@@ -78,7 +92,7 @@ CREATE OR REPLACE FUNCTION {schema}.audit_queue() RETURNS TABLE (
     FROM checks k WHERE k.is_wrong
 $$;
 
--- The flows and counters of existing customers against their documents. `place` is the level.
+-- The flows and counters of existing customers against their documents. `place` is the band.
 CREATE OR REPLACE FUNCTION {schema}.audit_flows() RETURNS TABLE (
     kind text, customer bigint, place bigint, stored bigint, truth bigint
 ) LANGUAGE sql STABLE AS $$
@@ -132,7 +146,7 @@ CREATE OR REPLACE FUNCTION {schema}.audit_flows() RETURNS TABLE (
     WHERE k.stored <> k.truth
 $$;
 
--- The scheduler state of each customer: settings, limits, which of its flows has the head. `place` is a level.
+-- The scheduler state of each customer: settings, limits, which of its flows has the head of a kind. `place` is a band.
 CREATE OR REPLACE FUNCTION {schema}.audit_customers() RETURNS TABLE (
     kind text, customer bigint, place bigint, stored bigint, truth bigint
 ) LANGUAGE sql STABLE AS $$
@@ -142,9 +156,9 @@ CREATE OR REPLACE FUNCTION {schema}.audit_customers() RETURNS TABLE (
     flows AS (
         SELECT f.customer, f.level, f.head_since, f.head_order, f.held, f.next_elsewhere,
             (SELECT min(o.head_order) FROM {schema}.flows o
-            WHERE o.customer = f.customer AND o.level <> f.level AND f.next_elsewhere IS NOT NULL)
-                AS elsewhere,
-            f.head_order = min(f.head_order) OVER (PARTITION BY f.customer) AS is_head,
+            WHERE o.customer = f.customer AND o.level / 10 = f.level / 10 AND o.level <> f.level
+                AND f.next_elsewhere IS NOT NULL) AS elsewhere,
+            f.head_order = min(f.head_order) OVER (PARTITION BY f.customer, f.level / 10) AS is_head,
             coalesce(s.paused, false) OR coalesce(
                 sum(f.running) OVER (PARTITION BY f.customer) >= s.running_max, false) AS is_held,
             row_number() OVER (PARTITION BY f.customer, f.level ORDER BY f.version DESC) AS copy
@@ -227,19 +241,25 @@ CREATE OR REPLACE FUNCTION {schema}.audit_documents() RETURNS TABLE (
     SELECT k.kind, d.customer, d.number, k.stored::bigint, k.truth::bigint
     FROM {schema}.queue q CROSS JOIN {schema}.documents d
         LEFT JOIN {schema}.customers c ON c.number = d.customer
+        CROSS JOIN LATERAL (
+            SELECT count(*) AS steps FROM {schema}.attempts o WHERE o.document = d.number AND o.outcome = {advanced}) a
         CROSS JOIN LATERAL (VALUES
             ('document.returned', d.returned::integer, 0, d.returned AND d.state <> {waiting}),
             ('document.failed', d.failed::integer, (d.state IN ({failed_states}))::integer,
                 d.failed <> (d.state IN ({failed_states}))),
             ('document.delayed_until', (d.delayed_until IS NOT NULL)::integer,
                 (d.state = {delayed})::integer, (d.delayed_until IS NOT NULL) <> (d.state = {delayed})),
-            ('document.level', d.level, CASE WHEN q.mode = 'equal' THEN 1 ELSE d.priority END,
+            ('document.level', d.level, {schema}.band(q.mode = 'equal', d.priority, d.kind),
                 d.state = {waiting}
-                AND d.level <> CASE WHEN q.mode = 'equal' THEN 1 ELSE d.priority END
+                AND d.level <> {schema}.band(q.mode = 'equal', d.priority, d.kind)
                 AND NOT EXISTS (
                     SELECT FROM {schema}.scheduler_states t JOIN {schema}.flows f ON f.generation <> t.generation
                     WHERE f.customer = d.customer)),
             ('document.order_number', NULL, d.number, d.state = {waiting} AND d.order_number IS NULL),
+            ('document.step', d.step, a.steps, d.step <> a.steps),
+            -- It would not expire before a claim looks at it.
+            ('document.expiration', 0, 1, d.expires_at IS NOT NULL AND {may_expire} AND NOT EXISTS (
+                SELECT FROM {schema}.expirations e WHERE e.expires_at = d.expires_at AND e.document = d.number)),
             ('document.orphan', d.customer, NULL, c.number IS NULL)
         ) AS k(kind, stored, truth, is_wrong)
     WHERE k.is_wrong
@@ -271,6 +291,12 @@ CREATE OR REPLACE FUNCTION {schema}.audit_leases() RETURNS TABLE (
         WHERE NOT EXISTS (SELECT FROM {schema}.documents d WHERE d.number = r.document)
         UNION ALL
         SELECT 'children.orphan', NULL, c.parent, 1, 0 FROM {schema}.children c
-        WHERE NOT EXISTS (SELECT FROM {schema}.documents d WHERE d.number = c.parent))
+        WHERE NOT EXISTS (SELECT FROM {schema}.documents d WHERE d.number = c.parent)
+        UNION ALL
+        SELECT 'attempt.orphan', NULL, a.document, count(*), 0 FROM {schema}.attempts a
+        WHERE NOT EXISTS (SELECT FROM {schema}.documents d WHERE d.number = a.document) GROUP BY a.document
+        UNION ALL
+        SELECT 'checkpoint.orphan', NULL, p.document, 1, 0 FROM {schema}.checkpoints p
+        WHERE NOT EXISTS (SELECT FROM {schema}.documents d WHERE d.number = p.document))
     SELECT k.kind, k.customer, k.place, k.stored, k.truth FROM checks k
 $$;

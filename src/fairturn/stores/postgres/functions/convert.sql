@@ -10,10 +10,12 @@ BEGIN
     t.converted_to := 0;
     t.postponed := '{{}}';
     t.levels_to := CASE WHEN is_other_level THEN 0 END;
-    t.clocks := array_fill(0::bigint, ARRAY[9]);
+    t := {schema}.reset_bounds({schema}.load_all_kinds(t));
+    t.clocks := array_fill(0::bigint, ARRAY[cardinality(t.clocks)]);
     t.weights := t.clocks;
-    t.places_from := array_fill(-9223372036854775807, ARRAY[9]);
-    t.heads_from := -9223372036854775807;
+    t.kind_times := t.clocks;
+    t.last_claims := t.clocks;
+    t.level_times := array_fill(0::bigint, ARRAY[9]);
     RETURN t;
 END
 $$;
@@ -37,8 +39,7 @@ BEGIN
     t.version := t.version + 1;
     SELECT * INTO r FROM {schema}.convert(t, q, budget);
     t := r.t;
-    DELETE FROM {schema}.scheduler_states o WHERE o.version < t.version;
-    INSERT INTO {schema}.scheduler_states SELECT t.*;
+    PERFORM {schema}.save_state(t);
     RETURN NOT r.more;
 END
 $$;
@@ -56,6 +57,8 @@ DECLARE
     f {schema}.flows;
     customer_weight bigint;
     r record;
+    i integer;
+    k integer;
 BEGIN
     WHILE rest > 1 LOOP             -- one for the customer itself
         owner := {schema}.next_unconverted(t);
@@ -91,7 +94,7 @@ BEGIN
         SELECT x AS flow, min(x.head_order) OVER same_customer AS head,
             max(x.head_since) OVER same_customer AS head_since
         FROM {schema}.flows x WHERE x.customer = ANY (owners) AND x.generation <> t.generation
-        WINDOW same_customer AS (PARTITION BY x.customer)
+        WINDOW same_customer AS (PARTITION BY x.customer, x.level / 10)     -- and of the same kind
         ORDER BY x.head_order NULLS FIRST, x.customer, x.level
     LOOP
         f := r.flow;
@@ -105,16 +108,22 @@ BEGIN
         f.generation := t.generation;
         f.place := CASE WHEN q.mode = 'levels' THEN coalesce(f.head_order, 0) ELSE 0 END;
         f.tick := 0;
+        t := {schema}.load_kinds(t, ARRAY[f.level / 10]::smallint[]);
+        i := {schema}.slot(t.kinds, f.level);
+        k := array_position(t.kinds, (f.level / 10)::smallint);
         IF f.folded > 0 AND NOT f.held THEN
-            t.weights[f.level] := t.weights[f.level] + customer_weight;
             IF q.mode <> 'levels' THEN
-                f.place := t.clocks[f.level];
+                IF t.weights[i] <= 0 THEN
+                    t.kind_times[i] := greatest(t.kind_times[i], t.level_times[f.level % 10]);
+                END IF;
+                f.place := t.clocks[i];
                 t.tick := t.tick + 1;
                 f.tick := t.tick;
             END IF;
+            t.weights[i] := t.weights[i] + customer_weight;
         END IF;
-        t.places_from[f.level] := least(t.places_from[f.level], f.place);
-        t.heads_from := least(t.heads_from, f.head_since);
+        t.places_from[i] := least(t.places_from[i], f.place);
+        t.kind_heads_from[k] := least(t.kind_heads_from[k], f.head_since);
         PERFORM {schema}.save_flow(f, t.version);
     END LOOP;
     IF NOT more THEN
@@ -166,7 +175,7 @@ BEGIN
             SELECT d.number, d.level FROM {schema}.documents d WHERE d.number = ANY (numbers)),
         changed AS (
             UPDATE {schema}.documents d
-            SET level = CASE WHEN is_one_level THEN 1 ELSE d.priority END, returned = true
+            SET level = {schema}.band(is_one_level, d.priority, d.kind), returned = true
             FROM old o WHERE d.number = o.number
             RETURNING o.level AS level_before, d.level)
         SELECT u.level, sum(u.n)::bigint AS n

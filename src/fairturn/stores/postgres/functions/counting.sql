@@ -18,10 +18,10 @@ LANGUAGE sql STABLE AS $$
             WHERE customer = its_number AND delayed_until IS NOT NULL))::bigint
 $$;
 
--- Count submitted documents, and a change, in a shard of arrival_counters. An advisory try-lock chooses the shard: it
--- costs the server less than FOR UPDATE SKIP LOCKED.
+-- Count submitted documents, and a change, in a shard of arrival_counters, and return the shard, which this transaction
+-- holds. An advisory try-lock chooses it: it costs the server less than FOR UPDATE SKIP LOCKED.
 CREATE OR REPLACE FUNCTION {schema}.count_arrived(first_try integer, n bigint[], n_delayed bigint)
-RETURNS void LANGUAGE plpgsql AS $$
+RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     taken integer := first_try;
 BEGIN
@@ -34,9 +34,8 @@ BEGIN
     INSERT INTO {schema}.arrival_counters AS t (shard, arrived, delayed, changes)
     VALUES (taken, n, n_delayed, 1)
     ON CONFLICT (shard) DO UPDATE SET delayed = t.delayed + excluded.delayed,
-        changes = t.changes + 1,
-        arrived = ARRAY(
-            SELECT a + b FROM unnest(t.arrived, excluded.arrived) AS both_of(a, b));
+        changes = t.changes + 1, arrived = {schema}.add(t.arrived, excluded.arrived);
+    RETURN taken;
 END
 $$;
 
@@ -51,15 +50,56 @@ LANGUAGE sql AS $$
 $$;
 
 -- Count how often each priority occurs.
-CREATE OR REPLACE FUNCTION {schema}.by_priority(priorities smallint[]) RETURNS bigint[]
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT ARRAY(
-        SELECT count(u) FROM generate_series(1, 9) p LEFT JOIN unnest(priorities) u ON u = p
-        GROUP BY p ORDER BY p)
+CREATE OR REPLACE FUNCTION {schema}.by_priority(priorities smallint[]) RETURNS bigint[] LANGUAGE sql IMMUTABLE AS $$
+    SELECT ARRAY[{count_each_priority}] FROM unnest(priorities) p
 $$;
 
 -- Return the element-wise difference of two arrays.
 CREATE OR REPLACE FUNCTION {schema}.subtract(a bigint[], b bigint[]) RETURNS bigint[]
 LANGUAGE sql IMMUTABLE AS $$
     SELECT ARRAY(SELECT u.a - u.b FROM unnest(a, b) WITH ORDINALITY AS u(a, b, priority) ORDER BY u.priority)
+$$;
+
+-- Return the element-wise sum of two arrays.
+CREATE OR REPLACE FUNCTION {schema}.add(a bigint[], b bigint[]) RETURNS bigint[]
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT ARRAY(SELECT u.a + u.b FROM unnest(a, b) WITH ORDINALITY AS u(a, b, priority) ORDER BY u.priority)
+$$;
+
+-- Count documents that began to wait, by priority, other than by a submission.
+CREATE OR REPLACE FUNCTION {schema}.count_returned(t {schema}.scheduler_states, its_kind smallint, returned bigint[])
+RETURNS {schema}.scheduler_states LANGUAGE plpgsql AS $$
+DECLARE
+    k integer;
+BEGIN
+    t.taken[1:9] := {schema}.subtract(t.taken[1:9], returned);
+    IF its_kind > 0 THEN
+        t := {schema}.load_kinds(t, ARRAY[its_kind]);
+        k := array_position(t.kinds, its_kind);
+        t.taken[9 * k - 8:9 * k] := {schema}.subtract(t.taken[9 * k - 8:9 * k], returned);
+    END IF;
+    RETURN t;
+END
+$$;
+
+-- Count attempts and documents that ended other than completed, in the first row that is not locked.
+CREATE OR REPLACE FUNCTION {schema}.count_outcomes(
+    its_attempts bigint, its_retried bigint,
+    ended smallint[]                -- the states of documents that ended; other than failed ones are not counted
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    shard bigint;
+BEGIN
+    IF its_attempts = 0 AND its_retried = 0 AND ended = '{{}}' THEN
+        RETURN;
+    END IF;
+    SELECT o.number INTO shard FROM {schema}.outcome_counters o
+    ORDER BY o.number LIMIT 1 FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        INSERT INTO {schema}.outcome_counters (attempts) VALUES (0) RETURNING number INTO shard;
+    END IF;
+    UPDATE {schema}.outcome_counters e SET attempts = e.attempts + its_attempts,
+        retried = e.retried + its_retried, {count_failed}
+    WHERE e.number = shard;
+END
 $$;

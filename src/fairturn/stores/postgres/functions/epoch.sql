@@ -40,17 +40,14 @@ BEGIN
     PERFORM FROM {schema}.queue FOR NO KEY UPDATE;
     PERFORM setval('{schema}.document_numbers', nextval('{schema}.document_numbers') + jump);
     SELECT * INTO t FROM {schema}.scheduler_states ORDER BY version DESC LIMIT 1;
-    DELETE FROM {schema}.scheduler_states o WHERE o.version = t.version;
+    t := {schema}.reset_bounds({schema}.load_all_kinds(t));
     t.version := t.version + 1;
     t.fence := t.fence + jump;
     t.at := 0;
-    t.places_from := array_fill(-9223372036854775807, ARRAY[9]);
-    t.heads_from := -9223372036854775807;
-    t.leases_from := -9223372036854775807;
     t.cancels_from := 0;
     t.events_from := '0';
     t.events_late := '{{}}';
-    INSERT INTO {schema}.scheduler_states SELECT t.*;
+    PERFORM {schema}.save_state(t);
     UPDATE {schema}.queue SET epoch = epoch + 1, incarnation = {schema}.incarnation();
     RAISE LOG 'fairturn: a new epoch begins in %', {schema}.incarnation();
 END

@@ -1,12 +1,13 @@
 -- The scheduler state of one customer: fairturn.scheduling.turns in SQL. Tests compare the order of service of both.
 
 -- Change one flow of a customer, and update what depends on it: which flows of the customer are active, their places
--- and ticks, its head and since when it has been the head.
+-- and ticks, its head of the kind and since when it has been the head. Flows of other kinds are read only if the customer
+-- has a limit, which holds all of them, or if its settings have changed.
 CREATE OR REPLACE FUNCTION {schema}.change_flow(
     t {schema}.scheduler_states,
     its_mode text,
     its_customer bigint,
-    its_level smallint,             -- NULL: only the customer's settings have changed
+    its_level smallint,             -- the band; NULL: only the customer's settings have changed
     at bigint,
     more_waiting bigint DEFAULT 0,
     more_running bigint DEFAULT 0,
@@ -25,127 +26,164 @@ DECLARE
     is_unconverted boolean;         -- the flows are of an earlier mode: no claim takes from them
     was_active boolean;
     is_head_unknown boolean;
+    its_kinds smallint[];
+    its_kind smallint;
+    i integer;                      -- the position of a flow's band in the arrays
     flows_before {schema}.flows[];
-    flows_after {schema}.flows[] := '{{}}';
+    flows_after {schema}.flows[];
     f {schema}.flows;
     head_before bigint;
     head_after bigint;
     head_level smallint;
     next_elsewhere bigint;
-    next_new bigint;
-    ended_elsewhere bigint := 0;
+    ended_elsewhere bigint;
     n bigint;
 BEGIN
     SELECT s.weight, s.running_max, s.paused INTO customer_weight, customer_limit, is_paused
     FROM {schema}.customer_states s WHERE s.customer = its_customer;
     customer_weight := least(greatest(coalesce(customer_weight, {weight_one}), {weight_min}), {weight_max});
-    flows_before := ARRAY(
-        SELECT n.f FROM generate_series(1, 9) l
-            CROSS JOIN LATERAL (
-                SELECT o AS f FROM {schema}.flows o
-                WHERE o.customer = its_customer AND o.level = l::smallint
-                ORDER BY o.customer DESC, o.level DESC, o.version DESC LIMIT 1) n);
-    is_unconverted := EXISTS (
-        SELECT FROM unnest(flows_before) b WHERE b.generation <> t.generation);
-    IF its_level IS NOT NULL AND NOT EXISTS (
-        SELECT FROM unnest(flows_before) b WHERE b.level = its_level)
-    THEN
-        f := {schema}.new_flow(its_customer, its_level,
-            CASE WHEN is_unconverted THEN -1 ELSE t.generation END);
-        flows_before := flows_before || f;
+    is_unconverted := t.converted_to IS NOT NULL AND EXISTS (
+        SELECT FROM {schema}.flows o WHERE o.customer = its_customer AND o.generation <> t.generation);
+    is_held := is_unconverted OR coalesce(is_paused, false) OR (customer_limit IS NOT NULL AND more_running + (
+        SELECT coalesce(sum(o.running), 0) FROM {schema}.flows o WHERE o.customer = its_customer) >= customer_limit);
+    IF its_level IS NOT NULL AND customer_limit IS NULL THEN
+        its_kinds := ARRAY[its_level / 10];
+    ELSE
+        its_kinds := ARRAY(
+            SELECT o.level / 10 FROM {schema}.flows o WHERE o.customer = its_customer
+            UNION SELECT its_level / 10 WHERE its_level IS NOT NULL);
     END IF;
-    is_held := is_unconverted OR coalesce(is_paused, false) OR (customer_limit IS NOT NULL
-        AND (SELECT coalesce(sum(b.running), 0) FROM unnest(flows_before) b) + more_running
-            >= customer_limit);
 
-    FOREACH f IN ARRAY flows_before LOOP
-        was_active := f.folded > 0 AND NOT f.held AND NOT is_unconverted;
-        IF f.head_since IS NOT NULL THEN
-            head_before := f.head_order;
+    FOREACH its_kind IN ARRAY its_kinds LOOP
+        IF its_kind <> ALL (t.kinds) THEN
+            t := {schema}.load_kinds(t, ARRAY[its_kind]);
         END IF;
-        IF f.level = its_level THEN
-            -- Negative while a claim has taken a document whose arrival is not applied yet.
-            f.folded := f.folded + more_waiting;
-            f.running := f.running + more_running;
-            IF f.running < 0 THEN
-                -- The attempt began in another mode and is counted in another flow. Only the sum matters.
-                ended_elsewhere := -f.running;
-                f.running := 0;
-            END IF;
-            IF less_taken IS NOT NULL THEN
-                f.taken := {schema}.subtract(f.taken, less_taken);
-            END IF;
-            f.place := f.place + more_place;
-            f.head_order := least(f.head_order, arrived);
-            is_head_unknown := f.head_order = ANY (departed) OR (is_recorded AND f.head_order = arrived
-                AND (f.claimed_to < {no_order} AND arrived <= f.claimed_to OR NOT never_ran));
-            IF never_ran THEN
-                f.claimed_to := least(f.claimed_to, arrived - 1);
-            END IF;
-            IF f.folded <= 0 THEN
-                f.head_order := NULL;
-            ELSIF is_head_unknown THEN
-                SELECT d.order_number INTO next_new FROM {schema}.documents d
-                WHERE d.customer = its_customer AND d.level = its_level
-                    AND d.order_number > f.claimed_to AND d.state = {waiting} AND NOT d.returned
-                ORDER BY d.customer, d.level, d.order_number LIMIT 1;
-                -- The next search need not pass the cancelled documents again.
-                f.claimed_to := greatest(f.claimed_to, next_new - 1);
-                f.head_order := least(next_new, (
-                    SELECT min(d.order_number) FROM {schema}.documents d
-                    WHERE d.returned AND d.customer = its_customer AND d.level = its_level));
-            END IF;
+        flows_before := ARRAY(
+            SELECT n.f FROM generate_series(10 * its_kind + 1, 10 * its_kind + 9) l
+                CROSS JOIN LATERAL (
+                    SELECT o AS f FROM {schema}.flows o
+                    WHERE o.customer = its_customer AND o.level = l::smallint
+                    ORDER BY o.customer DESC, o.level DESC, o.version DESC LIMIT 1) n);
+        IF its_level / 10 = its_kind AND NOT EXISTS (
+            SELECT FROM unnest(flows_before) b WHERE b.level = its_level)
+        THEN
+            f := {schema}.new_flow(its_customer, its_level,
+                CASE WHEN is_unconverted THEN -1 ELSE t.generation END);
+            flows_before := flows_before || f;
         END IF;
-        f.held := is_held;
-        IF f.folded > 0 AND NOT is_held THEN
-            IF NOT was_active THEN
-                t.weights[f.level] := t.weights[f.level] + customer_weight;
-                IF its_mode <> 'levels' THEN
-                    -- No credit from absence; work received beyond the clock still counts.
-                    f.place := greatest(f.place, t.clocks[f.level]);
-                    t.tick := t.tick + 1;
-                    f.tick := t.tick;
+        flows_after := '{{}}';
+        head_before := NULL;
+        head_after := NULL;
+        head_level := NULL;
+        next_elsewhere := NULL;
+        ended_elsewhere := 0;
+
+        FOREACH f IN ARRAY flows_before LOOP
+            i := {schema}.slot(t.kinds, f.level);
+            was_active := f.folded > 0 AND NOT f.held AND NOT is_unconverted;
+            IF f.head_since IS NOT NULL THEN
+                head_before := f.head_order;
+            END IF;
+            IF f.level = its_level THEN
+                -- Negative while a claim has taken a document whose arrival is not applied yet.
+                f.folded := f.folded + more_waiting;
+                f.running := f.running + more_running;
+                IF f.running < 0 THEN
+                    -- The attempt began in another mode and is counted in another flow. Only the sum matters.
+                    ended_elsewhere := -f.running;
+                    f.running := 0;
+                END IF;
+                IF less_taken IS NOT NULL THEN
+                    f.taken := {schema}.subtract(f.taken, less_taken);
+                END IF;
+                f.place := f.place + more_place;
+                f.head_order := least(f.head_order, arrived);
+                is_head_unknown := f.head_order = ANY (departed) OR (is_recorded AND f.head_order = arrived
+                    AND (f.claimed_to < {no_order} AND arrived <= f.claimed_to OR NOT never_ran));
+                IF never_ran THEN
+                    f.claimed_to := least(f.claimed_to, arrived - 1);
+                END IF;
+                IF f.folded <= 0 THEN
+                    f.head_order := NULL;
+                ELSIF is_head_unknown THEN
+                    f := {schema}.find_head(f);
                 END IF;
             END IF;
-        ELSIF was_active THEN
-            t.weights[f.level] := t.weights[f.level] - customer_weight;
-        END IF;
-        IF its_mode = 'levels' THEN
-            f.place := coalesce(f.head_order, 0);
-        END IF;
-        IF f.head_order < head_after OR (head_after IS NULL AND f.head_order IS NOT NULL) THEN
-            next_elsewhere := least(head_after, next_elsewhere);
-            head_after := f.head_order;
-            head_level := f.level;
-        ELSE
-            next_elsewhere := least(f.head_order, next_elsewhere);
-        END IF;
-        flows_after := flows_after || f;
-    END LOOP;
-
-    FOR i IN 1 .. cardinality(flows_after) LOOP
-        f := flows_after[i];
-        IF ended_elsewhere > 0 AND f.running > 0 THEN
-            n := least(ended_elsewhere, f.running);
-            f.running := f.running - n;
-            ended_elsewhere := ended_elsewhere - n;
-        END IF;
-        IF f.level IS DISTINCT FROM head_level THEN
-            f.head_since := NULL;
-            f.next_elsewhere := NULL;
-        ELSE
-            IF head_after IS DISTINCT FROM head_before THEN
-                f.head_since := at;
+            f.held := is_held;
+            IF f.folded > 0 AND NOT is_held THEN
+                IF NOT was_active THEN
+                    IF its_mode <> 'levels' THEN
+                        IF t.weights[i] <= 0 THEN
+                            -- The kind becomes active in this level: no credit from absence.
+                            t.kind_times[i] := greatest(t.kind_times[i], t.level_times[f.level % 10]);
+                        END IF;
+                        -- No credit from absence; work received beyond the clock still counts.
+                        f.place := greatest(f.place, t.clocks[i]);
+                        t.tick := t.tick + 1;
+                        f.tick := t.tick;
+                    END IF;
+                    t.weights[i] := t.weights[i] + customer_weight;
+                END IF;
+            ELSIF was_active THEN
+                t.weights[i] := t.weights[i] - customer_weight;
             END IF;
-            t.heads_from := least(t.heads_from, f.head_since);  -- also if the flow was held before
-            f.next_elsewhere := coalesce(next_elsewhere, {no_order});
-        END IF;
-        IF f IS DISTINCT FROM flows_before[i] OR f.version = -1 THEN
-            t.places_from[f.level] := least(t.places_from[f.level], f.place);
-            PERFORM {schema}.save_flow(f, t.version);
-        END IF;
+            IF its_mode = 'levels' THEN
+                f.place := coalesce(f.head_order, 0);
+            END IF;
+            IF f.head_order < head_after OR (head_after IS NULL AND f.head_order IS NOT NULL) THEN
+                next_elsewhere := least(head_after, next_elsewhere);
+                head_after := f.head_order;
+                head_level := f.level;
+            ELSE
+                next_elsewhere := least(f.head_order, next_elsewhere);
+            END IF;
+            flows_after := flows_after || f;
+        END LOOP;
+
+        FOR p IN 1 .. cardinality(flows_after) LOOP
+            f := flows_after[p];
+            i := {schema}.slot(t.kinds, f.level);
+            IF ended_elsewhere > 0 AND f.running > 0 THEN
+                n := least(ended_elsewhere, f.running);
+                f.running := f.running - n;
+                ended_elsewhere := ended_elsewhere - n;
+            END IF;
+            IF f.level IS DISTINCT FROM head_level THEN
+                f.head_since := NULL;
+                f.next_elsewhere := NULL;
+            ELSE
+                IF head_after IS DISTINCT FROM head_before THEN
+                    f.head_since := at;
+                END IF;
+                n := array_position(t.kinds, its_kind);
+                t.kind_heads_from[n] := least(t.kind_heads_from[n], f.head_since);   -- also if the flow was held before
+                f.next_elsewhere := coalesce(next_elsewhere, {no_order});
+            END IF;
+            IF f IS DISTINCT FROM flows_before[p] OR f.version = -1 THEN
+                t.places_from[i] := least(t.places_from[i], f.place);
+                PERFORM {schema}.save_flow(f, t.version);
+            END IF;
+        END LOOP;
     END LOOP;
     RETURN t;
+END
+$$;
+
+-- Return a flow with waiting documents with its head. By documents_flow and documents_returned.
+CREATE OR REPLACE FUNCTION {schema}.find_head(f {schema}.flows) RETURNS {schema}.flows LANGUAGE plpgsql AS $$
+DECLARE
+    next_new bigint;
+BEGIN
+    SELECT d.order_number INTO next_new FROM {schema}.documents d
+    WHERE d.customer = f.customer AND d.level = f.level
+        AND d.order_number > f.claimed_to AND d.state = {waiting} AND NOT d.returned
+    ORDER BY d.customer, d.level, d.order_number LIMIT 1;
+    -- The next search need not pass the cancelled documents again.
+    f.claimed_to := greatest(f.claimed_to, next_new - 1);
+    f.head_order := least(next_new, (
+        SELECT min(d.order_number) FROM {schema}.documents d
+        WHERE d.returned AND d.customer = f.customer AND d.level = f.level));
+    RETURN f;
 END
 $$;
 

@@ -23,26 +23,27 @@ BEGIN
     IF its_now < t.at AND NOT is_rebooted THEN
         RAISE LOG 'fairturn: the clock was set back by % s', (t.at - its_now) / 1000000.0;
         PERFORM {schema}.shorten_leases(lease_now);
-        t.leases_from := -9223372036854775807;
-        t.heads_from := -9223372036854775807;
+        t := {schema}.reset_bounds({schema}.load_all_kinds(t));
         changed := true;
     END IF;
-    FOR r IN SELECT * FROM {schema}.expire(
-        CASE WHEN is_rebooted THEN -9223372036854775807 ELSE {schema}.leases_bound(t, its_now) END,
-        q.attempts_max, q.one_level, its_now, lease_now, is_rebooted,
-        CASE WHEN is_rebooted THEN 2147483647 ELSE budget END)  -- once: later leases follow the new clock
-    LOOP
-        changed := true;
-        IF r.customer IS NULL THEN
-            more := more OR r.more;
-        ELSE
-            back := {schema}.by_priority(r.priorities);
-            t.taken := {schema}.subtract(t.taken, back);
-            t := {schema}.change_flow(t, q.mode, r.customer, r.level, its_now,
-                more_waiting => r.n, more_running => -r.ended, less_taken => back,
-                arrived => r.lowest);
-        END IF;
-    END LOOP;
+    IF is_rebooted OR {schema}.has_expired(t, its_now, lease_now) THEN
+        FOR r IN SELECT * FROM {schema}.expire(
+            CASE WHEN is_rebooted THEN -9223372036854775807 ELSE {schema}.leases_bound(t, its_now) END,
+            q.attempts_max, q.one_level, its_now, lease_now, is_rebooted,
+            CASE WHEN is_rebooted THEN 2147483647 ELSE budget END)  -- once: later leases follow the new clock
+        LOOP
+            changed := true;
+            IF r.customer IS NULL THEN
+                more := more OR r.more;
+            ELSE
+                back := {schema}.by_priority(r.priorities);
+                t := {schema}.count_returned(t, (r.level / 10)::smallint, back);
+                t := {schema}.change_flow(t, q.mode, r.customer, r.level, its_now,
+                    more_waiting => r.n, more_running => -r.ended, less_taken => back,
+                    arrived => r.lowest);
+            END IF;
+        END LOOP;
+    END IF;
     t.leases_from := least(lease_now, coalesce((
         SELECT l.until FROM {schema}.leases l WHERE l.until >= t.leases_from
         ORDER BY l.until LIMIT 1), lease_now));
@@ -57,17 +58,19 @@ BEGIN
         changed := changed OR r.changed;
     END IF;
 
-    SELECT * INTO r FROM {schema}.fold_counter_changes(t, q, its_now, budget);
-    t := r.t;
-    more := more OR r.more;
-    changed := changed OR r.changed;
+    IF EXISTS (SELECT FROM {schema}.counter_changes) THEN
+        SELECT * INTO r FROM {schema}.fold_counter_changes(t, q, its_now, budget);
+        t := r.t;
+        more := more OR r.more;
+        changed := true;
+    END IF;
 
     -- Documents that became due. They get their order the first time.
     handled := 0;
     FOR r IN
         WITH due AS MATERIALIZED (
             SELECT d.number, d.customer, d.priority, d.delayed_until,
-                CASE WHEN q.one_level THEN 1 ELSE d.priority END::smallint AS level,
+                {schema}.band(q.one_level, d.priority, d.kind) AS level,
                 row_number() OVER () AS position,
                 coalesce(d.order_number, nextval('{schema}.document_numbers')) AS assigned_order
             FROM (
@@ -85,7 +88,7 @@ BEGIN
         changed := true;
         handled := handled + r.n;
         back := {schema}.by_priority(r.priorities);
-        t.taken := {schema}.subtract(t.taken, back);
+        t := {schema}.count_returned(t, (r.level / 10)::smallint, back);
         t.promoted := t.promoted + r.n;
         t := {schema}.change_flow(t, q.mode, r.customer, r.level, r.at,
             more_waiting => r.n, less_taken => back, arrived => r.lowest);
@@ -109,23 +112,21 @@ BEGIN
         WITH gone AS (
             DELETE FROM {schema}.counter_changes m WHERE m.number = ANY (ARRAY(
                 SELECT o.number FROM {schema}.counter_changes o ORDER BY o.number LIMIT budget))
-            RETURNING m.customer, m.priority, m.waiting, m.delayed)
-        SELECT g.customer, g.priority, sum(g.waiting)::bigint AS waiting,
+            RETURNING m.customer, m.priority, m.kind, m.waiting, m.delayed)
+        SELECT g.customer, g.priority, g.kind, sum(g.waiting)::bigint AS waiting,
             sum(g.delayed)::bigint AS delayed, count(*) AS n
-        FROM gone g GROUP BY g.customer, g.priority
+        FROM gone g GROUP BY g.customer, g.priority, g.kind
     LOOP
         changed := true;
         handled := handled + r.n;
         t.promoted := t.promoted - r.delayed;
-        t.taken[r.priority] := t.taken[r.priority] - r.waiting;
-        IF r.waiting <> 0 AND EXISTS (
-            SELECT FROM {schema}.customers c WHERE c.number = r.customer)
-        THEN
-            back := array_fill(0::bigint, ARRAY[9]);
-            back[r.priority] := r.waiting;
+        CONTINUE WHEN r.waiting = 0;
+        back := array_fill(0::bigint, ARRAY[9]);
+        back[r.priority] := r.waiting;
+        t := {schema}.count_returned(t, r.kind, back);
+        IF EXISTS (SELECT FROM {schema}.customers c WHERE c.number = r.customer) THEN
             t := {schema}.change_flow(t, q.mode, r.customer,
-                CASE WHEN q.one_level THEN 1 ELSE r.priority END::smallint, its_now,
-                less_taken => back);
+                {schema}.band(q.one_level, r.priority, r.kind), its_now, less_taken => back);
         END IF;
     END LOOP;
     more := handled >= budget;
@@ -137,7 +138,7 @@ $$;
 -- gets documents back or loses running ones; and a last row that reports whether there are more.
 CREATE OR REPLACE FUNCTION {schema}.expire(
     leases_from bigint,
-    attempts_max integer,
+    attempts_max integer,           -- of kinds without a maximum of their own
     is_one_level boolean,
     its_now bigint,
     lease_now bigint,
@@ -181,11 +182,11 @@ BEGIN
     SELECT coalesce(array_agg(e.number ORDER BY e.lease_until, e.number), '{{}}'),
         coalesce(array_agg(CASE
             WHEN e.cancel_requested THEN {cancelled}
-            WHEN e.attempts >= attempts_max THEN {dead}
+            WHEN e.attempts >= {schema}.attempts_max(e.kind, attempts_max) THEN {dead}
             ELSE {waiting} END::smallint ORDER BY e.lease_until, e.number), '{{}}')
     INTO numbers, states
     FROM (
-        SELECT d.number, d.lease_until, d.attempts, d.cancel_requested
+        SELECT d.number, d.lease_until, d.attempts, d.cancel_requested, d.kind
         FROM {schema}.leases l
             CROSS JOIN LATERAL unnest(l.documents) AS u(number)
             JOIN {schema}.documents d ON d.number = u.number AND d.fence = l.fence
@@ -197,12 +198,17 @@ BEGIN
             SELECT * FROM unnest(numbers, states) WITH ORDINALITY AS u(number, state, position)),
         changed AS (
             UPDATE {schema}.documents d SET state = v.state, returned = (v.state = {waiting}),
-                level = CASE WHEN is_one_level THEN 1 ELSE d.priority END,
+                level = {schema}.band(is_one_level, d.priority, d.kind),
                 failed = v.state IN ({failed_states}),
                 ended_at = CASE WHEN v.state IN ({ended_states}) THEN its_now END,
                 error = CASE WHEN v.state <> {cancelled} THEN '{lease_expired}' END
             FROM ending v WHERE d.number = v.number
-            RETURNING d.customer, d.level, d.priority, d.order_number, v.state, v.position)
+            RETURNING d.*, v.position),
+        recorded AS (
+            INSERT INTO {schema}.attempts (document, number, step, kind, attempt, worker, claimed_at, ended_at, outcome, error)
+            SELECT c.number, {schema}.next_attempt(c.number), c.step, c.kind, c.attempts, coalesce(c.worker, ''),
+                coalesce(c.claimed_at, its_now), its_now, {attempt_lost}, c.error
+            FROM changed c)
         SELECT c.customer, c.level, count(*) FILTER (WHERE c.state = {waiting}),
             min(c.order_number) FILTER (WHERE c.state = {waiting}),
             array_agg(c.priority) FILTER (WHERE c.state = {waiting}),
@@ -230,6 +236,7 @@ BEGIN
     WHERE l.fence = ANY (expired_fences) AND d.number = u.number AND d.fence = l.fence
         AND d.state = {running} AND d.lease_until > lease_now + l.length;
     DELETE FROM {schema}.leases l WHERE l.fence = ANY (expired_fences) AND l.documents = '{{}}';
+    PERFORM {schema}.trim_attempts(numbers);
     PERFORM {schema}.count_outcomes(
         cardinality(numbers), cardinality(array_positions(states, {waiting}::smallint)), states);
     RETURN QUERY SELECT NULL::bigint, NULL::smallint, NULL::bigint, NULL::bigint, NULL::smallint[],
@@ -321,15 +328,18 @@ BEGIN
 END
 $$;
 
--- Correct the clock of a level by the difference between the real and the charged cost of a document; NULL: it was not
+-- Correct the clock of a band by the difference between the real and the charged cost of a document; NULL: it was not
 -- charged.
 CREATE OR REPLACE FUNCTION {schema}.correct_clock(
     t {schema}.scheduler_states, event_level smallint, difference bigint
 ) RETURNS {schema}.scheduler_states LANGUAGE plpgsql AS $$
+DECLARE
+    i integer;
 BEGIN
-    IF difference IS NOT NULL AND t.weights[event_level] > 0 THEN
-        t.clocks[event_level] := t.clocks[event_level]
-            + {schema}.floor_div(difference * 1000, t.weights[event_level]);
+    t := {schema}.load_kinds(t, ARRAY[event_level / 10]::smallint[]);
+    i := {schema}.slot(t.kinds, event_level);
+    IF difference IS NOT NULL AND t.weights[i] > 0 THEN
+        t.clocks[i] := t.clocks[i] + {schema}.floor_div(difference * 1000, t.weights[i]);
     END IF;
     RETURN t;
 END
@@ -382,10 +392,7 @@ BEGIN
             t := {schema}.change_flow(t, q.mode, owner, event_level, at,
                 more_running => -(e ->> 3)::bigint);
         WHEN 3 THEN -- Finished: cost, weight, real cost
-            INSERT INTO {schema}.customer_states AS s (customer, weight, paused, recent_costs)
-            VALUES (owner, {weight_one}, false, ARRAY[(e ->> 5)::bigint])
-            ON CONFLICT (customer) DO UPDATE SET recent_costs = (s.recent_costs
-                || excluded.recent_costs)[greatest(cardinality(s.recent_costs) + 2 - 20, 1):];
+            PERFORM {schema}.learn_cost(owner, event_level / 10, (e ->> 5)::bigint);
             difference := 0;
             IF e ->> 3 IS NOT NULL AND e ->> 4 IS NOT NULL THEN
                 -- The clock is corrected with the flow: with costs below the estimate it would
@@ -407,96 +414,6 @@ BEGIN
             NULL;
         END CASE;
     END LOOP;
-    RETURN t;
-END
-$$;
-
--- Apply new settings of a customer.
-CREATE OR REPLACE FUNCTION {schema}.change_customer_state(
-    t {schema}.scheduler_states, q {schema}.queue, owner bigint, at bigint,
-    new_weight integer, new_limit integer, new_paused boolean, later text[]
-) RETURNS {schema}.scheduler_states LANGUAGE plpgsql AS $$
-DECLARE
-    old_weight integer;
-    f record;
-BEGIN
-    SELECT s.weight INTO old_weight FROM {schema}.customer_states s WHERE s.customer = owner;
-    old_weight := coalesce(old_weight, {weight_one});
-    FOR f IN SELECT o.level FROM {schema}.flows o
-        WHERE o.customer = owner AND o.folded > 0 AND NOT o.held AND o.generation = t.generation
-    LOOP
-        t.weights[f.level] := t.weights[f.level] + new_weight - old_weight;
-    END LOOP;
-    INSERT INTO {schema}.customer_states AS s (customer, weight, running_max, paused, recent_costs)
-    VALUES (owner, new_weight, new_limit, new_paused, '{{}}')
-    ON CONFLICT (customer) DO UPDATE SET weight = excluded.weight,
-        running_max = excluded.running_max, paused = excluded.paused;
-    DELETE FROM {schema}.customer_states s
-    WHERE s.customer = owner AND s.weight = {weight_one} AND s.running_max IS NULL AND NOT s.paused
-        AND s.recent_costs = '{{}}';
-    IF new_limit IS NOT NULL THEN
-        t := {schema}.count_running(t, q, owner, at, later);
-    END IF;
-    RETURN {schema}.change_flow(t, q.mode, owner, NULL, at);
-END
-$$;
-
--- Count the running documents of a customer that gets a limit: without a limit there is no counter. Attempts whose end
--- is an unapplied event count as running.
-CREATE OR REPLACE FUNCTION {schema}.count_running(
-    t {schema}.scheduler_states, q {schema}.queue, owner bigint, at bigint, later text[]
-) RETURNS {schema}.scheduler_states LANGUAGE plpgsql AS $$
-DECLARE
-    r record;
-BEGIN
-    FOR r IN
-        SELECT l.level, sum(l.n) - coalesce((
-                SELECT f.running FROM {schema}.flows f
-                WHERE f.customer = owner AND f.level = l.level), 0) AS more
-        FROM (
-            SELECT CASE WHEN q.one_level THEN 1 ELSE d.priority END::smallint AS level, 1 AS n
-            FROM {schema}.leases s CROSS JOIN LATERAL unnest(s.documents) AS u(number)
-                JOIN {schema}.documents d ON d.number = u.number AND d.fence = s.fence
-            WHERE d.state = {running} AND d.customer = owner
-            UNION ALL
-            SELECT (v ->> 2)::smallint, CASE WHEN v ->> 0 = '2' THEN (v ->> 3)::bigint ELSE 1 END
-            FROM (
-                SELECT e.events FROM {schema}.event_log e
-                WHERE e.events IS NOT NULL AND owner = ANY (e.customers)
-                UNION ALL
-                SELECT unnest(later)) e CROSS JOIN LATERAL jsonb_array_elements(e.events::jsonb) v
-            WHERE (v ->> 1)::bigint = owner AND v ->> 0 IN ('2', '3', '4')
-            UNION ALL
-            SELECT f.level, 0 FROM {schema}.flows f WHERE f.customer = owner) l
-        GROUP BY l.level
-    LOOP
-        t := {schema}.change_flow(t, q.mode, owner, r.level, at, more_running => r.more::bigint);
-    END LOOP;
-    RETURN t;
-END
-$$;
-
--- Delete the scheduler state of a purged customer.
-CREATE OR REPLACE FUNCTION {schema}.delete_customer_state(t {schema}.scheduler_states, owner bigint)
-RETURNS {schema}.scheduler_states LANGUAGE plpgsql AS $$
-DECLARE
-    f record;
-    customer_weight integer;
-BEGIN
-    IF t.levels_to > 0 AND owner = coalesce({schema}.next_unconverted(t), t.postponed[1]) THEN
-        t.levels_to := 0;           -- it is a position within this customer
-    END IF;
-    t.postponed := array_remove(t.postponed, owner);
-    SELECT s.weight INTO customer_weight FROM {schema}.customer_states s WHERE s.customer = owner;
-    FOR f IN DELETE FROM {schema}.flows o WHERE o.customer = owner
-        RETURNING o.level, o.folded, o.held, o.generation
-    LOOP
-        IF f.folded > 0 AND NOT f.held AND f.generation = t.generation THEN
-            t.weights[f.level] := t.weights[f.level] - coalesce(customer_weight, {weight_one});
-        END IF;
-    END LOOP;
-    DELETE FROM {schema}.customer_states s WHERE s.customer = owner;
-    DELETE FROM {schema}.limited_customers l WHERE l.customer = owner;
     RETURN t;
 END
 $$;

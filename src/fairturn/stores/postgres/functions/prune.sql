@@ -17,11 +17,15 @@ DECLARE
     scanned bigint[];
     old bigint[];
     gone bigint[];
+    expiries bigint[];
     is_last boolean;
     changed bigint := 0;
     n bigint;
 BEGIN
     contents := '{{}}';
+    IF cardinality(kept) <= {expired} THEN      -- releases up to schema 14 would delete the contents of steps as unreferenced
+        PERFORM {schema}.refuse_new_features();
+    END IF;
     PERFORM pg_advisory_xact_lock_shared(hashtext('{schema}.'), 1);
     SELECT p.documents, p.customers INTO next_document, next_customer FROM {schema}.prune_cursor p FOR UPDATE;
     now_us := coalesce(given_now, {now});
@@ -45,18 +49,21 @@ BEGIN
         WITH deleted AS (
             DELETE FROM {schema}.documents d
             WHERE d.number = ANY (old) AND d.ended_at < now_us - kept[d.state + 1]
-            RETURNING d.number, d.content_name, d.customer, {stored_bytes} AS bytes),
+            RETURNING d.number, d.content_name, d.customer, d.expires_at, {stored_bytes} AS bytes),
         released AS (
             INSERT INTO {schema}.released_bytes (customer, bytes)
             SELECT d.customer, sum(d.bytes) FROM deleted d GROUP BY d.customer)
-        SELECT array_agg(d.number), array_agg(d.content_name) FILTER (WHERE d.content_name IS NOT NULL)
-        INTO gone, contents FROM deleted d;
+        SELECT array_agg(d.number), array_agg(d.expires_at),
+            array_agg(d.content_name) FILTER (WHERE d.content_name IS NOT NULL)
+        INTO gone, expiries, contents FROM deleted d;
         WITH deleted AS (
             DELETE FROM {schema}.results r WHERE r.document = ANY (gone) RETURNING r.content_name)
         SELECT coalesce(contents, '{{}}') || coalesce(
             array_agg(d.content_name) FILTER (WHERE d.content_name IS NOT NULL), '{{}}')
         INTO contents FROM deleted d;
+        contents := contents || {schema}.delete_attempts(gone);
         DELETE FROM {schema}.children c WHERE c.parent = ANY (gone);
+        PERFORM {schema}.delete_expirations(gone, expiries);
         changed := coalesce(cardinality(gone), 0);
         IF cardinality(old) = budget THEN
             next_document := old[budget];
@@ -82,6 +89,12 @@ BEGIN
         WHERE NOT EXISTS (SELECT FROM {schema}.customers c WHERE c.number = r.customer);
         SELECT p.next, changed + p.n INTO next_customer, changed
         FROM {schema}.prune_customers(now_us, next_customer, budget) p;
+        IF EXISTS (SELECT FROM {schema}.outages o WHERE {schema}.is_over(o, now_us)) THEN
+            PERFORM pg_advisory_xact_lock(hashtext('{schema}.'), 7);    -- last, after the row of `queue`
+            DELETE FROM {schema}.outages o WHERE {schema}.is_over(o, now_us);
+            GET DIAGNOSTICS n = ROW_COUNT;
+            changed := changed + n;
+        END IF;
     END IF;
     finished := next_document = done AND next_customer = done;
     IF finished THEN
@@ -103,7 +116,6 @@ CREATE OR REPLACE FUNCTION {schema}.prune_customers(
 ) LANGUAGE plpgsql AS $$
 DECLARE
     q {schema}.queue;
-    level_clocks bigint[];
     current_generation bigint;
     owed bigint := 0;               -- the most by which corrections of costs may set a clock back
     customers bigint[];
@@ -136,7 +148,7 @@ BEGIN
         SELECT unnest(r.customers) FROM {schema}.event_log r
         EXCEPT
         SELECT m.customer FROM {schema}.counter_changes m);
-    SELECT t.clocks, t.generation INTO level_clocks, current_generation
+    SELECT t.generation INTO current_generation
     FROM {schema}.scheduler_states t ORDER BY t.version DESC LIMIT 1;
     IF q.costs = 'learned' THEN
         SELECT coalesce(sum(d.charged_cost), 0) * 100 INTO owed     -- the lowest weight is 10
@@ -145,9 +157,11 @@ BEGIN
         WHERE d.state = {running};
     END IF;
     -- A flow can be deleted if a new one would get the same place. Its `taken` is subtracted from `arrived`.
-    WITH deleted AS (
+    WITH states AS MATERIALIZED (SELECT s.kind, s.clocks FROM {schema}.states_of_kinds() s),
+    deleted AS (
         DELETE FROM {schema}.flows f WHERE f.customer = ANY (idle) AND f.folded = 0
-            AND f.generation = current_generation AND (q.mode = 'levels' OR f.place <= level_clocks[f.level] - owed)
+            AND f.generation = current_generation AND (q.mode = 'levels' OR f.place <= (
+                SELECT s.clocks[f.level % 10] FROM states s WHERE s.kind = f.level / 10) - owed)
         RETURNING f.customer, f.taken)
     UPDATE {schema}.customers c SET arrived = ARRAY(
         SELECT a.n - (SELECT sum(f.taken[a.priority]) FROM deleted f WHERE f.customer = c.number)::bigint

@@ -29,23 +29,19 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.end_repair(t {schema}.scheduler_states, is_complete boolean) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    DELETE FROM {schema}.scheduler_states o WHERE o.version < t.version;
-    IF NOT is_complete THEN
-        INSERT INTO {schema}.scheduler_states SELECT t.*;
-        RETURN;
+    IF is_complete THEN
+        t := {schema}.reset_bounds({schema}.load_all_kinds(t));
+        t.weights := ARRAY(
+            SELECT coalesce(a.weight, 0)::bigint
+            FROM unnest(t.kinds) WITH ORDINALITY AS k(number, position) CROSS JOIN generate_series(1, 9) l
+                LEFT JOIN (
+                    SELECT f.level, sum(coalesce(s.weight, {weight_one})) AS weight
+                    FROM {schema}.flows f LEFT JOIN {schema}.customer_states s ON s.customer = f.customer
+                    WHERE f.folded > 0 AND NOT f.held AND f.generation = t.generation GROUP BY f.level) a
+                    ON a.level = 10 * k.number + l
+            ORDER BY k.position, l);
     END IF;
-    t.weights := ARRAY(
-        SELECT coalesce(a.weight, 0)::bigint
-        FROM generate_series(1, 9) l LEFT JOIN (
-            SELECT f.level, sum(coalesce(s.weight, {weight_one})) AS weight
-            FROM {schema}.flows f LEFT JOIN {schema}.customer_states s ON s.customer = f.customer
-            WHERE f.folded > 0 AND NOT f.held AND f.generation = t.generation GROUP BY f.level) a
-            ON a.level = l
-        ORDER BY l);
-    t.places_from := array_fill(-9223372036854775807, ARRAY[9]);
-    t.heads_from := -9223372036854775807;
-    t.leases_from := -9223372036854775807;
-    INSERT INTO {schema}.scheduler_states SELECT t.*;
+    PERFORM {schema}.save_state(t);
 END
 $$;
 
@@ -56,18 +52,25 @@ SET lock_timeout = '{settings_lock_timeout}'    -- submissions wait while this c
 AS $$
 DECLARE
     wrong jsonb;                    -- the excess of each counter, by priority; delayed documents have the key 0
+    wrong_kinds jsonb;              -- of waiting documents of other kinds, by kind and priority
     t {schema}.scheduler_states;
     r record;
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('{schema}.'), 5);
     SELECT coalesce(jsonb_object_agg(coalesce(a.place, 0), a.stored - a.truth), '{{}}') INTO wrong
     FROM {schema}.audit_queue() a WHERE a.kind IN ('queue.waiting', 'queue.delayed');
+    SELECT coalesce(jsonb_object_agg(a.place, a.stored - a.truth), '{{}}') INTO wrong_kinds
+    FROM {schema}.audit_queue() a WHERE a.kind = 'kind.waiting';
     SELECT * INTO r FROM {schema}.begin_repair(budget);
     t := r.t;
     FOR p IN 1 .. 9 LOOP
         t.taken[p] := t.taken[p] + coalesce((wrong ->> p::text)::bigint, 0);
     END LOOP;
     t.promoted := t.promoted + coalesce((wrong ->> '0')::bigint, 0);
+    t := {schema}.load_all_kinds(t);
+    FOR r IN SELECT {schema}.slot(t.kinds, w.key::smallint) AS i, w.value::bigint AS excess FROM jsonb_each_text(wrong_kinds) w LOOP
+        t.taken[r.i] := t.taken[r.i] + r.excess;
+    END LOOP;
     PERFORM {schema}.end_repair(t, true);
     RETURN true;
 END
@@ -110,20 +113,25 @@ CREATE OR REPLACE FUNCTION {schema}.repair_documents(owners bigint[], its_mode t
 LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE {schema}.documents d SET returned = v.returned, failed = v.failed,
-        delayed_until = v.delayed_until, level = v.level, order_number = v.order_number
+        delayed_until = v.delayed_until, level = v.level, order_number = v.order_number, step = v.step
     FROM (
         SELECT o.number, o.state = {waiting} AND (o.returned
-                OR o.level <> CASE WHEN its_mode = 'equal' THEN 1 ELSE o.priority END) AS returned,
+                OR o.level <> {schema}.band(its_mode = 'equal', o.priority, o.kind)) AS returned,
             o.state IN ({failed_states}) AS failed,
             CASE WHEN o.state = {delayed} THEN coalesce(o.delayed_until, o.due_at, 0) END
                 AS delayed_until,
-            CASE WHEN o.state <> {waiting} THEN o.level WHEN its_mode = 'equal' THEN 1
-                ELSE o.priority END AS level,
+            CASE WHEN o.state <> {waiting} THEN o.level
+                ELSE {schema}.band(its_mode = 'equal', o.priority, o.kind) END AS level,
             CASE WHEN o.state = {waiting} THEN coalesce(o.order_number, o.number)
-                ELSE o.order_number END AS order_number
+                ELSE o.order_number END AS order_number,
+            (SELECT count(*) FROM {schema}.attempts a WHERE a.document = o.number AND a.outcome = {advanced}) AS step
         FROM {schema}.documents o WHERE o.customer = ANY (owners)) v
-    WHERE d.number = v.number AND (d.returned, d.failed, d.delayed_until, d.level, d.order_number)
-        IS DISTINCT FROM (v.returned, v.failed, v.delayed_until, v.level, v.order_number);
+    WHERE d.number = v.number AND (d.returned, d.failed, d.delayed_until, d.level, d.order_number, d.step)
+        IS DISTINCT FROM (v.returned, v.failed, v.delayed_until, v.level, v.order_number, v.step);
+    INSERT INTO {schema}.expirations (expires_at, document)
+    SELECT d.expires_at, d.number FROM {schema}.documents d
+    WHERE d.customer = ANY (owners) AND d.expires_at IS NOT NULL AND {may_expire}
+    ON CONFLICT DO NOTHING;
     UPDATE {schema}.customers c SET submitted = greatest(c.submitted, d.n)
     FROM (
         SELECT o.customer, count(*) AS n FROM {schema}.documents o
@@ -143,10 +151,9 @@ DECLARE
     c {schema}.customers;
     r record;
     f {schema}.flows;
+    i integer;
     was_active boolean;
     is_held boolean;
-    customer_head bigint;
-    customer_since bigint;
 BEGIN
     SELECT * INTO c FROM {schema}.customers o WHERE o.number = owner;
     INSERT INTO {schema}.customer_states AS s (customer, weight, running_max, paused, recent_costs)
@@ -155,7 +162,7 @@ BEGIN
         running_max = excluded.running_max, paused = excluded.paused;
     DELETE FROM {schema}.customer_states s
     WHERE s.customer = owner AND s.weight = {weight_one} AND s.running_max IS NULL AND NOT s.paused
-        AND s.recent_costs = '{{}}';
+        AND s.recent_costs = '{{}}' AND s.costs_by_kind = '{{}}';
     IF c.running_max IS NOT NULL THEN
         INSERT INTO {schema}.limited_customers (customer) VALUES (owner) ON CONFLICT DO NOTHING;
     END IF;
@@ -163,38 +170,40 @@ BEGIN
         SELECT FROM {schema}.flows x
         WHERE x.customer = owner AND x.level = o.level AND x.version > o.version);
 
-    SELECT c.paused OR coalesce(count(*) FILTER (WHERE d.state = {running}) >= c.running_max, false),
-        min(d.order_number) FILTER (WHERE d.state = {waiting})
-    INTO is_held, customer_head FROM {schema}.documents d WHERE d.customer = owner;
-    SELECT max(o.head_since) INTO customer_since FROM {schema}.flows o WHERE o.customer = owner;
+    SELECT c.paused OR coalesce(count(*) FILTER (WHERE d.state = {running}) >= c.running_max, false)
+    INTO is_held FROM {schema}.documents d WHERE d.customer = owner;
     FOR r IN
         WITH counted AS MATERIALIZED (
-            SELECT o.priority, count(*) FILTER (WHERE o.state = {waiting}) AS waiting,
+            SELECT {schema}.band(its_mode = 'equal', o.priority, o.kind) AS level,
+                count(*) FILTER (WHERE o.state = {waiting}) AS waiting,
                 count(*) FILTER (WHERE o.state = {running}) AS running,
                 min(o.order_number) FILTER (WHERE o.state = {waiting}) AS head,
                 min(o.order_number) FILTER (WHERE o.state = {waiting} AND NOT o.returned) AS head_new
             FROM {schema}.documents o
-            WHERE o.customer = owner AND o.state IN ({waiting}, {running}) GROUP BY o.priority)
-        SELECT a.level, a.taken, a.waiting, a.running, a.head, a.head_new
+            WHERE o.customer = owner AND o.state IN ({waiting}, {running}) GROUP BY 1),
+        -- Taken are the arrivals that do not wait. The flows of the default kind count those of all kinds.
+        taken AS MATERIALIZED (
+            SELECT {schema}.band(its_mode = 'equal', u.priority::smallint, {default_kind}::smallint) AS level, u.priority,
+                u.n - (SELECT count(*) FROM {schema}.documents o WHERE o.customer = owner AND o.state = {waiting}
+                    AND o.priority = u.priority) AS n
+            FROM unnest(c.arrived) WITH ORDINALITY AS u(n, priority))
+        SELECT l.level, ARRAY(
+                SELECT coalesce((SELECT x.n FROM taken x WHERE x.level = l.level AND x.priority = y), 0)
+                FROM generate_series(1, 9) y ORDER BY y) AS taken,
+            coalesce(n.waiting, 0) AS waiting, coalesce(n.running, 0) AS running, n.head, n.head_new,
+            n.head = min(n.head) OVER (PARTITION BY l.level / 10) AS has_head,
+            (SELECT max(o.head_since) FROM {schema}.flows o
+                WHERE o.customer = owner AND o.level / 10 = l.level / 10) AS head_since
         FROM (
-            -- Taken are the arrivals that do not wait.
-            SELECT l AS level, array_agg(CASE WHEN x.level = l THEN x.taken ELSE 0 END ORDER BY x.priority)
-                    AS taken,
-                coalesce(sum(x.waiting) FILTER (WHERE x.level = l), 0)::bigint AS waiting,
-                coalesce(sum(x.running) FILTER (WHERE x.level = l), 0)::bigint AS running,
-                min(x.head) FILTER (WHERE x.level = l) AS head,
-                min(x.head_new) FILTER (WHERE x.level = l) AS head_new
-            FROM generate_series(1, 9) l CROSS JOIN (
-                SELECT u.priority, CASE WHEN its_mode = 'equal' THEN 1 ELSE u.priority END AS level,
-                    u.n - coalesce(n.waiting, 0) AS taken, n.waiting, n.running, n.head, n.head_new
-                FROM unnest(c.arrived) WITH ORDINALITY AS u(n, priority)
-                    LEFT JOIN counted n ON n.priority = u.priority) x
-            GROUP BY l) a
+            SELECT o.level FROM {schema}.flows o WHERE o.customer = owner
+            UNION SELECT n.level FROM counted n
+            UNION SELECT x.level FROM taken x) l
+            LEFT JOIN counted n ON n.level = l.level
     LOOP
         SELECT * INTO f FROM {schema}.flows o WHERE o.customer = owner AND o.level = r.level;
         IF NOT FOUND THEN
             CONTINUE WHEN 0 = ALL (r.taken) AND r.waiting = 0 AND r.running = 0;
-            f := {schema}.new_flow(owner, r.level::smallint, t.generation);
+            f := {schema}.new_flow(owner, r.level, t.generation);
         END IF;
         was_active := f.folded > 0 AND NOT f.held AND f.generation = t.generation;
         IF f.generation <> t.generation THEN
@@ -206,13 +215,18 @@ BEGIN
         f.taken := r.taken;
         f.claimed_to := least(f.claimed_to, r.head_new - 1);
         f.head_order := r.head;
-        f.head_since := CASE WHEN r.head = customer_head THEN coalesce(customer_since, t.at) END;
+        f.head_since := CASE WHEN r.has_head THEN coalesce(r.head_since, t.at) END;
         f.next_elsewhere := NULL;
         f.held := is_held;
         IF its_mode = 'levels' THEN
             f.place := coalesce(r.head, 0);
         ELSIF f.folded > 0 AND NOT is_held AND NOT was_active THEN
-            f.place := greatest(f.place, t.clocks[f.level]);
+            t := {schema}.load_kinds(t, ARRAY[f.level / 10]::smallint[]);
+            i := {schema}.slot(t.kinds, f.level);
+            IF t.weights[i] <= 0 THEN
+                t.kind_times[i] := greatest(t.kind_times[i], t.level_times[f.level % 10]);
+            END IF;
+            f.place := greatest(f.place, t.clocks[i]);
             t.tick := t.tick + 1;
             f.tick := t.tick;
         END IF;
@@ -270,6 +284,10 @@ BEGIN
         AND NOT EXISTS (SELECT FROM {schema}.documents d WHERE d.number = r.document);
     DELETE FROM {schema}.children c WHERE c.parent = ANY (documents)
         AND NOT EXISTS (SELECT FROM {schema}.documents d WHERE d.number = c.parent);
+    DELETE FROM {schema}.attempts a WHERE a.document = ANY (documents)
+        AND NOT EXISTS (SELECT FROM {schema}.documents d WHERE d.number = a.document);
+    DELETE FROM {schema}.checkpoints p WHERE p.document = ANY (documents)
+        AND NOT EXISTS (SELECT FROM {schema}.documents d WHERE d.number = p.document);
     RETURN true;
 END
 $$;

@@ -4,7 +4,7 @@
 --
 -- `answer` is 0: accepted, 2: the key belongs to another document, 3: customer full, 4: queue full, 5: no such parent,
 -- 6: another queue than `its_key` names, 7: `check_epoch` must begin a new epoch first, in a transaction of its own,
--- 8: over the quota of the customer.
+-- 8: over the quota of the customer, 9: no such kind, 10: the queue has the maximum of kinds, 11: the expiry has passed.
 -- From 2 on nothing is stored, and `refused` is the position of the refused document.
 CREATE OR REPLACE FUNCTION {schema}.submit(
     given_now bigint,               -- NULL: the clock of the server
@@ -12,7 +12,7 @@ CREATE OR REPLACE FUNCTION {schema}.submit(
     shard integer,                  -- of arrival_counters: the first to try
     customers text[], body_texts text[], body_bytes bytea[], body_types text[],
     sizes bigint[], hashes bytea[], content_names text[], names text[], metadata text[],
-    tags text[], costs bigint[], due_ats bigint[], keys text[], digests bytea[], parents bigint[],
+    tags text[], costs bigint[], due_ats bigint[], keys text[], digests bytea[], parents bigint[], expiries bigint[], kinds text[],
     OUT answer smallint, OUT refused integer,
     -- If a limit is reached: waiting and delayed documents, or stored bytes; the limit.
     OUT pending bigint, OUT maximum bigint,
@@ -50,7 +50,8 @@ DECLARE
     -- By position of the document.
     customer_indexes integer[];
     firsts integer[];               -- the first position of the same customer and key
-    levels smallint[] := '{{}}';
+    kind_numbers smallint[];        -- NULL: a new kind
+    has_rules boolean;              -- a kind has a rule of expiry
     is_new boolean[] := '{{}}';     -- not replayed
     total_arrived bigint[] := array_fill(0::bigint, ARRAY[9]);
     total_delayed bigint := 0;
@@ -123,7 +124,6 @@ BEGIN
     counts := numbers;
     timestamps := array_fill(its_now, ARRAY[n]);
     priorities := array_fill(NULL::smallint, ARRAY[n]);
-    levels := priorities;
     replayed := array_fill(false, ARRAY[n]);
     is_new := array_fill(true, ARRAY[n]);
 
@@ -157,6 +157,11 @@ BEGIN
                 CONTINUE;
             END IF;
         END IF;
+        IF expiries[i] <= its_now THEN
+            answer := 11;
+            refused := i;
+            EXIT;
+        END IF;
         is_inherited := false;
         IF parents[i] IS NOT NULL THEN
             SELECT d.customer, d.count, d.priority, coalesce(o.made, 0) AS made INTO p
@@ -189,7 +194,6 @@ BEGIN
             counts[i] := customer_counts[customer_index];
             priorities[i] := 1 + width_bucket(-customer_counts[customer_index] - 1, q.depths);
         END IF;
-        levels[i] := CASE WHEN q.one_level THEN 1 ELSE priorities[i] END;
         added[customer_index] := added[customer_index] + 1;
         IF due_ats[i] > its_now THEN
             total_delayed := total_delayed + 1;
@@ -199,6 +203,18 @@ BEGIN
             total_arrived[priorities[i]] := total_arrived[priorities[i]] + 1;
         END IF;
     END LOOP;
+
+    IF answer = 0 AND '{default_kind_name}' <> ANY (kinds) THEN
+        kind_numbers := {schema}.kind_numbers(kinds);
+        IF array_position(kind_numbers, NULL) IS NOT NULL AND q.settings::json ->> 'kinds' IS DISTINCT FROM 'open' THEN
+            SELECT u.position INTO refused
+            FROM unnest(kinds, kind_numbers, is_new) WITH ORDINALITY AS u(kind, number, is_new, position)
+            WHERE u.is_new AND u.number IS NULL ORDER BY u.kind COLLATE "C" LIMIT 1;
+            IF FOUND THEN
+                answer := 9;
+            END IF;
+        END IF;
+    END IF;
 
     -- Fewer documents wait or are delayed than were ever submitted: usually this cheap check is enough.
     FOR i IN 1 .. cardinality(owners) LOOP
@@ -237,6 +253,14 @@ BEGIN
             END IF;
         END IF;
     END LOOP;
+    IF answer = 0 AND array_position(kind_numbers, NULL) IS NOT NULL THEN
+        refused := array_position(kinds, {schema}.create_kinds(ARRAY(
+            SELECT u.kind FROM unnest(kinds, is_new) AS u(kind, is_new) WHERE u.is_new)));
+        IF refused IS NOT NULL THEN
+            answer := 10;
+        END IF;
+        kind_numbers := {schema}.kind_numbers(kinds);
+    END IF;
     IF answer <> 0 THEN
         DELETE FROM {schema}.customers o WHERE o.number = ANY (new_customers);
         RETURN;
@@ -245,6 +269,9 @@ BEGIN
     DELETE FROM {schema}.customers o WHERE o.number = ANY (new_customers)
         AND added[array_position(owners, o.number)] = 0;
 
+    IF array_remove(expiries, NULL) <> '{{}}' THEN
+        PERFORM {schema}.require_schema({schema_of_steps});
+    END IF;
     FOR i IN 1 .. n LOOP
         IF is_new[i] THEN
             numbers[i] := nextval('{schema}.document_numbers');
@@ -255,25 +282,34 @@ BEGIN
             timestamps[i] := timestamps[firsts[i]];
         END IF;
     END LOOP;
+    has_rules := EXISTS (SELECT FROM {schema}.kinds o WHERE o.expires_in_us IS NOT NULL);
     WITH given AS MATERIALIZED (
-        SELECT u.*, owners[customer_indexes[u.position]] AS owner, u.due_at > its_now AS is_delayed
-        FROM unnest(numbers, counts, priorities, levels, is_new, body_texts, body_bytes, body_types,
+        SELECT u.*, owners[customer_indexes[u.position]] AS owner, u.due_at > its_now AS is_delayed,
+            coalesce(u.kind_number, {default_kind})::smallint AS kind,
+            {schema}.band(q.one_level, u.priority, coalesce(u.kind_number, {default_kind})::smallint) AS level,
+            coalesce(u.expiry, CASE WHEN has_rules THEN greatest(u.due_at, its_now) + (
+                SELECT o.expires_in_us FROM {schema}.kinds o
+                WHERE o.number = coalesce(u.kind_number, {default_kind})) END) AS expires_at
+        FROM unnest(numbers, counts, priorities, kind_numbers, is_new, body_texts, body_bytes, body_types,
                 sizes, hashes, content_names, names, metadata, tags, costs, due_ats, keys, digests,
-                parents) WITH ORDINALITY
-            AS u(number, count, priority, level, is_new, body_text, body_bytes, body_type,
+                parents, expiries) WITH ORDINALITY
+            AS u(number, count, priority, kind_number, is_new, body_text, body_bytes, body_type,
                 size_bytes, sha256, content_name, name, metadata, tags, cost, due_at, key, digest, parent,
-                position)
+                expiry, position)
         WHERE u.is_new),
     documents AS (
         INSERT INTO {schema}.documents (number, customer, order_number, count, submitted_at,
-            size_bytes, level, priority, state, body_type, due_at, delayed_until, cost, parent, name,
-            metadata, tags, content_name, sha256, body_text, body_bytes)
+            size_bytes, level, priority, kind, state, body_type, due_at, delayed_until, cost, parent, name,
+            metadata, tags, content_name, sha256, body_text, body_bytes, expires_at)
         SELECT g.number, g.owner, CASE WHEN g.is_delayed THEN NULL ELSE g.number END, g.count, its_now,
-            g.size_bytes, g.level, g.priority,
+            g.size_bytes, g.level, g.priority, g.kind,
             CASE WHEN g.is_delayed THEN {delayed} ELSE {waiting} END, g.body_type, g.due_at,
             CASE WHEN g.is_delayed THEN g.due_at END, g.cost, g.parent, g.name, g.metadata, g.tags,
-            g.content_name, g.sha256, g.body_text, g.body_bytes
+            g.content_name, g.sha256, g.body_text, g.body_bytes, g.expires_at
         FROM given g),
+    expiring AS (
+        INSERT INTO {schema}.expirations (expires_at, document)
+        SELECT g.expires_at, g.number FROM given g WHERE g.expires_at IS NOT NULL),
     keyed AS (
         INSERT INTO {schema}.idempotency_keys (customer, key, digest, document, count, priority, submitted_at)
         SELECT g.owner, g.key, g.digest, g.number, g.count, g.priority, its_now FROM given g
@@ -298,7 +334,15 @@ BEGIN
         AS u(number, count, updated_at, added, added_bytes, position)
     WHERE o.number = u.number AND u.added > 0;
     IF (SELECT sum(a) FROM unnest(added) a) > 0 THEN
-        PERFORM {schema}.count_arrived(shard, total_arrived, total_delayed);
+        shard := {schema}.count_arrived(shard, total_arrived, total_delayed);
+        IF kind_numbers IS NOT NULL THEN
+            INSERT INTO {schema}.kind_arrivals AS a (kind, shard, arrived)
+            SELECT u.kind, submit.shard, {schema}.by_priority(array_agg(u.priority))
+            FROM unnest(kind_numbers, priorities, is_new, due_ats) AS u(kind, priority, is_new, due_at)
+            WHERE u.kind <> {default_kind} AND u.is_new AND (u.due_at > its_now) IS NOT TRUE GROUP BY u.kind
+            ON CONFLICT ON CONSTRAINT kind_arrivals_pkey
+            DO UPDATE SET arrived = {schema}.add(a.arrived, excluded.arrived);
+        END IF;
     END IF;
     SELECT string_agg(int8send(u.number) || int4send(greatest(u.count, -2147483648)::integer)
             || set_byte('\x00', 0, u.priority + CASE WHEN u.replayed THEN 16 ELSE 0 END), ''::bytea
