@@ -1,7 +1,8 @@
 """Predicted starts: 90 % intervals contain at least 85 % of the starts in the simulator's
 workloads, and certain answers are stated as such."""
 
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
@@ -25,7 +26,7 @@ from fairturn.explain.snapshot import (
 )
 from fairturn.model import Settings, level_of
 from fairturn.priority import Rule
-from fairturn.scheduling.flows import Mode, Pick
+from fairturn.scheduling.flows import Mode, Pick, band_of, kind_of
 from fairturn.scheduling.forecast import Forecast, alive, forecast
 from fairturn.scheduling.position import Position, position
 from fairturn.simulator import workloads
@@ -39,8 +40,10 @@ PATIENCE_US = 120 * SECOND_US
 class Asking(RealOrder):
     """The real order, which also predicts the start of some waiting documents."""
 
-    def __init__(self, settings: Settings, documents: int, asks: int) -> None:
-        super().__init__(mode=settings.mode, costs=settings.costs)
+    def __init__(
+        self, settings: Settings, documents: int, asks: int, kinds: Sequence[str] = ()
+    ) -> None:
+        super().__init__(mode=settings.mode, costs=settings.costs, kinds=kinds)
         self._settings = settings
         self._chance = Random(5)
         self._share = asks / documents
@@ -49,8 +52,10 @@ class Asking(RealOrder):
         self.pick = self._picking  # type: ignore[assignment]
         self._waiting: dict[int, Paper] = {}
         self._running: dict[int, RunningDocument] = {}
-        self._arrivals: deque[Arrival] = deque(maxlen=ARRIVALS_MAX)
-        self._attempts: deque[AttemptSample] = deque(maxlen=ATTEMPTS_MAX)
+        self._served: dict[int, Sequence[int]] = {}  # by running document, the kinds of its worker
+        # By kind, as a queue selects them.
+        self._arrivals = defaultdict[int, deque[Arrival]](lambda: deque(maxlen=ARRIVALS_MAX))
+        self._attempts = defaultdict[int, deque[AttemptSample]](lambda: deque(maxlen=ATTEMPTS_MAX))
         self._new: list[Paper] = []
         self.asked: list[tuple[int, Forecast]] = []
         self.started: dict[int, int] = {}  # the first start
@@ -60,7 +65,7 @@ class Asking(RealOrder):
         super().arrive(paper, at)
         if paper.number not in self.started:
             level = level_of(paper.priority, self._settings.mode)
-            self._arrivals.appendleft(Arrival(at, paper.customer, level))
+            self._arrivals[paper.kind].appendleft(Arrival(at, paper.customer, level))
             self._waiting[paper.number] = paper
             if self._chance.random() < self._share:
                 self._new.append(paper)
@@ -78,14 +83,15 @@ class Asking(RealOrder):
         super().end(pick, real_cost, at)
         claimed_at = self._running.pop(pick.order).claimed_at
         duration = None if real_cost is None else at - claimed_at
-        self._attempts.append(AttemptSample(pick.customer, duration))
+        self._attempts[kind_of(pick.band)].append(AttemptSample(pick.customer, duration))
 
-    def _picking(self, now: int) -> Pick | None:
-        pick = self._pick(now)
+    def _picking(self, now: int, kinds: Sequence[int]) -> Pick | None:
+        pick = self._pick(now, kinds)
         if pick is not None:
             self._waiting.pop(pick.order, None)
             self.started.setdefault(pick.order, now)
             self._running[pick.order] = RunningDocument("w", now, pick.customer, True)
+            self._served[pick.order] = kinds
         return pick
 
     def _look(self, at: int) -> None:
@@ -106,13 +112,17 @@ class Asking(RealOrder):
         settings, turns = self._settings, self._turns
         level = level_of(paper.priority, settings.mode)
         before: dict[int, int] = {}
+        band = band_of(level, paper.kind)
         for other in self._waiting.values():
-            same_level = level_of(other.priority, settings.mode) == level
-            if same_level and other.number < paper.number:
+            same_band = band_of(level_of(other.priority, settings.mode), other.kind) == band
+            if same_band and other.number < paper.number:
                 before[other.customer] = before.get(other.customer, 0) + 1
         customer_states = turns.customers.values()
         lines = [
-            line for s in customer_states for line in lines_of(s, settings) if line.level <= level
+            line
+            for s in customer_states
+            for line in lines_of(s, settings, paper.kind)
+            if line.level <= level
         ]
         if settings.mode is Mode.LEVELS:
             lines = [
@@ -122,26 +132,28 @@ class Asking(RealOrder):
                 for line in lines
             ]
         rank = before.get(paper.customer, 0)
-        overdue, stalled = overdue_heads(customer_states, settings, at)
+        overdue, stalled = overdue_heads(customer_states, settings, at, paper.kind)
         queue_view = QueueView(
             customer=paper.customer,
             level=level,
             rank=CountRange(rank, rank),
-            number=turns.number,
-            clock=turns.bands[level].clock,
+            number=turns.since_patience[paper.kind],
+            clock=turns.bands[band].clock,
             lines=tuple(sorted(lines)),
             others_by_level={},
             overdue=tuple(overdue),
             stalled=tuple(stalled),
-            waiting=len(self._waiting),
+            waiting=sum(other.kind == paper.kind for other in self._waiting.values()),
         )
         found = position(queue_view, mode=settings.mode, costs=settings.costs)
         assert found is not None
         service = QueueActivity(
-            running=tuple(self._running.values()),
+            running=tuple(
+                running for n, running in self._running.items() if paper.kind in self._served[n]
+            ),
             workers=(),  # at the end of a moment no worker is idle while a document waits
-            attempts=tuple(self._attempts),
-            arrivals=tuple(self._arrivals),
+            attempts=tuple(self._attempts[paper.kind]),
+            arrivals=tuple(self._arrivals[paper.kind]),
         )
         patience_us = settings.patience_us
         return forecast(
@@ -154,7 +166,7 @@ def held(name: str, mode: Mode, asks: int) -> tuple[int, int]:
     latest moment."""
     scenario = workloads.make(name)
     settings = Settings(mode=mode, costs=scenario.costs)
-    order = Asking(settings, len(scenario.trace), asks)
+    order = Asking(settings, len(scenario.trace), asks, scenario.trace.kinds)
     serve(scenario.trace, order, rule=Rule(), plan=scenario.plan)
     inside = total = 0
     for document, answer in order.asked:

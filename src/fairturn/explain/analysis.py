@@ -13,10 +13,11 @@ from heapq import nsmallest
 from fairturn.clock import SECOND_US, to_datetime
 from fairturn.explain.reasons import Code, Reason, Value, reason
 from fairturn.explain.snapshot import DocumentSnapshot, QueueView, waiting_since
-from fairturn.model import State
+from fairturn.model import Document, State
 from fairturn.priority import Reset
 from fairturn.scheduling.flows import Mode
 from fairturn.scheduling.forecast import CONFIDENCE, Forecast, alive, forecast
+from fairturn.scheduling.outages import service_of_kind
 from fairturn.scheduling.position import Position, position
 
 LARGEST = 5  # the most customers that an explanation names
@@ -25,7 +26,7 @@ LARGEST = 5  # the most customers that an explanation names
 class Audience(StrEnum):
     """The reader of an explanation."""
 
-    CUSTOMER = "customer"  # no names of other customers or of workers, only numbers
+    CUSTOMER = "customer"  # no names of other customers, workers or services, only numbers
     OPERATOR = "operator"
 
 
@@ -59,7 +60,7 @@ def explain(
     found, starts = None, None
     if view is not None:
         found = position(view, mode=settings.mode, costs=settings.costs)
-    if view is not None and found is not None and found.reached:
+    if view is not None and found is not None and found.reached and not snapshot.kind_is_held:
         starts = forecast(
             view,
             found,
@@ -67,11 +68,13 @@ def explain(
             mode=settings.mode,
             patience_us=settings.patience_us,
             at=snapshot.at,
+            kind_limit=snapshot.kind_settings.limit,
+            kind_running=snapshot.kind_running,
         )
     reasons = [*_priority(snapshot), *_obstacles(snapshot, found)]
     if view is not None and found is not None:
         reasons += [*_place(snapshot, view, found), *_start(snapshot, found, starts)]
-    reasons += _history(snapshot)
+    reasons += [*_expiry(snapshot), *_history(snapshot)]
     explanation = Explanation(
         id=document.id,
         at_us=snapshot.at,
@@ -86,9 +89,9 @@ def explain(
 
 
 def for_customer(explanation: Explanation) -> Explanation:
-    """Return the explanation without the names of other customers and of workers."""
+    """Return the explanation without the names of other customers, workers and services."""
     found = explanation.position
-    hidden: dict[str, Value] = {"largest": (), "worker": None}
+    hidden: dict[str, Value] = {"largest": (), "worker": None, "service": None}
     reasons = (
         Reason(
             full.code, {name: hidden.get(name, value) for name, value in full.parameters.items()}
@@ -148,13 +151,11 @@ def _priority(snapshot: DocumentSnapshot) -> Iterator[Reason]:
 def _obstacles(snapshot: DocumentSnapshot, found: Position | None) -> Iterator[Reason]:
     """Yield what prevents a claim of the document, regardless of its turn."""
     document, at = snapshot.document, snapshot.at
-    attempts, due_at = document.attempts, document.due_at_us
-    if document.state is State.DELAYED and due_at is not None and due_at > at:
-        due_in_us = due_at - at
-        if attempts:
-            yield reason(Code.RETRIED_LATER, due_at=due_at, due_in_us=due_in_us, attempts=attempts)
-        else:
-            yield reason(Code.NOT_DUE, due_at=due_at, due_in_us=due_in_us)
+    attempts, expires_at = document.attempts, document.expiry
+    if expires_at is not None and expires_at <= at:
+        yield reason(Code.EXPIRY_PASSED, expires_at=expires_at, expired_us=at - expires_at)
+        return
+    yield from _delay(document, at)
     if document.ended:
         return
     if document.state is State.RUNNING:
@@ -164,6 +165,7 @@ def _obstacles(snapshot: DocumentSnapshot, found: Position | None) -> Iterator[R
             yield reason(Code.LEASE_EXPIRED_LAST, attempts=attempts)
             return
         yield reason(Code.LEASE_EXPIRED, attempts=attempts)
+    yield from _obstacles_of_kind(snapshot)
     settings = snapshot.customer_settings
     if settings.paused:
         yield reason(Code.CUSTOMER_PAUSED)
@@ -174,10 +176,58 @@ def _obstacles(snapshot: DocumentSnapshot, found: Position | None) -> Iterator[R
         yield reason(Code.LIMIT_REACHED, limit=settings.limit)
     elif settings.limit is not None and found is not None and not found.reached:
         yield reason(Code.LIMIT_AHEAD, limit=settings.limit)
-    if not alive(snapshot.service, at):
+    if alive(snapshot.service, at):
+        return
+    if snapshot.service.other_workers:
+        yield reason(Code.KIND_UNSERVED, kind=document.kind)
+    else:
         seen_at = max((seen.seen_at for seen in snapshot.service.workers), default=None)
         ago = None if seen_at is None else max(0, at - seen_at)
         yield reason(Code.NO_WORKER, seen_at=seen_at, seen_us=ago)
+
+
+def _delay(document: Document, at: int) -> Iterator[Reason]:
+    """Yield why a document is delayed: by its submitter, its handler, an outage or a failure."""
+    due_at = document.due_at_us
+    if document.state is not State.DELAYED or due_at is None or due_at <= at:
+        return
+    due = {"due_at": due_at, "due_in_us": due_at - at}
+    if document.claimed_at_us is None:
+        yield reason(Code.NOT_DUE, **due)
+    elif document.error is None:
+        yield reason(Code.SNOOZED, **due)
+    elif document.attempts:
+        yield reason(Code.RETRIED_LATER, **due, attempts=document.attempts)
+    else:
+        yield reason(Code.RETURNED, **due)
+
+
+def _obstacles_of_kind(snapshot: DocumentSnapshot) -> Iterator[Reason]:
+    settings, kind, at = snapshot.kind_settings, snapshot.document.kind, snapshot.at
+    if settings.paused:
+        yield reason(Code.KIND_PAUSED, kind=kind)
+    elif settings.limit is not None and snapshot.kind_running >= settings.limit:
+        yield reason(Code.KIND_LIMIT_REACHED, kind=kind, limit=settings.limit)
+    for outage in snapshot.outages:
+        name = None if outage.service == service_of_kind(kind) else outage.service
+        if outage.resumed_at_us is not None:
+            yield reason(Code.OUTAGE_OVER, service=name, kind=kind)
+            continue
+        yield reason(
+            Code.OUTAGE,
+            service=name,
+            kind=kind,
+            began_at=outage.began_at_us,
+            began_us=max(0, at - outage.began_at_us),
+            probe_at=outage.probe_at_us,
+            probe_in_us=max(0, outage.probe_at_us - at),
+        )
+
+
+def _expiry(snapshot: DocumentSnapshot) -> Iterator[Reason]:
+    expires_at, at = snapshot.document.expiry, snapshot.at
+    if expires_at is not None and expires_at > at:
+        yield reason(Code.EXPIRES, expires_at=expires_at, expires_in_us=expires_at - at)
 
 
 def _place(snapshot: DocumentSnapshot, view: QueueView, found: Position) -> Iterator[Reason]:
@@ -227,7 +277,7 @@ def _start(
     if workers:
         yield reason(Code.WORKERS, workers=len(workers), running=running)
     if starts is None:
-        if workers and found.reached:
+        if workers and found.reached and not snapshot.kind_is_held:
             yield reason(Code.START_UNKNOWN)
         return
     earliest, latest = starts.earliest_at_us, starts.latest_at_us
@@ -249,20 +299,23 @@ def _start(
 
 def _history(snapshot: DocumentSnapshot) -> Iterator[Reason]:
     document = snapshot.document
+    if document.step:
+        yield reason(Code.STEP, step=document.step, kind=document.kind)
     yield from _last_event(snapshot)
     began = document.ended or (document.state is State.RUNNING and snapshot.leased)
     if document.attempts > began:
         yield reason(
             Code.ATTEMPTS,
             attempts=document.attempts,
-            attempts_max=snapshot.settings.attempts_max,
+            attempts_max=snapshot.kind_settings.attempts_max or snapshot.settings.attempts_max,
         )
     if document.error is not None and not document.ended:
         yield reason(Code.LAST_ERROR, error=document.error)
     if document.claimed_at_us is None or not began:
         return
     waited = max(0, document.claimed_at_us - waiting_since(document))
-    yield reason(Code.WAITED, waited_us=waited, attempts=document.attempts)
+    counted = {"attempts": document.attempts, "step": document.step}
+    yield reason(Code.WAITED, waited_us=waited, **counted)
     served = snapshot.served
     if served is not None and served.by_customer:
         yield reason(
@@ -297,6 +350,8 @@ def _last_event(snapshot: DocumentSnapshot) -> Iterator[Reason]:
     elif document.state is State.DEAD:
         how = {"error": document.error, "worker": document.worker}
         yield reason(Code.DEAD, claimed_at=claimed_at, **ended, **how)
+    elif document.state is State.EXPIRED:
+        yield reason(Code.EXPIRED, expires_at=document.expires_at_us, **ended)
     else:
         yield reason(Code(document.state), **ended)
 

@@ -46,6 +46,11 @@ STATES = {
     State.CANCELLED: StateTexts(
         Message("cancelled"), Message("Document {id} was cancelled."), Message("Cancelled")
     ),
+    State.EXPIRED: StateTexts(
+        Message("expired"),
+        Message("Document {id} expired before it could be processed."),
+        Message("Expired"),
+    ),
 }
 
 # By code; where a code has several messages, `_variant` chooses.
@@ -82,6 +87,11 @@ MESSAGES = {
         "After {attempts} failed attempts, it will be tried again in {due_in}.",
         "attempts",
     ),
+    "snoozed": Message("Its handler postponed it. It will be tried again in {due_in}."),
+    "returned": Message(
+        "A service that it needs was unavailable. It will be tried again in {due_in}."
+    ),
+    "expiry_passed": Message("Its time to start ran out {expired} ago."),
     "customer_paused": Message(
         "Its customer is paused. Until the pause ends, nothing of this customer is started."
     ),
@@ -97,6 +107,40 @@ MESSAGES = {
         "Its customer may have {limit} documents running at once, and others of this customer come "
         "before it.",
         "limit",
+    ),
+    "kind_paused": Message(
+        "Its kind of work, {kind}, is paused. Until the pause ends, nothing of this kind is "
+        "started."
+    ),
+    "kind_limit_reached": Message(
+        "The limit of {limit} running document for its kind of work, {kind}, is reached. It must "
+        "end first.",
+        "The limit of {limit} running documents for its kind of work, {kind}, is reached. One of "
+        "them must end first.",
+        "limit",
+    ),
+    "kind_unserved": Message("No running worker serves its kind of work, {kind}."),
+    "outage": Message(
+        "It waits for {service}, which has been unavailable for {began}. The next attempt is in "
+        "{probe_in}."
+    ),
+    "outage_probed_now": Message(
+        "It waits for {service}, which has been unavailable for {began}. The next attempt is due."
+    ),
+    "outage_of_kind": Message(
+        "It waits for a service that its kind of work, {kind}, needs and that has been unavailable "
+        "for {began}. The next attempt is in {probe_in}."
+    ),
+    "outage_of_kind_probed_now": Message(
+        "It waits for a service that its kind of work, {kind}, needs and that has been unavailable "
+        "for {began}. The next attempt is due."
+    ),
+    "outage_over": Message(
+        "It waits for {service}, which is available again. The work resumes step by step."
+    ),
+    "outage_of_kind_over": Message(
+        "The service that its kind of work, {kind}, needs is available again. The work resumes "
+        "step by step."
     ),
     "no_worker": Message("No worker is running."),
     "no_worker_since": Message("No worker is running. The last one was seen {seen} ago."),
@@ -174,6 +218,12 @@ MESSAGES = {
         "When it will start cannot be said yet, because no document has ended so far."
     ),
     "workers": Message("Workers: {workers}. Documents running: {running}."),
+    "expires": Message("It expires in {expires_in} unless it starts before."),
+    "step": Message(
+        "It has finished {step} step. The kind of work of the present one is {kind}.",
+        "It has finished {step} steps. The kind of work of the present one is {kind}.",
+        "step",
+    ),
     "running": Message("It has been running for {running}."),
     "running_on": Message("It has been running for {running} on worker {worker}."),
     "stopping": Message("It was asked to stop."),
@@ -182,6 +232,7 @@ MESSAGES = {
     "dead": Message("That was {ended} ago. The error was: {error}"),
     "dead_without_error": Message("That was {ended} ago. No error was recorded."),
     "cancelled": Message("That was {ended} ago."),
+    "expired": Message("That was {ended} ago. It had to start before then."),
     "attempts": Message(
         "It had {attempts} attempt; {attempts_max} are allowed.",
         "It had {attempts} attempts; {attempts_max} are allowed.",
@@ -295,10 +346,16 @@ class _Formatter:
         return self.format(PHRASES["two_units"], {"first": parts[0], "second": parts[1]})
 
 
+_NOT_DUE = {Code.NOT_DUE, Code.RETRIED_LATER, Code.SNOOZED, Code.RETURNED}
+
+
 def _state(explanation: Explanation) -> State:
-    """Return the state after the next claim has folded due documents and expired leases."""
+    """Return the state after the next claim has folded due documents, expired leases and expired
+    documents."""
     codes = {reason.code for reason in explanation.reasons}
-    late = explanation.state is State.DELAYED and not codes & {Code.NOT_DUE, Code.RETRIED_LATER}
+    if Code.EXPIRY_PASSED in codes:
+        return State.EXPIRED
+    late = explanation.state is State.DELAYED and not codes & _NOT_DUE
     return State.WAITING if late or Code.LEASE_EXPIRED in codes else explanation.state
 
 
@@ -318,8 +375,13 @@ def _variant(code: Code, values: Mapping[str, Value]) -> str:
         return "starts_sometime"
     if code is Code.DEAD and values["error"] is None:
         return "dead_without_error"
-    if code is Code.WAITED and values["attempts"] != 1:
+    if code is Code.WAITED and (values["attempts"] != 1 or values["step"] != 0):
         return "waited_again"
+    if code is Code.OUTAGE_OVER and values["service"] is None:
+        return "outage_of_kind_over"
+    if code is Code.OUTAGE:
+        name = "outage_of_kind" if values["service"] is None else "outage"
+        return name if values["probe_in_us"] else f"{name}_probed_now"
     return code
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fairturn.model import CustomerSettings, Document, KindSettings, Settings
+from fairturn.model import CustomerSettings, Document, KindSettings, ServiceOutage, Settings
 from fairturn.priority import Count
 from fairturn.scheduling.flows import (
     COST_ONE,
@@ -149,7 +149,7 @@ class AttemptSample(NamedTuple):
     """An attempt that ended recently."""
 
     customer: int
-    duration: int | None  # None if the attempt failed and is retried: it is not stored then
+    duration: int | None  # None if the attempt failed and the document was retried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +160,7 @@ class QueueActivity:
     workers: tuple[WorkerHeartbeat, ...]
     attempts: tuple[AttemptSample, ...]
     arrivals: tuple[Arrival, ...]  # newest first
+    other_workers: int = 0  # live workers that do not serve the kind
 
 
 class ServedCounts(NamedTuple):
@@ -193,12 +194,18 @@ class DocumentSnapshot:
     names: Mapping[int, str]  # of the customers that the explanation may name
     kind_settings: KindSettings = PLAIN_KIND  # of the document's kind
     kind_running: int = 0  # running documents of that kind
+    outages: tuple[ServiceOutage, ...] = ()  # of the services that the kind needs
+
+    @property
+    def kind_is_held(self) -> bool:
+        """Whether the kind is paused, or held by an outage."""
+        return self.kind_settings.paused or any(o.resumed_at_us is None for o in self.outages)
 
 
 def waiting_since(document: Document) -> int:
     """Return when a claimed document began to wait: when it was submitted or became due. After
-    several attempts, only the start of the first wait is known."""
-    if document.due_at_us is None or document.attempts > 1:
+    several attempts or steps, only the start of the first wait is known."""
+    if document.due_at_us is None or document.attempts > 1 or document.step:
         return document.submitted_at_us
     return max(document.submitted_at_us, document.due_at_us)
 
