@@ -353,7 +353,7 @@ def close_descriptors_and_hang(document: ClaimedDocument) -> None:
 
 
 def write_nonsense_to_every_descriptor(document: ClaimedDocument) -> None:
-    for descriptor in range(3, 100):
+    for descriptor in range(3, 1_000):  # those of the child follow all that its worker has open
         try:
             os.write(descriptor, b"\xff" * 100)
         except OSError:

@@ -772,7 +772,7 @@ def test_a_fast_worker_is_listed_with_its_slots_and_not_with_what_it_claims_ahea
 def test_a_worker_whose_slots_are_all_busy_is_seen_again_and_again(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairturn.worker.supervisor.SIGN_ON_S", 0.02)
+    monkeypatch.setattr("fairturn.worker.upkeep.SIGN_ON_S", 0.02)
     queue.submit("acme")
 
     with InBackground(queue, handlers.hang, concurrency=1):

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from fairturn.clock import stopwatch
-from fairturn.worker.handler import Answer, ClaimedDocument, DocumentFields, HandlerRunner
+from fairturn.worker.handler import ClaimedDocument, DocumentFields, HandlerRunner
 from fairturn.worker.loader import load
 from fairturn.worker.messages import (
     PERMIT_BYTES,
@@ -25,6 +25,8 @@ from fairturn.worker.messages import (
     read_message,
     write_all,
 )
+from fairturn.worker.registry import Handlers
+from fairturn.worker.results import Answer
 from fairturn.worker.tracebacks import describe, trace
 
 PAUSE_BETWEEN_REPORTS_S = 0.25
@@ -49,7 +51,7 @@ class ChildRunner:
         os.register_at_fork(after_in_child=lambda: _close(orders, permits, replies, marks))
 
     def run(self) -> None:
-        """Apply the limits, load the handler, and run documents until the worker closes its
+        """Apply the limits, load the handlers, and run documents until the worker closes its
         pipes."""
         config = ChildConfig(*read_message(self._orders))
         limits = ChildLimits(*config.limits)
@@ -60,25 +62,26 @@ class ChildRunner:
         if limits.file_bytes is not None:
             _limit(resource.RLIMIT_FSIZE, limits.file_bytes)
         try:
-            handler = load(config.handler, config.main_module)
+            handlers = load(config.handler, config.main_module)
         except BaseException as error:
             # The worker prints the traceback once, although all children fail alike.
             self._send(["broken", describe(error), trace(error)])
             return
         if limits.memory_bytes is not None:
             _limit_memory(limits.memory_bytes)
-        self._send(["ready"])
-        running = HandlerRunner(handler, self._print, limits.memory_bytes)
+        self._send(["ready", handlers.options() if isinstance(handlers, Handlers) else None])
+        running = HandlerRunner(handlers, limits.memory_bytes)
         grown = _MemoryGrowth(limits.growth_bytes)
         while (fields := self._next()) is not None:
             self._report_after_s = 0.0
-            document = ClaimedDocument(fields, config.folders, self._report)
+            document = ClaimedDocument(fields, config.folders, self)
             begun_s = stopwatch()
             answer = running.run(document)
             seconds = stopwatch() - begun_s
             if os.getpid() != self._pid:
                 os._exit(0)  # a forked copy of this process that returned from the handler
-            running.report_error()
+            if traceback := running.last_traceback():
+                self._print(traceback)
             _flush()
             recycle = _has_children() or grown.is_excessive() or _is_memory(answer)
             self._send([fields.id, *answer, seconds, recycle])
@@ -110,12 +113,17 @@ class ChildRunner:
                 poller.register(self._permits, select.POLLIN)
                 poller.poll()
 
-    def _report(self, done: float, total: float | None) -> None:
+    def report(self, done: float, total: float | None) -> None:
         """Send progress, at most once per `PAUSE_BETWEEN_REPORTS_S`."""
         now_s = stopwatch()
         if now_s >= self._report_after_s:
             self._report_after_s = now_s + PAUSE_BETWEEN_REPORTS_S
             self._send(["progress", done, total])
+
+    def save(self, checkpoint: str) -> None:
+        """Send a checkpoint. None is left out: the last one must arrive, even if the process
+        crashes next."""
+        self._send(["checkpoint", checkpoint])
 
     def _print(self, text: str) -> None:
         _flush()

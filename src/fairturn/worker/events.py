@@ -21,7 +21,8 @@ class DocumentProgressed(NamedTuple):
 
 
 class DocumentEnded(NamedTuple):
-    """The attempt has ended and its outcome is recorded."""
+    """The attempt has ended and its outcome is recorded. After `Advanced`, `Snoozed` and
+    `OutageReport` the document waits or is delayed."""
 
     document: Document  # as it was claimed, with the state that the outcome led to
     outcome: Outcome
@@ -65,7 +66,7 @@ class StoreRecovered(NamedTuple):
 class WorkerIdle(NamedTuple):
     """A worker with `until_empty` has been idle for 2 s. Emitted once, with the documents left."""
 
-    waiting: int  # not claimable: their customers are paused or at their limit
+    waiting: int  # not claimable: their customers or kinds are paused, at a limit or held
     delayed: int
     running: int  # in other workers
 

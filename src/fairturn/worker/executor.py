@@ -14,9 +14,11 @@ from typing import NamedTuple
 
 from fairturn.contents.local import Contents, chunks_of
 from fairturn.model import BodyType, Claim, ContentRef, Fence, Progress
-from fairturn.worker.handler import RETRY, Answer, DocumentFields, folder_of, remove_folder
+from fairturn.worker.handler import DocumentFields, StoredFile, folder_of, remove_folder
+from fairturn.worker.kinds import KindOptions
 from fairturn.worker.output import Output
 from fairturn.worker.prefetch import PrefetchPolicy
+from fairturn.worker.results import RETRY, Answer
 
 
 @dataclass(slots=True, eq=False)
@@ -25,38 +27,63 @@ class ActiveClaim:
 
     claim: Claim
     claimed_s: float
-    path: str | None  # of the stored content
+    options: KindOptions
+    path: str | None = None  # of the stored content
+    previous_path: str | None = None  # of the file of the last step
     begun_s: float | None = None  # start of the handler
     dropped: bool = False  # its result is discarded
     progress: Progress | None = None
     reported: Progress | None = None
+    checkpoint: str | None = None
+    saved: str | None = None  # the checkpoint that is stored
 
     @property
     def fence(self) -> Fence:
         return self.claim.fence
 
+    @property
+    def kind(self) -> str:
+        return self.claim.document.kind
+
     def fields(self) -> DocumentFields:
         """Return what the handler gets of the document."""
-        document = self.claim.document
+        claim, document = self.claim, self.claim.document
+        content, sha256 = claim.previous_content, document.sha256
         return DocumentFields(
             id=document.id,
             number=self.fence.number,
             customer=document.customer,
+            kind=document.kind,
             name=document.name,
             metadata_json=document.metadata_json,
             priority=document.priority,
             count=document.count,
             attempt=document.attempts,
+            step=document.step,
             size_bytes=document.size_bytes,
             submitted_at_us=document.submitted_at_us,
             is_payload=document.body_type is BodyType.PAYLOAD,
-            body=self.claim.body,
+            body=claim.body,
             path=self.path,
-            sha256=document.sha256,
+            sha256=None if sha256 is None else sha256.hex(),
+            previous_json=claim.previous,
+            previous_file=None
+            if content is None
+            else StoredFile(self.previous_path, content.size_bytes, content.sha256.hex()),
+            steps=claim.steps,
+            checkpoint_json=claim.checkpoint,
         )
 
     def report(self, done: float, total: float | None) -> None:
         self.progress = Progress(done, total)
+
+    def save(self, checkpoint: str) -> None:
+        self.checkpoint = checkpoint
+
+    @property
+    def has_news(self) -> bool:
+        """Whether it has progress or a checkpoint that is not stored."""
+        return self.progress is not self.reported or self.checkpoint is not self.saved
 
     def ran_s(self, now_s: float) -> float:
         """Return how long the handler has run; 0 if it has not started."""
@@ -70,23 +97,29 @@ class AttemptResult(NamedTuple):
     answer: Answer
     seconds: float
     content: ContentRef | None = None  # the result file
+    details: str | None = None  # the end of its traceback and output, of a failed attempt
+
+
+class ExecutorResources(NamedTuple):
+    """What the executors of a worker share."""
+
+    contents: Contents
+    folder: Path  # each attempt has one in it
+    pace: PrefetchPolicy
+    wakeup: "WakeupPipe"
+    output: Output
 
 
 class Executor(ABC):
-    """Runs handlers in its slots. The supervisor's thread calls its methods."""
+    """Runs handlers in threads, or in children with the same limits, up to `slots` at a time. The
+    supervisor's thread calls its methods."""
 
-    can_end: bool  # whether a running handler can be killed
-
-    def __init__(
-        self, contents: Contents, folder: Path, pace: PrefetchPolicy, output: Output
-    ) -> None:
-        self._contents = contents
-        self._folders = str(folder)  # each attempt has one in it
-        self._pace = pace
-        self._output = output
-        self._wakeup = WakeupPipe()
+    def __init__(self, slots: int, resources: ExecutorResources) -> None:
+        self._slots_max = slots
+        self._contents, folder, self._pace, self._wakeup, self._output = resources
+        self._folders = str(folder)
         self._ready: deque[ActiveClaim] = deque()  # given, and in no slot
-        self._done: deque[AttemptResult] = deque()  # until `collect`
+        self._done: deque[AttemptResult] = deque()  # until `take_done`
         self._closed = False
 
     @abstractmethod
@@ -112,11 +145,8 @@ class Executor(ABC):
     def give(self, documents: list[ActiveClaim]) -> None:
         """Start the documents in this order, as slots become free."""
 
-    def collect(self) -> list[AttemptResult]:
-        """Return the attempts that ended since the last call."""
-        return [one for one in self._take_done() if not one.held.dropped]
-
-    def _take_done(self) -> list[AttemptResult]:
+    def take_done(self) -> list[AttemptResult]:
+        """Return the attempts that ended since the last call, also dropped ones."""
         return [self._done.popleft() for _ in range(len(self._done))]
 
     @abstractmethod
@@ -127,29 +157,22 @@ class Executor(ABC):
     def due_s(self) -> float | None:
         """Return when `tend` is due; None if nothing is."""
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait for the end of an attempt, for `ring`, or for the timeout."""
-        self._wakeup.wait(timeout_s)
-
-    def ring(self) -> None:
-        """End `wait`, from any thread or a signal handler."""
-        self._wakeup.ring()
-
     @abstractmethod
     def take_back(self) -> list[ActiveClaim]:
         """Remove and return the documents that have not started."""
 
     @abstractmethod
-    def stop(self, held: ActiveClaim) -> None:
-        """Kill a running handler, or set `stop_requested`; its result is discarded."""
+    def stop(self, held: ActiveClaim) -> bool:
+        """Discard the result of a running document. Return True if its process is being killed,
+        False if only `stop_requested` could be set."""
 
     @abstractmethod
     def stop_replacing(self) -> None:
         """Do not replace children that end from now on."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Kill all handlers and free the resources. Idempotent."""
+    def close(self) -> bool:
+        """End all handlers, and return whether no thread is left that uses `wakeup`. Idempotent."""
 
     def _folder_of(self, held: ActiveClaim) -> str:
         return folder_of(self._folders, *held.fence)

@@ -1,83 +1,76 @@
-"""The API of handlers, and how a child process or a thread runs one.
+"""The document that a handler gets, and how a child process or a thread runs a handler.
 
 A child imports little but this module, so rarely needed modules are imported where they are used.
 """
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 from fairturn.clock import to_datetime
-from fairturn.worker.tracebacks import describe, message_of, trace
+from fairturn.worker.registry import Handler, Handlers
+from fairturn.worker.results import (
+    CHECKPOINT_BYTES_MAX,
+    DELIBERATE,
+    DONE,
+    RETRY,
+    Answer,
+    answer_to,
+    answer_to_error,
+    encode,
+)
+from fairturn.worker.tracebacks import describe, trace
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fairturn.model import Fence
-
-RESULT_BYTES_MAX = 16 * 1_048_576  # as in `model`, which a child does not import
-
-# The kinds of an `Answer`: how the attempt ended.
-DONE, FILE, RETRY, GIVE_UP = "done", "file", "retry", "give_up"
-
-Handler = Callable[["ClaimedDocument"], object]
+    from fairturn.model import Fence, FinishedStep
 
 
-class Answer(NamedTuple):
-    """How an attempt ended."""
+class StoredFile(NamedTuple):
+    """A content outside the database."""
 
-    kind: str
-    text: str | None = None  # the result, in JSON, or the error
-    path: str | None = None  # FILE: of the result file
-    after_s: float | None = None  # RETRY: the least delay
+    path: str | None  # or a URL; None if the worker cannot find it
+    size_bytes: int
+    sha256: str
 
 
 class DocumentFields(NamedTuple):
-    """The fields of a claimed document that an executor passes to the handler."""
+    """The fields of a claim that an executor passes to the handler, all of them JSON except that
+    content is bytes."""
 
     id: str
     number: int  # of the fence
     customer: str
+    kind: str
     name: str | None
     metadata_json: str | None
     priority: int
     count: int  # type: ignore[assignment]  # hides tuple.count
     attempt: int
+    step: int
     size_bytes: int
     submitted_at_us: int
     is_payload: bool
     body: str | bytes | None
     path: str | None  # of the stored content
-    sha256: bytes | None
+    sha256: str | None
+    previous_json: str | None
+    previous_file: Sequence[Any] | None  # the fields of a `StoredFile`
+    steps: Sequence[Sequence[Any]]  # the fields of each `FinishedStep`
+    checkpoint_json: str | None
 
 
-class Retry(Exception):
-    """Raised by a handler: fails the attempt and retries the document, after the worker's backoff
-    and at least `after_s`."""
+class Reporter(Protocol):
+    """Passes on what a handler reports while it runs."""
 
-    after_s: float | None = None  # for subclasses that do not call `__init__`
+    def report(self, done: float, total: float | None) -> None: ...
 
-    def __init__(self, message: str = "", *, after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.after_s = after_s
-
-
-class GiveUp(Exception):
-    """Raised by a handler: fails the document permanently; it is dead and not retried."""
-
-
-class ResultFile:
-    """Returned by a handler: completes with a JSON value and a file, which is copied."""
-
-    __slots__ = ("path", "value")
-
-    def __init__(self, path: str | os.PathLike[str], value: object = None) -> None:
-        self.path = os.fspath(path)
-        self.value = value
+    def save(self, checkpoint: str) -> None: ...
 
 
 class ClaimedDocument:
@@ -88,32 +81,35 @@ class ClaimedDocument:
 
     # So that a handler that assigns to a misspelt attribute raises `AttributeError`.
     __slots__ = (
+        "_checkpoint",
         "_fields",
         "_folder_made",
         "_folders",
-        "_report",
+        "_reporter",
         "attempt",
         "count",
         "customer",
         "id",
         "is_payload",
+        "kind",
         "name",
         "priority",
         "size_bytes",
+        "step",
         "stop_requested",
         "submitted_at_us",
     )
 
-    def __init__(
-        self, fields: DocumentFields, folders: str, report: Callable[[float, float | None], None]
-    ) -> None:
+    def __init__(self, fields: DocumentFields, folders: str, reporter: Reporter) -> None:
         self._fields = fields
         self.id = fields.id
         self.customer = fields.customer
+        self.kind = fields.kind  # the kind of work
         self.name = fields.name
         self.priority = fields.priority
         self.count = fields.count
-        self.attempt = fields.attempt
+        self.attempt = fields.attempt  # of this step
+        self.step = fields.step  # how many steps are finished
         self.size_bytes = fields.size_bytes
         self.submitted_at_us = fields.submitted_at_us
         self.is_payload = fields.is_payload  # whether it has a `payload`, or content
@@ -121,10 +117,13 @@ class ClaimedDocument:
         self.stop_requested = False
         self._folders = folders
         self._folder_made = False
-        self._report = report
+        self._reporter = reporter
+        self._checkpoint = fields.checkpoint_json
 
     def __repr__(self) -> str:
-        return f"<document {self.id} of {self.customer!r}, attempt {self.attempt}>"
+        return (
+            f"<document {self.id} of {self.customer!r}, kind {self.kind}, attempt {self.attempt}>"
+        )
 
     @property
     def submitted_at(self) -> datetime:
@@ -149,7 +148,7 @@ class ClaimedDocument:
             raise ValueError(f"document {self.id} has content, not a payload; call read()")
         if self._fields.body is not None:
             return json.loads(self._fields.body)
-        with self._open_stored() as stream:
+        with self._open(self._stored(), "the payload") as stream:
             return json.load(stream)
 
     def open(self) -> BinaryIO:
@@ -159,7 +158,7 @@ class ClaimedDocument:
         missing or does not match.
         """
         body = self._checked_body()
-        return self._open_stored() if body is None else BytesIO(body)
+        return self._open(self._stored(), "the content") if body is None else BytesIO(body)
 
     def read(self) -> bytes:
         """Return the content."""
@@ -169,16 +168,52 @@ class ClaimedDocument:
     @property
     def path(self) -> "Path":
         """The content as a file for reading: the stored one, or a copy in `folder`."""
-        from pathlib import Path
-
         body = self._checked_body()
         if body is None:
-            self._open_stored().close()
-            return Path(self._stored_path())
+            return self._path_of(self._stored(), "the content")
         copy = self.folder / "content"
         if not copy.exists():
             copy.write_bytes(body)
         return copy
+
+    # ── Pipelines ────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def previous(self) -> Any:
+        """The value that the last step passed to `Next`; None in the first step."""
+        text = self._fields.previous_json
+        return None if text is None else json.loads(text)
+
+    @property
+    def previous_file(self) -> "Path | None":
+        """The file that the last step passed to `Next`, for reading; None if it passed none."""
+        stored = self._fields.previous_file
+        return (
+            None if stored is None else self._path_of(StoredFile(*stored), "the last step's file")
+        )
+
+    @property
+    def steps(self) -> "tuple[FinishedStep, ...]":
+        """The finished steps, oldest first."""
+        from fairturn.model import FinishedStep
+
+        return tuple(FinishedStep(*step) for step in self._fields.steps)
+
+    @property
+    def last_checkpoint(self) -> Any:
+        """The value of the last `checkpoint` of this step, also of an earlier attempt; None if
+        there is none."""
+        return None if self._checkpoint is None else json.loads(self._checkpoint)
+
+    def checkpoint(self, value: Any) -> None:
+        """Store a JSON value, at most 64 KiB, for later attempts of this step; the worker stores it
+        within about a second. A later call replaces the value.
+
+        Raises `TypeError` if it is not JSON, `ValueError` if it is too large.
+        """
+        more = "store a position in the document, and results in a file"
+        self._checkpoint = encode(value, "the checkpoint", CHECKPOINT_BYTES_MAX, more) or "null"
+        self._reporter.save(self._checkpoint)
 
     @property
     def folder(self) -> "Path":
@@ -200,7 +235,9 @@ class ClaimedDocument:
                 raise TypeError(f"{name} is {value!r}; it must be a number")
             if not 0 <= value <= 1e15:
                 raise ValueError(f"{name} is {value}; it must be from 0 to 10^15")
-        self._report(done, total)
+        self._reporter.report(done, total)
+
+    # ── Contents ─────────────────────────────────────────────────────────────────────────────────
 
     def _checked_body(self) -> bytes | None:
         """Return the content, verified; None if it is stored outside the database."""
@@ -211,28 +248,37 @@ class ClaimedDocument:
         body = self._fields.body
         if body is not None:
             assert isinstance(body, bytes)
-            check_bytes(self.id, body, self._fields.sha256)
+            check_bytes(self.id, body, bytes.fromhex(self._fields.sha256 or ""))
         return body
 
-    def _open_stored(self) -> BinaryIO:
+    def _stored(self) -> StoredFile:
+        return StoredFile(self._fields.path, self.size_bytes, self._fields.sha256 or "")
+
+    def _path_of(self, stored: StoredFile, what: str) -> "Path":
+        """Return the path of a stored file, after verifying it."""
+        from pathlib import Path
+
+        self._open(stored, what).close()
+        assert stored.path is not None
+        return Path(self._local_path(stored.path))
+
+    def _open(self, stored: StoredFile, what: str) -> BinaryIO:
         from fairturn.contents.local import open_file
         from fairturn.errors import ContentDamaged
         from fairturn.model import ContentRef
 
-        if self._fields.path is None or self._fields.sha256 is None:
+        if stored.path is None or not stored.sha256:
             raise ContentDamaged(
-                f"this worker cannot find the content of document {self.id}; set the folder or "
-                "bucket with contents=Folder(...) or --contents"
+                f"this worker cannot find {what} of document {self.id}; set the folder or bucket "
+                "with contents=Folder(...) or --contents"
             )
-        path = self._stored_path()
-        ref = ContentRef(os.path.basename(path), self.size_bytes, self._fields.sha256)
-        return open_file(path, ref)
+        path = self._local_path(stored.path)
+        sha256 = bytes.fromhex(stored.sha256)
+        return open_file(path, ContentRef(os.path.basename(path), stored.size_bytes, sha256))
 
-    def _stored_path(self) -> str:
-        """Return the path of the content. One in a bucket is downloaded to `folder`, by a signed
+    def _local_path(self, path: str) -> str:
+        """Return the path of a stored file. One in a bucket is downloaded to `folder`, by a signed
         URL: the handler has no credentials of the bucket."""
-        path = self._fields.path
-        assert path is not None
         if not path.startswith(("https://", "http://")):
             return path
         from fairturn.contents.s3 import fetch
@@ -283,16 +329,10 @@ def _remove_nested(top: str) -> None:
 
 
 class HandlerRunner:
-    """Runs one handler on many documents, in one thread."""
+    """Runs handlers on many documents, in one thread: one handler, or that of each kind."""
 
-    def __init__(
-        self,
-        handler: Handler,
-        output: Callable[[str], None],
-        memory_limit_bytes: int | None = None,
-    ) -> None:
-        self._handler = handler
-        self._output = output  # for tracebacks
+    def __init__(self, handlers: Handler | Handlers, memory_limit_bytes: int | None = None) -> None:
+        self._handlers = handlers
         self._memory_limit_bytes = memory_limit_bytes
         self._error: BaseException | None = None
         self._loop: Any = None  # for `async def` handlers
@@ -300,29 +340,33 @@ class HandlerRunner:
     def run(self, document: ClaimedDocument) -> Answer:
         """Run the handler and return how it ended; never raises."""
         try:
-            result = self._handler(document)
+            result = self._handler(document.kind)(document)
             answer = Answer(DONE) if result is None else self._answer(result)
         except BaseException as error:
             answer = self._failure(error)
             self._error = error
-        if document._folder_made and answer.kind != FILE:  # it may contain the result file
+        if document._folder_made and answer.path is None:  # it may contain the result file
             remove_folder(str(document.folder))
         return answer
 
-    def report_error(self) -> None:
-        """Print the traceback of the last error. Not part of `run`, whose duration is measured."""
+    def last_traceback(self) -> str:
+        """Return the traceback of the last document's error; empty if it needs none. Not part of
+        `run`, whose duration is measured."""
         error, self._error = self._error, None
         if error is None:
-            return
-        # `Retry` and `GiveUp` are deliberate, unless they were raised from another exception.
-        deliberate = isinstance(error, Retry | GiveUp) and error.__cause__ is None
+            return ""
+        deliberate = isinstance(error, DELIBERATE) and error.__cause__ is None
         out_of_memory = isinstance(error, MemoryError) and self._memory_limit_bytes is not None
-        if not deliberate and not out_of_memory and (text := trace(error)):
-            self._output(text)
+        return "" if deliberate or out_of_memory else trace(error)
 
     def close(self) -> None:
         if self._loop is not None:
             self._loop.close()
+
+    def _handler(self, kind: str) -> Handler:
+        if isinstance(self._handlers, Handlers):
+            return self._handlers.handler_of(kind)
+        return self._handlers
 
     def _answer(self, result: object) -> Answer:
         if hasattr(result, "__await__"):
@@ -332,50 +376,17 @@ class HandlerRunner:
                 self._loop = asyncio.Runner()
 
             result = self._loop.run(_wait(result))
-        if isinstance(result, ResultFile):
-            path = os.path.abspath(result.path)
-            if not os.path.isfile(path):
-                raise FileNotFoundError(f"the result {path} is not a file")
-            return Answer(FILE, encode_result(result.value), path)
-        return Answer(DONE, encode_result(result))
+        return answer_to(result)
 
     def _failure(self, error: BaseException) -> Answer:
         text = describe(error)
-        if isinstance(error, GiveUp):
-            return Answer(GIVE_UP, message_of(error) or text)
-        if isinstance(error, Retry):
-            return Answer(RETRY, message_of(error) or text, after_s=_seconds(error.after_s))
         if isinstance(error, MemoryError) and self._memory_limit_bytes is not None:
             text = f"memory limit of {self._memory_limit_bytes:,} bytes: {text}"
-        return Answer(RETRY, text)
-
-
-def _seconds(value: object) -> float | None:
-    """Return `after_s` of a `Retry`; None, for the usual backoff, if it is not a number."""
-    try:
-        return None if value is None else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        return None
+        try:
+            return answer_to_error(error, text)
+        except Exception as wrong:  # `raise MyLater()` with a delay of -1
+            return Answer(RETRY, describe(wrong))
 
 
 async def _wait(result: Any) -> object:
     return await result
-
-
-def encode_result(value: object) -> str | None:
-    """Return a result as JSON text.
-
-    Raises `TypeError` if it is not JSON, `ValueError` if it is larger than `RESULT_BYTES_MAX`.
-    """
-    if value is None:
-        return None
-    try:
-        text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"the handler's result is not JSON: {error}") from None
-    if len(text) > RESULT_BYTES_MAX:
-        raise ValueError(
-            f"the handler's result has {len(text):,} bytes; at most {RESULT_BYTES_MAX:,} are "
-            "allowed: return a ResultFile"
-        )
-    return text

@@ -1,7 +1,9 @@
-"""Renewals: every lease each `lease_s / 3`, and in between those with new progress."""
+"""Renewals: every lease each `lease_s / 3`, and in between those with new progress or a new
+checkpoint."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import NamedTuple
 
 from fairturn.clock import stopwatch
 from fairturn.model import Fence, Progress, Renewed
@@ -10,9 +12,33 @@ from fairturn.worker.backoff import Outage
 from fairturn.worker.executor import ActiveClaim
 from fairturn.worker.store_calls import StoreCalls, StoreOperation
 
-PROGRESS_S = 1.0  # interval of renewals that store progress
+PROGRESS_S = 1.0  # interval of renewals that store progress and checkpoints
 
-Take = Callable[[Renewed, dict[Fence, Progress]], None]
+
+class Reports(NamedTuple):
+    """What attempts have reported since the last renewal."""
+
+    progress: dict[Fence, Progress]
+    checkpoints: dict[Fence, str]
+
+    @staticmethod
+    def of(some: Iterable[ActiveClaim]) -> "Reports":
+        reports = Reports({}, {})
+        for held in some:
+            if held.progress is not None and held.progress is not held.reported:
+                reports.progress[held.fence] = held.progress
+            if held.checkpoint is not None and held.checkpoint is not held.saved:
+                reports.checkpoints[held.fence] = held.checkpoint
+        return reports
+
+    def note(self, some: Iterable[ActiveClaim]) -> None:
+        """Note on each attempt that these are stored."""
+        for held in some:
+            held.reported = self.progress.get(held.fence, held.reported)
+            held.saved = self.checkpoints.get(held.fence, held.saved)
+
+
+Take = Callable[[Renewed, Reports], None]
 
 
 class LeaseRenewer:
@@ -32,7 +58,7 @@ class LeaseRenewer:
         return None if self._renewing else min(self._renew_s, self._progress_s)
 
     def renew(self, held: Iterable[ActiveClaim], now_s: float, take: Take) -> None:
-        """Begin a renewal if one is due; `take` receives the reply and the stored progress."""
+        """Begin a renewal if one is due; `take` receives the reply and what was stored."""
         due_s = self.due_s()
         if due_s is None or now_s < due_s:
             return
@@ -40,24 +66,21 @@ class LeaseRenewer:
         if now_s >= self._renew_s:
             self._renew_s = now_s + self._lease_s / 3
         else:
-            some = [one for one in some if one.progress is not one.reported]
+            some = [one for one in some if one.has_news]
         self._progress_s = now_s + PROGRESS_S
         if not some:
             return
         self._renewing = True
-        progress = {
-            held.fence: held.progress
-            for held in some
-            if held.progress is not None and held.progress is not held.reported
-        }
+        reports = Reports.of(some)
 
         def then(renewed: Renewed | None) -> None:
             self._renewing = False
             if renewed is None:
                 self._renew_s = min(self._renew_s, self._outage.until_s)
             else:
-                take(renewed, progress)
+                reports.note(some)
+                take(renewed, reports)
 
         fences = [held.fence for held in some]
-        renew = partial(self._queue.renew, fences, lease_s=self._lease_s, progress=progress)
+        renew = partial(self._queue.renew, fences, lease_s=self._lease_s, **reports._asdict())
         self._calls.begin(StoreOperation.RENEW, renew, then)

@@ -1,4 +1,4 @@
-"""The name of a handler, by which a child or a worker with threads imports it."""
+"""The names of handlers, by which a child or a worker with threads imports them."""
 
 import os
 import sys
@@ -6,9 +6,14 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from fairturn.worker.handler import Handler
+from fairturn.worker.registry import Handler, Handlers
 
 MAIN = "__fairturn_main__"  # `__name__` of a script that a child loads
+
+
+# The name of a handler or a registry; of a registry that was given as an object, the name of each
+# handler by kind, because the module of the registry alone may register none.
+Reference = str | dict[str, str]
 
 
 def reference_of(handler: Handler | str) -> str:
@@ -59,12 +64,22 @@ def main_module() -> dict[str, Any] | None:
     return {"file": os.path.abspath(file), "argv": sys.argv}
 
 
-def load(reference: str, main_module: dict[str, Any] | None = None) -> Handler:
-    """Import and return the function `module:qualname`."""
+def load(reference: Reference, main_module: dict[str, Any] | None = None) -> Handler | Handlers:
+    """Import and return a handler or a registry."""
+    if isinstance(reference, str):
+        return _load_one(reference, main_module)
+    handlers = Handlers()
+    for kind, name in reference.items():
+        function = _load_one(name, main_module)
+        handlers(kind)(function)
+    return handlers
+
+
+def _load_one(reference: str, main_module: dict[str, Any] | None) -> Handler | Handlers:
     module_name, _, qualname = reference.partition(":")
     found: object
     if module_name == "__main__" and main_module is not None:
-        found = _load_main(main_module)
+        found = sys.modules.get(MAIN) or _load_main(main_module)
     else:
         found = import_module(module_name)
     for part in qualname.split("."):

@@ -6,6 +6,7 @@ import os
 from typing import Any, BinaryIO, NamedTuple
 
 from fairturn.worker.handler import DocumentFields
+from fairturn.worker.loader import Reference
 
 FRAME_BYTES_MAX = 64 * 1_048_576  # room for the largest result, quoted in JSON
 _LENGTH_BYTES = 4
@@ -19,10 +20,9 @@ _decode = json.JSONDecoder().decode
 
 
 class ChildLimits(NamedTuple):
-    """The limits of an attempt (time, memory, processes, size of a file), and when a child is
-    replaced (after documents, or growth of its memory)."""
+    """The limits of a child (memory, processes, size of a file), and when it is replaced (after
+    documents, or growth of its memory)."""
 
-    time_s: float | None
     memory_bytes: int | None
     documents: int
     growth_bytes: int = 256 * 1_048_576
@@ -33,7 +33,7 @@ class ChildLimits(NamedTuple):
 class ChildConfig(NamedTuple):
     """The first message to a child."""
 
-    handler: str  # its name, `module:qualname`
+    handler: Reference
     main_module: dict[str, Any] | None  # the script that it is in, for `loader.load`
     path: list[str]  # `sys.path` of the worker
     folders: str  # the folder of the folders of attempts
@@ -41,18 +41,18 @@ class ChildConfig(NamedTuple):
 
 
 def to_json(fields: DocumentFields) -> DocumentFields:
-    """Encode content as base64 and a SHA-256 as hexadecimal: JSON has no bytes."""
-    body, sha256 = fields.body, fields.sha256
+    """Encode content as base64: JSON has no bytes."""
+    body = fields.body
     if isinstance(body, bytes) and not fields.is_payload:
         fields = fields._replace(body=binascii.b2a_base64(body, newline=False).decode("ascii"))
-    return fields if sha256 is None else fields._replace(sha256=sha256.hex())  # type: ignore[arg-type]
+    return fields
 
 
 def from_json(values: list[Any]) -> DocumentFields:
     fields = DocumentFields(*values)
     if fields.body is not None and not fields.is_payload:
         fields = fields._replace(body=binascii.a2b_base64(fields.body))
-    return fields if fields.sha256 is None else fields._replace(sha256=bytes.fromhex(values[-1]))
+    return fields
 
 
 class FrameError(Exception):

@@ -10,26 +10,36 @@ from fairturn.clock import microseconds
 from fairturn.errors import StoreError
 from fairturn.model import (
     PAGE_MAX,
+    Advanced,
     Claim,
     Completed,
     Document,
     Failed,
     Fence,
     Filter,
+    OutageReport,
     Outcome,
     Released,
+    Snoozed,
     State,
     Stopped,
+    cost_in_millionths,
 )
 from fairturn.queue import Queue
-from fairturn.worker.backoff import Backoff, delay_us
+from fairturn.scheduling.outages import PROBE_US
+from fairturn.worker import results
+from fairturn.worker.backoff import delay_us
+from fairturn.worker.dispatcher import ClaimLimits
 from fairturn.worker.events import DocumentEnded, DocumentLost, OnEvent
 from fairturn.worker.executor import ActiveClaim, AttemptResult
-from fairturn.worker.handler import DONE, FILE, GIVE_UP, RETRY
+from fairturn.worker.leases import Reports
 
 _COUNTED: dict[type[Outcome], str] = {
     Completed: "completed",
+    Advanced: "advanced",
     Failed: "failed",
+    Snoozed: "snoozed",
+    OutageReport: "unavailable",
     Released: "released",
     Stopped: "cancelled",
 }
@@ -43,6 +53,9 @@ class WorkerTotals(NamedTuple):
     released: int = 0
     cancelled: int = 0
     lost: int = 0
+    advanced: int = 0  # to the next step
+    snoozed: int = 0
+    unavailable: int = 0
 
 
 class UnrecordedOutcome(NamedTuple):
@@ -52,13 +65,19 @@ class UnrecordedOutcome(NamedTuple):
     held: ActiveClaim
     seconds: float
 
+    @property
+    def lacks_checkpoint(self) -> bool:
+        """Whether the next attempt of this step needs a checkpoint that no renewal has stored."""
+        is_unsaved = self.held.checkpoint is not self.held.saved
+        return is_unsaved and not isinstance(self.outcome, Completed | Advanced | Stopped)
+
 
 class CallResult(NamedTuple):
     """The result of a call of the store."""
 
     claims: Sequence[Claim]
     lost: Sequence[Fence]  # attempts whose lease was lost
-    states: Mapping[str, State]  # read after the call
+    documents: Mapping[str, Document]  # as read after the call
     cancelled: Sequence[Document] = ()  # cancelled before they were claimed
 
 
@@ -120,8 +139,8 @@ class Attempts:
         if self._on_event is not None:
             for outcome, held, seconds in kept:
                 document = held.claim.document
-                state = state_after(outcome, reply.states.get(document.id))
-                self._on_event(DocumentEnded(document._replace(state=state), outcome, seconds))
+                document = ended_document(outcome, document, reply.documents.get(document.id))
+                self._on_event(DocumentEnded(document, outcome, seconds))
 
     def lose(self, held: ActiveClaim, outcome: Outcome | None = None) -> None:
         """Drop an attempt whose lease was lost, and delete its result file."""
@@ -129,7 +148,7 @@ class Attempts:
         if self.held.pop(held.fence, None) is None:
             return
         self._counts["lost"] += 1
-        if isinstance(outcome, Completed) and outcome.content is not None:
+        if isinstance(outcome, Completed | Advanced) and outcome.content is not None:
             self._discard(outcome.content.name)
         if self._on_event is not None:
             self._on_event(DocumentLost(held.claim.document, held.fence))
@@ -144,21 +163,45 @@ class OutcomeRecorder:
     With `on_event` it reads the documents whose final state depends on more than the outcome.
     """
 
-    def __init__(self, queue: Queue, worker: str, lease_s: float, on_event: OnEvent | None) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        worker: str,
+        lease_s: float,
+        kinds: Sequence[str] | None,
+        on_event: OnEvent | None,
+    ) -> None:
         self._queue = queue
         self._worker = worker
         self._lease_s = lease_s
-        self._reads_states = on_event is not None
+        self._kinds = kinds
+        self._reads_documents = on_event is not None
 
-    def claim(self, wanted: int, outcomes: Sequence[Outcome]) -> CallResult:
+    def claim(self, wanted: ClaimLimits, recorded: Sequence[UnrecordedOutcome]) -> CallResult:
         """Record the outcomes and claim documents, in one transaction."""
+        outcomes = self._prepare(recorded)
         claimed = self._queue.claim(
-            wanted, worker=self._worker, lease_s=self._lease_s, outcomes=outcomes, synced=False
+            wanted.n,
+            worker=self._worker,
+            lease_s=self._lease_s,
+            kinds=self._kinds,
+            at_most=wanted.at_most,
+            outcomes=outcomes,
+            synced=False,
         )
-        return CallResult(claimed.claims, claimed.lost, self._states(outcomes), claimed.cancelled)
+        return CallResult(claimed.claims, claimed.lost, self._read(outcomes), claimed.cancelled)
 
-    def finish(self, outcomes: Sequence[Outcome]) -> CallResult:
-        return CallResult((), self._queue.finish(outcomes), self._states(outcomes))
+    def finish(self, recorded: Sequence[UnrecordedOutcome]) -> CallResult:
+        outcomes = self._prepare(recorded)
+        return CallResult((), self._queue.finish(outcomes), self._read(outcomes))
+
+    def _prepare(self, recorded: Sequence[UnrecordedOutcome]) -> list[Outcome]:
+        """Return the outcomes, after storing the checkpoints that the next attempts need and that
+        no renewal has stored. A renewal in flight may still replace one by the one before."""
+        unsaved = Reports.of(one.held for one in recorded if one.lacks_checkpoint).checkpoints
+        if unsaved:
+            self._queue.renew(list(unsaved), lease_s=self._lease_s, checkpoints=unsaved)
+        return [one.outcome for one in recorded]
 
     def release(self, late: CallResult) -> None:
         """Release the documents of a claim that returned after the worker had stopped."""
@@ -166,43 +209,83 @@ class OutcomeRecorder:
             with suppress(StoreError):
                 self._queue.finish([Released(claim.fence) for claim in late.claims])
 
-    def _states(self, outcomes: Sequence[Outcome]) -> dict[str, State]:
-        if not self._reads_states:
+    def _read(self, outcomes: Sequence[Outcome]) -> dict[str, Document]:
+        if not self._reads_documents:
             return {}
-        ids = [one.fence.document for one in outcomes if isinstance(one, Failed | Released)]
-        states: dict[str, State] = {}
+        certain = Completed, Stopped
+        ids = [one.fence.document for one in outcomes if not isinstance(one, certain)]
+        documents: dict[str, Document] = {}
         with suppress(StoreError):  # the outcomes are recorded; `state_after` has defaults
             for start in range(0, len(ids), PAGE_MAX):
                 wanted = Filter(ids=tuple(ids[start : start + PAGE_MAX]))
                 found = self._queue.queries.find(wanted, size=PAGE_MAX).documents
-                states.update((document.id, document.state) for document in found)
-        return states
+                documents.update((document.id, document) for document in found)
+        return documents
 
 
-def outcome_of(
-    ended: AttemptResult, retry: Backoff, random: Callable[[], float]
-) -> Completed | Failed:
+def outcome_of(ended: AttemptResult, random: Callable[[], float]) -> Outcome:
     """Return what to record of an attempt that a handler ended."""
-    held, answer, seconds, content = ended
-    if answer.kind in (DONE, FILE):
-        return Completed(held.fence, answer.text, content, microseconds(seconds))
-    if answer.kind == GIVE_UP:
-        return Failed(held.fence, answer.text or "")
-    assert answer.kind == RETRY
-    delay = delay_us(retry, held.claim.document.attempts, random, answer.after_s)
-    return Failed(held.fence, answer.text or "", delay)
+    held, answer, seconds, content, details = ended
+    fence, text = held.fence, answer.text
+    match answer.type:
+        case results.DONE:
+            return Completed(fence, text, content, microseconds(seconds))
+        case results.NEXT:
+            assert answer.target is not None
+            cost = None if answer.cost is None else cost_in_millionths(answer.cost)
+            return Advanced(fence, answer.target, text, content, cost)
+        case results.LATER:
+            return Snoozed(fence, microseconds(answer.after_s or 0.0))
+        case results.UNAVAILABLE:
+            after_us = PROBE_US if answer.after_s is None else microseconds(answer.after_s)
+            return OutageReport(fence, text or "", after_us, answer.target)
+        case results.GIVE_UP:
+            return Failed(fence, text or "", details=details)
+    assert answer.type == results.RETRY
+    attempt, backoff = held.claim.document.attempts, held.options.retry
+    delay = delay_us(backoff, attempt, random, answer.after_s)
+    return Failed(fence, text or "", delay, details)
 
 
-def state_after(outcome: Outcome, read: State | None) -> State:
-    """Return the state that an outcome led to, given the state that was `read` shortly after.
+def retry_us_of(outcome: Outcome) -> int | None:
+    """Return after which time the document can be claimed again at the earliest; None: never."""
+    match outcome:
+        case Failed():
+            return outcome.retry_in_us
+        case Snoozed():
+            return outcome.delay_us
+        case OutageReport():
+            return outcome.retry_after_us
+    return None
 
-    Another worker may have claimed the document in between. DEAD means that this failure was the
-    last attempt, CANCELLED that a cancellation preceded the outcome.
+
+def ended_document(outcome: Outcome, claimed: Document, read: Document | None) -> Document:
+    """Return the document as it was claimed, with the state that the outcome led to, and the error
+    if the store refused the outcome."""
+    state = state_after(outcome, claimed, read)
+    if state is State.DEAD and read is not None:
+        return claimed._replace(state=state, error=read.error)
+    return claimed._replace(state=state)
+
+
+def state_after(outcome: Outcome, claimed: Document, read: Document | None) -> State:
+    """Return the state that an outcome led to, given the document as it was claimed, and as it was
+    `read` shortly after.
+
+    Another worker may have claimed the document in between. DEAD in the same step means that this
+    was the last attempt, or that the outcome was refused; CANCELLED that a cancellation preceded
+    the outcome.
     """
     if isinstance(outcome, Completed):
         return State.COMPLETED
-    if isinstance(outcome, Stopped) or read is State.CANCELLED:
+    if isinstance(outcome, Stopped) or (read is not None and read.state is State.CANCELLED):
         return State.CANCELLED
     if isinstance(outcome, Released):
         return State.WAITING
-    return State.DEAD if read is State.DEAD or outcome.retry_in_us is None else State.DELAYED
+    if read is not None and read.state is State.DEAD and read.step == claimed.step:
+        return State.DEAD
+    if isinstance(outcome, Advanced):
+        return State.WAITING
+    if isinstance(outcome, Failed) and outcome.retry_in_us is None:
+        return State.DEAD
+    return State.DELAYED

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Callable
 
+from fairturn.model import DETAILS_BYTES_MAX
+
 LINE_BYTES_MAX = 2_000
 DOCUMENT_BYTES_MAX = 65_536
 # Handlers print text from documents; a terminal would execute its control sequences.
@@ -17,6 +19,34 @@ def pass_on(output: Output, document: str, text: str) -> None:
     lines = LineSplitter(output)
     lines.feed(document, text.encode("utf-8", "backslashreplace"))
     lines.end(document)
+
+
+def tail_of(text: str) -> str | None:
+    """Return the last lines of a text, at most `DETAILS_BYTES_MAX`, with control characters
+    replaced; None if it is empty."""
+    shown = "\n".join(_CONTROLS.sub("\ufffd", line) for line in text.rstrip().split("\n"))
+    encoded = shown.encode("utf-8", "backslashreplace")
+    if len(encoded) > DETAILS_BYTES_MAX:
+        cut = encoded[-DETAILS_BYTES_MAX:].decode("utf-8", "ignore")
+        return cut.partition("\n")[2] or cut
+    return encoded.decode() or None
+
+
+class OutputTails:
+    """The end of the output of each document of one child, for the details of failed attempts."""
+
+    def __init__(self) -> None:
+        self._tails: dict[str, bytes] = {}
+
+    def feed(self, document: str, piece: bytes) -> None:
+        """Add output of a document."""
+        if document:
+            self._tails[document] = (self._tails.get(document, b"") + piece)[-DETAILS_BYTES_MAX:]
+
+    def take(self, document: str) -> str | None:
+        """Return and delete the end of a document's output."""
+        tail = self._tails.pop(document, None)
+        return None if tail is None else tail_of(tail.decode("utf-8", "replace"))
 
 
 class LineSplitter:

@@ -5,19 +5,18 @@ import selectors
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from fairturn.clock import stopwatch
-from fairturn.contents.local import Contents
 from fairturn.errors import HandlerNotLoaded
-from fairturn.worker.executor import ActiveClaim, AttemptResult, Executor
-from fairturn.worker.handler import FILE, RETRY, Answer, remove_folder
+from fairturn.worker.executor import ActiveClaim, AttemptResult, Executor, ExecutorResources
+from fairturn.worker.handler import remove_folder
 from fairturn.worker.isolation import Isolation, limits_processes
+from fairturn.worker.loader import Reference
 from fairturn.worker.messages import ChildConfig, ChildLimits
-from fairturn.worker.output import Output, pass_on
-from fairturn.worker.prefetch import PrefetchPolicy
+from fairturn.worker.output import pass_on
+from fairturn.worker.results import RETRY, Answer
 from fairturn.worker.slot import Slot
 
 STUCK_S = 0.05  # documents queued behind one that runs for longer move to another slot
@@ -30,42 +29,35 @@ _POLL_S = 0.05  # while a child ends
 
 
 class ProcessExecutor(Executor):
-    """Runs handlers in `concurrency` child processes.
+    """Runs handlers in child processes.
 
     It has more than 15 attributes and 20 methods because it implements `Executor` and processes
     the events of its children.
     """
 
-    can_end = True
-
     def __init__(
         self,
-        handler: str,
+        handler: Reference,
         main_module: dict[str, Any] | None,
         *,
-        concurrency: int,
+        slots: int,
         limits: ChildLimits,
         isolation: Isolation,
-        contents: Contents,
-        folder: Path,
-        pace: PrefetchPolicy,
-        output: Output,
+        resources: ExecutorResources,
     ) -> None:
-        _check_open_files(concurrency)
-        super().__init__(contents, folder, pace, output)
+        super().__init__(slots, resources)
         if not limits_processes(isolation):
             limits = limits._replace(processes=None)
         self._limits = limits
         self._isolation = isolation
         self._config = ChildConfig(handler, main_module, sys.path, self._folders, limits)
         self._files = _FileThread()
-        self._concurrency = concurrency
         self._starts_failed = 0
         self._start_after_s = 0.0
         self._replacing = True
         self._slots: list[Slot] = []
         try:
-            for _ in range(concurrency):
+            for _ in range(slots):
                 self._slots.append(self._new_slot())
         except BaseException:
             self.close()
@@ -99,9 +91,8 @@ class ProcessExecutor(Executor):
             if slot.ending < 0 and slot.has_ended():
                 self._replace(slot)
                 continue
-            limit_s = self._limits.time_s
             if slot.given and not slot.killed_for:
-                ran_s = now_s - slot.begun_s
+                ran_s, limit_s = now_s - slot.begun_s, slot.given[0].options.time_limit_s
                 if limit_s is not None and ran_s >= limit_s:
                     slot.kill(f"time limit of {limit_s:g} s")
                 elif len(slot.given) > 1 and _is_stuck(slot, now_s):
@@ -113,11 +104,12 @@ class ProcessExecutor(Executor):
 
     def due_s(self) -> float | None:
         due: list[float] = []
-        if self._replacing and len(self._slots) < self._concurrency:
+        if self._replacing and len(self._slots) < self._slots_max:
             due.append(self._start_after_s)
         for slot in self._slots:
-            if slot.given and self._limits.time_s is not None and not slot.killed_for:
-                due.append(slot.begun_s + self._limits.time_s)
+            limit_s = slot.given[0].options.time_limit_s if slot.given else None
+            if limit_s is not None and not slot.killed_for:
+                due.append(slot.begun_s + limit_s)
             if len(slot.given) > 1 and not slot.killed_for:
                 due.append(slot.begun_s + STUCK_S)
             if slot.killed_for or slot.silent_s is not None or slot.ending < 0:
@@ -130,27 +122,42 @@ class ProcessExecutor(Executor):
         self._ready.clear()
         return taken
 
-    def stop(self, held: ActiveClaim) -> None:
+    def stop(self, held: ActiveClaim) -> bool:
         held.dropped = True
         for slot in self._slots:
             if slot.given and slot.given[0] is held:
                 slot.kill("stopped")
+                return True
+        return False
 
     def stop_replacing(self) -> None:
         self._replacing = False
 
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        for slot in self._slots:
-            slot.kill("closed")
-        for slot in self._slots:
-            self._forget(slot)
-            slot.wait()
+    def close(self) -> bool:
+        if not self._closed:
+            self._closed = True
+            for slot in self._slots:
+                slot.kill("closed")
+            for slot in self._slots:
+                self._forget(slot)
+                slot.wait()
         # A bucket that does not respond must not keep the worker from stopping.
-        if self._files.close(_CLOSE_S if self._replacing else _STOP_S):
-            self._wakeup.close()
+        return self._files.close(_CLOSE_S if self._replacing else _STOP_S)
+
+    def registered(self, stopping: Callable[[], bool]) -> Any:
+        """Wait until a child has loaded the handler. Return the options of its kinds, as JSON, if
+        it is a registry; None for a single handler, and if `stopping` returns True before.
+
+        Raises `HandlerNotLoaded` if no child can load it.
+        """
+        while not stopping():
+            for slot in self._slots:
+                if slot.was_ready:
+                    return slot.registered
+            due_s = self.due_s()
+            self._wakeup.wait(1.0 if due_s is None else due_s - stopwatch())
+            self.tend(stopwatch())
+        return None
 
     # ── Children ─────────────────────────────────────────────────────────────────────────────────
 
@@ -195,7 +202,7 @@ class ProcessExecutor(Executor):
             reason, trace = slot.broken
             pass_on(self._output, "", trace)
             raise HandlerNotLoaded(
-                f"handler {self._config.handler} cannot be loaded in a child process: {reason}"
+                f"{self._shown_handler()} cannot be loaded in a child process: {reason}"
             )
         if slot.usable:
             self._starts_failed = 0
@@ -204,7 +211,7 @@ class ProcessExecutor(Executor):
             slot.end_line()
             self._pace.add(sum(one.seconds for one in ended), len(ended))
             for one in ended:
-                self._finish(one)
+                self._finish(slot.with_details(one))
         if slot.recycle:
             self._ready.extendleft(reversed(slot.take_back()))
         if (slot.recycle or not slot.documents_left) and not slot.given:
@@ -212,7 +219,7 @@ class ProcessExecutor(Executor):
         self._hand_out()
 
     def _finish(self, ended: AttemptResult) -> None:
-        if ended.answer.kind != FILE:
+        if ended.answer.path is None:
             self._done.append(ended)
             return
 
@@ -232,7 +239,8 @@ class ProcessExecutor(Executor):
         self._ready.extendleft(reversed(slot.take_back()))
         now_s = stopwatch()
         for held in slot.given:
-            self._done.append(AttemptResult(held, Answer(RETRY, slot.why()), held.ran_s(now_s)))
+            ended = AttemptResult(held, Answer(RETRY, slot.why()), held.ran_s(now_s))
+            self._done.append(slot.with_details(ended))
             folder = self._folder_of(held)
             self._files.submit(lambda folder=folder: remove_folder(folder))  # type: ignore[misc]
         slot.given.clear()
@@ -243,7 +251,7 @@ class ProcessExecutor(Executor):
             if self._starts_failed >= STARTS_FAILED_MAX:
                 raise HandlerNotLoaded(
                     f"{self._starts_failed} child processes in a row ended before they had loaded "
-                    f"handler {self._config.handler}: {slot.why()}"
+                    f"{self._shown_handler()}: {slot.why()}"
                 )
         self._fill(now_s)
         self._hand_out()
@@ -254,7 +262,7 @@ class ProcessExecutor(Executor):
         if not self._replacing or now_s < self._start_after_s:
             return
         try:
-            while len(self._slots) < self._concurrency:
+            while len(self._slots) < self._slots_max:
                 self._slots.append(self._new_slot())
         except OSError as error:
             self._start_after_s = now_s + START_PAUSE_S
@@ -262,9 +270,15 @@ class ProcessExecutor(Executor):
                 self._output,
                 "",
                 f"a child process cannot be started ({error.strerror}); "
-                f"{len(self._slots)} of {self._concurrency} are running; retrying in "
+                f"{len(self._slots)} of {self._slots_max} are running; retrying in "
                 f"{START_PAUSE_S:g} s",
             )
+
+    def _shown_handler(self) -> str:
+        handler = self._config.handler
+        if isinstance(handler, str):
+            return f"handler {handler}"
+        return f"the handlers of {', '.join(handler)}"
 
     def _forget(self, slot: Slot) -> None:
         for descriptor in (slot.replies, slot.output, slot.ending, slot.orders):
@@ -303,10 +317,10 @@ def _is_stuck(slot: Slot, now_s: float) -> bool:
     return bool(slot.given) and now_s > slot.begun_s + STUCK_S
 
 
-def _check_open_files(concurrency: int) -> None:
+def check_open_files(concurrency: int, children: int) -> None:
     """Raise `ValueError` if the limit of open files is too low, before a child is started."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = concurrency * DESCRIPTORS_PER_SLOT + _OTHER_DESCRIPTORS
+    needed = children * DESCRIPTORS_PER_SLOT + _OTHER_DESCRIPTORS
     if allowed != resource.RLIM_INFINITY and needed > allowed:
         raise ValueError(
             f"concurrency is {concurrency}, which needs {needed:,} open files; the limit is "

@@ -12,13 +12,13 @@ from collections import deque
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from fairturn.clock import stopwatch
 from fairturn.model import Progress
 from fairturn.stores import ids
 from fairturn.worker import reaper
 from fairturn.worker.executor import ActiveClaim, AttemptResult
-from fairturn.worker.handler import DONE, FILE, GIVE_UP, RESULT_BYTES_MAX, RETRY, Answer
 from fairturn.worker.isolation import REAPER, Isolation
 from fairturn.worker.messages import (
     EPOCHS,
@@ -30,7 +30,8 @@ from fairturn.worker.messages import (
     pack,
     to_json,
 )
-from fairturn.worker.output import LineSplitter, Output
+from fairturn.worker.output import LineSplitter, Output, OutputTails
+from fairturn.worker.results import CHECKPOINT_BYTES_MAX, Answer, checked_answer, is_json_text
 
 # In a child's output: the start of a document.
 _MARK = re.compile(rb"\0(%s)\n" % ids.FORM.encode())
@@ -51,6 +52,7 @@ class Slot:
         self.begun_s = stopwatch()  # start of the first document, or of the child
         self.documents_left = config.limits.documents
         self.was_ready = False
+        self.registered: Any = None  # options of kinds, as JSON; None for a single handler
         self.recycle = False  # the child asked to be replaced
         self.broken: tuple[str, str] | None = None  # why the handler failed to load; traceback
         self.killed_for: str | None = None
@@ -59,6 +61,7 @@ class Slot:
         self._epoch = 0
         self._frames = FrameDecoder()
         self._lines = LineSplitter(output)
+        self._tails = OutputTails()
         self._printing = ""  # the document that its output belongs to
         self._orders_left = bytearray()
         self._open(config, isolation)
@@ -189,30 +192,39 @@ class Slot:
 
     def _understand(self, message: object, ended: list[AttemptResult]) -> None:
         match message:
-            case ["ready"] if not self.was_ready:
-                self.was_ready = True
+            case ["ready", registered] if not self.was_ready:
+                self.was_ready, self.registered = True, registered
             case ["broken", str(why), str(trace)] if not self.was_ready:
                 self.broken = why, trace
             case ["progress", int() | float() as done, int() | float() | None as total]:
                 _check_numbers(done, total)
                 if self.given:
                     self.given[0].progress = Progress(done, total)
+            case ["checkpoint", str(text)]:
+                if not is_json_text(text, CHECKPOINT_BYTES_MAX):
+                    raise FrameError("an invalid checkpoint")
+                if self.given:
+                    self.given[0].checkpoint = text
             case [
                 str(document),
-                str(kind),
+                str(type),
                 (str() | None) as text,
                 (str() | None) as path,
                 (int() | float() | None) as after_s,
+                (str() | None) as target,
+                (int() | float() | None) as cost,
                 int() | float() as seconds,
                 bool(recycle),
             ]:
                 if not self.given or self.given[0].fence.document != document:
                     raise FrameError(f"a reply for {document!r}, which the child does not run")
-                _check_numbers(after_s, seconds)
+                _check_numbers(after_s, cost, seconds)
+                try:
+                    answer = checked_answer(Answer(type, text, path, after_s, target, cost))
+                except ValueError as error:
+                    raise FrameError(f"an invalid answer: {error}") from None
                 self.recycle |= recycle
-                held = self.given.popleft()
-                answer = _checked(kind, text, path, after_s)
-                ended.append(AttemptResult(held, answer, max(0.0, seconds)))
+                ended.append(AttemptResult(self.given.popleft(), answer, max(0.0, seconds)))
             case _:
                 raise FrameError(repr(message)[:100])
 
@@ -230,13 +242,23 @@ class Slot:
         if not self.given or self.given[0].fence.document != self._printing:
             self._lines.end(self._printing)
 
+    def with_details(self, ended: AttemptResult) -> AttemptResult:
+        """Return an attempt with the end of its output."""
+        details = self._tails.take(ended.held.fence.document)
+        return ended if details is None else ended._replace(details=details)
+
     def _pass_on(self, piece: bytes) -> None:
         first, *rest = _MARK.split(piece)
-        self._lines.feed(self._printing, first)
+        self._feed(first)
         for document, part in zip(rest[::2], rest[1::2], strict=True):
             self._lines.end(self._printing)
             self._printing = document.decode("ascii")
-            self._lines.feed(self._printing, part)
+            self._feed(part)
+
+    def _feed(self, piece: bytes) -> None:
+        if piece:
+            self._lines.feed(self._printing, piece)
+            self._tails.feed(self._printing, piece)
 
     # ── End ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -310,13 +332,3 @@ def _check_numbers(*numbers: float | None) -> None:
     for number in numbers:
         if number is not None and not -_NUMBER_MAX <= number <= _NUMBER_MAX:
             raise FrameError(f"a number is {number!r:.40}, which is out of range")
-
-
-def _checked(kind: str, text: str | None, path: str | None, after_s: float | None) -> Answer:
-    """Return the answer of a child, or raise `FrameError` if it could not be recorded."""
-    if kind in (RETRY, GIVE_UP):
-        return Answer(kind, text or "the handler failed", after_s=after_s)
-    fits = text is None or (text.isascii() and "\0" not in text and len(text) <= RESULT_BYTES_MAX)
-    if kind not in (DONE, FILE) or not fits or (kind == FILE) is (path is None):
-        raise FrameError(f"an invalid answer of kind {kind!r}")
-    return Answer(kind, text, path)

@@ -16,23 +16,15 @@ from typing import NamedTuple
 
 from fairturn.clock import SECOND_US, stopwatch
 from fairturn.errors import ContentDamaged, StoreError, StoreUnavailable
-from fairturn.explain.snapshot import SIGN_ON_EVERY_US
-from fairturn.model import (
-    CANCELS_REPORTED_MAX,
-    Claim,
-    Failed,
-    Fence,
-    Progress,
-    Released,
-    Renewed,
-    Stopped,
-    Summary,
-)
+from fairturn.model import CANCELS_REPORTED_MAX, Claim, Released, Renewed, Stopped
 from fairturn.queue import Queue
 from fairturn.worker import events
-from fairturn.worker.backoff import Backoff, Outage
-from fairturn.worker.executor import ActiveClaim, AttemptResult, Executor
-from fairturn.worker.leases import LeaseRenewer
+from fairturn.worker.backlog import PendingDocuments, read_pending
+from fairturn.worker.backoff import Outage
+from fairturn.worker.dispatcher import ClaimLimits, Dispatcher
+from fairturn.worker.executor import ActiveClaim, AttemptResult
+from fairturn.worker.kinds import ServedKinds
+from fairturn.worker.leases import LeaseRenewer, Reports
 from fairturn.worker.outcomes import (
     Attempts,
     CallResult,
@@ -40,16 +32,17 @@ from fairturn.worker.outcomes import (
     UnrecordedOutcome,
     WorkerTotals,
     outcome_of,
+    retry_us_of,
 )
 from fairturn.worker.prefetch import PrefetchPolicy
 from fairturn.worker.store_calls import StoreCalls, StoreListener, StoreOperation
+from fairturn.worker.upkeep import Upkeep
 
 POLL_S = 1.0  # for documents that became due and leases that expired
 RECORD_S = 0.005  # how long an outcome waits for others while no slot is idle
 RECORD_MAX = 250  # batch size of outcomes
 HELD_BACK_S = 0.25  # a document that cannot start within this time is released
 ANSWER_S = 0.7  # for the last calls of the store after the grace period
-SIGN_ON_S = SIGN_ON_EVERY_US / SECOND_US
 IDLE_S = 2.0  # until a worker with `until_empty` emits `WorkerIdle`
 
 
@@ -60,7 +53,7 @@ class WorkerOptions(NamedTuple):
     slots: int
     lease_s: float
     grace_s: float
-    retry: Backoff
+    kinds: ServedKinds
     stops: Sequence[bool]  # grows with each call of `Worker.stop`: its `now`
     on_event: events.OnEvent | None
     random: Callable[[], float]
@@ -68,33 +61,44 @@ class WorkerOptions(NamedTuple):
 
 
 class Supervisor:
-    """Claims documents for an executor and records their outcomes.
+    """Claims documents for a dispatcher and records their outcomes.
 
-    It has more than 15 attributes and 20 methods because claims, outcomes, renewals, heartbeats
-    and the stop have deadlines that depend on one another, in one loop.
+    It has more than 15 attributes and 20 methods because claims, outcomes, renewals and the stop
+    have deadlines that depend on one another, in one loop.
     """
 
     def __init__(
-        self, queue: Queue, executor: Executor, pace: PrefetchPolicy, options: WorkerOptions
+        self, queue: Queue, dispatcher: Dispatcher, pace: PrefetchPolicy, options: WorkerOptions
     ) -> None:
         self._queue = queue
-        self._executor = executor
+        self._dispatcher = dispatcher
         self._pace = pace
         self._options = options
-        self._calls = StoreCalls(executor.ring)
+        self._kinds = options.kinds
+        self._calls = StoreCalls(dispatcher.ring)
         self._outage = Outage(options.random)
-        self._recorder = OutcomeRecorder(queue, options.name, options.lease_s, options.on_event)
+        self._recorder = OutcomeRecorder(
+            queue, options.name, options.lease_s, self._kinds.names, options.on_event
+        )
         self._attempts = Attempts(options.on_event, self._discard)
         self._leases = LeaseRenewer(queue, self._calls, self._outage, options.lease_s)
         self._claiming = False  # a claim is in flight
         self._recording = False  # a `finish` is in flight
-        self._sign_on_s: float | None = 0.0  # None: a heartbeat is in flight
+        self._upkeep = Upkeep(
+            queue,
+            self._calls,
+            self._outage,
+            worker=options.name,
+            slots=options.slots,
+            kinds=options.kinds,
+        )
         self._poll_s = 0.0
-        self._summary_in_flight = False
-        self._summary: Summary | None = None  # None after a claim or an outcome
-        self._cancelled: int | None = None  # total in the last summary
-        self._changes = 0  # claims and outcomes, to detect an outdated summary
+        self._pending_in_flight = False
+        self._pending: PendingDocuments | None = None  # None after a claim or an outcome
+        self._cancelled: int | None = None  # total, as last read
+        self._changes = 0  # claims and outcomes, to detect outdated numbers
         self._short = False  # the last claim returned fewer documents than requested
+        self._at_limit: frozenset[str] = frozenset()  # kinds that it took as many of as it could
         self._stops = options.stops
         self._stopped_s: float | None = None
         self._deadline_s: float | None = None  # the worker ends then, even with calls in flight
@@ -116,11 +120,11 @@ class Supervisor:
         """
         try:
             while not self._turn():
-                self._executor.wait(self._next_s() - stopwatch())
+                self._dispatcher.wait(self._next_s() - stopwatch())
         except BaseException:
             self._calls.mute()  # the executor's descriptors may be reused after `close`
             try:
-                self._executor.close()
+                self._dispatcher.close()
             finally:
                 self._abandon()
             raise
@@ -145,8 +149,8 @@ class Supervisor:
     def _turn(self) -> bool:
         """Do everything that is due; return True when the worker is done."""
         now_s = stopwatch()
-        self._executor.tend(now_s)
-        for ended in self._executor.collect():
+        self._dispatcher.tend(now_s)
+        for ended in self._dispatcher.collect():
             self._end(ended, now_s)
         self._take_replies()
         if self._stops:
@@ -154,7 +158,8 @@ class Supervisor:
         else:
             self._release_stuck(now_s)
         self._leases.renew(self._attempts.held.values(), now_s, self._take_renewed)
-        self._sign_on(now_s)
+        if not self._stops:
+            self._upkeep.begin(now_s)
         self._record_and_claim(now_s)
         if self._attempts.held:
             self._idle_since_s = None
@@ -170,16 +175,17 @@ class Supervisor:
         renewal_s = self._leases.due_s()
         if self._attempts.held and renewal_s is not None:
             due.append(renewal_s)
-        if self._sign_on_s is not None and not self._stops:
-            due.append(max(self._sign_on_s, self._outage.until_s))
+        upkeep_s = self._upkeep.due_s()
+        if upkeep_s is not None and not self._stops:
+            due.append(upkeep_s)
         if not self._claiming:
             due.append(max(self._poll_s, self._outage.until_s))
             if self._attempts.unrecorded and not self._recording:
                 due.append(max(self._attempts.oldest_s + RECORD_S, self._outage.until_s))
-        executor_s = self._executor.due_s()
+        executor_s = self._dispatcher.due_s()
         if executor_s is not None:
             due.append(executor_s)
-        since_s = self._executor.unstarted_since_s()
+        since_s = self._dispatcher.unstarted_since_s()
         if since_s is not None and not self._stops:
             due.append(since_s + HELD_BACK_S)
         if self._deadline_s is not None:
@@ -214,9 +220,10 @@ class Supervisor:
 
     def _end(self, ended: AttemptResult, now_s: float) -> None:
         """Note the outcome of an attempt, and when its document can be claimed again."""
-        outcome = outcome_of(ended, self._options.retry, self._options.random)
-        if isinstance(outcome, Failed) and outcome.retry_in_us is not None:
-            self._poll_s = min(self._poll_s, stopwatch() + outcome.retry_in_us / SECOND_US)
+        outcome = outcome_of(ended, self._options.random)
+        retry_us = retry_us_of(outcome)
+        if retry_us is not None:
+            self._poll_s = min(self._poll_s, stopwatch() + retry_us / SECOND_US)
         self._attempts.end(ended.held, outcome, ended.seconds, now_s)
 
     # ── Recording and claiming ───────────────────────────────────────────────────────────────────
@@ -232,83 +239,68 @@ class Supervisor:
         wanted = self._wanted(now_s)
         if self._attempts.unrecorded and not self._must_record(now_s):
             return
-        if wanted and self._executor.unstarted() and not self._queue.single_writer:
+        if wanted.n and self._dispatcher.unstarted() and not self._queue.single_writer:
             self._claim(wanted, [])
             self._record()
-        elif wanted:
+        elif wanted.n:
             self._claim(wanted, self._attempts.take())
         else:
             self._record()
 
-    def _wanted(self, now_s: float) -> int:
-        """Return how many documents to claim: 0 if the store has not changed since a claim came up
-        short."""
-        wanted = 0
-        if not self._stops:
-            wanted = self._pace.wanted(self._executor.free(), self._executor.unstarted())
-        if not wanted:
+    def _wanted(self, now_s: float) -> ClaimLimits:
+        """Return what to claim: nothing if the store has not changed since a claim came up short,
+        except of kinds that reached their limit in it."""
+        wanted = ClaimLimits(0) if self._stops else self._dispatcher.claimable()
+        if not wanted.n:
             # The end of a handler wakes the loop before this.
             self._poll_s = max(self._poll_s, now_s + POLL_S)
-            return 0
-        if not self._short or now_s >= self._poll_s:
+            return wanted
+        if not self._short or now_s >= self._poll_s or any(map(wanted.allow, self._at_limit)):
             return wanted
         if not self._listener.changed:
-            return 0
+            return ClaimLimits(0)
         if not self._queue.single_writer:
             return wanted
         # The change may be an outcome of another worker. A read is cheap; a claim blocks writers.
-        self._read_summary()
-        return 0
+        self._read_pending()
+        return ClaimLimits(0)
 
-    def _sign_on(self, now_s: float) -> None:
-        """Send a heartbeat, if one is due and none is in flight."""
-        if self._stops or self._sign_on_s is None:
+    def _read_pending(self) -> None:
+        if self._pending_in_flight or stopwatch() < self._outage.until_s:
             return
-        if now_s < max(self._sign_on_s, self._outage.until_s):
-            return
-        self._sign_on_s = None
-
-        def then(_: object) -> None:
-            self._sign_on_s = stopwatch() + SIGN_ON_S
-
-        call = partial(self._queue.sign_on, self._options.name, self._options.slots)
-        self._calls.begin(StoreOperation.BACKGROUND, call, then)
-
-    def _read_summary(self) -> None:
-        if self._summary_in_flight or stopwatch() < self._outage.until_s:
-            return
-        self._summary_in_flight = True
+        self._pending_in_flight = True
         changed, version, changes = self._listener.changed, self._listener.version, self._changes
 
-        def then(summary: Summary | None) -> None:
-            self._summary_in_flight = False
-            if summary is None:
+        def then(pending: PendingDocuments | None) -> None:
+            self._pending_in_flight = False
+            if pending is None:
                 return
             if self._changes == changes:
-                self._summary = summary
-            more_cancelled = summary.cancelled != self._cancelled  # the next claim reports them
-            self._cancelled = summary.cancelled
-            if more_cancelled or (changed and summary.waiting):
+                self._pending = pending
+            more_cancelled = pending.cancelled != self._cancelled  # the next claim reports them
+            self._cancelled = pending.cancelled
+            if more_cancelled or (changed and pending.can_start(self._dispatcher.claimable())):
                 self._short = False
             elif changed:
                 self._listener.wait_beyond(version)
 
-        self._calls.begin(StoreOperation.BACKGROUND, self._queue.summary, then)
+        until_empty = self._options.until_empty
+        read = partial(read_pending, self._queue, self._kinds.names, until_empty=until_empty)
+        self._calls.begin(StoreOperation.BACKGROUND, read, then)
 
     def _must_record(self, now_s: float) -> bool:
         """Whether to record the outcomes now instead of waiting for more."""
         return (
             bool(self._stops)
-            or self._executor.free() > self._executor.unstarted()
+            or self._dispatcher.free() > self._dispatcher.unstarted()
             or now_s >= self._attempts.oldest_s + RECORD_S
             or len(self._attempts.unrecorded) >= RECORD_MAX
         )
 
-    def _claim(self, wanted: int, recorded: list[UnrecordedOutcome]) -> None:
+    def _claim(self, wanted: ClaimLimits, recorded: list[UnrecordedOutcome]) -> None:
         """Claim documents, and record these outcomes in the same transaction."""
         self._claiming = True
         version = self._listener.version  # an older version only causes one more wake-up
-        outcomes = [ended.outcome for ended in recorded]
 
         def then(reply: CallResult | None) -> None:
             self._claiming = False
@@ -317,7 +309,7 @@ class Supervisor:
             else:
                 self._receive(reply, wanted, recorded, version)
 
-        call = partial(self._recorder.claim, wanted, outcomes)
+        call = partial(self._recorder.claim, wanted, recorded)
         self._calls.begin(StoreOperation.CLAIM, call, then, late=self._recorder.release)
 
     def _record(self) -> None:
@@ -332,10 +324,10 @@ class Supervisor:
             if reply is None:
                 self._attempts.put_back(recorded)
             else:
-                self._summary, self._changes = None, self._changes + 1
+                self._pending, self._changes = None, self._changes + 1
                 self._attempts.settle(recorded, reply)
 
-        call = partial(self._recorder.finish, [ended.outcome for ended in recorded])
+        call = partial(self._recorder.finish, recorded)
         self._calls.begin(StoreOperation.FINISH, call, then)
 
     def _discard(self, content_name: str) -> None:
@@ -343,25 +335,28 @@ class Supervisor:
         self._calls.begin(StoreOperation.BACKGROUND, partial(self._queue.discard, [content_name]))
 
     def _receive(
-        self, reply: CallResult, wanted: int, recorded: list[UnrecordedOutcome], version: int
+        self,
+        reply: CallResult,
+        wanted: ClaimLimits,
+        recorded: list[UnrecordedOutcome],
+        version: int,
     ) -> None:
         """Process the reply to a claim. All documents are held before the first event, so that they
         are released if `on_event` raises."""
         now_s = stopwatch()
-        self._summary, self._changes = None, self._changes + 1
+        self._pending, self._changes = None, self._changes + 1
         self._poll_s = now_s + POLL_S
-        self._short = len(reply.claims) < wanted and len(reply.cancelled) < CANCELS_REPORTED_MAX
+        self._short = len(reply.claims) < wanted.n and len(reply.cancelled) < CANCELS_REPORTED_MAX
+        self._at_limit = wanted.reached(reply.claims)
+        held = [self._hold(claim, now_s) for claim in reply.claims]
         stopping = self._stops or self._abandoning
         if not (
             self._short or stopping or self._queue.single_writer or now_s < self._outage.until_s
         ):
             # The server executes the next claim while the handlers run.
-            more = self._pace.wanted(
-                self._executor.free(), self._executor.unstarted() + len(reply.claims)
-            )
-            if more:
+            more = self._dispatcher.claimable(held)
+            if more.n:
                 self._claim(more, [])
-        held = [self._hold(claim, now_s) for claim in reply.claims]
         self._attempts.settle(recorded, reply)
         for one in held:
             self._emit(events.DocumentClaimed(one.claim.document, one.fence))
@@ -370,28 +365,33 @@ class Supervisor:
         if stopping:
             self._attempts.release(held, now_s)
         elif held:
-            self._executor.give(held)
+            self._dispatcher.give(held)
         if self._short:
             self._listener.wait_beyond(version)
         self._calls.begin(StoreOperation.BACKGROUND, self._queue.sync)  # while the handlers start
 
     def _hold(self, claim: Claim, now_s: float) -> ActiveClaim:
-        document = claim.document
-        path = None
-        if claim.body is None and document.content_name is not None:
-            with suppress(ContentDamaged):  # raised again if the handler reads it
-                path = self._queue.contents.locate(document.content_name)
-        held = self._attempts.held[claim.fence] = ActiveClaim(claim, now_s, path)
+        held = self._attempts.held[claim.fence] = ActiveClaim(
+            claim, now_s, self._kinds.of(claim.document.kind)
+        )
+        if claim.body is None and claim.document.content_name is not None:
+            held.path = self._locate(claim.document.content_name)
+        if claim.previous_content is not None:
+            held.previous_path = self._locate(claim.previous_content.name)
         return held
+
+    def _locate(self, content_name: str) -> str | None:
+        """Return the path of a content; None if it is damaged, which reading it raises again."""
+        with suppress(ContentDamaged):
+            return self._queue.contents.locate(content_name)
+        return None
 
     # ── Leases ───────────────────────────────────────────────────────────────────────────────────
 
-    def _take_renewed(self, renewed: Renewed, progress: dict[Fence, Progress]) -> None:
+    def _take_renewed(self, renewed: Renewed, reports: Reports) -> None:
         now_s = stopwatch()
-        for fence, reported in progress.items():
-            if fence in self._attempts.held:
-                self._attempts.held[fence].reported = reported
-            self._emit(events.DocumentProgressed(fence, reported))
+        for fence, progress in reports.progress.items():
+            self._emit(events.DocumentProgressed(fence, progress))
         # Skip attempts that ended in the meantime: the reply to their `finish` decides.
         running = self._attempts.open()
         for fence in renewed.lost:
@@ -407,17 +407,17 @@ class Supervisor:
 
     def _stop_one(self, held: ActiveClaim) -> None:
         held.dropped = True
-        if any(running is held for running in self._executor.running()):
-            self._executor.stop(held)
+        if any(running is held for running in self._dispatcher.running()):
+            self._dispatcher.stop(held)
         else:
-            self._executor.give([one for one in self._executor.take_back() if not one.dropped])
+            self._dispatcher.give([one for one in self._dispatcher.take_back() if not one.dropped])
 
     def _release_stuck(self, now_s: float) -> None:
         """Release prefetched documents that cannot start because others turned out slow."""
-        since_s = self._executor.unstarted_since_s()
+        since_s = self._dispatcher.unstarted_since_s()
         if since_s is not None and now_s >= since_s + HELD_BACK_S:
             self._pace.forget()
-            self._attempts.release(self._executor.take_back(), now_s)
+            self._attempts.release(self._dispatcher.take_back(), now_s)
 
     # ── Stop ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -425,11 +425,11 @@ class Supervisor:
         """Release unstarted documents; after the grace period, running ones too."""
         if self._stopped_s is None:
             self._stopped_s = now_s
-            running = len(self._executor.running())
+            running = len(self._dispatcher.running())
             unrecorded = len(self._attempts.held) - len(self._attempts.open())
             self._emit(events.WorkerStopping(self._at_once, running, unrecorded))
-            self._executor.stop_replacing()
-        self._attempts.release(self._executor.take_back(), now_s)
+            self._dispatcher.stop_replacing()
+        self._attempts.release(self._dispatcher.take_back(), now_s)
         if self._at_once or now_s >= self._stopped_s + self._options.grace_s:
             self._deadline_s = now_s + ANSWER_S if self._deadline_s is None else self._deadline_s
             self._stop_all(now_s)
@@ -451,21 +451,17 @@ class Supervisor:
     def _stop_all(self, now_s: float) -> None:
         """Kill running handlers. A document is released when its process has ended, so that two
         attempts never overlap; a thread cannot be killed, so its document is released at once."""
-        running = self._executor.running()
-        for held in running:
-            self._executor.stop(held)
-        killed = {held.fence for held in running} if self._executor.can_end else set()
+        killed = {held.fence for held in self._dispatcher.running() if self._dispatcher.stop(held)}
         for fence, held in self._attempts.open().items():
             if fence not in killed:
                 held.dropped = True
                 self._attempts.end(held, Released(fence), held.ran_s(now_s), now_s)
 
     def _is_empty(self, now_s: float) -> bool:
-        if self._summary is None:
-            self._read_summary()
+        if self._pending is None:
+            self._read_pending()
             return False
-        summary = self._summary
-        left = events.WorkerIdle(summary.waiting, summary.delayed, summary.running)
+        left = events.WorkerIdle(*self._pending[:3])
         if not any(left):
             return True
         self._idle_since_s = now_s if self._idle_since_s is None else self._idle_since_s

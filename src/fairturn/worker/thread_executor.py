@@ -6,15 +6,13 @@ are atomic, so no lock is needed.
 
 import threading
 from collections import deque
-from pathlib import Path
 from queue import SimpleQueue
 
 from fairturn.clock import stopwatch
-from fairturn.contents.local import Contents
-from fairturn.worker.executor import ActiveClaim, AttemptResult, Executor
-from fairturn.worker.handler import FILE, GIVE_UP, RETRY, ClaimedDocument, Handler, HandlerRunner
-from fairturn.worker.output import Output, pass_on
-from fairturn.worker.prefetch import PrefetchPolicy
+from fairturn.worker.executor import ActiveClaim, AttemptResult, Executor, ExecutorResources
+from fairturn.worker.handler import ClaimedDocument, HandlerRunner
+from fairturn.worker.output import pass_on, tail_of
+from fairturn.worker.registry import Handler, Handlers
 
 # The supervisor collects results at least this often, so that not every document wakes it.
 POLL_S = 0.004
@@ -23,25 +21,16 @@ WORTH_WAKING_S = 0.005  # of work: the switch interval of the GIL
 
 
 class ThreadExecutor(Executor):
-    """Runs handlers in `concurrency` threads.
+    """Runs handlers in threads.
 
     It has more than 15 attributes because it shares its state with the threads.
     """
 
-    can_end = False
-
     def __init__(
-        self,
-        handler: Handler,
-        *,
-        concurrency: int,
-        contents: Contents,
-        folder: Path,
-        pace: PrefetchPolicy,
-        output: Output,
+        self, handlers: Handler | Handlers, slots: int, resources: ExecutorResources
     ) -> None:
-        super().__init__(contents, folder, pace, output)
-        self._handler = handler
+        super().__init__(slots, resources)
+        self._handlers = handlers
         self._traces: deque[tuple[str, str]] = deque()  # tracebacks, with their documents
         self._started: dict[int, tuple[ActiveClaim, ClaimedDocument]] = {}
         self._wake: SimpleQueue[bool] = SimpleQueue()
@@ -50,7 +39,7 @@ class ThreadExecutor(Executor):
         self._slow = False  # the ready documents take longer than expected
         self._threads = [
             threading.Thread(target=self._serve, args=(n,), name=f"fairturn-{n}", daemon=True)
-            for n in range(concurrency)
+            for n in range(slots)
         ]
         for thread in self._threads:
             thread.start()
@@ -76,8 +65,8 @@ class ThreadExecutor(Executor):
         for _ in range(min(worth, len(self._ready), len(self._idle)) - self._wake.qsize()):
             self._wake.put(True)
 
-    def _take_done(self) -> list[AttemptResult]:
-        ended = super()._take_done()
+    def take_done(self) -> list[AttemptResult]:
+        ended = super().take_done()
         while self._traces:
             pass_on(self._output, *self._traces.popleft())
         if ended:
@@ -100,37 +89,31 @@ class ThreadExecutor(Executor):
         except IndexError:
             return taken[::-1]
 
-    def stop(self, held: ActiveClaim) -> None:
+    def stop(self, held: ActiveClaim) -> bool:
         held.dropped = True
         for running, document in list(self._started.values()):
             if running is held:
                 document.stop_requested = True
+        return False
 
     def stop_replacing(self) -> None:
         """Do nothing: threads are never replaced."""
 
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._ready.clear()
-        busy = set(self._started)
-        for _ in self._threads:
-            self._wake.put(False)
-        until_s = stopwatch() + _CLOSE_S
-        for number, thread in enumerate(self._threads):
-            if number not in busy:
-                thread.join(max(0.0, until_s - stopwatch()))
-        # A thread that still runs may write to the pipe, whose descriptor must not be reused.
-        if not any(thread.is_alive() for thread in self._threads):
-            self._wakeup.close()
+    def close(self) -> bool:
+        if not self._closed:
+            self._closed = True
+            self._ready.clear()
+            busy = set(self._started)
+            for _ in self._threads:
+                self._wake.put(False)
+            until_s = stopwatch() + _CLOSE_S
+            for number, thread in enumerate(self._threads):
+                if number not in busy:
+                    thread.join(max(0.0, until_s - stopwatch()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _serve(self, number: int) -> None:
-        def trace(text: str) -> None:
-            held, _ = self._started[number]
-            self._traces.append((held.fence.document, text))
-
-        running = HandlerRunner(self._handler, trace)
+        running = HandlerRunner(self._handlers)
         while True:
             # Register as idle before checking for documents: otherwise `give` in between would not
             # wake this thread.
@@ -150,13 +133,15 @@ class ThreadExecutor(Executor):
         running.close()
 
     def _run(self, running: HandlerRunner, number: int, held: ActiveClaim) -> AttemptResult:
-        document = ClaimedDocument(held.fields(), self._folders, held.report)
+        document = ClaimedDocument(held.fields(), self._folders, held)
         self._started[number] = held, document
         held.begun_s = begun_s = stopwatch()
         answer = running.run(document)
         seconds = stopwatch() - begun_s
-        if answer.kind in (RETRY, GIVE_UP):
-            running.report_error()
+        details = None
+        if traceback := running.last_traceback():
+            self._traces.append((held.fence.document, traceback))
+            details = tail_of(traceback)
         del self._started[number]
-        ended = AttemptResult(held, answer, seconds)
-        return self._kept(ended) if answer.kind == FILE else ended
+        ended = AttemptResult(held, answer, seconds, details=details)
+        return ended if answer.path is None else self._kept(ended)

@@ -1,4 +1,4 @@
-"""`Worker`: its options, and how a run is put together: handler, executor, supervisor."""
+"""`Worker`: its options, and how a run is put together: kinds, executors, supervisor."""
 
 import os
 import random
@@ -16,10 +16,10 @@ from fairturn.model import WORKER_BYTES_MAX
 from fairturn.queue import Queue
 from fairturn.validation import text
 from fairturn.worker.backoff import Backoff, check
+from fairturn.worker.dispatcher import Dispatcher
 from fairturn.worker.events import Event, LinePrinted, OnEvent
-from fairturn.worker.executor import Executor
+from fairturn.worker.executor import Executor, ExecutorResources, WakeupPipe
 from fairturn.worker.folder import attempts_folder
-from fairturn.worker.handler import Handler
 from fairturn.worker.isolation import (
     Isolation,
     check_names,
@@ -27,17 +27,25 @@ from fairturn.worker.isolation import (
     has_namespaces,
     hide_memory,
 )
-from fairturn.worker.loader import load, main_module, reference_of, refuse_in_child
+from fairturn.worker.kinds import HandlerGroup, KindOptions, ServedKinds
+from fairturn.worker.loader import Reference, load, main_module, reference_of, refuse_in_child
 from fairturn.worker.messages import ChildLimits
+from fairturn.worker.options import (
+    BYTES_LIMIT_MAX,
+    CONCURRENCY_MAX,
+    check_limits,
+    check_seconds,
+    check_whole,
+)
 from fairturn.worker.outcomes import WorkerTotals
 from fairturn.worker.output import pass_on
 from fairturn.worker.prefetch import PrefetchPolicy
-from fairturn.worker.process_executor import ProcessExecutor
+from fairturn.worker.process_executor import ProcessExecutor, check_open_files
+from fairturn.worker.registry import Handler, Handlers
 from fairturn.worker.supervisor import Supervisor, WorkerOptions
 from fairturn.worker.thread_executor import ThreadExecutor
 from fairturn.worker.tracebacks import describe, trace
 
-CONCURRENCY_MAX = 1_000
 LEASE_S_MIN = 0.1
 RECYCLE_AFTER = 10_000
 # Of one child, by default: far above what handlers need, far below what harms a machine.
@@ -51,13 +59,17 @@ NO_NAMESPACE = (
 
 
 class Worker:
-    """Runs a handler on the documents of a queue, up to `concurrency` at a time.
+    """Runs handlers on the documents of a queue, up to `concurrency` at a time.
 
-    The handler is an importable function, or its name as "module:function". It runs in child
-    processes, which can be limited in time and memory and killed, or with `threads=True` in
-    threads, which cannot. It receives a `ClaimedDocument` and returns a JSON value, None or a
-    `ResultFile`. If it raises `GiveUp`, the document is dead; after `Retry` or any other error the
-    attempt is retried with the backoff `retry`.
+    The handler is an importable function, or its name as "module:function"; it serves every kind of
+    work. With `Handlers`, or the name of one, each document gets the handler of its kind. `kinds`
+    restricts the worker to these kinds.
+
+    A handler runs in child processes, which can be limited in time and memory and killed, or with
+    `threads=True` in threads, which cannot. It receives a `ClaimedDocument` and returns a JSON
+    value, None, a `ResultFile` or `Next`. If it raises `GiveUp`, the document is dead; after
+    `Retry` or any other error the attempt is retried with the backoff `retry`. `Later` and
+    `Unavailable` postpone the document without using an attempt.
 
     Children get a limited environment, with the variables that `pass_env` names, and their own PID
     namespace where the system allows it; None lifts a limit. docs/worker.md states what separates
@@ -67,8 +79,9 @@ class Worker:
     def __init__(
         self,
         queue: Queue,
-        handler: Handler | str,
+        handler: Handler | Handlers | str,
         *,
+        kinds: Sequence[str] | None = None,
         concurrency: int = 4,
         threads: bool = False,
         time_limit_s: float | None = None,
@@ -84,18 +97,15 @@ class Worker:
         on_event: OnEvent | None = None,
         name: str | None = None,
     ) -> None:
-        _check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
-        _check_whole("recycle_after", recycle_after, 1, 1 << 62)
-        _check_seconds("lease_s", lease_s, LEASE_S_MIN, 86_400)
-        _check_seconds("grace_s", grace_s, 0, 86_400)
-        if time_limit_s is not None:
-            _check_seconds("time_limit_s", time_limit_s, 0.001, 1e9)
-        if memory_limit_bytes is not None:
-            _check_whole("memory_limit_bytes", memory_limit_bytes, 1, 1 << 60)
+        check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        check_whole("recycle_after", recycle_after, 1, 1 << 62)
+        check_seconds("lease_s", lease_s, LEASE_S_MIN, 86_400)
+        check_seconds("grace_s", grace_s, 0, 86_400)
+        check_limits(time_limit_s, memory_limit_bytes)
         if process_limit is not None:
-            _check_whole("process_limit", process_limit, PROCESS_LIMIT_MIN, PROCESS_LIMIT_MAX)
+            check_whole("process_limit", process_limit, PROCESS_LIMIT_MIN, PROCESS_LIMIT_MAX)
         if file_limit_bytes is not None:
-            _check_whole("file_limit_bytes", file_limit_bytes, 1, 1 << 60)
+            check_whole("file_limit_bytes", file_limit_bytes, 1, BYTES_LIMIT_MAX)
         self._pass_env = check_names(pass_env)
         if threads and (
             self._pass_env
@@ -111,12 +121,17 @@ class Worker:
             )
         self.name = _new_name() if name is None else text.identity(name, "name", WORKER_BYTES_MAX)
         self._queue = queue
-        named = not threads or isinstance(handler, str)
-        self._handler = reference_of(handler) if named else handler
-        self._threads = threads
+        self._handler = handler
+        self._default = KindOptions(
+            concurrency, threads, time_limit_s, memory_limit_bytes, check(retry or Backoff())
+        )
+        self._kinds = ServedKinds(
+            self._default, kinds, handler.options() if isinstance(handler, Handlers) else None
+        )
+        self._reference = self._new_reference()
         self._namespace = namespace
+        self._isolation: Isolation | None = None  # of the current run, once it starts a child
         self._limits = ChildLimits(
-            time_s=time_limit_s,
             memory_bytes=memory_limit_bytes,
             processes=process_limit,
             file_bytes=file_limit_bytes,
@@ -125,14 +140,14 @@ class Worker:
         self._on_event = on_event
         self._on_event_failed = False
         self._running = False
-        self._executor: Executor | None = None  # of the current run
+        self._dispatcher: Dispatcher | None = None  # of the current run
         self._stops: list[bool] = []  # one for each call of `stop`: its `now`
         self._options = WorkerOptions(
             name=self.name,
             slots=concurrency,
             lease_s=lease_s,
             grace_s=grace_s,
-            retry=check(retry or Backoff()),
+            kinds=self._kinds,
             stops=self._stops,
             on_event=None if on_event is None else self._emit,
             random=random.Random().random,
@@ -163,56 +178,117 @@ class Worker:
     def _run(self, folder: Path, options: WorkerOptions) -> WorkerTotals:
         # A claim from a file competes with handler threads for the GIL, so it waits until all have
         # ended. A server claims the next documents while they run.
-        pace = PrefetchPolicy(refill=0.0 if self._threads and self._queue.single_writer else 0.5)
-        executor = self._executor = self._new_executor(folder, pace)
+        single_writer = self._queue.single_writer
+        pace = PrefetchPolicy(refill=0.0 if self._default.threads and single_writer else 0.5)
+        wakeup = WakeupPipe()
+        dispatcher = self._dispatcher = Dispatcher(options.slots, pace, wakeup)
         try:
-            supervisor = Supervisor(self._queue, executor, pace, options)
             with _signals_handled(self.stop):
-                return supervisor.run()
+                contents, output = self._queue.contents, self._print
+                resources = ExecutorResources(contents, folder, pace, wakeup, output)
+                options = options._replace(kinds=self._start(dispatcher, resources))
+                return Supervisor(self._queue, dispatcher, pace, options).run()
         finally:
-            self._executor = None
-            executor.close()
+            self._dispatcher = self._isolation = None
+            dispatcher.close()
 
     def stop(self, *, now: bool = False) -> None:
         """Stop the worker, from any thread; with `now`, without a grace period."""
-        self._stops.append(now)  # before reading `_executor`: a run that just starts sees it
-        executor = self._executor
-        if executor is not None:
-            executor.ring()
+        self._stops.append(now)  # before reading `_dispatcher`: a run that just starts sees it
+        dispatcher = self._dispatcher
+        if dispatcher is not None:
+            dispatcher.ring()
 
-    # ── Handler and executor ─────────────────────────────────────────────────────────────────────
+    # ── Handlers and executors ───────────────────────────────────────────────────────────────────
 
-    def _new_executor(self, folder: Path, pace: PrefetchPolicy) -> Executor:
-        """Return the executor of the handler: threads of this process, or child processes."""
-        if self._threads:
-            return ThreadExecutor(
-                self._loaded(),
-                concurrency=self._options.slots,
-                contents=self._queue.contents,
-                folder=folder,
-                pace=pace,
-                output=self._print,
+    def _new_reference(self) -> Reference | None:
+        """Return the names by which children import the handlers; None if all run in threads."""
+        handler = self._handler
+        if isinstance(handler, Handlers):
+            assert self._kinds.names is not None
+            of_children = [name for name in self._kinds.names if not self._kinds.of(name).threads]
+            return {name: reference_of(handler.handler_of(name)) for name in of_children}
+        if isinstance(handler, str) or not self._default.threads:
+            return reference_of(handler)
+        return None
+
+    def _start(self, dispatcher: Dispatcher, resources: ExecutorResources) -> ServedKinds:
+        """Start the executors of all kinds, and return the kinds."""
+        started: dict[HandlerGroup, Executor] = {}
+        try:
+            kinds = self._kinds
+            if isinstance(self._handler, str):
+                kinds = self._named_kinds(started, resources)
+            groups = kinds.groups()
+            self._check_open_files(
+                sum(kinds.slots_of(names) for group, names in groups.items() if not group.threads)
             )
-        assert isinstance(self._handler, str)
-        hide_memory()
-        environ = child_environment(os.environ, self._pass_env)
-        isolation = Isolation(environ, self._namespace and has_namespaces(environ))
-        if self._namespace and not isolation.namespace:
-            self._print("", NO_NAMESPACE)
+            for group, names in groups.items():
+                executor = started.pop(group, None)
+                if executor is None:
+                    executor = self._new_executor(group, names, kinds.slots_of(names), resources)
+                dispatcher.add(executor, names, kinds.capped)
+        finally:
+            for unused in started.values():
+                unused.close()
+        return kinds
+
+    def _named_kinds(
+        self, started: dict[HandlerGroup, Executor], resources: ExecutorResources
+    ) -> ServedKinds:
+        """Return the kinds of a handler that was given by name. Unless it runs in threads, the
+        children load it, not this process, and the first one returns what it registers."""
+        slots, group = self._default.concurrency, self._default.where
+        if group.threads:
+            loaded = self._loaded()
+            registered = loaded.options() if isinstance(loaded, Handlers) else None
+        else:
+            self._check_open_files(slots)
+            children = started[group] = self._new_children(group, (), slots, resources)
+            registered = children.registered(lambda: bool(self._stops))
+        return ServedKinds(self._default, self._kinds.names, registered)
+
+    def _new_executor(
+        self, group: HandlerGroup, names: Sequence[str], slots: int, resources: ExecutorResources
+    ) -> Executor:
+        if group.threads:
+            return ThreadExecutor(self._loaded(), slots, resources)
+        return self._new_children(group, names, slots, resources)
+
+    def _new_children(
+        self, group: HandlerGroup, names: Sequence[str], slots: int, resources: ExecutorResources
+    ) -> ProcessExecutor:
+        """Start children for these kinds; without kinds, for those of the handler."""
+        reference = self._reference
+        assert reference is not None
+        if not isinstance(reference, str):
+            reference = {name: reference[name] for name in names}
+        references = (reference,) if isinstance(reference, str) else reference.values()
+        in_main = any(each.startswith("__main__:") for each in references)
         return ProcessExecutor(
-            self._handler,
-            main_module() if self._handler.startswith("__main__:") else None,
-            concurrency=self._options.slots,
-            limits=self._limits,
-            isolation=isolation,
-            contents=self._queue.contents,
-            folder=folder,
-            pace=pace,
-            output=self._print,
+            reference,
+            main_module() if in_main else None,
+            slots=slots,
+            limits=self._limits._replace(memory_bytes=group.memory_limit_bytes),
+            isolation=self._isolate(),
+            resources=resources,
         )
 
-    def _loaded(self) -> Handler:
-        """Return the handler for threads, imported if it was given as "module:function"."""
+    def _isolate(self) -> Isolation:
+        """Return what separates children from this process, which hides its memory from them."""
+        if self._isolation is None:
+            hide_memory()
+            environ = child_environment(os.environ, self._pass_env)
+            self._isolation = Isolation(environ, self._namespace and has_namespaces(environ))
+            if self._namespace and not self._isolation.namespace:
+                self._print("", NO_NAMESPACE)
+        return self._isolation
+
+    def _check_open_files(self, children: int) -> None:
+        check_open_files(self._default.concurrency, children)
+
+    def _loaded(self) -> Handler | Handlers:
+        """Return the handlers for threads, imported if they were given by name."""
         if not isinstance(self._handler, str):
             return self._handler
         try:
@@ -261,17 +337,3 @@ def _signals_handled(stop: Callable[[], None]) -> Iterator[None]:
 def _new_name() -> str:
     # The random part makes the name unique; host and process are for people.
     return f"{socket.gethostname()[:64]}-{os.getpid()}-{secrets.token_hex(4)}"
-
-
-def _check_whole(name: str, value: int, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is {value!r}; it must be a whole number")
-    if not least <= value <= most:
-        raise ValueError(f"{name} is {value}; it must be from {least:,} to {most:,}")
-
-
-def _check_seconds(name: str, value: float, least: float, most: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} is {value!r}; it must be a number of seconds")
-    if not least <= value <= most:
-        raise ValueError(f"{name} is {value}; it must be from {least:g} to {most:g} seconds")
