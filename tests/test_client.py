@@ -23,7 +23,10 @@ from fairturn import (
     Client,
     Completed,
     Document,
+    ExpiryPassed,
     KeyReused,
+    KindRefused,
+    NotAllowed,
     NotFound,
     Queue,
     QueueFull,
@@ -33,7 +36,7 @@ from fairturn import (
 )
 from fairturn.access.registry import KeyRegistry
 from fairturn.explain.sentences import tell
-from fairturn.model import Failed, Fence, Progress
+from fairturn.model import Advanced, Failed, Fence, KindSettings, OutageReport, Progress
 from tests.commands import LEASE_US, claim, complete, kill
 from tests.doors import DOORS, ELSEWHERE, door_to
 from tests.http_server import TOKEN, asked, served
@@ -128,6 +131,7 @@ SAID: list[dict[str, Any]] = [
     {"key": "ключ"},
     {"due_at": datetime(2100, 1, 31, 8, tzinfo=UTC)},
     {"due_at": 1},
+    {"expires_at": datetime(2100, 1, 31, 8, tzinfo=UTC)},
 ]
 
 
@@ -544,6 +548,212 @@ def test_what_a_customer_cannot_have_is_refused_in_the_same_words(queue: Queue, 
             door.set_customer("acme", **wrong)
 
 
+# ── Kinds of work ────────────────────────────────────────────────────────────────────────────────
+
+
+@EVERY_DOOR
+def test_kinds_are_listed_created_and_set(queue: Queue, door: Any) -> None:
+    queue.sign_on("gpu", 2, ["ocr"])
+    queue.submit("acme", kind="ocr")
+
+    assert door.set_kind("export", limit=2, attempts_max=3, paused=True) == queue.kind("export")
+    assert queue.kind("export").settings == KindSettings(limit=2, attempts_max=3, paused=True)
+    assert door.set_kind("export", limit=None).settings.limit is None
+    assert door.set_kind("export", expires_in_s=1.5).settings.expires_in_s == 1.5
+    removed = door.set_kind("export", attempts_max=None, expires_in_s=None, paused=False)
+    assert removed.settings == KindSettings()
+    assert door.set_kind("new") == queue.kind("new")
+    assert door.kinds() == queue.kinds()
+    assert door.kind("ocr") == queue.kind("ocr")
+    assert (door.kind("ocr").waiting, door.kind("ocr").workers) == (1, 1)
+    with pytest.raises(NotFound, match="there is no kind 'orc'"):
+        door.kind("orc")
+    assert door.configure(kinds="open").kinds == queue.settings.kinds == "open"
+
+
+WRONG_KINDS: list[tuple[str, dict[str, Any]]] = [
+    ("ocr", {"limit": 0}),
+    ("ocr", {"limit": 1.5}),
+    ("ocr", {"limit": 10_000_000}),
+    ("ocr", {"paused": 1}),
+    ("ocr", {"attempts_max": 0}),
+    ("ocr", {"attempts_max": True}),
+    ("ocr", {"expires_in_s": 0}),
+    ("ocr", {"expires_in_s": "1"}),
+    ("OCR", {}),
+    ("", {}),
+    ("fairturn.x", {}),
+    ("..", {}),  # HTTP clients remove it from a path
+]
+
+
+def test_what_a_kind_cannot_have_is_refused_in_the_same_words(queue: Queue, door: Any) -> None:
+    for name, wrong in WRONG_KINDS:
+        with pytest.raises((ValueError, TypeError)) as expected:
+            queue.set_kind(name, **wrong)
+        with pytest.raises(type(expected.value), match=re.escape(str(expected.value))):
+            door.set_kind(name, **wrong)
+    with pytest.raises(ValueError, match="kind 'a/b' is not valid"):
+        door.kind("a/b")
+    assert [kind.name for kind in queue.kinds()] == ["default"]
+
+
+# Every form of a request: in the row, streamed, fields too long for a query, several documents.
+OF_A_KIND: list[dict[str, Any]] = [
+    {"payload": 1},
+    {"content": b"x"},
+    {"content": LARGE},
+    {"payload": 1, "metadata": {"m": "x" * 5_000}},
+    {"content": LARGE, "metadata": {"m": "x" * 5_000}},
+]
+
+
+def test_documents_of_a_kind_are_submitted_found_and_refused(queue: Queue, door: Any) -> None:
+    queue.set_kind("ocr")
+    for fields in OF_A_KIND:
+        receipt = door.submit("acme", kind="ocr", **fields)
+        assert door.get(receipt.id).kind == queue.get(receipt.id).kind == "ocr"
+    door.submit_many([Submission("acme", kind="ocr"), Submission("acme")])
+    for kinds in ("ocr", "default", ["ocr", "default"], "text", []):
+        expected = [seen(document) for document in queue.iterate(kinds=kinds)]
+        assert [seen(document) for document in door.iterate(kinds=kinds)] == expected
+    with pytest.raises(ValueError, match="kind 'OCR' is not valid"):
+        door.list(kinds="OCR")
+    assert len(list(queue.iterate(kinds="ocr"))) == 6
+    for fields in OF_A_KIND:
+        with pytest.raises(KindRefused, match="the queue has no kind 'text'; start a worker"):
+            door.submit("acme", kind="text", **fields)
+    with pytest.raises(KindRefused):
+        door.submit_many([Submission("acme"), Submission("acme", kind="text")])
+    assert queue.summary().waiting == 7
+
+
+# ── Attempts and outages ─────────────────────────────────────────────────────────────────────────
+
+
+@EVERY_DOOR
+def test_the_attempts_of_a_document_are_those_of_the_queue(queue: Queue, door: Any) -> None:
+    for kind in ("text", "ocr"):
+        queue.set_kind(kind)
+    id = door.submit("acme", kind="text").id
+    (claimed,) = claim(queue)
+    queue.finish([Failed(claimed.fence, "unreadable", 0, "Traceback ä")])
+    (claimed,) = claim(queue)
+    queue.finish([Advanced(claimed.fence, "ocr", '{"a":[1.5,"ä"]}')])
+
+    assert door.attempts(id) == queue.attempts(id)
+    assert door.attempts(id, values=True) == queue.attempts(id, values=True)
+    assert [each.value for each in door.attempts(id, values=True)] == [None, '{"a":[1.5,"ä"]}']
+    assert door.get(id).step == queue.get(id).step == 1
+    with pytest.raises(NotFound, match=f"there is no document '{NOBODYS}'"):
+        door.attempts(NOBODYS)
+
+
+def test_a_customer_reads_its_attempts_without_their_workers(queue: Queue) -> None:
+    id = queue.submit("acme").id
+    kill(queue)
+    key = KeyRegistry(queue.store).make("customer", customer="acme")
+
+    with served(queue) as url, Client(url, key.shown) as client:
+        (attempt,) = client.attempts(id)
+        with pytest.raises(NotAllowed):
+            client.attempts(id, values=True)
+
+    assert attempt == queue.attempts(id)[0]._replace(worker="", details=None)
+
+
+@EVERY_DOOR
+def test_held_services_are_listed_and_resumed(queue: Queue, door: Any) -> None:
+    queue.sign_on("w", 2, ["ocr", "text"], needs={"ocr": ["azure/ocr"], "text": ["azure/ocr"]})
+    for _ in range(3):
+        door.submit("acme", kind="ocr")
+    reports = [OutageReport(each.fence, "503", service="azure/ocr") for each in claim(queue, 2)]
+    queue.finish(reports)
+
+    (held,) = door.outages()
+    assert [held] == queue.outages()
+    assert (held.service, held.kinds, held.resumed_at_us) == ("azure/ocr", ("ocr", "text"), None)
+    assert door.resume("azure/ocr") is None
+    (resumed,) = door.outages()
+    assert [resumed] == queue.outages()
+    assert resumed.resumed_at_us is not None
+    with pytest.raises(NotFound, match="no service 'azure/ocr' is held; outages"):
+        door.resume("azure/ocr")
+    for wrong in ("", "a\x00b", "x" * 70, 7):
+        with pytest.raises((ValueError, TypeError)) as expected:
+            queue.resume(wrong)  # type: ignore[arg-type]
+        with pytest.raises(type(expected.value), match=re.escape(str(expected.value))):
+            door.resume(wrong)
+
+
+# ── Expiry ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_expiry_is_a_timestamp_or_a_time_from_now_in_every_form(queue: Queue, door: Any) -> None:
+    at = datetime(2100, 1, 31, 8, tzinfo=UTC)
+    for fields in OF_A_KIND:
+        by_timestamp = door.submit("acme", expires_at=at, **fields)
+        by_seconds = door.submit("acme", expires_in_s=60.5, **fields)
+        assert queue.get(by_timestamp.id).expires_at == at
+        document = door.get(by_seconds.id)
+        assert document.expires_at_us is not None
+        # It counts from when the queue encodes the document, just before it is stored.
+        assert 50_000_000 < document.expires_at_us - document.submitted_at_us <= 60_500_000
+    first, _ = door.submit_many([Submission("acme", expires_in_s=60), Submission("acme")])
+    assert door.get(first.id).expires_at_us == queue.get(first.id).expires_at_us is not None
+
+
+WRONG_EXPIRIES: list[dict[str, Any]] = [
+    {"expires_at": datetime(2100, 1, 1, tzinfo=UTC), "expires_in_s": 1},
+    {"expires_at": "2100-01-01"},
+    {"expires_in_s": 0},
+    {"expires_in_s": "1"},
+    {"expires_in_s": 1e11},
+]
+
+
+def test_an_expiry_that_no_document_can_have_is_refused_in_the_same_words(
+    queue: Queue, door: Any
+) -> None:
+    (dead,) = [queue.submit("acme").id, *kill(queue)][1:]
+    for wrong in WRONG_EXPIRIES:
+        with pytest.raises((ValueError, TypeError)) as expected:
+            queue.submit("acme", **wrong)
+        for call in (partial(door.submit, "acme"), partial(door.retry, dead)):
+            with pytest.raises(type(expected.value), match=re.escape(str(expected.value))):
+                call(**wrong)
+    for call in (partial(door.submit, "acme"), partial(door.retry, dead)):
+        with pytest.raises(ExpiryPassed):
+            call(expires_at=1)
+    assert [document.state for document in queue.iterate()] == ["dead"]
+
+
+def test_an_expired_document_is_retried_with_a_new_expiry_only(queue: Queue, door: Any) -> None:
+    ids = [queue.submit("acme", expires_in_s=0.5).id for _ in range(3)]
+    wait_until(
+        lambda: queue.expire() >= 0 and queue.summary().expired == len(ids), "they have expired"
+    )
+
+    assert {door.get(id).state for id in ids} == {"expired"}
+    with pytest.raises(WrongState, match="is expired; retry it with expires_at or expires_in_s"):
+        door.retry(ids[0])
+    assert door.retry(ids) == ["expired"] * 3
+    assert door.retry(ids[0], expires_in_s=60) is None
+    assert door.retry(ids, expires_at=datetime(2100, 1, 1, tzinfo=UTC)) == [
+        "waiting",
+        "expired",
+        "expired",
+    ]
+    assert {queue.get(id).state for id in ids} == {"waiting"}
+    assert None not in {queue.get(id).expires_at_us for id in ids}
+
+
+def test_kinds_of_any_name_are_reached_through_the_path(queue: Queue, door: Any) -> None:
+    for name in ("...", ".a", "a.b", "-", "_", "0", "x" * 64):
+        door.set_kind(name, limit=3)
+        assert door.kind(name).settings.limit == queue.kind(name).settings.limit == 3
+
+
 @EVERY_DOOR
 def test_the_whole_queue_in_numbers_and_settings(queue: Queue, door: Any) -> None:
     documents_in_every_state(queue)
@@ -621,8 +831,8 @@ def test_many_threads_share_a_client_and_many_tasks_an_async_one(queue: Queue) -
 
 # A worker, housekeeping and transactions need the database itself.
 ONLY_HERE = {
-    "asubmit", "begin_epoch", "check", "claim", "discard", "finish", "interrupt", "prune", "renew",
-    "sign_off", "sign_on", "single_writer", "sweep", "sync", "version", "wait_for_change",
+    "asubmit", "begin_epoch", "check", "claim", "discard", "expire", "finish", "interrupt", "prune",
+    "renew", "sign_off", "sign_on", "single_writer", "sweep", "sync", "version", "wait_for_change",
 }  # fmt: skip
 ADDED = {"me"}
 

@@ -281,7 +281,11 @@ def test_the_public_names_are_all_there() -> None:
     assert all(hasattr(fairturn, name) for name in fairturn.__all__)
     values = [getattr(fairturn, name) for name in fairturn.__all__]
     errors = [each for each in values if issubclass(each, fairturn.FairturnError)]
-    assert len(values) - len(errors) <= 24
+    assert len(values) - len(errors) <= 27, (
+        "programs import few names: a queue, its clients, its values, a worker with Handlers, and "
+        "what a handler returns or raises (Next, Later and Unavailable among them); keep others in "
+        "their modules"
+    )
     ours = {
         each
         for each in vars(fairturn.errors).values()

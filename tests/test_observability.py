@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fairturn import Queue
 from fairturn.service.app import make_app
 from fairturn.service.options import ServiceLimits
-from tests.commands import claim, complete
+from tests.commands import claim, complete, hold
 from tests.http_server import TOKEN, asked, bearer
 
 FOLDER = Path(__file__).parent.parent / "observability"
@@ -32,6 +32,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
             queue.submit("acme", payload=1)
         complete(queue)
         claim(queue)
+        hold(queue)
         app = make_app(queue, ServiceLimits(customers_in_metrics=10), token=TOKEN)
         text = asked(app, "GET", "/metrics", headers=bearer(TOKEN)).text
     return {

@@ -51,6 +51,8 @@ PUBLIC = {"/v1/rule", "/livez", "/readyz"}
 OPERATORS_ONLY = {
     ("POST", "/v1/customers"),
     ("POST", "/v1/customers/purge"),
+    ("PATCH", "/v1/kinds/{name}"),
+    ("POST", "/v1/outages/resume"),
     ("PATCH", "/v1/settings"),
     ("POST", "/v1/bulk"),
     ("GET", "/v1/keys"),
@@ -60,6 +62,9 @@ OPERATORS_ONLY = {
 }
 NOT_FOR_CUSTOMERS = OPERATORS_ONLY | {
     ("GET", "/v1/customers"),
+    ("GET", "/v1/kinds"),
+    ("GET", "/v1/kinds/{name}"),
+    ("GET", "/v1/outages"),
     ("GET", "/v1/summary"),
     ("GET", "/v1/workers"),
     ("GET", "/v1/settings"),
@@ -83,6 +88,8 @@ BODIES: dict[str, Any] = {
     "/v1/documents/retry": {"json": {"ids": [NOBODYS]}},
     "/v1/customers": {"json": {"name": "x"}},
     "/v1/customers/purge": {"json": {"name": "x", "dry_run": False}},
+    "/v1/kinds/{name}": {"json": {"paused": True}},
+    "/v1/outages/resume": {"json": {"service": "azure-ocr"}},
     "/v1/bulk": {"json": {"action": "cancel", "filter": {}, "dry_run": False}},
     "/v1/keys": {"json": {"role": "operator"}},
     "/v1/keys/{id}/rotate": {"json": {}},
@@ -96,7 +103,8 @@ def called(
 ) -> httpx.Response:
     more = dict(BODIES.get(path, {}) if method != "GET" else {})
     headers = {**more.pop("headers", {}), **({} if key is None else bearer(key))}
-    return asked(app, method, path.replace("{id}", id), headers=headers, **more)
+    path = path.replace("{id}", id).replace("{name}", "default")
+    return asked(app, method, path, headers=headers, **more)
 
 
 # ── Keys and roles ───────────────────────────────────────────────────────────────────────────────
@@ -128,7 +136,7 @@ def test_a_key_opens_what_its_role_is_for_and_nothing_else(
     queue: Queue, app: FastAPI, role: str, refused: set[tuple[str, str]]
 ) -> None:
     key = key_for(queue, "acme" if role == "customer" else None, role)
-    before = queue.settings
+    before, kinds = queue.settings, queue.kinds()
 
     for method, path, _ in operations(app):
         if path == "/v1/events":
@@ -140,6 +148,7 @@ def test_a_key_opens_what_its_role_is_for_and_nothing_else(
             assert answer.status_code != 403, path
 
     assert queue.settings == before
+    assert [kind.settings for kind in queue.kinds()] == [kind.settings for kind in kinds]
     assert len(KeyRegistry(queue.store).list()) == 1
 
 

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fairturn.access.keys import Role
-from fairturn.model import ENDED, KIND_BYTES_MAX, NAME_BYTES_MAX, BodyType, Progress, State
+from fairturn.model import (
+    ENDED,
+    KIND_BYTES_MAX,
+    NAME_BYTES_MAX,
+    AttemptOutcome,
+    BodyType,
+    Progress,
+    State,
+)
 from fairturn.scheduling.flows import COST_ONE
 
 JSON, LINES = "application/json", "application/x-ndjson"
@@ -59,6 +67,7 @@ def _progress(value: Mapping[str, Any]) -> Progress:
 TEXT, INTEGER, NUMBER, BOOLEAN = map(FieldType, (str, int, float, bool))
 DOCUMENT_ID = FieldType(str)
 TIMESTAMP = FieldType(int)
+SECONDS = FieldType(float)
 PRIORITY = FieldType(int)
 STATE = FieldType(State, decode=State)
 BODY_TYPE = FieldType(BodyType, decode=BodyType)
@@ -69,6 +78,8 @@ METADATA = FieldType(dict[str, Any], decode=_json_or_none)
 PROGRESS = FieldType(dict[str, float | None], Progress._asdict, _progress)
 INTEGERS = FieldType(list[int], list, tuple)
 TEXTS = FieldType(list[str], list, _json_or_none)
+NAMES = FieldType(list[str], list, tuple)
+ATTEMPT_OUTCOME = FieldType(AttemptOutcome, decode=AttemptOutcome)
 JSON_OBJECT = FieldType(dict, json.loads)
 JSON_ARRAY = FieldType(list, json.loads)
 
@@ -78,11 +89,11 @@ def _field(name: str, type: FieldType, attribute: str = "", **more: Any) -> Json
     return JsonField(name, attribute or (f"{name}_us" if type is TIMESTAMP else name), type, **more)
 
 
+_FOR_OPERATORS = "Only for operators and readers."
 DOCUMENT = (
     _field("id", TEXT, in_csv=True),
     _field("customer", TEXT, in_csv=True),
     _field("state", STATE, in_csv=True),
-    _field("kind", TEXT, in_csv=True),
     _field("priority", PRIORITY, in_csv=True),
     _field("count", INTEGER, in_csv=True),
     _field("name", TEXT, optional=True, in_csv=True),
@@ -103,13 +114,63 @@ DOCUMENT = (
         optional=True,
         in_csv=True,
         operators_only=True,
-        description="Only for operators and readers.",
+        description=_FOR_OPERATORS,
     ),
     _field("error", TEXT, optional=True, in_csv=True),
+    _field("kind", TEXT, in_csv=True),  # last in CSV: programs may read its columns by position
+    _field("step", INTEGER, description="The number of its finished steps."),
+    _field(
+        "expires_at",
+        TIMESTAMP,
+        optional=True,
+        description="It expires unless an attempt of its first step has begun before.",
+    ),
     _field("cancel_requested", BOOLEAN),
     _field("cost", COST, optional=True),
     _field("real_cost", COST, optional=True),
     _field("progress", PROGRESS, optional=True),
+)
+ATTEMPT = (
+    _field("step", INTEGER, description="From 0."),
+    _field("kind", TEXT),
+    _field("attempt", INTEGER, description="Its number in the step, from 1."),
+    _field("worker", TEXT, optional=True, operators_only=True, description=_FOR_OPERATORS),
+    _field("claimed_at", TIMESTAMP),
+    _field("ended_at", TIMESTAMP),
+    _field("outcome", ATTEMPT_OUTCOME),
+    _field("error", TEXT, optional=True),
+    _field(
+        "details",
+        TEXT,
+        optional=True,
+        operators_only=True,
+        description=f"The end of the traceback and the output. {_FOR_OPERATORS}",
+    ),
+    _field(
+        "value",
+        TEXT,
+        optional=True,
+        operators_only=True,
+        description=f"The value of the step as JSON text, if requested. {_FOR_OPERATORS}",
+    ),
+)
+OUTAGE = (
+    _field(
+        "service",
+        TEXT,
+        description="Its name, or `kind:NAME` if only the kind of work that needs it is known.",
+    ),
+    _field("kinds", NAMES, description="The kinds of work that need it."),
+    _field("began_at", TIMESTAMP, description="When it was first reported as unavailable."),
+    _field("error", TEXT, description="The last report."),
+    _field("probes", INTEGER, description="Attempts that found it unavailable since the hold."),
+    _field("probe_at", TIMESTAMP, description="When the next document is tried."),
+    _field(
+        "resumed_at",
+        TIMESTAMP,
+        optional=True,
+        description="Since when work resumes step by step; null: its kinds are held.",
+    ),
 )
 RECEIPT = (
     _field("id", TEXT),
@@ -166,15 +227,23 @@ CUSTOMER_SUMMARY = (
     ),
 )
 KIND_SETTINGS = (
-    _field("limit", INTEGER, optional=True, description="Of concurrently running documents."),
+    _field("limit", INTEGER, optional=True, description="Of running documents; null: no limit."),
     _field("paused", BOOLEAN),
     _field("attempts_max", INTEGER, optional=True, description="null: that of the queue."),
+    _field(
+        "expires_in_s",
+        SECONDS,
+        optional=True,
+        description="After what time its documents expire, from when they are due, if they were "
+        "submitted without an expiry; null: never.",
+    ),
 )
 # Its settings are in `Kind.settings`.
 KIND = (
     _field("name", TEXT),
     _field("waiting", INTEGER),
     _field("running", INTEGER),
+    _field("workers", INTEGER, description="Live workers that serve it."),
 )
 SUMMARY = (
     _field("waiting", INTEGER),
@@ -222,6 +291,13 @@ SUBMISSION = (
     SubmissionField("metadata", JSON_OBJECT, "Metadata of the document, as keys and values"),
     SubmissionField("tags", JSON_ARRAY, "Tags for filtering", option="tag"),
     SubmissionField("due_at", TIMESTAMP, "Its earliest start"),
+    SubmissionField("expires_at", TIMESTAMP, "When it expires unless it has started"),
+    SubmissionField(
+        "expires_in_s",
+        SECONDS,
+        "After what time it expires unless it has started, instead of a timestamp",
+        option="expires-in",
+    ),
     SubmissionField("kind", TEXT, "The kind of work that it waits for", bytes_max=KIND_BYTES_MAX),
     SubmissionField("parent", DOCUMENT_ID, "The id of the document that it derives from"),
 )

@@ -1,4 +1,4 @@
-"""Operations on customers, on the whole queue and on access keys."""
+"""Operations on customers, on kinds of work, on the whole queue and on access keys."""
 
 from functools import partial
 from typing import Any, Unpack
@@ -18,9 +18,13 @@ from fairturn.client.values import Identity
 from fairturn.errors import NotFound
 from fairturn.model import (
     CUSTOMER_BYTES_MAX,
+    RESUMABLE_BYTES_MAX,
     Customer,
     CustomerPage,
     CustomerSettings,
+    Kind,
+    KindSettings,
+    ServiceOutage,
     SettingChanges,
     Settings,
     Summary,
@@ -35,7 +39,7 @@ AccessKeys = list[AccessKey]
 
 
 class AdminOperations:
-    """Customers, the whole queue and its settings."""
+    """Customers, kinds of work, the whole queue and its settings."""
 
     _session: ServiceSession
 
@@ -94,6 +98,60 @@ class AdminOperations:
         yield from self._session.exchange(request._replace(is_idempotent=False, messages=missing))
 
     @client_method
+    def kinds(self) -> Operation[list[Kind]]:
+        """Return all kinds of work, by name."""
+        return self._session.send(HttpRequest("GET", "/v1/kinds"), values.kinds_of)
+
+    @client_method
+    def kind(self, name: str) -> Operation[Kind]:
+        """Return one kind of work; `NotFound` if there is none of this name."""
+        missing = {"not_found": f"there is no kind {name!r}"}
+        request = HttpRequest("GET", _kind_path(name), messages=missing)
+        return self._session.send(request, values.kind_of)
+
+    @client_method
+    def set_kind(
+        self,
+        name: str,
+        *,
+        limit: int | Unchanged | None = UNCHANGED,
+        paused: bool | Unchanged = UNCHANGED,
+        attempts_max: int | Unchanged | None = UNCHANGED,
+        expires_in_s: float | Unchanged | None = UNCHANGED,
+    ) -> Operation[Kind]:
+        """Change the concurrency limit of a kind over all machines (None: no limit), its maximum
+        of attempts (None: that of the queue), or after what time its documents expire if they are
+        submitted without an expiry (None: never); or pause it.
+
+        Parameters that are not given stay as they are. A new name creates the kind; raises
+        `KindRefused` if the queue has the maximum of kinds.
+        """
+        changes = setting_changes(
+            limit=limit, paused=paused, attempts_max=attempts_max, expires_in_s=expires_in_s
+        )
+        KindSettings(**changes)  # raises the errors of the queue for values out of range
+        for setting in changes.keys() & {"limit", "attempts_max", "expires_in_s"}:
+            changes[setting] = changes[setting] or 0  # 0: none
+        request = json_request("PATCH", _kind_path(name), changes)
+        return self._session.send(request, values.kind_of)
+
+    @client_method
+    def outages(self) -> Operation[list[ServiceOutage]]:
+        """Return the services that hold kinds of work, or that work resumes from, by name."""
+        return self._session.send(HttpRequest("GET", "/v1/outages"), values.outages_of)
+
+    @client_method
+    def resume(self, service: str) -> Operation[None]:
+        """End the hold of a service; the work of all kinds that need it resumes over some seconds.
+        Raises `NotFound` if the service is not held."""
+        text.identity(service, "service", RESUMABLE_BYTES_MAX)
+        missing = f"no service {service!r} is held; outages() returns those that are"
+        request = json_request("POST", "/v1/outages/resume", {"service": service})
+        yield from self._session.exchange(
+            request._replace(is_idempotent=False, messages={"not_found": missing})
+        )
+
+    @client_method
     def summary(self) -> Operation[Summary]:
         """Return how many documents wait at each priority, are delayed, run and have ended."""
         return self._session.send(HttpRequest("GET", "/v1/summary"), values.summary_of)
@@ -150,6 +208,10 @@ class KeyOperations:
 
 def check_name(customer: str) -> str:
     return text.identity(customer, "customer", CUSTOMER_BYTES_MAX)
+
+
+def _kind_path(name: str) -> str:
+    return f"/v1/kinds/{text.kind_name(name)}"
 
 
 def _key_request(id: str, action: str, value: dict[str, Any]) -> HttpRequest:

@@ -1,6 +1,7 @@
 """`AsyncClient`: a queue behind a service, for programs with an event loop."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from datetime import datetime
 from typing import Self, Unpack, overload
 
 from fairturn.client.administration import AdminOperations, KeyOperations
@@ -60,11 +61,29 @@ class AsyncClient(DocumentOperations, AdminOperations):
         return await self._transport.run(self._cancel, ids)
 
     @overload
-    async def retry(self, ids: str) -> None: ...  # type: ignore[overload-overlap]
+    async def retry(  # type: ignore[overload-overlap]
+        self,
+        ids: str,
+        *,
+        expires_at: datetime | int | None = None,
+        expires_in_s: float | None = None,
+    ) -> None: ...
     @overload
-    async def retry(self, ids: Iterable[str]) -> States: ...
-    async def retry(self, ids: str | Iterable[str]) -> States | None:
-        return await self._transport.run(self._retry, ids)
+    async def retry(
+        self,
+        ids: Iterable[str],
+        *,
+        expires_at: datetime | int | None = None,
+        expires_in_s: float | None = None,
+    ) -> States: ...
+    async def retry(
+        self,
+        ids: str | Iterable[str],
+        *,
+        expires_at: datetime | int | None = None,
+        expires_in_s: float | None = None,
+    ) -> States | None:
+        return await self._transport.run(self._retry, ids, expires_at, expires_in_s)
 
     async def settings(self) -> Settings:
         return await self._transport.run(self._settings)

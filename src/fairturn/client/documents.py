@@ -1,6 +1,7 @@
 """Operations on documents, each written once, as a generator (see `request`)."""
 
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import Any, BinaryIO, TypeVar, Unpack
@@ -26,13 +27,14 @@ from fairturn.client.upload import (
     prepare,
     prepare_many,
 )
-from fairturn.client.values import Identity
-from fairturn.clock import stopwatch
+from fairturn.client.values import Identity, attempts_of
+from fairturn.clock import as_timestamp, stopwatch
 from fairturn.contents import local
 from fairturn.errors import NotAllowed, NotFound
 from fairturn.explain.analysis import Audience, Explanation, for_customer
 from fairturn.model import (
     PAGE_MAX,
+    AttemptRecord,
     BodyType,
     Document,
     Page,
@@ -43,6 +45,7 @@ from fairturn.model import (
 )
 from fairturn.stores import ids
 from fairturn.validation.filters import FILTERS, Filters, page_size, to_filter
+from fairturn.validation.submission import refuse_expiry
 from fairturn.wire import IDS_MAX
 
 LONG_POLL_S = 30.0  # proxies close connections that are idle for a minute
@@ -52,6 +55,7 @@ T = TypeVar("T")
 # In a class with a method `list`, that name is the method.
 Receipts = list[Receipt]
 States = list[State | None]
+Attempts = list[AttemptRecord]
 
 
 class DocumentOperations:
@@ -174,6 +178,14 @@ class DocumentOperations:
         return self._session.send(request, read)
 
     @client_method
+    def attempts(self, id: str, *, values: bool = False) -> Operation[Attempts]:
+        """Return the attempts of the document that failed, lost their lease or ended a step, oldest
+        first; with `values`, also the values of its steps, as JSON text."""
+        query = query_of(values="true" if values else None)
+        request = _document_request("GET", id, "/attempts")._replace(query=query)
+        return self._session.send(request, attempts_of)
+
+    @client_method
     def list(
         self, *, after: str | None = None, size: int = 100, **filters: Unpack[Filters]
     ) -> Operation[Page]:
@@ -256,24 +268,35 @@ class DocumentOperations:
         request = _document_request("POST", ids, "/cancel")
         return (yield from self._session.send(request, lambda value: State(value["state"])))
 
-    def _retry(self, ids: str | Iterable[str]) -> Operation[States | None]:
+    def _retry(
+        self,
+        ids: str | Iterable[str],
+        expires_at: datetime | int | None,
+        expires_in_s: float | None,
+    ) -> Operation[States | None]:
+        refuse_expiry(expires_at, expires_in_s)
+        at = None if expires_at is None else as_timestamp(expires_at, "expires_at")
+        value = {"expires_at": at, "expires_in_s": expires_in_s}
         # Not idempotent: a second attempt fails if a worker has claimed the document meanwhile.
         if not isinstance(ids, str):
             path = "/v1/documents/retry"
-            return (yield from self._change_all(path, ids, is_idempotent=False))
-        request = _document_request("POST", ids, "/retry")._replace(is_idempotent=False)
-        yield from self._session.exchange(request)
+            return (yield from self._change_all(path, ids, is_idempotent=False, **value))
+        found = _document_request("POST", ids, "/retry")
+        request = json_request("POST", found.path, value)
+        yield from self._session.exchange(
+            request._replace(is_idempotent=False, messages=found.messages)
+        )
         return None
 
     def _change_all(
-        self, path: str, ids: Iterable[str], *, is_idempotent: bool = True
+        self, path: str, ids: Iterable[str], *, is_idempotent: bool = True, **more: Any
     ) -> Operation[States]:
         def read(value: Any) -> States:
             return [None if each is None else State(each) for each in value["states"]]
 
         rest, states = iter(ids), States()
         while batch := list(islice(rest, PAGE_MAX)):
-            request = json_request("POST", path, {"ids": batch})
+            request = json_request("POST", path, {"ids": batch, **more})
             states += yield from self._session.send(
                 request._replace(is_idempotent=is_idempotent), read
             )

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from fairturn.errors import (
     ContentDamaged,
+    ExpiryPassed,
     FairturnError,
     KeyReused,
+    KindRefused,
     NotAllowed,
     NotFound,
     QueueFull,
@@ -155,6 +157,8 @@ _ERRORS: Mapping[str, type[FairturnError]] = {
     "parent_unknown": NotFound,
     "wrong_state": WrongState,
     "key_reused": KeyReused,
+    "kind_refused": KindRefused,
+    "expiry_passed": ExpiryPassed,
     "too_large": Refused,
     "checksum_wrong": Refused,
     "storage_full": StoreFull,

@@ -1,6 +1,7 @@
 """`Client`: a queue behind a service, for programs with threads."""
 
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from typing import Self, Unpack, overload
 
 from fairturn.client.administration import AdminOperations, KeyOperations
@@ -67,12 +68,32 @@ class Client(DocumentOperations, AdminOperations):
         return self._transport.run(self._cancel, ids)
 
     @overload
-    def retry(self, ids: str) -> None: ...  # type: ignore[overload-overlap]
+    def retry(  # type: ignore[overload-overlap]
+        self,
+        ids: str,
+        *,
+        expires_at: datetime | int | None = None,
+        expires_in_s: float | None = None,
+    ) -> None: ...
     @overload
-    def retry(self, ids: Iterable[str]) -> States: ...
-    def retry(self, ids: str | Iterable[str]) -> States | None:
-        """Return dead documents to the queue, with their priority and a full set of attempts."""
-        return self._transport.run(self._retry, ids)
+    def retry(
+        self,
+        ids: Iterable[str],
+        *,
+        expires_at: datetime | int | None = None,
+        expires_in_s: float | None = None,
+    ) -> States: ...
+    def retry(
+        self,
+        ids: str | Iterable[str],
+        *,
+        expires_at: datetime | int | None = None,
+        expires_in_s: float | None = None,
+    ) -> States | None:
+        """Return dead documents to the queue, with their priority and a full set of attempts, at
+        the step that failed. With an expiry, expired documents return as well; without one, none of
+        the documents expires again."""
+        return self._transport.run(self._retry, ids, expires_at, expires_in_s)
 
     @property
     def settings(self) -> Settings:

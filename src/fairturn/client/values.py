@@ -12,13 +12,17 @@ from fairturn.explain.reasons import Code, Reason
 from fairturn.explain.snapshot import CountRange
 from fairturn.model import (
     SETTING_NAMES,
+    AttemptRecord,
     Customer,
     CustomerPage,
     CustomerSettings,
     CustomerSummary,
     Document,
+    Kind,
+    KindSettings,
     Page,
     Receipt,
+    ServiceOutage,
     Settings,
     State,
     Summary,
@@ -29,10 +33,14 @@ from fairturn.scheduling.position import Cause, Position
 from fairturn.scheduling.position.closed_form import DocumentsAhead
 from fairturn.wire import (
     ACCESS_KEY,
+    ATTEMPT,
     CUSTOMER,
     CUSTOMER_SETTINGS,
     CUSTOMER_SUMMARY,
     DOCUMENT,
+    KIND,
+    KIND_SETTINGS,
+    OUTAGE,
     RECEIPT,
     from_json,
 )
@@ -116,6 +124,29 @@ def customer_of(value: Json) -> Customer:
 def customers_of(value: Json, after: str | None = None) -> CustomerPage:
     customers = [customer_of(each) for each in value["customers"]]
     return CustomerPage(customers, _next_of(value, after))
+
+
+def kind_of(value: Json) -> Kind:
+    return Kind(settings=KindSettings(**from_json(KIND_SETTINGS, value)), **from_json(KIND, value))
+
+
+def kinds_of(value: Json) -> list[Kind]:
+    return [kind_of(each) for each in value["kinds"]]
+
+
+def attempts_of(value: Json) -> list[AttemptRecord]:
+    """The attempts, without their files, which the service does not expose. With a customer's key,
+    `worker` is empty."""
+    return [attempt_of(each) for each in value["attempts"]]
+
+
+def attempt_of(value: Json) -> AttemptRecord:
+    found = from_json(ATTEMPT, value)
+    return AttemptRecord(**{**found, "worker": found["worker"] or ""})
+
+
+def outages_of(value: Json) -> list[ServiceOutage]:
+    return [ServiceOutage(**from_json(OUTAGE, each)) for each in value["outages"]]
 
 
 def summary_of(value: Json) -> Summary:

@@ -6,7 +6,7 @@
     server, middleware, callers, rates                every request: limits, authentication
     concurrency, polls, downloads, scan               at most N at a time; what waits or takes long
     submissions, ndjson, forms, uploads, batcher      submitting documents
-    documents, room, customers, administration, access_keys, events   the other routes
+    documents, room, customers, kinds, administration, access_keys, events   the other routes
     health, metrics, api_docs                         routes about the service itself
     shapes, responses, problems, languages, logs      JSON, errors, the access log
     change_feed                                       one thread that polls the store for changes

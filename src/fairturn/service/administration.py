@@ -95,6 +95,7 @@ def workers_of(service: Service) -> list[shapes.WorkerJson]:
             seen_at=seen.seen_at,
             slots=seen.slots,
             alive=now - seen.seen_at <= ALIVE_US,
+            kinds=None if seen.kinds is None else list(seen.kinds),
         )
         for seen in service.queue.queries.workers()
     ]

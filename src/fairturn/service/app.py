@@ -19,8 +19,10 @@ from fairturn.service import (
     documents,
     events,
     health,
+    kinds,
     metrics,
     ndjson,
+    outages,
     problems,
     room,
     shapes,
@@ -33,6 +35,7 @@ from fairturn.service.middleware import Guard
 from fairturn.service.options import ServiceLimits
 from fairturn.service.polls import KeyWatch
 from fairturn.service.service import Service
+from fairturn.service.upkeep import record_expired
 
 _ABOUT = """
 A fair document queue: nine automatic priorities, and turns between customers.
@@ -73,9 +76,10 @@ def make_app(
     service = Service(queue, plan, clock, token)
 
     @asynccontextmanager
-    async def run_change_feed(app: FastAPI) -> AsyncIterator[None]:
+    async def run_in_background(app: FastAPI) -> AsyncIterator[None]:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(service.watch.run)
+            tasks.start_soon(record_expired, service)
             yield
             service.watch.close()
             tasks.cancel_scope.cancel()
@@ -86,7 +90,7 @@ def make_app(
         description=_ABOUT,
         openapi_url=None,  # `api_docs` caches it
         redirect_slashes=False,  # the target would come from the request's Host header
-        lifespan=run_change_feed,
+        lifespan=run_in_background,
         separate_input_output_schemas=False,
         generate_unique_id_function=lambda route: route.name,
     )
@@ -104,6 +108,8 @@ def make_app(
         ndjson,
         documents,
         customers,
+        kinds,
+        outages,
         room,
         administration,
         access_keys,

@@ -7,12 +7,23 @@ from io import BytesIO
 from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.responses import JSONResponse
 from pydantic import Field, create_model
 
 from fairturn.contents import local
 from fairturn.contents.local import Verify
 from fairturn.explain.analysis import Audience, Explanation, without_position
-from fairturn.model import ENDED, PAGE_MAX, BodyType, Filter, Page, State, Stored
+from fairturn.model import (
+    ENDED,
+    PAGE_MAX,
+    SECONDS_MAX,
+    AttemptRecord,
+    BodyType,
+    Filter,
+    Page,
+    State,
+    Stored,
+)
 from fairturn.queue import not_completed
 from fairturn.service import shapes
 from fairturn.service.callers import (
@@ -34,7 +45,7 @@ from fairturn.service.scan import scan_names
 from fairturn.service.service import Service, service_of
 from fairturn.service.submissions import timestamp_of
 from fairturn.validation.filters import FILTERS, Filters, FilterType, to_filter
-from fairturn.wire import BINARY, DOCUMENT, JSON, WAIT_S_MAX, to_json
+from fairturn.wire import ATTEMPT, BINARY, DOCUMENT, JSON, WAIT_S_MAX, to_json
 
 router = APIRouter(tags=["documents"])
 
@@ -191,6 +202,49 @@ def _explained(service: Service, caller: Caller, id: str) -> Explanation:
     return explained
 
 
+class AttemptsQuery(shapes.RequestFields):
+    values: Annotated[
+        bool, Field(description="Include the values of steps; for operators and readers only.")
+    ] = False
+
+
+@router.get(
+    "/v1/documents/{id}/attempts", response_model=shapes.AttemptsJson, responses=problems(404)
+)
+async def list_attempts(
+    request: Request,
+    caller: Anybody,
+    id: shapes.DocumentId,
+    query: Annotated[AttemptsQuery, Query()],
+) -> Any:
+    """List the attempts of a document that failed, lost their lease or ended a step, oldest first.
+
+    The attempt that completed a document is in the document itself.
+    """
+    service = service_of(request)
+    work = partial(_attempts, service, caller, id, values=query.values)
+    if not query.values:
+        return await service.run(work)
+    if not caller.sees_all:
+        raise Problem(ProblemCode.NOT_ALLOWED)
+    return await service.cores.run(caller.key, work)  # the values may have many megabytes
+
+
+def _attempts(service: Service, caller: Caller, id: str, *, values: bool) -> Response:
+    found = attempts_for(service, caller, id, values=values)
+    rows = [to_json(ATTEMPT, each, for_customer=not caller.sees_all) for each in found]
+    return JSONResponse({"attempts": rows})
+
+
+def attempts_for(
+    service: Service, caller: Caller, id: str, *, values: bool = False
+) -> list[AttemptRecord]:
+    """Return the attempts of a document that the caller may see. Raises `Problem`."""
+    if not caller.sees_all:
+        document_for(service, caller, id)
+    return service.queue.attempts(id, values=values)
+
+
 @router.get(
     "/v1/documents/{id}/content",
     response_class=Response,
@@ -261,20 +315,44 @@ def cancel_document(request: Request, caller: Submitter, id: shapes.DocumentId) 
     return shapes.DocumentStateJson(id=document.id, state=service.queue.cancel(document.id))
 
 
+class ExpiryJson(shapes.RequestFields):
+    """When documents expire unless they have started: a timestamp, or a time from now."""
+
+    expires_at: Annotated[
+        shapes.Whole | str | None, Field(union_mode="left_to_right", description=TIMESTAMP_FORMAT)
+    ] = None
+    expires_in_s: Annotated[shapes.Number | None, Field(gt=0, le=SECONDS_MAX)] = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the keywords of `Queue.retry`."""
+        at = self.expires_at
+        return {
+            "expires_at": timestamp_of(at) if isinstance(at, str) else at,
+            "expires_in_s": self.expires_in_s,
+        }
+
+
 @router.post(
     "/v1/documents/{id}/retry",
     response_model=shapes.DocumentStateJson,
     responses=problems(404, 409),
 )
-def retry_document(request: Request, caller: Submitter, id: shapes.DocumentId) -> Any:
-    """Retry a dead document, with its original priority and the full number of attempts.
+def retry_document(
+    request: Request, caller: Submitter, id: shapes.DocumentId, expiry: ExpiryJson | None = None
+) -> Any:
+    """Retry a dead document at the step that failed, with its original priority and the full number
+    of attempts; with an expiry, also an expired one.
 
     The request is idempotent: a document that waits and has used no attempts does not change.
+    Without an expiry, the document does not expire again.
     """
     service = service_of(request)
     document = document_for(service, caller, id)
-    service.queue.retry(document.id)
-    return shapes.DocumentStateJson(id=document.id, state=State.WAITING)
+    with refusing_misuse():
+        service.queue.retry(document.id, **(expiry or ExpiryJson()).fields())
+    # A document that expired before it was due has no place in the order yet.
+    state = State.WAITING if document.order is not None else State.DELAYED
+    return shapes.DocumentStateJson(id=document.id, state=state)
 
 
 class DocumentIdsJson(shapes.RequestFields):
@@ -299,16 +377,22 @@ def cancel_documents(request: Request, caller: Submitter, body: DocumentIdsJson)
     return _answered(body.ids, dict(zip(own, service.queue.cancel(own), strict=True)))
 
 
-@router.post("/v1/documents/retry", response_model=DocumentStatesJson, responses=problems())
-def retry_documents(request: Request, caller: Submitter, body: DocumentIdsJson) -> Any:
-    """Retry up to 1,000 dead documents by id.
+class RetriedIdsJson(DocumentIdsJson, ExpiryJson):
+    pass
 
-    The response has the state of each document before the request: those that were `dead` are now
-    waiting, all others are unchanged.
+
+@router.post("/v1/documents/retry", response_model=DocumentStatesJson, responses=problems())
+def retry_documents(request: Request, caller: Submitter, body: RetriedIdsJson) -> Any:
+    """Retry up to 1,000 dead documents by id; with an expiry, also expired ones.
+
+    The response has the state of each document before the request: those that were `dead`, and with
+    an expiry `expired`, wait again, all others are unchanged.
     """
     service = service_of(request)
     own = _own(service, caller, body.ids)
-    return _answered(body.ids, dict(zip(own, service.queue.retry(own), strict=True)))
+    with refusing_misuse():
+        states = service.queue.retry(own, **body.fields())
+    return _answered(body.ids, dict(zip(own, states, strict=True)))
 
 
 def _own(service: Service, caller: Caller, ids: list[str]) -> list[str]:

@@ -4,7 +4,7 @@ Nothing is counted in the process: every process of the service returns the same
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, generate_latest
@@ -12,8 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from fairturn.clock import SECOND_US
 from fairturn.explain.snapshot import waiting_since
-from fairturn.model import ENDED, Document, Filter, State, Summary
+from fairturn.model import ENDED, Document, Filter, Kind, ServiceOutage, State, Summary
 from fairturn.priority import LEVELS
+from fairturn.queue import kinds_of
 from fairturn.service.administration import workers_of
 from fairturn.service.callers import Overseer
 from fairturn.service.responses import TEXT, returns
@@ -62,6 +63,8 @@ class _MetricsCollector:
             "Worker slots without a document.",
             max(0, slots - summary.running),
         )
+        yield from _kinds(kinds_of(store, now))
+        yield from _outages(store.outages(), now)
         yield from _recent(store.find(Filter(), size=RECENT).documents)
         yield from self._customers()
 
@@ -94,6 +97,53 @@ def _gauges(summary: Summary) -> Iterator[Metric]:
         "fairturn_delayed_documents", "Documents that are not due yet.", summary.delayed
     )
     yield GaugeMetricFamily("fairturn_running_documents", "Running documents.", summary.running)
+
+
+def _kinds(kinds: Iterable[Kind]) -> Iterator[Metric]:
+    """Yield metrics by kind of work; a queue has at most `KINDS_MAX`."""
+    waiting = GaugeMetricFamily(
+        "fairturn_kind_waiting_documents", "Waiting documents.", labels=["kind"]
+    )
+    running = GaugeMetricFamily(
+        "fairturn_kind_running_documents", "Running documents.", labels=["kind"]
+    )
+    workers = GaugeMetricFamily(
+        "fairturn_kind_workers", "Workers with a recent heartbeat that serve it.", labels=["kind"]
+    )
+    paused = GaugeMetricFamily(
+        "fairturn_kind_paused", "Whether an operator has paused it: 0 or 1.", labels=["kind"]
+    )
+    for kind in kinds:
+        waiting.add_metric([kind.name], kind.waiting)
+        running.add_metric([kind.name], kind.running)
+        workers.add_metric([kind.name], kind.workers)
+        paused.add_metric([kind.name], int(kind.settings.paused))
+    yield from (waiting, running, workers, paused)
+
+
+def _outages(outages: Iterable[ServiceOutage], now: int) -> Iterator[Metric]:
+    """Yield metrics of services that hold kinds of work, or that work resumes from; handlers and
+    kinds name the services, so there are few."""
+    held = GaugeMetricFamily(
+        "fairturn_outage_held",
+        "Whether the service holds kinds of work: 1, or 0 while work resumes.",
+        labels=["service"],
+    )
+    since = GaugeMetricFamily(
+        "fairturn_outage_seconds",
+        "Time since the service was first reported as unavailable.",
+        labels=["service"],
+    )
+    probes = GaugeMetricFamily(
+        "fairturn_outage_probes",
+        "Attempts since the hold began that found the service unavailable.",
+        labels=["service"],
+    )
+    for outage in outages:
+        held.add_metric([outage.service], int(outage.resumed_at_us is None))
+        since.add_metric([outage.service], max(0, now - outage.began_at_us) / SECOND_US)
+        probes.add_metric([outage.service], outage.probes)
+    yield from (held, since, probes)
 
 
 def _counters(summary: Summary) -> Iterator[Metric]:

@@ -23,7 +23,15 @@ from fairturn.service.submissions import media_type_of, own_parent, parsed, time
 from fairturn.service.telemetry import carrying, submitting
 from fairturn.service.uploads import receive_to_disk
 from fairturn.validation.submission import JSON_DEPTH_MAX
-from fairturn.wire import BATCH_BYTES_MAX, JSON, LINES, RECEIPT, SUBMISSION, to_json
+from fairturn.wire import (
+    BATCH_BYTES_MAX,
+    JSON,
+    LINES,
+    RECEIPT,
+    SUBMISSION,
+    TIMESTAMP,
+    to_json,
+)
 
 _ABOUT = f"""Submit a batch of up to 10,000 documents, all or none.
 
@@ -42,6 +50,7 @@ _NO_STRUCTURE = bytes(set(range(256)) - set(b"[]{},"))
 
 # The service reads no files of its own machine, whatever a line says.
 _FIELDS = ("customer", *(name for name in SubmissionFields.__annotations__ if name != "file"))
+_TIMESTAMPS = tuple(field.name for field in SUBMISSION if field.type is TIMESTAMP)
 
 router = APIRouter(tags=["documents"])
 
@@ -177,8 +186,9 @@ def _submission(service: Service, caller: Caller, value: Any, trace: str | None)
     unknown = sorted(value.keys() - set(_FIELDS))
     if unknown:
         raise ValueError(f"{unknown[0]!r} is not a field; the fields are {', '.join(_FIELDS)}")
-    if isinstance(value.get("due_at"), str):
-        value["due_at"] = timestamp_of(value["due_at"])
+    for name in _TIMESTAMPS:
+        if isinstance(value.get(name), str):
+            value[name] = timestamp_of(value[name])
     if value.get("content") is not None:
         value["content"] = _from_base64(value["content"])
     metadata = value.get("metadata")

@@ -17,8 +17,10 @@ from starlette.exceptions import HTTPException
 
 from fairturn.errors import (
     ContentDamaged,
+    ExpiryPassed,
     FairturnError,
     KeyReused,
+    KindRefused,
     NotFound,
     QueueFull,
     QuotaExceeded,
@@ -54,6 +56,8 @@ class ProblemCode(StrEnum):
     MEDIA_TYPE_UNKNOWN = "media_type_unknown", 415, "A body of this type is not accepted here."
     INVALID = "invalid", 422, "Something in the request is not as it must be."
     KEY_REUSED = "key_reused", 422, "The idempotency key belongs to another document."
+    KIND_REFUSED = "kind_refused", 422, "The queue does not accept this kind of work."
+    EXPIRY_PASSED = "expiry_passed", 422, "The document would have expired already."
     PARENT_UNKNOWN = "parent_unknown", 422, "The document that it was made from does not exist."
     CHECKSUM_WRONG = "checksum_wrong", 422, "The content differs from its checksum."
     RATE_LIMITED = "rate_limited", 429, "Too many requests. Try again later."
@@ -135,6 +139,10 @@ def problem_of(error: Exception) -> Problem:
             "maximum": error.bytes_max,
         }
         return Problem(ProblemCode.QUOTA_EXCEEDED, detail, more=more)
+    if isinstance(error, KindRefused):
+        return Problem(ProblemCode.KIND_REFUSED, detail)
+    if isinstance(error, ExpiryPassed):
+        return Problem(ProblemCode.EXPIRY_PASSED, detail)
     if isinstance(error, Refused):
         return Problem(ProblemCode.INVALID, detail)
     if isinstance(error, StoreFull):

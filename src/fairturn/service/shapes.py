@@ -9,7 +9,7 @@ from fairturn import model, wire
 from fairturn.access.keys import Role
 from fairturn.explain.analysis import Explanation
 from fairturn.explain.sentences import tell
-from fairturn.model import CUSTOMER_BYTES_MAX, PAGE_MAX, State
+from fairturn.model import CUSTOMER_BYTES_MAX, KIND_BYTES_MAX, PAGE_MAX, State
 from fairturn.priority import LEVELS, Rule
 from fairturn.scheduling.position import Cause, Position
 from fairturn.validation import text
@@ -21,6 +21,9 @@ CustomerName = Annotated[
     Field(min_length=1, max_length=CUSTOMER_BYTES_MAX),
     # PostgreSQL raises an error for text that it cannot store, also in a query.
     AfterValidator(lambda name: text.identity(name, "customer", CUSTOMER_BYTES_MAX)),
+]
+KindName = Annotated[
+    str, Field(min_length=1, max_length=KIND_BYTES_MAX), AfterValidator(text.kind_name)
 ]
 DocumentId = Annotated[
     str, Field(description="Unique identifier of the document.", examples=["3f1c52d09ab47e6"])
@@ -182,6 +185,19 @@ class ExplainedDocumentJson(DocumentJson):  # type: ignore[misc, valid-type]  # 
     explanation: ExplanationJson | None
 
 
+AttemptJson = json_model(
+    "AttemptJson",
+    "An attempt that failed, lost its lease or ended a step that is not the last.",
+    wire.ATTEMPT,
+)
+
+
+class AttemptsJson(ResponseJson):
+    """The stored attempts of a document, oldest first."""
+
+    attempts: list[AttemptJson]  # type: ignore[valid-type]
+
+
 class DocumentsJson(ResponseJson):
     """A page of documents, newest first. Pass `next` as `after` to request the next page."""
 
@@ -234,6 +250,33 @@ class CustomersJson(ResponseJson):
     next: str | None
 
 
+KindJson = json_model(
+    "KindJson",
+    "A kind of work: its settings, its documents and its workers.",
+    (*wire.KIND, *wire.KIND_SETTINGS),
+)
+
+
+def kind_json(kind: model.Kind) -> dict[str, Any]:
+    """Return the fields of `KindJson`."""
+    return {**wire.to_json(wire.KIND, kind), **wire.to_json(wire.KIND_SETTINGS, kind.settings)}
+
+
+class KindsJson(ResponseJson):
+    """All kinds of work, ordered by name."""
+
+    kinds: list[KindJson]  # type: ignore[valid-type]
+
+
+OutageJson = json_model("OutageJson", "A service that holds kinds of work.", wire.OUTAGE)
+
+
+class OutagesJson(ResponseJson):
+    """The services that hold kinds of work, or that work resumes from, ordered by name."""
+
+    outages: list[OutageJson]  # type: ignore[valid-type]
+
+
 _Summary = json_model("_Summary", "The counters of the queue.", wire.SUMMARY)
 
 
@@ -249,6 +292,9 @@ class WorkerJson(ResponseJson):
     seen_at: Timestamp
     slots: Annotated[int, Field(description="Documents that it can run at the same time.")]
     alive: bool
+    kinds: Annotated[
+        list[str] | None, Field(description="The kinds of work that it serves; null: every kind.")
+    ]
 
 
 class WorkersJson(ResponseJson):

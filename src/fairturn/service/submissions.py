@@ -14,6 +14,7 @@ from fairturn.errors import StoreError
 from fairturn.model import (
     COST_MAX,
     KEY_BYTES_MAX,
+    SECONDS_MAX,
     TRACEPARENT,
     BodyType,
     ContentRef,
@@ -56,11 +57,15 @@ CONTENT_DIGEST = "Content-Digest"
 router = APIRouter(tags=["documents"])
 
 
-_SCHEMAS = {wire.COST: Annotated[float, Field(ge=0, le=COST_MAX)]}  # others are texts
+_SCHEMAS = {  # others are texts
+    wire.COST: Annotated[float, Field(ge=0, le=COST_MAX)],
+    wire.SECONDS: Annotated[float, Field(gt=0, le=SECONDS_MAX)],
+}
 _NOTES = {
     wire.JSON_OBJECT: "A JSON object.",
     wire.JSON_ARRAY: "A JSON array of texts.",
     wire.TIMESTAMP: "ISO 8601 with a time zone, or microseconds since 1970.",
+    wire.SECONDS: "In seconds.",
 }
 _EXAMPLES = {wire.JSON_OBJECT: ['{"pages": 3}'], wire.JSON_ARRAY: ['["urgent"]']}
 
