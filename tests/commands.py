@@ -13,6 +13,8 @@ from click.testing import CliRunner, Result
 
 from fairturn import Claim, Completed, Failed, Queue
 from fairturn.cli import main
+from fairturn.clock import SECOND_US
+from fairturn.model import OutageReport
 
 SCRIPT = Path(sys.executable).with_name("fairturn")
 LEASE_US = 30_000_000
@@ -80,3 +82,16 @@ def kill(queue: Queue, n: int = 1, error: str = "unreadable") -> list[str]:
     claims = claim(queue, n)
     queue.store.finish([Failed(claimed.fence, error) for claimed in claims])
     return [claimed.document.id for claimed in claims]
+
+
+def hold(queue: Queue, service: str | None = "azure-ocr", *, retry_after_s: int = 25) -> None:
+    """Let two documents of the kind `ocr` report a service as unavailable, while another one waits.
+    None stands for a service that the kind does not name."""
+    queue.sign_on("w", 2, ["ocr"], needs={"ocr": [] if service is None else [service]})
+    for _ in range(3):
+        queue.submit("acme", kind="ocr")
+    claims = queue.claim(2, worker="w", lease_s=30, kinds=["ocr"]).claims
+    retry_after_us = retry_after_s * SECOND_US
+    queue.finish(
+        [OutageReport(each.fence, "503 <busy>", retry_after_us, service) for each in claims]
+    )

@@ -81,10 +81,12 @@ FLAGS: dict[str, set[str]] = {
     **{name: set() for name in ("completion", "copy", "demo", "replay", "simulate")},
 }
 # Options and arguments that share a name with a setting: of a rule without a queue, an idempotency
-# key, of a simulated queue.
+# key, the kind of a document, of a kind of work, of a simulated queue.
 OTHERS = {
     "rule": {"reset", "bounds"},
-    "submit": {"key"},
+    "submit": {"key", "kind"},
+    **{name: {"kind"} for name in ("list", "cancel", "retry", "export")},
+    "kinds set": {"attempts_max"},
     "restore": {"database"},  # the file that it creates
     "replay": {"mode", "reset", "costs", "bounds"},
     "simulate": {"mode", "reset", "costs", "bounds"},
@@ -185,6 +187,13 @@ def test_every_setting_of_the_worker_applies(
             applied.add("namespace")
         if told["process"] != again["process"]:
             applied.add("recycle_after")
+
+    queue.set_kind("ocr")
+    other = queue.submit("acme", payload={"do": "report"}).id
+    with running(command, handler="observed:run", kind="ocr"):
+        queue.wait(queue.submit("acme", payload={"do": "report"}, kind="ocr").id, timeout_s=60)
+        if queue.get(other).state is State.WAITING:
+            applied.add("kind")
 
     assert applied == set(names_of(WORKER)) - BACKOFF.keys()
 

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import apsw
@@ -235,8 +236,8 @@ def test_an_error_is_shown(queue: Queue) -> None:
 
 
 def rows_of(id: str) -> dict[str, str]:
-    """Return the rows that are shown of a document, by name."""
-    lines = fairturn("show", id).stdout.splitlines()
+    """Return the rows that are shown of a document, by name, without the table of attempts."""
+    lines = takewhile(str.strip, fairturn("show", id).stdout.splitlines())
     return dict(re.split(r" {2,}", line, maxsplit=1) for line in lines)
 
 

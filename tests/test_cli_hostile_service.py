@@ -12,14 +12,21 @@ import httpx
 import pytest
 
 from fairturn import Queue
-from tests.commands import complete, error_of, fairturn, kill, shown_on_a_terminal
+from tests.commands import (
+    complete,
+    error_of,
+    fairturn,
+    hold,
+    kill,
+    shown_on_a_terminal,
+)
 from tests.http_server import TOKEN, bearer, served
 
 # A title, a cleared screen by a two-byte and by a one-byte sequence, a forged line, reversed text.
 ATTACK = "\x1b]0;owned\x07\x1b[2J\x9b2J\r\nforged\u202e"
 Tampering = Callable[[Any], Any]
 # Values that the client compares with a list of its own.
-_CHOICES = ("role", "state", "code", "body_type", "mode", "costs", "reset")
+_CHOICES = ("role", "state", "code", "body_type", "mode", "costs", "reset", "kinds", "outcome")
 
 
 def in_every_text(value: Any) -> Any:
@@ -31,11 +38,23 @@ def in_every_text(value: Any) -> Any:
 
 def in_free_texts(value: Any) -> Any:
     """Add the attack to every text that the client does not compare with a list of its own."""
+    return _in_texts_except(value, _CHOICES)
+
+
+def in_free_texts_but_kinds(value: Any) -> Any:
+    """The same without the kinds of documents, which a trace must be able to hold."""
+    return _in_texts_except(value, (*_CHOICES, "kind"))
+
+
+def _in_texts_except(value: Any, kept: tuple[str, ...]) -> Any:
     if isinstance(value, dict):
         return {
-            name: each if name in _CHOICES else in_free_texts(each) for name, each in value.items()
+            name: each if name in kept and isinstance(each, str) else _in_texts_except(each, kept)
+            for name, each in value.items()
         }
-    return in_every_text(value) if isinstance(value, str) else _inside(value, in_free_texts)
+    if isinstance(value, list):
+        return [_in_texts_except(each, kept) for each in value]
+    return in_every_text(value) if isinstance(value, str) else value
 
 
 def instead_of_numbers(value: Any) -> Any:
@@ -128,7 +147,10 @@ def commands_for(ids: list[str]) -> list[tuple[str, ...]]:
     return [
         *(("show", id) for id in ids),
         *(("explain", id) for id in ids),
+        ("show", ids[1], "--details"),
         ("show", ids[0], "--result"),
+        ("outages",),
+        ("outages", "resume", "azure-ocr"),
         ("list",),
         ("list", "--limit", "1"),
         ("wait", ids[0]),
@@ -144,6 +166,8 @@ def commands_for(ids: list[str]) -> list[tuple[str, ...]]:
         ("customers", "--limit", "1"),
         ("customers", "set", "acme", "--weight", "2"),
         ("customers", "pause", "acme"),
+        ("kinds",),
+        ("kinds", "set", "ocr", "--limit", "2"),
         ("rule",),
         ("rule", "--documents", "3"),
         ("config",),
@@ -176,6 +200,7 @@ def test_nothing_that_a_service_sends_controls_the_terminal(
             *kill(queue),
             *(d.id for d in queue.list(states="waiting", size=1).documents),
         ]
+        hold(queue)
         with hostile(url, tampering) as attacker:
             for command in commands_for(ids):
                 result = fairturn(*command, "--url", attacker)
@@ -229,20 +254,34 @@ class PageThatRepeats:
         return {**value, "keys": [key]} if "keys" in value else {**value, "next": "0" * 28}
 
 
-@pytest.mark.parametrize("command", ["list", "customers", "export"])
+@pytest.mark.parametrize(
+    ("command", "tampering", "shown_name"),
+    [
+        ("list", in_free_texts, "acme"),
+        ("customers", in_free_texts, "acme"),
+        ("export", in_free_texts_but_kinds, "acme"),
+        ("kinds", in_free_texts, "default"),
+        ("outages", in_free_texts, "ocr"),
+    ],
+)
 def test_a_table_on_a_terminal_has_no_sequence_of_the_service(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    tampering: Tampering,
+    shown_name: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with Queue(tmp_path / "documents.db") as queue, served(queue) as url:
         queue.submit("acme", payload=1, name="a")
         complete(queue)
-        with hostile(url, in_free_texts) as attacker:
+        hold(queue)
+        with hostile(url, tampering) as attacker:
             shown = shown_on_a_terminal(
                 "stdout", command, "--url", attacker, FAIRTURN_KEY=TOKEN, NO_COLOR="1"
             )
 
-    assert "acme\\x1" in shown
+    assert f"{shown_name}\\x1" in shown
     assert raw_in(shown.replace("\r\n", "\n")) == []
 
 

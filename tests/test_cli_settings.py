@@ -86,9 +86,10 @@ def test_the_defaults_are_those_of_the_worker_itself() -> None:
 
     retry = ("retry_first_s", "retry_factor", "retry_most_s")
     assert Backoff(*(found[name].value for name in retry)) == Backoff()
-    for name in set(names_of(WORKER)) - {"handler", *retry}:
+    for name in set(names_of(WORKER)) - {"handler", "kind", *retry}:
         parameter = f"{name}_bytes" if name in ("memory_limit", "file_limit") else name
         assert found[name].value == of_the_worker[parameter].default
+    assert (found["kind"].value, of_the_worker["kinds"].default) == ((), None)  # every kind
     assert found["concurrency"].value == 4
 
 

@@ -17,10 +17,11 @@ import pytest
 
 from fairturn import Queue, State
 from fairturn.cli.work import EventPrinter
-from fairturn.model import Released
+from fairturn.model import Advanced, Fence, OutageReport, Outcome, Released, Snoozed
 from fairturn.worker.events import DocumentEnded, StoreFailed, StoreRecovered, WorkerStopping
 from tests.commands import SCRIPT, error_of, fairturn, lines_of
 
+NOBODY = Fence("0" * 28, 1)
 HANDLERS = """
 from fairturn import GiveUp
 
@@ -39,6 +40,19 @@ def hang(document):
 def refuse(document):
     raise GiveUp("not a\\x1b[2J PDF")
 """
+PIPELINE = """
+from fairturn import Handlers, Next
+
+handlers = Handlers()
+
+@handlers("text")
+def text(document):
+    return Next("ocr", 3)
+
+@handlers("ocr")
+def ocr(document):
+    return document.previous
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # restores the path that `work` extends
     (tmp_path / "invoices.py").write_text(HANDLERS)
+    (tmp_path / "pipeline.py").write_text(PIPELINE)
     return tmp_path
 
 
@@ -146,6 +161,87 @@ def test_the_handler_and_all_else_can_be_settings(queue: Queue) -> None:
     assert queue.result(id) == {"pages": 3}
 
 
+def test_a_registry_serves_its_kinds_and_options_or_settings_restrict_them(folder: Path) -> None:
+    work = ("work", "pipeline:handlers", "--until-empty", "--concurrency", "1")
+    with Queue("documents.db", kinds="open") as queue:
+        id = queue.submit("acme", payload={}, kind="text").id
+        other = queue.submit("acme", payload={}).id
+
+        (text,) = lines_of(fairturn(*work, "--kind", "text", "--json"))
+        Path("fairturn.toml").write_text('[worker]\nkind = ["ocr", "text"]\n')
+        (ocr,) = lines_of(fairturn(*work, "--json"))
+
+        assert queue.result(id) == 3
+        assert queue.get(other).state is State.WAITING
+    names = ("id", "kind", "step", "outcome", "state", "next_kind")
+    assert [text[name] for name in names] == [id, "text", 0, "advanced", "waiting", "ocr"]
+    assert [ocr[name] for name in names] == [id, "ocr", 1, "completed", "completed", None]
+
+
+@pytest.mark.parametrize("options", [(), ("--threads",)], ids=["processes", "threads"])
+@pytest.mark.parametrize("command", ["work", "up"])
+def test_a_kind_that_the_registry_does_not_have_is_wrong_use(
+    queue: Queue, command: str, options: tuple[str, ...]
+) -> None:
+    port = ("--port", "0") if command == "up" else ()
+    given = (command, "pipeline:handlers", "--kind", "orc", *options, *port)
+    # A process of its own: when `up` stops, it sets a deadline for the whole process.
+    result = subprocess.run([SCRIPT, *given], capture_output=True, text=True, check=False)
+
+    assert result.returncode == 2
+    assert "the registered kinds are: text, ocr" in result.stderr
+
+
+ENDED = [
+    (Advanced(NOBODY, "ocr"), State.WAITING, None, "advanced to ocr", None),
+    (
+        Advanced(NOBODY, "orc"),
+        State.DEAD,
+        "there is no kind 'orc'",
+        "dead: there is no kind 'orc'",
+        None,
+    ),
+    (Snoozed(NOBODY, 60_000_000), State.DELAYED, None, "snoozed, retry in 60.0 s", 60.0),
+    (Snoozed(NOBODY, 60_000_000), State.DEAD, "snoozed 1,000 times", "dead: snoozed 1,000", None),
+    (
+        OutageReport(NOBODY, "refused\x1b[2J", service="azure"),
+        State.DELAYED,
+        None,
+        "azure unavailable: refused\\x1b[2J",
+        None,
+    ),
+    (OutageReport(NOBODY, "refused"), State.DELAYED, None, "text unavailable: refused", None),
+]
+
+
+@pytest.mark.parametrize(("outcome", "state", "error", "ending", "retry_in_s"), ENDED)
+def test_each_outcome_has_a_line_for_people_and_one_for_programs(
+    *,
+    capsys: pytest.CaptureFixture[str],
+    outcome: Outcome,
+    state: State,
+    error: str | None,
+    ending: str,
+    retry_in_s: float | None,
+) -> None:
+    with Queue(":memory:", kinds="open") as queue:
+        id = queue.submit("acme", kind="text").id
+        (claimed,) = queue.claim(1, worker="w", lease_s=30).claims
+    document = claimed.document._replace(state=state, error=error)
+    ended = DocumentEnded(document, outcome, 0.5)
+
+    EventPrinter(nothing, as_json=False).add(ended)
+    for_people = capsys.readouterr().out
+    EventPrinter(nothing, as_json=True).add(ended)
+    line = json.loads(capsys.readouterr().out)
+
+    assert for_people.startswith(f"{id}  priority 1, text  waited ")
+    assert f", took 500 ms  acme  {ending}" in for_people
+    assert (line["state"], line["retry_in_s"], line["kind"]) == (state, retry_in_s, "text")
+    assert line["outcome"] in ("advanced", "snoozed", "unavailable")
+    assert line["error"] == (outcome.error if isinstance(outcome, OutageReport) else error)
+
+
 def test_a_failure_is_told_with_its_reason_and_cannot_steer_a_terminal(queue: Queue) -> None:
     id = queue.submit("acme", payload={}).id
 
@@ -193,8 +289,8 @@ def test_a_worker_that_waits_for_the_last_documents_says_once_what_for(queue: Qu
         _, rest = worker.communicate(timeout=30)
 
     assert said == (
-        "No document can start now; waiting for: 1 of customers that are paused or at their "
-        "limit, 1 delayed. Press Ctrl-C to stop.\n"
+        "No document can start now; waiting for: 1 of customers or kinds that are paused, held or "
+        "at their limit, 1 delayed. Press Ctrl-C to stop.\n"
     )
     assert rest == f"{paused}: reading acme\nAttempts: 1 completed.\n"
 

@@ -182,16 +182,17 @@ rows = st.lists(
 )
 
 
-@given(rows)
-@example([(0, "\r", 0, 0), (1, "plain", 2, 0)])
+@given(rows, st.lists(st.sampled_from(["default", "ocr", "a.b_c-1"]), min_size=1) | st.none())
+@example([(0, "\r", 0, 0), (1, "plain", 2, 0)], None)
+@example([(0, "\r", 0, 10), (1, "plain", 2, 0)], ["ocr", "default"])
 def test_what_is_written_is_read_back_as_it_was(
-    lines: list[tuple[int, str, int, int]],
+    lines: list[tuple[int, str, int, int]], kinds: list[str] | None
 ) -> None:
     growing = trace.Growing()
     now = 0
     for n, (step, customer, cost, weight) in enumerate(lines):
         now += step
-        growing.add(now, customer, cost)
+        growing.add(now, customer, cost, None if kinds is None else kinds[n % len(kinds)])
         if weight:
             growing.trace.weight[n] = weight
     out = StringIO(newline="")
@@ -203,7 +204,7 @@ def test_what_is_written_is_read_back_as_it_was(
 
 
 def _columns(made: Trace) -> tuple[object, ...]:
-    return made.names, made.at, made.customer, made.cost, made.weight
+    return made.names, made.at, made.customer, made.cost, made.weight, made.kinds, made.kind
 
 
 def test_a_replayed_history_is_the_history_of_as_many_workers(clock: ManualClock) -> None:
@@ -221,6 +222,22 @@ def test_a_replayed_history_is_the_history_of_as_many_workers(clock: ManualClock
 
     ended = [document.ended_at_us or 0 for document in reversed(documents)]
     assert [START + at for at in replayed.finished_at] == ended
+
+
+def test_a_history_has_kinds_if_a_document_has_another_than_the_default(
+    clock: ManualClock,
+) -> None:
+    with Queue(":memory:", clock=clock, kinds="open") as queue:
+        for kind in ("default", "ocr", "text", "ocr"):
+            queue.submit("a", kind=kind)
+        claims = queue.store.claim(4, worker="w", lease_us=LEASE_US).claims
+        queue.store.finish([Completed(claim.fence) for claim in claims])
+
+        every, plain = (history.trace_of(queue.iterate(kinds=k)) for k in (None, "default"))
+
+    assert [every.kinds[number] for number in every.kind] == ["default", "ocr", "text", "ocr"]
+    assert (plain.kinds, list(plain.kind)) == ([], [])
+    assert len(plain) == 1
 
 
 def test_the_cost_is_what_the_worker_measured_and_not_the_time_claimed_ahead(

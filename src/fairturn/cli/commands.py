@@ -24,11 +24,15 @@ SECTIONS = {
         "explain": "Explain why a document waits, and when it will start.",
         "wait": "Wait until documents have ended.",
         "cancel": "Cancel documents.",
-        "retry": "Retry dead documents.",
+        "retry": "Retry dead documents, and with a new expiry also expired ones.",
     },
     "Customers": {
         "customers": "List customers, set their weights and limits, pause them.",
         "purge": "Delete a customer with all its data.",
+    },
+    "Kinds of work": {
+        "kinds": "List kinds of work, set their limits, pause them.",
+        "outages": "List unavailable services, resume the work that needs them.",
     },
     "The service": {
         "up": "Run the service and a worker.",

@@ -70,7 +70,7 @@ def command(ctx: click.Context, *, as_json: bool, flags: Flags) -> None:
 def set_(*, assignments: tuple[str, ...], as_json: bool, flags: Flags) -> None:
     """Change settings of the queue, for every process.
 
-    The settings are mode, costs, patience_s, reset, reset_interval_s, bounds, attempts_max,
+    The settings are mode, costs, patience_s, reset, reset_interval_s, bounds, kinds, attempts_max,
     waiting_max, waiting_per_customer_max, bytes_per_customer_max, and how long ended documents are
     kept: completed_kept_s and its like. `fairturn config` prints them all.
     Running workers apply them at their next claim; existing priorities and counts do not change.

@@ -1,11 +1,15 @@
 """`fairturn customers`: list customers; set weights and limits; pause and resume."""
 
-from typing import Any
-
 import click
 
 from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
-from fairturn.cli.options import Flags, entities, page_options, refuse_before_subcommand
+from fairturn.cli.options import (
+    Flags,
+    entities,
+    page_options,
+    refuse_before_subcommand,
+    removable_settings,
+)
 from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import console, number, plain_number, print_line, print_table, printable
 from fairturn.cli.values import customer_as_json
@@ -74,18 +78,9 @@ def set_(
     fairturn customers set acme --no-limit
     fairturn customers set acme --bytes-max 50000000000
     """
-    given = {
-        "weight": (weight, False),
-        "limit": (limit, no_limit),
-        "bytes_max": (bytes_max, no_bytes_max),
-    }
-    changes: dict[str, Any] = {}
-    for setting, (value, is_removed) in given.items():
-        if value is not None and is_removed:
-            option = setting.replace("_", "-")
-            wrong_use(f"--{option} and --no-{option} contradict each other; leave one of them out")
-        if value is not None or is_removed:
-            changes[setting] = value
+    changes = removable_settings(
+        weight=(weight, False), limit=(limit, no_limit), bytes_max=(bytes_max, no_bytes_max)
+    )
     if not changes:
         wrong_use(
             "nothing to set; pass --weight, --limit, --no-limit, --bytes-max or --no-bytes-max"

@@ -91,7 +91,7 @@ def _findings(
     from fairturn.config import contents_beside
     from fairturn.contents.local import Folder
     from fairturn.maintenance.sqlite_file import examined
-    from fairturn.stores.sqlite.audit import repair as repair_file
+    from fairturn.stores.sqlite.repair import repair as repair_file
 
     yield _engine()
     yield python_finding(sys.version_info[:3])

@@ -8,7 +8,15 @@ from typing import NoReturn
 import click
 
 from fairturn.cli.terminal import printable
-from fairturn.errors import NoQueue, NotFound, QueueFull, StoreUnavailable, TraceError
+from fairturn.errors import (
+    ExpiryPassed,
+    KindRefused,
+    NoQueue,
+    NotFound,
+    QueueFull,
+    StoreUnavailable,
+    TraceError,
+)
 
 FAILED, WRONG_USE, NOT_FOUND, TRY_AGAIN = 1, 2, 3, 75  # 75 is EX_TEMPFAIL of sysexits.h
 NO_SPACE = (ENOSPC, EDQUOT, EFBIG)
@@ -32,7 +40,9 @@ def code_of(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
     # The input was wrong: a value, a file, a trace.
-    if isinstance(error, TraceError | ValueError | TypeError | OSError):
+    if isinstance(
+        error, ExpiryPassed | KindRefused | TraceError | ValueError | TypeError | OSError
+    ):
         return WRONG_USE
     return FAILED
 

@@ -9,7 +9,7 @@ from typing import TextIO
 
 import click
 
-from fairturn.cli.exit_codes import WRONG_USE, CommandExit
+from fairturn.cli.exit_codes import WRONG_USE, CommandExit, misuse_is_wrong_use
 from fairturn.cli.options import TIMESTAMP, Flags, entities, setting_options
 from fairturn.cli.target import QUEUE_OPTIONS, reached
 from fairturn.cli.terminal import number, printable, progress
@@ -29,6 +29,9 @@ _LINE_END = "\n"
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @click.option("--submitted-from", type=TIMESTAMP, help="Only submitted at or after this time.")
 @click.option("--submitted-before", type=TIMESTAMP, help="Only submitted before this time.")
+@click.option(
+    "--kind", multiple=True, help="Only of this kind of work; may be given several times."
+)
 @click.option("--anonymous", is_flag=True, help="Write numbers instead of customers' names.")
 @setting_options(*QUEUE_OPTIONS, "url", "key_file")
 def command(
@@ -37,13 +40,15 @@ def command(
     force: bool,
     submitted_from: int | None,
     submitted_before: int | None,
+    kind: tuple[str, ...],
     anonymous: bool,
     flags: Flags,
 ) -> None:
     """Write the completed documents of a queue as CSV, oldest first.
 
     The columns are those that `fairturn replay` and `fairturn simulate` read: at_s (seconds since
-    the first document), customer, cost_s (run time), and weight if a customer has one.
+    the first document), customer, cost_s (run time), weight if a customer has one, and kind if a
+    document has another than the default kind.
 
     \b
     fairturn export --submitted-from 2030-01-31T00:00Z --output yesterday.csv
@@ -54,9 +59,12 @@ def command(
     if output is not None and output.exists() and not force:
         raise CommandExit(f"{output} exists already; --force replaces it", WRONG_USE)
     with reached(flags) as queue:
-        with progress("Reading") as advance:
+        with misuse_is_wrong_use(), progress("Reading") as advance:
             documents = queue.iterate(
-                states="completed", submitted_from=submitted_from, submitted_before=submitted_before
+                states="completed",
+                submitted_from=submitted_from,
+                submitted_before=submitted_before,
+                kinds=kind or None,
             )
             trace = history.trace_of(documents, progress=advance)
         customers = entities(queue.customers, None, None)

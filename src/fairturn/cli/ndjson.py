@@ -8,11 +8,13 @@ from typing import Any, BinaryIO
 from fairturn.cli.batches import BatchEntry, SubmissionRejected
 from fairturn.cli.options import timestamp_of
 from fairturn.model import Submission, SubmissionFields
+from fairturn.wire import SUBMISSION, TIMESTAMP
 
 # A payload of the maximum size with every character escaped to six.
 LINE_BYTES_MAX = 128 * 1_048_576
 # A line names a file instead of its content.
 FIELDS = ("customer", *(name for name in SubmissionFields.__annotations__ if name != "content"))
+_TIMESTAMPS = tuple(field.name for field in SUBMISSION if field.type is TIMESTAMP)
 _READ_BYTES = 1_048_576
 
 
@@ -76,8 +78,9 @@ def _entry(where: str, line: bytes, customer: str | None) -> BatchEntry:
         value.setdefault("customer", customer)
     if "customer" not in value:
         raise ValueError("the line has no customer; add one, or pass CUSTOMER")
-    if isinstance(value.get("due_at"), str):
-        value["due_at"] = timestamp_of(value["due_at"])
+    for field in _TIMESTAMPS:
+        if isinstance(value.get(field), str):
+            value[field] = timestamp_of(value[field])
     return BatchEntry(where, Submission(**value), len(line) + _size(value.get("file")))
 
 

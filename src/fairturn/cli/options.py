@@ -15,6 +15,7 @@ from fairturn.model import PAGE_MAX, State
 from fairturn.priority import LEVELS, Reset, Rule
 
 SECONDS_MAX = 1_000_000_000
+_UNITS = {"min": 60, "s": 1, "h": 3_600, "d": 86_400}
 Flags = Mapping[str, Any]  # the options of settings by name; None for an omitted one
 T = TypeVar("T")
 
@@ -33,13 +34,26 @@ class ReaderType(click.ParamType[T]):
             self.fail(f"{error}.", param, ctx)
 
 
-def _seconds_of(value: Any) -> float:
+def seconds_of(value: Any) -> float:
+    """Convert a number of seconds. Raises `ValueError`."""
     try:
         number = float(value)
     except ValueError:
         raise ValueError(f"{value!r} is not a number of seconds") from None
     if not 0 <= number <= SECONDS_MAX:  # also false for NaN
         raise ValueError(f"{value} is not between 0 and {SECONDS_MAX:,} seconds")
+    return number
+
+
+def _duration_of(value: Any) -> float:
+    text = str(value)
+    unit = next((unit for unit in _UNITS if text.endswith(unit)), "")
+    try:
+        number = float(text.removesuffix(unit)) * _UNITS.get(unit, 1)
+    except ValueError:
+        raise ValueError(f"{value!r} is not a duration, such as 90s, 30min, 2h or 7d") from None
+    if not 0 < number <= SECONDS_MAX:  # also false for NaN
+        raise ValueError(f"{value} is not positive and at most {SECONDS_MAX:,} seconds")
     return number
 
 
@@ -61,7 +75,8 @@ def timestamp_of(text: str) -> int:
         ) from None
 
 
-SECONDS = ReaderType("seconds", _seconds_of)
+SECONDS = ReaderType("seconds", seconds_of)
+DURATION = ReaderType("duration", _duration_of)
 THRESHOLDS = ReaderType("a,b,…", _thresholds_of)
 TIMESTAMP = ReaderType("timestamp", timestamp_of)
 
@@ -161,6 +176,19 @@ def refuse_before_subcommand(ctx: click.Context) -> None:
     given = click.core.ParameterSource.COMMANDLINE
     if any(ctx.get_parameter_source(name) is given for name in ctx.params):
         wrong_use(f"options come last: {ctx.command_path} {ctx.invoked_subcommand} … --OPTION")
+
+
+def removable_settings(**given: tuple[Any, bool]) -> dict[str, Any]:
+    """Return the settings to change, from the values of --SETTING and --no-SETTING; None removes a
+    setting."""
+    changes = {}
+    for setting, (value, is_removed) in given.items():
+        if value is not None and is_removed:
+            option = setting.removesuffix("_s").replace("_", "-")  # units are in the value
+            wrong_use(f"--{option} and --no-{option} contradict each other; leave one of them out")
+        if value is not None or is_removed:
+            changes[setting] = value
+    return changes
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping
+from functools import partial
 from importlib import resources
 from itertools import count
 from pathlib import Path
@@ -43,13 +44,23 @@ patience_option = click.option(
 )
 
 
-def _kind_workers_of(text: str) -> tuple[str, int]:
-    kind, separator, workers = text.partition("=")
-    if not separator or not workers.isascii() or not workers.isdigit():
+def per_kind(text: str, *, of: str) -> tuple[str, int]:
+    """Parse a kind and a number of something, such as ocr=2."""
+    kind, separator, n = text.partition("=")
+    if not separator or not n.isascii() or not n.isdigit():
         raise ValueError(f"{text!r} is not KIND=N, such as ocr=2")
-    if not 1 <= int(workers) <= WORKERS_MAX:
-        raise ValueError(f"{workers} workers are not from 1 to {WORKERS_MAX:,}")
-    return kind_name(kind), int(workers)
+    if not 1 <= int(n) <= WORKERS_MAX:
+        raise ValueError(f"{n} {of} are not from 1 to {WORKERS_MAX:,}")
+    return kind_name(kind), int(n)
+
+
+workers_for_option = click.option(
+    "--workers-for",
+    type=ReaderType("KIND=N", partial(per_kind, of="workers")),
+    multiple=True,
+    metavar="KIND=N",
+    help="Workers that serve one kind, asked before the others; may be repeated.",
+)
 
 
 @click.command("replay")
@@ -63,13 +74,7 @@ def _kind_workers_of(text: str) -> tuple[str, int]:
     metavar="N",
     help="Documents that run at the same time, in workers that serve all kinds.",
 )
-@click.option(
-    "--workers-for",
-    type=ReaderType("KIND=N", _kind_workers_of),
-    multiple=True,
-    metavar="KIND=N",
-    help="Workers that serve one kind, asked before the others; may be repeated.",
-)
+@workers_for_option
 @rule_options
 @click.option(
     "--costs",
@@ -136,7 +141,7 @@ def _read(file: Path | None) -> "Trace":
 
 
 def _plan(trace: "Trace", workers: int, workers_for: tuple[tuple[str, int], ...]) -> "Plan":
-    from fairturn.simulator.replay import plan_of
+    from fairturn.simulator.plan import plan_of
 
     try:
         return plan_of(trace, workers, workers_for)

@@ -169,6 +169,12 @@ def option_settings() -> dict[str, SettingDefinition]:
         KEY: process(_text, None),
         "key_file": process(_text, None, "Its access key; or set FAIRTURN_KEY.", FILE_METAVAR),
         "handler": worker(_handler, None, "", "[MODULE:FUNCTION]"),
+        "kind": worker(
+            _kinds,
+            (),
+            "A kind of work to serve; may be given several times. All by default.",
+            "KIND",
+        ),
         "concurrency": worker(_count, 4, "Slots of the worker; 4.", "N"),
         "threads": worker(_yes_or_no, False, "Threads instead of processes."),
         "time_limit_s": worker(_seconds, None, "For one document; none by default.", "SECONDS"),
@@ -438,6 +444,13 @@ def _address(part: Any) -> str:
     return str(ip_network(part.strip()))
 
 
+def _kind(part: Any) -> str:
+    from fairturn.validation.text import kind_name
+
+    return kind_name(part.strip())
+
+
+_kinds = _list_of(_kind, "kinds of work, such as text,ocr")
 _variables = _list_of(_variable, "names of environment variables, such as TESSDATA_PREFIX,HF_*")
 _addresses = _list_of(_address, "addresses or networks, such as 10.0.0.7 or 10.0.0.0/24")
 _whole_numbers = _list_of(_whole, "whole numbers, such as -2,-4,-6,-8,-10,-12,-14,-20")

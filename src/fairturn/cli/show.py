@@ -15,11 +15,12 @@ from fairturn.cli.exit_codes import WRONG_USE, CommandExit, wrong_use
 from fairturn.cli.options import Flags
 from fairturn.cli.target import QueueOrClient, place_options, reached
 from fairturn.cli.terminal import duration, number, print_line, printable, size, timestamp
+from fairturn.cli.timeline import print_attempts
 from fairturn.cli.values import document_as_json, stopping
 from fairturn.clock import SystemClock
 from fairturn.errors import NotAllowed
-from fairturn.model import Document
-from fairturn.wire import SUBMISSION
+from fairturn.model import DEFAULT_KIND_NAME, Document
+from fairturn.wire import ATTEMPT, SUBMISSION, to_json
 
 PREVIEW_CHARACTERS = 1_000
 _STANDARD_OUTPUT = "-"
@@ -37,6 +38,9 @@ _STANDARD_OUTPUT = "-"
     help="Write the result or content to FILE; - is standard output.",
 )
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@click.option(
+    "--details", is_flag=True, help="Print the end of the traceback and output of each attempt."
+)
 @place_options
 def command(
     *,
@@ -45,13 +49,15 @@ def command(
     of_content: bool,
     output: str | None,
     force: bool,
+    details: bool,
     as_json: bool,
     flags: Flags,
 ) -> None:
     """Show everything about one document.
 
-    Payload and result are shortened; --content and --result print them in full. With --json both
-    are in the line, unless they are bytes.
+    Attempts that failed, lost their lease or ended a step are in a table. Payload and result are
+    shortened; --content and --result print them in full. With --json all of them are in the line,
+    except bytes.
 
     \b
     fairturn show 0c2f1d4b5a69788
@@ -73,6 +79,7 @@ def command(
             print_line(_as_json(queue, document))
         else:
             _print(queue, document, SystemClock().now())
+            print_attempts(document, queue.attempts(document.id), details=details)
 
 
 # ── Contents and results ─────────────────────────────────────────────────────────────────────────
@@ -127,6 +134,7 @@ def _write(source: BinaryIO, output: str | None, *, force: bool) -> None:
 
 def _as_json(queue: QueueOrClient, document: Document) -> dict[str, Any]:
     line = document_as_json(document)
+    line["timeline"] = [to_json(ATTEMPT, each) for each in queue.attempts(document.id)]
     if document.body_type == "payload":
         line["payload"] = queue.payload(document.id)
     if document.state == "completed":
@@ -146,6 +154,7 @@ def _print(queue: QueueOrClient, document: Document, now: int) -> None:
         "state": f"{document.state}, stopping" if stopping(document) else document.state.value,
         "priority": f"{document.priority} (pending documents count {document.count})",
         "attempts": _attempts(queue, document),
+        "finished steps": str(document.step) if document.step else None,
         "progress": _progress(document),
         "error": document.error,
         # The store keeps the last worker, which a waiting document no longer has.
@@ -155,6 +164,7 @@ def _print(queue: QueueOrClient, document: Document, now: int) -> None:
         "retry at" if document.attempts else "due": timestamp(document.due_at_us)
         if ahead
         else None,
+        "expired" if document.state == "expired" else "expires": timestamp(_expiry(document)),
         "claimed": timestamp(document.claimed_at_us),
         "ended": timestamp(document.ended_at_us),
         "took": None if document.real_cost is None else duration(document.real_cost),
@@ -173,11 +183,19 @@ def _print(queue: QueueOrClient, document: Document, now: int) -> None:
 
 
 def _described(document: Document) -> dict[str, str | None]:
-    """Return the fields of the submission that have no line of their own elsewhere."""
-    values, elsewhere = document_as_json(document), ("name", "due_at", "parent")
-    return {
-        each.name: _text(values[each.name]) for each in SUBMISSION if each.name not in elsewhere
-    }
+    """Return the fields of the submission that have no line of their own elsewhere. The default
+    kind is omitted."""
+    elsewhere = {"name", "due_at", "expires_at", "parent"}
+    if document.kind == DEFAULT_KIND_NAME:
+        elsewhere.add("kind")
+    values = document_as_json(document)
+    shown = values.keys() - elsewhere  # a document states its expiry as a timestamp alone
+    return {each.name: _text(values[each.name]) for each in SUBMISSION if each.name in shown}
+
+
+def _expiry(document: Document) -> int | None:
+    """Return when the document expires or expired; None if its expiry does not apply."""
+    return document.expires_at_us if document.state == "expired" else document.expiry
 
 
 def _text(value: Any) -> str | None:

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from fairturn.cli.exit_codes import CommandExit, misuse_is_wrong_use, wrong_use
-from fairturn.cli.options import SECONDS, ReaderType, choice, rule_of, rule_options
-from fairturn.cli.replay import WORKERS_MAX, patience_option
+from fairturn.cli.options import SECONDS, ReaderType, choice, rule_of, rule_options, seconds_of
+from fairturn.cli.replay import WORKERS_MAX, patience_option, per_kind, workers_for_option
 from fairturn.cli.terminal import (
     console,
     number,
@@ -22,11 +22,15 @@ from fairturn.cli.terminal import (
 from fairturn.clock import microseconds
 from fairturn.priority import Rule
 from fairturn.scheduling.flows import Costs
+from fairturn.validation.text import kind_name
 
 if TYPE_CHECKING:
     from fairturn.simulator.comparison import Comparison, Discipline, Result
+    from fairturn.simulator.measures import WaitSummary
+    from fairturn.simulator.plan import Outage
     from fairturn.simulator.readings import Reading
     from fairturn.simulator.scenario import Scenario
+    from fairturn.simulator.trace import Trace
 
 # The values of `comparison.Discipline`, which is not loaded for the help; a test compares them.
 MODES = (*("fair", "equal", "levels", "fifo", "ageing", "round-robin"), *("ideal-levels", "ideal"))
@@ -34,8 +38,17 @@ DEFAULT_MODES = ("fair", "equal", "levels", "fifo", "ideal-levels", "ideal")
 FILE_WORKERS = 4
 # Shorter simulations end before a progress bar could be read.
 DOCUMENTS_WITH_PROGRESS = 20_000
-COLUMNS = ("mode", "n", "mean", "p50", "p95", "p99", "max", "gap", "lag")
+WAIT_COLUMNS = ("mode", "n", "mean", "p50", "p95", "p99", "max")
+COLUMNS = (*WAIT_COLUMNS, "gap", "lag")
 Named = tuple[tuple[str | None, float], ...]
+
+
+class OutageTimes(NamedTuple):
+    """The value of `--outage`."""
+
+    kinds: tuple[str, ...]
+    from_s: float
+    to_s: float
 
 
 def _per_customer(value: str, *, for_all: bool = False) -> Named:
@@ -52,6 +65,16 @@ def _per_customer(value: str, *, for_all: bool = False) -> Named:
     return tuple(found)
 
 
+def _outage_of(value: str) -> OutageTimes:
+    """Parse an outage, such as ocr=600..2400, or ocr,text=600..2400."""
+    kinds, equals, times = value.rpartition("=")
+    begin, dots, end = times.partition("..")
+    if not equals or not dots:
+        raise ValueError(f"{value!r} is not KIND=FROM..TO in seconds, such as ocr=600..2400")
+    names = tuple(kind_name(kind) for kind in kinds.split(","))
+    return OutageTimes(names, seconds_of(begin), seconds_of(end))
+
+
 @click.command("simulate")
 @click.argument("target", metavar="WORKLOAD|FILE", required=False)
 @click.option("--list", "list_them", is_flag=True, help="List the named workloads.")
@@ -65,11 +88,12 @@ def _per_customer(value: str, *, for_all: bool = False) -> Named:
 )
 @click.option(
     "--workers",
-    type=click.IntRange(1, WORKERS_MAX),
+    type=click.IntRange(0, WORKERS_MAX),
     metavar="N",
-    help="Documents that run at the same time; by default the workload's, or "
-    f"{FILE_WORKERS} for a file.",
+    help="Documents that run at the same time, in workers that serve all kinds; by default the "
+    f"workload's, or {FILE_WORKERS} for a file.",
 )
+@workers_for_option
 @click.option(
     "--readings",
     "with_readings",
@@ -87,6 +111,33 @@ def _per_customer(value: str, *, for_all: bool = False) -> Named:
     "limits",
     type=ReaderType("a=n,b=n", partial(_per_customer, for_all=True)),
     help="Maximum of running documents of each customer (4) or of some (a=4,b=2).",
+)
+@click.option(
+    "--kind-limit",
+    "kind_limits",
+    type=ReaderType("KIND=N", partial(per_kind, of="documents")),
+    multiple=True,
+    metavar="KIND=N",
+    help="Maximum of running documents of a kind; may be repeated.",
+)
+@click.option(
+    "--outage",
+    "outages",
+    type=ReaderType("KIND=FROM..TO", _outage_of),
+    multiple=True,
+    metavar="KIND=FROM..TO",
+    help="Seconds from the start in which the service that a kind needs is unavailable; may be "
+    "repeated.",
+)
+@click.option(
+    "--fails-after",
+    type=SECONDS,
+    help="With --outage: the time after which an attempt reports it; 1 by default.",
+)
+@click.option(
+    "--retry-after",
+    type=SECONDS,
+    help="With --outage: the first interval of probes that a report asks for; 5 by default.",
 )
 @click.option("--costs", type=choice(Costs), help="The cost of a document in turns.")
 @patience_option
@@ -131,6 +182,7 @@ def command(
     fairturn simulate dump --report dump.html
     fairturn simulate dump --mode fair --mode levels --reset periodic
     fairturn simulate yesterday.csv --workers 8 --limit 4
+    fairturn simulate yesterday.csv --workers-for ocr=2 --outage ocr=3600..5400
     fairturn simulate --readings --mode fair
     """
     if list_them:
@@ -147,9 +199,7 @@ def command(
     if target is None:
         wrong_use("no target; pass a workload of --list, or a file")
     scenario = _scenario(target, settings)
-    comparison = _compare(
-        scenario, modes or DEFAULT_MODES, rule=rule, patience_us=microseconds(patience)
-    )
+    comparison = _compare(scenario, modes, rule=rule, patience_us=microseconds(patience))
     if report is not None:
         from fairturn.simulator.report import page
 
@@ -189,10 +239,33 @@ def _scenario(target: str, settings: dict[str, Any]) -> "Scenario":
             made = _read(Path(target), settings)
         return made.changed(
             workers=settings["workers"],
+            workers_for=settings["workers_for"],
             costs=None if settings["costs"] is None else Costs(settings["costs"]),
             weights=[(name or "", weight) for name, weight in settings["weights"] or ()],
             limits=[(name, _whole(limit)) for name, limit in settings["limits"] or ()],
+            kind_limits=settings["kind_limits"],
+            outages=_outages(made.trace, settings),
         )
+
+
+def _outages(trace: "Trace", settings: dict[str, Any]) -> "list[Outage]":
+    from fairturn.scheduling.outages import PROBE_US
+    from fairturn.simulator.plan import FAILS_AFTER_US, Outage
+
+    fails_after_s, retry_after_s = settings["fails_after"], settings["retry_after"]
+    for option in ("fails_after", "retry_after"):
+        if settings[option] is not None and not settings["outages"]:
+            wrong_use(f"--{option.replace('_', '-')} has no effect without --outage; add it")
+    return [
+        Outage(
+            kinds=tuple(sorted({trace.kind_number(kind) for kind in times.kinds})),
+            at=microseconds(times.from_s),
+            back_at=microseconds(times.to_s),
+            fails_after_us=FAILS_AFTER_US if fails_after_s is None else microseconds(fails_after_s),
+            retry_after_us=PROBE_US if retry_after_s is None else microseconds(retry_after_s),
+        )
+        for times in settings["outages"]
+    ]
 
 
 def _read(path: Path, settings: dict[str, Any]) -> "Scenario":
@@ -224,58 +297,68 @@ def _whole(number: float) -> int:
 
 
 def _compare(scenario: "Scenario", modes: tuple[str, ...], **options: Any) -> "Comparison":
-    from fairturn.simulator.comparison import Discipline, compare
+    from fairturn.simulator.comparison import Discipline, compare, modes_of
 
-    wanted = [Discipline(mode) for mode in dict.fromkeys(modes)]
+    wanted = [Discipline(mode) for mode in dict.fromkeys(modes or DEFAULT_MODES)]
+    if not modes:
+        wanted = modes_of(scenario, wanted)
     total = len(wanted) * len(scenario.trace)
     if total < DOCUMENTS_WITH_PROGRESS:
-        return compare(scenario, wanted, **options)
+        with misuse_is_wrong_use():
+            return compare(scenario, wanted, **options)
     with progress("Simulating", total) as advance:
 
         def report(mode: "Discipline", done: int) -> None:
             advance(wanted.index(mode) * len(scenario.trace) + done)
 
-        return compare(scenario, wanted, progress=report, **options)
+        with misuse_is_wrong_use():
+            return compare(scenario, wanted, progress=report, **options)
 
 
 # ── Tables ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def _print_tables(comparison: "Comparison") -> None:
-    from fairturn.simulator.summary import headline, sentences
+    from fairturn.simulator.summary import findings, headline, workers_in_words
 
     out = console()
     scenario = comparison.scenario
+    lag = "; lag: maximum number of documents behind the two ideals, with levels/without"
     out.print(
         f"{printable(scenario.name)}: {number(len(scenario.trace), 'document')} of "
-        f"{number(len(scenario.trace.names), 'customer')}, "
-        f"{number(scenario.plan.workers, 'worker')}, costs {scenario.costs}. n: documents; waits "
-        "in seconds; gap: the longest time without a claim while waiting; lag: maximum number of "
-        "documents behind the two ideals, with levels/without.\n"
+        f"{number(len(scenario.trace.names), 'customer')}, {workers_in_words(scenario)}, costs "
+        f"{scenario.costs}. n: documents; waits in seconds; gap: the longest time without a claim "
+        f"while waiting{lag if scenario.has_ideal else ''}.\n"
     )
     if not len(scenario.trace):
         return
     for group, name in enumerate(scenario.groups):
         out.print(f"{printable(name)} ({number(len(scenario.members(group)), 'customer')})")
-        print_table(out, COLUMNS, [_cells(result, group) for result in comparison.results])
+        columns = COLUMNS if scenario.has_ideal else COLUMNS[:-1]
+        rows = [_cells(result, group)[: len(columns)] for result in comparison.results]
+        print_table(out, columns, rows)
+        out.print()
+    kinds = scenario.trace.kind_names
+    for kind, name in enumerate(kinds if len(kinds) > 1 else ()):
+        out.print(f"Documents of kind {name}")
+        rows = [_wait_cells(result.mode, result.kinds[kind].waits) for result in comparison.results]
+        print_table(out, WAIT_COLUMNS, rows)
         out.print()
     out.print(printable(headline(comparison)))
-    for sentence in sentences(comparison)[len(scenario.groups) :]:  # the first repeat the tables
+    for sentence in findings(comparison):
         out.print(printable(sentence))
 
 
 def _cells(result: "Result", group_number: int) -> list[str]:
     group = result.groups[group_number]
-    waits = group.waits
-    times = (waits.mean_us, waits.p50_us, waits.p95_us, waits.p99_us, waits.max_us)
+    gap = "" if group.gap_us is None else short_seconds(group.gap_us)
     lags = "/".join(f"{lag}" for lag in group.lags.values())
-    return [
-        result.mode,
-        f"{waits.documents:,}",
-        *(short_seconds(us) for us in times),
-        "" if group.gap_us is None else short_seconds(group.gap_us),
-        lags,
-    ]
+    return [*_wait_cells(result.mode, group.waits), gap, lags]
+
+
+def _wait_cells(mode: str, waits: "WaitSummary") -> list[str]:
+    times = (waits.mean_us, waits.p50_us, waits.p95_us, waits.p99_us, waits.max_us)
+    return [mode, f"{waits.documents:,}", *(short_seconds(us) for us in times)]
 
 
 # ── Readings of the rule ─────────────────────────────────────────────────────────────────────────

@@ -23,8 +23,8 @@ from fairturn.cli.exit_codes import (
     wrong_use,
 )
 from fairturn.cli.ndjson import groups_of
+from fairturn.cli.options import DURATION, Flags
 from fairturn.cli.options import TIMESTAMP as TIMESTAMP_TYPE
-from fairturn.cli.options import Flags
 from fairturn.cli.target import place_options, reached
 from fairturn.cli.terminal import (
     console,
@@ -44,6 +44,7 @@ from fairturn.wire import (
     JSON_ARRAY,
     JSON_OBJECT,
     RECEIPT,
+    SECONDS,
     SUBMISSION,
     TIMESTAMP,
     FieldType,
@@ -78,12 +79,14 @@ def _field_options(command: Callable[..., Any]) -> Callable[..., Any]:
         JSON_ARRAY: {"multiple": True},
         COST: {"type": float},
         TIMESTAMP: {"type": TIMESTAMP_TYPE},
+        SECONDS: {"type": DURATION},
         DOCUMENT_ID: {"metavar": "ID"},
     }
     notes = {
         JSON_OBJECT: "; may be given several times",
         JSON_ARRAY: "; may be given several times",
         TIMESTAMP: ", such as 2030-01-31T08:00Z",
+        SECONDS: ", such as 30min, 2h or 7d",
     }
     for each in reversed(SUBMISSION):
         about = f"{each.description}{notes.get(each.type, '')}."

@@ -10,22 +10,37 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairturn.cli.deadline import begin_deadline
-from fairturn.cli.exit_codes import misuse_is_wrong_use
+from fairturn.cli.exit_codes import misuse_is_wrong_use, wrong_use
 from fairturn.cli.options import Flags, json_option, setting_options
 from fairturn.cli.settings import WORKER, SettingValue, names_of, values_of
 from fairturn.cli.target import QUEUE_OPTIONS, opened, settings_here
 from fairturn.cli.terminal import ProgressCallback, duration, json_line, number, printable, progress
 from fairturn.clock import SECOND_US, microseconds
-from fairturn.model import FAILED, Document, Failed
+from fairturn.model import (
+    DEFAULT_KIND_NAME,
+    FAILED,
+    Advanced,
+    Document,
+    Failed,
+    OutageReport,
+    Outcome,
+    Snoozed,
+    State,
+)
 
 if TYPE_CHECKING:
     from fairturn.queue import Queue
     from fairturn.worker.events import DocumentEnded, Event, WorkerIdle
+    from fairturn.worker.outcomes import WorkerTotals
     from fairturn.worker.worker import Worker
 
 WORKER_OPTIONS = names_of(WORKER)
 # Parameters of `Worker` whose names differ from their settings.
-_PARAMETERS = {"memory_limit": "memory_limit_bytes", "file_limit": "file_limit_bytes"}
+_PARAMETERS = {
+    "memory_limit": "memory_limit_bytes",
+    "file_limit": "file_limit_bytes",
+    "kind": "kinds",
+}
 _BACKOFF = ("retry_first_s", "retry_factor", "retry_most_s")  # in the order of `Backoff`
 _NO_HANDLER = """\
 no handler: pass the function that processes each document.
@@ -51,7 +66,8 @@ def command(*, until_empty: bool, as_json: bool, flags: Flags) -> None:
     """Process documents: run a handler on each, in the order of service.
 
     The handler is a function of a module in this folder, or of an installed one. It gets the
-    document and returns its result; see docs/worker.md.
+    document and returns its result; see docs/worker.md. The name of a registry (Handlers) runs the
+    handler of each document's kind of work; see docs/pipelines.md.
 
     A line is printed for each attempt when it ends; with --concurrency 1 in the order of the
     claims. After Ctrl-C or SIGTERM, running documents finish; a second signal releases them.
@@ -59,6 +75,7 @@ def command(*, until_empty: bool, as_json: bool, flags: Flags) -> None:
     \b
     fairturn work invoices:process --concurrency 8 --time-limit 60
     fairturn work invoices:process --until-empty --concurrency 1 --json
+    fairturn work pipeline:handlers --kind ocr
     """
     settings = settings_here(flags)
     refuse_no_handler(settings)
@@ -69,7 +86,7 @@ def command(*, until_empty: bool, as_json: bool, flags: Flags) -> None:
             lines = EventPrinter(advance, as_json=as_json)
             worker = worker_of(queue, settings, lines.add, _warn)
             with redirect_stdout(sys.stderr):  # handlers in threads must not print among outcomes
-                done = worker.run(until_empty=until_empty)
+                done = run_worker(worker, until_empty=until_empty)
     if not as_json:
         counts = (f"{n:,} {name}" for name, n in done._asdict().items() if n)
         click.echo(f"Attempts: {', '.join(counts) or 'none'}.", err=True)
@@ -99,10 +116,22 @@ def worker_of(
             begin_deadline(values["grace_s"], warn, now=now)
             super().stop(now=now)
 
+    values["kind"] = values["kind"] or None
     values["retry"] = Backoff(*(values.pop(name) for name in _BACKOFF))
     given = {_PARAMETERS.get(name, name): value for name, value in values.items()}
     with misuse_is_wrong_use():
         return InterruptibleWorker(queue, on_event=on_event, **given)
+
+
+def run_worker(worker: "Worker", *, until_empty: bool = False) -> "WorkerTotals":
+    """Run the worker. A kind that the handlers do not register, which is found when a child has
+    loaded them, is wrong use."""
+    from fairturn.worker.kinds import InvalidKinds
+
+    try:
+        return worker.run(until_empty=until_empty)
+    except InvalidKinds as error:
+        wrong_use(str(error))
 
 
 @contextmanager
@@ -114,7 +143,7 @@ def running(worker: "Worker", on_failure: Callable[[], None]) -> Iterator[None]:
 
     def work() -> None:
         try:
-            worker.run()
+            run_worker(worker)
         except BaseException as error:
             failed.append(error)
             on_failure()
@@ -195,32 +224,23 @@ class EventPrinter:
     def _print_ended(self, event: "DocumentEnded") -> None:
         document, outcome = event.document, event.outcome
         claim = self._claims.pop(document.id, 0)
-        name = type(outcome).__name__.lower()
-        error = retry_in_us = None
-        if isinstance(outcome, Failed):
-            error = outcome.error
-            retry_in_us = None if document.ended else outcome.retry_in_us
         if self._as_json:
             line = _json(
                 document,
                 claim=claim,
-                outcome=name,
+                outcome=_name_of(outcome),
                 seconds=round(event.seconds, 6),
-                error=error,
-                retry_in_s=None if retry_in_us is None else retry_in_us / SECOND_US,
+                error=_error_of(document, outcome),
+                retry_in_s=_retry_s(document, outcome),
+                next_kind=outcome.kind if isinstance(outcome, Advanced) else None,
             )
-        elif name == "released" and not event.seconds:
+        elif _name_of(outcome) == "released" and not event.seconds:
             return  # it was prefetched and never started
         else:
             assert document.claimed_at_us is not None
             waited = duration(document.claimed_at_us - document.submitted_at_us)
             took = duration(microseconds(event.seconds))
-            ending = document.state.value if document.state in FAILED else name
-            if retry_in_us is not None:
-                ending += f", retry in {duration(retry_in_us)}"
-            if error:
-                ending += f": {printable(error)}"
-            line = _line(document, f"waited {waited}, took {took}", ending)
+            line = _line(document, f"waited {waited}, took {took}", _ending(document, outcome))
         self._print(line)
         self._ended += 1
         self._advance(self._ended)
@@ -238,9 +258,48 @@ class EventPrinter:
         self._out.flush()
 
 
+def _name_of(outcome: Outcome) -> str:
+    return "unavailable" if isinstance(outcome, OutageReport) else type(outcome).__name__.lower()
+
+
+def _error_of(document: Document, outcome: Outcome) -> str | None:
+    """Return the error of an attempt, or why the store refused its outcome."""
+    if isinstance(outcome, Failed | OutageReport):
+        return outcome.error
+    return document.error if document.state is State.DEAD else None
+
+
+def _retry_s(document: Document, outcome: Outcome) -> float | None:
+    """Return after which delay the document waits again; None if it does not, or if the delay
+    depends on an outage."""
+    delay_us = None
+    if isinstance(outcome, Failed):
+        delay_us = outcome.retry_in_us
+    elif isinstance(outcome, Snoozed):
+        delay_us = outcome.delay_us
+    return None if delay_us is None or document.ended else delay_us / SECOND_US
+
+
+def _ending(document: Document, outcome: Outcome) -> str:
+    """Return how an attempt ended, for people."""
+    if document.state in FAILED:
+        ending = document.state.value
+    elif isinstance(outcome, Advanced):
+        ending = f"advanced to {outcome.kind}"
+    elif isinstance(outcome, OutageReport):
+        ending = f"{printable(outcome.service or document.kind)} unavailable"
+    else:
+        ending = _name_of(outcome)
+    retry_s = _retry_s(document, outcome)
+    if retry_s is not None:
+        ending += f", retry in {duration(microseconds(retry_s))}"
+    error = _error_of(document, outcome)
+    return f"{ending}: {printable(error)}" if error else ending
+
+
 def _idle(event: "WorkerIdle") -> str:
     parts = (
-        (event.waiting, "of customers that are paused or at their limit"),
+        (event.waiting, "of customers or kinds that are paused, held or at their limit"),
         (event.delayed, "delayed"),
         (event.running, "running in other workers"),
     )
@@ -250,7 +309,8 @@ def _idle(event: "WorkerIdle") -> str:
 
 def _line(document: Document, times: str, ending: str) -> str:
     customer = printable(document.customer)
-    return f"{document.id}  priority {document.priority}  {times}  {customer}  {ending}"
+    kind = "" if document.kind == DEFAULT_KIND_NAME else f", {document.kind}"
+    return f"{document.id}  priority {document.priority}{kind}  {times}  {customer}  {ending}"
 
 
 def _json(document: Document, **attempt: Any) -> str:
@@ -259,6 +319,8 @@ def _json(document: Document, **attempt: Any) -> str:
         "claim": None,
         "id": document.id,
         "customer": document.customer,
+        "kind": document.kind,
+        "step": document.step,
         "priority": document.priority,
         "count": document.count,
         "submitted_at": document.submitted_at_us,
@@ -269,6 +331,7 @@ def _json(document: Document, **attempt: Any) -> str:
         "seconds": None,
         "error": None,
         "retry_in_s": None,
+        "next_kind": None,
     }
     return json_line(line | attempt)
 
