@@ -5,6 +5,7 @@ import json
 from fairturn import Queue
 from fairturn.clock import SECOND_US
 from fairturn.model import Completed, Failed, Filter, Outcome, Progress, State
+from tests.commands import hold
 
 LEASE_US = 3_600 * SECOND_US
 _SCRIPT = "window.hacked=1"
@@ -40,7 +41,7 @@ def fill(queue: Queue, hostile: int = 12) -> dict[str, str]:
         name = HOSTILE[number % hostile]
         queue.submit(name, payload={"n": number, "text": name}, name=name, metadata={name: name})
     store = queue.store
-    store.sign_on("<i>worker</i>", 40)
+    store.sign_on("<i>worker</i>", 40, ["default", "ocr"])
     claimed = store.claim(40, worker="<i>worker</i>", lease_us=LEASE_US).claims
     outcomes: list[Outcome] = []
     for number, claim in enumerate(claimed[:30]):
@@ -60,4 +61,10 @@ def fill(queue: Queue, hostile: int = 12) -> dict[str, str]:
         for state in (State.WAITING, State.RUNNING, State.COMPLETED, State.DEAD)
     }
     queue.set_customer("paused one", paused=True)
+    queue.set_kind("ocr", limit=2)
+    queue.set_kind("export", paused=True)
+    queue.set_kind("classify")  # which no worker serves
+    for kind in ("ocr", "ocr", "export", "classify"):
+        queue.submit("Elmira Foods", payload=kind, name=f"{kind}.pdf", kind=kind)
+    hold(queue, "<i>ocr</i> " + "x" * 40)
     return found

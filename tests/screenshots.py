@@ -19,8 +19,18 @@ from playwright.sync_api import Browser, BrowserContext
 from fairturn import Queue, Submission
 from fairturn.access.registry import KeyRegistry
 from fairturn.clock import SECOND_US, ManualClock, SystemClock
-from fairturn.model import Completed, Failed, Fence, Filter, Outcome, Progress, State
+from fairturn.model import (
+    Advanced,
+    Completed,
+    Failed,
+    Fence,
+    Filter,
+    Outcome,
+    Progress,
+    State,
+)
 from tests.browser import browser, page_app, page_served
+from tests.commands import hold
 from tests.http_server import TOKEN, served_app
 
 FOLDER = Path(__file__).parent.parent / "docs" / "page"
@@ -146,6 +156,10 @@ def main() -> None:
             pictures(found, url, queue, everything=everything)
         with Queue(":memory:") as empty, page_served(empty) as url:
             first_steps(found, url, everything=everything)
+        with Queue(":memory:") as several, page_served(several) as url:
+            kinds_of_work(found, url, several, everything=everything)
+        with Queue(":memory:", kinds="open") as held, page_served(held) as url:
+            outage(found, url, held, everything=everything)
 
 
 def pictures(found: Browser, url: str, queue: Queue, *, everything: bool) -> None:
@@ -196,6 +210,51 @@ def pictures(found: Browser, url: str, queue: Queue, *, everything: bool) -> Non
             found, url, viewport=PHONE, language="de", storage_state=theirs.storage_state()
         )
         take(own_phone, "own-phone", "/mine")
+
+
+def kinds_of_work(found: Browser, url: str, queue: Queue, *, everything: bool) -> None:
+    """Show a queue with kinds of work: one limited, one paused, one that no worker serves."""
+    random = Random(4)
+    queue.set_kind("ocr", limit=2, attempts_max=3)
+    queue.set_kind("export", paused=True)
+    for kind in ("text", "classify"):
+        queue.set_kind(kind)
+    kinds = ("text", "text", "ocr", "classify", "export")
+    for number in range(260):
+        name = f"scan-{number:04}.pdf"
+        queue.submit(random.choice([DUMPER, *QUIET]), name=name, kind=random.choice(kinds))
+    for worker, slots, served in (("gpu-1", 2, ["ocr"]), ("cpu-1", 4, ["text", "export"])):
+        queue.sign_on(worker, slots, served)
+        queue.claim(slots, worker=worker, lease_s=3_600, kinds=served)
+    light = opened(found, url)
+    take(light, "kinds", "/kinds", height=720)
+    if everything:
+        take(light, "lanes-of-a-kind", "/?kind=ocr")
+        take(opened(found, url, color_scheme="dark", language="es"), "kinds-dark", "/kinds")
+        for name, path in {"kinds": "/kinds", "lanes-of-a-kind": "/?kind=text"}.items():
+            take(opened(found, url, viewport=PHONE, language="pl"), f"{name}-phone", path)
+
+
+def outage(found: Browser, url: str, queue: Queue, *, everything: bool) -> None:
+    """Show a held service, and a document with attempts and steps."""
+    id = queue.submit(DUMPER, name="scan-0412.pdf", kind="text").id
+    queue.sign_on("cpu-1", 1, ["text"])
+    trace = 'Traceback (most recent call last):\n  File "pipeline.py", line 12, in text\nOSError'
+    for outcome in (
+        lambda fence: Failed(fence, "OSError: the file is locked", 0, trace),
+        lambda fence: Advanced(fence, "ocr", "[1,2]"),
+    ):
+        (claim,) = queue.claim(1, worker="cpu-1", lease_s=30, kinds=["text"]).claims
+        queue.finish([outcome(claim.fence)])
+    hold(queue)
+    light = opened(found, url)
+    take(light, "outage", "/", height=520)
+    take(light, "attempts", f"/documents/{id}", height=760)
+    if everything:
+        for name, path in {"outage": "/", "attempts": f"/documents/{id}"}.items():
+            dark = opened(found, url, color_scheme="dark", language="de")
+            take(dark, f"{name}-dark", path)
+            take(opened(found, url, viewport=PHONE, language="pl"), f"{name}-phone", path)
 
 
 def first_steps(found: Browser, url: str, *, everything: bool) -> None:

@@ -23,6 +23,8 @@ SAMPLES: dict[str, Value] = {
     "weight": 2.5,
     "confidence": 0.9,
     "largest": (("acme", 3), ("beta", 1)),
+    "kind": "ocr",
+    "service": "azure-ocr",
 }
 
 
@@ -56,7 +58,11 @@ def reasons() -> Iterator[Reason]:
     yield reason(Code.COMPLETED, worker=None)
     yield reason(Code.STARTS_AFTER, earliest_us=SECOND_US)
     yield reason(Code.SERVED_MEANWHILE, customers=2)
-    yield reason(Code.WAITED, attempts=1)
+    yield reason(Code.WAITED, attempts=1, step=0)
+    yield reason(Code.OUTAGE_OVER, service=None)
+    for service in (None, "azure-ocr"):
+        for probe_in_us in (0, SECOND_US):
+            yield reason(Code.OUTAGE, service=service, probe_in_us=probe_in_us)
 
 
 # ── Complete ─────────────────────────────────────────────────────────────────────────────────────
@@ -256,6 +262,10 @@ def test_a_start_that_nobody_can_tell_is_not_put_into_less_than_a_second() -> No
         (State.DELAYED, Code.NEXT, "is waiting"),
         (State.RUNNING, Code.RUNNING, "is running"),
         (State.RUNNING, Code.LEASE_EXPIRED, "is waiting"),
+        (State.DELAYED, Code.SNOOZED, "does not wait for its turn yet"),
+        (State.DELAYED, Code.RETURNED, "does not wait for its turn yet"),
+        (State.DELAYED, Code.EXPIRY_PASSED, "expired before"),
+        (State.WAITING, Code.EXPIRY_PASSED, "expired before"),
     ],
 )
 def test_the_first_sentence_says_how_the_next_claim_will_find_it(

@@ -17,7 +17,7 @@ from fairturn import ClaimedDocument, Queue, Submission, Worker
 from fairturn.access.registry import KeyRegistry
 from fairturn.dashboard.visitors import LANGUAGE_COOKIE
 from fairturn.i18n import languages
-from fairturn.model import Completed, Progress, State
+from fairturn.model import Completed, KindSettings, Progress, State
 from tests.browser import PSEUDO, browser, page_app, page_served, texts_of, watched
 from tests.http_server import TOKEN, key_for, served_app
 from tests.page_contents import HOSTILE, LEASE_US, fill
@@ -41,6 +41,8 @@ class Shown(NamedTuple):
         return {
             "rules": "/priorities?documents=40&apart_s=3",
             "now": "/",
+            "lanes_of_one_kind": "/?kind=ocr",
+            "kinds": "/kinds",
             "waiting": f"/documents/{self.ids['waiting']}",
             "dead": f"/documents/{self.ids['dead']}",
             "search": f"/search?q={hostile}",
@@ -445,6 +447,60 @@ def test_banners_say_that_no_worker_runs_and_who_is_paused(page: Page, queue: Qu
     expect(page.locator("#banners")).to_contain_text("acme")
 
 
+def test_lanes_of_a_kind_are_chosen_stay_in_the_address_and_are_live(
+    page: Page, queue: Queue
+) -> None:
+    for kind in ("ocr", "text"):
+        queue.set_kind(kind)
+        queue.submit(f"{kind} customer", payload=1, name=f"{kind}.pdf", kind=kind)
+    page.goto("/")
+    expect(page.locator("#lanes .chip")).to_have_count(2)
+    # The choice appears in the open page once the service has seen that there are several kinds.
+    expect(page.get_by_role("combobox", name="Kind of work")).to_be_visible()
+
+    page.get_by_role("combobox", name="Kind of work").select_option("ocr")
+
+    expect(page.locator("#lanes .chip")).to_have_count(1)
+    expect(page.locator("#why")).to_contain_text("ocr.pdf")
+    assert page.url.endswith("/?kind=ocr")
+    for kind in ("text", "ocr"):
+        queue.submit(f"{kind} customer", payload=2, kind=kind)
+    expect(page.locator("#lanes .chip")).to_have_count(2)  # by the stream of changes
+    expect(page.locator("#lanes .chosen")).to_contain_text("Waiting 2")
+    page.reload()
+    expect(page.get_by_role("combobox", name="Kind of work")).to_have_value("ocr")
+    page.get_by_role("combobox", name="Kind of work").select_option("all")
+    expect(page.locator("#lanes .chip")).to_have_count(4)
+
+
+def test_a_kind_is_limited_paused_resumed_and_created(page: Page, queue: Queue) -> None:
+    queue.set_kind("ocr")
+    queue.submit("acme", payload=1, kind="ocr")
+    wait_until(lambda: "/kinds" in page.request.get("/").text(), "the service saw the kinds")
+    page.goto("/")
+    page.keyboard.press("g")
+    page.keyboard.press("k")
+    page.wait_for_url("**/kinds")
+
+    change = page.get_by_role("row", name="ocr").locator("details")
+    change.locator("summary").click()
+    change.get_by_role("spinbutton", name="Limit").fill("3")
+    change.get_by_role("button", name="Save").click()
+    expect(page.locator(".banner.done")).to_contain_text("in force")
+    assert queue.kind("ocr").settings.limit == 3
+    change.locator("summary").click()
+    change.get_by_role("button", name="Pause").click()
+    expect(page.get_by_role("row", name="ocr")).to_contain_text("paused")
+    assert queue.kind("ocr").settings == KindSettings(limit=3, paused=True)
+    change.locator("summary").click()
+    change.get_by_role("button", name="Resume").click()
+    expect(page.get_by_role("row", name="ocr")).not_to_contain_text("paused")
+    page.get_by_role("textbox", name="Name").fill("export")
+    page.get_by_role("button", name="Create").click()
+    expect(page.get_by_role("row", name="export")).to_be_visible()
+    assert queue.kind("export").settings == KindSettings()
+
+
 def work_all(queue: Queue, handler: Any) -> None:
     """Run a real worker until no document waits or runs."""
     worker = Worker(queue, handler, threads=True, concurrency=4)
@@ -795,6 +851,33 @@ def test_a_customer_uploads_and_sees_its_own_documents_and_nothing_else(
         assert "Secret" not in response.text(), path
     page.goto("/search?q=secret.pdf")
     expect(page.locator("main")).to_contain_text("No document matches.")
+
+
+def test_a_customer_uploads_for_a_kind_and_is_told_of_one_that_is_unknown(
+    chromium: Browser, address: str, queue: Queue, tmp_path: Path
+) -> None:
+    queue.set_kind("ocr")
+    file = tmp_path / "scan 1+2.pdf"
+    file.write_bytes(b"%PDF-1.7")
+    key = key_for(queue, "acme")
+    with looking(chromium, address) as page:
+        log_in(page, key)
+        wait_until(lambda: "upload-kind" in page.request.get("/mine").text(), "it saw the kinds")
+        page.goto("/mine")
+        kind = page.get_by_role("combobox", name="Kind of work")
+        expect(kind).to_have_value("default")
+
+        kind.fill("ocr")
+        page.locator("#files").set_input_files([file])
+        expect(page.locator("#uploads .good")).to_have_text("submitted")
+        kind.fill("orc")
+        page.locator("#files").set_input_files([file])
+
+        expect(page.locator("#uploads .failed")).to_have_text(
+            "not submitted: The queue does not accept this kind of work."
+        )
+        assert [(each.name, each.kind) for each in queue.iterate()] == [("scan 1+2.pdf", "ocr")]
+        expect(page.locator("#own-documents tbody tr")).to_contain_text("ocr")
 
 
 def dropped(page: Page, name: str) -> JSHandle:

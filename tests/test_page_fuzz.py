@@ -95,6 +95,9 @@ USUAL = {
     "submitted_before": ["2040-01-01T00:00", "1"],
     "q": ["scan", "Acme"],
     "tag": ["urgent"],
+    "kind": ["ocr", "default"],
+    "limits": ["true"],
+    "attempts_max": ["", "3"],
     "done": ["saved"],
 }
 

@@ -7,5 +7,6 @@ that escape all values; scripts only replace blocks that have changed (decision 
     renderer, language, texts         templates and avatars; numbers and durations; labels
     samples, failures, customer_index recent activity; failed documents; all customers
     stream                            change notifications
-    now, documents, document_list, search, customers, customer_page, whatif, rules, demo   the pages
+    now, documents, document_list, search, customers, customer_page   the pages
+    kinds, whatif, rules, demo        more pages
 """

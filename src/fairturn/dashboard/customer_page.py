@@ -12,7 +12,15 @@ from fairturn.dashboard.samples import RECENT_US
 from fairturn.dashboard.visitors import Changer, Known, Visitor
 from fairturn.errors import NotFound
 from fairturn.explain.snapshot import waiting_since
-from fairturn.model import Customer, CustomerSettings, Document, Filter, State
+from fairturn.model import (
+    DEFAULT_KIND_NAME,
+    KIND_BYTES_MAX,
+    Customer,
+    CustomerSettings,
+    Document,
+    Filter,
+    State,
+)
 from fairturn.priority import LEVELS
 from fairturn.service.problems import Problem, ProblemCode
 from fairturn.service.submissions import FORM, submit_for
@@ -45,7 +53,17 @@ def show_own(request: Request, visitor: Known, submitted: str | None = None) -> 
         more=len(documents) == DOCUMENTS,
         submitted=submitted,
         size_bytes_max=visitor.service.plan.size_bytes_max,
+        kinds=_kinds(visitor, documents),
+        kind_max=KIND_BYTES_MAX,
     )
+
+
+def _kinds(visitor: Visitor, documents: list[Document]) -> list[str]:
+    """Return the kinds of work to suggest for an upload: only those of the customer's documents,
+    because the others may come from other customers. Empty if the queue has one kind."""
+    if not visitor.page.trail.lately().has_kinds:
+        return []
+    return sorted({DEFAULT_KIND_NAME, *(document.kind for document in documents)})
 
 
 def _own_row(visitor: Visitor, name: str, documents: list[Document]) -> CustomerRow:

@@ -123,6 +123,7 @@ def show_documents(
         further=found,
         full=len(found.documents) >= SIZE,
         states=list(State),
+        kinds=[kind.name for kind in visitor.page.trail.lately().kinds],
     )
 
 

@@ -1,9 +1,9 @@
-"""The page of a document: timeline, explanation, result, actions."""
+"""The page of a document: timeline, explanation, attempts, result, actions."""
 
 import json
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Form, Request
 from starlette.responses import Response
 
 from fairturn.dashboard.renderer import PageRoute, plain, render, see_other
@@ -13,11 +13,12 @@ from fairturn.explain.reasons import Code as ReasonCode
 from fairturn.explain.reasons import Reason
 from fairturn.explain.sentences import tell
 from fairturn.explain.snapshot import waiting_since
-from fairturn.model import Document, State, Stored
+from fairturn.model import SECONDS_MAX, Document, State, Stored
 from fairturn.service import documents as operations
 from fairturn.service.callers import Caller, stored_for
 
 RESULT_CHARACTERS_MAX = 20_000
+HOUR_S = 3_600
 _PRIORITY = (ReasonCode.PRIORITY_FIRST, ReasonCode.PRIORITY_COUNTED, ReasonCode.PRIORITY_OF_PARENT)
 _OVERTAKEN = (ReasonCode.SERVED_MEANWHILE, ReasonCode.SERVED_AT_LEAST)
 
@@ -63,6 +64,7 @@ def show_document(request: Request, visitor: Known, id: str, done: str | None = 
         document=document,
         whole=caller.sees_all,
         timeline=timeline(document, explained, whole=caller.sees_all),
+        attempts=operations.attempts_for(service, caller, id),
         sentences=tell(explained, visitor.tongue.name),
         place=place_of(explained),
         result=_result(stored),
@@ -108,7 +110,8 @@ def timeline(document: Document, explained: Explanation, *, whole: bool) -> list
     if document.due_at_us is not None and document.attempts == 0:
         events.append(TimelineEvent("event_due", document.due_at_us, {}))
     events += (_overtaken(r) for r in explained.reasons if r.code in _OVERTAKEN)
-    if document.claimed_at_us is not None:
+    # An attempt that was given back, or that ended a step, is not one of the present step.
+    if document.claimed_at_us is not None and document.attempts:
         waited = max(0, document.claimed_at_us - waiting_since(document))
         values: dict[str, object] = {"n": document.attempts, "waited": waited}
         key = "event_claimed"
@@ -179,6 +182,13 @@ def cancel(request: Request, visitor: Changer, id: str) -> Response:
 
 
 @router.post("/documents/{id}/retry")
-def retry(request: Request, visitor: Changer, id: str) -> Response:
-    operations.retry_document(request, caller_of(visitor), id)
+def retry(
+    request: Request,
+    visitor: Changer,
+    id: str,
+    hours: Annotated[float | None, Form(gt=0, le=SECONDS_MAX / HOUR_S)] = None,
+) -> Response:
+    """Retry a dead document, or with `hours` until its new expiry an expired one."""
+    expiry = None if hours is None else operations.ExpiryJson(expires_in_s=hours * HOUR_S)
+    operations.retry_document(request, caller_of(visitor), id, expiry)
     return see_other(request, f"/documents/{id}", done="retried")

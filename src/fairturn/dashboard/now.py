@@ -2,15 +2,16 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from markupsafe import Markup
 from starlette.responses import Response
 
 from fairturn.clock import SECOND_US
 from fairturn.dashboard.documents import DocumentPosition, place_of
 from fairturn.dashboard.language import PageLanguage
+from fairturn.dashboard.outages import BANNERS_MAX, banners_of
 from fairturn.dashboard.renderer import PageRoute, render, see_other
 from fairturn.dashboard.samples import (
     RECENT_US,
@@ -22,10 +23,21 @@ from fairturn.dashboard.visitors import Known, Visitor
 from fairturn.errors import NotFound
 from fairturn.explain.analysis import Explanation
 from fairturn.explain.sentences import tell
-from fairturn.model import Customer, CustomerSummary, Document, Filter, Lanes, State
+from fairturn.explain.snapshot import waiting_since
+from fairturn.model import (
+    KIND_BYTES_MAX,
+    Customer,
+    CustomerSummary,
+    Document,
+    Filter,
+    Kind,
+    State,
+    Summary,
+)
 from fairturn.priority import Rule
 from fairturn.queue import Queue
 from fairturn.service.administration import workers_of
+from fairturn.service.problems import refusing_misuse
 from fairturn.service.shapes import WorkerJson
 from fairturn.simulator.charts.series import Note, Series, waits_chart
 from fairturn.stores.contract import QueryStore
@@ -48,6 +60,7 @@ class LaneRow(NamedTuple):
     chips: Sequence[Document]  # the next documents, in order
     more: int
     since: int | None  # when the oldest began to wait
+    is_exact: bool = True  # whether no more documents than `waiting` wait
 
 
 class CustomerRow(NamedTuple):
@@ -63,6 +76,7 @@ class WorkerLoad(NamedTuple):
     name: str
     busy: int
     slots: int
+    kinds: Sequence[str] | None  # None: every kind
 
 
 class WaitExplanation(NamedTuple):
@@ -72,41 +86,48 @@ class WaitExplanation(NamedTuple):
 
 
 class ExampleCache:
-    """Caches the explained document for a second, for all visitors."""
+    """Caches the explained document of each kind, and of all, for a second, for all visitors."""
 
     def __init__(self) -> None:
-        self._at: int | None = None
-        self._found: tuple[Document, Explanation] | None = None
+        self._found: dict[str | None, tuple[int, tuple[Document, Explanation] | None]] = {}
 
     def found(
-        self, queue: Queue, lanes: Sequence[LaneRow], now: int
+        self, queue: Queue, lanes: Sequence[LaneRow], kind: str | None, now: int
     ) -> tuple[Document, Explanation] | None:
         """Return the sixth document (or the last) of the lowest priority that has any."""
         chips = next((lane.chips for lane in reversed(lanes) if lane.chips), ())
         if not chips:
             return None
-        if self._at is None or now - self._at >= EXAMPLE_US:
+        at, found = self._found.get(kind, (None, None))
+        if at is None or now - at >= EXAMPLE_US:
             document = chips[:6][-1]
             try:
-                self._found = document, queue.explain(document.id)
+                found = document, queue.explain(document.id)
             except NotFound:
-                self._found = None  # deleted since the lanes were read
-            self._at = now
-        return self._found
+                found = None  # deleted since the lanes were read
+            self._found[kind] = now, found
+        return found
 
 
 @router.get("/")
-def show_now(request: Request, visitor: Known) -> Response:
+def show_now(
+    request: Request,
+    visitor: Known,
+    kind: Annotated[str, Query(max_length=KIND_BYTES_MAX)] = "",
+) -> Response:
     if not visitor.oversees:
         return see_other(request, "/mine")
-    return now_page(request, visitor)
+    return now_page(request, visitor, kind=kind)
 
 
-def now_page(request: Request, visitor: Visitor, *, demo: bool = False) -> Response:
-    """Render the page for the queue of the visitor: the real one or that of the demo."""
+def now_page(request: Request, visitor: Visitor, *, kind: str = "", demo: bool = False) -> Response:
+    """Render the page for the queue of the visitor: the real one or that of the demo. With `kind`,
+    the lanes are those of one kind of work."""
     service, page = visitor.service, visitor.page
     store, now = service.queue.queries, service.clock.now()
-    summary, lanes = store.summary(), store.lanes(size=CHIPS)
+    with refusing_misuse():
+        chosen = service.queue.kind(kind) if kind else None
+    summary = store.summary()
     running = store.find(Filter(states=(State.RUNNING,)), size=RUNNING_READ).documents
     workers = [worker for worker in workers_of(service) if worker.alive]
     loads, slots = _loads(workers, running), sum(worker.slots for worker in workers)
@@ -123,7 +144,7 @@ def now_page(request: Request, visitor: Visitor, *, demo: bool = False) -> Respo
     drawn = lately.drawn()
     foremost = _foremost(lately, store)
     oldest = lately.oldest if summary.waiting else {}
-    shown = _lanes(lanes, summary.waiting_by_priority, oldest)
+    shown = _lanes(store, summary, oldest) if chosen is None else _lanes_of_kind(store, chosen)
     empty = not (summary.waiting or summary.running or summary.delayed)
     if empty:
         empty = not store.find(Filter(), size=1).documents
@@ -133,6 +154,13 @@ def now_page(request: Request, visitor: Visitor, *, demo: bool = False) -> Respo
         "now.html",
         summary=summary,
         lanes=shown,
+        kind=chosen,
+        kinds=lately.kinds,
+        chips_max=CHIPS,
+        unserved=[each for each in lately.kinds if each.is_unserved and not each.settings.paused],
+        held=[each for each in lately.kinds if each.settings.paused],
+        outages=banners_of(store.outages()),
+        outages_max=BANNERS_MAX,
         running=running[:RUNNING_SHOWN],
         loads=loads[:WORKERS_SHOWN],
         workers=workers,
@@ -146,7 +174,7 @@ def now_page(request: Request, visitor: Visitor, *, demo: bool = False) -> Respo
         most=foremost[0] if foremost else None,
         served=sum(bool(waits) for waits in lately.waits.values()),
         paused=paused,
-        why=None if empty else _why(visitor, shown),
+        why=None if empty else _why(visitor, shown, chosen),
         rows=[row_of(c, lately, rule, now) for c in foremost],
         minutes=5 if drawn[-1].at - drawn[0].at < RECENT_US else 30,
         chart=waits_drawn(lately, visitor.tongue),
@@ -158,7 +186,8 @@ def now_page(request: Request, visitor: Visitor, *, demo: bool = False) -> Respo
     )
 
 
-def _lanes(lanes: Lanes, waiting: Sequence[int], oldest: Mapping[int, int]) -> list[LaneRow]:
+def _lanes(store: QueryStore, summary: Summary, oldest: Mapping[int, int]) -> list[LaneRow]:
+    waiting = summary.waiting_by_priority
     return [
         LaneRow(
             priority,
@@ -167,21 +196,34 @@ def _lanes(lanes: Lanes, waiting: Sequence[int], oldest: Mapping[int, int]) -> l
             max(0, waiting[priority - 1] - len(upcoming)),
             oldest.get(priority) if waiting[priority - 1] else None,
         )
-        for priority, upcoming in enumerate(lanes.upcoming, 1)
+        for priority, upcoming in enumerate(store.lanes(size=CHIPS).upcoming, 1)
     ]
+
+
+def _lanes_of_kind(store: QueryStore, kind: Kind) -> list[LaneRow]:
+    """Return the lanes of one kind. A store has no counters by kind and priority, so a lane has the
+    documents that are next, and their age if there are no more of them."""
+    rows = []
+    lanes = store.lanes(size=CHIPS + 1, kind=kind.name)
+    for priority, upcoming in enumerate(lanes.upcoming, 1):
+        is_exact, chips = len(upcoming) <= CHIPS, upcoming[:CHIPS]
+        since = min(map(waiting_since, chips), default=None) if is_exact else None
+        rows.append(LaneRow(priority, len(chips), chips, 0, since, is_exact))
+    return rows
 
 
 def _loads(workers: Sequence[WorkerJson], running: Sequence[Document]) -> list[WorkerLoad]:
     """Return the workers, the busiest first. Prefetched documents are `running` too, so that the
     number per worker is capped at its slots."""
     claimed = Counter(document.worker for document in running)
-    loads = [WorkerLoad(w.name, min(w.slots, claimed[w.name]), w.slots) for w in workers]
+    loads = [WorkerLoad(w.name, min(w.slots, claimed[w.name]), w.slots, w.kinds) for w in workers]
     return sorted(loads, key=lambda load: (-load.busy, load.name))
 
 
-def _why(visitor: Visitor, lanes: Sequence[LaneRow]) -> WaitExplanation | None:
+def _why(visitor: Visitor, lanes: Sequence[LaneRow], kind: Kind | None) -> WaitExplanation | None:
     service = visitor.service
-    found = visitor.page.example.found(service.queue, lanes, service.clock.now())
+    name = None if kind is None else kind.name
+    found = visitor.page.example.found(service.queue, lanes, name, service.clock.now())
     if found is None:
         return None
     document, explained = found

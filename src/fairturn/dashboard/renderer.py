@@ -19,6 +19,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from fairturn.dashboard.language import day_and_time, timestamp
 from fairturn.dashboard.visitors import KeyRequired, Visitor, anybody, page_of, session_of
 from fairturn.errors import FairturnError
+from fairturn.model import DEFAULT_KIND_NAME
 from fairturn.priority import LEVELS
 from fairturn.service.administration import workers_of
 from fairturn.service.concurrency import hold
@@ -80,7 +81,9 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(plain=plain, face=face_of, timestamp=timestamp, exact=day_and_time)
-    environment.globals.update(levels=range(1, LEVELS + 1), languages=LANGUAGE_NAMES)
+    environment.globals.update(
+        levels=range(1, LEVELS + 1), languages=LANGUAGE_NAMES, default_kind=DEFAULT_KIND_NAME
+    )
     return environment
 
 
@@ -111,6 +114,7 @@ def render(
             link=partial(_link, root),
             now=visitor.service.clock.now(),
             alive_workers=_alive_workers(visitor),
+            has_kinds=visitor.oversees and visitor.page.trail.lately().has_kinds,
             **values,
         )
     )

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from fairturn.clock import SECOND_US, Clock
 from fairturn.dashboard.failures import Failures, failures_of
 from fairturn.explain.snapshot import ALIVE_US, waiting_since
-from fairturn.model import PAGE_MAX, Customer, Document, Filter, Lanes, State, Summary
+from fairturn.model import PAGE_MAX, Customer, Document, Filter, Kind, Lanes, State, Summary
+from fairturn.queue import kinds_of
 from fairturn.stores.contract import QueryStore
 
 BUCKET_US = 5 * SECOND_US
@@ -98,6 +99,12 @@ class RecentActivity:
     customers: Mapping[str, Customer]
     marks: Sequence[ChartMark]
     failures: Failures
+    kinds: Sequence[Kind]
+
+    @property
+    def has_kinds(self) -> bool:
+        """Whether the queue has more than the default kind of work."""
+        return len(self.kinds) > 1
 
     @property
     def first_come_us(self) -> int | None:
@@ -172,6 +179,7 @@ class ActivitySampler:
         summary, lanes = store.summary(), store.lanes(size=1)
         oldest = store.oldest_waiting()
         failures = failures_of(store, summary, newest, since=now - RECENT_US)
+        kinds = kinds_of(store, now)
         workers = {seen.worker for seen in store.workers() if now - seen.seen_at <= ALIVE_US}
         with self._lock:
             is_first = self._last_at is None
@@ -184,7 +192,7 @@ class ActivitySampler:
             for document in (*running, *newest):
                 self._note_wait(document, shares, now)
             self._note_queue(summary, min(oldest.values(), default=None), now)
-            self._lately = self._summary(now, shares, oldest, failures)
+            self._lately = self._summary(now, shares, oldest, failures, kinds)
 
     def _newest(self) -> list[Document]:
         """Return the newest documents: a page, and more pages until one was sampled before."""
@@ -322,6 +330,7 @@ class ActivitySampler:
         shares: dict[str, WorkShare],
         oldest: Mapping[int, int],
         failures: Failures,
+        kinds: Sequence[Kind],
     ) -> RecentActivity:
         pace = self._pace_per_us()
         marks = [
@@ -346,6 +355,7 @@ class ActivitySampler:
             customers=dict(self._customers),
             marks=sorted([*marks, *self._marks]),
             failures=failures,
+            kinds=kinds,
         )
 
 

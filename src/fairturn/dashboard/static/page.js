@@ -154,6 +154,8 @@ const ENOUGH = 20; // found documents, before somebody has to ask for more
 const POLL_MS = 5000;
 let asked = 0, pending = null, busy = false, succeeded = Date.now(), failed = 0;
 
+function address() { return document.body.dataset.address ?? location.href; }
+
 function refresh() {
   if (pending || !document.querySelector("[data-live]")) return;
   const wait = document.hidden ? null : Math.max(0, asked + LIVE_MS - Date.now());
@@ -164,7 +166,9 @@ function refresh() {
     busy = true;
     asked = Date.now();
     try {
-      replace(await ask(document.body.dataset.address ?? location.href));
+      const from = address();
+      const fresh = await ask(from);
+      if (from === address()) replace(fresh); // a form may have chosen another one meanwhile
       failed = 0;
       succeeded = Date.now();
       tell();
@@ -222,27 +226,35 @@ function listen(address) {
 
 // ── Forms that show what they would find while it is typed ──────────────────────────────────────
 
+let typed = null, looks = 0;
+
+function look(form) {
+  const ids = form.dataset.replace.split(" ");
+  const isBusy = (busy) => { for (const id of ids) document.getElementById(id).ariaBusy = busy; };
+  clearTimeout(typed);
+  typed = setTimeout(async () => {
+    if (!form.checkValidity()) return;
+    const mine = (looks += 1);
+    const address = new URL(form.action);
+    address.hash = "";
+    address.search = new URLSearchParams(new FormData(form)).toString();
+    isBusy("true");
+    try {
+      const fresh = await ask(address);
+      if (mine === looks) { replace(fresh, ids); history.replaceState(null, "", address); lookOn(); }
+    } catch { /* the button still works */ }
+    if (mine === looks) isBusy(null);
+  }, 250);
+}
+
+// Forms come and go with blocks that change.
+document.addEventListener("input", (event) => {
+  const form = event.target.closest("form[data-replace]");
+  if (form) look(form);
+});
 for (const form of document.querySelectorAll("form[data-replace]")) {
-  let timer = null, number = 0;
-  const look = () => {
-    clearTimeout(timer);
-    timer = setTimeout(async () => {
-      if (!form.checkValidity()) return;
-      const mine = (number += 1);
-      const address = new URL(form.action);
-      address.hash = "";
-      address.search = new URLSearchParams(new FormData(form)).toString();
-      document.getElementById(form.dataset.replace).ariaBusy = "true";
-      try {
-        const fresh = await ask(address);
-        if (mine === number) { replace(fresh, [form.dataset.replace]); history.replaceState(null, "", address); lookOn(); }
-      } catch { /* the button still works */ }
-      if (mine === number) document.getElementById(form.dataset.replace).ariaBusy = null;
-    }, 250);
-  };
-  form.addEventListener("input", look);
   // Somebody may have typed before this script had come.
-  if ([...form.elements].some((each) => each.matches("input") && each.value !== each.defaultValue)) look();
+  if ([...form.elements].some((each) => each.matches("input") && each.value !== each.defaultValue)) look(form);
 }
 
 // ── A look through many documents goes on by itself until enough are found ──────────────────────

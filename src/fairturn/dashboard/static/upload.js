@@ -4,6 +4,7 @@
 const form = document.getElementById("drop");
 const list = document.getElementById("uploads");
 const files = document.getElementById("files");
+const kindField = document.getElementById("upload-kind"); // only in a queue with several kinds of work
 const queue = [];
 let sending = false;
 
@@ -32,7 +33,7 @@ function take(chosen) {
     progress.setAttribute("aria-label", file.name);
     row.append(name, told, progress);
     list.prepend(row);
-    queue.push({ file, row, told, progress, key: crypto.randomUUID() });
+    queue.push({ file, row, told, progress, key: crypto.randomUUID(), kind: kindField?.value });
   }
   send();
 }
@@ -40,7 +41,7 @@ function take(chosen) {
 function send() {
   if (sending || !queue.length) return;
   sending = true;
-  const { file, row, told, progress, key } = queue.shift();
+  const { file, row, told, progress, key, kind } = queue.shift();
   const request = new XMLHttpRequest();
   const end = (text, kind) => {
     told.textContent = text;
@@ -50,7 +51,8 @@ function send() {
     window.fairturn.refresh();
     send();
   };
-  request.open("POST", `${form.dataset.address}?name=${encodeURIComponent(file.name)}`);
+  const query = new URLSearchParams({ name: file.name, ...(kind && { kind }) });
+  request.open("POST", `${form.dataset.address}?${query}`);
   request.setRequestHeader("Content-Type", "application/octet-stream");
   request.setRequestHeader("Idempotency-Key", key);
   request.upload.onprogress = (event) => {
@@ -64,7 +66,10 @@ function send() {
       link.append(row.firstChild);
       row.prepend(link);
       end(form.dataset.done, "good");
-    } else end(form.dataset.failed, "failed");
+    } else {
+      const why = new DOMParser().parseFromString(request.responseText, "text/html").querySelector("main h1");
+      end(why ? `${form.dataset.failed}: ${why.textContent}` : form.dataset.failed, "failed");
+    }
   };
   request.onerror = () => end(form.dataset.failed, "failed");
   if (file.size > Number(form.dataset.max)) end(form.dataset.large, "failed");
