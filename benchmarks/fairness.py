@@ -7,13 +7,16 @@ page.
 """
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from fairturn.simulator import workloads
-from fairturn.simulator.comparison import Comparison, Discipline, compare
-from fairturn.simulator.measures import percentile
+from fairturn.simulator.comparison import Comparison, Discipline, compare, modes_of
+from fairturn.simulator.measures import WaitSummary, percentile
 from fairturn.simulator.scenario import Scenario, scenario_of
 from fairturn.simulator.trace_files import read, scaled
 
@@ -34,6 +37,8 @@ IDEAL_OF = {
 # At this density the trace loads four workers to about 0.9, with documents of up to 10 minutes.
 TRACE_WORKERS, TRACE_SCALE, TRACE_COST_S_MAX = 4, 0.12, 600
 
+NONE = "–"
+
 Cells = tuple[str, ...]
 
 
@@ -52,8 +57,9 @@ class Bound(NamedTuple):
 
 
 def simulated(name: str) -> Comparison:
-    """Simulate a named workload in all modes."""
-    return compare(workloads.make(name), MODES)
+    """Simulate a named workload in all modes that are possible."""
+    scenario = workloads.make(name)
+    return compare(scenario, modes_of(scenario, MODES))
 
 
 def trace_scenario(path: Path) -> Scenario:
@@ -64,6 +70,18 @@ def trace_scenario(path: Path) -> Scenario:
     return scenario_of(trace, "trace", workers=TRACE_WORKERS)
 
 
+def without(scenario: Scenario, group: str) -> Scenario:
+    """Return a scenario in which nothing fails without the documents of one group."""
+    customers = set(scenario.members(scenario.groups.index(group)))
+    rows = [n for n, customer in enumerate(scenario.trace.customer) if customer not in customers]
+    trace = copy(scenario.trace)
+    trace.at, trace.customer, trace.cost, trace.kind = (
+        array(column.typecode, (column[n] for n in rows))
+        for column in (trace.at, trace.customer, trace.cost, trace.kind)
+    )
+    return replace(scenario, trace=trace)
+
+
 def service_p99_us(scenario: Scenario) -> int:
     """Return the p99 duration over the documents of all customers."""
     return percentile(sorted(scenario.trace.cost), 99)
@@ -72,7 +90,7 @@ def service_p99_us(scenario: Scenario) -> int:
 def bounds(comparison: Comparison) -> Iterator[Bound]:
     """Return `2 x (ideal p99 + p99 service)` for each group, in the modes that have an ideal."""
     service = service_p99_us(comparison.scenario)
-    for mode, ideal in IDEAL_OF.items():
+    for mode, ideal in IDEAL_OF.items() if comparison.scenario.has_ideal else ():
         pairs = zip(comparison.of(mode).groups, comparison.of(ideal).groups, strict=True)
         for group, by_ideal in pairs:
             ideal_us = by_ideal.waits.p99_us
@@ -87,6 +105,13 @@ def _seconds(us: int) -> str:
 
 WAITS = ("workload", "group", *MODES)
 BOUNDS = ("workload", "group", "p99 service", "fair", "at most", "equal", "at most ", "both hold")
+FLOOD = "flood"
+BESIDE_A_FLOOD = (Discipline.FAIR, Discipline.EQUAL, Discipline.LEVELS, Discipline.FIFO)
+FLOODS = (
+    *("workload", "group", "p99 service"),
+    *(f"{mode}: {when}" for mode in BESIDE_A_FLOOD for when in ("alone", "beside the flood")),
+)
+OUTAGES = ("workload", "mode", "requests meanwhile", "full rate after", "dead documents")
 TURNS = (
     "workload",
     "behind ideal-levels: fair",
@@ -106,11 +131,19 @@ TURNS = (
 
 def wait_rows(comparison: Comparison) -> list[Cells]:
     """Return the p99 waits of each group in each mode, in seconds."""
+    return _rows_of_waits(comparison, lambda waits: waits.p99_us)
+
+
+def _rows_of_waits(comparison: Comparison, of: Callable[[WaitSummary], int]) -> list[Cells]:
+    groups = {result.mode: result.groups for result in comparison.results}
     return [
         (
             comparison.scenario.name,
             name,
-            *(_seconds(comparison.of(mode).groups[number].waits.p99_us) for mode in MODES),
+            *(
+                _seconds(of(groups[mode][number].waits)) if mode in groups else NONE
+                for mode in MODES
+            ),
         )
         for number, name in enumerate(comparison.scenario.groups)
     ]
@@ -121,7 +154,7 @@ def bound_rows(comparison: Comparison) -> list[Cells]:
     service = _seconds(service_p99_us(comparison.scenario))
     found = list(bounds(comparison))
     rows: list[Cells] = []
-    for name in comparison.scenario.groups:
+    for name in comparison.scenario.groups if found else ():
         fair, equal = (bound for bound in found if bound.group == name)
         values = (fair.p99_us, fair.bound_us, equal.p99_us, equal.bound_us)
         holds = "yes" if fair.holds and equal.holds else "**no**"
@@ -133,6 +166,8 @@ def turn_rows(comparison: Comparison) -> list[Cells]:
     """Return lags in documents, gaps in seconds and Jain's index of the worst-served customers."""
 
     def lag(mode: Discipline, ideal: Discipline) -> str:
+        if not comparison.scenario.has_ideal:
+            return NONE
         return f"{max(group.lags[ideal] for group in comparison.of(mode).groups):,}"
 
     def gap(mode: Discipline) -> str:
@@ -140,7 +175,7 @@ def turn_rows(comparison: Comparison) -> list[Cells]:
 
     def jain(mode: Discipline) -> str:
         even = comparison.of(mode).evenness
-        return f"{even.mean:.2f}" if even is not None and even.windows else "–"
+        return f"{even.mean:.2f}" if even is not None and even.windows else NONE
 
     shown = (Discipline.FAIR, Discipline.EQUAL, Discipline.LEVELS, Discipline.FIFO)
     return [
@@ -156,15 +191,42 @@ def turn_rows(comparison: Comparison) -> list[Cells]:
     ]
 
 
+def flood_rows(comparison: Comparison) -> list[Cells]:
+    """Return the p99 waits of each group without the flood and beside it, in seconds."""
+    scenario = comparison.scenario
+    if FLOOD not in scenario.groups:
+        return []
+    calm = compare(without(scenario, FLOOD), BESIDE_A_FLOOD)
+    service = service_p99_us(scenario)
+    rows: list[Cells] = []
+    for number, name in enumerate(scenario.groups):
+        pairs = [
+            of.of(mode).groups[number].waits.p99_us
+            for mode in BESIDE_A_FLOOD
+            for of in (calm, comparison)
+        ]
+        if name != FLOOD:
+            rows.append((scenario.name, name, _seconds(service), *map(_seconds, pairs)))
+    return rows
+
+
 def mean_rows(comparison: Comparison) -> list[Cells]:
     """Return the mean waits of each group in each mode, in seconds."""
+    return _rows_of_waits(comparison, lambda waits: waits.mean_us)
+
+
+def outage_rows(comparison: Comparison) -> list[Cells]:
+    """Return how the outages of a workload passed in each mode."""
     return [
         (
             comparison.scenario.name,
-            name,
-            *(_seconds(comparison.of(mode).groups[number].waits.mean_us) for mode in MODES),
+            result.mode,
+            f"{of.requests:,}",
+            _seconds(of.recovery_us),
+            f"{result.all.dead:,}",
         )
-        for number, name in enumerate(comparison.scenario.groups)
+        for result in comparison.results
+        for of in result.outages
     ]
 
 
@@ -186,6 +248,8 @@ def main() -> None:
         ("p99 waits, seconds", WAITS, wait_rows),
         ("against the ideals, seconds", BOUNDS, bound_rows),
         ("lags, gaps and evenness", TURNS, turn_rows),
+        ("floods in one kind: p99 waits, seconds", FLOODS, flood_rows),
+        ("outages, seconds", OUTAGES, outage_rows),
     ):
         print(f"### {title}\n")
         print(table(columns, [row for comparison in comparisons for row in rows(comparison)]))

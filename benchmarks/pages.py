@@ -128,6 +128,8 @@ def _ask_all(client: httpx.Client, queue: Queue, asks: int) -> list[str]:
         "documents": "/documents",
         "documents, few match": "/documents?state=dead&priority=3",
         "documents, none match": "/documents?name=nothing",
+        "kinds of work": "/kinds",
+        "lanes of one kind": "/?kind=default",
         "what if": "/what-if",
     }
     client.get("/login", params={"token": TOKEN})

@@ -20,7 +20,7 @@ import apsw
 from benchmarks.bare import BareQueue, Row
 from benchmarks.figures import Figure, in_turns, report
 from fairturn.contents.local import Folder
-from fairturn.model import Completed, Settings, Submission
+from fairturn.model import KINDS_MAX, Completed, KindSettings, Settings, Submission
 from fairturn.queue import Queue
 from fairturn.stores.sqlite import SqliteStore
 
@@ -240,6 +240,36 @@ class Bench:
             )
         )
 
+    def drain_kind(self, kinds: int, bar: float) -> None:
+        """Measure claims of one kind among many against a queue with only that kind."""
+        batches, rounds = self._sizes.batches, self._sizes.rounds
+        n = batches * BATCH
+        served, *others = [f"kind-{number}" for number in range(kinds)]
+        documents = 2 * n * (rounds + 1)
+        with self.queue() as one, self.queue() as many:
+            for queue in (one, many):
+                queue.store.configure_kind(served, KindSettings())
+                fill(queue, customers=100, documents=documents, kind=served)
+            for kind in others:
+                many.store.configure_kind(kind, KindSettings())
+                fill(many, customers=100, documents=documents // 100, kind=kind)
+            drain(one, batches, [served])
+            drain(many, batches, [served])
+            one_s, many_s = in_turns(
+                rounds,
+                lambda: drain(one, batches, [served]),
+                lambda: drain(many, batches, [served]),
+            )
+        self.figures.append(
+            Figure(
+                name=f"claim and finish by {BATCH} one of {kinds} kinds, against one kind",
+                value=one_s / many_s,
+                bar=bar,
+                ours=f"{n / many_s:,.0f}/s",
+                theirs=f"{n / one_s:,.0f}/s",
+            )
+        )
+
     def claim_one(self, bar: float) -> None:
         """Measure a claim of one document in the largest queue against a small one."""
         most, claims = self._sizes.waiting_most, self._sizes.claims
@@ -272,14 +302,18 @@ def bare_rows(n: int) -> list[Row]:
     return [(customer(i), i % 9 + 1, NOW, PAYLOAD) for i in range(n)]
 
 
-def fill(queue: Queue, *, customers: int, documents: int, run: int = 1) -> None:
+def fill(
+    queue: Queue, *, customers: int, documents: int, run: int = 1, kind: str | None = None
+) -> None:
     """Submit documents of many customers, in turns with `run` documents each."""
     size = 10_000
     made = 0
     while made < documents:
         n = min(size, documents - made)
         batch = [
-            Submission(customer=f"customer-{(made + i) // run % customers}", payload=PAYLOAD)
+            Submission(
+                customer=f"customer-{(made + i) // run % customers}", payload=PAYLOAD, kind=kind
+            )
             for i in range(n)
         ]
         queue.submit_many(batch)
@@ -291,10 +325,10 @@ def fill(queue: Queue, *, customers: int, documents: int, run: int = 1) -> None:
         print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
 
 
-def drain(queue: Queue, batches: int) -> None:
+def drain(queue: Queue, batches: int, kinds: list[str] | None = None) -> None:
     store = queue.store
     for _ in range(batches):
-        claims, *_ = store.claim(BATCH, worker="bench", lease_us=LEASE_US)
+        claims, *_ = store.claim(BATCH, worker="bench", lease_us=LEASE_US, kinds=kinds)
         assert len(claims) == BATCH
         lost = store.finish([Completed(claim.fence) for claim in claims])
         assert not lost
@@ -358,6 +392,7 @@ def main() -> int:
                     bar=0.8,
                 ),
             ),
+            ("kinds", lambda: bench.drain_kind(KINDS_MAX - 1, 0.9)),
             ("claim one", lambda: bench.claim_one(1.5)),
             ("drain runs", lambda: bench.drain("FULL", None, run=100)),
             ("submit one NORMAL", lambda: bench.submit_one("NORMAL", None)),

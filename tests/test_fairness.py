@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import fairness
 from fairturn.priority import Reset, Rule
+from fairturn.scheduling.outages import RESUME_US
 from fairturn.simulator.comparison import Comparison, Discipline, GroupResult, compare
 from fairturn.simulator.workloads import WORKLOADS
 
@@ -42,13 +43,20 @@ def test_the_page_has_the_numbers_of_every_workload_and_its_bars_hold(name: str)
 
     assert rows_on_the_page(name) == [
         fairness.line(row)
-        for rows in (fairness.wait_rows, fairness.bound_rows, fairness.turn_rows)
+        for rows in (
+            fairness.wait_rows,
+            fairness.bound_rows,
+            fairness.turn_rows,
+            fairness.flood_rows,
+            fairness.outage_rows,
+        )
         for row in rows(comparison)
     ]
     for bound in fairness.bounds(comparison):
         assert bound.holds, f"{name}: {bound}"
+    held = bool(comparison.scenario.plan.outages)
     for result in comparison.results:
-        assert not result.idle_us, f"{name}: workers are idle in {result.mode}"
+        assert bool(result.idle_us) is held, f"{name}: workers are idle in {result.mode}"
 
 
 def test_beside_a_dump_quiet_customers_wait_at_least_500_times_shorter_than_with_levels() -> None:
@@ -129,6 +137,43 @@ def test_patience_bounds_the_gap_that_a_stream_of_new_customers_makes() -> None:
     assert 10 * fair < levels
     assert f"longest gap at {fair / 1_000_000:,.0f} s" in WORDS
     assert f"for {levels / 1_000_000:,.0f} s" in WORDS
+
+
+@pytest.mark.parametrize("mode", [Discipline.FAIR, Discipline.EQUAL])
+def test_a_flood_in_one_kind_delays_the_others_by_a_document_at_most(mode: Discipline) -> None:
+    routed = simulated("routed")
+    calm = compare(fairness.without(routed.scenario, fairness.FLOOD), [mode, Discipline.LEVELS])
+    document_us = fairness.service_p99_us(routed.scenario)
+
+    for name in ("text", "ocr", "export"):
+        alone, beside = (group(of, mode, name).waits.p99_us for of in (calm, routed))
+        assert beside <= alone + document_us, name
+    text = [p99_s(of, Discipline.LEVELS, "text") for of in (calm, routed)]
+    assert text[1] > 100 * text[0]
+    assert f"p99 of {p99_s(routed, Discipline.FAIR, 'text'):.1f} s" in WORDS
+    assert f"{text[1]:,.0f} s with the levels alone" in WORDS
+
+
+@pytest.mark.parametrize("mode", [Discipline.FAIR, Discipline.EQUAL])
+def test_no_document_dies_in_an_outage_of_half_an_hour(mode: Discipline) -> None:
+    outage = simulated("outage")
+    result = outage.of(mode)
+    (down,), (passed,) = outage.scenario.plan.outages, result.outages
+
+    assert down.back_at - down.at == 30 * 60 * 1_000_000
+    scans = group(outage, mode, "scans").waits
+    assert (scans.documents, scans.cancelled) == (10_000, 0)
+    assert {each.all.dead for each in outage.results} == {0}
+    # Before the hold, each of the four workers finds the service unavailable once. Then one probe
+    # at a time, at intervals that grow to eight times the first.
+    longest_us = 8 * down.retry_after_us
+    assert passed.requests <= 4 + 10 + (down.back_at - down.at) // longest_us
+    # A probe that fails at the last moment, an interval, a probe that succeeds, and the resumption.
+    assert passed.recovery_us <= down.fails_after_us + longest_us + 3_000_000 + RESUME_US
+    if mode is Discipline.FAIR:
+        assert f"with {passed.requests} requests" in WORDS
+        assert f"{passed.recovery_us / 1_000_000:.0f} s after its return" in WORDS
+        assert f"p99 of {p99_s(outage, mode, 'texts'):.0f} s" in WORDS
 
 
 @pytest.mark.skipif(TRACE is None, reason="FAIRTURN_TRACE names no trace")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from fairturn.errors import TraceError
 from fairturn.priority import Rule
 from fairturn.scheduling.flows import PATIENCE_US, Costs, Mode
-from fairturn.simulator.plan import Plan
-from fairturn.simulator.replay import Replayed, plan_of, replay
+from fairturn.simulator.plan import Plan, plan_of
+from fairturn.simulator.replay import Replayed, replay
 from fairturn.simulator.trace import Trace, read
 from tests import reference
 from tests.commands import fairturn

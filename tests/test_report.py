@@ -6,10 +6,10 @@ from html.parser import HTMLParser
 import pytest
 
 from fairturn.simulator import workloads
-from fairturn.simulator.charts.rows import WAITING, Band, Timeline, strip
+from fairturn.simulator.charts.rows import LABELS, RIGHT, WAITING, WIDTH, Band, Timeline, strip
 from fairturn.simulator.charts.svg import safe
-from fairturn.simulator.comparison import Comparison, Discipline, compare
-from fairturn.simulator.plan import Plan
+from fairturn.simulator.comparison import Comparison, Discipline, compare, modes_of
+from fairturn.simulator.plan import Outage, Plan
 from fairturn.simulator.report import page
 from fairturn.simulator.summary import headline, sentences
 from tests.test_simulator import SECOND, scenario, trace_of
@@ -154,6 +154,75 @@ def test_a_customer_who_waits_unserved_is_seen_as_such() -> None:
     assert found is not None
     assert int(found[1]) <= 1
     assert int(found[2]) >= 90
+
+
+# ── Kinds of work and outages ────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def with_an_outage() -> Comparison:
+    rows = [(n, name, 2) for n in range(90) for name in ("bulk", "quiet")]
+    trace = trace_of(*rows, kinds=["ocr", "text"] * 90)
+    outage = Outage((0,), 30 * SECOND, 60 * SECOND)
+    plan = Plan(workers=2, workers_for=((1, 1),), kind_limits={0: 2}, outages=(outage,))
+    made = scenario(trace, plan)
+    return compare(made, modes_of(made))
+
+
+def test_kinds_have_a_figure_each_and_workers_and_outages_a_table(
+    with_an_outage: Comparison,
+) -> None:
+    html = page(with_an_outage)
+
+    figures = re.findall(r"<figure>.*?</figure>", html, re.DOTALL)
+    assert len(figures) == 2 + 2 + 6 + 2  # groups, kinds, modes that claim, groups
+    text = "\n".join(parsed(html).text)
+    for title in ("Kinds of work", "Outages", "Outage of ocr from 30 s to 60 s"):
+        assert title in text
+    for result in with_an_outage.results:
+        assert f"{result.outages[0].recovery_us / SECOND:,.1f}" in text
+        for kind in result.kinds:
+            assert f"{kind.waits.p99_us / SECOND:,.1f}" in text
+        for load in result.loads:
+            assert f"{load.busy:.0%}" in text
+    assert "3 workers (1 for text, 2 for all kinds)" in text
+    assert "limit of kind ocr" in text
+    assert "behind" not in text
+
+
+def test_dead_documents_stand_beside_their_outage() -> None:
+    outage = Outage((0,), 0, 4_000 * SECOND)
+    made = scenario(trace_of(*[(0, "bulk", 10)] * 9), Plan(workers=2, outages=(outage,)))
+    comparison = compare(made, [Discipline.LEVELS])
+
+    (row,) = re.findall(
+        r'<th scope="row">levels</th>(.*?)</tr>',
+        page(comparison).split("<h2>Outages")[1].split("</section>")[0],
+    )
+
+    dead = comparison.results[0].all.dead
+    assert dead > 0
+    assert row.endswith(f"<td>{dead}</td>")
+
+
+def test_an_outage_is_a_shaded_band_over_all_customers(with_an_outage: Comparison) -> None:
+    html = page(with_an_outage)
+
+    ends_s = max(result.ends_at for result in with_an_outage.results) / SECOND
+    bands = re.findall(r'<rect class="shade" x="([\d.]+)" y="0" width="([\d.]+)"', html)
+    assert len(bands) == 6
+    for x, width in bands:
+        begin = (float(x) - LABELS) / (WIDTH - RIGHT - LABELS)
+        assert begin == pytest.approx(30 / ends_s, abs=0.001)
+        share = float(width) / (WIDTH - RIGHT - LABELS)
+        assert share == pytest.approx(30 / ends_s, abs=0.001)
+
+
+def test_without_kinds_and_outages_the_page_names_neither(weights: Comparison) -> None:
+    text = "\n".join(parsed(page(weights)).text)
+
+    assert "Kinds of work" not in text
+    assert "utage" not in text
 
 
 # ── In words ─────────────────────────────────────────────────────────────────────────────────────

@@ -74,7 +74,7 @@ def test_people_get_a_table_for_each_group_and_what_happened_in_words(csv_file: 
     assert "No worker was idle while a document waited" in result.stdout.replace("\n", " ")
 
 
-@pytest.mark.parametrize("workload", ["dump", "two-dumps", "weights"])
+@pytest.mark.parametrize("workload", ["dump", "two-dumps", "weights", "routed", "outage"])
 def test_the_tables_of_a_workload_fit_80_columns(
     workload: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +139,115 @@ def test_a_progress_bar_is_shown_on_a_terminal() -> None:
 
 def test_nothing_but_the_tables_is_printed_where_nobody_looks(csv_file: Path) -> None:
     assert simulate(csv_file).stderr == ""
+
+
+# ── Kinds of work and outages ────────────────────────────────────────────────────────────────────
+
+KINDS_CSV = "at_s,customer,cost_s,kind\n" + "0,bulk,10,ocr\n" * 40 + "5,quiet,1,text\n" * 2
+
+
+@pytest.fixture
+def kinds_file(tmp_path: Path) -> Path:
+    path = tmp_path / "kinds.csv"
+    path.write_text(KINDS_CSV)
+    return path
+
+
+def test_people_get_a_table_for_each_kind_and_the_load_of_its_workers(kinds_file: Path) -> None:
+    result = simulate(kinds_file, "--workers", 1, "--workers-for", "text=1", "--mode", "fair")
+
+    assert result.exit_code == 0, result.output
+    words = " ".join(result.stdout.split())
+    assert "2 workers (1 for text, 1 for all kinds)" in words
+    assert "Documents of kind ocr" in words
+    assert "Documents of kind text" in words
+    assert "workers were busy in fair: 0% for text, 100% for all kinds." in words
+
+
+def test_programs_get_the_waits_of_each_kind_and_of_each_group_in_it(kinds_file: Path) -> None:
+    found = answer(kinds_file, "--workers", 1, "--workers-for", "text=1")
+
+    assert found["workers"] == 2
+    assert found["worker_groups"] == [
+        {"kinds": ["text"], "workers": 1},
+        {"kinds": ["ocr", "text"], "workers": 1},
+    ]
+    assert [of["mode"] for of in found["modes"]] == ["fair", "equal", "levels", "fifo"]
+    for mode in found["modes"]:
+        ocr, text = mode["kinds"]
+        assert (ocr["name"], ocr["documents"], text["documents"]) == ("ocr", 40, 2)
+        assert text["wait_s"]["max"] <= 1
+        assert [of["documents"] for of in text["groups"]] == [0, 2]
+        assert [of["kinds"] for of in mode["workers"]] == [["text"], ["ocr", "text"]]
+        assert mode["workers"][1]["busy"] == pytest.approx(1, abs=0.01)
+
+
+def test_a_trace_without_kinds_has_one_kind_and_no_tables_of_kinds(csv_file: Path) -> None:
+    found = answer(csv_file, "--mode", "fair")
+
+    assert [of["name"] for of in found["modes"][0]["kinds"]] == ["default"]
+    assert "kind" not in simulate(csv_file, "--mode", "fair").stdout
+    assert answer(csv_file, "--mode", "fair", "--kind-limit", "default=1")["kind_limits"] == {
+        "default": 1
+    }
+
+
+def test_a_limit_of_a_kind_holds_it_and_nothing_else(kinds_file: Path) -> None:
+    found = answer(kinds_file, "--workers", 4, "--kind-limit", "ocr=2", "--mode", "fair")
+
+    (fair,) = found["modes"]
+    assert found["kind_limits"] == {"ocr": 2}
+    assert fair["ends_at_s"] == 40 / 2 * 10
+    assert fair["kinds"][1]["wait_s"]["max"] == 0
+
+
+def test_workers_for_kinds_replace_those_of_a_workload() -> None:
+    found = answer("routed", "--workers-for", "ocr=2", "--mode", "fair")
+
+    groups = [(of["kinds"], of["workers"]) for of in found["worker_groups"]]
+    assert groups == [(["ocr"], 2), (["text", "ocr", "export"], 4)]
+
+
+def test_an_outage_is_told_with_its_requests_its_recovery_and_the_dead(kinds_file: Path) -> None:
+    outage = ("--outage", "ocr=15..60", "--fails-after", 2, "--retry-after", 4)
+
+    result = simulate(kinds_file, "--mode", "fair", *outage)
+    found = answer(kinds_file, "--mode", "fair", *outage)
+
+    words = " ".join(result.stdout.split())
+    (passed,) = found["modes"][0]["outages"]
+    assert (
+        f"Outage of ocr from 15 s to 60 s. Requests to the service meanwhile: {passed['requests']}"
+        in words
+    )
+    assert f"the full rate was back after {passed['recovery_s']:.1f} s in fair." in words
+    assert "Dead documents: 0 in fair." in words
+    assert "because of outages or concurrency limits" in words
+    assert found["outages"] == [
+        {"kinds": ["ocr"], "from_s": 15, "to_s": 60, "fails_after_s": 2, "retry_after_s": 4}
+    ]
+
+
+def test_an_outage_of_two_kinds_is_one_service(kinds_file: Path) -> None:
+    found = answer(kinds_file, "--mode", "fair", "--outage", "text,ocr=0..60")
+
+    assert [of["kinds"] for of in found["outages"]] == [["ocr", "text"]]
+
+
+def test_dead_documents_are_counted_apart(kinds_file: Path) -> None:
+    found = answer(kinds_file, "--mode", "levels", "--outage", "ocr=0..4000", "--workers", 2)
+
+    (levels,) = found["modes"]
+    bulk = levels["groups"][0]
+    assert bulk["dead"] > 0
+    assert bulk["documents"] + bulk["dead"] == 40
+    assert (levels["all"]["dead"], levels["all"]["cancelled"]) == (bulk["dead"], 0)
+
+
+def test_the_readings_are_compared_with_kinds_too(kinds_file: Path) -> None:
+    result = simulate(kinds_file, "--readings", "--workers-for", "ocr=1")
+
+    assert result.exit_code == 0, result.output
 
 
 # ── Settings ─────────────────────────────────────────────────────────────────────────────────────
@@ -272,7 +381,24 @@ WRONG = [
     ([], "no target; pass a workload of --list, or a file"),
     (["absent.csv"], "no file absent.csv, and no workload"),
     (["dump", "--mode", "random"], "'random' is not one of"),
-    (["dump", "--workers", "0"], "0 is not in the range"),
+    (["dump", "--workers", "0"], "workers is 0; it must be at least 1"),
+    (["dump", "--workers", "-1"], "-1 is not in the range"),
+    (
+        ["dump", "--workers-for", "ocr=1"],
+        "no document is of kind 'ocr'; kinds of the trace: default",
+    ),
+    (["routed", "--workers", "0", "--workers-for", "ocr=1"], "no worker serves kind 'text'"),
+    (["routed", "--workers-for", "ocr"], "'ocr' is not KIND=N, such as ocr=2"),
+    (["routed", "--kind-limit", "ocr=0"], "0 documents are not from 1 to 100,000"),
+    (["routed", "--kind-limit", "OCR=1"], "'OCR'"),
+    (["routed", "--outage", "ocr"], "'ocr' is not KIND=FROM..TO in seconds"),
+    (["routed", "--outage", "ocr=5-9"], "'ocr=5-9' is not KIND=FROM..TO in seconds"),
+    (["routed", "--outage", "ocr=x..9"], "'x' is not a number of seconds"),
+    (["routed", "--outage", "ocr=9..5"], "an outage ends before it begins"),
+    (["routed", "--outage", "scan=5..9"], "no document is of kind 'scan'"),
+    (["routed", "--fails-after", "1"], "--fails-after has no effect without --outage"),
+    (["routed", "--retry-after", "1"], "--retry-after has no effect without --outage"),
+    (["routed", "--mode", "ideal"], "mode ideal is an ideal for one kind of work"),
     (["dump", "--seed", "-1"], "-1 is not in the range"),
     (["dump", "--reset-interval", "0"], "must be positive"),
     (["dump", "--bounds", "-2,-4"], "it must have 8"),

@@ -1,7 +1,10 @@
 """The simulator with failures, compared with a real store; and the orders to compare with."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -9,21 +12,28 @@ from hypothesis import strategies as st
 
 from fairturn.clock import ManualClock
 from fairturn.model import (
+    Claim,
     Completed,
     CustomerSettings,
+    Document,
     Failed,
     Fence,
+    KindPolicy,
+    KindSettings,
     NewDocument,
+    OutageReport,
     Outcome,
     Settings,
+    State,
 )
 from fairturn.priority import Rule
 from fairturn.scheduling.flows import Costs, Mode
+from fairturn.simulator import measures
 from fairturn.simulator.baselines import Line, Ring, aged, first_come
 from fairturn.simulator.comparison import Discipline, order_of
 from fairturn.simulator.measures import attempts_of
 from fairturn.simulator.orders import Order, RealOrder
-from fairturn.simulator.plan import Cancel, Loss, Plan
+from fairturn.simulator.plan import Cancel, Loss, Outage, Plan
 from fairturn.simulator.replay import Replayed, serve
 from fairturn.simulator.scenario import Scenario, scenario_of
 from fairturn.simulator.trace import Trace
@@ -32,12 +42,19 @@ from fairturn.stores.memory import MemoryStore
 SECOND = 1_000_000
 LONG_US = 24 * 3_600 * SECOND
 ORDERS = [mode for mode in Discipline if not mode.startswith("ideal")]
+KINDS = ("export", "ocr", "text")
 REAL = [Mode.FAIR, Mode.EQUAL, Mode.LEVELS]
 
 
-def trace_of(*rows: tuple[float, str, float], weights: dict[str, int] | None = None) -> Trace:
-    """Return documents from (seconds, customer, seconds of work)."""
+def trace_of(
+    *rows: tuple[float, str, float],
+    weights: dict[str, int] | None = None,
+    kinds: Sequence[str] = (),
+) -> Trace:
+    """Return documents from (seconds, customer, seconds of work), with the kinds if given."""
     trace = Trace()
+    trace.kinds = sorted(set(kinds))
+    trace.kind.extend(trace.kinds.index(kind) for kind in kinds)
     wanted = dict(weights or {})
     for n, (at_s, customer, cost_s) in enumerate(rows):
         if customer not in trace.names:
@@ -51,7 +68,7 @@ def trace_of(*rows: tuple[float, str, float], weights: dict[str, int] | None = N
 
 
 def scenario(trace: Trace, plan: Plan, costs: Costs = Costs.EQUAL) -> Scenario:
-    made = scenario_of(trace, "test", workers=plan.workers)
+    made = scenario_of(trace, "test", workers=max(1, plan.workers))
     return Scenario(
         name=made.name,
         trace=trace,
@@ -63,8 +80,9 @@ def scenario(trace: Trace, plan: Plan, costs: Costs = Costs.EQUAL) -> Scenario:
 
 
 @st.composite
-def scenarios(draw: st.DrawFn) -> Scenario:
-    """A few customers, with cancels, failures, lost workers, limits and weights."""
+def scenarios(draw: st.DrawFn, *, of_kinds: bool = False) -> Scenario:
+    """A few customers, with cancels, failures, lost workers, limits and weights; and with kinds,
+    their own workers, their limits, and outages."""
     seconds = st.sampled_from([0, 0, 0, 1, 2, 5, 30, 130])
     steps = draw(
         st.lists(
@@ -86,23 +104,66 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     )
     losses = draw(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 40)), max_size=1))
     customers = st.integers(0, len(trace.names) - 1)
-    return scenario(
-        trace,
-        Plan(
-            workers=draw(st.integers(2, 4)),
-            limits=draw(st.dictionaries(customers, st.integers(1, 2), max_size=2)),
-            failures={n: tuple(d * SECOND for d in delays) for n, delays in failures.items()},
-            cancels=tuple(Cancel(trace.at[n] + s * SECOND, n) for n, s in cancels.items()),
-            losses=tuple(Loss(at * SECOND, 1, (at + more) * SECOND) for at, more in losses),
-            lease_us=10 * SECOND,
-        ),
-        costs=draw(st.sampled_from(Costs)),
+    plan = Plan(
+        workers=draw(st.integers(2, 4)),
+        limits=draw(st.dictionaries(customers, st.integers(1, 2), max_size=2)),
+        failures={n: tuple(d * SECOND for d in delays) for n, delays in failures.items()},
+        cancels=tuple(Cancel(trace.at[n] + s * SECOND, n) for n, s in cancels.items()),
+        losses=tuple(Loss(at * SECOND, 1, (at + more) * SECOND) for at, more in losses),
+        lease_us=10 * SECOND,
     )
+    if of_kinds:
+        kinds = draw(st.lists(st.sampled_from(KINDS), min_size=len(trace), max_size=len(trace)))
+        trace.kinds = sorted(set(kinds))
+        trace.kind.extend(trace.kinds.index(kind) for kind in kinds)
+        plan = replace(plan, **draw(plans_of_kinds(len(trace.kinds), plan.losses)))
+    return scenario(trace, plan, costs=draw(st.sampled_from(Costs)))
+
+
+@st.composite
+def plans_of_kinds(draw: st.DrawFn, kinds: int, losses: Sequence[Loss]) -> dict[str, Any]:
+    """The fields of a plan for a trace with this number of kinds."""
+    kind, workers = st.integers(0, kinds - 1), st.integers(1, 2)
+    outages = st.builds(
+        lambda kinds, at_s, lasts_s, fails_after_s, retry_after_s: Outage(
+            tuple(sorted(kinds)),
+            at_s * SECOND,
+            (at_s + lasts_s) * SECOND,
+            fails_after_s * SECOND,
+            retry_after_s * SECOND,
+        ),
+        st.sets(kind, min_size=1, max_size=2),
+        st.integers(0, 20),
+        st.sampled_from([1, 5, 40, 600]),
+        st.sampled_from([0, 1, 3]),
+        st.sampled_from([1, 2, 7]),
+    )
+    return {
+        "workers_for": tuple(draw(st.lists(st.tuples(kind, workers), max_size=3))),
+        "kind_limits": draw(st.dictionaries(kind, workers, max_size=1)),
+        "outages": tuple(draw(st.lists(outages, max_size=2))),
+        # Whether another document waits when an attempt reports an outage depends on whether the
+        # queue has folded a lease that expires at the same moment. This leaves it no choice.
+        "losses": tuple(Loss(at + 3_000, n, back_at) for at, n, back_at in losses),
+        "lease_us": 10_007_000,
+        "attempts_max": draw(st.sampled_from([3, 5])),
+    }
 
 
 def run(made: Scenario, order: Order | None = None) -> Replayed:
     order = order or order_of(Discipline.FAIR, made)
     return serve(made.trace, order, rule=Rule(), plan=made.plan)
+
+
+class Attempt(NamedTuple):
+    ends_at: int
+    fence: Fence
+    group: int
+    outage: Outage | None
+
+
+def service_of(outage: Outage) -> str:
+    return "-".join(map(str, outage.kinds))
 
 
 class Driver:
@@ -111,11 +172,19 @@ class Driver:
     def __init__(self, made: Scenario, mode: Mode) -> None:
         self.trace, self.plan, self.made = made.trace, made.plan, made
         self.clock = ManualClock()
-        settings = Settings(mode=mode, costs=made.costs, attempts_max=99)
+        settings = Settings(
+            mode=mode,
+            costs=made.costs,
+            attempts_max=made.plan.attempts_max,
+            kinds=KindPolicy.OPEN,
+        )
         self.store = MemoryStore(settings=settings, clock=self.clock)
         self.ids: list[str] = []
-        self.free = self.plan.workers
-        self.running: dict[int, tuple[int, Fence]] = {}  # document -> when it ends, its fence
+        names = made.trace.kind_names
+        self.groups: list[list[str] | None] = [[names[k]] for k, _ in self.plan.workers_for]
+        self.groups.append(None)
+        self.free = [*(n for _, n in self.plan.workers_for), self.plan.workers]
+        self.running: dict[int, Attempt] = {}
         self.failed: Counter[int] = Counter()
         self.log: list[tuple[int, int]] = []  # (when, document) of each claim
         self.moments = {*self.trace.at, *(c.at for c in self.plan.cancels)}
@@ -125,6 +194,13 @@ class Driver:
     def run(self) -> list[tuple[int, int]]:
         for customer, limit in self.plan.limits.items():
             self.store.adjust(self.trace.names[customer], CustomerSettings(limit=limit))
+        for kind, limit in self.plan.kind_limits.items():
+            self.store.configure_kind(self.trace.kind_names[kind], KindSettings(limit=limit))
+        needs = {
+            name: [service_of(o) for o in self.plan.outages if kind in o.kinds]
+            for kind, name in enumerate(self.trace.kind_names)
+        }
+        self.store.sign_on("w", 1, needs=needs)
         while self.moments:
             now = min(self.moments)
             self.moments.remove(now)
@@ -133,8 +209,10 @@ class Driver:
         return self.log
 
     def step(self, now: int) -> None:
-        ending = sorted(n for n, (ends_at, _) in self.running.items() if ends_at == now)
+        ending = sorted(n for n, attempt in self.running.items() if attempt.ends_at == now)
         self.store.finish([self.outcome(n) for n in ending])
+        documents = [self.document(n) for n in ending]
+        self.moments |= {d.due_at_us for d in documents if d.state is State.DELAYED and d.due_at_us}
         for n in range(len(self.trace)):
             if self.trace.at[n] == now and n == len(self.ids):
                 self.submit(n)
@@ -143,13 +221,44 @@ class Driver:
                 self.store.cancel([self.ids[n]])
         while self.changes and self.changes[0][0] == now:
             self.change(self.changes.pop(0)[1], now)
-        claims = self.store.claim(self.free, worker="w", lease_us=LONG_US).claims
-        self.free -= len(claims)
-        for claim in claims:
-            n = self.ids.index(claim.document.id)
-            self.log.append((now, n))
-            self.running[n] = (now + self.trace.cost[n], claim.fence)
-            self.moments.add(now + self.trace.cost[n])
+        while self.claim(now):
+            pass
+        # While all workers are busy, the claim of another one folds the leases that expire.
+        self.store.claim(1, worker="other", lease_us=LONG_US, kinds=["of-another"])
+        for found in self.store.outages():
+            times = {found.probe_at_us}
+            if found.resumed_at_us is not None:
+                times = {
+                    found.resumed_at_us + step for step in range(0, 5 * SECOND + 1, SECOND // 2)
+                }
+            self.moments |= {at for at in times if at > now}
+
+    def claim(self, now: int) -> bool:
+        """Claim a document for the first group of workers that can take one."""
+        for group, kinds in enumerate(self.groups):
+            if not self.free[group]:
+                continue
+            lease_us = self.plan.lease_us
+            claims = self.store.claim(1, worker="w", lease_us=lease_us, kinds=kinds).claims
+            if claims:
+                self.begin(claims[0], group, now)
+                return True
+        return False
+
+    def begin(self, claim: Claim, group: int, now: int) -> None:
+        n = self.ids.index(claim.document.id)
+        self.store.renew([claim.fence], lease_us=LONG_US)
+        self.free[group] -= 1
+        self.log.append((now, n))
+        outage = self.plan.outage_at(self.trace.kind_of(n), now)
+        ends_at = now + (self.trace.cost[n] if outage is None else outage.fails_after_us)
+        self.running[n] = Attempt(ends_at, claim.fence, group, outage)
+        self.moments.add(ends_at)
+
+    def document(self, n: int) -> Document:
+        stored = self.store.read(self.ids[n])
+        assert stored is not None
+        return stored.document
 
     def submit(self, n: int) -> None:
         name = self.trace.names[self.trace.customer[n]]
@@ -157,25 +266,32 @@ class Driver:
         if weight is not None:
             limit = self.plan.limits.get(self.trace.customer[n])
             self.store.adjust(name, CustomerSettings(weight=weight / 1000, limit=limit))
-        new = NewDocument(customer=name, body="null", cost=self.trace.cost[n])
+        kind = self.trace.kind_names[self.trace.kind_of(n)]
+        new = NewDocument(customer=name, body="null", cost=self.trace.cost[n], kind=kind)
         self.ids.append(self.store.submit([new])[0].id)
 
     def outcome(self, n: int) -> Outcome:
-        self.free += 1
-        _, fence = self.running.pop(n)
+        _, fence, group, outage = self.running.pop(n)
+        self.free[group] += 1
+        if outage is not None:
+            service = service_of(outage)
+            return OutageReport(
+                fence, "down", retry_after_us=outage.retry_after_us, service=service
+            )
         delays = self.plan.failures.get(n, ())
         if self.failed[n] == len(delays):
             return Completed(fence, real_cost=self.trace.cost[n])
         delay = delays[self.failed[n]]
         self.failed[n] += 1
-        self.moments.add(self.clock.now() + delay)
         return Failed(fence, "no", retry_in_us=delay)
 
     def change(self, change: int, now: int) -> None:
-        lost = sorted(self.running)[: max(0, -change)]
-        self.free += change + len(lost)
+        general = len(self.groups) - 1
+        busy = sorted(n for n, attempt in self.running.items() if attempt.group == general)
+        lost = busy[: max(0, -change)]
+        self.free[general] += change + len(lost)
         for n in lost:
-            self.store.renew([self.running.pop(n)[1]], lease_us=self.plan.lease_us)
+            self.store.renew([self.running.pop(n).fence], lease_us=self.plan.lease_us)
             self.moments.add(now + self.plan.lease_us)
 
 
@@ -188,6 +304,21 @@ def test_the_simulator_serves_what_goes_wrong_in_the_order_of_a_real_store(
 
     claims = sorted((a.started_at, a.document) for a in attempts_of(made, replayed))
     assert claims == sorted(Driver(made, mode).run())
+
+
+@pytest.mark.parametrize("mode", REAL)
+@given(made=scenarios(of_kinds=True))
+def test_the_simulator_serves_kinds_limits_and_outages_in_the_order_of_a_real_store(
+    mode: Mode, made: Scenario
+) -> None:
+    order = RealOrder(mode=mode, costs=made.costs, kinds=made.trace.kinds)
+    replayed = run(made, order)
+    driver = Driver(made, mode)
+
+    claims = sorted((a.started_at, a.document) for a in attempts_of(made, replayed))
+    assert claims == sorted(driver.run())
+    dead = {n for n in range(len(made.trace)) if driver.document(n).state is State.DEAD}
+    assert set(replayed.dead) == dead
 
 
 @pytest.mark.parametrize("mode", ORDERS)
@@ -213,6 +344,29 @@ def test_every_order_serves_all_keeps_limits_and_never_has_too_many_at_once(
         for customer, limit in made.plan.limits.items():
             of_customer = [a for a in busy if made.trace.customer[a.document] == customer]
             assert len(of_customer) <= limit
+
+
+@pytest.mark.parametrize("mode", ORDERS)
+@given(made=scenarios(of_kinds=True))
+def test_every_order_keeps_documents_to_the_workers_of_their_kind_and_kinds_to_their_limits(
+    mode: Discipline, made: Scenario
+) -> None:
+    replayed = run(made, order_of(mode, made))
+
+    attempts = list(attempts_of(made, replayed))
+    groups, kind_of = made.worker_groups, made.trace.kind_of
+    for n in range(len(made.trace)):
+        ends = (n in replayed.cancelled) + (n in replayed.dead) + (replayed.finished_at[n] > 0)
+        assert ends == 1 or made.trace.at[n] == made.trace.cost[n] == 0
+    assert all(kind_of(a.document) in groups[a.group].kinds for a in attempts)
+    for now in {a.started_at for a in attempts}:
+        busy = [a for a in attempts if a.started_at <= now < a.ended_at]
+        for number, group in enumerate(groups):
+            assert sum(a.group == number for a in busy) <= group.workers
+        for kind, limit in made.plan.kind_limits.items():
+            assert sum(kind_of(a.document) == kind for a in busy) <= limit
+        for customer, limit in made.plan.limits.items():
+            assert sum(made.trace.customer[a.document] == customer for a in busy) <= limit
 
 
 @pytest.mark.parametrize("mode", ORDERS)
@@ -252,6 +406,17 @@ def test_a_document_of_a_lost_worker_waits_again_when_its_lease_has_expired() ->
     assert [at / SECOND for at in replayed.finished_at] == [44, 10]
     (lost,) = replayed.earlier
     assert (lost.document, lost.started_at, lost.ended_at) == (0, 0, 4 * SECOND)
+
+
+def test_workers_for_one_kind_are_never_lost() -> None:
+    made = scenario(
+        trace_of((0, "a", 10), (0, "a", 10), (0, "a", 10), kinds=["ocr", "text", "text"]),
+        Plan(workers=2, workers_for=((0, 1),), losses=(Loss(4 * SECOND, 1, 9 * SECOND),)),
+    )
+
+    (lost,) = run(made).earlier
+
+    assert lost.document == 1
 
 
 def test_workers_that_come_back_claim_at_once() -> None:
@@ -311,11 +476,128 @@ def test_a_document_that_waits_for_its_retry_can_be_cancelled() -> None:
     assert run(made).cancelled == {0: 5 * SECOND}
 
 
+# ── Outages ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def down(from_s: int, to_s: int, *, kinds: tuple[int, ...] = (0,)) -> Outage:
+    return Outage(kinds, from_s * SECOND, to_s * SECOND, fails_after_us=SECOND)
+
+
+def starts_s(made: Scenario, kind: int = 0) -> list[float]:
+    """Return when the attempts of a kind start, in a run by the order of the queue."""
+    attempts = attempts_of(made, run(made))
+    of_kind = (a for a in attempts if made.trace.kind_of(a.document) == kind)
+    return sorted(a.started_at / SECOND for a in of_kind)
+
+
+def test_in_an_outage_one_document_at_a_time_probes_at_growing_intervals() -> None:
+    made = scenario(trace_of(*[(0, "a", 10)] * 99), Plan(workers=4, outages=(down(5, 400),)))
+
+    # At 10 four attempts find the service unavailable. Each probe reports after a second, and the
+    # next one follows 7.5, 11.25, 16.875 and so on up to 40 seconds later.
+    found = [at for at in starts_s(made) if 5 <= at < 400]
+    assert found[:4] == [10, 10, 10, 10]
+    gaps = [after - before for before, after in pairwise(found[3:])]
+    assert gaps[:6] == [6, 8.5, 12.25, 17.875, 26.3125, 38.96875]
+    assert set(gaps[6:]) == {41}
+
+
+def test_an_attempt_finds_the_service_down_from_the_begin_of_an_outage_until_before_its_end() -> (
+    None
+):
+    plan = Plan(workers=3, outages=(down(10, 30), down(50, 70)))
+
+    replayed = run(scenario(trace_of(*((at, "a", 1) for at in (9, 30, 50))), plan))
+
+    assert {attempt.document for attempt in replayed.earlier} == {2}
+
+
+def test_after_an_outage_the_number_of_running_documents_doubles_every_half_second() -> None:
+    made = scenario(trace_of(*[(0, "a", 10)] * 99), Plan(workers=20, outages=(down(5, 30),)))
+
+    replayed = run(made)
+
+    (hold,) = replayed.holds
+    since = [at - hold.ended_at / SECOND for at in starts_s(made) if at * SECOND >= hold.ended_at]
+    assert since[:20] == [0, 0.5, *[1.0] * 2, *[1.5] * 4, *[2.0] * 8, *[2.5] * 4]
+    assert replayed.dead == {}
+
+
+def test_an_outage_of_one_kind_leaves_the_others_alone() -> None:
+    rows = [(n, "a", 1) for n in range(200)]
+    trace = trace_of(*rows, kinds=["ocr", "text"] * 100)
+
+    made = scenario(trace, Plan(workers=1, outages=(down(10, 150),)))
+
+    text = {at for at in starts_s(made, kind=1) if 20 <= at < 150}
+    assert len(text) == 65  # each starts within a second: a probe takes the worker for one
+    assert all(min(abs(at - n) for n in range(21, 151, 2)) <= 1 for at in text)
+
+
+def test_a_service_that_two_kinds_need_holds_both() -> None:
+    trace = trace_of(*[(0, "a", 1)] * 40, kinds=["ocr", "scan"] * 20)
+
+    made = scenario(trace, Plan(workers=2, outages=(down(2, 60, kinds=(0, 1)),)))
+
+    requests = sorted(at for kind in (0, 1) for at in starts_s(made, kind) if 3 <= at < 60)
+    assert all(after - before >= 5 for before, after in pairwise(requests))
+
+
+def test_after_a_lost_probe_the_next_one_starts_at_the_end_of_its_lease() -> None:
+    outage = Outage((0,), 5 * SECOND, 300 * SECOND, fails_after_us=20 * SECOND)
+    plan = Plan(workers=2, outages=(outage,), losses=(Loss(32 * SECOND, 1, 33 * SECOND),))
+
+    made = scenario(trace_of(*[(0, "a", 6)] * 9), plan)
+
+    # The probe at 31 is lost. While the next one runs, the lease of the first ends and permits no
+    # other one.
+    assert plan.lease_us == 30 * SECOND
+    assert [at for at in starts_s(made) if at > 6][:2] == [31, 61]
+    assert all(at > 61 + 20 for at in starts_s(made) if at > 61)
+
+
+def test_reports_count_after_20_probes_of_one_outage() -> None:
+    made = scenario(trace_of((0, "a", 1)), Plan(outages=(down(0, 7_200),)))
+
+    replayed = run(made)
+
+    # The first report, 20 probes, and five attempts that count.
+    assert len(replayed.earlier) == 1 + 20 + 5
+    assert list(replayed.dead) == [0]
+    assert measures.unfinished(replayed) == replayed.dead
+
+
+# ── Attempts that count ──────────────────────────────────────────────────────────────────────────
+
+
+def test_a_document_whose_workers_are_lost_too_often_is_dead() -> None:
+    losses = tuple(Loss(at * SECOND, 1, (at + 1) * SECOND) for at in (1, 40, 80))
+    trace = trace_of((0, "a", 20), (0, "b", 200))
+
+    made = scenario(trace, Plan(workers=2, losses=losses, attempts_max=3))
+
+    assert run(made).dead == {0: 110 * SECOND}
+
+
+def test_a_document_that_is_cancelled_in_its_last_attempt_is_not_dead() -> None:
+    plan = Plan(outages=(down(0, 7_200),), attempts_max=1, cancels=())
+    (died_at,) = run(scenario(trace_of((0, "a", 1)), plan)).dead.values()
+
+    cancel = Cancel(died_at - SECOND // 2, 0)
+    cancelled = run(scenario(trace_of((0, "a", 1)), replace(plan, cancels=(cancel,))))
+
+    assert cancelled.dead == {}
+    assert cancelled.cancelled == {0: died_at}
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
     [
         (lambda: Plan(workers=0), "workers is 0"),
         (lambda: Plan(limits={1: 0}), "a limit is 0"),
+        (lambda: Plan(kind_limits={1: 0}), "a limit is 0"),
+        (lambda: Plan(failures={3: (1, 1)}, attempts_max=2), "document 3 fails 2 times"),
+        (lambda: Plan(outages=(down(9, 9),)), "an outage ends before it begins"),
         (lambda: Plan(workers=2, losses=(Loss(1, 1, 9), Loss(2, 1, 8))), "all 2 workers are lost"),
         (
             lambda: run(scenario(trace_of((5, "a", 1)), Plan(cancels=(Cancel(4, 0),)))),
@@ -360,6 +642,37 @@ def test_ageing_serves_levels_first_until_somebody_has_waited_long_enough() -> N
     assert order.startswith("aaan5")
     assert order.index("n125") > [i for i, c in enumerate(order) if c == "a"][-1]
     assert order.index("n95") < [i for i, c in enumerate(order) if c == "a"][-1]
+
+
+@pytest.mark.parametrize("order", [Line(first_come), Ring()], ids=["fifo", "round-robin"])
+def test_a_worker_of_all_kinds_takes_the_first_document_of_any(order: Order) -> None:
+    rows = [(0, "a", 10), (0, "b", 10), (0, "c", 10), (0, "d", 10)]
+    trace = trace_of(*rows, kinds=["text", "ocr", "text", "ocr"])
+
+    replayed = run(scenario(trace, Plan(workers=1)), order)
+
+    assert [at / SECOND for at in replayed.started_at] == [0, 10, 20, 30]
+
+
+@pytest.mark.parametrize("order", [Line(first_come), Ring()], ids=["fifo", "round-robin"])
+def test_a_worker_of_one_kind_passes_over_the_documents_of_others(order: Order) -> None:
+    rows = [(0, "a", 10)] * 4 + [(0, "b", 10)] * 2
+    trace = trace_of(*rows, kinds=["ocr"] * 4 + ["text"] * 2)
+
+    replayed = run(scenario(trace, Plan(workers=1, workers_for=((1, 1),))), order)
+
+    assert [at / SECOND for at in replayed.started_at] == [0, 10, 20, 30, 0, 10]
+
+
+@pytest.mark.parametrize("order", [Line(first_come), Ring()], ids=["fifo", "round-robin"])
+def test_a_customer_below_its_limit_again_is_served_in_every_kind(order: Order) -> None:
+    rows = [(0, "a", 10), (0, "a", 10), (0, "a", 10), (0, "b", 100)]
+    trace = trace_of(*rows, kinds=["text", "ocr", "text", "ocr"])
+    plan = Plan(workers=0, workers_for=((1, 1), (0, 1)), limits={0: 1})
+
+    replayed = run(scenario(trace, plan), order)
+
+    assert [at / SECOND for at in replayed.started_at] == [0, 100, 10, 0]
 
 
 @pytest.mark.parametrize("order", [Line(first_come), Ring()], ids=["fifo", "round-robin"])

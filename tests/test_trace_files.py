@@ -137,10 +137,11 @@ def test_any_bytes_at_all_give_a_trace_or_a_trace_error(
 
 
 def test_a_time_scale_makes_arrivals_denser_and_a_maximum_cuts_long_documents() -> None:
-    trace = trace_of((10, "a", 5), (20, "b", 50))
+    trace = trace_of((10, "a", 5), (20, "b", 50), kinds=["ocr", "text"])
 
     other = scaled(trace, time_scale=0.5, cost_us_max=8 * SECOND)
 
+    assert [other.kind_names[other.kind_of(n)] for n in range(2)] == ["ocr", "text"]
     assert list(other.at) == [5 * SECOND, 10 * SECOND]
     assert list(other.cost) == [5 * SECOND, 8 * SECOND]
     assert list(trace.at) == [10 * SECOND, 20 * SECOND]

@@ -7,6 +7,7 @@ import pytest
 from fairturn.priority import Rule
 from fairturn.scheduling.flows import Costs
 from fairturn.simulator import workloads
+from fairturn.simulator.plan import Outage, Plan
 from fairturn.simulator.replay import check_all
 from fairturn.simulator.scenario import Scenario, scenario_of
 from fairturn.simulator.workloads import WORKLOADS
@@ -92,6 +93,37 @@ def test_the_other_workloads_have_what_they_are_named_after() -> None:
     assert [loss.workers for loss in made["lost-workers"].plan.losses] == [5]
 
 
+def test_the_kinds_of_routed_need_their_own_workers_and_more() -> None:
+    made = workloads.make("routed")
+    trace = made.trace
+
+    assert list(trace.kind_names) == ["text", "ocr", "export"]
+    assert made.plan.workers_for == ((0, 1), (1, 1), (2, 1))
+    work = Counter[str]()
+    for n, customer in enumerate(trace.customer):
+        work[made.groups[made.group_of[customer]]] += trace.cost[n]
+        kind = trace.kind_names[trace.kind_of(n)]
+        assert made.groups[made.group_of[customer]] in (kind, "flood")
+    loads = {group: of / (2 * 3_600 * SECOND) for group, of in work.items()}
+    assert loads["text"] > 1
+    assert loads["ocr"] > 1
+    assert loads["flood"] > 2
+    assert sum(loads.values()) < 7
+
+
+def test_the_service_of_10_000_documents_is_unavailable_for_half_an_hour() -> None:
+    made = workloads.make("outage")
+    (outage,) = made.plan.outages
+
+    assert documents_of(made)["scans"] == 10_000
+    assert [made.trace.kind_names[kind] for kind in outage.kinds] == ["ocr"]
+    assert outage.back_at - outage.at == 1_800 * SECOND
+    waiting = sum(outage.at <= at < outage.back_at for at in made.trace.at)
+    assert waiting > 2_000
+    another = Outage((1,), SECOND, 2 * SECOND)
+    assert made.changed(outages=[another]).plan.outages == (outage, another)
+
+
 def test_the_day_has_a_peak_above_capacity_and_a_mean_below() -> None:
     made = workloads.make("day")
     hours = [0] * 24
@@ -128,6 +160,32 @@ def test_other_settings_make_another_scenario_and_leave_the_first_as_it_was() ->
     assert other.trace.weight == {1: 2_500}
     assert other.plan.limits == {0: 1, 1: 4}
     assert (made.plan.workers, made.trace.weight, made.plan.limits) == (1, {}, {})
+
+
+def test_workers_limits_and_outages_of_kinds_are_settings_too() -> None:
+    trace = trace_of((0, "a", 1), (0, "a", 1), kinds=["ocr", "text"])
+    made = scenario_of(trace, "file", workers=4)
+    outage = Outage((1,), SECOND, 2 * SECOND)
+
+    other = made.changed(
+        workers=0,
+        workers_for=[("text", 2), ("ocr", 1)],
+        kind_limits=[("text", 3)],
+        outages=[outage],
+    )
+
+    assert other.plan.workers_for == ((1, 2), (0, 1))
+    assert other.plan.kind_limits == {1: 3}
+    assert other.plan.outages == (outage,)
+    assert [group.workers for group in other.worker_groups] == [2, 1, 0]
+    assert made.plan == Plan(workers=4)
+
+
+def test_every_kind_needs_a_worker() -> None:
+    trace = trace_of((0, "a", 1), (0, "a", 1), kinds=["ocr", "text"])
+
+    with pytest.raises(ValueError, match="no worker serves kind 'ocr'"):
+        scenario_of(trace, "file", workers=1).changed(workers=0, workers_for=[("text", 1)])
 
 
 def test_a_setting_for_somebody_who_is_not_there_is_refused_by_name() -> None:

@@ -3,13 +3,15 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
 
 from fairturn.priority import Rule
 from fairturn.scheduling.flows import PATIENCE_US, Mode
-from fairturn.simulator import measures
+from fairturn.simulator import capacity, measures
 from fairturn.simulator.baselines import Line, Ring, aged, first_come
+from fairturn.simulator.capacity import GroupLoad, OutageResult
 from fairturn.simulator.ideal import Ideal, serve_ideally
 from fairturn.simulator.measures import Evenness, WaitSummary
 from fairturn.simulator.orders import Order, RealOrder
@@ -47,15 +49,27 @@ class GroupResult(NamedTuple):
     lags: dict[Discipline, int]
 
 
+class KindResult(NamedTuple):
+    """The waits of the documents of one kind in one mode: of all, and of each group."""
+
+    name: str
+    waits: WaitSummary
+    groups: tuple[WaitSummary, ...]
+
+
 class Result(NamedTuple):
-    """The measures of one mode. Those of claims are None for ideals, which claim nothing."""
+    """The measures of one mode. Those of claims are None or empty for ideals, which claim
+    nothing."""
 
     mode: Discipline
     run: Replayed | Ideal
     groups: tuple[GroupResult, ...]
+    kinds: tuple[KindResult, ...]
     all: WaitSummary
     evenness: Evenness | None
     idle_us: int | None
+    loads: tuple[GroupLoad, ...]
+    outages: tuple[OutageResult, ...]
     ends_at: int
 
 
@@ -73,6 +87,12 @@ class Comparison(NamedTuple):
 Progress = Callable[[Discipline, int], None]
 
 
+def modes_of(scenario: Scenario, modes: Iterable[Discipline] = Discipline) -> list[Discipline]:
+    """Return those of the modes in which the scenario can be simulated: the ideals divide one set
+    of workers among customers, and there is no single ideal way to divide it among kinds too."""
+    return [mode for mode in modes if scenario.has_ideal or mode not in IDEALS]
+
+
 def compare(
     scenario: Scenario,
     modes: Iterable[Discipline],
@@ -81,11 +101,19 @@ def compare(
     patience_us: int = PATIENCE_US,
     progress: Progress = lambda mode, done: None,
 ) -> Comparison:
-    """Serve the scenario in each mode. `progress` is called with a mode and its documents done."""
+    """Serve the scenario in each mode. `progress` is called with a mode and its documents done.
+
+    Raises `ValueError` for a mode that is not among `modes_of`."""
+    modes = list(dict.fromkeys(modes))
+    if impossible := set(modes) - set(modes_of(scenario)):
+        raise ValueError(
+            f"mode {min(impossible)} is an ideal for one kind of work without workers for kinds, "
+            "limits of kinds and outages; leave it out"
+        )
     rule = rule or Rule()
     priorities = check_all(scenario.trace, rule)[1]
     runs: dict[Discipline, Replayed | Ideal] = {}
-    for mode in dict.fromkeys(modes):
+    for mode in modes:
         report = partial(progress, mode)
         if mode in IDEALS:
             runs[mode] = serve_ideally(
@@ -131,36 +159,57 @@ def result_of(
 ) -> Result:
     """Return the measures of a run. `ideals` has the sorted finish times of each customer, for each
     ideal to compare with."""
-    documents = scenario.documents_by_group()
     finishes = gaps = evenness = idle_us = None
+    loads: tuple[GroupLoad, ...] = ()
+    outages: tuple[OutageResult, ...] = ()
     if isinstance(run, Replayed):
-        spells = measures.waiting_spells(scenario, run)
-        claims = measures.claims_by_customer(scenario, run)
-        gaps = [measures.longest_gap(s, c) for s, c in zip(spells, claims, strict=True)]
-        evenness = measures.evenness(scenario, run, spells)
-        idle_us = measures.idle_while_waiting(scenario, run)
+        gaps = measures.longest_gaps(scenario, run)
+        evenness = measures.evenness(scenario, run)
         finishes = measures.finishes_by_customer(scenario, run)
+        idle_us = capacity.idle_while_waiting(scenario, run)
+        loads = capacity.loads(scenario, run)
+        outages = capacity.outage_results(scenario, run)
     groups = []
-    waits_of_all: list[int] = []
-    for group, name in enumerate(scenario.groups):
+    for group, (name, documents) in enumerate(
+        zip(scenario.groups, scenario.documents_by_group(), strict=True)
+    ):
         members = scenario.members(group)
-        waits = measures.waits_of(documents[group], scenario, run)
-        waits_of_all += waits
-        summary = measures.summary_of(waits, len(documents[group]) - len(waits))
         gap_us = None if gaps is None else max((gaps[c] for c in members), default=0)
         lags: dict[Discipline, int] = {}
         if finishes is not None:
             for ideal, by in ideals.items():
                 behind = (measures.lag(by[c], finishes[c]) for c in members)
                 lags[ideal] = max(behind, default=0)
-        groups.append(GroupResult(name, len(members), summary, gap_us, lags))
-    waits_of_all.sort()
+        waits = _summary(documents, scenario, run)
+        groups.append(GroupResult(name, len(members), waits, gap_us, lags))
     return Result(
         mode=mode,
         run=run,
         groups=tuple(groups),
-        all=measures.summary_of(waits_of_all, len(run.cancelled)),
+        kinds=_kind_results(scenario, run),
+        all=_summary(range(len(scenario.trace)), scenario, run),
         evenness=evenness,
         idle_us=idle_us,
+        loads=loads,
+        outages=outages,
         ends_at=max(run.finished_at, default=0),
     )
+
+
+def _summary(documents: Sequence[int], scenario: Scenario, run: Replayed | Ideal) -> WaitSummary:
+    waits = measures.waits_of(documents, scenario, run)
+    dead = 0 if isinstance(run, Ideal) else sum(n in run.dead for n in documents)
+    cancelled = len(documents) - len(waits) - dead
+    return measures.summary_of(waits, cancelled=cancelled, dead=dead)
+
+
+def _kind_results(scenario: Scenario, run: Replayed | Ideal) -> tuple[KindResult, ...]:
+    results = []
+    for name, by_group in zip(
+        scenario.trace.kind_names, scenario.documents_by_kind_and_group(), strict=True
+    ):
+        groups = [_summary(documents, scenario, run) for documents in by_group]
+        all_of_kind = list(chain.from_iterable(by_group))
+        waits = _summary(all_of_kind, scenario, run)
+        results.append(KindResult(name, waits, tuple(groups)))
+    return tuple(results)

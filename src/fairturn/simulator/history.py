@@ -1,4 +1,4 @@
-"""The history of a real queue as a trace: arrivals, customers, run times."""
+"""The history of a real queue as a trace: arrivals, customers, kinds of work, run times."""
 
 import csv
 from array import array
@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TextIO
 
 from fairturn.clock import SECOND_US
-from fairturn.model import Document
+from fairturn.model import DEFAULT_KIND_NAME, Document
 from fairturn.scheduling.flows import WEIGHT_ONE
 from fairturn.simulator.trace import Growing, Trace
 
@@ -19,16 +19,18 @@ def trace_of(
 ) -> Trace:
     """Return a trace of completed documents, starting at 0.
 
-    It uses 24 bytes per document. Where the clock stepped back, no time passes, as in the rule. The
-    cost is the run time of the last attempt, measured by its worker. `progress` is called with the
-    number of documents read."""
+    It uses 32 bytes per document. Where the clock stepped back, no time passes, as in the rule. The
+    cost is the run time of the last attempt, measured by its worker. If all documents are of the
+    default kind, the trace has no kinds. `progress` is called with the number of documents read."""
     names: dict[str, int] = {}
-    at, customer, cost = array("q"), array("l"), array("q")
+    kinds: dict[str, int] = {}
+    at, customer, cost, kind = array("q"), array("l"), array("q"), array("l")
     for document in newest_first:
         assert document.claimed_at_us is not None
         assert document.ended_at_us is not None
         at.append(document.submitted_at_us)
         customer.append(names.setdefault(document.customer, len(names)))
+        kind.append(kinds.setdefault(document.kind, len(kinds)))
         # Without a reported run time, the time from claim to outcome, which is longer for a
         # prefetched document.
         since_claimed_us = max(0, document.ended_at_us - document.claimed_at_us)
@@ -36,12 +38,13 @@ def trace_of(
         if len(at) % _ROWS_AT_ONCE == 0:
             progress(len(at))
     growing, by_number = Growing(), list(names)
+    kind_names: list[str | None] = [None] if kinds.keys() <= {DEFAULT_KIND_NAME} else list(kinds)
     begun = last = at[-1] if at else 0
-    for timestamp, number, cost_us in zip(
-        reversed(at), reversed(customer), reversed(cost), strict=True
+    for timestamp, number, cost_us, kind_number in zip(
+        reversed(at), reversed(customer), reversed(cost), reversed(kind), strict=True
     ):
         last = max(last, timestamp)
-        growing.add(last - begun, by_number[number], cost_us)
+        growing.add(last - begun, by_number[number], cost_us, kind_names[kind_number])
     return growing.trace
 
 
@@ -65,8 +68,8 @@ def write(
     writer = csv.writer(
         out, lineterminator="\n", quoting=csv.QUOTE_ALL if quoted else csv.QUOTE_MINIMAL
     )
-    columns = ["at_s", "customer", "cost_s"]
-    writer.writerow([*columns, "weight"] if trace.weight else columns)
+    optional = {"weight": trace.weight, "kind": trace.kinds}
+    writer.writerow(["at_s", "customer", "cost_s", *(name for name in optional if optional[name])])
     rows = _rows(trace)
     written = 0
     while batch := list(islice(rows, _ROWS_AT_ONCE)):
@@ -83,6 +86,8 @@ def _rows(trace: Trace) -> Iterator[list[str]]:
         if trace.weight:
             weight = trace.weight.get(n)
             row.append("" if weight is None else f"{weight / WEIGHT_ONE:g}")
+        if trace.kinds:
+            row.append(trace.kinds[trace.kind[n]])
         yield row
 
 

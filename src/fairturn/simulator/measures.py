@@ -1,4 +1,4 @@
-"""Measures of a run: waits, gaps, lags behind the ideals, Jain's index (pure).
+"""Measures of documents in a run: waits, gaps, lags behind the ideals, Jain's index (pure).
 
 The wait of a document is the time from its submission to its end, less the time that it takes in an
 empty system. Without failures and lost workers, that is the time from submission to start.
@@ -6,7 +6,7 @@ empty system. Without failures and lost workers, that is the time from submissio
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -19,6 +19,8 @@ from fairturn.simulator.trace import Trace
 WINDOW_US = 300_000_000
 
 Spell = tuple[int, int]  # from, until
+# A customer has turns in each kind: a claim of one kind does not serve its documents of another.
+CustomerAndKind = tuple[int, int]
 
 
 class WaitSummary(NamedTuple):
@@ -26,6 +28,7 @@ class WaitSummary(NamedTuple):
 
     documents: int
     cancelled: int
+    dead: int
     mean_us: int
     p50_us: int
     p95_us: int
@@ -44,12 +47,17 @@ class Evenness(NamedTuple):
 
 def waits_of(documents: Iterable[int], scenario: Scenario, run: Replayed | Ideal) -> list[int]:
     """Return the sorted waits of the documents that finished."""
-    trace, plan = scenario.trace, scenario.plan
+    trace, plan, without = scenario.trace, scenario.plan, unfinished(run)
     return sorted(
         max(0, run.finished_at[n] - trace.at[n] - plan.alone_us(n, trace.cost[n]))
         for n in documents
-        if n not in run.cancelled
+        if n not in without
     )
+
+
+def unfinished(run: Replayed | Ideal) -> Mapping[int, int]:
+    """Return the documents that ended without finishing, and when."""
+    return run.cancelled if isinstance(run, Ideal) else {**run.cancelled, **run.dead}
 
 
 def percentile(ordered: Sequence[int], percent: int) -> int:
@@ -57,13 +65,14 @@ def percentile(ordered: Sequence[int], percent: int) -> int:
     return ordered[-(-len(ordered) * percent // 100) - 1]
 
 
-def summary_of(waits: Sequence[int], cancelled: int) -> WaitSummary:
+def summary_of(waits: Sequence[int], *, cancelled: int, dead: int = 0) -> WaitSummary:
     """Return a summary of sorted waits; zeros if there are none."""
     if not waits:
-        return WaitSummary(0, cancelled, 0, 0, 0, 0, 0)
+        return WaitSummary(0, cancelled, dead, 0, 0, 0, 0, 0)
     return WaitSummary(
         documents=len(waits),
         cancelled=cancelled,
+        dead=dead,
         mean_us=round(sum(waits) / len(waits)),
         p50_us=percentile(waits, 50),
         p95_us=percentile(waits, 95),
@@ -80,15 +89,11 @@ def lag(ideal: Sequence[int], real: Sequence[int]) -> int:
 
 def finishes_by_customer(scenario: Scenario, run: Replayed | Ideal) -> list[list[int]]:
     """Return the sorted finish times of each customer."""
-    finishes = ((n, at) for n, at in enumerate(run.finished_at) if n not in run.cancelled)
-    return _by_customer(scenario, finishes)
-
-
-def _by_customer(scenario: Scenario, timestamps: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """Return the sorted timestamps of each customer, from those of documents."""
     found: list[list[int]] = [[] for _ in scenario.trace.names]
-    for n, at in timestamps:
-        found[scenario.trace.customer[n]].append(at)
+    without = unfinished(run)
+    for n, at in enumerate(run.finished_at):
+        if n not in without:
+            found[scenario.trace.customer[n]].append(at)
     for of_customer in found:
         of_customer.sort()
     return found
@@ -99,13 +104,14 @@ def _by_customer(scenario: Scenario, timestamps: Iterable[tuple[int, int]]) -> l
 
 def attempts_of(scenario: Scenario, run: Replayed) -> Iterator[SimulatedAttempt]:
     yield from run.earlier
-    at, again, cancelled = scenario.trace.at, run.again_at, run.cancelled
-    for n, (started, finished) in enumerate(zip(run.started_at, run.finished_at, strict=True)):
-        if n not in cancelled:
-            yield SimulatedAttempt(n, again.get(n, at[n]), started, finished)
+    at, again, without = scenario.trace.at, run.again_at, unfinished(run)
+    columns = zip(run.started_at, run.finished_at, run.group, strict=True)
+    for n, (started, finished, group) in enumerate(columns):
+        if n not in without:
+            yield SimulatedAttempt(n, again.get(n, at[n]), started, finished, group)
 
 
-def _waits_of_all(scenario: Scenario, run: Replayed) -> Iterator[tuple[int, Spell]]:
+def waits_of_all(scenario: Scenario, run: Replayed) -> Iterator[tuple[int, Spell]]:
     """Yield the waits of all documents: for each attempt, and for a cancel."""
     for attempt in attempts_of(scenario, run):
         yield attempt.document, (attempt.waited_from, attempt.started_at)
@@ -113,13 +119,15 @@ def _waits_of_all(scenario: Scenario, run: Replayed) -> Iterator[tuple[int, Spel
         yield n, (run.again_at.get(n, scenario.trace.at[n]), cancelled_at)
 
 
-def waiting_spells(scenario: Scenario, run: Replayed) -> list[list[Spell]]:
-    """Return the intervals in which documents of each customer waited, sorted and merged."""
-    spells: list[list[Spell]] = [[] for _ in scenario.trace.names]
-    for n, (begin, end) in _waits_of_all(scenario, run):
+def waiting_spells(scenario: Scenario, run: Replayed) -> dict[CustomerAndKind, list[Spell]]:
+    """Return the intervals in which documents of each customer and kind waited, sorted and
+    merged."""
+    spells: defaultdict[CustomerAndKind, list[Spell]] = defaultdict(list)
+    trace = scenario.trace
+    for n, (begin, end) in waits_of_all(scenario, run):
         if end > begin:
-            spells[scenario.trace.customer[n]].append((begin, end))
-    return [joined(of_customer) for of_customer in spells]
+            spells[trace.customer[n], trace.kind_of(n)].append((begin, end))
+    return {whose: joined(waits) for whose, waits in spells.items()}
 
 
 def joined(spells: Iterable[Spell]) -> list[Spell]:
@@ -132,8 +140,18 @@ def joined(spells: Iterable[Spell]) -> list[Spell]:
     return union
 
 
+def longest_gaps(scenario: Scenario, run: Replayed) -> list[int]:
+    """Return the longest time that each customer waited in one kind without a claim of it."""
+    gaps = [0] * len(scenario.trace.names)
+    claims = claims_of(scenario, run)
+    for whose, spells in waiting_spells(scenario, run).items():
+        customer = whose[0]
+        gaps[customer] = max(gaps[customer], longest_gap(spells, claims.get(whose, ())))
+    return gaps
+
+
 def longest_gap(spells: Sequence[Spell], claims: Sequence[int]) -> int:
-    """Return the longest time that a customer waited without a claim, by its sorted claims."""
+    """Return the longest time of waiting without a claim, by sorted claims."""
     longest = 0
     first = 0
     for begin, end in spells:
@@ -145,10 +163,16 @@ def longest_gap(spells: Sequence[Spell], claims: Sequence[int]) -> int:
     return longest
 
 
-def claims_by_customer(scenario: Scenario, run: Replayed) -> list[list[int]]:
-    """Return the sorted timestamps of each customer's claims."""
-    attempts = attempts_of(scenario, run)
-    return _by_customer(scenario, ((each.document, each.started_at) for each in attempts))
+def claims_of(scenario: Scenario, run: Replayed) -> dict[CustomerAndKind, list[int]]:
+    """Return the sorted timestamps of the claims of each customer and kind."""
+    claims: defaultdict[CustomerAndKind, list[int]] = defaultdict(list)
+    trace = scenario.trace
+    for attempt in attempts_of(scenario, run):
+        n = attempt.document
+        claims[trace.customer[n], trace.kind_of(n)].append(attempt.started_at)
+    for timestamps in claims.values():
+        timestamps.sort()
+    return claims
 
 
 def jain(shares: Sequence[float]) -> float:
@@ -158,33 +182,30 @@ def jain(shares: Sequence[float]) -> float:
     return sum(parts) ** 2 / (len(parts) * sum(part * part for part in parts))
 
 
-def evenness(
-    scenario: Scenario,
-    run: Replayed,
-    spells: Sequence[Sequence[Spell]],
-    window_us: int = WINDOW_US,
-) -> Evenness:
-    """Return how evenly the customers that waited throughout each window were served."""
-    waiting: dict[int, list[int]] = defaultdict(list)  # window -> customers
-    for customer, of_customer in enumerate(spells):
-        for begin, end in of_customer:
+def evenness(scenario: Scenario, run: Replayed, window_us: int = WINDOW_US) -> Evenness:
+    """Return how evenly the customers that waited in one kind throughout each window were
+    served."""
+    waiting: dict[tuple[int, int], list[int]] = defaultdict(list)  # (window, kind) -> customers
+    for (customer, kind), spells in sorted(waiting_spells(scenario, run).items()):
+        for begin, end in spells:
             for window in range(-(-begin // window_us), end // window_us):
-                waiting[window].append(customer)
-    waiting = {window: members for window, members in waiting.items() if len(members) > 1}
-    served: dict[tuple[int, int], int] = {
-        (window, customer): 0 for window, members in waiting.items() for customer in members
+                waiting[window, kind].append(customer)
+    waiting = {where: members for where, members in waiting.items() if len(members) > 1}
+    served: dict[tuple[int, int, int], int] = {
+        (*where, customer): 0 for where, members in waiting.items() for customer in members
     }
+    trace = scenario.trace
     for attempt in attempts_of(scenario, run) if served else ():
-        customer = scenario.trace.customer[attempt.document]
+        kind, customer = trace.kind_of(attempt.document), trace.customer[attempt.document]
         for window in range(attempt.started_at // window_us, attempt.ended_at // window_us + 1):
-            if (window, customer) in served:
+            if (window, kind, customer) in served:
                 begin = max(attempt.started_at, window * window_us)
                 end = min(attempt.ended_at, (window + 1) * window_us)
-                served[window, customer] += end - begin
+                served[window, kind, customer] += end - begin
     weights = last_weights(scenario)
     indices = []
-    for window, members in sorted(waiting.items()):
-        shares = [served[window, customer] / weights[customer] for customer in members]
+    for where, members in sorted(waiting.items()):
+        shares = [served[(*where, customer)] / weights[customer] for customer in members]
         if any(shares):
             indices.append(jain(shares))
     if not indices:
@@ -198,25 +219,6 @@ def last_weights(scenario: Scenario) -> list[int]:
     for n, weight in sorted(scenario.trace.weight.items()):
         weights[scenario.trace.customer[n]] = weight
     return weights
-
-
-def idle_while_waiting(scenario: Scenario, run: Replayed) -> int:
-    """Return the microseconds that workers were idle while documents waited, at a limit or not."""
-    # (when, more free workers, more waiting documents)
-    changes = [(at, change, 0) for at, change in scenario.plan.changes()]
-    for attempt in attempts_of(scenario, run):
-        changes += [(attempt.started_at, -1, 0), (attempt.ended_at, 1, 0)]
-    for _, (begin, end) in _waits_of_all(scenario, run):
-        changes += [(begin, 0, 1), (end, 0, -1)]
-    changes.sort()
-    free, waiting, idle, last = scenario.plan.workers, 0, 0, 0
-    for at, more_free, more_waiting in changes:
-        if free > 0 and waiting > 0 and at > last:
-            idle += (at - last) * min(free, waiting)
-        free += more_free
-        waiting += more_waiting
-        last = at
-    return idle
 
 
 # ── Waits of a replayed trace ────────────────────────────────────────────────────────────────────

@@ -1,7 +1,6 @@
 """The protocol of orders of service, and the order of the queue itself."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple, Protocol
 
 from fairturn.model import level_of
@@ -57,8 +56,9 @@ class Order(Protocol):
         """End a picked document: finished at this cost, or failed (None)."""
         ...
 
-    def pick(self, now: int) -> Pick | None:
-        """Return the next document, with its number as `Pick.order`; None if none is eligible."""
+    def pick(self, now: int, kinds: Sequence[int]) -> Pick | None:
+        """Return the next document of these kinds, with its number as `Pick.order`; None if none is
+        eligible."""
         ...
 
 
@@ -85,8 +85,7 @@ class RealOrder:
             patience_us=patience_us,
             kind_names=dict(enumerate(kinds)),
         )
-        # Of all kinds, unless the call names them.
-        self.pick = partial(self._turns.pick, kinds=range(len(kinds) or 1))
+        self.pick = self._turns.pick
 
     def change(self, customer: int, weight: int, limit: int | None, at: int) -> None:
         self._turns.apply(SettingsEvent(customer, weight, limit, paused=False), at)

@@ -14,6 +14,7 @@ as wrappers of another order that change priorities:
 
 from array import array
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 
@@ -148,9 +149,9 @@ class ReevaluatedOrder:
         self._reset_until(at)
         self._order.end(pick, real_cost, at)
 
-    def pick(self, now: int) -> Pick | None:
+    def pick(self, now: int, kinds: Sequence[int]) -> Pick | None:
         self._reset_until(now)
-        pick = self._order.pick(now)
+        pick = self._order.pick(now, kinds)
         if pick is None:
             return None
         number = pick.order // 2

@@ -24,7 +24,17 @@ from fairturn.simulator.charts.svg import safe
 from fairturn.simulator.comparison import IDEALS, Comparison, Result
 from fairturn.simulator.replay import Replayed
 from fairturn.simulator.scenario import Scenario
-from fairturn.simulator.summary import TITLES, counted, duration, headline, main_of, sentences
+from fairturn.simulator.summary import (
+    TITLES,
+    counted,
+    duration,
+    headline,
+    main_of,
+    outage_in_words,
+    sentences,
+    served_by,
+    workers_in_words,
+)
 from fairturn.simulator.workloads import WORKLOADS
 
 BINS = 300
@@ -39,7 +49,13 @@ def page(comparison: Comparison) -> str:
     title = workload.title if workload else scenario.name
     sections = [_summary(comparison)]
     if len(scenario.trace):
-        sections += [_modes(comparison), _service(comparison), _waits(comparison)]
+        sections += [
+            _modes(comparison),
+            *_kinds(comparison),
+            *_outages(comparison),
+            _service(comparison),
+            _waits(comparison),
+        ]
     sections.append(_settings(comparison))
     style = resources.files("fairturn.simulator").joinpath("report.css").read_text("utf-8")
     return (
@@ -111,31 +127,42 @@ def _modes(comparison: Comparison) -> str:
     max_us = max(g.waits.p99_us for result in results for g in result.groups)
     ideals = [ideal for ideal in IDEALS if any(result.mode is ideal for result in results)]
     columns = (*_WAIT_COLUMNS, *(f"behind {ideal}" for ideal in ideals))
+    behind = (
+        "; “behind” an ideal is the most documents that a customer of the group was behind it at "
+        "any time"
+    )
     figures = []
     for number, name in enumerate(comparison.scenario.groups):
         rows, cells = [], []
         for result in results:
             group = result.groups[number]
             waits, p99_us = group.waits, group.waits.p99_us
-            style = "main" if result is main else "ideal" if result.mode in IDEALS else "other"
-            rows.append(Bar(result.mode, p99_us, duration(p99_us), style))
+            rows.append(_bar(comparison, result, p99_us))
             times = (waits.mean_us, waits.p50_us, waits.p95_us, p99_us, waits.max_us, group.gap_us)
             lags = [f"{group.lags[ideal]:,}" if group.lags else "" for ideal in ideals]
             cells.append([result.mode, f"{waits.documents:,}", *map(_seconds, times), *lags])
         caption = f"{name} ({counted(main.groups[number].customers, 'customer')})"
-        text = "; ".join(f"{row.name}: {row.text}" for row in rows)
         table = _table(columns, cells, f"{name}: waits in seconds")
-        picture = bars(f"p99 waits of {name} in each mode", rows, max_us, text)
+        picture = bars(f"p99 waits of {name} in each mode", rows, max_us, _bar_texts(rows))
         figures.append(_figure(caption, picture, table))
     return _section(
         "Modes compared",
         "The p99 wait of each group. The axis is logarithmic: one step to the right is ten times "
         "as long. The longest gap is the longest time that a waiting customer of the group went "
-        "without a claim; “behind” an ideal is the most documents that a customer of the group was "
-        "behind it at any time.",
+        f"without a claim{behind if ideals else ''}.",
         *figures,
         _evenness(comparison),
     )
+
+
+def _bar(comparison: Comparison, result: Result, us: int) -> Bar:
+    is_main = result is main_of(comparison)
+    style = "main" if is_main else "ideal" if result.mode in IDEALS else "other"
+    return Bar(result.mode, us, duration(us), style)
+
+
+def _bar_texts(rows: Iterable[Bar]) -> str:
+    return "; ".join(f"{row.name}: {row.text}" for row in rows)
 
 
 def _evenness(comparison: Comparison) -> str:
@@ -158,6 +185,88 @@ def _evenness(comparison: Comparison) -> str:
     )
 
 
+# ── Kinds of work and outages ────────────────────────────────────────────────────────────────────
+
+
+def _kinds(comparison: Comparison) -> list[str]:
+    main = main_of(comparison)
+    if len(main.kinds) < 2:
+        return []
+    max_us = max(kind.waits.p99_us for result in comparison.results for kind in result.kinds)
+    figures = [_kind_figure(comparison, number, max_us) for number in range(len(main.kinds))]
+    return [
+        _section(
+            "Kinds of work",
+            "The p99 wait of the documents of each kind, and in the table the waits of each group "
+            "of customers in it. A worker takes documents of the kinds that it serves.",
+            *figures,
+            _workers(comparison),
+        )
+    ]
+
+
+def _kind_figure(comparison: Comparison, number: int, max_us: int) -> str:
+    rows, cells = [], []
+    for result in comparison.results:
+        kind = result.kinds[number]
+        rows.append(_bar(comparison, result, kind.waits.p99_us))
+        for name, waits in zip(comparison.scenario.groups, kind.groups, strict=True):
+            if waits.documents or waits.dead:
+                times = (waits.mean_us, waits.p50_us, waits.p95_us, waits.p99_us, waits.max_us)
+                cells.append([result.mode, name, f"{waits.documents:,}", *map(_seconds, times)])
+    waits = main_of(comparison).kinds[number].waits
+    name = comparison.scenario.trace.kind_names[number]
+    caption = f"{name} ({counted(waits.documents, 'document')})"
+    picture = bars(f"p99 waits of kind {name} in each mode", rows, max_us, _bar_texts(rows))
+    columns = ("mode", "group", *_WAIT_COLUMNS[1:-1])
+    return _figure(caption, picture, _table(columns, cells, f"{name}: waits in seconds"))
+
+
+def _workers(comparison: Comparison) -> str:
+    """Return the table of the groups of workers: how busy they were in each mode."""
+    scenario = comparison.scenario
+    results = [result for result in comparison.results if result.loads]
+    loads = zip(*(result.loads for result in results), strict=True)
+    rows = [
+        (
+            served_by(scenario, of_group[0].group),
+            f"{of_group[0].group.workers:,}",
+            *(f"{load.busy:.0%}" for load in of_group),
+        )
+        for of_group in loads
+    ]
+    columns = ("workers for", "number", *(result.mode for result in results))
+    return _table(columns, rows, "Workers: share of the time in which they were busy")
+
+
+def _outages(comparison: Comparison) -> list[str]:
+    scenario = comparison.scenario
+    tables = []
+    for number, outage in enumerate(scenario.plan.outages):
+        rows = [
+            (
+                result.mode,
+                f"{result.outages[number].requests:,}",
+                _seconds(result.outages[number].recovery_us),
+                f"{sum(result.kinds[kind].waits.dead for kind in outage.kinds):,}",
+            )
+            for result in comparison.results
+        ]
+        columns = ("mode", "requests meanwhile", "full rate after, s", "dead documents")
+        tables.append(_table(columns, rows, outage_in_words(scenario, outage)))
+    if not tables:
+        return []
+    return [
+        _section(
+            "Outages",
+            "The requests are the attempts that found the service unavailable. The full rate is "
+            "back when no worker that serves the kind is idle although its documents wait; it is "
+            "given in seconds after the return of the service.",
+            *tables,
+        )
+    ]
+
+
 # ── Service over time ────────────────────────────────────────────────────────────────────────────
 
 
@@ -173,6 +282,7 @@ def _shown(scenario: Scenario) -> dict[str, list[int]]:
 
 def _service(comparison: Comparison) -> str:
     shown = _shown(comparison.scenario)
+    outages = comparison.scenario.plan.outages
     results = [result for result in comparison.results if result.mode not in IDEALS]
     ends_at = max((result.ends_at for result in results), default=0)
     figures = [_service_figure(comparison, result, shown, ends_at) for result in results]
@@ -183,7 +293,7 @@ def _service(comparison: Comparison) -> str:
         "Each row is a customer; time runs from left to right. A block means that a document of "
         "the customer was running; the taller and bluer, the better its level. A thin line means "
         "that the customer waited and was not served. Each group shows its customers with the "
-        "most documents.",
+        "most documents." + (" A shaded band is an outage." if outages else ""),
         _scrolled(level_key()),
         *figures,
     )
@@ -214,7 +324,13 @@ def _service_figure(
     title = TITLES[result.mode]
     return _figure(
         title,
-        strip(f"Service over time, {title}", bands, ends_at, description),
+        strip(
+            f"Service over time, {title}",
+            bands,
+            ends_at,
+            description,
+            shaded=[(outage.at, outage.back_at) for outage in scenario.plan.outages],
+        ),
         _table(
             ("customer", "group", "served in", "waited unserved in", "levels"),
             rows,
@@ -229,8 +345,8 @@ def _bins(
     bins = {customer: [0] * BINS for customer in customers}
     width = max(1, -(-ends_at // BINS))
     spells = measures.waiting_spells(scenario, run)
-    for customer in customers:
-        for begin, end in spells[customer]:
+    for (customer, _), of_customer in spells.items():
+        for begin, end in of_customer if customer in customers else ():
             for n in range(begin // width, min(BINS, (end - 1) // width + 1)):
                 bins[customer][n] = WAITING
     for attempt in measures.attempts_of(scenario, run):
@@ -300,7 +416,18 @@ def _settings(comparison: Comparison) -> str:
     rows = [
         ("documents", f"{len(scenario.trace):,}"),
         ("customers", f"{len(scenario.trace.names):,}"),
-        ("workers", f"{scenario.plan.workers:,}"),
+        ("workers", workers_in_words(scenario)),
+        *(
+            (f"limit of kind {scenario.trace.kind_names[kind]}", f"{limit:,}")
+            for kind, limit in scenario.plan.kind_limits.items()
+        ),
+        *(
+            (
+                outage_in_words(scenario, outage),
+                f"attempts report it after {outage.fails_after_us / SECOND_US:g} s",
+            )
+            for outage in scenario.plan.outages
+        ),
         ("costs", scenario.costs),
         ("reset", f"{rule.reset}, {rule.reset_interval_us / SECOND_US:g} s"),
         ("patience", f"{comparison.patience_us / SECOND_US:g} s"),

@@ -6,6 +6,7 @@ from typing import Any
 from fairturn.clock import SECOND_US
 from fairturn.simulator.comparison import IDEALS, Comparison, Discipline, GroupResult, Result
 from fairturn.simulator.measures import WaitSummary
+from fairturn.simulator.plan import Outage, WorkerGroup
 from fairturn.simulator.readings import Reading
 from fairturn.simulator.scenario import Scenario
 
@@ -71,14 +72,27 @@ def headline(comparison: Comparison) -> str:
 
 def sentences(comparison: Comparison) -> list[str]:
     """Return the results as sentences."""
-    main = main_of(comparison)
-    others = others_of(comparison)
+    main, results = main_of(comparison), comparison.results
     lines = [
         f"{group.name} ({counted(group.customers, 'customer')}, "
         f"{counted(group.waits.documents, 'document')}): 99 of 100 waited at most "
-        + _in_each((duration(r.groups[number].waits.p99_us), r) for r in comparison.results)
+        + _in_each((duration(r.groups[number].waits.p99_us), r) for r in results)
         for number, group in enumerate(main.groups)
     ]
+    if len(main.kinds) > 1:
+        lines += [
+            f"Kind {kind.name} ({counted(kind.waits.documents, 'document')}): 99 of 100 waited at "
+            f"most " + _in_each((duration(r.kinds[number].waits.p99_us), r) for r in results)
+            for number, kind in enumerate(main.kinds)
+        ]
+    return lines + findings(comparison)
+
+
+def findings(comparison: Comparison) -> list[str]:
+    """Return the results that are not waits of a group or a kind, as sentences."""
+    main = main_of(comparison)
+    others = others_of(comparison)
+    lines = []
     compared = [r for r in others if r.mode in (Discipline.LEVELS, Discipline.FIFO)]
     slower = [
         f"{group.name} by {after - 1:.0%} against {other.mode}"
@@ -113,11 +127,60 @@ def sentences(comparison: Comparison) -> list[str]:
     if idle and not any(us for _, us in idle):
         lines.append("No worker was idle while a document waited, in any mode.")
     elif idle:
+        cause = "outages or concurrency limits" if main.outages else "concurrency limits"
         lines.append(
-            "Workers were idle while documents waited, because of concurrency limits: "
+            f"Workers were idle while documents waited, because of {cause}: "
             + _in_each((duration(us), r) for r, us in idle)
         )
+    return lines + _of_workers(comparison) + _of_outages(comparison)
+
+
+def _of_workers(comparison: Comparison) -> list[str]:
+    loads = main_of(comparison).loads
+    if len(loads) < 2:
+        return []
+    scenario = comparison.scenario
+    shares = ", ".join(f"{load.busy:.0%} for {served_by(scenario, load.group)}" for load in loads)
+    return [
+        f"Share of the time in which workers were busy in {main_of(comparison).mode}: {shares}."
+    ]
+
+
+def _of_outages(comparison: Comparison) -> list[str]:
+    results = [result for result in comparison.results if result.mode not in IDEALS]
+    lines = []
+    for number, outage in enumerate(comparison.scenario.plan.outages):
+        found = [(result.outages[number], result) for result in results]
+        lines.append(
+            f"{outage_in_words(comparison.scenario, outage)}. Requests to the service meanwhile: "
+            + _in_each((f"{of.requests:,}", r) for of, r in found)
+            + " After its return, the full rate was back after "
+            + _in_each((duration(of.recovery_us), r) for of, r in found)
+        )
+    if lines or any(result.all.dead for result in results):
+        lines.append("Dead documents: " + _in_each((f"{r.all.dead:,}", r) for r in results))
     return lines
+
+
+def workers_in_words(scenario: Scenario) -> str:
+    """Return the number of workers, and how many serve which kinds."""
+    groups = [group for group in scenario.worker_groups if group.workers]
+    total = counted(sum(group.workers for group in groups), "worker")
+    if len(groups) == 1 and len(scenario.trace.kind_names) == 1:
+        return total
+    parts = (f"{group.workers:,} for {served_by(scenario, group)}" for group in groups)
+    return f"{total} ({', '.join(parts)})"
+
+
+def served_by(scenario: Scenario, group: WorkerGroup) -> str:
+    """Return the name of the kind that a group of workers serves."""
+    return scenario.trace.kind_names[group.kinds[0]] if len(group.kinds) == 1 else "all kinds"
+
+
+def outage_in_words(scenario: Scenario, outage: Outage) -> str:
+    kinds = ", ".join(scenario.trace.kind_names[kind] for kind in outage.kinds)
+    begin, end = (f"{at / SECOND_US:,.10g} s" for at in (outage.at, outage.back_at))
+    return f"Outage of {kinds} from {begin} to {end}"
 
 
 def _in_each(values: Iterable[tuple[str, Result]]) -> str:
@@ -137,36 +200,57 @@ def _ratio(long: GroupResult, short: GroupResult) -> float:
 
 def as_plain(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as a value for JSON."""
-    rule = comparison.rule
+    rule, scenario = comparison.rule, comparison.scenario
     return {
-        **_plain_scenario(comparison.scenario),
-        "costs": comparison.scenario.costs,
+        **_plain_scenario(scenario),
+        "costs": scenario.costs,
         "reset": rule.reset,
         "reset_interval_s": rule.reset_interval_us / SECOND_US,
         "patience_s": comparison.patience_us / SECOND_US,
         "headline": headline(comparison),
-        "modes": [_plain_result(result) for result in comparison.results],
+        "modes": [_plain_result(scenario, result) for result in comparison.results],
     }
 
 
 def readings_as_plain(scenario: Scenario, results: Mapping[Reading, Result]) -> dict[str, Any]:
     """Return a comparison of readings of the rule as a value for JSON."""
     readings = [
-        {"reading": reading, **_plain_result(result)} for reading, result in results.items()
+        {"reading": reading, **_plain_result(scenario, result)}
+        for reading, result in results.items()
     ]
     return {**_plain_scenario(scenario), "readings": readings}
 
 
 def _plain_scenario(scenario: Scenario) -> dict[str, Any]:
+    names = scenario.trace.kind_names
     return {
         "name": scenario.name,
         "documents": len(scenario.trace),
         "customers": len(scenario.trace.names),
-        "workers": scenario.plan.workers,
+        "workers": sum(group.workers for group in scenario.worker_groups),
+        "worker_groups": [_plain_group(scenario, group) for group in scenario.worker_groups],
+        "kind_limits": {names[kind]: limit for kind, limit in scenario.plan.kind_limits.items()},
+        "outages": [
+            {
+                "kinds": [names[kind] for kind in outage.kinds],
+                "from_s": outage.at / SECOND_US,
+                "to_s": outage.back_at / SECOND_US,
+                "fails_after_s": outage.fails_after_us / SECOND_US,
+                "retry_after_s": outage.retry_after_us / SECOND_US,
+            }
+            for outage in scenario.plan.outages
+        ],
     }
 
 
-def _plain_result(result: Result) -> dict[str, Any]:
+def _plain_group(scenario: Scenario, group: WorkerGroup) -> dict[str, Any]:
+    return {
+        "kinds": [scenario.trace.kind_names[kind] for kind in group.kinds],
+        "workers": group.workers,
+    }
+
+
+def _plain_result(scenario: Scenario, result: Result) -> dict[str, Any]:
     even = result.evenness
     return {
         "mode": result.mode,
@@ -182,6 +266,25 @@ def _plain_result(result: Result) -> dict[str, Any]:
             }
             for group in result.groups
         ],
+        "kinds": [
+            {
+                "name": kind.name,
+                **_plain_waits(kind.waits),
+                "groups": [
+                    {"name": name, **_plain_waits(waits)}
+                    for name, waits in zip(scenario.groups, kind.groups, strict=True)
+                ],
+            }
+            for kind in result.kinds
+        ],
+        "workers": [
+            {**_plain_group(scenario, load.group), "busy": round(load.busy, 6)}
+            for load in result.loads
+        ],
+        "outages": [
+            {"requests": of.requests, "recovery_s": of.recovery_us / SECOND_US}
+            for of in result.outages
+        ],
         "jain": None
         if even is None
         else {
@@ -194,10 +297,11 @@ def _plain_result(result: Result) -> dict[str, Any]:
 
 
 def _plain_waits(waits: WaitSummary) -> dict[str, Any]:
-    documents, cancelled, *times = waits
+    documents, cancelled, dead, *times = waits
     wait_s = zip(("mean", "p50", "p95", "p99", "max"), times, strict=True)
     return {
         "documents": documents,
         "cancelled": cancelled,
+        "dead": dead,
         "wait_s": {name: us / SECOND_US for name, us in wait_s},
     }

@@ -7,12 +7,13 @@ sorted by `at_s`.
 import csv
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fairturn.clock import SECOND_US
 from fairturn.errors import TraceError
 from fairturn.model import CUSTOMER_BYTES_MAX, DEFAULT_KIND_NAME, KINDS_MAX, weight_in_thousandths
+from fairturn.scheduling.flows import DEFAULT_KIND
 from fairturn.validation import text
 
 REQUIRED = ("at_s", "customer", "cost_s")
@@ -35,6 +36,24 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.at)
+
+    @property
+    def kind_names(self) -> Sequence[str]:
+        """The names of the kinds, by number; the default kind alone without a column of kinds."""
+        return self.kinds or (DEFAULT_KIND_NAME,)
+
+    def kind_of(self, n: int) -> int:
+        """Return the number of a document's kind."""
+        return self.kind[n] if self.kind else DEFAULT_KIND
+
+    def kind_number(self, name: str) -> int:
+        """Return the number of a kind. Raises `ValueError` if no document is of it."""
+        names = self.kind_names
+        if name not in names:
+            raise ValueError(
+                f"no document is of kind {name!r}; kinds of the trace: {', '.join(names)}"
+            )
+        return names.index(name)
 
     def set_weights(self, weights: Mapping[int, int]) -> None:
         """Give customers, by number, these weights from their first document on."""

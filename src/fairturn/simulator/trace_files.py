@@ -9,6 +9,7 @@ import gzip
 import zlib
 from array import array
 from collections.abc import Iterable
+from copy import copy
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,9 +72,7 @@ def scaled(original: Trace, *, time_scale: float = 1.0, cost_us_max: int | None 
         raise ValueError(
             f"the time scale is {time_scale:g}; it must be above 0 and at most {TIME_SCALE_MAX:g}"
         )
-    other = Trace()
-    other.names, other.customer, other.weight = original.names, original.customer, original.weight
-    other.at, other.cost = original.at, original.cost
+    other = copy(original)
     if time_scale != 1:
         other.at = array("q", (round(at * time_scale) for at in original.at))
     if cost_us_max is not None:

@@ -259,3 +259,48 @@ def _lost_workers(draft: Draft, random: Random) -> None:
             name = f"{group}-{number:02}"
             draft.customer(name, group)
             _poisson(draft, random, name, per_s=per_s, until_s=until_s, cost_s=cost_s)
+
+
+@_workload(
+    "routed", "kinds of work with their own workers, and a flood in one", costs=Costs.LEARNED
+)
+def _routed(draft: Draft, random: Random) -> None:
+    """Each kind has one worker of its own; the others serve all kinds. Text and OCR need more than
+    one worker."""
+    # Seconds per document, and the load in workers.
+    for kind, from_s, to_s, load in (
+        ("text", 1, 3, 1.2),
+        ("ocr", 5, 15, 1.2),
+        ("export", 1, 2, 0.6),
+    ):
+        draft.workers_for(kind, 1)
+        every_s = 20 * (from_s + to_s) / 2 / load
+        for number in range(1, 21):
+            name = f"{kind}-{number:02}"
+            draft.customer(name, kind)
+            at_s = random.uniform(0, every_s)
+            while at_s < 2 * HOUR:
+                draft.add(at_s, name, random.uniform(from_s, to_s), kind=kind)
+                at_s += random.uniform(0.9, 1.1) * every_s
+    draft.customer("flood", "flood")
+    for _ in range(2_000):
+        draft.add(15 * MINUTE, "flood", random.uniform(5, 15), kind="ocr")
+
+
+@_workload("outage", "the service that 10,000 documents need is unavailable for half an hour")
+def _outage(draft: Draft, random: Random) -> None:
+    for number in range(1, 21):
+        name = f"scans-{number:02}"
+        draft.customer(name, "scans")
+        at_s = 0.0
+        for _ in range(500):
+            at_s += random.expovariate(0.07)
+            draft.add(at_s, name, _short(random), kind="ocr")
+    for number in range(1, 21):
+        name = f"texts-{number:02}"
+        draft.customer(name, "texts")
+        at_s = random.uniform(0, 2 * MINUTE)
+        while at_s < 2 * HOUR:
+            draft.add(at_s, name, _short(random), kind="text")
+            at_s += random.uniform(110, 130)
+    draft.outage("ocr", 30 * MINUTE, 60 * MINUTE, fails_after_s=5)

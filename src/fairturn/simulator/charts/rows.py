@@ -78,9 +78,16 @@ def _tick(x: float, y: float, text: str, anchor: str) -> list[str]:
     ]
 
 
-def strip(title: str, bands: Sequence[Band], ends_at: int, description: str) -> str:
+def strip(
+    title: str,
+    bands: Sequence[Band],
+    ends_at: int,
+    description: str,
+    *,
+    shaded: Iterable[tuple[int, int]] = (),
+) -> str:
     """A row for each customer over time: a block while it was served, taller for a better level,
-    and a thin line while it waited and was not served."""
+    and a thin line while it waited and was not served. Shaded intervals span all rows."""
     parts: list[str] = []
     blocks: dict[Bin, list[str]] = {}
     y = 4.0
@@ -102,7 +109,13 @@ def strip(title: str, bands: Sequence[Band], ends_at: int, description: str) -> 
         y += 5
     for kind, drawn in sorted(blocks.items()):
         parts.append(svg.path("waits" if kind == WAITING else f"level-{kind}", "".join(drawn)))
-    return _svg(y + 24, title, description, [*parts, *_time_axis(y, ends_at)])
+    per_us = (WIDTH - RIGHT - LABELS) / max(1, ends_at)
+    shades = [
+        svg.rect("shade", LABELS + begin * per_us, 0, (min(end, ends_at) - begin) * per_us, y)
+        for begin, end in shaded
+        if begin < ends_at
+    ]
+    return _svg(y + 24, title, description, [*shades, *parts, *_time_axis(y, ends_at)])
 
 
 def _block_height(kind: Bin) -> float:
