@@ -35,7 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "i18n",
         "explain.reasons",
     ),
-    ("scheduling.flows", "simulator.charts", "access.keys"),
+    ("scheduling.flows", "scheduling.outages", "simulator.charts", "access.keys"),
     ("scheduling.turns", "model"),
     ("explain.snapshot", "wire"),
     ("stores.contract", "scheduling"),
