@@ -176,7 +176,7 @@ async def pass_on_later(document: ClaimedDocument) -> Next:
 
 @outcome
 def to_an_unknown_kind(document: ClaimedDocument) -> Next:
-    return Next("nobody-serves-this")
+    return Next("unserved")
 
 
 @outcome

@@ -21,7 +21,7 @@ from fairturn.model import Advanced, Fence, OutageReport, Outcome, Released, Sno
 from fairturn.worker.events import DocumentEnded, StoreFailed, StoreRecovered, WorkerStopping
 from tests.commands import SCRIPT, error_of, fairturn, lines_of
 
-NOBODY = Fence("0" * 28, 1)
+FENCE = Fence("0" * 28, 1)
 HANDLERS = """
 from fairturn import GiveUp
 
@@ -193,24 +193,24 @@ def test_a_kind_that_the_registry_does_not_have_is_wrong_use(
 
 
 ENDED = [
-    (Advanced(NOBODY, "ocr"), State.WAITING, None, "advanced to ocr", None),
+    (Advanced(FENCE, "ocr"), State.WAITING, None, "advanced to ocr", None),
     (
-        Advanced(NOBODY, "orc"),
+        Advanced(FENCE, "orc"),
         State.DEAD,
         "there is no kind 'orc'",
         "dead: there is no kind 'orc'",
         None,
     ),
-    (Snoozed(NOBODY, 60_000_000), State.DELAYED, None, "snoozed, retry in 60.0 s", 60.0),
-    (Snoozed(NOBODY, 60_000_000), State.DEAD, "snoozed 1,000 times", "dead: snoozed 1,000", None),
+    (Snoozed(FENCE, 60_000_000), State.DELAYED, None, "snoozed, retry in 60.0 s", 60.0),
+    (Snoozed(FENCE, 60_000_000), State.DEAD, "snoozed 1,000 times", "dead: snoozed 1,000", None),
     (
-        OutageReport(NOBODY, "refused\x1b[2J", service="azure"),
+        OutageReport(FENCE, "refused\x1b[2J", service="azure"),
         State.DELAYED,
         None,
         "azure unavailable: refused\\x1b[2J",
         None,
     ),
-    (OutageReport(NOBODY, "refused"), State.DELAYED, None, "text unavailable: refused", None),
+    (OutageReport(FENCE, "refused"), State.DELAYED, None, "text unavailable: refused", None),
 ]
 
 

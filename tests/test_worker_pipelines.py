@@ -171,7 +171,7 @@ def test_a_step_to_a_kind_that_the_queue_does_not_have_is_dead_and_says_so(
 
     assert isinstance(ended.outcome, Advanced)
     assert (ended.document.state, queue.get(id).state) == (State.DEAD, State.DEAD)
-    assert "nobody-serves-this" in (ended.document.error or "")
+    assert "unserved" in (ended.document.error or "")
 
 
 def test_a_document_has_a_limit_of_steps(queue: Queue) -> None:

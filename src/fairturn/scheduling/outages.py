@@ -58,7 +58,7 @@ class ReportResult(NamedTuple):
 
     state: ServiceState
     delay_us: int
-    counts: bool  # whether the hold has had so many probes that attempts may count
+    counts: bool  # whether the hold has had `PROBES_FREE` probes, so that attempts may count
 
     def uses_attempt(self, returned: int) -> bool:
         """Return whether the attempt counts, as a failure, of a document that was returned this
@@ -172,7 +172,7 @@ def running_max(state: ServiceState, now: int) -> int | None:
 
 
 def is_over(state: ServiceState, now: int) -> bool:
-    """Return whether the state has no effect any more and can be deleted."""
+    """Return whether the state has no effect and can be deleted."""
     if state.held or running_max(state, now) is not None:
         return False
     return state.document is None or not 0 <= now - state.reported_at <= REPORTS_WITHIN_US

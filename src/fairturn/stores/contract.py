@@ -423,8 +423,8 @@ class AdminStore(Protocol):
 
     def prune(self, *, documents_max: int = 1_000) -> list[str] | None:
         """Delete a batch of old rows: ended documents past their retention, idempotency keys older
-        than 24 h, workers not seen for a day, idle customers without settings, and states of
-        services that have no effect any more.
+        than 24 h, workers not seen for a day, idle customers without settings, and the states of
+        outages that are over.
 
         Returns the names of contents that can now be deleted, or None if nothing was left to
         delete.

@@ -147,7 +147,7 @@ class ServiceTable:
         ]
 
     def prune(self, now: int) -> bool:
-        """Forget the states that have no effect any more; return whether there were any."""
+        """Delete the states of outages that are over; return whether there were any."""
         over = [service for service, state in self.states.items() if is_over(state, now)]
         for service in over:
             del self.states[service]

@@ -25,7 +25,7 @@ CREATE OR REPLACE FUNCTION {schema}.after_report(
     INOUT o {schema}.outages, its_service text, its_document bigint, its_fence bigint, its_error text,
     retry_after bigint, others_wait boolean, last_fence bigint, now_us bigint,
     OUT delay bigint,               -- of the document
-    OUT counts boolean              -- whether the hold has had so many probes that attempts may count
+    OUT counts boolean              -- whether the hold has had probes_free probes, so that attempts may count
 ) LANGUAGE plpgsql AS $$
 DECLARE
     given constant bigint := least(greatest(retry_after, {probe_min}), {retry_after_max});
